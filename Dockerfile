@@ -6,13 +6,13 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY constraints.txt ./
 RUN python -m venv /opt/build \
  && /opt/build/bin/pip install --constraint constraints.txt build hatchling
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE quota_dispatcher_pytest.py ./
 COPY dispatcher dispatcher
 COPY migrations migrations
 # --no-isolation: the wheel is built by the pinned hatchling from above.
 RUN /opt/build/bin/python -m build --wheel --no-isolation --outdir /wheels
 RUN python -m venv /opt/dispatcher \
- && /opt/dispatcher/bin/pip install --constraint constraints.txt "$(ls /wheels/*.whl)[apprise,metrics,mysql,postgres,webhook]"
+ && /opt/dispatcher/bin/pip install --constraint constraints.txt "$(ls /wheels/*.whl)[apprise,metrics,mysql,postgres,webhook,worker]"
 
 FROM python:3.12.11-slim-bookworm
 COPY --from=build /opt/dispatcher /opt/dispatcher

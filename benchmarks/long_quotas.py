@@ -45,7 +45,7 @@ from dispatcher.reservation import (
 )
 from dispatcher.reservation import terms as terms_of
 from dispatcher.reservation.terms import AnyQuota
-from dispatcher.scope import PLAIN
+from dispatcher.scope import OWN_SCOPE
 from dispatcher.settings import Settings
 from dispatcher.times import periods, quiet_hours, zones
 from dispatcher.times.quiet_hours import Hours
@@ -54,7 +54,7 @@ from dispatcher.times.send_time import from_ms, to_ms
 DAY_MS = 86_400_000
 START = to_ms(datetime(2040, 1, 1, tzinfo=UTC))
 COUNTS = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
-TERMS = Terms.plain("provider")
+TERMS = Terms.own("provider")
 CALLS = 300
 TURNS = 7
 RARE_ZONE = "Europe/Berlin"
@@ -66,13 +66,13 @@ class Scope:
     """One window under one quota, on a namespace of its own."""
 
     def __init__(self, url: str, quota: AnyQuota) -> None:
-        fence = Fence(namespace=f"n {quota}", shards=1, reaches_ms={PLAIN: longest_ms([quota])})
+        fence = Fence(namespace=f"n {quota}", shards=1, reaches_ms={OWN_SCOPE: longest_ms([quota])})
         self.client = redis.Redis.from_url(
             url, protocol=2, redis_connect_func=after_set_up(fence), retry=Retry(NoBackoff(), 0)
         )
         self.windows = Windows(
             self.client,
-            Rules({PLAIN: [quota]}),
+            Rules({OWN_SCOPE: [quota]}),
             keys=fence.keys,
             under_way=timedelta(minutes=2),
         )
@@ -298,7 +298,7 @@ def weigh(url: str) -> None:
     print("| reservations each | bytes per reservation |")
     print("|---|---|")
     client = redis.Redis.from_url(url)
-    fence = Fence(namespace="dispatcher", shards=16, reaches_ms={PLAIN: DAY_MS})
+    fence = Fence(namespace="dispatcher", shards=16, reaches_ms={OWN_SCOPE: DAY_MS})
     for each in (1, 10):
         client.flushall()
         before = client.info("memory")["used_memory"]

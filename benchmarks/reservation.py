@@ -39,7 +39,7 @@ def compare(settings: Settings, log: str) -> None:
     start = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
     bare = parts.redis.register_script("return 1")
     script = parts.redis.register_script(source("reservation/reserve"))
-    first, terms = new_id(), Terms.plain("recorded")
+    first, terms = new_id(), Terms.own("recorded")
     (*names, window), words = call_of(
         "reservation/reserve", lambda: parts.windows.reserve(first, terms=terms, send_at=start)
     )
@@ -52,12 +52,12 @@ def compare(settings: Settings, log: str) -> None:
 
     def ours() -> None:
         turn = next(turns)
-        parts.windows.reserve(new_id(), terms=Terms.plain(f"new-{turn}"), send_at=start)
+        parts.windows.reserve(new_id(), terms=Terms.own(f"new-{turn}"), send_at=start)
 
     def ours_filled() -> None:
         turn = next(turns)
         at = start + timedelta(hours=3 * (turn // 500))
-        parts.windows.reserve(new_id(), terms=Terms.plain(f"old-{turn % 500}"), send_at=at)
+        parts.windows.reserve(new_id(), terms=Terms.own(f"old-{turn % 500}"), send_at=at)
 
     storage = RedisStorage(settings.redis_url.replace("unix://", "redis+unix://"))
     three = [parse("1/minute"), parse("5/hour"), parse("10/day")]

@@ -90,8 +90,8 @@ def raw_insert(parts: App) -> Callable[[str], None]:
             "attempt_count": 0, "max_attempts": 10, "claim_token": 0, "reserved": True,
             "idempotency_key": None, "created_at": instant, "scopes": None,
             "zone": None, "quiet_hours": None, "on_unknown": "retry", "expire_after": None,
-            "asked_at": None, "trace": None, "status_url": None, "told": None,
-            "enqueued_at": None,
+            "asked_at": None, "trace": None, "status_url": None, "notified_status": None,
+            "enqueued_at": None, "campaign": None,
         }  # fmt: skip
 
     names = list(row(""))

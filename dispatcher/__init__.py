@@ -9,7 +9,8 @@ import logging
 import typing
 
 if typing.TYPE_CHECKING:
-    from dispatcher.channel import Channel
+    from dispatcher.body_types import Channel
+    from dispatcher.channel import ChannelSettings
     from dispatcher.client import Dispatcher
     from dispatcher.errors import (
         BatchRefused,
@@ -23,7 +24,9 @@ if typing.TYPE_CHECKING:
         InvalidValue,
         LimitersUnavailable,
         LimitReached,
+        MessageChanged,
         MessageNotFound,
+        MissingExtra,
         OutcomeUnknown,
         PerhapsSent,
         PermanentFailure,
@@ -50,12 +53,20 @@ if typing.TYPE_CHECKING:
         Rejection,
         Status,
     )
-    from dispatcher.operations.overview import FullestQuota, Overview, Top, Tops
+    from dispatcher.operations.overview import (
+        ChannelLoad,
+        FullestQuota,
+        LoadedMinute,
+        LoadToCome,
+        Overview,
+        Top,
+        Tops,
+    )
     from dispatcher.operations.verification import Difference, Fault, Verified
-    from dispatcher.reservation import Timeline
+    from dispatcher.reservation import LastRefusal, Refusals, Replay, RuleRefusals, Timeline
     from dispatcher.selection import Page, Wanted
     from dispatcher.settings import Settings
-    from dispatcher.store import Counts, Load, OverdueFigure, Suppression
+    from dispatcher.store import Counts, Load, OverdueFigure, Pause, Suppression
     from dispatcher.submission import Reservation, Story
     from dispatcher.telemetry.liveness import Sign
     from dispatcher.worker.install import install
@@ -67,6 +78,8 @@ __all__ = [
     "BatchRefused",
     "Channel",
     "ChannelFill",
+    "ChannelLoad",
+    "ChannelSettings",
     "Counts",
     "DeliveryError",
     "Difference",
@@ -81,17 +94,23 @@ __all__ = [
     "InvalidSendTime",
     "InvalidSettings",
     "InvalidValue",
+    "LastRefusal",
     "LimitFill",
     "LimitReached",
     "LimitersUnavailable",
     "Load",
+    "LoadToCome",
+    "LoadedMinute",
     "Message",
+    "MessageChanged",
     "MessageNotFound",
+    "MissingExtra",
     "Outcome",
     "OutcomeUnknown",
     "OverdueFigure",
     "Overview",
     "Page",
+    "Pause",
     "PerhapsSent",
     "PermanentFailure",
     "Plan",
@@ -99,9 +118,12 @@ __all__ = [
     "QueueUnavailable",
     "QuietHours",
     "QuotaExceeded",
+    "Refusals",
     "Rejection",
+    "Replay",
     "Reservation",
     "ReservationsUnavailable",
+    "RuleRefusals",
     "Settings",
     "Sign",
     "SlotRefused",
@@ -123,18 +145,21 @@ __all__ = [
 ]
 
 _MODULES = {
-    "channel": ("Channel",),
+    "body_types": ("Channel",),
+    "channel": ("ChannelSettings",),
     "client": ("Dispatcher",),
     "limiters": ("ChannelFill", "LimitFill"),
     "message": (
         "Attempt", "Draft", "Message", "Outcome", "Plan", "Progress", "Rejection", "Status"
     ),
-    "operations.overview": ("FullestQuota", "Overview", "Top", "Tops"),
+    "operations.overview": (
+        "ChannelLoad", "FullestQuota", "LoadToCome", "LoadedMinute", "Overview", "Top", "Tops",
+    ),
     "operations.verification": ("Difference", "Fault", "Verified"),
-    "reservation": ("Timeline",),
+    "reservation": ("LastRefusal", "Refusals", "Replay", "RuleRefusals", "Timeline"),
     "selection": ("Page", "Wanted"),
     "settings": ("Settings",),
-    "store": ("Counts", "Load", "OverdueFigure", "Suppression"),
+    "store": ("Counts", "Load", "OverdueFigure", "Pause", "Suppression"),
     "submission": ("Reservation", "Story"),
     "telemetry.liveness": ("Sign",),
     "worker.install": ("install",),

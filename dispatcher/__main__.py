@@ -1,6 +1,21 @@
-"""``python -m dispatcher``."""
+"""The command ``dispatcher``, and ``python -m dispatcher``."""
 
-from dispatcher.cli import main
+import sys
+
+from dispatcher.errors import MissingExtra
+from dispatcher.extras import needs
+
+
+def main() -> None:
+    """Run the command line; without its extra, say how to install it, with exit code 2."""
+    try:
+        with needs("cli", "dispatcher"):
+            from dispatcher import cli  # noqa: PLC0415 - an extra
+    except MissingExtra as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the extra would print it
+        sys.exit(2)
+    cli.main()
+
 
 if __name__ == "__main__":
     main()

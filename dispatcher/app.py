@@ -11,6 +11,8 @@ from datetime import timedelta
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
+from sqlalchemy import false, or_
+
 from dispatcher.broker.queue import Queue
 from dispatcher.broker.survey import BrokerProbe, BrokerSurvey, check_url
 from dispatcher.celery_app import create_app, sweeps_every
@@ -32,6 +34,7 @@ from dispatcher.reservation import (
     Copies,
     Fence,
     RedisSurvey,
+    RefusalLog,
     Rules,
     Timelines,
     Upkeep,
@@ -41,6 +44,7 @@ from dispatcher.reservation import (
 from dispatcher.settings import Settings
 from dispatcher.store import (
     MOST_GRACES,
+    ApiKeys,
     BulkMessages,
     Claims,
     Database,
@@ -52,7 +56,10 @@ from dispatcher.store import (
     Messages,
     Notifications,
     Overdue,
+    Pauses,
+    Replies,
     ReservationStates,
+    Sessions,
     StoreSurvey,
     StoreUpkeep,
     Suppressions,
@@ -60,6 +67,7 @@ from dispatcher.store import (
 )
 from dispatcher.submission import (
     Batches,
+    Bodies,
     CallersTransactions,
     Cancellation,
     CatchUp,
@@ -69,16 +77,18 @@ from dispatcher.submission import (
     Enqueuer,
     Moves,
     OwnTransaction,
+    PauseList,
     Reserver,
     StoryReader,
     Submitter,
     SuppressionList,
     TimelineReader,
 )
+from dispatcher.telemetry.events import EventStream
 from dispatcher.telemetry.health import BROKER, HANGS_AFTER, Health
 from dispatcher.telemetry.hooks import Hooks
 from dispatcher.telemetry.hooks import find as find_hooks
-from dispatcher.telemetry.journal import Journal
+from dispatcher.telemetry.journal import Journal, digest_with
 from dispatcher.telemetry.liveness import Kind, Pulse, Signs
 from dispatcher.telemetry.metrics import Vitals, exposition, prometheus_meter
 from dispatcher.telemetry.tracing import Tracing, opentelemetry_tracing
@@ -96,6 +106,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_PAGE_CONNECTIONS = 12
+_PAGE_SECONDS = 1
 
 
 class built_once(Generic[T]):  # noqa: N801 - used as a decorator
@@ -149,7 +162,7 @@ class App:
             reaches_ms={
                 kind: longest_ms(quotas) for kind, quotas in self.settings.quotas_of.items()
             },
-            permits_ms=reaches_ms(self._scope_limits, self._channel_limits),
+            permits_ms=reaches_ms(self.scope_limits, self.channel_limits),
         )
 
     @built_once
@@ -161,7 +174,7 @@ class App:
         return connect_redis(self.settings.redis_url, on_connect=self.fence)
 
     @built_once
-    def _plain_redis(self) -> Redis:
+    def plain_redis(self) -> Redis:
         """The client for reading: without the fence, which revokes epochs."""
         return connect_redis(self.settings.redis_url)
 
@@ -191,13 +204,24 @@ class App:
         """The administrator's hooks on transitions; None without the setting."""
         if not self.settings.hooks:
             return None
-        return Hooks(find_hooks(self.settings.hooks), read=BulkMessages(self.database).these)
+        return Hooks(find_hooks(self.settings.hooks), read=self.bulk_messages.these)
+
+    @built_once
+    def events(self) -> EventStream:
+        """The stream of the last transitions."""
+        return EventStream(
+            lambda: self.plain_redis,
+            namespace=self.settings.namespace,
+            keep=self.settings.events_kept,
+        )
 
     @built_once
     def journal(self) -> Journal:
-        """The log, the metrics and the hooks of each transition."""
+        """The log, the metrics, the hooks and the stream of each transition."""
         meter = None if self.settings.metrics_port is None else prometheus_meter()
-        listeners = [] if self.hooks is None else [self.hooks.told]
+        listeners = [] if self.hooks is None else [self.hooks.on_event]
+        if self.settings.events_kept:
+            listeners.append(self.events.on_event)
         return Journal(log_key=self.settings.log_key, meter=meter, listeners=listeners)
 
     @built_once
@@ -208,7 +232,7 @@ class App:
     @built_once
     def signs(self) -> Signs:
         """Signs of life in Redis, on connections without the fence."""
-        return Signs(self._plain_redis, namespace=self.settings.namespace)
+        return Signs(self.plain_redis, namespace=self.settings.namespace)
 
     @built_once
     def pulse(self) -> Pulse:
@@ -248,25 +272,31 @@ class App:
         return Contents(self.redis, self.fence)
 
     @built_once
+    def plain_contents(self) -> Contents:
+        """The reader of the windows, on connections without the fence."""
+        return Contents(self.plain_redis, self.fence)
+
+    @built_once
     def permits(self) -> Permits:
         """The limits of sends."""
         return Permits(
             self.redis,
             namespace=self.settings.namespace,
             shards=self.settings.shards,
-            scope_limits=self._scope_limits,
-            channel_limits=self._channel_limits,
+            scope_limits=self.scope_limits,
+            channel_limits=self.channel_limits,
             clock=self.clock,
         )
 
     @property
-    def _scope_limits(self) -> list[Limit]:
+    def scope_limits(self) -> list[Limit]:
         """The sends of a scope are limited by the numbers of its rolling quotas."""
         rolling = (each for each in self.settings.quotas if isinstance(each, Quota))
         return [Limit(each.count, each.length_ms) for each in rolling]
 
     @property
-    def _channel_limits(self) -> dict[str, tuple[LogLimit, ...]]:
+    def channel_limits(self) -> dict[str, tuple[LogLimit, ...]]:
+        """The limits of each channel, with that of sends in hand."""
         return {
             name: (*each.limits, InHand(each.concurrency)) if each.concurrency else each.limits
             for name, each in self.settings.channels.items()
@@ -278,6 +308,11 @@ class App:
     def messages(self) -> Messages:
         """Messages in the store."""
         return Messages(self.database)
+
+    @built_once
+    def bulk_messages(self) -> BulkMessages:
+        """Many messages in the store."""
+        return BulkMessages(self.database)
 
     @built_once
     def suppressions(self) -> Suppressions:
@@ -299,6 +334,11 @@ class App:
         )
 
     @built_once
+    def bodies(self) -> Bodies:
+        """The bodies of drafts, as they are stored."""
+        return Bodies(self.settings, self.templates)
+
+    @built_once
     def enqueuer(self) -> Enqueuer:
         """The immediate enqueueing of stored messages inside the horizon."""
         return Enqueuer(
@@ -318,6 +358,19 @@ class App:
             bulk=Bulk(self.windows),
             upkeep=self.upkeep,
             messages=self.messages,
+            refusals=self.refusals,
+        )
+
+    @built_once
+    def refusals(self) -> RefusalLog:
+        """The refused submits, noted and read."""
+        return RefusalLog(
+            self.plain_redis,
+            self.windows,
+            self.settings.quotas_of,
+            namespace=self.settings.namespace,
+            clock=self.clock,
+            digest=digest_with(self.settings.log_key),
         )
 
     @built_once
@@ -328,7 +381,7 @@ class App:
             clock=self.clock,
             enqueuer=self.enqueuer,
             check=self.checks,
-            fill=self.templates.fill,
+            fill=self.bodies.fill,
             journal=self.journal,
             tracing=self.tracing,
         )
@@ -340,11 +393,16 @@ class App:
             settings=self.settings,
             clock=self.clock,
             messages=self.messages,
-            bulk=BulkMessages(self.database),
+            bulk=self.bulk_messages,
             suppressions=self.suppressions,
             reserver=self.reserver,
             enqueuer=self.enqueuer,
         )
+
+    @built_once
+    def joined_messages(self) -> JoinedMessages:
+        """Messages in transactions of callers."""
+        return JoinedMessages(self.database)
 
     @built_once
     def callers_transactions(self) -> CallersTransactions:
@@ -352,29 +410,28 @@ class App:
         return CallersTransactions(
             settings=self.settings,
             clock=self.clock,
-            store=JoinedMessages(self.database),
+            store=self.joined_messages,
             reserver=self.reserver,
             enqueuer=self.enqueuer,
+        )
+
+    def copies(self) -> Copies:
+        """Return copies of the windows for one plan."""
+        return Copies(
+            self.redis,
+            self.rules,
+            keys=self.fence.keys,
+            under_way=self.settings.reconcile_grace * 2,
+            clock=self.clock,
         )
 
     @built_once
     def batches(self) -> Batches:
         """The use cases of ``submit_many`` and ``plan``."""
-
-        def dry_run() -> DryRun:
-            copies = Copies(
-                self.redis,
-                self.rules,
-                keys=self.fence.keys,
-                under_way=self.settings.reconcile_grace * 2,
-                clock=self.clock,
-            )
-            return DryRun(copies, BulkMessages(self.database), self.suppressions)
-
         return Batches(
             submitter=self.submitter,
             own=self.own_transaction,
-            dry_run=dry_run,
+            dry_run=lambda: DryRun(self.copies(), self.bulk_messages, self.suppressions),
             journal=self.journal,
             tracing=self.tracing,
         )
@@ -407,7 +464,7 @@ class App:
             moves=self.moves,
             enqueuer=self.enqueuer,
             check=self.checks,
-            fill=self.templates.fill,
+            fill=self.bodies.fill,
             journal=self.journal,
         )
 
@@ -417,7 +474,7 @@ class App:
         return Cancellation(
             settings=self.settings,
             bulk=Bulk(self.windows),
-            store=BulkMessages(self.database),
+            store=self.bulk_messages,
             journal=self.journal,
         )
 
@@ -431,16 +488,50 @@ class App:
         )
 
     @built_once
+    def failed_messages(self) -> FailedMessages:
+        """Failed messages in the store."""
+        return FailedMessages(self.database)
+
+    @built_once
+    def held_messages(self) -> HeldMessages:
+        """Held messages in the store."""
+        return HeldMessages(self.database)
+
+    @built_once
     def decisions(self) -> Decisions:
         """The use cases of ``retry``, ``held``, ``release`` and ``drop``."""
         return Decisions(
             settings=self.settings,
             messages=self.messages,
-            failed=FailedMessages(self.database),
-            held=HeldMessages(self.database),
+            failed=self.failed_messages,
+            held=self.held_messages,
             suppressions=self.suppressions,
             journal=self.journal,
         )
+
+    # The HTTP API and the page.
+
+    @built_once
+    def api_keys(self) -> ApiKeys:
+        """The keys of the HTTP API."""
+        return ApiKeys(self.database)
+
+    @built_once
+    def sessions(self) -> Sessions:
+        """The sign-ins on the page."""
+        return Sessions(self.database, self.api_keys)
+
+    @built_once
+    def page_database(self) -> Database:
+        """The database for the reads of the page: few connections, and short statements."""
+        return Database.of(
+            self.settings, connections=_PAGE_CONNECTIONS, statement_seconds=_PAGE_SECONDS
+        )
+
+    @built_once
+    def replies(self) -> Replies:
+        """The answers that repeated calls of the HTTP API get again."""
+        return Replies(self.database, keep=self.settings.retention)
 
     # Delivery, and the duties of the sweep.
 
@@ -458,12 +549,22 @@ class App:
         return SendLogs(self.settings.data_dir.resolve() / f"sends.{self.settings.namespace}")
 
     @built_once
+    def claims(self) -> Claims:
+        """The claims of messages in the store."""
+        return Claims(self.database, ttl=self.settings.claim_ttl, leaves=self._left)
+
+    @built_once
+    def store_upkeep(self) -> StoreUpkeep:
+        """What the sweep reads and writes in the store."""
+        return StoreUpkeep(self.database, leaves=self._left)
+
+    @built_once
     def delivery(self) -> Delivery:
         """The use case of ``deliver``."""
         parts = Parts(
             settings=self.settings,
             clock=self.clock,
-            claims=Claims(self.database, ttl=self.settings.claim_ttl, leaves=self._left),
+            claims=self.claims,
             permits=self.permits,
             queue=self.queue,
             journal=self.journal,
@@ -487,17 +588,18 @@ class App:
         return Sweep(
             settings=self.settings,
             clock=self.clock,
-            store=StoreUpkeep(self.database, leaves=self._left),
+            store=self.store_upkeep,
             messages=self.messages,
             permits=self.permits,
             queue=self.queue,
             journal=self.journal,
             send_logs=self.send_logs,
-            notifications=self._notifications,
+            notifications=self.notifications,
+            replies=self.replies,
         )
 
-    @property
-    def _notifications(self) -> Notifications | None:
+    @built_once
+    def notifications(self) -> Notifications | None:
         """The statements of ``notify``; None without a ``status_channel``."""
         name = self.settings.status_channel
         if not name:
@@ -515,35 +617,55 @@ class App:
         return Reconciler(
             settings=self.settings,
             clock=self.clock,
-            store=StoreUpkeep(self.database, leaves=self._left),
+            store=self.store_upkeep,
             upkeep=self.upkeep,
             permits=self.permits,
         )
 
     @built_once
-    def catch_up(self) -> CatchUp:
-        """The duty that expires or moves overdue messages."""
-        store = Overdue(
+    def overdue(self) -> Overdue:
+        """The overdue messages that ``catch_up`` handles, in the store."""
+        return Overdue(
             self.database,
             after=self.settings.overdue_after,
             expire=self.settings.caught_up_by("expire"),
             reslot=self.settings.caught_up_by("reslot"),
+            leaves=self._paused,
         )
+
+    @built_once
+    def catch_up(self) -> CatchUp:
+        """The duty that expires or moves overdue messages."""
         return CatchUp(
             settings=self.settings,
-            store=store,
+            store=self.overdue,
             moves=self.moves,
             enqueuer=self.enqueuer,
             journal=self.journal,
         )
 
     @property
-    def _left(self) -> ColumnElement[bool] | None:
-        """The condition of the overdue messages that ``catch_up`` handles, by the settings."""
+    def _left(self) -> ColumnElement[bool]:
+        """The condition of the messages that are not to be sent: paused, or for ``catch_up``."""
         ways = self.settings.caught_up_by("expire") + self.settings.caught_up_by("reslot")
-        return overdue(self.database.tables, ways, self.settings.overdue_after) if ways else None
+        late = overdue(self.database.tables, ways, self.settings.overdue_after) if ways else false()
+        return or_(self._paused, late)
+
+    @property
+    def _paused(self) -> ColumnElement[bool]:
+        return self.database.tables.paused(self.settings.scopes)
 
     # Reads, for callers and operators.
+
+    @built_once
+    def pauses(self) -> Pauses:
+        """The pauses, in the store."""
+        return Pauses(self.database)
+
+    @built_once
+    def pause_list(self) -> PauseList:
+        """The use cases of ``pause`` and ``resume``."""
+        return PauseList(settings=self.settings, pauses=self.pauses)
 
     @built_once
     def listing(self) -> Listing:
@@ -554,8 +676,12 @@ class App:
     @built_once
     def story_reader(self) -> StoryReader:
         """The use case of ``story``."""
-        contents = Contents(self._plain_redis, self.fence)
-        return StoryReader(settings=self.settings, listing=self.listing, contents=contents)
+        return StoryReader(
+            settings=self.settings,
+            listing=self.listing,
+            contents=self.plain_contents,
+            pauses=self.pause_list,
+        )
 
     @built_once
     def overviews(self) -> Overviews:
@@ -565,15 +691,14 @@ class App:
             settings=self.settings,
             figures=Figures(self.database, late=late, put_off=put_off),
             fills=Fills(
-                self._plain_redis,
+                self.plain_redis,
                 namespace=self.settings.namespace,
                 shards=self.settings.shards,
-                channel_limits={name: some for name, some in self._channel_limits.items() if some},
+                channel_limits={name: some for name, some in self.channel_limits.items() if some},
             ),
             signs=self.signs,
-            timelines=Timelines(
-                Contents(self._plain_redis, self.fence), self.windows, self.settings.quotas_of
-            ),
+            pauses=self.pauses,
+            timelines=Timelines(self.plain_contents, self.windows, self.settings.quotas_of),
         )
 
     @built_once
@@ -583,7 +708,7 @@ class App:
             settings=self.settings,
             clock=self.clock,
             store=StoreUpkeep(self.database),
-            standings=ReservationStates(self.database),
+            states=ReservationStates(self.database),
             contents=self.contents,
         )
 
@@ -610,7 +735,7 @@ class App:
         self.broker_probe.ask()
 
     def _ask_redis(self) -> None:
-        ping(self._plain_redis)
+        ping(self.plain_redis)
 
     def _ask_database(self) -> None:
         StoreSurvey(self.database).now()
@@ -624,7 +749,7 @@ class App:
         return Doctor(
             settings=self.settings,
             clock=self.clock,
-            redis=RedisSurvey(self._plain_redis, self.fence),
+            redis=RedisSurvey(self.plain_redis, self.fence),
             signs=self.signs,
             store=StoreSurvey(self.database),
             broker=BrokerSurvey(self.publisher, theirs or self.publisher, self.settings),
@@ -670,13 +795,16 @@ class App:
     def close_sending(self) -> None:
         """Close the connections to the providers, once no send is under way.
 
-        Pending hooks are called; the folder of send logs is deleted if it is empty.
+        Pending hooks are called and pending events written. The folder of send logs is deleted
+        if it is empty.
         """
         built = vars(self)
         if "transports" in built:
             close_all(self.transports.values())
         if "hooks" in built and self.hooks is not None:
             self.hooks.close()
+        if "events" in built:
+            self.events.close()
         if "send_logs" in built:
             self.send_logs.close()
 
@@ -694,9 +822,11 @@ class App:
         self.close_sending()
         if "redis" in built:
             self.redis.close()
-        if "_plain_redis" in built:
-            self._plain_redis.close()
+        if "plain_redis" in built:
+            self.plain_redis.close()
         if "database" in built:
             self.database.close()
+        if "page_database" in built:
+            self.page_database.close()
         if "publisher" in built:
             self.publisher.close()

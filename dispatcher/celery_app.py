@@ -84,7 +84,7 @@ def options(
         "task_queues": queues(settings),
         "task_create_missing_queues": False,
         "worker_consumer": "dispatcher.broker.reconnection:Consumer",
-        "worker_prefetch_multiplier": _PREFETCHED_PER_THREAD if _is_quorum(settings) else 1,
+        "worker_prefetch_multiplier": _PREFETCHED_PER_THREAD if is_quorum(settings) else 1,
         "worker_soft_shutdown_timeout": 10.0,
         "worker_enable_soft_shutdown_on_idle": True,
         "worker_send_task_events": False,
@@ -99,7 +99,7 @@ def options(
 
 def queues(settings: Settings, **more: Any) -> list[Queue]:
     """Return the queues as workers declare them, each with the arguments ``more``."""
-    arguments = {"x-queue-type": "quorum"} if _is_quorum(settings) else None
+    arguments = {"x-queue-type": "quorum"} if is_quorum(settings) else None
     return [Queue(name, queue_arguments=arguments, **more) for name in settings.queues]
 
 
@@ -157,17 +157,18 @@ def settings_of(app: Celery) -> Settings:
     return _settings_of.get(app) or Settings.load()
 
 
+def is_quorum(settings: Settings) -> bool:
+    """Return whether the queues are quorum queues of RabbitMQ."""
+    is_rabbitmq = urlsplit(settings.broker_url).scheme.startswith(("amqp", "pyamqp"))
+    return is_rabbitmq and settings.queue_type == "quorum"
+
+
 def __getattr__(name: str) -> Celery:
     if name != "app":
         raise AttributeError(name)
     app = create_app(Settings.load())
     globals()["app"] = app
     return app
-
-
-def _is_quorum(settings: Settings) -> bool:
-    is_rabbitmq = urlsplit(settings.broker_url).scheme.startswith(("amqp", "pyamqp"))
-    return is_rabbitmq and settings.queue_type == "quorum"
 
 
 def _transport_options(settings: Settings, socket_seconds: float) -> dict[str, Any]:

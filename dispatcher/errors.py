@@ -9,6 +9,7 @@
     │   │   ├── Suppressed        the recipient has opted out
     │   │   └── UnknownChannel
     │   └── InvalidSettings       … in the configuration
+    │       └── MissingExtra      … or it needs libraries that are not installed
     ├── SlotRefused               the time asked for does not fit; names the next slot
     │   ├── QuotaExceeded         … a quota is full around it
     │   └── QuietHours            … it lies in quiet hours
@@ -16,6 +17,7 @@
     ├── IdempotencyConflict       the key belongs to a message with other content
     ├── MessageNotFound
     ├── TooLate                   the message has left ``scheduled``
+    ├── MessageChanged            another change came between: read it again
     ├── LimitReached              a limiter gave no permit, or none in time
     ├── Unavailable               a server did not answer; safe to try again
     │   ├── ReservationsUnavailable
@@ -111,6 +113,18 @@ class UnknownChannel(InvalidDraft):
 
 class InvalidSettings(InvalidValue):
     """The configuration contradicts itself or has a value that cannot be used."""
+
+
+class MissingExtra(InvalidSettings):
+    """A setting, a command or a call needs libraries that are not installed.
+
+    ``extra`` of the distribution brings them; ``accepted`` begins with the command that installs
+    it.
+    """
+
+    def __init__(self, extra: str, field: str, problem: str, accepted: str) -> None:
+        super().__init__(field, problem, accepted)
+        self.extra = extra
 
 
 class SlotRefused(DispatcherError):
@@ -220,6 +234,17 @@ class TooLate(DispatcherError):
         self.status = status
 
 
+class MessageChanged(DispatcherError):
+    """The message is not as the caller had read it any more. This call changed nothing.
+
+    Read it again, and decide anew.
+    """
+
+    def __init__(self, message_id: UUID) -> None:
+        super().__init__(f"message {message_id} has changed since it was read")
+        self.message_id = message_id
+
+
 class LimitReached(DispatcherError):
     """A limiter gave no permit, or none in time. No permit was counted.
 
@@ -318,14 +343,17 @@ class StoreUnavailable(Unavailable):
     """The database did not execute a statement.
 
     After a submit, nothing was stored. ``refused`` is True where the database refused these values:
-    then another try fails, too.
+    then another try fails, too. ``timed_out`` is True where a statement took too long for it.
     """
 
     what = "store"
 
-    def __init__(self, reason: str, *, refused: bool = False, remedy: str = "") -> None:
+    def __init__(
+        self, reason: str, *, refused: bool = False, timed_out: bool = False, remedy: str = ""
+    ) -> None:
         super().__init__(reason, remedy=remedy)
         self.refused = refused
+        self.timed_out = timed_out
 
 
 class OutcomeUnknown(StoreUnavailable):

@@ -5,28 +5,34 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
+import time
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
 
-from uuid_utils.compat import uuid7
-
 from dispatcher.errors import DispatcherError, InvalidDraft, QuotaExceeded, kind_of
+
+if TYPE_CHECKING:
+    from dispatcher.body_types import AnyBody, BodyOfChannel, Channel
 
 Body = Mapping[str, Any]
 OnConflict = Literal["reject", "shift"]
 OnUnknown = Literal["retry", "hold"]
 
 MAX_RECIPIENT = 255
+MAX_CAMPAIGN = 64
 dump_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 """Return compact JSON; NaN and infinities raise ValueError."""
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_last_id = 0
+"""The last id of this process, without the bits that say its version."""
 
 
 class Status(StrEnum):
@@ -62,9 +68,9 @@ class Outcome(StrEnum):
 class Draft:
     """The unchecked request for a message. The fields are those of ``Dispatcher.submit``."""
 
-    channel: str
+    channel: str | Channel[Any]
     recipient: str
-    body: Body | None = field(default=None, repr=False)
+    body: AnyBody | None = field(default=None, repr=False)
     template: str | None = None
     data: Mapping[str, Any] | None = field(default=None, repr=False)
     send_at: datetime | str | None = None
@@ -82,6 +88,35 @@ class Draft:
     on_unknown: OnUnknown | None = None
     expire_after: timedelta | None = None
     status_url: str | None = field(default=None, repr=False)
+    campaign: str | None = None
+
+    if TYPE_CHECKING:  # so that a checker compares the body with the type of the channel
+
+        def __init__(
+            self,
+            *,
+            channel: str | Channel[BodyOfChannel],
+            recipient: str,
+            body: BodyOfChannel | None = None,
+            template: str | None = None,
+            data: Mapping[str, Any] | None = None,
+            send_at: datetime | str | None = None,
+            send_in: timedelta | None = None,
+            zone: str | None = None,
+            fold: int | None = None,
+            scope: str | None = None,
+            idempotency_key: str | None = None,
+            expires_at: datetime | str | None = None,
+            on_conflict: OnConflict = "reject",
+            latest: datetime | str | None = None,
+            scopes: Mapping[str, str] | None = None,
+            quiet_hours: str | None = None,
+            send_window: str | None = None,
+            on_unknown: OnUnknown | None = None,
+            expire_after: timedelta | None = None,
+            status_url: str | None = None,
+            campaign: str | None = None,
+        ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +160,8 @@ class Plan:
     ``accepted`` of them would be accepted: ``known`` of these were accepted before, or share their
     idempotency key with an earlier draft; ``shifted`` get a later send time than asked for.
     ``first_send_at`` and ``last_send_at`` are the earliest and the latest time of the new messages,
-    None when there are none.
+    None when there are none. ``promised`` counts these messages by the minute of their time, and
+    ``asked`` the drafts by the minute asked for, also those that a quota or quiet hours refuse.
     """
 
     accepted: int
@@ -134,6 +170,8 @@ class Plan:
     first_send_at: datetime | None
     last_send_at: datetime | None
     rejections: tuple[Rejection, ...] = field(repr=False)
+    asked: Mapping[datetime, int] = field(default_factory=dict, repr=False)
+    promised: Mapping[datetime, int] = field(default_factory=dict, repr=False)
 
     @property
     def by_reason(self) -> Mapping[str, int]:
@@ -152,7 +190,7 @@ class Message:
     ``on_unknown`` says what follows an attempt with an unknown outcome. With ``expire_after`` a
     reschedule moves ``expires_at`` along. ``asked_at`` is the time asked for, where a shift or a
     catch-up changed ``send_at``, else None. ``trace`` is the W3C traceparent of the span of the
-    submit, None without tracing.
+    submit, None without tracing. ``campaign`` is a label by which messages are found together.
 
     ``enqueued_at`` is when the message was last enqueued: by the submitter's clock (like
     ``created_at``) where the submit did it, else by the database's. It is None before that, and
@@ -183,6 +221,12 @@ class Message:
     asked_at: datetime | None = None
     trace: str | None = None
     enqueued_at: datetime | None = None
+    campaign: str | None = None
+
+
+def is_unchanged(before: Message, now: Message) -> bool:
+    """Whether a message is as it was before. That it was enqueued meanwhile changes nothing."""
+    return replace(before, enqueued_at=now.enqueued_at) == now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +249,16 @@ def reason_of(error: DispatcherError) -> str:
 
 
 def new_id() -> UUID:
-    """Return a fresh time-ordered id (UUID version 7, RFC 9562)."""
-    return uuid7()
+    """Return a fresh id: UUID version 7 (RFC 9562), by the time of this process in ms.
+
+    Those of one thread ascend. The random part has 74 bits; a later id of the same millisecond, or
+    after the clock went back, is the last one and up to 2**48 more (method 2 of the RFC).
+    """
+    global _last_id  # noqa: PLW0603 - without a lock, which a fork could leave locked
+    now = time.time_ns() // 1_000_000 << 74 | int.from_bytes(os.urandom(10)) >> 6
+    _last_id = now = max(now, _last_id + 1 + int.from_bytes(os.urandom(6)))
+    low = now & (1 << 62) - 1
+    return UUID(int=now >> 74 << 80 | 0x7 << 76 | (now >> 62 & 0xFFF) << 64 | 0b10 << 62 | low)
 
 
 def check_text(name: str, value: object, *, longest: int = MAX_RECIPIENT) -> str:

@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping
 
-from dispatcher.channel import Channel
+from dispatcher.channel import ChannelSettings
 from dispatcher.errors import InvalidDraft, InvalidSettings, InvalidValue, quoted
 from dispatcher.message import check_text
 
@@ -24,7 +24,7 @@ _PHONE_ACCEPTED = "a phone number with + and its country code, such as +49 151 2
 class Spellings:
     """Spells recipients by the rules of their channels. Without a rule they stay as given."""
 
-    def __init__(self, channels: Mapping[str, Channel]) -> None:
+    def __init__(self, channels: Mapping[str, ChannelSettings]) -> None:
         self._rules = {name: each.recipients for name, each in channels.items()}
         self._found: dict[str, Spell] = {"": str, "email": email, "phone": phone}
 

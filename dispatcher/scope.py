@@ -11,9 +11,9 @@ from collections.abc import Container, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-PLAIN = ""
+OWN_SCOPE = ""
 """The kind of the scope that every message has."""
-NOBODY = ""
+NO_SCOPE = ""
 """The scope of status messages. No caller can name it, and no quota counts it."""
 
 
@@ -42,9 +42,9 @@ def of_channel(channel: str) -> str:
     return f"channel.{channel}"
 
 
-def plain(name: str) -> Scope:
+def own_scope(name: str) -> Scope:
     """Return the scope of that name that every message has."""
-    return Scope(PLAIN, name, name)
+    return Scope(OWN_SCOPE, name, name)
 
 
 def counted(
@@ -54,7 +54,7 @@ def counted(
 
     The first ones share the home of ``scope``.
     """
-    found = [Scope(PLAIN, scope, scope)] if PLAIN in kinds else []
+    found = [Scope(OWN_SCOPE, scope, scope)] if OWN_SCOPE in kinds else []
     near, whole = of_scope_on(channel), of_channel(channel)
     if near in kinds:
         found.append(Scope(near, scope, scope))

@@ -9,7 +9,7 @@ from typing import Self, TypedDict
 from uuid import UUID
 
 from dispatcher.errors import InvalidDraft, kind_of, quoted
-from dispatcher.message import Message, Status, check_text
+from dispatcher.message import MAX_CAMPAIGN, Message, Status, check_text
 from dispatcher.times import send_time
 
 
@@ -30,6 +30,7 @@ class Wanted(TypedDict, total=False):
     recipient: str | None
     scope: str | None
     scopes: Mapping[str, str] | None
+    campaign: str | None
     idempotency_key: str | None
     key_prefix: str | None
     from_at: datetime | date | str | None
@@ -48,6 +49,7 @@ class Selection:
     recipient: str | None = None
     scope: str | None = None
     scopes: tuple[tuple[str, str], ...] = ()
+    campaign: str | None = None
     idempotency_key: str | None = None
     key_prefix: str | None = None
     from_at: datetime | None = None
@@ -72,6 +74,9 @@ class Selection:
         for name, text in texts.items():
             if text is not None:
                 check_text(name, text)
+        campaign = wanted.get("campaign")
+        if campaign is not None:
+            check_text("campaign", campaign, longest=MAX_CAMPAIGN)
         overdue = wanted.get("overdue", False)
         if not isinstance(overdue, bool):
             raise InvalidDraft("overdue", kind_of(overdue), "True or False")
@@ -81,6 +86,7 @@ class Selection:
             scopes=_scopes(wanted.get("scopes")),
             from_at=_instant("from_at", wanted.get("from_at"), zone),
             until_at=_instant("until_at", wanted.get("until_at"), zone),
+            campaign=campaign,
             overdue=overdue,
             made_after=None if made_after is None else id_of(made_after, "made_after"),
             **texts,
@@ -99,7 +105,11 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Some messages, newest first. ``after`` gets the next page, None at the end."""
+    """Some messages, newest first. ``after`` gets the next page, None at the end.
+
+    A page that has fewer messages than were asked for and is not the last one ended because it took
+    too long: the messages until ``after`` were looked through, and none of those behind it.
+    """
 
     messages: tuple[Message, ...]
     after: UUID | None

@@ -32,7 +32,8 @@ from pydantic_settings import (
 )
 
 from dispatcher import scope
-from dispatcher.channel import AnyQuota, CatchUp, Channel, Length, Quotas, ScopeKind
+from dispatcher.body_types import BodyTypes
+from dispatcher.channel import AnyQuota, CatchUp, ChannelSettings, Length, Quotas, ScopeKind
 from dispatcher.errors import InvalidSettings, InvalidValue, quoted
 from dispatcher.quota import Limit, Quota
 from dispatcher.recipients import Spellings
@@ -41,6 +42,8 @@ from dispatcher.times import zones
 PREFIX = "DISPATCHER_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 PARENT_VARIABLE = f"{PREFIX}EMBEDDED_PARENT"
+RESERVED_KINDS = ("channel", "recipient", "campaign")
+"""What a message has besides its scopes, and is named like one."""
 TABLE_PREFIX = "dispatcher_"
 EMBEDDED_BROKER_DB = 1
 _CLAIM_SPARE = timedelta(seconds=2)
@@ -80,8 +83,8 @@ _BOUNDS = {
 }
 
 
-def _default_channels() -> dict[str, Channel]:
-    return {name: Channel(transport=name) for name in ("console", "file", "memory")}
+def _default_channels() -> dict[str, ChannelSettings]:
+    return {name: ChannelSettings(transport=name) for name in ("console", "file", "memory")}
 
 
 class Settings(BaseSettings):
@@ -133,12 +136,15 @@ class Settings(BaseSettings):
     """Celery's broker (Redis or RabbitMQ); by default the Redis above, where that is one server."""
     queue: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "dispatcher"
     """Celery queue of the sweep. Each channel has its own queue: ``dispatcher.email``."""
-    channels: dict[str, Channel] = Field(default_factory=_default_channels)
+    channels: dict[str, ChannelSettings] = Field(default_factory=_default_channels)
     hooks: Annotated[str, Field(pattern=r"^([\w.]+:\w+)?$")] = ""
     """``package.module:attribute`` of a class or an object with methods for messages' transitions:
     ``on_scheduled``, ``on_rescheduled``, ``on_reslotted``, ``on_enqueued``, ``on_snoozed``,
     ``on_sent``, ``on_failed``, ``on_retry``, ``on_held``, ``on_expired``, ``on_cancelled``, each
     called with the message, at most once, after the commit. Empty: no hooks."""
+    events_kept: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """How many of the last transitions Redis keeps for ``GET /v1/events``. 0: processes write none.
+    """
     status_channel: str = ""
     """Channel of the status webhooks, which post each final status to the message's ``status_url``:
     a ``webhook`` with ``payload = "body"`` and no ``url``. Empty: ``status_url`` is refused."""
@@ -248,7 +254,7 @@ class Settings(BaseSettings):
             if isinstance(cause, InvalidValue):
                 at = field if first["loc"] else cause.field
                 raise InvalidSettings(at, cause.problem, cause.accepted) from None
-            tables = {"channels": Channel.model_fields, "scopes": ScopeKind.model_fields}
+            tables = {"channels": ChannelSettings.model_fields, "scopes": ScopeKind.model_fields}
             said = _first_of(errors, {"": cls.model_fields} | tables)
             raise InvalidSettings(*said) from None
 
@@ -276,7 +282,7 @@ class Settings(BaseSettings):
     @cached_property
     def quotas_of(self) -> dict[str, tuple[AnyQuota, ...]]:
         """The quotas of every kind of scope that has some (see :mod:`dispatcher.scope`)."""
-        found: dict[str, tuple[AnyQuota, ...]] = {scope.PLAIN: self.quotas}
+        found: dict[str, tuple[AnyQuota, ...]] = {scope.OWN_SCOPE: self.quotas}
         for name, channel in self.channels.items():
             found[scope.of_scope_on(name)] = channel.recipient_quotas
             found[scope.of_channel(name)] = channel.quotas
@@ -287,6 +293,11 @@ class Settings(BaseSettings):
     def spellings(self) -> Spellings:
         """The rules for the spelling of recipients."""
         return Spellings(self.channels)
+
+    @cached_property
+    def body_types(self) -> BodyTypes:
+        """The types of the bodies of channels."""
+        return BodyTypes({name: channel.body for name, channel in self.channels.items()})
 
     @property
     def stop_grace(self) -> timedelta:
@@ -368,6 +379,10 @@ class Settings(BaseSettings):
             _require(
                 re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,62}", kind) is not None,
                 "scopes", f"the name {quoted(kind)}", "a-z, 0-9, _ and -, at most 63",
+            )  # fmt: skip
+            _require(
+                kind not in RESERVED_KINDS, "scopes", f"the name {quoted(kind)}",
+                f"another one than {', '.join(RESERVED_KINDS)}, which every message has",
             )  # fmt: skip
         zones.rules(self.zone)
         limits = [limit for channel in self.channels.values() for limit in channel.limits]

@@ -24,6 +24,10 @@ ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"\]\(((?:\.\./)+[^)#\s]+)(#[^)]*)?\)")
 _DOCS_LINK = re.compile(r"\]\(((?:\.\./)*docs/[^)#\s]+)")
 _ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):(<code>)~?(?:[\w.]+\.)?(\w+(?:</code>))")
+_ENTRY = re.compile(r"^::: dispatcher\.Dispatcher\.\w+$", re.MULTILINE)
+_CALL = "    options: {heading_level: 3, show_root_full_path: false}"
+_NAMED_PAGE = re.compile(r"docs/([\w-]+)\.md")
+_SEARCH = 'data-md-component="search" role="dialog"'
 _LANGUAGES = {".py": "python", ".lua": "lua"}
 
 
@@ -41,6 +45,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="dispatcher")
     files.append(File.generated(config, "reference/command-line.md", content=text))
     files.append(File.generated(config, "reference/limiters.md", content=_limiters()))
+    document = (ROOT / "dispatcher/web/openapi.json").read_text()
+    files.append(File.generated(config, "openapi.json", content=document))
     for file in [each for each in files.documentation_pages() if each.abs_src_path]:
         for match in _LINK.finditer(file.content_string):
             outside = _outside(file.src_uri, match[1])
@@ -60,12 +66,19 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
             return match[0]
         return f"]({relpath(_page_of(outside), str(PurePosixPath(here).parent))}{match[2] or ''})"
 
-    return _LINK.sub(led, markdown)
+    return _ENTRY.sub(rf"\g<0>\n{_CALL}", _LINK.sub(led, markdown))
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """Show the names that docstrings mention, without the roles before them."""
+def on_page_content(html: str, *, page: Page, **_: Any) -> str:
+    """Show the names that docstrings mention, without the roles before them, and lead to pages."""
+    if page.file.src_uri.startswith("reference/"):
+        html = _NAMED_PAGE.sub(r'<a href="../\1.html">\1</a>', html)
     return _ROLE.sub(r"\1\2", html)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Give the theme's search a name, for screen readers."""
+    return output.replace(_SEARCH, f'{_SEARCH} aria-label="Search"')
 
 
 def _limiters() -> str:

@@ -2,7 +2,7 @@
 
 ::
 
-    pip install flask
+    pip install 'quota-dispatcher[flask]'
     flask --app examples.flask_shop run
 
 ``dispatcher up`` sends the reminders.
@@ -15,29 +15,19 @@ from uuid import UUID
 
 from flask import Flask, Response, jsonify, request
 
-from dispatcher import (
-    Dispatcher,
-    DispatcherError,
-    InvalidValue,
-    MessageNotFound,
-    Settings,
-    SlotRefused,
-    Unavailable,
-)
-
-STATUS = ((InvalidValue, 422), (MessageNotFound, 404), (Unavailable, 503))
-"""HTTP status of an error; all others are 409, a conflict."""
+from dispatcher import Settings
+from dispatcher.flask import dispatcher, init_app
 
 
 def create_app(settings: Settings | None = None) -> Flask:
     """Create the app. Nothing connects before the first request, so a server may fork first."""
     app = Flask(__name__)
-    dispatcher = app.extensions["dispatcher"] = Dispatcher(settings)
+    init_app(app, settings)
 
     @app.post("/reminders")
     def remind() -> tuple[Response, int]:
         asked = request.get_json()
-        message = dispatcher.submit(
+        message = dispatcher().submit(
             channel="email",
             recipient=asked.get("email"),
             body={"text": asked.get("text")},
@@ -49,13 +39,6 @@ def create_app(settings: Settings | None = None) -> Flask:
 
     @app.delete("/reminders/<uuid:message_id>")
     def forget(message_id: UUID) -> dict[str, Any]:
-        return {"status": dispatcher.cancel(message_id).status}
-
-    @app.errorhandler(DispatcherError)
-    def refuse(error: DispatcherError) -> tuple[dict[str, Any], int]:
-        answer: dict[str, Any] = {"error": str(error)}
-        if isinstance(error, SlotRefused):
-            answer["next_slot"] = error.next_slot.isoformat()
-        return answer, next((code for kind, code in STATUS if isinstance(error, kind)), 409)
+        return {"status": dispatcher().cancel(message_id).status}
 
     return app

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -121,8 +122,9 @@ class Queue:
             for name in {self._settings.queue_of(each.channel) for each in groups} - self._declared:
                 producer.maybe_declare(self._app.amqp.queues[name])
                 self._declared.add(name)
-            batch: Any = producer  # celery-types lacks Producer.batch
-            with batch.batch(_BATCH):
+            # kombu before 5.7 has no batches: each task is a round trip.
+            batch: Any = getattr(producer, "batch", nullcontext)
+            with batch(_BATCH):
                 for each in groups:
                     self._send(producer, each, is_early=each.begins_at > now)
 

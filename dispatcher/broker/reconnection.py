@@ -9,12 +9,14 @@ import threading
 from functools import partial
 from typing import Any
 from uuid import UUID
+from weakref import WeakSet
 
 from celery import beat
-from celery.worker import consumer, state
+from celery.worker import consumer
+from vine import promise
 
 from dispatcher.broker import items
-from dispatcher.celery_app import DELIVER, settings_of, tasks_dropped
+from dispatcher.celery_app import DELIVER, is_quorum, settings_of, tasks_dropped
 from dispatcher.times.clock import SystemClock
 
 _INTERVALS: dict[str, Any] = {"interval_start": 0.2, "interval_step": 0.4, "interval_max": 2.0}
@@ -28,6 +30,11 @@ class Consumer(consumer.Consumer):
     its data does not deliver them again; another one may take minutes.
     """
 
+    def __init__(self, *args: Any, **more: Any) -> None:
+        self._taken: WeakSet[Any] = WeakSet()
+        """The items of this connection that were taken as tasks; a done task forgets its own."""
+        super().__init__(*args, **more)
+
     class Blueprint(consumer.Consumer.Blueprint):  # type: ignore[valid-type, misc]  # it is a class
         """Celery's steps, without its queues for delayed delivery, which nothing here uses."""
 
@@ -38,16 +45,25 @@ class Consumer(consumer.Consumer):
 
     def ensure_connected(self, connection: Any) -> Any:
         """Connect; try until it succeeds."""
-        make = connection.create_transport
-        connection.create_transport = lambda: items.tolerant(make())
+        make, has_quorum = connection.create_transport, is_quorum(settings_of(self.app))
+
+        def create_transport() -> Any:
+            transport = items.tolerant(make())
+            if has_quorum:  # they take no prefetch of a whole channel, as Celery knows from 5.5 on
+                transport.qos_semantics_matches_spec = lambda _: True
+            return transport
+
+        connection.create_transport = create_transport
         return super().ensure_connected(_with_short_intervals(connection))
 
-    def create_task_handler(self, *args: Any, **kwargs: Any) -> Any:
+    def create_task_handler(self, promise: Any = None) -> Any:
         """Return the handler of items from the broker: Celery's own, for our tasks only.
 
         It deletes any other item: Celery would quote it in its log, or end.
         """
-        begin = super().create_task_handler(*args, **kwargs)
+        del promise
+        answer: Any = answer_while_open  # Celery's own is a class
+        begin = super().create_task_handler(promise=answer)
         ahead = items.LATEST + 2 * settings_of(self.app).horizon
         clock = SystemClock()
 
@@ -57,8 +73,10 @@ class Consumer(consumer.Consumer):
             except items.NoTask as error:
                 self._reject(message, str(error))
             else:
+                taken.add(message)
                 begin(message)
 
+        taken = self._taken
         return take
 
     def on_decode_error(self, message: Any, error: Exception) -> None:
@@ -81,19 +99,11 @@ class Consumer(consumer.Consumer):
             channel.do_restore = False
         super().on_connection_error_after_connected(error)
 
-    def call_soon_ack(self, p: Any, *args: Any, **kwargs: Any) -> Any:
-        """Acknowledge a task soon, unless its connection is closed by then.
-
-        Over Redis kombu would try it all the same, and the error would end the worker.
-        """
-        given = partial(_if_open, p)
-        return super().call_soon_ack(given, *args, **kwargs)  # type: ignore[misc]  # not in its stubs
-
     def on_close(self) -> None:
         """Drop the tasks of the broken connection, and send :data:`tasks_dropped`."""
-        waiting = state.scheduled_requests  # type: ignore[attr-defined]  # newer than its stubs
-        held = {*waiting, *state.reserved_requests} - {*state.active_requests}
-        ids = [id_ for request in held if request.name == DELIVER for id_ in _message_ids(request)]
+        # A task is acknowledged when it begins.
+        ids = [id_ for each in self._taken if not each.acknowledged for id_ in _message_ids(each)]
+        self._taken.clear()
         super().on_close()
         if ids:  # in a thread: the database may be slow, and the worker must reconnect
             tell = partial(tasks_dropped.send, sender=self, message_ids=ids)
@@ -129,14 +139,22 @@ def _with_short_intervals(connection: Any) -> Any:
     return connection
 
 
-def _if_open(acknowledge: Any, *args: Any, **kwargs: Any) -> None:
-    channel = acknowledge.__self__.channel  # `acknowledge` is a method of kombu's message
+def answer_while_open(call: Any, answers: tuple[Any, ...], **more: Any) -> promise:
+    """Return the promise to acknowledge or reject a task, unless its connection is closed by then.
+
+    Over Redis kombu would try it all the same, and the error would end the worker. ``answers`` are
+    methods of kombu's message.
+    """
+    return promise(call, tuple(partial(_if_open, each) for each in answers), **more)
+
+
+def _if_open(answer: Any, *args: Any, **more: Any) -> None:
+    channel = answer.__self__.channel
     if channel is None or channel.connection is not None:
-        acknowledge(*args, **kwargs)
+        answer(*args, **more)
 
 
-def _message_ids(request: Any) -> list[UUID]:
-    try:
-        return [UUID(each) for each in request.args[0]]
-    except Exception:  # noqa: BLE001 - a forged task names no messages to enqueue again
+def _message_ids(message: Any) -> list[UUID]:
+    if message.headers["task"] != DELIVER:
         return []
+    return [UUID(each) for each in message.payload[0][0]]

@@ -14,6 +14,7 @@ from typing import Any
 from celery import Celery
 from celery.app.utils import find_app
 from kombu import Connection
+from kombu.exceptions import VersionMismatch
 
 from dispatcher.celery_app import DELIVER, beat_schedule
 from dispatcher.errors import InvalidSettings, InvalidValue, QueueUnavailable, quoted
@@ -32,6 +33,8 @@ _REFUSALS: dict[object, tuple[str, str]] = {
     ),
 }
 """AMQP's refusals of a client: meaning and remedy."""
+_FITTING_VERSIONS = "install 'kombu<5.7', or redis 6.1 or newer"
+"""The remedy where kombu refuses the installed redis-py."""
 _ANSWERS_WITHIN = {"read_timeout": 1.0}
 """Seconds, of AMQP; other transports do not have this option."""
 _DEFAULT_VISIBILITY = timedelta(hours=1)
@@ -192,6 +195,8 @@ def load_app(name: str) -> Celery:
 def _translated(what: str) -> Iterator[None]:
     try:
         yield
+    except VersionMismatch as error:
+        raise QueueUnavailable(f"{what}: {error}", remedy=_FITTING_VERSIONS) from error
     except Exception as error:
         reason, remedy = _REFUSALS.get(
             getattr(error, "reply_code", None), (f"{what} ({type(error).__name__})", "")

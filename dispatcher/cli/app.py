@@ -25,6 +25,7 @@ from dispatcher.errors import (
     TooLate,
     Unavailable,
 )
+from dispatcher.extras import DISTRIBUTION
 from dispatcher.times import send_time
 
 _EXIT_CODES: tuple[tuple[type[DispatcherError], int], ...] = (
@@ -66,6 +67,10 @@ _HELP = {
         "beat": "Start a Celery beat, which starts the sweep. Any number may run.",
         "migrate": "Bring the database to the schema of this version. Safe to repeat.",
     },
+    ("serve", "Run"): {
+        "serve": "Serve the page at / and the HTTP API at /v1 until Ctrl-C.",
+        "keys": "Make, list, rotate and revoke the keys of the HTTP API.",
+    },
     ("app", "Run"): {"version": "Print the version."},
     ("messages", "Submit"): {
         "submit": "Accept a message for a future time.",
@@ -100,6 +105,15 @@ _HELP = {
         "suppress": "Opt a recipient out: refuse new messages and cancel scheduled ones, at once.",
         "unsuppress": "Revoke a suppression, with its channel or without one, as it was made.",
     },
+    ("pauses", "Change"): {
+        "pause": (
+            "Send nothing of a channel, recipient, campaign or another scope until it is resumed."
+        ),
+        "resume": (
+            "End a pause: messages that are due are sent, or treated as their channel's catch_up "
+            "says."
+        ),
+    },
     ("suppressions", "Look"): {
         "suppressed": "List all suppressions, or those of one recipient.",
     },
@@ -110,6 +124,15 @@ _HELP = {
         "top": (
             "Rank the scopes, recipients or channels with most due messages, "
             "and their fullest quota."
+        ),
+    },
+    ("figures", "Look"): {
+        "load": (
+            "Show what is due in the coming minutes of each channel, "
+            "and when the last of it leaves."
+        ),
+        "refusals": (
+            "Show which rules refused how many submits, and how far away the next slots were."
         ),
     },
     ("imports", "Submit"): {
@@ -259,7 +282,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(installed_version("dispatcher"))
+        typer.echo(installed_version(DISTRIBUTION))
         raise typer.Exit
 
 
@@ -286,7 +309,7 @@ group = typer.Typer(rich_markup_mode="rich")
 @group.command(epilog=examples("dispatcher version"))
 def version(as_json: AsJson = False) -> None:
     """Print the version."""
-    number = installed_version("dispatcher")
+    number = installed_version(DISTRIBUTION)
     if as_json:
         output.as_json({"version": number})
     else:

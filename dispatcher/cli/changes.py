@@ -195,13 +195,17 @@ def release(meant: _Meant) -> None:
 
 @group.command(epilog=examples("dispatcher drop 0199…", "dispatcher drop --recipient ada"))
 @with_options
-def drop(meant: _Meant) -> None:
+def drop(
+    meant: _Meant,
+    reason: Annotated[str | None, typer.Option(help="It becomes part of last_error.")] = None,
+) -> None:
     """End held messages as failed, by id or by filter. They keep their reservations.
 
     Use it where the provider has them, or they are of no use any more.
     """
     with Dispatcher() as dispatcher:
-        _Change(dispatcher, "drop", Status.HELD, dispatcher.drop).do(meant)
+        drop_one = partial(dispatcher.drop, reason=reason)
+        _Change(dispatcher, "drop", Status.HELD, drop_one).do(meant)
 
 
 class _Change:

@@ -8,17 +8,19 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from dispatcher.cli import output
+from dispatcher.cli import output, shop
 from dispatcher.cli.app import examples, say_error
 from dispatcher.cli.progress import until_stopped
+from dispatcher.cli.serve import page_beside
 from dispatcher.client import Dispatcher
 from dispatcher.errors import QuotaExceeded
+from dispatcher.extras import install_line
 from dispatcher.message import Message, Status
 from dispatcher.times.clock import SystemClock
 
@@ -51,8 +53,12 @@ class _Play:
         return message
 
 
-@group.command(epilog=examples("dispatcher demo"))
-def demo() -> None:
+@group.command(epilog=examples("dispatcher demo", "dispatcher demo --stay"))
+def demo(
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Play a shop instead, with its page, until Ctrl-C.")
+    ] = False,
+) -> None:
     """Play a short scenario on real servers and show what happens. Leaves nothing behind."""
     from dispatcher.embedded import environment  # noqa: PLC0415 - workers need no servers
 
@@ -61,6 +67,9 @@ def demo() -> None:
             until_stopped() as stopped,
             tempfile.TemporaryDirectory(prefix="dispatcher-demo-") as folder,
         ):
+            if stay:
+                _stay(folder, stopped)
+                return
             output.out.print("starting Redis, SQLite, one Celery worker and one beat …")
             with (
                 environment(
@@ -70,7 +79,10 @@ def demo() -> None:
                     channels={"file": {"transport": "file"}},
                 ) as to,
                 Dispatcher(to) as dispatcher,
+                page_beside(to, signs_in=False) as told,
             ):
+                if told is not None:
+                    output.out.print(told)
                 play = _Play(dispatcher, stopped)
                 output.out.print(f"quotas for each recipient: [bold]{QUOTAS}[/]\n")
                 _submit_all(play)
@@ -79,6 +91,24 @@ def demo() -> None:
     except _StepFailed as failed:
         output.out.print(f"[red]✗ {escape(str(failed))}[/]")
         raise typer.Exit(1) from None
+
+
+def _stay(folder: str, stopped: Event) -> None:
+    """Play a shop until the event is set. Raises InvalidSettings without the extra of the page."""
+    from dispatcher.embedded import environment  # noqa: PLC0415 - workers need no servers
+
+    output.out.print("starting Redis, SQLite, one Celery worker and one beat …")
+    with (
+        environment(folder, tell=say_error, **shop.SETTINGS) as to,
+        Dispatcher(to) as dispatcher,
+        page_beside(to, signs_in=False) as told,
+    ):
+        if told is None:
+            raise _StepFailed(f"the page needs an extra: {install_line('web')}")
+        made = shop.Shop(dispatcher)
+        made.open()
+        output.out.print(f"{told} – Ctrl-C ends it")
+        made.run(stopped)
 
 
 def _submit_all(play: _Play) -> None:

@@ -48,6 +48,7 @@ class Filters:
             help="That count against this scope, too: tenant=acme, recipient.sms=ada.",
         ),
     ] = None
+    campaign: Annotated[str | None, option(help="Of this campaign.")] = None
     key: Annotated[str | None, option(help="With this idempotency key.")] = None
     key_prefix: Annotated[str | None, option(help="With a key that begins so.")] = None
     from_at: Annotated[
@@ -69,6 +70,7 @@ class Filters:
             "recipient": self.recipient,
             "scope": self.scope,
             "scopes": scopes_of(self.counts),
+            "campaign": self.campaign,
             "idempotency_key": self.key,
             "key_prefix": self.key_prefix,
             "from_at": self.from_at,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -18,16 +17,21 @@ from rich.text import Text
 from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, examples, say_error
 from dispatcher.cli.progress import bar, say_stopped, terminated_like_interrupted
-from dispatcher.cli.rows import STANDARD_INPUT, BadRow, Format, RefusedRows, Row, Source, read
 from dispatcher.client import Dispatcher
 from dispatcher.errors import BatchRefused, DispatcherError, InvalidValue, SlotRefused, Unavailable
 from dispatcher.message import Message, OnConflict, Plan, Progress, Rejection, reason_of
+from dispatcher.submission.rows import (
+    STANDARD_INPUT,
+    BadRow,
+    Format,
+    RefusedRows,
+    Row,
+    Source,
+    read,
+)
 
 _BAD, _SLOT_REFUSED = 2, 3
-_SUFFIXES = {f".{form}": form for form in Format}
 _SHOWN = 10
-_QUOTED = 4
-"""How many times the size of a body its CSV field may have: quotes are doubled there."""
 
 
 group = typer.Typer(rich_markup_mode="rich")
@@ -56,6 +60,7 @@ def import_file(
     ] = None,
     atomic: Annotated[bool, typer.Option("--atomic", help="Accept all rows or none.")] = False,
     channel: Annotated[str | None, typer.Option(help="For rows that name none.")] = None,
+    campaign: Annotated[str | None, typer.Option(help="For rows that name none.")] = None,
     form: Annotated[
         Format | None,
         typer.Option("--format", help="Needed where the name of FILE does not show it."),
@@ -80,9 +85,8 @@ def import_file(
         dispatcher = opened.enter_context(Dispatcher())
         to = rejected if rejected is not None or plan else _beside(file)
         refused = opened.enter_context(RefusedRows(to)) if to is not None else None
-        limit = _QUOTED * dispatcher.settings.body_max_bytes
-        csv.field_size_limit(max(limit, csv.field_size_limit()))
-        rows = read(source.lines(), written, channel=channel)
+        longest = dispatcher.settings.body_max_bytes
+        rows = read(source.lines(), written, channel=channel, campaign=campaign, longest=longest)
         job = ImportJob(dispatcher, rows, refused, on_conflict=on_conflict, lines=source.total)
         work = job.plan if plan else job.submit_all if atomic else job.submit_each
         failed = _run(job, work)
@@ -141,7 +145,7 @@ def _table(reasons: dict[str, int]) -> Table:
 
 
 def _form(file: str, given: Format | None) -> Format:
-    found = given or _SUFFIXES.get(Path(file).suffix.lower())
+    found = given or Format.of(file)
     if found is None:
         label = "standard input" if file == STANDARD_INPUT else file
         raise InvalidValue(label, "may be CSV or JSONL", "--format csv or --format jsonl")

@@ -17,10 +17,10 @@ from dispatcher.cli import output
 from dispatcher.cli.app import examples
 from dispatcher.cli.filters import Filters, with_options
 from dispatcher.cli.progress import bar, say_stopped, terminated_like_interrupted
-from dispatcher.cli.rows import Format
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidValue, Unavailable
 from dispatcher.message import Message, visible_text
+from dispatcher.submission.rows import Format
 
 _SHOW_EVERY = 500
 _BODY = "body"

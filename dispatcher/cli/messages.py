@@ -44,6 +44,7 @@ TemplateName = Annotated[
     str | None, typer.Option("--template", help="A template of the channel, instead of a body.")
 ]
 DataText = Annotated[str | None, typer.Option("--data", help="For the template, a JSON object.")]
+Campaign = Annotated[str | None, typer.Option(help="Label by which messages are found together.")]
 MessageId = Annotated[str, typer.Argument(metavar="ID")]
 Fold = Annotated[
     int | None, typer.Option(help="Which of two repeated local times: 0 first, 1 second.")
@@ -90,6 +91,7 @@ def submit(
     status_url: Annotated[
         str | None, typer.Option(help="URL that receives its final status by POST.")
     ] = None,
+    campaign: Campaign = None,
     as_json: AsJson = False,
 ) -> None:
     """Accept a message for a future time."""
@@ -113,6 +115,7 @@ def submit(
             on_unknown=on_unknown,
             expire_after=length_of(expire_after, "expire_after"),
             status_url=status_url,
+            campaign=campaign,
         )
     _say(message, as_json=as_json)
 

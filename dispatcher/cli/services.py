@@ -26,6 +26,7 @@ from dispatcher.cli.app import AsJson, examples, say_error, say_warning
 from dispatcher.cli.doctor import check_before_start
 from dispatcher.cli.progress import until_stopped
 from dispatcher.errors import InvalidSettings
+from dispatcher.file_modes import make_private
 from dispatcher.settings import (
     PARENT_VARIABLE,
     PREFIX,
@@ -79,6 +80,7 @@ def up() -> None:
     Needs no other service. From a second shell in the same folder every command and
     `Dispatcher()` then work.
     """
+    from dispatcher.cli.serve import page_beside  # noqa: PLC0415 - it imports this module
     from dispatcher.embedded import environment  # noqa: PLC0415 - workers need no servers
 
     settings = Settings.load()
@@ -101,7 +103,9 @@ def up() -> None:
                 '--recipient ada@example.org --text hello --send-in "5 seconds"',
                 soft_wrap=True,
             )
-        with _shown(running) as show_more:
+        with page_beside(running, signs_in=True) as told, _shown(running) as show_more:
+            if told is not None:
+                output.out.print(told, soft_wrap=True)
             while not stopped.wait(_LOOK_SECONDS):
                 show_more()
         output.out.print("stopping …")
@@ -182,7 +186,11 @@ def beat(context: typer.Context, metrics_port: MetricsPort = None) -> None:
 @group.command(epilog=examples("dispatcher migrate"))
 def migrate(as_json: AsJson = False) -> None:
     """Bring the database to the schema of this version. Safe to repeat."""
-    with closing(App(Settings.load())) as app:
+    settings = Settings.load()
+    if settings.database_url == embedded_addresses(settings.data_dir)["database_url"]:
+        with suppress(OSError):  # SQLite then says that it cannot open the file
+            make_private(settings.data_dir)
+    with closing(App(settings)) as app:
         revision = migrate_store(app.database)
     if as_json:
         output.as_json({"revision": revision})
@@ -236,6 +244,13 @@ def _write_logs(log_format: LogFormat) -> None:
     if log_format == "json":
         after_setup_logger.connect(_write_json, weak=False)
         after_setup_task_logger.connect(_write_json, weak=False)
+
+
+def log_to_standard_error(log_format: LogFormat) -> None:
+    """Let a process that is no worker write its log as a worker does."""
+    logging.basicConfig(level=logging.INFO, format="[%(asctime)s: %(levelname)s] %(message)s")
+    if log_format == "json":
+        _write_json(logging.getLogger())
 
 
 def _write_json(logger: logging.Logger, **_: object) -> None:

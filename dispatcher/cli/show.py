@@ -13,7 +13,7 @@ from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, examples
 from dispatcher.client import Dispatcher
 from dispatcher.message import Attempt, Outcome, Status
-from dispatcher.submission import Story
+from dispatcher.submission import Story, coming
 
 _OUTCOMES = {
     Outcome.SENT: "green",
@@ -57,8 +57,9 @@ def _say(story: Story) -> None:
             shown = style if name == "status" else output.as_it_is(text)
             facts.append((f"[bold]{name}[/]", shown))
     if story.status_host is not None:
-        told = "nothing yet" if story.told is None else output.status_text(story.told)
-        facts.append(("[bold]told[/]", f"{told} to {escape(story.status_host)}"))
+        notified = story.notified_status
+        shown = "nothing yet" if notified is None else output.status_text(notified)
+        facts.append(("[bold]notified[/]", f"{shown} to {escape(story.status_host)}"))
     output.out.print(output.described(facts))
     output.out.print("\n[italic]what happened[/]")
     events = [
@@ -81,33 +82,10 @@ def _data(story: Story) -> dict[str, Any]:
         "attempts": attempts,
         "reservations": story.reservations,
         "next": {"what": what, "at": at},
+        "pauses": story.pauses,
         "status_host": story.status_host,
-        "told": story.told,
+        "notified_status": story.notified_status,
     }
-
-
-def coming(story: Story) -> tuple[str, datetime | None]:
-    """Return the next step of a message, and its time; None where that is unknown."""
-    message = story.message
-    match message.status:
-        case Status.SCHEDULED if story.is_enqueued:
-            return "it is enqueued; it is due at", message.next_attempt_at
-        case Status.SCHEDULED:
-            return "the sweep enqueues it at", story.enqueue_at
-        case Status.SENDING:
-            then = "is held" if message.on_unknown == "hold" else "is tried again"
-            return (
-                f"a worker is sending it; without a recorded outcome it {then} at",
-                story.claim_expires_at,
-            )
-        case Status.HELD:
-            return "a person decides: dispatcher release or dispatcher drop", None
-        case Status.FAILED:
-            return "dispatcher retry gives it further attempts; else it is deleted after", (
-                story.deleted_at
-            )
-        case _:
-            return "it is deleted after", story.deleted_at
 
 
 def _events(story: Story) -> list[_Entry]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from threading import Event
 from typing import Annotated, Any
 
@@ -35,6 +36,10 @@ _NEARLY = 0.8
 _PAUSE = 9
 """Ratio of the pause after a read to its length: reading takes at most a tenth of the time."""
 _LEAST = timedelta(milliseconds=100)
+_MINUTE = timedelta(minutes=1)
+
+_Shown = tuple[Callable[[], dict[str, Any]], Callable[[], RenderableType]]
+"""What was read, as JSON and for a terminal."""
 
 
 group = typer.Typer(rich_markup_mode="rich")
@@ -45,6 +50,7 @@ group = typer.Typer(rich_markup_mode="rich")
         "dispatcher status",
         'dispatcher status --watch --every "5 seconds"',
         "dispatcher status --json | jq .overdue",
+        "dispatcher status --campaign summer",
     )
 )
 def status(
@@ -53,26 +59,33 @@ def status(
     ),
     every: Annotated[str, typer.Option(help="With --watch: how often.")] = "2 seconds",
     since: Annotated[str, typer.Option(help="Count what has ended since so long ago.")] = "1 day",
+    campaign: Annotated[
+        str | None, typer.Option(help="Only what has come of the messages of this campaign.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show counts, overdue messages, the load of the next hour, limits, workers and beats.
 
-    Changes nothing. With --watch and --json, it prints a line of JSON each time.
+    Changes nothing. With --watch and --json, it prints a line of JSON each time. With --campaign it
+    counts all messages of that campaign that are stored, and shows nothing else.
     """
     length = parse_length(since, "since")
     interval = parse_length(every, "every")
     if interval < _LEAST:
         raise InvalidValue("--every", f"{interval}", f"at least {_LEAST.total_seconds()} seconds")
     with Dispatcher() as dispatcher:
+        read = partial(_overview, dispatcher, length)
+        if campaign is not None:
+            read = partial(_campaign, dispatcher, campaign)
         if watch:
             with until_stopped() as stopped:
-                _watch(dispatcher, length, interval, stopped, as_json=as_json)
+                _watch(read, interval, stopped, as_json=as_json)
             return
-        found = dispatcher.status(since=length)
+        data, picture = read()
     if as_json:
-        output.as_json(overview_data(found))
+        output.as_json(data())
     else:
-        output.out.print(overview_picture(found, width=output.out.width))
+        output.out.print(picture())
 
 
 @group.command(
@@ -98,19 +111,34 @@ def top(
         output.out.print(tops_picture(found))
 
 
-def _watch(
-    dispatcher: Dispatcher, since: timedelta, every: timedelta, stopped: Event, *, as_json: bool
-) -> None:
+def _overview(dispatcher: Dispatcher, since: timedelta) -> _Shown:
+    found = dispatcher.status(since=since)
+    return (
+        partial(overview_data, found),
+        lambda: overview_picture(found, width=output.out.width),
+    )
+
+
+def _campaign(dispatcher: Dispatcher, campaign: str) -> _Shown:
+    found = dispatcher.counts(campaign=campaign)
+    return (
+        lambda: {"campaign": campaign, "counts": _every_status(found)},
+        lambda: counts_picture(found),
+    )
+
+
+def _watch(read: Callable[[], _Shown], every: timedelta, stopped: Event, *, as_json: bool) -> None:
     def look() -> RenderableType:
         try:
-            found = dispatcher.status(since=since)
+            _, picture = read()
         except Unavailable as error:
             return Text(f"{error}; looking again", style="red")
-        return overview_picture(found, width=output.out.width)
+        return picture()
 
     def tell() -> None:
         try:
-            output.as_line(overview_data(dispatcher.status(since=since)))
+            data, _ = read()
+            output.as_line(data())
         except Unavailable as error:
             output.as_line({"error": str(error)})
 
@@ -161,20 +189,33 @@ def sparkline(numbers: Sequence[int]) -> str:
     )
 
 
-def _counts(found: Overview) -> RenderableType:
+def counts_picture(counts: Mapping[str, Mapping[Status, int]]) -> RenderableType:
+    """Return counts by channel and status for a terminal."""
     statuses = (*_LIVE, *_ENDED)
     names = [each.value for each in statuses]
     rows = [
-        (output.as_it_is(channel), *(_number(each, counts.get(each, 0)) for each in statuses))
-        for channel, counts in found.counts.by_channel.items()
+        (output.as_it_is(channel), *(_number(each, some.get(each, 0)) for each in statuses))
+        for channel, some in counts.items()
     ]
+    if not rows:
+        return Text("no messages", style="dim")
     if len(rows) > 1:
-        rows.append(("all", *(_number(each, found.total(each)) for each in statuses)))
-    table: RenderableType = Text("no messages", style="dim")
-    if rows:
-        table = output.listed(("channel", *names), rows, right=names)
+        totals = (sum(some.get(each, 0) for some in counts.values()) for each in statuses)
+        rows.append(("all", *map(_number, statuses, totals)))
+    return output.listed(("channel", *names), rows, right=names)
+
+
+def _every_status(counts: Mapping[str, Mapping[Status, int]]) -> dict[str, dict[Status, int]]:
+    return {
+        channel: {status: some.get(status, 0) for status in (*_LIVE, *_ENDED)}
+        for channel, some in counts.items()
+    }
+
+
+def _counts(found: Overview) -> RenderableType:
+    table = counts_picture(found.counts.by_channel)
     more = "" if found.counts.complete else "; more than 1,000,000, so not all are counted"
-    ended = f"what has ended: within {_length(found.counts.since)}{more}"
+    ended = f"what has ended: within {length_text(found.counts.since)}{more}"
     return Group(table, Text(ended, style="dim italic"))
 
 
@@ -196,14 +237,18 @@ def _troubles(found: Overview) -> list[Text]:
     late = found.overdue
     overdue, held = _line("overdue", "none", "green"), _line("held", "none", "green")
     if late.many:
-        oldest = f"the oldest for {_length(late.longest)}: dispatcher show {late.oldest}"
+        oldest = f"the oldest for {length_text(late.longest)}: dispatcher show {late.oldest}"
         overdue = _line("overdue", f"{late.many:,}, {oldest}", "red")
     if found.held:
         held = _line("held", f"{found.held:,} wait for a person: dispatcher held", "magenta")
-    if not found.items_rejected:
-        return [overdue, held]
-    told = f"{found.items_rejected:,} items of the broker were no tasks: see the workers' logs"
-    return [overdue, held, _line("rejected", told, "red")]
+    lines = [overdue, held]
+    if found.pauses:
+        named = ", ".join(f"{each.kind} {each.name}" for each in found.pauses)
+        lines.append(_line("paused", f"{named}: dispatcher resume", "yellow"))
+    if found.items_rejected:
+        told = f"{found.items_rejected:,} items of the broker were no tasks: see the workers' logs"
+        lines.append(_line("rejected", told, "red"))
+    return lines
 
 
 def _line(name: str, told: str, style: str) -> Text:
@@ -231,7 +276,7 @@ def _signs(what: str, signs: Sequence[Sign] | None) -> list[Text]:
         line = _line(f"{what}s", f"{len(alive)} alive  ", "green")
         line.append(", ".join(alive), style="dim")
     lost = [each for each in signs if not each.is_alive]
-    told = (f"{'':9}{each.name} was last seen {_length(each.age)} ago" for each in lost)
+    told = (f"{'':9}{each.name} was last seen {length_text(each.age)} ago" for each in lost)
     return [line, *(Text(each, style="yellow") for each in told)]
 
 
@@ -242,7 +287,7 @@ def _duties(found: Overview) -> Text:
     for number, name in enumerate(told):
         age = ages.get(name)
         slow = DUTIES[name].interval == "sweep_interval" and (age is None or age > _LATE_DUTY)
-        text = "never" if age is None else f"{_length(age)} ago"
+        text = "never" if age is None else f"{length_text(age)} ago"
         line.append(f"{', ' if number else ''}{name} ").append(text, style="red" if slow else "dim")
     return line
 
@@ -264,7 +309,7 @@ def tops_picture(found: Tops) -> RenderableType:
     )
     told: list[RenderableType] = [table] if found.tops else []
     if not found.tops:
-        told.append(Text(f"nothing is due within {_length(found.within)}"))
+        told.append(Text(f"nothing is due within {length_text(found.within)}"))
     if not found.complete:
         told.append(Text("more than 1,000,000 are due: only the soonest are counted", style="red"))
     if found.silence is not None:
@@ -278,10 +323,7 @@ def overview_data(found: Overview) -> dict[str, Any]:
     return {
         "now": found.now,
         "since": counts.since,
-        "counts": {
-            channel: {status: some.get(status, 0) for status in (*_LIVE, *_ENDED)}
-            for channel, some in counts.by_channel.items()
-        },
+        "counts": _every_status(counts.by_channel),
         "counts_complete": counts.complete,
         "overdue": {
             "messages": overdue.many,
@@ -289,6 +331,7 @@ def overview_data(found: Overview) -> dict[str, Any]:
             "longest": overdue.longest,
         },
         "held": found.held,
+        "pauses": found.pauses,
         "load": found.load,
         "limits": found.limits,
         "workers": _signs_data(found.workers),
@@ -325,7 +368,8 @@ def _number(status: Status, many: int) -> str:
     return output.status_text(status, f"{many:,}") if many else "[dim]0[/]"
 
 
-def _length(length: timedelta) -> str:
+def length_text(length: timedelta) -> str:
+    """Return a length in words."""
     seconds = round(length.total_seconds())
     for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= 2 * size or (seconds == size and unit != "minute"):

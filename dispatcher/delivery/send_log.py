@@ -313,7 +313,7 @@ def _locked_folder(parent: Path) -> LogFile:
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # Last: before it nobody takes the folder for one of the dead.
+            # Last: a folder without its seal is not taken over from a dead process.
             os.write(lock, _seal(boot_id, lock))
         except BaseException:
             os.close(lock)

@@ -10,6 +10,7 @@ import logging
 import random
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
@@ -44,7 +45,8 @@ _IN_TIME = 0.5
 class Parts:
     """What the tasks, senders and recorders of a process share.
 
-    ``is_stopping`` is set once, from a signal: no send begins then.
+    ``jitter`` gives random numbers from 0 to 1 for the wait before a retry. ``is_stopping`` is set
+    once, from a signal: no send begins then.
     """
 
     settings: Settings
@@ -54,6 +56,7 @@ class Parts:
     queue: Queue
     journal: Journal
     tracing: Tracing | None = None
+    jitter: Callable[[], float] = random.random
     is_stopping: bool = False
 
 
@@ -235,7 +238,7 @@ class Sender:
                 base=channel.backoff_base,
                 longest=channel.backoff_longest,
                 at_least=_kept_wait(retry_after),
-                jitter=random.random(),  # noqa: S311 - no secret
+                jitter=self._parts.jitter(),
             )
         return Failure(claim, outcome, _text(error), wait, type(error).__name__)
 

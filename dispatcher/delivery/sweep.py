@@ -23,7 +23,7 @@ from dispatcher.faults import fault
 from dispatcher.limiters import Permit, Permits
 from dispatcher.message import Status
 from dispatcher.settings import Settings
-from dispatcher.store import Due, Messages, Notifications, StoreUpkeep
+from dispatcher.store import Due, Messages, Notifications, Replies, StoreUpkeep
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
 
@@ -35,6 +35,11 @@ _MOST_PRUNED = 200
 """In batches a run: at the usual interval of a minute more than 3,000 messages a second."""
 _AT_ONCE = 2
 """How often one duty may be under way at a time in a process: one may hang, none may pile up."""
+_MOST_AT_ONCE = BATCH * _MOST_BATCHES
+_WHOLE_EVERY_SECONDS = 60.0
+_RESUMED = timedelta(minutes=2)
+_OVERLAP = timedelta(seconds=10)
+"""How much of the time before its last look a duty looks at again."""
 _LOGS_AT_ONCE = 200
 """How many send logs one run of ``rescue`` reads."""
 _APART = timedelta(milliseconds=20)
@@ -66,6 +71,7 @@ class Sweep:
         journal: Journal,
         send_logs: SendLogs,
         notifications: Notifications | None = None,
+        replies: Replies | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -76,26 +82,35 @@ class Sweep:
         self._journal = journal
         self._send_logs = send_logs
         self._notifications = notifications
+        self._replies = replies
+        self._enqueues, self._rescues = Looks(clock), Looks(clock)
 
     def enqueue_due(self) -> int:
         """Enqueue messages inside the horizon, and again those that are due and not claimed.
 
-        When the broker does not answer, the next run enqueues them.
+        When the broker does not answer, the next run enqueues them. After a pause has ended, it
+        looks at all that is due.
         """
-        return in_batches(self._enqueue_due)
+        has_resumed = self._store.has_resumed(within=_RESUMED)
+        return self._enqueues.run(self._enqueue_due, is_whole=has_resumed)
 
-    def _enqueue_due(self, limit: int) -> int:
-        due = self._store.take_due(limit=limit, grace=self._settings.enqueue_grace)
-        if not due:
-            return 0
-        fault("enqueue_due.after_take")
-        try:
-            self._queue.enqueue(self._tickets(due))
-        except QueueUnavailable as error:
-            log.warning("could not enqueue %d messages, the next sweep will: %s", len(due), error)
-            self._messages.enqueue_again([each.message_id for each in due])
-            return 0
-        return len(due)
+    def _enqueue_due(self, within: timedelta | None) -> tuple[int, bool]:
+        found = self._store.due(limit=_MOST_AT_ONCE, within=within)
+        enqueued = 0
+        for start in range(0, len(found), BATCH):
+            some = found[start : start + BATCH]
+            due = self._store.take_due(some, grace=self._settings.enqueue_grace)
+            fault("enqueue_due.after_take")
+            try:
+                self._queue.enqueue(self._tickets(due))
+            except QueueUnavailable as error:
+                log.warning(
+                    "could not enqueue %d messages, the next sweep will: %s", len(due), error
+                )
+                self._messages.enqueue_again([each.message_id for each in due])
+                return enqueued, False
+            enqueued += len(due)
+        return enqueued, len(found) < _MOST_AT_ONCE
 
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
         """Let the next ``enqueue_due`` enqueue these messages, whose tasks are lost.
@@ -154,7 +169,9 @@ class Sweep:
             )
         if not are_all_read:
             return put_back
-        rescued = in_batches(self._rescue)
+        rescued = self._rescues.run(
+            lambda within: _whether_all(in_batches(partial(self._rescue, within)))
+        )
         if rescued:
             log.warning("%d messages rescued: their outcome is unknown", rescued)
         return put_back + rescued
@@ -178,8 +195,8 @@ class Sweep:
             self._tell_rescued(each[0], each.channel, each.attempt, each.status, "temporary")
         return len(found)
 
-    def _rescue(self, limit: int) -> int:
-        rescued = self._store.rescue(limit=limit)
+    def _rescue(self, within: timedelta | None, limit: int) -> int:
+        rescued = self._store.rescue(limit=limit, within=within)
         for each in rescued:
             self._tell_rescued(*each, "unknown")
         return len(rescued)
@@ -210,13 +227,55 @@ class Sweep:
         return len(made)
 
     def prune(self) -> int:
-        """Delete messages that ended longer ago than the retention, whole days at once."""
+        """Delete messages that ended longer ago than the retention, whole days at once.
+
+        Then the answers that the HTTP API kept for them.
+        """
         keep = self._settings.retention
-        for day in self._store.keep_days(older_than=keep):
+        try:
+            days = self._store.keep_days(older_than=keep)
+        except StoreUnavailable as error:
+            log.warning("could not keep the partitions of days, the next run will: %s", error)
+            days = []
+        for day in days:
             log.info("dropped the messages that ended on %s", day)
-        return in_batches(
+        pruned = in_batches(
             lambda limit: self._store.prune(older_than=keep, limit=limit), most=_MOST_PRUNED
         )
+        if self._replies is not None:
+            replies = self._replies
+            in_batches(lambda limit: replies.prune(limit=limit), most=_MOST_PRUNED)
+        return pruned
+
+
+class Looks:
+    """Lets a duty look at what became due since its last look, and once a minute at all that is.
+
+    A row may have been due for long when it is first seen: its transaction was long, or a clock is
+    wrong. It is found within the minute. A look that leaves something is repeated.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._saw_all_at = self._whole_at = -math.inf
+
+    def run(
+        self, work: Callable[[timedelta | None], tuple[int, bool]], *, is_whole: bool = False
+    ) -> int:
+        """Call ``work`` with the length of time to look back, None for all; return how much it did.
+
+        ``work`` returns that, and whether it saw all. ``is_whole``: it looks at all in any case.
+        """
+        now = self._clock.monotonic()
+        is_whole = is_whole or now - self._whole_at >= _WHOLE_EVERY_SECONDS
+        if is_whole:
+            self._whole_at = now
+        is_whole = is_whole or self._saw_all_at == -math.inf
+        within = None if is_whole else timedelta(seconds=now - self._saw_all_at) + _OVERLAP
+        done, saw_all = work(within)
+        if saw_all:
+            self._saw_all_at = now
+        return done
 
 
 class Ticks:
@@ -251,6 +310,10 @@ class Ticks:
             with self._lock:
                 self._under_way[duty] -= 1
         return True
+
+
+def _whether_all(done: int) -> tuple[int, bool]:
+    return done, done < _MOST_AT_ONCE
 
 
 def in_batches(work: Callable[[int], int], *, most: int = _MOST_BATCHES) -> int:

@@ -51,7 +51,10 @@ class Decision(NamedTuple):
     state: State
     """How the limiter answered."""
     limit: int
-    """How many permits the deciding limit gives at most; 0 where it counts nothing."""
+    """How many permits the deciding limit gives at most; 0 where it counts nothing.
+
+    Of a process that decides alone: its share.
+    """
     remaining: int
     """How many more it would give now."""
     retry_after: timedelta
@@ -68,6 +71,10 @@ class Decision(NamedTuple):
     """The id of the permits; ``give_back`` takes it."""
     refusals: tuple[Refusal, ...] = ()
     """All limits that refused, the longest wait first; empty unless refused."""
+    position: int = 0
+    """The position of the deciding limit among the limits, from 0."""
+    is_local: bool = False
+    """Whether this process decided by its share, without Redis (``on_error="local"``)."""
 
     @property
     def refused_by(self) -> str | None:

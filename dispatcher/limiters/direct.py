@@ -13,12 +13,17 @@ from typing import Any, TypeAlias
 import redis
 import redis.asyncio
 from redis.exceptions import NoScriptError
-from redis.observability import get_observability_instance
 
 from dispatcher.limiters.limit_set import LimitSet, PlainCall, Words
+from dispatcher.redis.memory import AsyncMemoryRedis, MemoryRedis
 
-Client: TypeAlias = redis.Redis | redis.RedisCluster
-AsyncClient: TypeAlias = redis.asyncio.Redis | redis.asyncio.RedisCluster
+try:
+    from redis.observability import get_observability_instance as observability
+except ImportError:  # redis-py before 7.2, to whose connections this way is not fitted
+    observability = None  # type: ignore[assignment]  # the stubs are those of the newest
+
+Client: TypeAlias = redis.Redis | redis.RedisCluster | MemoryRedis
+AsyncClient: TypeAlias = redis.asyncio.Redis | redis.asyncio.RedisCluster | AsyncMemoryRedis
 _STAND_IN = "\0"
 """Stands for a caller's key in the names of keys; it occurs in no other part of them."""
 _LAST_WORDS = 4
@@ -67,15 +72,16 @@ class _Way:
     def __init__(self, client: Client | AsyncClient, commands: Commands) -> None:
         self._client: Any = client
         self._commands = commands
-        self._possible = _is_plain(client)
-        self._metrics = get_observability_instance()
+        self._metrics = None if observability is None else observability()
+        self._possible = self._metrics is not None and _is_plain(client)
 
     @property
     def open(self) -> bool:
         """Whether commands may go past the client's ``execute_command``.
 
         Not for a cluster or a subclass, nor with a connection or a cache of the client's own, nor
-        where something traces, measures or replaces the client's commands.
+        where something traces, measures or replaces the client's commands, nor with an older
+        redis-py.
         """
         return (
             self._possible

@@ -8,6 +8,7 @@ import os
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Generator, Sequence
+from copy import copy
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from dispatcher.limiters.algorithm import Algorithm
 
 T = TypeVar("T")
-OnFault = Literal["raise", "unknown"]
+OnError = Literal["raise", "unknown", "local"]
 Keys: TypeAlias = str | Sequence[str]
 """One key for all limits, or one for each of them, in order."""
 Reply: TypeAlias = Sequence[int]
@@ -146,16 +147,18 @@ class LimitSet:
         *,
         prefix: str,
         tag: str | None,
-        on_fault: OnFault,
+        on_error: OnError,
         remember: timedelta | None,
         clock: Clock,
         cluster: bool,
     ) -> None:
-        if not isinstance(on_fault, str) or on_fault not in {"raise", "unknown"}:
-            raise InvalidValue("on_fault", quoted(on_fault), "'raise' or 'unknown'")
-        self.parts = tuple(parts)
+        if not isinstance(on_error, str) or on_error not in {"raise", "unknown", "local"}:
+            raise InvalidValue("on_error", quoted(on_error), "'raise', 'unknown' or 'local'")
+        self._kept_words: tuple[int | None, Words] = (None, ())
+        self._take_parts(parts)
         self.addresses = Addresses(parts, prefix=prefix, tag=tag, cluster=cluster)
-        self._on_fault = on_fault
+        self.on_error = on_error
+        self._is_local = False
         self.span = 0
         if remember is not None:
             span = length_ms(remember, "remember", least=1_000, most=_LONGEST_REMEMBERED_MS)
@@ -164,13 +167,16 @@ class LimitSet:
         self._shift_ms = 0  # by how much the server's clock is ahead, as far as that is known
         self._kinds = tuple(sorted({each.kind for each in parts}))
         self._all = range(len(parts))
-        self.aligned = any(each.aligned for each in parts)
         lengths = [each.length_ms for each in parts if each.aligned]
         self._words_kept_ms = min([_LONGEST_WORDS_ARE_KEPT_MS, *lengths])
-        self._kept_words: tuple[int | None, Words] = (None, ())
-        self._fixed_words: Words = () if self.aligned else self.words_of(0, parts)
-        self._mosts = [each.most for each in parts]
-        self._texts = _texts(self.parts)
+        self._texts = texts_of(self.parts)
+
+    def shared(self, share: float) -> LimitSet:
+        """Return a share of these limits, under the same names and texts."""
+        limit_set = copy(self)
+        limit_set._take_parts([each.shared(share) for each in self.parts])
+        limit_set._is_local = True
+        return limit_set
 
     def text(self, script: str) -> str:
         """Return the text of a script for these limits."""
@@ -199,6 +205,13 @@ class LimitSet:
         if self._kept_words[0] != turn:
             self._kept_words = (turn, self.words_of(now_ms, self.parts))
         return self._kept_words[1]
+
+    def _take_parts(self, parts: Sequence[Algorithm]) -> None:
+        self.parts = tuple(parts)
+        self.aligned = any(each.aligned for each in parts)
+        self._kept_words = (None, ())
+        self._fixed_words: Words = () if self.aligned else self.words_of(0, parts)
+        self._mosts = [each.most for each in parts]
 
     def words_of(self, now_ms: int, parts: Sequence[Algorithm], turns: Sequence[int] = ()) -> Words:
         """Return the arguments by which the scripts know some limits.
@@ -239,6 +252,8 @@ class LimitSet:
             granted=granted,
             permit="" if wait else permit,
             refusals=refusals,
+            position=chosen[index - 1] if chosen else 0,
+            is_local=self._is_local,
         )
 
     def _refusals(self, refused: Sequence[int], chosen: Sequence[int]) -> tuple[Refusal, ...]:
@@ -257,7 +272,7 @@ class LimitSet:
 
     def unknown(self, error: LimitersUnavailable, permit: str) -> Decision:
         """Answer for a Redis that could not be asked, if that is the policy."""
-        if self._on_fault == "raise":
+        if self.on_error != "unknown":
             raise error
         return Decision(
             allowed=False,
@@ -270,8 +285,8 @@ class LimitSet:
         )
 
 
-def _texts(parts: Sequence[Algorithm]) -> list[str]:
-    """Return the texts of the limits in refusals: no two alike."""
+def texts_of(parts: Sequence[Algorithm]) -> list[str]:
+    """Return the texts of limits that are asked together: no two alike."""
     plain = [str(each) if each.name is None else f"{each.name} ({each})" for each in parts]
     return [
         text if plain.count(text) == 1 else f"{text} (limit {number} of {len(parts)})"

@@ -24,7 +24,7 @@ from contextlib import (
 )
 from datetime import datetime, timedelta
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable
 from dispatcher.limiters import operations
@@ -33,6 +33,7 @@ from dispatcher.limiters.direct import AsyncClient, AsyncDirect, Client, Command
 from dispatcher.limiters.limit_set import (
     Keys,
     LimitSet,
+    OnError,
     Pause,
     PlainCall,
     Reply,
@@ -40,8 +41,13 @@ from dispatcher.limiters.limit_set import (
     Steps,
     new_id,
 )
+from dispatcher.limiters.local import LocalShare
 from dispatcher.limiters.operations import Request
 from dispatcher.redis import errors
+from dispatcher.redis.memory import AsyncMemoryRedis
+
+if TYPE_CHECKING:
+    from dispatcher.limiters.algorithm import Algorithm
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -59,11 +65,35 @@ translated = errors.translated(_unavailable)
 class _OnClient:
     """A set of limits on a client, and its scripts there."""
 
-    def __init__(self, client: Client | AsyncClient, limit_set: LimitSet) -> None:
+    def __init__(
+        self, client: Client | AsyncClient, limit_set: LimitSet, local: LocalShare | None
+    ) -> None:
         self._client: Any = client
         self._limit_set = limit_set
+        self._local = local
         self._scripts: dict[str, Any] = {}
         self._commands = Commands(limit_set, self._script("limits_acquire").sha)
+
+    @property
+    def limits(self) -> tuple[Algorithm, ...]:
+        """The limits that are asked together, in order."""
+        return self._limit_set.parts
+
+    @property
+    def on_error(self) -> OnError:
+        """What happens where Redis does not answer: ``"raise"``, ``"unknown"`` or ``"local"``."""
+        return self._limit_set.on_error
+
+    def _steps(
+        self,
+        operation: Callable[Concatenate[LimitSet, P], Steps[T]],
+        *args: P.args,
+        **named: P.kwargs,
+    ) -> Steps[T]:
+        """Return the steps of an operation, with those of the share where Redis is away."""
+        if self._local is None:
+            return operation(self._limit_set, *args, **named)
+        return self._local.steps(operation, *args, **named)
 
     def _script(self, name: str) -> Any:
         found = self._scripts.get(name)
@@ -78,13 +108,15 @@ class Limiter(_OnClient):
 
     Made by ``on`` of a limit. ``keys`` names the user of the permits: one key for all limits, or
     a sequence with one for each. Every method raises InvalidValue for invalid arguments, before
-    anything is sent, and LimitersUnavailable for a Redis that does not answer, unless the policy
-    is ``unknown`` and it answers with a decision. :class:`AsyncLimiter` is the same for
+    anything is sent, and LimitersUnavailable for a Redis that does not answer, unless
+    ``on_error`` says that it answers with a decision. :class:`AsyncLimiter` is the same for
     ``redis.asyncio``.
     """
 
-    def __init__(self, client: Client, limit_set: LimitSet) -> None:
-        super().__init__(client, limit_set)
+    def __init__(
+        self, client: Client, limit_set: LimitSet, local: LocalShare | None = None
+    ) -> None:
+        super().__init__(client, limit_set, local)
         self._direct = Direct(client, self._commands)
 
     def acquire(
@@ -107,12 +139,12 @@ class Limiter(_OnClient):
         soon as it is certain that they will not be in time.
         """
         return self._run(
-            operations.acquire(self._limit_set, keys, n, permit=permit, wait=wait, timeout=timeout)
+            self._steps(operations.acquire, keys, n, permit=permit, wait=wait, timeout=timeout)
         )
 
     def acquire_up_to(self, keys: Keys, n: int, *, permit: str | None = None) -> Decision:
         """Take as many of ``n`` permits as every limit gives now; ``granted`` says how many."""
-        return self._run(operations.acquire_up_to(self._limit_set, keys, n, permit=permit))
+        return self._run(self._steps(operations.acquire_up_to, keys, n, permit=permit))
 
     def acquire_each(self, requests: Sequence[Request]) -> list[Decision]:
         """Take permits for a group of requests, in order, each all or none.
@@ -122,11 +154,11 @@ class Limiter(_OnClient):
         later ones. Refused requests go before later refused ones: the ``retry_after`` of each is
         its own turn. Limiters need a ``tag`` for requests with several keys.
         """
-        return self._run(operations.acquire_each(self._limit_set, requests))
+        return self._run(self._steps(operations.acquire_each, requests))
 
     def peek(self, keys: Keys, n: int = 1) -> Decision:
         """Return what ``acquire`` would answer now, without taking permits."""
-        return self._run(operations.peek(self._limit_set, keys, n))
+        return self._run(self._steps(operations.peek, keys, n))
 
     def give_back(self, keys: Keys, permit: str) -> int:
         """Return the permits of one id to all limits that can take them; return how many they were.
@@ -134,19 +166,19 @@ class Limiter(_OnClient):
         0 when the id is not known (any more), was returned before, or belongs to a window that has
         ended. In each case the id is unknown afterwards: a request with it takes permits anew.
         """
-        return self._run(operations.give_back(self._limit_set, keys, permit))
+        return self._run(self._steps(operations.give_back, keys, permit))
 
     def reset(self, keys: Keys) -> None:
         """Forget all permits for ``keys``, and open what was closed."""
-        return self._run(operations.reset(self._limit_set, keys))
+        return self._run(self._steps(operations.reset, keys))
 
     def renew(self, keys: Keys, permit: str) -> bool:
         """Renew the holds of one id; False when one has ended, and then none was renewed."""
-        return self._run(operations.renew(self._limit_set, keys, permit))
+        return self._run(self._steps(operations.renew, keys, permit))
 
     def end_holds(self, keys: Keys, permit: str) -> int:
         """End the holds of one id; other permits stay taken. Return how many ended."""
-        return self._run(operations.end_holds(self._limit_set, keys, permit))
+        return self._run(self._steps(operations.end_holds, keys, permit))
 
     def close(
         self, keys: Keys, length: timedelta | None = None, *, until: datetime | None = None
@@ -155,7 +187,7 @@ class Limiter(_OnClient):
 
         Closed before for longer, it stays so.
         """
-        return self._run(operations.close(self._limit_set, keys, length=length, until=until))
+        return self._run(self._steps(operations.close, keys, length=length, until=until))
 
     @contextmanager
     def permit(
@@ -175,7 +207,7 @@ class Limiter(_OnClient):
         the block raises.
         """
         permit = new_id()
-        steps = operations.enter(self._limit_set, keys, n, permit, wait=wait, timeout=timeout)
+        steps = self._steps(operations.enter, keys, n, permit, wait=wait, timeout=timeout)
         decision = self._run(steps)
         if not operations.has_holds(self._limit_set) or not decision.granted:
             yield decision
@@ -189,7 +221,7 @@ class Limiter(_OnClient):
         finally:
             ended.set()
             renewing.join()
-            self._run(operations.leave(self._limit_set, keys, permit))
+            self._run(self._steps(operations.leave, keys, permit))
 
     def limited(
         self,
@@ -255,7 +287,7 @@ class Limiter(_OnClient):
 
     def _keep_renewing(self, keys: Keys, permit: str, ended: threading.Event) -> None:
         while not ended.wait(operations.renew_every(self._limit_set)):
-            if not self._run(operations.keep(self._limit_set, keys, permit)):
+            if not self._run(self._steps(operations.keep, keys, permit)):
                 return
 
 
@@ -275,9 +307,12 @@ def _awaited(
 class AsyncLimiter(_OnClient):
     """:class:`Limiter` for ``redis.asyncio``: the same methods, steps and scripts, awaited."""
 
-    def __init__(self, client: AsyncClient, limit_set: LimitSet) -> None:
-        super().__init__(client, limit_set)
+    def __init__(
+        self, client: AsyncClient, limit_set: LimitSet, local: LocalShare | None = None
+    ) -> None:
+        super().__init__(client, limit_set, local)
         self._direct = AsyncDirect(client, self._commands)
+        self._sleep = client.sleep if isinstance(client, AsyncMemoryRedis) else asyncio.sleep
         self._unfinished: set[asyncio.Task[None]] = set()
 
     acquire = _awaited(Limiter.acquire)
@@ -321,12 +356,12 @@ class AsyncLimiter(_OnClient):
         Cancelled, it ends holds, and returns permits that it took for a block that has not begun.
         """
         permit = new_id()
-        steps = operations.enter(self._limit_set, keys, n, permit, wait=wait, timeout=timeout)
+        steps = self._steps(operations.enter, keys, n, permit, wait=wait, timeout=timeout)
         try:
             decision = await self._run(steps)
         except asyncio.CancelledError:
             # The script may have run. A cancelled caller does not wait for Redis.
-            self._apart(self._run(operations.abandon(self._limit_set, keys, permit)))
+            self._apart(self._run(self._steps(operations.abandon, keys, permit)))
             raise
         if not operations.has_holds(self._limit_set) or not decision.granted:
             yield decision
@@ -389,7 +424,7 @@ class AsyncLimiter(_OnClient):
             if isinstance(step, PlainCall):
                 return await self._direct.call(step) if self._direct.open else ()
             if isinstance(step, Pause):
-                await asyncio.sleep(step.seconds)
+                await self._sleep(step.seconds)
                 return ()
             return _as_reply(await self._script(step.script)(keys=step.keys, args=step.args))
 
@@ -402,13 +437,13 @@ class AsyncLimiter(_OnClient):
 
     async def _end(self, keys: Keys, permit: str, renewing: asyncio.Task[None]) -> None:
         await asyncio.wait([renewing])
-        await self._run(operations.leave(self._limit_set, keys, permit))
+        await self._run(self._steps(operations.leave, keys, permit))
 
     async def _keep_renewing(self, keys: Keys, permit: str) -> None:
         goes_on = True
         while goes_on:
             await asyncio.sleep(operations.renew_every(self._limit_set))
-            goes_on = await self._run(operations.keep(self._limit_set, keys, permit))
+            goes_on = await self._run(self._steps(operations.keep, keys, permit))
 
 
 def _generating(

@@ -22,7 +22,7 @@ from dispatcher.limiters.permit_logs import (
 )
 from dispatcher.quota import Limit
 from dispatcher.redis.keys import PermitKeys, permit_parts, shard_of
-from dispatcher.scope import NOBODY
+from dispatcher.scope import NO_SCOPE
 from dispatcher.times.clock import Clock
 
 _SCOPES = "scopes"
@@ -57,7 +57,7 @@ that lies in another shard."""
 class Permits:
     """Takes a permit for each send from the limits of its scope and of its channel.
 
-    Those of its channel alone where its scope is ``NOBODY``. Raises LimitersUnavailable whenever
+    Those of its channel alone where its scope is ``NO_SCOPE``. Raises LimitersUnavailable whenever
     Redis cannot be trusted to answer.
     """
 
@@ -94,7 +94,7 @@ class Permits:
 
         In one shard one script decides. Of several, scopes are asked before the channel, with one
         script in each shard, in one round trip to each node. A process that dies in between leaves
-        permits of scopes that nobody uses. They count as if they were used at the end of ``hold``:
+        permits of scopes that are not used. They count as if they were used at the end of ``hold``:
         until they are too old, their scopes are limited more strictly, and never less.
         """
         answers: dict[int, PermitAnswer] = {}
@@ -217,7 +217,7 @@ class Permits:
         message_id, token, scope, channel = permit
         permit_id = message_id.bytes + token.to_bytes(4, "big")
         keys, logs, closing = self._of_channel.get(channel) or self._named(channel)
-        if scope == NOBODY or not self._scope_kind.limits:
+        if scope == NO_SCOPE or not self._scope_kind.limits:
             return (PermitLeg(permit_id, keys, logs, closing),)
         home = self._keys_of(scope)
         log = home.scope(scope)

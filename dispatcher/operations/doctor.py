@@ -164,8 +164,8 @@ class Doctor:
         def orphans() -> int:
             return self._redis.unconfirmed(older_than=given.reconcile_grace + patience)
 
-        def untold() -> Late:
-            return ask.untold(older_than=patience_to_tell)
+        def late_notifications() -> Late:
+            return ask.late_notifications(older_than=patience_to_tell)
 
         def pruned() -> housekeeping_checks.PruneFacts:
             behind = ask.not_pruned(retention=given.retention)
@@ -180,7 +180,7 @@ class Doctor:
             _looked(checks.claims, lambda: ask.not_rescued(older_than=patience), after=store),
             _looked(checks.orphans, orphans, after=redis),
             _looked(checks.channels, lambda: ask.strange_channels(given.channels), after=store),
-            _looked(checks.untold(given.status_channel), untold, after=store),
+            _looked(checks.notifications(given.status_channel), late_notifications, after=store),
             _looked(housekeeping_checks.prune, pruned, after=store),
         ]
 
@@ -196,6 +196,7 @@ class Doctor:
             work_checks.hooks(self._hooks()),
             work_checks.templates(self._templates.judged()),
             work_checks.recipients(self._settings.spellings.problems()),
+            work_checks.bodies(self._settings.body_types.problems()),
         ]
 
     def _open_files(self) -> tuple[Path, ...]:

@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from math import ceil, inf
 from typing import Literal, get_args
 
 from dispatcher.errors import InvalidValue, Unavailable, quoted
 from dispatcher.limiters import ChannelFill, Fills
 from dispatcher.message import Status
+from dispatcher.quota import CalendarLimit, Limit
 from dispatcher.reservation import QuotaTimeline, Terms, Timelines
-from dispatcher.scope import Scope, of_channel, plain
+from dispatcher.scope import Scope, of_channel, own_scope
 from dispatcher.settings import Settings
-from dispatcher.store import Busy, Counts, Figures, Load, Of, OverdueFigure
+from dispatcher.store import (
+    Busy,
+    Counts,
+    DueByMinute,
+    Figures,
+    Load,
+    Of,
+    OverdueFigure,
+    Pause,
+    Pauses,
+)
 from dispatcher.telemetry.liveness import Kind, Sign, Signs
 from dispatcher.telemetry.metrics import Vitals
+from dispatcher.times.send_time import from_ms, to_ms
 
 _CANDIDATES = 50
 """How many of the busiest are examined for a ranking by ``fill``."""
 _LONGEST = timedelta(days=366)
+_FARTHEST = timedelta(days=7)
+_MINUTE = timedelta(minutes=1)
+_MINUTE_MS = 60_000
 _MOST = 1_000
 
 By = Literal["messages", "fill"]
@@ -32,6 +50,8 @@ class Overview:
 
     ``limits``, ``workers``, ``beats``, ``duties`` and ``items_rejected`` (of the broker, counted
     until a day after the last) are None where Redis does not answer; then ``silence`` is the error.
+
+    ``pauses`` are those in force.
 
     A process that ended normally is not listed; a killed one is listed for a day, as not alive.
     """
@@ -45,6 +65,7 @@ class Overview:
     duties: tuple[Sign, ...] | None
     items_rejected: int | None
     silence: str | None
+    pauses: tuple[Pause, ...] = ()
 
     @property
     def now(self) -> datetime:
@@ -100,6 +121,52 @@ class Tops:
     tops: tuple[Top, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedMinute:
+    """A minute in which messages of a channel are due.
+
+    ``waiting`` of earlier minutes have not left when it begins. The last of its own leaves by
+    ``last_at``, as fast as the channel's limits allow; None: not within the examined time, twice.
+    """
+
+    at: datetime
+    due: int
+    waiting: int
+    last_at: datetime | None
+
+    @property
+    def overbooked(self) -> bool:
+        """Whether some of its messages leave after it."""
+        return self.last_at is None or self.last_at > self.at + _MINUTE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelLoad:
+    """What is due on one channel, and when it leaves by the channel's ``limits``.
+
+    ``late`` were due before. Minutes in which nothing is due are left out.
+    """
+
+    channel: str
+    limits: tuple[str, ...]
+    late: int
+    minutes: tuple[LoadedMinute, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadToCome:
+    """The load of each channel from ``start`` until before ``end``, by the database's clock.
+
+    Not ``complete``: more than 1,000,000 are due, and only up to ``counted_until`` all are counted.
+    """
+
+    start: datetime
+    end: datetime
+    complete: bool
+    counted_until: datetime
+    channels: tuple[ChannelLoad, ...]
+
+
 class Overviews:
     """Reads overviews, rankings and metrics. Changes nothing."""
 
@@ -111,12 +178,14 @@ class Overviews:
         fills: Fills,
         signs: Signs,
         timelines: Timelines,
+        pauses: Pauses,
     ) -> None:
         self._settings = settings
         self._figures = figures
         self._fills = fills
         self._signs = signs
         self._timelines = timelines
+        self._pauses = pauses
 
     def read(self, *, since: timedelta) -> Overview:
         """Return an overview. Raises InvalidValue and StoreUnavailable.
@@ -141,6 +210,38 @@ class Overviews:
             duties=signs[Kind.DUTY] if signs else None,
             items_rejected=rejected,
             silence=silence,
+            pauses=tuple(self._pauses.in_force()),
+        )
+
+    def load(self, *, within: timedelta) -> LoadToCome:
+        """Return the load of each channel within that time. Raises InvalidValue, StoreUnavailable.
+
+        The messages of a minute are taken as due at its beginning, those that are late in the first
+        one. Limits of channels slow them down; limits of scopes, ``concurrency`` and the speed of
+        workers and providers do not: how they act is not known before.
+        """
+        if not isinstance(within, timedelta) or not _MINUTE <= within <= _FARTHEST:
+            accepted = f"a timedelta of a minute to {_FARTHEST.days} days"
+            raise InvalidValue("within", quoted(within), accepted)
+        due = self._figures.due(within=within)
+        return LoadToCome(
+            start=due.start,
+            end=due.start + within,
+            complete=due.complete,
+            counted_until=due.counted_until,
+            channels=tuple(self._channel_load(name, due, within=within) for name in due.by_channel),
+        )
+
+    def _channel_load(self, name: str, due: DueByMinute, *, within: timedelta) -> ChannelLoad:
+        channel = self._settings.channels.get(name)
+        limits = channel.limits if channel is not None else ()
+        late, minutes = due.late.get(name, 0), dict(due.by_channel[name])
+        outflow = _Outflow(limits, due.start)
+        return ChannelLoad(
+            channel=name,
+            limits=tuple(map(str, limits)),
+            late=late,
+            minutes=tuple(outflow.minutes(minutes, late, until=due.start + 2 * within)),
         )
 
     def vitals(self) -> Vitals:
@@ -214,6 +315,86 @@ class Overviews:
         return max(found, key=lambda each: (each.most > 1, each.fill, each.most), default=None)
 
 
+class _Outflow:
+    """Messages that leave in the order of their minutes, as fast as limits allow.
+
+    A limit whose period is at most a minute is a speed; a longer one gives what it has left,
+    counted by minutes.
+    """
+
+    def __init__(self, limits: Sequence[Limit | CalendarLimit], start: datetime) -> None:
+        short = [
+            each for each in limits if isinstance(each, Limit) and each.length_ms <= _MINUTE_MS
+        ]
+        self._a_minute = min((each.count * _MINUTE_MS / each.length_ms for each in short),
+                             default=inf)  # fmt: skip
+        self._long = [each for each in limits if each not in short]
+        self._start_ms = to_ms(start)
+        self._numbers: list[int] = []
+        self._gone = [0]
+
+    def minutes(
+        self, due: Mapping[datetime, int], late: int, *, until: datetime
+    ) -> Iterator[LoadedMinute]:
+        """Yield the minutes, in order."""
+        by_number = {(to_ms(at) - self._start_ms) // _MINUTE_MS: many for at, many in due.items()}
+        end = (to_ms(until) - self._start_ms) // _MINUTE_MS
+        queue: deque[list[int]] = deque()
+        waits: dict[int, int] = {}
+        last_at: dict[int, datetime] = {}
+        waiting, carried = late, 0.0
+        if late:
+            queue.append([-1, late])
+        coming = deque(sorted(by_number))
+        number = 0
+        while number < end and (queue or coming):
+            if not queue:
+                number, carried = coming[0], 0.0
+            if coming and coming[0] == number:
+                waits[number] = waiting
+                queue.append([coming.popleft(), by_number[number]])
+                waiting += by_number[number]
+            allowed = min(self._a_minute + carried, *(self._spare(each, number) for each in
+                          self._long), waiting)  # fmt: skip
+            leaving = int(allowed)
+            carried = min(allowed - leaving, 1.0) if waiting > leaving else 0.0
+            gone = 0
+            while queue and gone < leaving:
+                some = min(queue[0][1], leaving - gone)
+                gone += some
+                queue[0][1] -= some
+                if not queue[0][1]:
+                    of, _ = queue.popleft()
+                    last_at[of] = self._instant(number, gone)
+            waiting -= gone
+            if self._long and gone:
+                self._numbers.append(number)
+                self._gone.append(self._gone[-1] + gone)
+            number += 1
+        for each in sorted(by_number):
+            yield LoadedMinute(
+                at=self._instant(each, 0),
+                due=by_number[each],
+                waiting=waits.get(each, waiting),
+                last_at=last_at.get(each),
+            )
+
+    def _spare(self, limit: Limit | CalendarLimit, number: int) -> int:
+        """Return how many more a limit of a long period allows in a minute."""
+        if isinstance(limit, CalendarLimit):
+            [begins_ms, _] = limit.bounds(self._start_ms + number * _MINUTE_MS, 1)
+            since = (begins_ms - self._start_ms) // _MINUTE_MS
+        else:
+            since = number - -(-limit.length_ms // _MINUTE_MS) + 1
+        before = self._gone[bisect_left(self._numbers, since)]
+        return limit.count - (self._gone[-1] - before)
+
+    def _instant(self, number: int, gone: int) -> datetime:
+        """Return when so many have left, of a minute's."""
+        at_ms = self._start_ms + number * _MINUTE_MS
+        return from_ms(at_ms + ceil(gone * _MINUTE_MS / self._a_minute))
+
+
 def _fullest_of(quota: QuotaTimeline) -> FullestQuota | None:
     fill = max(quota.fills, key=lambda each: each.booked, default=None)
     if fill is None:
@@ -224,7 +405,7 @@ def _fullest_of(quota: QuotaTimeline) -> FullestQuota | None:
 
 def _scope(of: Of, name: str) -> Scope:
     if of != "channel":
-        return plain(name)
+        return own_scope(name)
     kind = of_channel(name)
     return Scope(kind, name, f"@{kind}")
 

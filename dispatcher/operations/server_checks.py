@@ -193,7 +193,7 @@ def redis_complete(seen: Readiness) -> Finding:
 @check("redis.foreign")
 def redis_foreign(seen: ForeignFacts) -> Finding:
     """Warn of keys with names of windows that the dispatcher did not write."""
-    remedy = "find out who writes into this Redis, and give the dispatcher one of its own"
+    remedy = "find the writer of these keys, and give the dispatcher one of its own"
     if seen.there:
         return error(
             f"{seen.there} keys under the names of windows are no windows, or have members that "

@@ -117,12 +117,12 @@ class Verification:
         settings: Settings,
         clock: Clock,
         store: StoreUpkeep,
-        standings: ReservationStates,
+        states: ReservationStates,
         contents: Contents,
     ) -> None:
         self._clock = clock
         self._store = store
-        self._standings = standings
+        self._states = states
         self._contents = contents
         self._grace = settings.reconcile_grace
         self._kinds = settings.quotas_of
@@ -244,7 +244,7 @@ class Verification:
         return to_ms(known.row.send_at) if at.window in self._windows_of(known.row) else None
 
     def _standing(self, entries: Iterable[_At]) -> dict[UUID, ReservationState]:
-        return self._standings.of(list({at.message_id for at in entries}), grace=self._grace)
+        return self._states.of(list({at.message_id for at in entries}), grace=self._grace)
 
     def _windows_of(self, row: ReservationRow) -> set[bytes]:
         return {at.window for at, _ in self._entries_of(row)}

@@ -110,10 +110,10 @@ def channels(strange: Mapping[str, int]) -> Finding:
     )
 
 
-def untold(status_channel: str) -> Check[Late]:
+def notifications(status_channel: str) -> Check[Late]:
     """Return the check for messages whose status webhook is late."""
     return _late(
-        "work.untold",
+        "work.notifications",
         otherwise="no status webhook is late",
         where="for a status webhook",
         why=": the duty `notify` does not run"
@@ -215,6 +215,20 @@ def recipients(found: Mapping[str, InvalidSettings | None]) -> Finding:
         )
     many = f"{len(found)} channel{'' if len(found) == 1 else 's'}"
     return ok(f"the rules of {many} can be loaded" if found else "there are no rules")
+
+
+@check("settings.bodies")
+def bodies(found: Mapping[str, InvalidSettings | None]) -> Finding:
+    """Find channels whose type of bodies cannot be loaded, or has no JSON Schema."""
+    wrong = [f"{path}: {each.problem}" for path, each in found.items() if each is not None]
+    if wrong:
+        return error(
+            f"submits to these channels are refused, or the OpenAPI document: {'; '.join(wrong)}",
+            "make it importable for submitting programs, or correct the setting: "
+            "package.module:attribute of a model of pydantic, a dataclass or a TypedDict",
+        )
+    many = f"{len(found)} channel{'' if len(found) == 1 else 's'}"
+    return ok(f"the types of {many} can be loaded" if found else "there are no types")
 
 
 def _listed(found: Mapping[str, str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import redis
-from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.backoff import FullJitterBackoff, NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.connection import Connection, SSLConnection, parse_url
 from redis.retry import Retry
@@ -50,7 +50,7 @@ def connect_redis(url: str, *, on_connect: OnConnect | None = None) -> redis.Red
     several = _SEVERAL.match(url)
     try:
         if several is None:
-            client = redis.Redis.from_url(url, **options, retry=_retry())
+            client = redis.Redis.from_url(url, **options, **repeated(_retry()))
             pool = client.connection_pool
             _check_options(pool.connection_class, pool.connection_kwargs)
             return client
@@ -228,7 +228,8 @@ def _master_of(nodes: _Nodes, options: dict[str, Any]) -> redis.Redis:
                     if name.startswith(("socket_", "ssl"))}  # fmt: skip
     at_once = {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
     sentinel = Sentinel(nodes.addresses, sentinel_kwargs=of_sentinels | given | at_once)
-    found: redis.Redis = sentinel.master_for(master, db=int(database), retry=_retry(), **options)
+    options |= {"db": int(database), **repeated(_retry())}
+    found: redis.Redis = sentinel.master_for(master, **options)
     return found
 
 
@@ -240,5 +241,13 @@ def _check_options(connection: type[Any], options: dict[str, Any]) -> None:
         raise ValueError from error
 
 
+def repeated(retry: Retry) -> dict[str, Any]:
+    """Return the options of a client that repeats calls whose reply is lost.
+
+    redis-py before 6 repeats a call only after the errors that ``retry_on_error`` names.
+    """
+    return {"retry": retry, "retry_on_error": [redis.ConnectionError, redis.TimeoutError]}
+
+
 def _retry() -> Retry:
-    return Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.1), _RETRIES)
+    return Retry(FullJitterBackoff(base=0.01, cap=0.1), _RETRIES)

@@ -128,6 +128,22 @@ class SignKeys:
 
 
 @dataclass(frozen=True)
+class RefusalKeys:
+    """The keys of noted refusals. A rebuild does not touch them: no part has their tag."""
+
+    namespace: str
+
+    def hour(self, number: int) -> str:
+        """HASH of one hour since 1970: how many refusals; field: step of the wait, kind, quota."""
+        return f"{{{self.namespace}@refusals}}:hour:{number}"
+
+    @cached_property
+    def last(self) -> str:
+        """LIST of the last refusals, newest first, as JSON."""
+        return f"{{{self.namespace}@refusals}}:last"
+
+
+@dataclass(frozen=True)
 class PlanKeys(ShardKeys):
     """The keys of a plan: copies of the windows of one shard, without real reservations."""
 
@@ -189,6 +205,11 @@ class LimiterKeys:
         """Return the names of the HASHes of permits; field: permit id, value: count and time."""
         start = f"{self.hash_tag(key)}:permits:{digest}"
         return f"{start}:0", f"{start}:1"
+
+
+def events_of(namespace: str) -> str:
+    """Return the name of the STREAM of the last transitions. A rebuild does not touch it."""
+    return f"{{{namespace}@events}}:stream"
 
 
 def shard_of(name: str, shards: int) -> int:

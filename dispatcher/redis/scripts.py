@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 import redis
-from redis.backoff import ExponentialWithJitterBackoff
+from redis.backoff import FullJitterBackoff
 from redis.exceptions import NoScriptError
 from redis.retry import Retry
 
@@ -32,9 +32,7 @@ Packable = float | tuple["Packable", ...]
 _REDIRECTED = (redis.exceptions.AskError, redis.exceptions.TryAgainError)  # MovedError is the first
 """What a node answers that does not, or not yet, hold all keys of a call."""
 _SILENT = (redis.ConnectionError, redis.TimeoutError)
-_PATIENCE = Retry(
-    ExponentialWithJitterBackoff(base=0.05, cap=0.4), 1, (redis.exceptions.ClusterError,)
-)
+_PATIENCE = Retry(FullJitterBackoff(base=0.05, cap=0.4), 1, (redis.exceptions.ClusterError,))
 """For the time in which a hash slot moves: its keys are in two places, and calls with both fail."""
 _INCLUDE = re.compile(r"^-- @include (\w+)\.lua$", re.MULTILINE)
 

@@ -3,7 +3,8 @@
 ``windows`` books, moves and releases one message, ``bulk`` books many, both leg by leg through
 ``shards``; ``plan`` books in copies of windows. ``upkeep`` rebuilds windows from the store and
 settles what the store did not confirm, ``fence`` closes those of a server that may have lost data.
-``contents``, ``timeline`` and ``survey`` read; ``foreign_keys`` sets aside keys that others wrote.
+``contents``, ``timeline`` and ``survey`` read; ``refusals`` notes refused submits;
+``foreign_keys`` sets aside keys that others wrote.
 ``booking`` has the values, ``terms`` what a time is judged by, ``arguments`` what scripts are sent.
 """
 
@@ -20,6 +21,13 @@ from dispatcher.reservation.bulk import Booked, Bulk
 from dispatcher.reservation.contents import Contents, Held, Seen
 from dispatcher.reservation.fence import Fence
 from dispatcher.reservation.plan import Answered, Copies
+from dispatcher.reservation.refusals import (
+    LastRefusal,
+    RefusalLog,
+    Refusals,
+    Replay,
+    RuleRefusals,
+)
 from dispatcher.reservation.survey import (
     ClusterFacts,
     ForeignFacts,
@@ -46,6 +54,7 @@ __all__ = [
     "Fill",
     "ForeignFacts",
     "Held",
+    "LastRefusal",
     "Moving",
     "QuotaTimeline",
     "Readiness",
@@ -53,9 +62,13 @@ __all__ = [
     "Rebuild",
     "RedisFacts",
     "RedisSurvey",
+    "RefusalLog",
+    "Refusals",
+    "Replay",
     "Request",
     "Reservation",
     "Reserved",
+    "RuleRefusals",
     "Rules",
     "Seen",
     "Span",

@@ -41,8 +41,8 @@ class ForeignKeys:
         if many:
             log.error(
                 "%d keys in Redis under the names of windows are not ours; set aside, and their "
-                "shards are rebuilt from the store: see them by SCAN with MATCH %s, find out who "
-                "wrote them, then delete them",
+                "shards are rebuilt from the store: see them by SCAN with MATCH %s, find "
+                "their writer, then delete them",
                 many, self._pattern,
             )  # fmt: skip
         return many

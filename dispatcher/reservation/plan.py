@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 import redis
 
-from dispatcher.errors import DispatcherError, ReservationsUnavailable
+from dispatcher.errors import DispatcherError, ReservationsUnavailable, SlotRefused
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import PlanKeys, ShardKeys, digest_of
 from dispatcher.redis.scripts import Call, replies_of, script
@@ -104,6 +104,9 @@ class Copies(AbstractContextManager["Copies"]):
     def withdraw(self, requests: Sequence[Request]) -> None:
         """Give nothing back: what is booked in the copies ends with them."""
 
+    def note(self, refused: Sequence[tuple[Request, SlotRefused]]) -> None:
+        """Note nothing: refusals of a plan are not counted."""
+
     def remember(self, answered: Iterable[Answered]) -> None:
         """Keep the idempotency keys of drafts that were booked."""
         words = {digest_of(each.key): each.message_id.bytes + each.fingerprint.encode()
@@ -118,7 +121,7 @@ class Copies(AbstractContextManager["Copies"]):
         self._has_answered = True
 
     def recall(self, keys: Sequence[str]) -> Mapping[str, Answered]:
-        """Return those of these idempotency keys that :meth:`remember` was told of."""
+        """Return those of these idempotency keys that :meth:`remember` was given."""
         if not keys or not self._has_answered:
             return {}
         with translated(ReservationsUnavailable):

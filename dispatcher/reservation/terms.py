@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple, Self
 
 from dispatcher.quota import CalendarQuota, Quota
-from dispatcher.scope import Scope, plain
+from dispatcher.scope import Scope, own_scope
 from dispatcher.times.quiet_hours import Hours, Interval
 from dispatcher.times.zones import DAY_MS
 
@@ -58,9 +58,9 @@ class Terms(NamedTuple):
     quiet: Hours | None = None
 
     @classmethod
-    def plain(cls, scope: str) -> Self:
+    def own(cls, scope: str) -> Self:
         """Return the terms of a message that counts against one scope and has no quiet hours."""
-        return cls((plain(scope),))
+        return cls((own_scope(scope),))
 
 
 class Rules:

@@ -98,7 +98,7 @@ class WindowTimeline:
     ``booked`` are the reservations from the start of the timeline to its end. Where there is too
     much to read (more than 10,000 times before the start that still count, or from it on), it is
     not ``complete``: then ``booked`` has none, and ``counts`` tells how many there are in each
-    twelfth of a step. ``exists`` tells whether anything is booked at all, whenever it may be.
+    twelfth of a step. ``many`` are booked in all, whenever it may be.
     """
 
     scope: str
@@ -106,7 +106,12 @@ class WindowTimeline:
     quotas: tuple[QuotaTimeline, ...]
     complete: bool
     counts: tuple[Fill, ...] = ()
-    exists: bool = True
+    many: int = 0
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything is booked at all."""
+        return self.many > 0
 
 
 @dataclass(frozen=True)
@@ -202,7 +207,6 @@ class Timelines:
             return [(*each, found) for each, found in zip(stretches, many, strict=True)]
 
         *near, ever = count([(earliest, start), (start, latest), _EVER])
-        exists = ever[2] > 0
         if any(many > MOST_READ for _, _, many in near):
             cells = _cells(edges)
             return WindowTimeline(
@@ -216,7 +220,7 @@ class Timelines:
                 ),
                 complete=False,
                 counts=_fills(count(cells)),
-                exists=exists,
+                many=ever[2],
             )
         members = self._contents.members(window, earliest, latest)
         times = [at_ms for _, at_ms in members]
@@ -229,7 +233,7 @@ class Timelines:
             ),
             quotas=tuple(_quota(each, times, zone, edges) for each in quotas),
             complete=True,
-            exists=exists,
+            many=ever[2],
         )
 
     def _slots(self, terms: Terms, timeline: Timeline, now: datetime) -> tuple[datetime, ...]:

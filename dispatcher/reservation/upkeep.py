@@ -392,7 +392,7 @@ class Upkeep:
 
         ``stored`` has the send time of those messages that need a reservation, and the token of
         their last move; the reservations of all others are released.
-        A hold ends: the store was told before it was read to take no time that this hold is for.
+        A hold ends: before it was read, the store was made to refuse the time of this hold.
         """
         calls: list[Call] = []
         for each in found:

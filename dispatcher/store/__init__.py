@@ -6,15 +6,26 @@ into rows and back.
 
 For submission there are ``messages``, and ``outbox`` in a transaction of the caller's;
 ``suppressions`` are the recipients who have opted out. For delivery: ``claims``, which write by
-``changes``. For periodic maintenance: ``maintenance``, ``reservations`` and ``notifications``. For
-operators: ``decisions``, ``listing``, ``survey`` and ``migrate``.
+``changes``; ``pauses`` keep messages back. For periodic maintenance: ``maintenance``,
+``reservations`` and ``notifications``. For operators: ``decisions``, ``listing``, ``survey`` and
+``migrate``. For the HTTP API: ``api``.
 """
 
+from dispatcher.store.api import ApiKey, ApiKeys, Replies, Reply, Sessions
 from dispatcher.store.claims import Claim, Claims, Failure, Result, Unclaimed
 from dispatcher.store.database import Database
 from dispatcher.store.decisions import FailedMessages, HeldMessages, Standstill
 from dispatcher.store.engines.base import Backlog, Days, Durability, Housekeeping, Slot
-from dispatcher.store.listing import Busy, Counts, Figures, Listing, Load, Of, OverdueFigure
+from dispatcher.store.listing import (
+    Busy,
+    Counts,
+    DueByMinute,
+    Figures,
+    Listing,
+    Load,
+    Of,
+    OverdueFigure,
+)
 from dispatcher.store.maintenance import (
     MOST_GRACES,
     Due,
@@ -28,6 +39,7 @@ from dispatcher.store.messages import BulkMessages, GivenUp, Messages, NewTime
 from dispatcher.store.migrate import SchemaStanding, migrate
 from dispatcher.store.notifications import Notifications
 from dispatcher.store.outbox import Joinable, JoinedMessages, JoinedTransaction
+from dispatcher.store.pauses import Pause, Pauses
 from dispatcher.store.reservations import (
     ReservationRow,
     ReservationState,
@@ -35,14 +47,25 @@ from dispatcher.store.reservations import (
     ReservedTime,
     Settled,
 )
-from dispatcher.store.schema import Addition, Movable
+from dispatcher.store.schema import (
+    PAUSED_CAMPAIGN,
+    PAUSED_CHANNEL,
+    PAUSED_RECIPIENT,
+    Addition,
+    Movable,
+)
 from dispatcher.store.suppressions import REASON, Suppression, Suppressions
 from dispatcher.store.survey import Late, StoreSurvey
 
 __all__ = [
     "MOST_GRACES",
+    "PAUSED_CAMPAIGN",
+    "PAUSED_CHANNEL",
+    "PAUSED_RECIPIENT",
     "REASON",
     "Addition",
+    "ApiKey",
+    "ApiKeys",
     "Backlog",
     "BulkMessages",
     "Busy",
@@ -52,6 +75,7 @@ __all__ = [
     "Database",
     "Days",
     "Due",
+    "DueByMinute",
     "Durability",
     "FailedMessages",
     "Failure",
@@ -72,6 +96,10 @@ __all__ = [
     "Of",
     "Overdue",
     "OverdueFigure",
+    "Pause",
+    "Pauses",
+    "Replies",
+    "Reply",
     "Rescued",
     "ReservationRow",
     "ReservationState",
@@ -79,6 +107,7 @@ __all__ = [
     "ReservedTime",
     "Result",
     "SchemaStanding",
+    "Sessions",
     "Settled",
     "Slot",
     "Standstill",

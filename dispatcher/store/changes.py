@@ -11,7 +11,9 @@ from functools import cached_property, partial
 from typing import Any, cast
 
 from sqlalchemy import (
+    ARRAY,
     CTE,
+    Column,
     ColumnElement,
     Connection,
     Delete,
@@ -21,6 +23,8 @@ from sqlalchemy import (
     Select,
     Text,
     Update,
+    and_,
+    any_,
     bindparam,
     case,
     delete,
@@ -39,9 +43,6 @@ from dispatcher.store.engines import StoreEngine
 from dispatcher.store.engines.types import Instant, Length, database_now, id_type, later
 
 GivenRow = dict[str, Any]
-Given = Callable[[str], ColumnElement[Any]]
-Make = Callable[[Given], Update | Delete]
-
 _TYPES: dict[str, TypeEngine[Any]] = {
     "id": id_type(), "token": Integer(), "wait": Float(), "enqueue": Float(), "error": Text(),
     "outcome": Text(), "receipt": Text(), "send_at": Instant(), "next_attempt_at": Instant(),
@@ -52,34 +53,75 @@ _NO_CLAIM: dict[str, Any] = {"claimed_by": None, "claim_expires_at": None}
 _NOW = database_now()
 
 
+class Given:
+    """The values of a row by their names, in a statement that changes one row."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+
+    def __call__(self, name: str) -> ColumnElement[Any]:
+        """Return a value."""
+        self.names[name] = None
+        return bindparam(f"given_{name}", type_=_TYPES[name])
+
+    def finds(self, key: Column[Any], name: str = "id") -> ColumnElement[bool]:
+        """Return the condition that ``key``, the first column of an index, has this value."""
+        return key == self(name)
+
+
+class GivenArrays(Given):
+    """The values of many rows as arrays, in a statement that changes them all.
+
+    ``same`` are those that all rows have.
+    """
+
+    def __init__(
+        self, backend: StoreEngine, names: Iterable[str], **same: ColumnElement[Any]
+    ) -> None:
+        super().__init__()
+        self._same = same
+        self._rows = backend.rows_from({name: _TYPES[name] for name in names})
+
+    def __call__(self, name: str) -> ColumnElement[Any]:
+        """Return the value of the row."""
+        return self._same[name] if name in self._same else self._rows.c[name]
+
+    def finds(self, key: Column[Any], name: str = "id") -> ColumnElement[bool]:
+        """Return the condition that ``key`` has the row's value, and so is one of all values.
+
+        The latter is redundant, but it belongs to the table alone: no index of ``key`` can be read
+        without it. PostgreSQL joins by reading the whole index where a vacuum has counted no row,
+        and then that index may have millions of entries of dead rows.
+        """
+        every = bindparam(f"given_{name}", type_=ARRAY(_TYPES[name]))
+        return and_(super().finds(key, name), key == any_(every))
+
+
+Make = Callable[[Given], Update | Delete]
+
+
 class Change:
     """A guarded statement; ``make`` makes it of the values of a row, for which it asks by name."""
 
     def __init__(self, backend: StoreEngine, make: Make) -> None:
         self.make = make
-        names: dict[str, None] = {}
-
-        def given(name: str) -> ColumnElement[Any]:
-            names[name] = None
-            return bindparam(f"given_{name}", type_=_TYPES[name])
-
+        given = Given()
         self._one = make(given)
-        self._many = make(_given_as_arrays(backend, names)) if backend.takes_arrays else None
-        self._names = tuple(names)
+        self._names = tuple(given.names)
+        self._many = make(GivenArrays(backend, self._names)) if backend.takes_arrays else None
 
-    def run(self, connection: Connection, rows: Sequence[GivenRow]) -> None:
-        """Change these rows, as far as their tokens are still current.
+    def run(self, connection: Connection, rows: Sequence[GivenRow]) -> int:
+        """Change these rows, as far as their tokens are still current; return how many.
 
         Call it in a transaction where there are several, or SQLite syncs its file for each.
         """
         if not rows:
-            return
+            return 0
         ones = [{name: row[name] for name in self._names} for row in rows]
         if self._many is not None and len(ones) > 1:
-            connection.execute(self._many, arrays(ones))
-        else:
-            given = [{f"given_{name}": value for name, value in one.items()} for one in ones]
-            connection.execute(self._one, given)
+            return connection.execute(self._many, arrays(ones)).rowcount
+        given = [{f"given_{name}": value for name, value in one.items()} for one in ones]
+        return connection.execute(self._one, given).rowcount
 
     def run_and_read(
         self, database: Database, rows: Sequence[GivenRow], query: Select[Any]
@@ -96,11 +138,6 @@ class Change:
 def arrays(rows: Sequence[GivenRow]) -> dict[str, list[Any]]:
     """Return rows as the arrays that a statement for many is given; at least one row."""
     return {f"given_{name}": [row[name] for row in rows] for name in rows[0]}
-
-
-def _given_as_arrays(backend: StoreEngine, names: Iterable[str]) -> Given:
-    table = backend.rows_from({name: _TYPES[name] for name in names})
-    return lambda name: table.c[name]
 
 
 def change(make: Callable[[Changes, Given], Update | Delete]) -> cached_property[Change]:
@@ -126,7 +163,7 @@ class Changes:
         attempt has failed or is under way. Run ``overtaken`` for that one before.
         """
         messages = self._messages
-        return self._sent(messages.c.id == given("id"), messages.c.claim_token >= given("token"))
+        return self._sent(given.finds(messages.c.id), messages.c.claim_token >= given("token"))
 
     @change
     def overtaken(self, given: Given) -> Update:
@@ -141,7 +178,7 @@ class Changes:
         )
         return (
             update(attempts)
-            .where(*self._attempt(given), attempts.c.finished_at.is_(None))
+            .where(*self._attempt(given), self._tables.is_under_way)
             .values(outcome=Outcome.UNKNOWN.value, finished_at=claim_end.scalar_subquery())
         )
 
@@ -214,24 +251,25 @@ class Changes:
     def undone_attempt(self, given: Given) -> Delete:
         """Delete its claim's attempt: it did not happen, also where its message was held for it."""
         messages, attempts = self._messages, self._attempts
-        was_held = exists().where(
+        # Not EXISTS, for which PostgreSQL may read all messages that fit, to ask them by their ids.
+        on_unknown = select(messages.c.on_unknown).where(
             messages.c.id == attempts.c.message_id,
             messages.c.claim_token == attempts.c.token,
             # Put back before, or in the same statement; that one sees it as it was when it began,
             # also where it then waited for the rescue that holds the message.
             self._tables.has_status(Status.SCHEDULED, Status.HELD, Status.SENDING),
-            messages.c.on_unknown == "hold",
-            attempts.c.outcome == Outcome.UNKNOWN.value,
         )
-        is_open = attempts.c.finished_at.is_(None)
-        return delete(attempts).where(*self._attempt(given), or_(is_open, was_held))
+        is_unknown = attempts.c.outcome == Outcome.UNKNOWN.value
+        was_held = and_(is_unknown, on_unknown.scalar_subquery() == "hold")
+        may_go = or_(self._tables.is_under_way, was_held)
+        return delete(attempts).where(*self._attempt(given), may_go)
 
     @change
     def uncounted(self, given: Given) -> Update:
         """Count no overtaken attempt that was not sent: an earlier one was."""
         messages, attempts = self._messages, self._attempts
         is_overtaken = exists().where(
-            attempts.c.message_id == messages.c.id,
+            given.finds(attempts.c.message_id),
             attempts.c.token == messages.c.claim_token,
             attempts.c.outcome == Outcome.UNKNOWN.value,
         )
@@ -255,7 +293,7 @@ class Changes:
         is_unknown = attempts.c.outcome == Outcome.UNKNOWN.value
         return (
             update(attempts)
-            .where(*self._attempt(given), or_(attempts.c.finished_at.is_(None), is_unknown))
+            .where(*self._attempt(given), or_(self._tables.is_under_way, is_unknown))
             .values(
                 finished_at=_NOW,
                 outcome=given("outcome"),
@@ -279,40 +317,36 @@ class Changes:
         Only for claims that are the last ones, and under way; it returns the ids of the other
         messages.
         """
-        given = _given_as_arrays(self.backend, ("id", "token", "receipt"))
-        fixed: dict[str, ColumnElement[Any]] = {
-            "outcome": literal(Outcome.SENT.value), "error": null()
-        }  # fmt: skip
+        names = ("id", "token", "receipt")
+        same = {"outcome": literal(Outcome.SENT.value), "error": cast("ColumnElement[Any]", null())}
+        given = GivenArrays(self.backend, names, **same)
         is_under_way = self._tables.has_status(Status.SENDING)
         sent = self._sent(*self._ours(given), is_under_way)
         done = sent.returning(self._messages.c.id).cte("done")
-        outcome = cast(
-            "Update",
-            self.outcome.make(lambda name: fixed[name] if name in fixed else given(name)),
-        )
-        row = self._attempts.c
-        recorded = outcome.where(row.message_id.in_(select(done.c.id)), row.finished_at.is_(None))
-        return _others(given, done).add_cte(recorded.cte("told"))
+        is_done = self._attempts.c.message_id.in_(select(done.c.id))
+        outcome = cast("Update", self.outcome.make(given))
+        recorded = outcome.where(is_done, self._tables.is_under_way)
+        return _others(given, done).add_cte(recorded.cte("recorded_ids"))
 
     def snoozed_at_once(self) -> Select[Any]:
         """Return the statement that does ``snoozed`` and ``undone_attempt`` for the former's rows.
 
         Only for claims that are under way; it returns the ids of the other messages.
         """
-        given = _given_as_arrays(self.backend, ("id", "token", "wait", "enqueue"))
+        given = GivenArrays(self.backend, ("id", "token", "wait", "enqueue"))
         is_under_way = self._tables.has_status(Status.SENDING)
         snoozed = cast("Update", self.snoozed.make(given)).where(is_under_way)
         done = snoozed.returning(self._messages.c.id).cte("done")
-        undone = self.undone_attempt.make(given).where(self._attempts.c.finished_at.is_(None))
+        undone = self.undone_attempt.make(given).where(self._tables.is_under_way)
         return _others(given, done).add_cte(undone.cte("undone"))
 
     def _ours(self, given: Given) -> tuple[ColumnElement[bool], ...]:
         messages = self._messages
-        return messages.c.id == given("id"), messages.c.claim_token == given("token")
+        return given.finds(messages.c.id), messages.c.claim_token == given("token")
 
     def _attempt(self, given: Given) -> tuple[ColumnElement[bool], ...]:
         attempts = self._attempts
-        return attempts.c.message_id == given("id"), attempts.c.token == given("token")
+        return given.finds(attempts.c.message_id), attempts.c.token == given("token")
 
     def _sent(self, *these: ColumnElement[bool]) -> Update:
         tables = self._tables

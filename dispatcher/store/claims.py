@@ -361,7 +361,8 @@ def claim_at_once(tables: Tables, takes: ColumnElement[bool]) -> Select[Any]:
     wanted = _wanted(tables, and_(these, takes), bindparam("ahead", type_=Float())).cte("wanted")
     take = _take(tables, bindparam("mark", type_=id_type()), bindparam("ttl", type_=Float()))
     taken = (
-        take.where(messages.c.id == wanted.c.id)
+        # As in GivenArrays: "these" is redundant, and keeps to look-ups by id.
+        take.where(these, messages.c.id == wanted.c.id)
         .returning(*tables.message_columns, messages.c.claim_token)
         .cte("taken")
     )

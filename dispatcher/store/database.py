@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import random
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -30,6 +32,7 @@ from dispatcher.store.engines.errors import (
     cause,
     refused_by_driver,
     unavailable,
+    was_in_the_way,
     worth_another_try,
 )
 from dispatcher.store.schema import tables_named
@@ -37,7 +40,9 @@ from dispatcher.store.schema import tables_named
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+_CONNECTIONS, _KEPT_OPEN = 32, 5
 _TRIES = 3
+_APART_SECONDS = 0.005
 _VALUES_AT_ONCE = 5_000
 
 
@@ -45,14 +50,23 @@ class Database:
     """Runs pieces of work on pooled connections in autocommit mode.
 
     Every piece of work must be safe to run again: when the connection breaks, it is run up to two
-    more times, because it may or may not have been done. Raises StoreUnavailable where the database
+    more times, because it may or may not have been done; up to five more times, a few milliseconds
+    apart, where other transactions are in the way. Raises StoreUnavailable where the database
     or the driver fails.
 
-    ``backend`` is the engine of this database: all that differs between databases.
+    ``backend`` is the engine of this database: all that differs between databases. At most
+    ``connections`` are open. ``statement_seconds`` bounds each statement where the database can;
+    None for its usual bound.
     """
 
     def __init__(
-        self, url: str, *, table_prefix: str = TABLE_PREFIX, table_schema: str | None = None
+        self,
+        url: str,
+        *,
+        table_prefix: str = TABLE_PREFIX,
+        table_schema: str | None = None,
+        connections: int = _CONNECTIONS,
+        statement_seconds: int | None = None,
     ) -> None:
         self.backend = engine_of(url)
         self.url = self.backend.url
@@ -61,8 +75,8 @@ class Database:
             self.url,
             isolation_level="AUTOCOMMIT",
             pool_reset_on_return=None,
-            pool_size=5,
-            max_overflow=27,
+            pool_size=_KEPT_OPEN,
+            max_overflow=connections - _KEPT_OPEN,
             pool_timeout=2,
             json_serializer=dump_json,
             json_deserializer=json.loads,
@@ -70,14 +84,24 @@ class Database:
             connect_args=self.backend.connect_args(),
         )
         self.backend.prepare(self.engine)
+        if statement_seconds is not None:
+            self.backend.bound_statements(self.engine, statement_seconds)
 
     @classmethod
-    def of(cls, settings: Settings) -> Self:
+    def of(
+        cls,
+        settings: Settings,
+        *,
+        connections: int = _CONNECTIONS,
+        statement_seconds: int | None = None,
+    ) -> Self:
         """Return the database of these settings, with its tables under their names."""
         return cls(
             settings.database_url,
             table_prefix=settings.table_prefix,
             table_schema=settings.table_schema or None,
+            connections=connections,
+            statement_seconds=statement_seconds,
         )
 
     def close(self) -> None:
@@ -90,17 +114,22 @@ class Database:
 
     def run(self, work: Callable[[Connection], T]) -> T:
         """Run ``work`` with each statement committed on its own."""
-        tries_left = _TRIES
+        broken = conflicts = 0
         while True:
-            tries_left -= 1
             try:
                 with self.engine.connect() as connection:
                     return work(connection)
             except (StatementError, PoolTimeout) as error:
-                if not tries_left or not worth_another_try(error):
+                if was_in_the_way(error):
+                    conflicts += 1
+                else:
+                    broken += 1
+                if not worth_another_try(error) or _TRIES in (broken, conflicts // 2):
                     raise unavailable(error, self.url) from cause(error)
             except (UnicodeError, OverflowError) as error:
                 raise refused_by_driver(error) from None
+            # Not for security: so that two that met do not meet again.
+            time.sleep(random.uniform(0, conflicts * _APART_SECONDS))  # noqa: S311
 
     def transact(self, work: Callable[[Connection], T]) -> T:
         """Run ``work`` in one transaction."""

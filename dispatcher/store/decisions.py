@@ -16,7 +16,8 @@ from dispatcher.store.messages import changed
 from dispatcher.store.schema import to_message
 
 DROPPED = "dropped: the outcome of its last try is unknown, it may have been sent"
-_MOST_ATTEMPTS = 32_767
+"""The error of a dropped message; the reason follows, where one was given."""
+MOST_ATTEMPTS = 32_767
 
 
 class HeldMessages:
@@ -38,10 +39,11 @@ class HeldMessages:
         query = tables.found_by(first.order_by(messages.c.id).limit(limit)).order_by(messages.c.id)
         return [to_message(row) for row in self._database.read(query)]
 
-    def release(self, message_id: UUID) -> Message:
+    def release(self, found: Message) -> Message:
         """Give a held message one more attempt, at once; expire it past its expiry.
 
-        Return it as it now is. Raises MessageNotFound.
+        Return it as it now is; it is not changed if it was tried since it was found. Raises
+        MessageNotFound.
         """
         tables = self._tables
         messages = tables.messages
@@ -50,25 +52,28 @@ class HeldMessages:
         used_up = messages.c.attempt_count >= messages.c.max_attempts
         one_more = case((used_up, messages.c.attempt_count + 1), else_=messages.c.max_attempts)
         return self._change(
-            message_id,
+            found,
             status=case((too_late, Status.EXPIRED.value), else_=Status.SCHEDULED.value),
             finished_at=case((too_late, now), else_=None),
             next_attempt_at=now,
             enqueue_at=now,
             max_attempts=one_more,
-            told=tables.told_anew,
+            notified_status=tables.notified_status_reset,
         )
 
-    def drop(self, message_id: UUID) -> Message:
-        """End a held message as failed; return it as it now is. Raises MessageNotFound."""
+    def drop(self, found: Message, *, reason: str | None = None) -> Message:
+        """End a held message as failed, as :meth:`release` does. Raises MessageNotFound."""
+        error = DROPPED if reason is None else f"{DROPPED}; {reason}"
         return self._change(
-            message_id, status=Status.FAILED.value, finished_at=database_now(), last_error=DROPPED
+            found, status=Status.FAILED.value, finished_at=database_now(), last_error=error
         )
 
-    def _change(self, message_id: UUID, **values: Any) -> Message:
+    def _change(self, found: Message, **values: Any) -> Message:
         messages = self._tables.messages
-        these = (messages.c.id == message_id, self._is_held)
-        return changed(self._database, message_id, update(messages).where(*these).values(**values))
+        # Every attempt counts one more: held again, it is another decision.
+        is_same = messages.c.attempt_count == found.attempt_count
+        change = update(messages).where(messages.c.id == found.id, self._is_held, is_same)
+        return changed(self._database, found.id, change.values(**values))
 
 
 class Standstill(NamedTuple):
@@ -104,7 +109,7 @@ class FailedMessages:
             {
                 "id": found.message.id,
                 "token": found.token,
-                "max_attempts": min(found.message.attempt_count + more, _MOST_ATTEMPTS),
+                "max_attempts": min(found.message.attempt_count + more, MOST_ATTEMPTS),
             }
             for found, more in sorted(wanted, key=lambda each: each[0].message.id)
         ]
@@ -139,7 +144,7 @@ def _retried(database: Database) -> Change:
         return (
             update(messages)
             .where(
-                messages.c.id == given("id"),
+                given.finds(messages.c.id),
                 messages.c.claim_token == given("token"),
                 tables.has_status(Status.FAILED),
                 or_(messages.c.expires_at.is_(None), messages.c.expires_at > now),
@@ -150,7 +155,7 @@ def _retried(database: Database) -> Change:
                 next_attempt_at=now,
                 enqueue_at=now,
                 max_attempts=given("max_attempts"),
-                told=tables.told_anew,
+                notified_status=tables.notified_status_reset,
             )
         )
 

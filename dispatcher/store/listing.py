@@ -9,25 +9,39 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Table, and_, func, select
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Select,
+    Table,
+    and_,
+    func,
+    literal,
+    select,
+    tuple_,
+)
 
 from dispatcher.errors import MessageNotFound
 from dispatcher.message import Attempt, Message, Status
-from dispatcher.scope import NOBODY, of_channel, of_scope_on
+from dispatcher.scope import NO_SCOPE, of_channel, of_scope_on
 from dispatcher.selection import Page, Selection
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, later, minute_of
 from dispatcher.store.messages import attempts_of
 from dispatcher.store.schema import Tables, to_message
-from dispatcher.times.send_time import from_ms
+from dispatcher.times.clock import SystemClock
+from dispatcher.times.send_time import from_ms, to_ms
 
 _EXAMINED = 5_000
 """How many messages one statement reads, where no index leads to the matches."""
-_COUNTED = 50_000
+_COUNTED = 20_000
 _FEW = frozenset({Status.SENDING, Status.HELD})
+_UNSENT = frozenset({Status.FAILED, Status.EXPIRED, Status.CANCELLED})
 MOST_COUNTED = 1_000_000
 """The most messages that one number is counted from, so that a count takes bounded time."""
-_MINUTES = 60
+
+_MINUTE, _HOUR = timedelta(minutes=1), timedelta(hours=1)
+_HOUR_MS = 3_600_000
 
 Of = Literal["scope", "recipient", "channel"]
 
@@ -65,6 +79,21 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DueByMinute:
+    """How many messages of each channel are due in each minute from ``start`` on.
+
+    Minutes without any are left out. ``late`` are scheduled, and were due before ``start``. Not
+    ``complete``: there are more, and all of those due before ``counted_until`` are counted.
+    """
+
+    start: datetime
+    by_channel: dict[str, dict[datetime, int]]
+    late: dict[str, int]
+    complete: bool
+    counted_until: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
     """A scope, recipient or channel, how many of its messages are due, and when the first is."""
 
@@ -76,7 +105,8 @@ class Busy:
 class Traced(NamedTuple):
     """A message, when maintenance is to enqueue it, the end of its claim, and its attempts.
 
-    ``status_url`` receives its status webhooks, and ``told`` is the status last reported there.
+    ``status_url`` receives its status webhooks, and ``notified_status`` is the status that was last
+    reported there.
     """
 
     message: Message
@@ -84,7 +114,46 @@ class Traced(NamedTuple):
     claim_expires_at: datetime | None
     attempts: list[Attempt]
     status_url: str | None
-    told: Status | None
+    notified_status: Status | None
+
+
+class _Way(NamedTuple):
+    """The index along which messages are read: the primary key, or one of ``value`` and id.
+
+    The column of ``value`` is compared as a range, and ordered by: were it compared for equality, a
+    database might read the primary key in its order until enough is found. ``where`` leads to the
+    index and to the partitions.
+    """
+
+    columns: Sequence[ColumnElement[Any]]
+    value: str | None = None
+    where: Sequence[ColumnElement[bool]] = ()
+
+    @property
+    def bounds(self) -> list[ColumnElement[bool]]:
+        """The conditions of all statements."""
+        if self.value is None:
+            return [*self.where]
+        return [*self.where, self.columns[0].between(self.value, self.value)]
+
+    def between(
+        self, cursor: UUID | None, end: UUID | None, *, oldest_first: bool
+    ) -> list[ColumnElement[bool]]:
+        """Return the conditions that an id lies behind ``cursor``, and not behind ``end``."""
+        found = []
+        if cursor is not None:
+            by, edge = self._compared(cursor)
+            found.append(by > edge if oldest_first else by < edge)
+        if end is not None:
+            by, edge = self._compared(end)
+            found.append(by <= edge if oldest_first else by >= edge)
+        return found
+
+    def _compared(self, message_id: UUID) -> tuple[ColumnElement[Any], Any]:
+        if self.value is None:
+            return self.columns[0], message_id
+        edge = zip((self.value, message_id), self.columns, strict=True)
+        return tuple_(*self.columns), tuple_(*(literal(each, by.type) for each, by in edge))
 
 
 class Listing:
@@ -92,7 +161,8 @@ class Listing:
 
     Where an index leads to the matches (a recipient, an idempotency key, messages that are held,
     being sent or overdue) a page is one statement. Otherwise each statement reads the next 5,000
-    messages by the primary key, so that none takes long, however rare the matches are.
+    messages by the primary key, or of a campaign or those that ended unsent by their indexes, so
+    that none takes long, however rare the matches are.
 
     ``late`` is how long after its time a message is overdue, ``put_off`` how much later than that
     maintenance may enqueue it again.
@@ -101,6 +171,7 @@ class Listing:
     def __init__(self, database: Database, *, late: timedelta, put_off: timedelta) -> None:
         self._database = database
         self._tables = database.tables
+        self._clock = SystemClock()
         self._late = late
         self._put_off = put_off
 
@@ -117,10 +188,26 @@ class Listing:
 
         Pages may be empty. Only ids behind ``after`` in that order, and smaller than ``before``.
         """
+        found = self._stretches(
+            wanted, size=size, after=after, before=before, oldest_first=oldest_first
+        )
+        return (some for some, _ in found)
+
+    def _stretches(
+        self,
+        wanted: Selection,
+        *,
+        size: int,
+        after: UUID | None,
+        before: UUID | None = None,
+        oldest_first: bool,
+    ) -> Iterator[tuple[list[Message], UUID | None]]:
+        """Yield as :meth:`pages`, each with the id up to which it looked, None at the end."""
         tables = self._tables
         messages = tables.messages
-        where, bounds = self._conditions(wanted), self._bounds(wanted.made_after, before)
-        found_by_index = _is_found_by_index(wanted)
+        found_by_index, way = _is_found_by_index(wanted), self._way(wanted)
+        where = self._conditions(wanted, way)
+        bounds = self._bounds(wanted.made_after, before) + way.bounds
         by: ColumnElement[UUID] = messages.c.id
         if found_by_index and wanted.status is not Status.HELD:
             # By an expression, or the primary key would be read in its order until enough is found.
@@ -129,45 +216,91 @@ class Listing:
         cursor, end, is_last = start, None, found_by_index
         while True:
             if end is None and not is_last:
-                end = self._edge(cursor, bounds, oldest_first=oldest_first, many=_EXAMINED)
+                end = self._edge(way, cursor, bounds, oldest_first=oldest_first, many=_EXAMINED)
                 is_last = end is None
-            stretch = _between(cursor, end, by=messages.c.id, oldest_first=oldest_first)
+            stretch = way.between(cursor, end, oldest_first=oldest_first)
             first = select(messages.c.id).where(*where, *bounds, *stretch).limit(size)
-            query = tables.found_by(first.order_by(_order(by, oldest_first=oldest_first)))
-            ordered = query.order_by(_order(messages.c.id, oldest_first=oldest_first))
+            ordered_by = [by] if found_by_index else way.columns
+            query = tables.found_by(first.order_by(*_order(ordered_by, oldest_first=oldest_first)))
+            ordered = query.order_by(*_order([messages.c.id], oldest_first=oldest_first))
             found = [to_message(row) for row in self._database.read(ordered)]
-            yield found
             if len(found) == size:
                 cursor = found[-1].id
             elif end is None:
+                yield found, None
                 return
             else:
                 cursor, end = end, None
+            yield found, cursor
 
-    def page(self, wanted: Selection, *, after: UUID | None, limit: int) -> Page:
-        """Return at most so many selected messages, newest first, from behind ``after`` on."""
+    def page(
+        self,
+        wanted: Selection,
+        *,
+        after: UUID | None,
+        limit: int,
+        oldest_first: bool = False,
+        patience: timedelta | None = None,
+    ) -> Page:
+        """Return at most so many selected messages, newest first, from behind ``after`` on.
+
+        After ``patience``, which is looked at between two statements, the page ends where it is.
+        With it, messages that were made an hour after ``until_at`` are left out unread: none was
+        promised for a time before it was made, by clocks that agree within the hour.
+        """
+        if patience is not None and wanted.until_at is not None and not oldest_first:
+            first = UUID(int=max(0, to_ms(wanted.until_at) + _HOUR_MS) << 80)
+            after = first if after is None else min(after, first)
         found: list[Message] = []
-        for some in self.pages(wanted, size=limit + 1, after=after):
+        until = None if patience is None else self._clock.monotonic() + patience.total_seconds()
+        for some, looked in self._stretches(
+            wanted, size=limit + 1, after=after, oldest_first=oldest_first
+        ):
             found += some
             if len(found) > limit:
                 return Page(messages=tuple(found[:limit]), after=found[limit - 1].id)
+            if until is not None and self._clock.monotonic() >= until:
+                return Page(messages=tuple(found), after=looked)
         return Page(messages=tuple(found), after=None)
 
     def count(self, wanted: Selection) -> int:
         """Return how many messages are selected; concurrent changes may be missed."""
-        messages = self._tables.messages
-        where = self._conditions(wanted) + self._bounds(wanted.made_after, None)
-        counted = select(func.count()).select_from(messages)
-        if _is_found_by_index(wanted):
-            return int(self._database.read(counted.where(*where))[0][0])
-        total, cursor = 0, wanted.made_after
+        return sum(many for some in self.counts(wanted).values() for many in some.values())
+
+    def counts(self, wanted: Selection) -> dict[str, dict[Status, int]]:
+        """Return how many messages are selected of each channel and status.
+
+        Concurrent changes may be missed.
+        """
+        found, _ = self.counted(wanted)
+        return found
+
+    def counted(
+        self, wanted: Selection, *, patience: timedelta | None = None
+    ) -> tuple[dict[str, dict[Status, int]], bool]:
+        """Return what :meth:`counts` does, and whether all were counted before ``patience`` ended.
+
+        It is looked at between two statements; the oldest messages are counted first.
+        """
+        messages, way = self._tables.messages, self._way(wanted)
+        bounds = self._bounds(wanted.made_after, None) + way.bounds
+        where = self._conditions(wanted, way) + bounds
+        kinds = (messages.c.channel, messages.c.status)
+        until = None if patience is None else self._clock.monotonic() + patience.total_seconds()
+        many_at_once = _COUNTED if patience is None else _EXAMINED
+        counted = select(*kinds, func.count()).where(*where).group_by(*kinds)
+        found: dict[str, Counter[Status]] = {}
+        cursor, is_last = wanted.made_after, _is_found_by_index(wanted)
         while True:
-            end = self._edge(cursor, (), oldest_first=True, many=_COUNTED)
-            stretch = _between(cursor, end, by=messages.c.id, oldest_first=True)
-            total += int(self._database.read(counted.where(*where, *stretch))[0][0])
-            if end is None:
-                return total
-            cursor = end
+            stretch: list[ColumnElement[bool]] = []
+            if not is_last:
+                end = self._edge(way, cursor, way.bounds, oldest_first=True, many=many_at_once)
+                stretch = way.between(cursor, end, oldest_first=True)
+                cursor, is_last = end, end is None
+            for channel, status, many in self._database.read(counted.where(*stretch)):
+                found.setdefault(channel, Counter())[Status(status)] += many
+            if is_last or (until is not None and self._clock.monotonic() >= until):
+                return {channel: dict(found[channel]) for channel in sorted(found)}, is_last
 
     def traced(self, message_id: UUID) -> Traced:
         """Return a message, its attempts and its claim. Raises MessageNotFound."""
@@ -178,7 +311,7 @@ class Listing:
             messages.c.enqueue_at,
             messages.c.claim_expires_at,
             messages.c.status_url,
-            messages.c.told,
+            messages.c.notified_status,
         ).where(messages.c.id == message_id, tables.is_message)
         rows = self._database.read(query)
         if not rows:
@@ -190,11 +323,12 @@ class Listing:
             row.claim_expires_at,
             attempts_of(self._database, message_id),
             row.status_url,
-            None if row.told is None else Status(row.told),
+            None if row.notified_status is None else Status(row.notified_status),
         )
 
     def _edge(
         self,
+        way: _Way,
         cursor: UUID | None,
         bounds: Sequence[ColumnElement[bool]],
         *,
@@ -205,20 +339,33 @@ class Listing:
         messages = self._tables.messages
         query = (
             select(messages.c.id)
-            .where(*_between(cursor, None, by=messages.c.id, oldest_first=oldest_first), *bounds)
-            .order_by(_order(messages.c.id, oldest_first=oldest_first))
+            .where(*way.between(cursor, None, oldest_first=oldest_first), *bounds)
+            .order_by(*_order(way.columns, oldest_first=oldest_first))
             .offset(many - 1)
             .limit(1)
         )
         rows = self._database.read(query)
         return rows[0].id if rows else None
 
+    def _way(self, wanted: Selection) -> _Way:
+        tables, row = self._tables, self._tables.messages.c
+        if _is_found_by_index(wanted):
+            return _Way([row.id])
+        if wanted.campaign is not None:
+            return _Way([row.campaign, row.id], wanted.campaign)
+        if wanted.status in _UNSENT and self._database.backend.has_partial_indexes:
+            where = [tables.has_ended, tables.is_unsent]
+            return _Way([row.status, row.id], wanted.status, where)
+        if wanted.status is not None:
+            return _Way([row.id], where=[tables.lies_with(wanted.status)])
+        return _Way([row.id])
+
     def _bounds(self, made_after: UUID | None, before: UUID | None) -> list[ColumnElement[bool]]:
         by = self._tables.messages.c.id
         found = [] if before is None else [by < before]
         return found if made_after is None else [*found, by > made_after]
 
-    def _conditions(self, wanted: Selection) -> list[ColumnElement[bool]]:
+    def _conditions(self, wanted: Selection, way: _Way) -> list[ColumnElement[bool]]:
         tables = self._tables
         messages, keys = tables.messages, tables.keys
         named = {
@@ -229,6 +376,8 @@ class Listing:
         where: list[ColumnElement[bool]] = [tables.is_message]
         where += [column == value for column, value in named.items() if value is not None]
         where += [_counts_against(messages, kind, name) for kind, name in wanted.scopes]
+        if wanted.campaign is not None and _is_found_by_index(wanted):
+            where.append(messages.c.campaign == wanted.campaign)
         if wanted.idempotency_key is not None:
             having = select(keys.c.message_id).where(
                 keys.c.idempotency_key == wanted.idempotency_key
@@ -243,7 +392,7 @@ class Listing:
         if wanted.until_at is not None:
             where.append(messages.c.send_at < wanted.until_at)
         status = Status.SCHEDULED if wanted.overdue else wanted.status
-        if status is not None:
+        if status is not None and way.columns[0] is not messages.c.status:
             where.append(tables.is_plainly(status))
         # Redundant, so that the index of claims is used: a message that is being sent has a
         # claim; a held one has none, by which MariaDB finds it.
@@ -270,26 +419,27 @@ class Figures:
 
     def counts(self, *, since: timedelta) -> Counts:
         """Count messages by channel and status."""
-        tables = self._tables
-        messages = tables.messages
+        tables, row = self._tables, self._tables.messages.c
         found: dict[str, Counter[Status]] = {}
         complete = True
-        ended = messages.c.finished_at > later(database_now(), -since)
-        for where in (*(tables.is_plainly(each) for each in Status if not each.is_final), ended):
-            some = (
-                select(messages.c.channel, messages.c.status)
-                .where(where, tables.is_message)
-                .limit(MOST_COUNTED + 1)
-                .subquery()
-            )
-            query = select(some.c.channel, some.c.status, func.count()).group_by(
-                some.c.channel, some.c.status
-            )
-            rows = self._database.read(query)
-            complete = complete and sum(many for *_, many in rows) <= MOST_COUNTED
-            for channel, status, many in rows:
-                found.setdefault(channel, Counter())[Status(status)] += many
         [(now,)] = self._database.read(select(database_now()))
+        for by, has_status, place in (
+            (row.enqueue_at, tables.is_in_index(Status.SCHEDULED), tables.is_live),
+            (row.claim_expires_at, tables.is_in_index(Status.SENDING), tables.is_live),
+            (row.id, tables.is_in_index(Status.HELD), tables.is_live),
+            (row.finished_at, row.finished_at > now - since, tables.has_ended),
+        ):
+            query = (
+                select(row.channel, row.status, func.count())
+                .where(has_status, place)
+                .group_by(row.channel, row.status)
+            )
+            edge = None
+            for stretch, ends_before in self._stretches(by, has_status):
+                edge = ends_before
+                for channel, status, many in self._database.read(query.where(*stretch)):
+                    found.setdefault(channel, Counter())[Status(status)] += many
+            complete = complete and edge is None
         by_channel = {name: dict(found[name]) for name in sorted(found)}
         return Counts(now=now, since=since, by_channel=by_channel, complete=complete)
 
@@ -310,16 +460,76 @@ class Figures:
 
     def load(self) -> Load:
         """Count what is due in each minute of the next hour."""
+        due = self.due(within=_HOUR)
+        every = due.by_channel.values()
+        at = [due.start + number * _MINUTE for number in range(_HOUR // _MINUTE)]
+        minutes = tuple(sum(some.get(each, 0) for some in every) for each in at)
+        return Load(start=due.start, minutes=minutes, complete=due.complete)
+
+    def due(self, *, within: timedelta) -> DueByMinute:
+        """Count what is due in each minute from this one on, by channel; at most 1,000,000.
+
+        Concurrent changes may be missed.
+        """
         messages = self._tables.messages
         [(start,)] = self._database.read(select(minute_of(database_now())))
-        due = self._due(start, start + timedelta(minutes=_MINUTES), messages.c.next_attempt_at)
-        minute = minute_of(due.c.next_attempt_at)
-        counted: dict[datetime, int] = dict(
-            tuple(row) for row in self._database.read(select(minute, func.count()).group_by(minute))
+        end = start + within
+        minute = minute_of(messages.c.next_attempt_at)
+        where = (
+            self._tables.is_in_index(Status.SCHEDULED),
+            messages.c.enqueue_at < end + self._put_off,
         )
-        at = (start + timedelta(minutes=number) for number in range(_MINUTES))
-        minutes = tuple(counted.get(each, 0) for each in at)
-        return Load(start=start, minutes=minutes, complete=sum(minutes) <= MOST_COUNTED)
+        query = (
+            select(messages.c.channel, minute, func.count())
+            .where(*where, self._tables.is_live, messages.c.next_attempt_at < end)
+            .group_by(messages.c.channel, minute)
+        )
+        by_channel: dict[str, Counter[datetime]] = {}
+        late: Counter[str] = Counter()
+        edge = None
+        for stretch, ends_before in self._stretches(messages.c.enqueue_at, *where):
+            edge = ends_before
+            for channel, at, many in self._database.read(query.where(*stretch)):
+                some = by_channel.setdefault(channel, Counter())
+                if at < start:
+                    late[channel] += many
+                else:
+                    some[at] += many
+        return DueByMinute(
+            start=start,
+            by_channel={name: dict(by_channel[name]) for name in sorted(by_channel)},
+            late=dict(late),
+            complete=edge is None,
+            # Each is enqueued at most so long after it is due.
+            counted_until=end if edge is None else edge - self._put_off,
+        )
+
+    def _stretches(
+        self, by: Column[Any], *where: ColumnElement[bool]
+    ) -> Iterator[tuple[list[ColumnElement[bool]], Any]]:
+        """Yield conditions that part those messages by an index, so that no statement takes long.
+
+        Each is yielded with the value of ``by`` before which it ends, which is None for the last
+        one. They end after 1,000,000 messages, or more where many have one value: these are in one
+        stretch. An index alone tells the edges, so the statement that counts a stretch need not
+        read it in an order.
+        """
+        size = min(_COUNTED, MOST_COUNTED)
+        values = select(by).where(*where).order_by(by).limit(1)
+        cursor: Any = None
+        for _ in range(MOST_COUNTED // size):
+            stretch = [] if cursor is None else [by >= cursor]
+            edge = self._first(values.where(*stretch).offset(size))
+            if edge is not None and edge == cursor:
+                edge = self._first(values.where(by > cursor))
+            yield stretch if edge is None else [*stretch, by < edge], edge
+            if edge is None:
+                return
+            cursor = edge
+
+    def _first(self, query: Select[Any]) -> Any:
+        rows = self._database.read(query)
+        return rows[0][0] if rows else None
 
     def busiest(self, of: Of, *, within: timedelta, limit: int) -> tuple[list[Busy], bool]:
         """Return those with most messages due ``within`` from now; whether all were counted."""
@@ -330,7 +540,7 @@ class Figures:
         many = func.count().label("many")
         query = (
             select(due.c[of], many, func.min(due.c.next_attempt_at))
-            .where(due.c[of] != NOBODY)
+            .where(due.c[of] != NO_SCOPE)
             .group_by(due.c[of])
             .order_by(many.desc(), due.c[of])
             .limit(limit)
@@ -383,17 +593,5 @@ def _counts_against(messages: Table, kind: str, name: str) -> ColumnElement[bool
     return named
 
 
-def _order(by: ColumnElement[UUID], *, oldest_first: bool) -> ColumnElement[Any]:
-    return by.asc() if oldest_first else by.desc()
-
-
-def _between(
-    cursor: UUID | None, end: UUID | None, *, by: ColumnElement[UUID], oldest_first: bool
-) -> list[ColumnElement[bool]]:
-    """Return the conditions that an id lies behind ``cursor``, and not behind ``end``."""
-    found = []
-    if cursor is not None:
-        found.append(by > cursor if oldest_first else by < cursor)
-    if end is not None:
-        found.append(by <= end if oldest_first else by >= end)
-    return found
+def _order(by: Sequence[ColumnElement[Any]], *, oldest_first: bool) -> list[ColumnElement[Any]]:
+    return [each.asc() if oldest_first else each.desc() for each in by]

@@ -54,7 +54,7 @@ T = TypeVar("T")
 # Stored in last_error, and compared with it (_is_suspect): a row with another text is no suspect.
 UNKNOWN = "the outcome of the last try is unknown: its worker died or lost its line"
 NOT_BEGUN = "not sent: before its send began, its worker died or could not put it back"
-OVERDUE = "overdue: nobody took it in time"
+OVERDUE = "overdue: no worker took it in time"
 NO_SLOT = "overdue: no slot was left for it"
 _LATE = (8, 4)
 MOST_GRACES = 2 * _LATE[0]
@@ -121,22 +121,41 @@ class StoreUpkeep:
             row.next_attempt_at > now,
         )
 
-    def take_due(self, *, limit: int, grace: timedelta) -> list[Due]:
+    def due(self, *, limit: int, within: timedelta | None = None) -> list[UUID]:
         """Return messages whose time to be enqueued has come, soonest first.
 
-        Each is returned again ``grace`` after it is due if it is not claimed by then: its task was
-        lost, or waits behind others. So a message that is late by four times ``grace`` is returned
-        again after twice that time, by eight times after sixteen: else the tasks of a backlog would
-        be enqueued faster than workers can find out that they are done.
+        With ``within`` only those whose time came no longer ago. While a transaction stays open, no
+        entry of an index is removed: without it each call reads all that was enqueued since.
+        """
+        messages = self._tables.messages
+        time_came = (
+            self._tables.is_live,
+            messages.c.status == Status.SCHEDULED.value,
+            messages.c.enqueue_at <= database_now(),
+            *_since(messages.c.enqueue_at, within),
+        )
+        query = select(messages.c.id).where(*time_came, self._takes)
+        rows = self._database.read(query.order_by(messages.c.enqueue_at).limit(limit))
+        return [row.id for row in rows]
+
+    def take_due(self, message_ids: Sequence[UUID], *, grace: timedelta) -> list[Due]:
+        """Return those of these messages that are to be enqueued now, soonest first.
+
+        No other sweep takes them: they are put off. Each is due again ``grace`` after its time if
+        it is not claimed by then: its task was lost, or waits behind others. So a message that is
+        late by four times ``grace`` is due again after twice that time, by eight times after
+        sixteen: else the tasks of a backlog would be enqueued faster than workers can find out that
+        they are done.
         """
         messages = self._tables.messages
         now = database_now()
         is_due = (
-            self._tables.is_live,
-            messages.c.status == Status.SCHEDULED.value,
+            self._database.one_of(messages.c.id, message_ids),
+            self._tables.is_scheduled,
             messages.c.enqueue_at <= now,
         )
-        wanted = _first(self._tables, messages.c.enqueue_at, limit).where(*is_due, self._takes)
+        wanted = select(messages.c.id).where(*is_due, self._takes)
+        wanted = wanted.with_for_update(skip_locked=True)
         due_at = messages.c.next_attempt_at
         again_at = case(
             (due_at > now, later(due_at, grace)),
@@ -161,8 +180,14 @@ class StoreUpkeep:
         rows = self._database.update_returning(wanted, put_off, *columns)
         return sorted((Due._make(row) for row in rows), key=lambda due: due.next_attempt_at)
 
-    def rescue(self, *, limit: int) -> list[Rescued]:
-        """End the claims that have run out; return their messages.
+    def has_resumed(self, *, within: timedelta) -> bool:
+        """Return whether a pause has ended no longer ago than that."""
+        pauses = self._tables.pauses
+        lately = pauses.c.resumed_at > later(database_now(), -within)
+        return bool(self._database.read(select(pauses.c.kind).where(lately).limit(1)))
+
+    def rescue(self, *, limit: int, within: timedelta | None = None) -> list[Rescued]:
+        """End the claims that have run out, no longer ago than ``within``; return their messages.
 
         The outcome of the attempt is unknown: its worker may have died anywhere between claim and
         record. A message whose ``on_unknown`` is ``hold`` is held; another is due again at once,
@@ -174,6 +199,7 @@ class StoreUpkeep:
             self._tables.is_live,
             messages.c.status == Status.SENDING.value,
             messages.c.claim_expires_at <= now,
+            *_since(messages.c.claim_expires_at, within),
         )
         found = _first(self._tables, messages.c.claim_expires_at, limit).where(*run_out)
         chosen = found.add_columns(messages.c.channel, messages.c.attempt_count)
@@ -188,7 +214,7 @@ class StoreUpkeep:
             ids = [row.id for row in rows]
             connection.execute(
                 update(attempts)
-                .where(attempts.c.message_id.in_(ids), attempts.c.finished_at.is_(None))
+                .where(attempts.c.message_id.in_(ids), self._tables.is_under_way)
                 .values(finished_at=now, outcome=Outcome.UNKNOWN.value)
             )
             fault("rescue.in_transaction")
@@ -514,6 +540,7 @@ class Overdue:
     """The statements of ``catch_up``. Any number of sweeps may run side by side.
 
     ``expire`` and ``reslot`` are the channels whose overdue messages expire, or are booked again.
+    Those to which ``leaves`` applies are left as they are.
     """
 
     def __init__(
@@ -523,11 +550,13 @@ class Overdue:
         after: timedelta,
         expire: Collection[str] = (),
         reslot: Collection[str] = (),
+        leaves: ColumnElement[bool] | None = None,
     ) -> None:
         self._database = database
         self._tables = database.tables
-        self._to_expire = overdue(self._tables, expire, after)
-        self._to_reslot = overdue(self._tables, reslot, after)
+        handled = true() if leaves is None else ~leaves
+        self._to_expire = and_(overdue(self._tables, expire, after), handled)
+        self._to_reslot = and_(overdue(self._tables, reslot, after), handled)
 
     def expire(self, *, limit: int) -> dict[UUID, str]:
         """Expire overdue messages of ``expire``, and those of ``reslot`` past their expiry.
@@ -613,8 +642,13 @@ def _freed(tables: Tables, given: Given) -> Delete:
     """Return the statement that frees an idempotency key, if that message has it."""
     row = tables.keys.c
     return delete(tables.keys).where(
-        row.idempotency_key == given("key"), row.message_id == given("id")
+        given.finds(row.idempotency_key, "key"), row.message_id == given("id")
     )
+
+
+def _since(instant: Column[datetime], within: timedelta | None) -> list[ColumnElement[bool]]:
+    """Return the condition that an instant is no longer ago; none without a length."""
+    return [] if within is None else [instant > later(database_now(), -within)]
 
 
 def _first(tables: Tables, order: Column[datetime], limit: int) -> Select[Any]:
@@ -655,14 +689,16 @@ def _holding_since(database: Database, memory: timedelta) -> tuple[ColumnElement
 
 
 def _ended_since(database: Database, memory: timedelta) -> tuple[ColumnElement[bool], ...]:
-    """Return the condition that leaves out the days in which nothing can lie that is looked for.
+    """Return the condition that leaves out messages that ended too early to be looked for.
 
-    A message ends after its send time and after each of its attempts.
+    A message ends after its send time and after each of its attempts. Without ``IS true``
+    PostgreSQL 18 would leave out the partition ``…_history_other`` too, whatever it holds.
     """
     if not database.backend.has_partitions:
         return ()
     row, earliest = database.tables.messages.c, later(database_now(), -memory - CLOCK_STEP)
-    return (or_(row.finished_at.is_(None), row.finished_at > earliest),)
+    has_not_ended = row.finished_at.is_(None).is_(true())
+    return (or_(has_not_ended, row.finished_at > earliest),)
 
 
 def _first_id(instant: datetime) -> UUID:

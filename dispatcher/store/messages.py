@@ -23,7 +23,6 @@ from sqlalchemy import (
     case,
     delete,
     exists,
-    func,
     insert,
     literal_column,
     or_,
@@ -33,7 +32,14 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from dispatcher.errors import MessageNotFound, OutcomeUnknown, StoreUnavailable, Suppressed
+from dispatcher.errors import (
+    MessageChanged,
+    MessageNotFound,
+    OutcomeUnknown,
+    StoreUnavailable,
+    Suppressed,
+    TooLate,
+)
 from dispatcher.message import Attempt, Body, Message, Status, dump_json
 from dispatcher.store.changes import Change, Given
 from dispatcher.store.database import Database
@@ -92,6 +98,15 @@ class NewTime(NamedTuple):
     expire_after: timedelta | None
     asked_at: datetime | None
 
+    def given(self, within: timedelta) -> dict[str, Any]:
+        """Return the values of its statement, which is valid ``within`` that time of the read."""
+        return {
+            "id": self.found.message.id,
+            "token": self.found.token,
+            "until": self.found.read_at + within,
+            **{name: getattr(self, name) for name in NewTime._fields[1:]},
+        }
+
 
 class _NotInserted(Exception):
     """The id of a message, or its idempotency key, is stored already, or it is not wanted."""
@@ -103,8 +118,9 @@ class _New:
     ``names`` are those of their values: the columns of a message, then its fingerprint.
     """
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, *, has_partitions: bool) -> None:
         self._tables = tables
+        self._has_partitions = has_partitions
         self._given = {
             name: bindparam(f"new_{name}", type_=tables.messages.c[name].type) for name in WRITTEN
         }
@@ -113,8 +129,15 @@ class _New:
         self._is_wanted = ~tables.suppressed(self._given["recipient"], self._given["channel"])
 
     def message(self, insert_if_absent: Callable[[Table], Insert]) -> Insert:
-        """Return the statement that stores a message whose id is new, if it is wanted."""
+        """Return the statement that stores a message whose id is new, if it is wanted.
+
+        Where a message that has ended lies in another partition, no key sees it: so it is looked
+        for. Else a statement that the server runs after its client gave it up would store a message
+        that was stored again meanwhile, and sent.
+        """
         row = select(*self._given.values()).where(self._is_wanted)
+        if self._has_partitions:
+            row = row.where(self._is_new)
         return insert_if_absent(self._tables.messages).from_select(WRITTEN, row)
 
     def keyed(self, insert_if_absent: Callable[[Table], Insert]) -> Select[Any]:
@@ -124,18 +147,27 @@ class _New:
         error, so that no key is stored without its message.
         """
         messages, keys, given = self._tables.messages, self._tables.keys, self._given
-        # A message ends after it was made: earlier days are not looked at. The length is written
-        # out, because a prepared statement has no other values.
-        step: ColumnElement[float] = literal_column(f"-{CLOCK_STEP.total_seconds()}")
-        later_than_made = messages.c.finished_at >= later(given["created_at"], step)
-        may_be_it = or_(messages.c.finished_at.is_(None), later_than_made)
-        is_new = ~exists().where(messages.c.id == given["id"], may_be_it)
         values = (given["idempotency_key"], given["id"], self._fingerprint)
-        row = select(*values).where(self._is_wanted, is_new)
+        row = select(*values).where(self._is_wanted, self._is_new)
         key = insert_if_absent(keys).from_select(KEYED, row).returning(keys.c.message_id)
         of_key = select(*given.values()).select_from(key.cte("keyed"))
         added = insert(messages).from_select(WRITTEN, of_key).returning(messages.c.id)
         return select(added.cte("added").c.id)
+
+    @property
+    def _is_new(self) -> ColumnElement[bool]:
+        """The condition that no message has the id. The days before it was made are left out.
+
+        It asks twice: for ``finished_at IS NULL OR finished_at >= …`` PostgreSQL 18 skips the
+        partition ``…_history_other``.
+        """
+        messages, given = self._tables.messages, self._given
+        # The length is written out, because a prepared statement has no other values.
+        step: ColumnElement[float] = literal_column(f"-{CLOCK_STEP.total_seconds()}")
+        later_than_made = messages.c.finished_at >= later(given["created_at"], step)
+        is_it = messages.c.id == given["id"]
+        tables = self._tables
+        return and_(~exists().where(is_it, tables.is_live), ~exists().where(is_it, later_than_made))
 
 
 class Messages:
@@ -146,7 +178,7 @@ class Messages:
         self._tables = database.tables
         self._moved = moved(database)
         self._movable = select(*self._tables.movable_columns).where(self._tables.is_message)
-        new = _New(database.tables)
+        new = _New(database.tables, has_partitions=database.backend.has_partitions)
         insert_if_absent, engine = database.backend.insert_if_absent, database.engine
         self._insert = Prepared(engine, new.message(insert_if_absent), new.names)
         self._insert_key = Prepared(engine, insert_if_absent(database.tables.keys), KEYED)
@@ -242,12 +274,15 @@ class Messages:
         rows = self._database.read_of(query, tables.messages.c.id, message_ids)
         return [to_message(row) for row in rows]
 
-    def cancel(self, message_id: UUID) -> Message:
+    def cancel(self, message_id: UUID, *, token: int | None = None) -> Message:
         """Cancel a message if it is still scheduled; return it as it now is.
 
+        With ``token`` only while its move token is that one.
         Raises MessageNotFound. Its status says whether it is cancelled.
         """
-        these = self._tables.messages.c.id == message_id
+        messages = self._tables.messages
+        this = messages.c.id == message_id
+        these = this if token is None else and_(this, messages.c.move_token == token)
         return changed(self._database, message_id, cancellation(self._tables, these))
 
     def move(self, moves: Sequence[NewTime], *, within: timedelta) -> dict[UUID, Movable]:
@@ -256,27 +291,81 @@ class Messages:
         And no later than ``within`` after it was read: its new time is held for no longer. Return
         those that are stored, as they now are. All are changed in one transaction.
         """
-        rows: list[dict[str, Any]] = [
-            {
-                "id": each.found.message.id,
-                "token": each.found.token,
-                "until": each.found.read_at + within,
-                **{name: getattr(each, name) for name in NewTime._fields[1:]},
-            }
-            for each in sorted(moves, key=lambda each: each.found.message.id)
-        ]
+        by_id = sorted(moves, key=lambda each: each.found.message.id)
+        rows = [each.given(within) for each in by_id]
         these = self._database.one_of(self._tables.messages.c.id, [row["id"] for row in rows])
         found = self._moved.run_and_read(self._database, rows, self._movable.where(these))
         return {row.id: to_movable(row) for row in found}
+
+    def move_if_unchanged(self, move: NewTime, *, within: timedelta) -> Movable:
+        """Give one message another time as :meth:`move` does, and return it.
+
+        Raises MessageChanged where its move token has changed, and MessageNotFound.
+        """
+        row = move.given(within)
+        return self._changed_once(move.found, lambda each: self._moved.run(each, [row]))[1]
 
     def update(self, message_id: UUID, *, body: Body) -> Message:
         """Give a message another body if it is still scheduled; return it as it now is.
 
         Raises MessageNotFound.
         """
+        return changed(self._database, message_id, self._new_body(message_id, body))
+
+    def update_if_unchanged(self, found: Movable, *, body: Body) -> Message:
+        """Give a message another body if it is as it was found; return it.
+
+        Raises MessageChanged, MessageNotFound, and TooLate where it is not scheduled.
+        """
+        is_same = self._tables.messages.c.move_token == found.token
+        change = self._new_body(found.message.id, body).where(is_same)
+        is_done, now = self._changed_once(found, lambda each: each.execute(change).rowcount)
+        if is_done:
+            return now.message
+        if now.message.status is Status.SCHEDULED:
+            raise MessageChanged(now.message.id)  # an attempt came between
+        raise TooLate(now.message.id, now.message.status)
+
+    def _new_body(self, message_id: UUID, body: Body) -> Update:
         messages = self._tables.messages
-        these = (messages.c.id == message_id, self._tables.is_scheduled)
-        return changed(self._database, message_id, update(messages).where(*these).values(body=body))
+        return (
+            update(messages)
+            .where(messages.c.id == message_id, self._tables.is_scheduled)
+            .values(body=body, move_token=messages.c.move_token + 1)
+        )
+
+    def _changed_once(
+        self, found: Movable, change: Callable[[Connection], int]
+    ) -> tuple[bool, Movable]:
+        """Run a change that the token guards and raises; return whether it was made, and the row.
+
+        Raises MessageChanged where another change was made. Two callers that write the same leave
+        the same row, so that only the count of the statement says whose change was made. Where the
+        connection broke, the count is lost, and it raises StoreUnavailable.
+        """
+        is_committed = False
+        this = self._tables.messages.c.id == found.message.id
+
+        def work(connection: Connection) -> tuple[bool, int, Sequence[Row[Any]]]:
+            nonlocal is_committed
+            before, many = is_committed, change(connection)
+            rows = connection.execute(self._movable.where(this)).all()
+            is_committed = True  # unless the connection breaks now, and this runs again
+            return before, many, rows
+
+        is_second, many, rows = self._database.transact(work)
+        if not rows:
+            raise MessageNotFound(found.message.id)
+        now = to_movable(rows[0])
+        if many or now.token == found.token:
+            return bool(many), now
+        if is_second:
+            raise StoreUnavailable(
+                "the connection broke, and whether the message was changed by this call or by "
+                "another one is not known",
+                remedy="read it again",
+            )
+        raise MessageChanged(found.message.id)
 
     def take_back(self, message: Message) -> bool:
         """Take back a message that lost its reservation while it was stored.
@@ -296,7 +385,7 @@ class Messages:
         if message.idempotency_key is None:
             values = {
                 "status": VOID, "recipient": "", "body": {}, "trace": None, "status_url": None,
-                "told": None, "next_attempt_at": database_now(),
+                "notified_status": None, "next_attempt_at": database_now(),
             }  # fmt: skip
         this = messages.c.id == message.id
         statement = update(messages).where(this, self._tables.is_scheduled).values(**values)
@@ -324,7 +413,7 @@ class Messages:
         """Store a message and its key, both or none; return whether they were stored.
 
         Where a message that has ended lies in another partition, no key of this one sees it. So it
-        is looked for once this one is inserted: nobody else can store it between.
+        is looked for once this one is inserted: no other process can store it between.
         """
         backend, message = self._database.backend, addition.message
         key, values = message.idempotency_key, to_values(addition)
@@ -340,7 +429,7 @@ class Messages:
                 raise _NotInserted
             if not backend.has_partitions:
                 return
-            if not is_stored_once(self._tables, connection, message.id):
+            if not is_stored_once(self._tables, connection, message):
                 raise _NotInserted
 
         try:
@@ -376,6 +465,7 @@ class BulkMessages:
         engine, tables = database.engine, database.tables
         self._insert_rows = Prepared(engine, insert(tables.messages), WRITTEN)
         self._insert_keys = Prepared(engine, insert(tables.keys), KEYED)
+        self._cancelled = _cancelled_if_unchanged(database)
 
     def add(self, additions: Iterable[Addition]) -> bool | None:
         """Store all of these messages or none; return whether they are stored.
@@ -434,6 +524,18 @@ class BulkMessages:
         rows = self._database.change(change, tables.stored.where(these))
         return {row.id: to_message(row) for row in rows}
 
+    def cancel_if_unchanged(self, found: Sequence[Movable]) -> dict[UUID, Message]:
+        """Cancel those that are still scheduled, and whose move token is the one that was found.
+
+        Return all that are stored, as they now are.
+        """
+        by_id = sorted((each.message.id, each.token) for each in found)
+        these = self._database.one_of(self._tables.messages.c.id, [each for each, _ in by_id])
+        given = [{"id": each, "token": token} for each, token in by_id]
+        query = self._tables.stored.where(these)
+        rows = self._cancelled.run_and_read(self._database, given, query)
+        return {row.id: to_message(row) for row in rows}
+
     def _copy(self, additions: Sequence[Addition]) -> None:
         database, copy = self._database, self._database.backend.copy
         keyed = [to_keyed(each) for each in additions if each.message.idempotency_key is not None]
@@ -442,12 +544,28 @@ class BulkMessages:
             copy(connection, self._tables.messages, WRITTEN, map(to_values, additions))
             if keyed:
                 copy(connection, self._tables.keys, KEYED, keyed)
+            self._check_are_new(connection, additions)
 
         with translated(), database.engine.connect() as connection:
-            if keyed:
-                database.transact_on(connection, work)
-            else:
-                work()
+            # Not committed by a server whose client has given it up.
+            database.transact_on(connection, work)
+
+    def _check_are_new(self, connection: Connection, additions: Sequence[Addition]) -> None:
+        """Raise StoreUnavailable where one of these messages was stored before, and has ended.
+
+        Then another call with its reservation has stored it. Their ids lie close together.
+        """
+        if not self._database.backend.has_partitions:
+            return
+        ids = {each.message.id for each in additions}
+        found, since = (
+            self._tables.messages.c.id,
+            min(each.message.created_at for each in additions),
+        )
+        is_ended = _has_ended(self._tables, since=since)
+        near = select(found).where(found >= min(ids), found <= max(ids), is_ended)
+        if not ids.isdisjoint(connection.scalars(near)):
+            raise StoreUnavailable("one of the messages was stored before", refused=True)
 
     def _insert(self, additions: Sequence[Addition]) -> None:
         def work(connection: Connection) -> None:
@@ -499,10 +617,16 @@ def free_key_without_message(tables: Tables, connection: Connection, key: str) -
         connection.execute(_free_key(tables, key, message_id), execution_options=AS_NAMED)
 
 
-def is_stored_once(tables: Tables, connection: Connection, message_id: UUID) -> bool:
+def is_stored_once(tables: Tables, connection: Connection, message: Message) -> bool:
     """Return whether a message that was just inserted is the only one with its id."""
-    same = select(func.count()).where(tables.messages.c.id == message_id)
-    return connection.scalar(same, execution_options=AS_NAMED) == 1
+    is_ended = _has_ended(tables, since=message.created_at)
+    same = select(exists().where(tables.messages.c.id == message.id, is_ended))
+    return not connection.scalar(same, execution_options=AS_NAMED)
+
+
+def _has_ended(tables: Tables, *, since: datetime) -> ColumnElement[bool]:
+    """Return the condition that a message made ``since`` has ended: earlier days are left out."""
+    return tables.messages.c.finished_at >= since - CLOCK_STEP
 
 
 def cancellation(
@@ -516,6 +640,17 @@ def cancellation(
     reason = {} if because is None else {"last_error": because}
     end = {"status": Status.CANCELLED.value, "finished_at": database_now()}
     return update(messages).where(these, tables.is_scheduled).values(**end, **reason)
+
+
+def _cancelled_if_unchanged(database: Database) -> Change:
+    """Return the change that cancels a message, unless its move token has changed."""
+    messages = database.tables.messages
+
+    def make(given: Given) -> Update:
+        is_same = and_(given.finds(messages.c.id), messages.c.move_token == given("token"))
+        return cancellation(database.tables, is_same)
+
+    return Change(database.backend, make)
 
 
 def changed(database: Database, message_id: UUID, change: Update) -> Message:
@@ -546,7 +681,7 @@ def moved(database: Database) -> Change:
         return (
             update(messages)
             .where(
-                messages.c.id == given("id"),
+                given.finds(messages.c.id),
                 messages.c.move_token == given("token"),
                 tables.is_scheduled,
                 given("until") >= database_now(),

@@ -1,6 +1,6 @@
 """Brings a database to the schema this version needs.
 
-Alembic is imported where it is used: it imports a hundred modules, which only migrations need.
+Alembic is imported where it is used: only migrations need it, and it belongs to the extra ``cli``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import Connection, inspect
 
 from dispatcher.errors import StoreUnavailable
+from dispatcher.extras import needs
 from dispatcher.store.database import Database
 from dispatcher.store.engines.errors import translated
 from dispatcher.store.schema import Tables
@@ -52,11 +53,13 @@ def migrate(database: Database) -> str:
     """Run all migrations that are missing; return the revision the database then has.
 
     Safe to run any number of times and side by side. Raises StoreUnavailable, with a remedy
-    where the database has tables in the way or is at a revision of a later version.
+    where the database has tables in the way or is at a revision of a later version, and
+    MissingExtra.
     """
-    from alembic import command  # noqa: PLC0415 - see above
-    from alembic.script import ScriptDirectory  # noqa: PLC0415
-    from alembic.util import CommandError  # noqa: PLC0415
+    with needs("cli", "migrate"):
+        from alembic import command  # noqa: PLC0415 - see above
+        from alembic.script import ScriptDirectory  # noqa: PLC0415
+        from alembic.util import CommandError  # noqa: PLC0415
 
     config = _config()
     config.attributes["database"] = database
@@ -77,10 +80,14 @@ def migrate(database: Database) -> str:
 
 
 def schema_standing(database: Database) -> SchemaStanding:
-    """Return which migrations a database lacks. Changes nothing. Raises StoreUnavailable."""
-    from alembic.migration import MigrationContext  # noqa: PLC0415 - see above
-    from alembic.script import ScriptDirectory  # noqa: PLC0415
-    from alembic.script.revision import RevisionError  # noqa: PLC0415
+    """Return which migrations a database lacks. Changes nothing.
+
+    Raises StoreUnavailable and MissingExtra.
+    """
+    with needs("cli", "migrate"):
+        from alembic.migration import MigrationContext  # noqa: PLC0415 - see above
+        from alembic.script import ScriptDirectory  # noqa: PLC0415
+        from alembic.script.revision import RevisionError  # noqa: PLC0415
 
     scripts = ScriptDirectory.from_config(_config())
     head = scripts.get_current_head() or ""

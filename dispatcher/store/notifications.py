@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, Select, insert, select, update
 
 from dispatcher.faults import fault
 from dispatcher.message import Body, Outcome, Status
-from dispatcher.scope import NOBODY
+from dispatcher.scope import NO_SCOPE
 from dispatcher.store.database import Database
 from dispatcher.store.decisions import DROPPED
 from dispatcher.store.engines.types import database_now
@@ -53,12 +53,12 @@ class Notifications:
         self._database = database
         self._tells_errors = tells_errors
         self._tables = database.tables
-        self._is_untold, self._order = database.backend.untold(database.tables)
+        self._is_due, self._order = database.backend.due_notifications(database.tables)
         now = database_now()
         # It has no reservation. After an unknown outcome it is retried whatever its channel says:
         # receivers know a repeated report by its id.
         self._add = insert(self._tables.messages).values(
-            channel=channel, scope=NOBODY, send_at=now, next_attempt_at=now, enqueue_at=now,
+            channel=channel, scope=NO_SCOPE, send_at=now, next_attempt_at=now, enqueue_at=now,
             created_at=now, status=Status.SCHEDULED.value, attempt_count=0,
             max_attempts=max_attempts, claim_token=0, reserved=False, on_unknown="retry",
         )  # fmt: skip
@@ -72,7 +72,7 @@ class Notifications:
         messages = self._tables.messages
         wanted: Select[Any] = (
             select(*(messages.c[name] for name in _SHOWN), database_now().label("now"))
-            .where(self._is_untold)
+            .where(self._is_due)
             .order_by(*self._order)
             .limit(limit)
             .with_for_update(skip_locked=True)
@@ -82,7 +82,7 @@ class Notifications:
             rows = connection.execute(wanted).all()
             if not rows:
                 return []
-            made = {_id(row): row for row in rows}
+            made = {id_of(row): row for row in rows}
             known = self._database.one_of(messages.c.id, list(made))
             there = set(connection.scalars(select(messages.c.id).where(known)))
             outcomes = self._outcomes(connection, [row.id for row in rows])
@@ -90,7 +90,7 @@ class Notifications:
                 {
                     "id": id_,
                     "recipient": row.status_url,
-                    "body": _body(row, outcomes.get(row.id), tells_errors=self._tells_errors),
+                    "body": body_of(row, outcomes.get(row.id), tells_errors=self._tells_errors),
                 }
                 for id_, row in made.items()
                 if id_ not in there
@@ -99,7 +99,9 @@ class Notifications:
                 connection.execute(self._add, new)
             fault("tell.in_transaction")
             these = self._database.one_of(messages.c.id, [row.id for row in rows])
-            connection.execute(update(messages).where(these).values(told=messages.c.status))
+            connection.execute(
+                update(messages).where(these).values(notified_status=messages.c.status)
+            )
             return [each["id"] for each in new]
 
         return self._database.transact(work)
@@ -117,7 +119,7 @@ class Notifications:
         return dict(tuple(row) for row in connection.execute(query))
 
 
-def _id(row: Row[Any]) -> UUID:
+def id_of(row: Row[Any]) -> UUID:
     """Return the id of the status message for the status of a row, the same each time.
 
     Its first bits are those of the message's id, its time: ids stay in the order of submits, and
@@ -129,7 +131,7 @@ def _id(row: Row[Any]) -> UUID:
     return UUID(int=row.id.int >> 80 << 80 | _VERSION | _VARIANT | free)
 
 
-def _body(row: Row[Any], outcome: str | None, *, tells_errors: bool) -> Body:
+def body_of(row: Row[Any], outcome: str | None, *, tells_errors: bool) -> Body:
     """Return the report: neither the body nor the recipient of the message.
 
     Nor the text of a provider, unless ``tells_errors``: it may quote both.
@@ -160,7 +162,7 @@ def _reason(row: Row[Any], outcome: str | None) -> Reason | None:
         case Status.FAILED:
             is_refused = outcome == Outcome.PERMANENT.value
             usual = Reason.REFUSED if is_refused else Reason.ATTEMPTS_USED_UP
-            return Reason.DROPPED if row.last_error == DROPPED else usual
+            return Reason.DROPPED if (row.last_error or "").startswith(DROPPED) else usual
         case Status.EXPIRED:
             ours = {OVERDUE: Reason.OVERDUE, NO_SLOT: Reason.NO_SLOT}
             return ours.get(row.last_error, Reason.EXPIRY)

@@ -8,6 +8,7 @@ each transaction, or begins another transaction; and its result is read from the
 from __future__ import annotations
 
 import logging
+from asyncio import CancelledError, current_task
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 from uuid import UUID
 from weakref import WeakSet, ref
 
-from sqlalchemy import Connection, delete, event, select
+from sqlalchemy import Connection, Row, Select, delete, event, select
 from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError, UnboundExecutionError
 from sqlalchemy.pool import ConnectionPoolEntry, Pool
 
@@ -27,6 +28,7 @@ from dispatcher.store.database import Database
 from dispatcher.store.engines import StoreEngine
 from dispatcher.store.engines.base import Location, files_of
 from dispatcher.store.engines.errors import refused_by_driver, unavailable
+from dispatcher.store.loop_session import beside_the_loop
 from dispatcher.store.messages import free_key_without_message, having_key, is_stored_once
 from dispatcher.store.schema import AS_NAMED, KEYED, Tables, to_message, to_row
 from dispatcher.store.suppressions import is_suppressed
@@ -93,14 +95,26 @@ class JoinedTransaction(Generic[T]):
         self._was_asked = False
 
     def with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
-        """Return the message that has the key, as this transaction sees it, and its fingerprint."""
-        query = having_key(self._tables, idempotency_key)
-        if self._backend.sees_a_snapshot and self._was_asked:
-            # It may be younger than the snapshot; only a lock looks past that.
-            query = query.with_for_update(read=True)
+        """Return the message that has the key, as this transaction sees it, and its fingerprint.
+
+        The table of keys is asked first: a look at the messages locks the partitions of all days
+        until the caller's transaction ends.
+        """
+        is_it = self._tables.keys.c.idempotency_key == idempotency_key
+        queries: tuple[Select[Any], ...] = (
+            select(self._tables.keys.c.message_id).where(is_it),
+            having_key(self._tables, idempotency_key),
+        )
+        looks_past = self._backend.sees_a_snapshot and self._was_asked
         self._was_asked = True
+        row: Row[Any] | None = None
         with self._undone_alone():
-            row = self._connection.execute(query, execution_options=AS_NAMED).one_or_none()
+            for query in queries:
+                # It may be younger than the snapshot; only a lock looks past that.
+                locked = query.with_for_update(read=True) if looks_past else query
+                row = self._connection.execute(locked, execution_options=AS_NAMED).one_or_none()
+                if row is None:
+                    return None
         return (to_message(row), row.fingerprint) if row is not None else None
 
     def add(
@@ -125,7 +139,7 @@ class JoinedTransaction(Generic[T]):
             if key is None:
                 return True
             is_new = not self._backend.has_partitions or is_stored_once(
-                self._tables, connection, message.id
+                self._tables, connection, message
             )
             if is_new and self._takes_key(key, message.id, fingerprint):
                 return True
@@ -192,7 +206,7 @@ class JoinedMessages:
         InvalidDraft for what cannot be joined, also where the database surely is another one
         (:class:`_Identity`), StoreUnavailable where no transaction begins.
         """
-        connection = _connection_of(session)
+        connection = connection_of(session)
         backend = self._database.backend
         if (theirs := backend.mismatch(connection)) is not None:
             ours = backend.names[0]
@@ -210,7 +224,9 @@ class JoinedMessages:
                 )
             if self._identity.differs(connection):
                 raise InvalidDraft("session", "is on another database", "one on the dispatcher's")
-            return JoinedTransaction(self._tables, backend, connection, _watch(connection, on_end))
+            return JoinedTransaction(
+                self._tables, backend, connection, watch_of(connection, on_end)
+            )
         except InvalidRequestError as error:
             raise _unusable(error) from None
         except SQLAlchemyError as error:
@@ -233,7 +249,7 @@ def _present(tables: Tables, connection: Connection, message_ids: Sequence[UUID]
     return found
 
 
-def _watch(connection: Connection, on_end: Callable[[Sequence[T], bool], None]) -> Watch[T]:
+def watch_of(connection: Connection, on_end: Callable[[Sequence[T], bool], None]) -> Watch[T]:
     """Return the watch of this transaction for this use case, a new one if there is none."""
     watches: list[Watch[Any]] = connection.info.setdefault(_WATCHES, [])
     for each in watches:
@@ -263,8 +279,7 @@ def _begins(connection: Connection, *_: object) -> None:
     ended = _watches(connection)
     if ended:
         del connection.info[_WATCHES]
-    for watch in ended:
-        watch.end(answered=True)
+    _end(ended, answered=True)
 
 
 def _commits(connection: Connection, *_: object) -> None:
@@ -279,9 +294,23 @@ def _undoes(connection: Connection, *_: object) -> None:
 
 def _returns(driver: object, entry: ConnectionPoolEntry) -> None:
     """End the transactions of a connection that goes back; ``driver`` is None if it broke."""
-    watches: list[Watch[Any]] = entry.info.pop(_WATCHES, [])
-    for watch in watches:
-        watch.end(answered=driver is not None)
+    _end(entry.info.pop(_WATCHES, []), answered=driver is not None)
+
+
+def _end(watches: Sequence[Watch[Any]], *, answered: bool) -> None:
+    def end_each() -> None:
+        for watch in watches:
+            watch.end(answered=answered)
+
+    try:
+        if watches:
+            beside_the_loop(end_each)
+    except CancelledError:
+        # The pool must get its connection back: the task is cancelled at its next await instead.
+        task = current_task()
+        if task is not None:
+            task.uncancel()
+            task.cancel()
 
 
 # This listens to all pools of the process. The pool to which a connection goes back is not known
@@ -315,12 +344,12 @@ class _Identity:
             if pool in self._same:
                 return False
         try:
-            ours = self._location_of_store()
+            ours = beside_the_loop(self._location_of_store)
             with backend.undone_alone(connection):
                 theirs = backend.location(connection)
             if not ours & theirs:
                 self._ours = None  # it may be on another server since a failover
-                ours = self._location_of_store()
+                ours = beside_the_loop(self._location_of_store)
         except (SQLAlchemyError, StoreUnavailable, OSError):
             return False
         if not ours & theirs:
@@ -338,7 +367,7 @@ class _Identity:
         return self._ours
 
 
-def _connection_of(session: object) -> Connection:
+def connection_of(session: object) -> Connection:
     """Return the connection that ``session`` works on. Raises InvalidDraft, StoreUnavailable."""
     if isinstance(session, Connection):
         if session.closed or session.invalidated:
@@ -364,10 +393,7 @@ def _connection_of(session: object) -> Connection:
     elif any(
         kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in type(session).__mro__
     ):
-        accepted += (
-            "; with an asynchronous one: "
-            "await session.run_sync(lambda session: dispatcher.submit(…, session=session))"
-        )
+        accepted += "; with an asynchronous one: await dispatcher.asubmit(…, session=session)"
     raise InvalidDraft("session", kind_of(session), accepted)
 
 

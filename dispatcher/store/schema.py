@@ -29,6 +29,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    UniqueConstraint,
     and_,
     bindparam,
     case,
@@ -36,9 +37,11 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    true,
 )
 
 from dispatcher.message import (
+    MAX_CAMPAIGN,
     MAX_RECIPIENT,
     Attempt,
     Message,
@@ -52,8 +55,10 @@ from dispatcher.store.engines.types import (
     Length,
     database_now,
     id_type,
+    in_history,
     in_live_partition,
     json_type,
+    long_text,
     partial,
     to_length_ms,
 )
@@ -73,12 +78,17 @@ def _one_of(column: str, values: Iterable[str]) -> str:
     return f"{column} IN ({listed})"
 
 
-TOLD_OF = (Status.SENT, Status.FAILED, Status.EXPIRED, Status.CANCELLED, Status.HELD)
-"""The statuses that are reported to a status URL; ``told`` is the last one, or ``scheduled``."""
-UNTOLD = f"told <> status AND {_one_of('status', TOLD_OF)}"
-"""The condition that a report is due; ``told`` is NULL without a status URL."""
+NOTIFIED_STATUSES = (Status.SENT, Status.FAILED, Status.EXPIRED, Status.CANCELLED, Status.HELD)
+"""The statuses that are reported to a status URL."""
+NOTIFICATION_DUE = f"notified_status <> status AND {_one_of('status', NOTIFIED_STATUSES)}"
+"""The condition that a report is due. ``notified_status`` is the status last reported.
+
+It is ``scheduled`` before the first report, and NULL without a status URL.
+"""
 UNRELEASED = "reserved AND status IN ('cancelled', 'expired', 'void')"
 """The condition that a message does not need its reservation any more, and may still have it."""
+UNSENT = _one_of("status", (Status.FAILED, Status.EXPIRED, Status.CANCELLED))
+"""The condition that a message has ended and was not sent: few are, so that they have an index."""
 
 VOID = "void"
 """Status of a row that is no message: it keeps an id from being stored.
@@ -103,6 +113,8 @@ CLOCK_STEP = timedelta(days=1)
 
 EVERY_CHANNEL = ""
 """Every channel, in a suppression: a primary key holds no NULL."""
+PAUSED_CHANNEL, PAUSED_RECIPIENT, PAUSED_CAMPAIGN = "channel", "recipient", "campaign"
+"""The kinds of pauses besides the kinds of scopes of the settings."""
 
 _NOW = database_now()
 VOID_VALUES: dict[str, Any] = {
@@ -138,11 +150,13 @@ _PARTIAL = (
         "unreleased",
         ("id",),
         UNRELEASED,
-        ("status", "reserved", "told"),
+        ("status", "reserved", "notified_status"),
     ),
     _Index("held", ("id",), "status = 'held'", ()),
     _Index("void", ("next_attempt_at",), f"status = '{VOID}'", ()),
-    _Index("untold", ("told", "status", "id"), UNTOLD, ()),
+    _Index("notification_due", ("notified_status", "status", "id"), NOTIFICATION_DUE, ()),
+    _Index("unsent", ("status", "id"), UNSENT, ()),
+    _Index("campaign", ("campaign", "id"), "campaign IS NOT NULL", ("campaign", "id")),
 )
 
 
@@ -163,6 +177,10 @@ class Tables:
         self.attempts = _attempts(f"{prefix}attempts", self.metadata)
         self.keys = _keys(f"{prefix}idempotency_keys", self.metadata)
         self.suppressions = _suppressions(f"{prefix}suppressions", self.metadata)
+        self.pauses = _pauses(f"{prefix}pauses", self.metadata)
+        self.api_keys = _api_keys(f"{prefix}api_keys", self.metadata)
+        self.sessions = _sessions(f"{prefix}sessions", self.metadata)
+        self.api_replies = _api_replies(f"{prefix}api_replies", self.metadata)
         self.message_columns = tuple(messages.c[name] for name in Message.__dataclass_fields__)
         """The columns of which a ``Message`` is made, in the order of its fields."""
         self.movable_columns: tuple[ColumnElement[Any], ...] = (
@@ -171,23 +189,37 @@ class Tables:
         """The columns of a ``Movable``."""
         self.is_live = in_live_partition(messages.c.finished_at)
         """Redundant beside the status of a live message: leads to its partition."""
+        self.is_under_way = self.attempts.c.finished_at.is_(None).is_(true())
+        """Of an attempt that is found by its message's id.
+
+        It leads to its partition. No index fits it: PostgreSQL would read all attempts of that
+        partition where it estimates that they are few.
+        """
+        self.has_ended = in_history(messages.c.finished_at)
+        """Redundant beside the status of an ended message: leads to the partitions of these."""
         self.is_message = messages.c.status != VOID
         self.is_void = messages.c.status == literal_column(f"'{VOID}'")
         """The condition of the index of the same name."""
         self.stored = select(*self.message_columns).where(self.is_message)
         """The query of messages."""
         self.is_scheduled = self.has_status(Status.SCHEDULED)
-        self.is_untold: ColumnElement[bool] = literal_column(UNTOLD)
+        self.is_notification_due: ColumnElement[bool] = literal_column(NOTIFICATION_DUE)
         self.is_unreleased: ColumnElement[bool] = literal_column(UNRELEASED)
+        self.is_unsent: ColumnElement[bool] = literal_column(UNSENT)
         """The conditions of the indexes of the same names."""
-        self.told_anew = case((messages.c.told.is_not(None), Status.SCHEDULED.value))
-        """The value of ``told`` after which a status is reported again."""
+        self.notified_status_reset = case(
+            (messages.c.notified_status.is_not(None), Status.SCHEDULED.value)
+        )
+        """The value of ``notified_status`` after which a status is reported again."""
         self.holds_no_reservation = messages.c.status.in_(
             [Status.CANCELLED.value, Status.EXPIRED.value, VOID]
         )
         self.is_prunable = and_(
             ~and_(self.holds_no_reservation, messages.c.reserved),
-            or_(messages.c.told.is_(None), messages.c.told == messages.c.status),
+            or_(
+                messages.c.notified_status.is_(None),
+                messages.c.notified_status == messages.c.status,
+            ),
         )
         """Whether nothing that remains to be done needs the row of a message that has ended."""
         self.is_suppressed = self.suppressed(messages.c.recipient, messages.c.channel)
@@ -208,8 +240,18 @@ class Tables:
 
         SQLite takes a partial index only where it sees the value.
         """
-        known = self.messages.c.status == bindparam(None, status.value, literal_execute=True)
-        return known if status.is_final else and_(self.is_live, known)
+        return and_(self.lies_with(status), self.is_in_index(status))
+
+    def is_in_index(self, status: Status) -> ColumnElement[bool]:
+        """Return :meth:`is_plainly` for a statement that an index of this status alone answers.
+
+        It names no further column: what is in the index lies where it should.
+        """
+        return self.messages.c.status == bindparam(None, status.value, literal_execute=True)
+
+    def lies_with(self, status: Status) -> ColumnElement[bool]:
+        """Return the condition of the partition in which messages of that status lie."""
+        return self.has_ended if status.is_final else self.is_live
 
     def suppressed(
         self, recipient: ColumnElement[str] | str, channel: ColumnElement[str] | str
@@ -221,6 +263,17 @@ class Tables:
             .where(row.recipient == recipient, row.channel.in_([literal_column("''"), channel]))
             .correlate_except(self.suppressions)
         )
+
+    def paused(self, kinds: Iterable[str]) -> ColumnElement[bool]:
+        """Return the condition that a message is paused; ``kinds`` are those of the settings."""
+        message, pause = self.messages.c, self.pauses.c
+        names = {
+            PAUSED_CHANNEL: message.channel,
+            PAUSED_RECIPIENT: message.scope,
+            PAUSED_CAMPAIGN: message.campaign,
+        } | {kind: message.scopes[kind].as_string() for kind in kinds}
+        applies = or_(*(and_(pause.kind == kind, pause.name == names[kind]) for kind in names))
+        return exists().where(pause.resumed_at.is_(None), applies).correlate_except(self.pauses)
 
     def found_by(self, ids: Select[tuple[UUID]]) -> Select[Any]:
         """Return the query of the messages whose ids ``ids`` finds, which has a limit.
@@ -287,9 +340,10 @@ def _messages(name: str, metadata: MetaData) -> Table:
         Column("asked_at", Instant),
         Column("move_token", Integer, nullable=False, server_default="0"),
         Column("status_url", String(MAX_RECIPIENT)),
-        Column("told", String(9)),
+        Column("notified_status", String(9)),
         Column("trace", String(55)),  # all that version 00 of a traceparent has
         Column("enqueued_at", Instant),
+        Column("campaign", String(MAX_CAMPAIGN)),
         CheckConstraint(_one_of("status", [*Status, VOID]), name="status_known"),
         CheckConstraint("attempt_count >= 0 AND max_attempts >= 1", name="attempts_counted"),
         CheckConstraint(
@@ -307,9 +361,10 @@ def _messages(name: str, metadata: MetaData) -> Table:
             name="expire_after_has_expiry",
         ),
         CheckConstraint(
-            "(told IS NULL) = (status_url IS NULL) AND "
-            f"(told IS NULL OR {_one_of('told', [Status.SCHEDULED, *TOLD_OF])})",
-            name="told_known",
+            "(notified_status IS NULL) = (status_url IS NULL) AND "
+            "(notified_status IS NULL OR "
+            f"{_one_of('notified_status', [Status.SCHEDULED, *NOTIFIED_STATUSES])})",
+            name="notified_status_known",
         ),
     )
     for index in _PARTIAL:
@@ -359,6 +414,69 @@ def _suppressions(name: str, metadata: MetaData) -> Table:
     )
 
 
+def _pauses(name: str, metadata: MetaData) -> Table:
+    return Table(
+        name,
+        metadata,
+        Column("kind", String(63), primary_key=True),
+        Column("name", String(MAX_RECIPIENT), primary_key=True),
+        Column("paused_at", Instant, nullable=False),
+        Column("resumed_at", Instant),
+    )
+
+
+def _api_keys(name: str, metadata: MetaData) -> Table:
+    return Table(
+        name,
+        metadata,
+        Column("id", String(12), primary_key=True),
+        Column("name", String(63), nullable=False),
+        Column("secret_digest", String(64), nullable=False),
+        Column("rights", json_type(), nullable=False),
+        Column("channels", json_type(none_as_null=True)),
+        Column("scope_kind", String(63)),
+        Column("scope_name", String(MAX_RECIPIENT)),
+        Column("rate", String(100)),
+        Column("created_at", Instant, nullable=False),
+        Column("expires_at", Instant),
+        Column("revoked_at", Instant),
+        Column("last_used_at", Instant),
+        # The id of the key of that name that was the last before, '' for the first one: of two
+        # calls that make a key of one name at the same time, one does.
+        Column("follows", String(12), nullable=False),
+        UniqueConstraint("name", "follows"),
+        CheckConstraint("(scope_kind IS NULL) = (scope_name IS NULL)", name="scope_is_whole"),
+    )
+
+
+def _sessions(name: str, metadata: MetaData) -> Table:
+    return Table(
+        name,
+        metadata,
+        Column("id", String(64), primary_key=True),
+        Column("key_id", String(12), nullable=False),
+        Column("created_at", Instant, nullable=False),
+        Column("expires_at", Instant, nullable=False),
+    )
+
+
+def _api_replies(name: str, metadata: MetaData) -> Table:
+    return Table(
+        name,
+        metadata,
+        Column("id", String(64), primary_key=True),
+        Column("fingerprint", String(64), nullable=False),
+        Column("seen", String(64)),
+        Column("message_id", id_type()),
+        Column("status", SmallInteger),
+        Column("headers", json_type(none_as_null=True)),
+        Column("body", long_text()),
+        Column("created_at", Instant, nullable=False),
+        Column("keep_until", Instant, nullable=False),
+        Index(f"ix_{name}_keep_until", "keep_until"),
+    )
+
+
 _LATER = ("finished_at", "last_error")
 _CONVERTED = ("body", "status", "scopes", "expire_after")
 _UNCHANGED = tuple(
@@ -367,7 +485,7 @@ _UNCHANGED = tuple(
 _unchanged = attrgetter(*_UNCHANGED)
 WRITTEN = (
     *_UNCHANGED, *_CONVERTED,
-    "enqueue_at", "claim_token", "reserved", "status_url", "told",
+    "enqueue_at", "claim_token", "reserved", "status_url", "notified_status",
 )  # fmt: skip
 """The columns of a new message, in the order in which they are written."""
 KEYED = ("idempotency_key", "message_id", "fingerprint")
@@ -390,8 +508,8 @@ class Addition(NamedTuple):
 class Movable(NamedTuple):
     """A message, and the guard of its move.
 
-    ``token`` rises whenever its time changes, or its moves are barred. It was read at ``read_at``,
-    by the database's clock.
+    ``token`` rises whenever its time or its body changes, or its moves are barred. It was read at
+    ``read_at``, by the database's clock.
     """
 
     message: Message
@@ -408,7 +526,7 @@ def to_row(message: Message, *, enqueue_at: datetime, status_url: str | None) ->
         "reserved": True,
         "scopes": message.scopes or None,
         "status_url": status_url,
-        "told": None if status_url is None else Status.SCHEDULED.value,
+        "notified_status": None if status_url is None else Status.SCHEDULED.value,
     }
 
 

@@ -151,12 +151,12 @@ class StoreSurvey:
         messages = self._tables.messages
         return self._late(messages.c.claim_expires_at, Status.SENDING, older_than)
 
-    def untold(self, *, older_than: timedelta) -> Late:
+    def late_notifications(self, *, older_than: timedelta) -> Late:
         """Return the messages whose report to a status URL was due longer ago than that."""
         messages = self._tables.messages
         since = func.coalesce(messages.c.finished_at, messages.c.next_attempt_at)
-        is_untold, _ = self._database.backend.untold(self._tables)
-        return self._late_where(since, older_than, is_untold)
+        is_due, _ = self._database.backend.due_notifications(self._tables)
+        return self._late_where(since, older_than, is_due)
 
     def strange_channels(self, known: Collection[str]) -> dict[str, int]:
         """Return the channels of scheduled messages that are none of ``known``, and how many."""

@@ -2,15 +2,17 @@
 
 ``submitter`` is the one pipeline (validate, recall, reserve, store, confirm), over a ``batch``;
 ``sinks`` store its result in a transaction of their own, in one of the caller's, or not at all;
-``many`` runs it for many drafts. ``schedule`` validates a draft, ``reserver`` reserves, releases
+``many`` runs it for many drafts. ``bodies`` gives a draft its body as it is stored, ``schedule``
+validates it, ``reserver`` reserves, releases
 and reads reservations, ``enqueuer`` enqueues messages inside the horizon. ``changes`` cancels,
 reschedules and updates messages, ``moves`` gives them other times, ``cancellation`` cancels many,
 ``decisions`` retries failed messages and releases or drops held ones, ``catch_up`` expires or moves
-overdue messages, ``suppression`` keeps the suppression list. ``timeline`` reads which times of a
-scope fit, ``story`` all about one message.
+overdue messages, ``suppression`` keeps the suppression list, ``pauses`` the list of pauses.
+``timeline`` reads which times of a scope fit, ``story`` all about one message.
 """
 
 from dispatcher.submission.batch import OnProgress, Result
+from dispatcher.submission.bodies import Bodies
 from dispatcher.submission.cancellation import Cancellation
 from dispatcher.submission.catch_up import CatchUp, CaughtUp
 from dispatcher.submission.changes import Changes, Wish
@@ -18,16 +20,18 @@ from dispatcher.submission.decisions import Decisions
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.many import Batches, Unread
 from dispatcher.submission.moves import Moves
+from dispatcher.submission.pauses import PauseList
 from dispatcher.submission.reserver import Reserver
 from dispatcher.submission.schedule import ValidDraft, schedule, terms_for
 from dispatcher.submission.sinks import CallersTransactions, DryRun, OwnTransaction
-from dispatcher.submission.story import Reservation, Story, StoryReader
+from dispatcher.submission.story import Reservation, Story, StoryReader, coming
 from dispatcher.submission.submitter import Submitter
 from dispatcher.submission.suppression import SuppressionList
 from dispatcher.submission.timeline import TimelineReader
 
 __all__ = [
     "Batches",
+    "Bodies",
     "CallersTransactions",
     "Cancellation",
     "CatchUp",
@@ -39,6 +43,7 @@ __all__ = [
     "Moves",
     "OnProgress",
     "OwnTransaction",
+    "PauseList",
     "Reservation",
     "Reserver",
     "Result",
@@ -50,6 +55,7 @@ __all__ = [
     "Unread",
     "ValidDraft",
     "Wish",
+    "coming",
     "schedule",
     "terms_for",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,6 +13,7 @@ from dispatcher.errors import (
     BatchRefused,
     DispatcherError,
     IdempotencyConflict,
+    SlotRefused,
     StoreUnavailable,
 )
 from dispatcher.message import Draft, Message, Progress, Rejection, Status, new_id
@@ -25,6 +27,7 @@ OnProgress = Callable[[Progress], object]
 Known = tuple[Message, str]
 """A message that has an idempotency key, and the fingerprint of the draft it was made of."""
 
+MINUTE_MS = 60_000
 BATCH = 1_000
 """Drafts that are validated, reserved and stored together."""
 
@@ -76,7 +79,7 @@ class Batch:
     ``atomic`` accepts all or none. ``booked`` are the entries that have a reservation, ``stored``
     those whose message is stored under its id. ``started`` is when the reservations were asked for,
     on the monotonic clock. ``has_duplicates``: another submit has reserved under one of the
-    idempotency keys.
+    idempotency keys. ``refused`` are the requests without a slot, with their refusals, to be noted.
     """
 
     entries: list[Entry]
@@ -85,6 +88,7 @@ class Batch:
     booked: list[Entry] = field(default_factory=list)
     stored: list[Entry] = field(default_factory=list)
     has_duplicates: bool = False
+    refused: list[tuple[Request, SlotRefused]] = field(default_factory=list)
 
     @property
     def is_refused(self) -> bool:
@@ -194,6 +198,7 @@ def compose(
         asked_at=valid.send_at if valid.send_at != send_at else None,
         trace=trace,
         enqueued_at=enqueued_at,
+        campaign=valid.campaign,
     )
 
 
@@ -225,7 +230,8 @@ def requests_of(entries: Iterable[Entry]) -> list[Request]:
 class Tally:
     """Counts the results of drafts, and reports progress.
 
-    The times are those of messages that were not known before. ``total`` is how many drafts there
+    The times are those of messages that were not known before; ``asked`` and ``promised`` count
+    them by minutes since 1970, ``asked`` with the refused ones. ``total`` is how many drafts there
     will be, None where that is not known.
     """
 
@@ -237,6 +243,8 @@ class Tally:
     shifted: int = 0
     first_send_at: datetime | None = None
     last_send_at: datetime | None = None
+    asked: Counter[int] = field(default_factory=Counter)
+    promised: Counter[int] = field(default_factory=Counter)
 
     def add(self, entries: Sequence[Entry]) -> list[Result]:
         """Count the results of these entries, report progress, and return them."""
@@ -244,6 +252,8 @@ class Tally:
         for entry in entries:
             result = _result(entry)
             results.append(result)
+            if entry.request is not None:
+                self.asked[entry.request.asked_ms // MINUTE_MS] += 1
             if isinstance(result, Rejection):
                 self.refused += 1
                 continue
@@ -255,8 +265,9 @@ class Tally:
             ):
                 self.known += 1
                 continue
-            send_at = result.send_at
-            self.shifted += to_ms(send_at) != entry.request.asked_ms
+            send_at, send_ms = result.send_at, to_ms(result.send_at)
+            self.shifted += send_ms != entry.request.asked_ms
+            self.promised[send_ms // MINUTE_MS] += 1
             if self.first_send_at is None or send_at < self.first_send_at:
                 self.first_send_at = send_at
             if self.last_send_at is None or send_at > self.last_send_at:

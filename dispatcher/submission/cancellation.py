@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from dispatcher.errors import (
     DispatcherError,
+    MessageChanged,
     MessageNotFound,
     ReservationsUnavailable,
     TooLate,
@@ -16,7 +17,7 @@ from dispatcher.faults import fault
 from dispatcher.message import Message, Status
 from dispatcher.reservation import Bulk, Request, Terms
 from dispatcher.settings import Settings
-from dispatcher.store import BulkMessages
+from dispatcher.store import BulkMessages, Movable
 from dispatcher.submission.schedule import scopes_of
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.send_time import to_ms
@@ -49,14 +50,31 @@ class Cancellation:
         answers: list[Message | DispatcherError] = []
         for start in range(0, len(message_ids), _AT_ONCE):
             some = message_ids[start : start + _AT_ONCE]
-            found = self._store.cancel(some, because=because)
-            cancelled = [each for each in found.values() if each.status is Status.CANCELLED]
-            for each in cancelled:
-                self._journal.tell(Transition.CANCELLED, each)
-            fault("cancel_many.after_rows")
-            self._release(cancelled)
-            answers += [_answer(one, found.get(one)) for one in some]
+            answers += self._told(some, self._store.cancel(some, because=because))
         return answers
+
+    def cancel_if_unchanged(self, found: Sequence[Movable]) -> list[Message | DispatcherError]:
+        """Cancel messages as :meth:`cancel` does, each only while its move token is the same.
+
+        The answer for any other one that is still scheduled is MessageChanged.
+        """
+        answers: list[Message | DispatcherError] = []
+        for start in range(0, len(found), _AT_ONCE):
+            some = found[start : start + _AT_ONCE]
+            ids = [each.message.id for each in some]
+            answers += self._told(ids, self._store.cancel_if_unchanged(some))
+        return answers
+
+    def _told(
+        self, message_ids: Sequence[UUID], found: Mapping[UUID, Message]
+    ) -> list[Message | DispatcherError]:
+        """Release the reservations of those that are cancelled; return the answers."""
+        cancelled = [each for each in found.values() if each.status is Status.CANCELLED]
+        for each in cancelled:
+            self._journal.tell(Transition.CANCELLED, each)
+        fault("cancel_many.after_rows")
+        self._release(cancelled)
+        return [_answer(each, found.get(each)) for each in message_ids]
 
     def _release(self, cancelled: Sequence[Message]) -> None:
         requests = []
@@ -76,6 +94,8 @@ class Cancellation:
 def _answer(message_id: UUID, found: Message | None) -> Message | DispatcherError:
     if found is None:
         return MessageNotFound(message_id)
+    if found.status is Status.SCHEDULED:
+        return MessageChanged(message_id)
     if found.status is not Status.CANCELLED:
         return TooLate(message_id, found.status)
     return found

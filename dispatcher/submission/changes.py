@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from dispatcher.errors import (
     DispatcherError,
     InvalidDraft,
     InvalidSendTime,
+    MessageChanged,
     MessageNotFound,
     SlotRefused,
     StoreUnavailable,
@@ -21,8 +23,8 @@ from dispatcher.errors import (
     UnknownChannel,
 )
 from dispatcher.faults import fault
-from dispatcher.message import Draft, Message, OnConflict, Status, check_body
-from dispatcher.scope import NOBODY
+from dispatcher.message import Draft, Message, OnConflict, Status, check_body, is_unchanged
+from dispatcher.scope import NO_SCOPE
 from dispatcher.settings import Settings
 from dispatcher.store import Messages, Movable, Suppressions
 from dispatcher.submission.enqueuer import Enqueuer
@@ -30,14 +32,17 @@ from dispatcher.submission.moves import Moves, Order
 from dispatcher.submission.schedule import (
     Check,
     Fill,
+    as_given,
     judge_times,
     no_check,
-    no_templates,
     schedule,
 )
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import after, check_zone, parse
+
+if TYPE_CHECKING:
+    from dispatcher.body_types import AnyBody
 
 _TRIES = 10
 _AT_ONCE = 500
@@ -60,6 +65,7 @@ class Wish:
     latest: datetime | str | None = None
     expires_at: datetime | str | None = None
     expire_after: timedelta | None = None
+    if_unchanged: Message | None = None
 
 
 class Changes:
@@ -76,7 +82,7 @@ class Changes:
         enqueuer: Enqueuer,
         journal: Journal,
         check: Check = no_check,
-        fill: Fill = no_templates,
+        fill: Fill = as_given,
     ) -> None:
         self._settings = settings
         self._fill = fill
@@ -88,13 +94,18 @@ class Changes:
         self._journal = journal
         self._check = check
 
-    def cancel(self, message_id: UUID) -> Message:
+    def cancel(self, message_id: UUID, *, if_unchanged: Message | None = None) -> Message:
         """Cancel a scheduled message and release its reservation at once.
 
-        A cancelled message may be cancelled again. Raises MessageNotFound, and TooLate once the
-        message is being sent or has ended.
+        A cancelled message may be cancelled again. Raises MessageNotFound, MessageChanged, and
+        TooLate once the message is being sent or has ended.
         """
-        message = self._messages.cancel(message_id)
+        token = None
+        if if_unchanged is not None:
+            token = self._unchanged(message_id, if_unchanged).token
+        message = self._messages.cancel(message_id, token=token)
+        if message.status is Status.SCHEDULED:
+            raise MessageChanged(message_id)
         if message.status is not Status.CANCELLED:
             raise TooLate(message_id, message.status)
         self._journal.tell(Transition.CANCELLED, message)
@@ -106,15 +117,21 @@ class Changes:
         self,
         message_id: UUID,
         *,
-        body: Mapping[str, Any] | None = None,
+        body: AnyBody | None = None,
         template: str | None = None,
         data: Mapping[str, Any] | None = None,
+        if_unchanged: Message | None = None,
     ) -> Message:
         """Give a scheduled message another body, or one rendered from a template of its channel.
 
-        Raises InvalidDraft, InvalidSettings, MessageNotFound, TooLate, StoreUnavailable.
+        Raises InvalidDraft, InvalidSettings, MessageNotFound, MessageChanged, TooLate,
+        StoreUnavailable.
         """
-        message = self._messages.get(message_id)
+        if if_unchanged is None:
+            found, message = None, self._messages.get(message_id)
+        else:
+            found = self._unchanged(message_id, if_unchanged)
+            message = found.message
         if template is not None and message.channel not in self._settings.channels:
             raise UnknownChannel(message.channel, sorted(self._settings.channels))
         draft = Draft(
@@ -125,11 +142,15 @@ class Changes:
             data=data,
         )
         clean, _ = check_body(
-            self._fill(draft).body,
+            self._fill(draft).draft.body,
             max_bytes=self._settings.body_max_bytes,
             max_depth=self._settings.body_max_depth,
         )
         self._check(message.channel, message.recipient, clean)
+        if found is not None:
+            if message.status is not Status.SCHEDULED:
+                raise TooLate(message_id, message.status)
+            return self._messages.update_if_unchanged(found, body=clean)
         for _ in range(_TRIES):
             message = self._messages.update(message_id, body=clean)
             if message.body == clean:
@@ -150,9 +171,16 @@ class Changes:
             raise answer
         return answer
 
-    def reschedule_many(self, message_ids: Sequence[UUID], wish: Wish) -> list[Answer]:
+    def reschedule_many(
+        self,
+        message_ids: Sequence[UUID],
+        wish: Wish,
+        *,
+        tokens: Mapping[UUID, int] = MappingProxyType({}),
+    ) -> list[Answer]:
         """Return for each id what :meth:`reschedule` would return or raise, in order.
 
+        ``tokens``: messages whose move token is another one get MessageChanged.
         They are moved in batches. Where Redis or the database does not answer, the rest is not
         moved and gets the same error.
         """
@@ -162,13 +190,17 @@ class Changes:
         for start in range(0, len(every), _AT_ONCE):
             some = every[start : start + _AT_ONCE]
             if failed is None:
-                failed = self._reschedule(some, wish, answers)
+                failed = self._reschedule(some, wish, tokens, answers)
             if failed is not None:
                 answers |= {each: failed for each in some if each not in answers}
         return [answers[each] for each in message_ids]
 
     def _reschedule(
-        self, message_ids: Sequence[UUID], wish: Wish, answers: dict[UUID, Answer]
+        self,
+        message_ids: Sequence[UUID],
+        wish: Wish,
+        tokens: Mapping[UUID, int],
+        answers: dict[UUID, Answer],
     ) -> Unavailable | None:
         """Fill in the answers of a batch; return the error that stopped it, or None."""
         left = list(message_ids)
@@ -180,7 +212,7 @@ class Changes:
             orders = []
             for each in left:
                 try:
-                    orders.append(self._order(each, found.get(each), wish))
+                    orders.append(self._order(each, found.get(each), wish, tokens.get(each)))
                 except DispatcherError as refused:
                     answers[each] = refused
             moved = self._moves.move_many(orders)
@@ -215,13 +247,19 @@ class Changes:
             if each in unwanted:
                 answers[index] = Suppressed(each[1])
 
-    def _order(self, message_id: UUID, found: Movable | None, wish: Wish) -> Order:
+    def _order(
+        self, message_id: UUID, found: Movable | None, wish: Wish, token: int | None
+    ) -> Order:
         if found is None:
             raise MessageNotFound(message_id)
         message = found.message
         if message.status is not Status.SCHEDULED:
             raise TooLate(message_id, message.status)
-        if message.scope == NOBODY:
+        if wish.if_unchanged is not None and not is_unchanged(wish.if_unchanged, message):
+            raise MessageChanged(message_id)
+        if token not in (None, found.token):
+            raise MessageChanged(message_id)
+        if message.scope == NO_SCOPE:
             raise InvalidDraft("id", "it is a status message, which has no reservation", "another")
         now = self._clock.now()
         draft = _draft(message, wish)
@@ -231,8 +269,15 @@ class Changes:
         judge_times(valid, now=now)
         return Order(
             found, valid.terms, valid.send_at, valid.latest, valid.zone, valid.expires_at,
-            valid.expire_after, valid.send_at,
+            valid.expire_after, valid.send_at, wish.if_unchanged is not None,
         )  # fmt: skip
+
+    def _unchanged(self, message_id: UUID, before: Message) -> Movable:
+        """Return a message with its token. Raises MessageChanged unless it is as it was before."""
+        found = self._messages.movable(message_id)
+        if not is_unchanged(before, found.message):
+            raise MessageChanged(message_id)
+        return found
 
 
 def _draft(message: Message, wish: Wish) -> Draft:

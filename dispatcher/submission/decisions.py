@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from uuid import UUID
 
 from dispatcher.errors import (
     DispatcherError,
     InvalidValue,
+    MessageChanged,
     MessageNotFound,
     Suppressed,
     TooLate,
     UnknownChannel,
 )
-from dispatcher.message import Message, Status
+from dispatcher.message import Message, Status, check_text, is_unchanged
 from dispatcher.settings import Settings
 from dispatcher.store import FailedMessages, HeldMessages, Messages, Standstill, Suppressions
 from dispatcher.telemetry.journal import Journal, Transition
@@ -46,70 +48,96 @@ class Decisions:
         self._suppressions = suppressions
         self._journal = journal
 
-    def retry(self, message_id: UUID, *, perhaps_sent: bool = False) -> Message:
+    def retry(
+        self,
+        message_id: UUID,
+        *,
+        perhaps_sent: bool = False,
+        if_unchanged: Message | None = None,
+    ) -> Message:
         """Give a failed message further attempts, as many as its channel allows, at once.
 
         Raises MessageNotFound; TooLate where it has not failed, or is past its expiry;
         UnknownChannel; Suppressed where its recipient has opted out; and InvalidValue where the
         outcome of its last attempt is unknown, its ``on_unknown`` is ``hold``, and ``perhaps_sent``
-        does not allow a second send.
+        does not allow a second send. Raises MessageChanged unless it is as in ``if_unchanged``.
         """
-        [answer] = self.retry_many([message_id], perhaps_sent=perhaps_sent)
+        before = {} if if_unchanged is None else {message_id: if_unchanged}
+        answer = self._retried([message_id], perhaps_sent, before)[message_id]
         if isinstance(answer, DispatcherError):
             raise answer
         return answer
 
     def retry_many(
-        self, message_ids: Sequence[UUID], *, perhaps_sent: bool = False
+        self,
+        message_ids: Sequence[UUID],
+        *,
+        perhaps_sent: bool = False,
+        if_unchanged: Mapping[UUID, Message] = MappingProxyType({}),
     ) -> list[Message | DispatcherError]:
         """Return for each id what :meth:`retry` would return or raise.
+
+        ``if_unchanged`` has messages as they were read, by id.
 
         Raises StoreUnavailable: some may be retried; a repeated call returns which.
         """
         answers: dict[UUID, Message | DispatcherError] = {}
         every = list(dict.fromkeys(message_ids))
         for start in range(0, len(every), _AT_ONCE):
-            answers |= self._retried(every[start : start + _AT_ONCE], perhaps_sent)
+            some = every[start : start + _AT_ONCE]
+            answers |= self._retried(some, perhaps_sent, if_unchanged)
         return [answers[each] for each in message_ids]
 
     def held(self, *, limit: int) -> list[Message]:
         """Return the held messages, oldest first."""
         return self._held.find(limit=limit)
 
-    def release(self, message_id: UUID) -> Message:
+    def release(self, message_id: UUID, *, if_unchanged: Message | None = None) -> Message:
         """Give a held message one more attempt, or end it as expired past its expiry.
 
-        Raises MessageNotFound; TooLate where it is not held, or another call was faster; and
-        Suppressed where its recipient has opted out.
+        Raises MessageNotFound; TooLate where it is not held, or another call was faster;
+        Suppressed where its recipient has opted out; and MessageChanged unless it is as in
+        ``if_unchanged``.
         """
-        message = self._require_held(message_id)
-        self._suppressions.check(message.recipient, message.channel)
-        message = self._held.release(message_id)
+        found = self._require_held(message_id, if_unchanged)
+        self._suppressions.check(found.recipient, found.channel)
+        message = self._held.release(found)
         if message.status not in _RELEASED:
             raise TooLate(message_id, message.status)
         ended = message.status is Status.EXPIRED
         self._journal.tell(Transition.EXPIRED if ended else Transition.RELEASED, message)
         return message
 
-    def drop(self, message_id: UUID) -> Message:
+    def drop(
+        self,
+        message_id: UUID,
+        *,
+        reason: str | None = None,
+        if_unchanged: Message | None = None,
+    ) -> Message:
         """End a held message as failed; it keeps its reservation.
 
-        Raises MessageNotFound and TooLate.
+        Raises MessageNotFound, TooLate, MessageChanged, and InvalidDraft for a reason that is no
+        line of text.
         """
-        self._require_held(message_id)
-        message = self._held.drop(message_id)
+        if reason is not None:
+            check_text("reason", reason)
+        message = self._held.drop(self._require_held(message_id, if_unchanged), reason=reason)
         if message.status is not Status.FAILED:
             raise TooLate(message_id, message.status)
         self._journal.tell(Transition.FAILED, message, attempt=message.attempt_count)
         return message
 
     def _retried(
-        self, message_ids: Sequence[UUID], perhaps_sent: bool
+        self,
+        message_ids: Sequence[UUID],
+        perhaps_sent: bool,
+        if_unchanged: Mapping[UUID, Message],
     ) -> dict[UUID, Message | DispatcherError]:
         found = self._failed.look(message_ids)
         answers: dict[UUID, Message | DispatcherError] = {}
         for each in message_ids:
-            refused = self._refusal(each, found.get(each), perhaps_sent)
+            refused = self._refusal(each, found.get(each), perhaps_sent, if_unchanged.get(each))
             if refused is not None:
                 answers[each] = refused
         left = [found[each] for each in message_ids if each not in answers]
@@ -129,11 +157,17 @@ class Decisions:
         return answers
 
     def _refusal(
-        self, message_id: UUID, found: Standstill | None, perhaps_sent: bool
+        self,
+        message_id: UUID,
+        found: Standstill | None,
+        perhaps_sent: bool,
+        if_unchanged: Message | None,
     ) -> DispatcherError | None:
         if found is None:
             return MessageNotFound(message_id)
         message = found.message
+        if if_unchanged is not None and not is_unchanged(if_unchanged, message):
+            return MessageChanged(message_id)
         if message.status is not Status.FAILED:
             return TooLate(message_id, message.status)
         if found.is_unknown and message.on_unknown == "hold" and not perhaps_sent:
@@ -154,8 +188,10 @@ class Decisions:
         self._journal.tell(Transition.RETRIED, now.message, attempt=now.message.attempt_count)
         return now.message
 
-    def _require_held(self, message_id: UUID) -> Message:
+    def _require_held(self, message_id: UUID, if_unchanged: Message | None) -> Message:
         message = self._messages.get(message_id)
+        if if_unchanged is not None and not is_unchanged(if_unchanged, message):
+            raise MessageChanged(message_id)
         if message.status is not Status.HELD:
             raise TooLate(message_id, message.status)
         return message

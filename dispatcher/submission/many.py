@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 
 from dispatcher.message import Draft, Plan, Rejection
-from dispatcher.submission.batch import Batch, OnProgress, Result, Tally, batch_of, batches
+from dispatcher.submission.batch import (
+    MINUTE_MS,
+    Batch,
+    OnProgress,
+    Result,
+    Tally,
+    batch_of,
+    batches,
+)
 from dispatcher.submission.sinks import DryRun, OwnTransaction, Sink
 from dispatcher.submission.submitter import Submitter
 from dispatcher.telemetry.journal import Journal
 from dispatcher.telemetry.tracing import Answers, Tracing
+from dispatcher.times.send_time import from_ms
 
 
 @contextmanager
@@ -87,6 +97,8 @@ class Batches:
             first_send_at=tally.first_send_at,
             last_send_at=tally.last_send_at,
             rejections=tuple(rejections),
+            asked=_by_minute(tally.asked),
+            promised=_by_minute(tally.promised),
         )
 
     def _traced(self, answers: Answers) -> Answers:
@@ -115,6 +127,10 @@ class Batches:
             if isinstance(each, Rejection):
                 self._journal.refused(each.error)
         return results
+
+
+def _by_minute(counted: Mapping[int, int]) -> dict[datetime, int]:
+    return {from_ms(minute * MINUTE_MS): counted[minute] for minute in sorted(counted)}
 
 
 class Unread(Iterator[Result]):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from dispatcher.errors import (
     DispatcherError,
+    MessageChanged,
     MessageNotFound,
     ReservationsUnavailable,
     SlotRefused,
@@ -47,7 +48,8 @@ class Order(NamedTuple):
     """A message as it was read, and its wanted time: ``send_at``, or a slot up to ``latest``.
 
     ``expires_at`` wins over ``expire_after``, which counts from the booked time. ``asked_at`` is
-    the time that a caller first asked for; it may differ from ``send_at``.
+    the time that a caller first asked for; it may differ from ``send_at``. With ``if_unchanged``
+    another change that comes between refuses the move.
     """
 
     found: Movable
@@ -58,6 +60,7 @@ class Order(NamedTuple):
     expires_at: datetime | None
     expire_after: timedelta | None
     asked_at: datetime
+    if_unchanged: bool = False
 
     @property
     def keeps_its_time(self) -> bool:
@@ -231,7 +234,19 @@ class Moves:
             return {}
         new = [self._new_time(orders[index], send_at) for index, send_at in times.items()]
         try:
-            rows = self._messages.move(new, within=self._within)
+            if any(orders[index].if_unchanged for index in times):
+                [move] = new  # it is asked of one message at a time
+                rows = {
+                    move.found.message.id: self._messages.move_if_unchanged(
+                        move, within=self._within
+                    )
+                }
+            else:
+                rows = self._messages.move(new, within=self._within)
+        except (MessageChanged, MessageNotFound) as refused:
+            [index] = times
+            answers[index] = refused
+            return {}
         except StoreUnavailable as error:
             # Unless the database refused, rows may have changed: reconcile reads them.
             if not error.refused:

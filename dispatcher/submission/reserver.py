@@ -16,7 +16,15 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Message
 from dispatcher.redis.errors import is_silence
-from dispatcher.reservation import Booked, Bulk, Request, Reserved, Upkeep, Windows
+from dispatcher.reservation import (
+    Booked,
+    Bulk,
+    RefusalLog,
+    Request,
+    Reserved,
+    Upkeep,
+    Windows,
+)
 from dispatcher.store import Messages
 from dispatcher.submission.batch import Entry
 from dispatcher.times.clock import Clock
@@ -32,13 +40,21 @@ class Reserver:
     """The reservations of messages that are stored, or are about to be."""
 
     def __init__(
-        self, *, clock: Clock, windows: Windows, bulk: Bulk, upkeep: Upkeep, messages: Messages
+        self,
+        *,
+        clock: Clock,
+        windows: Windows,
+        bulk: Bulk,
+        upkeep: Upkeep,
+        messages: Messages,
+        refusals: RefusalLog | None = None,
     ) -> None:
         self._clock = clock
         self._windows = windows
         self._bulk = bulk
         self._upkeep = upkeep
         self._messages = messages
+        self._refusals = refusals
 
     def reserve(
         self, requests: Sequence[Request], *, ahead: timedelta
@@ -58,6 +74,11 @@ class Reserver:
                 "the reservations of %d messages that are not stored were not released; "
                 "reconcile releases them: %s", len(requests), error,
             )  # fmt: skip
+
+    def note(self, refused: Sequence[tuple[Request, SlotRefused]]) -> None:
+        """Note requests that were refused, for operators."""
+        if self._refusals is not None:
+            self._refusals.note(refused)
 
     def release(self, entry: Entry) -> None:
         """Release the reservation of a message that is not stored any more, or never will be."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import NamedTuple, get_args
 
-from dispatcher.channel import Channel, check_hours
+from dispatcher.channel import ChannelSettings, check_hours
 from dispatcher.errors import (
     InvalidDraft,
     InvalidSendTime,
@@ -15,7 +15,16 @@ from dispatcher.errors import (
     kind_of,
     quoted,
 )
-from dispatcher.message import Body, Draft, Message, OnUnknown, check_body, check_text, fingerprint
+from dispatcher.message import (
+    MAX_CAMPAIGN,
+    Body,
+    Draft,
+    Message,
+    OnUnknown,
+    check_body,
+    check_text,
+    fingerprint,
+)
 from dispatcher.reservation import Terms
 from dispatcher.scope import Scope, counted
 from dispatcher.settings import Settings
@@ -28,8 +37,20 @@ NO_HOURS = "none"
 Check = Callable[[str, str, Body], object]
 """Takes channel, recipient and body; raises InvalidDraft for a message that could never be sent."""
 
-Fill = Callable[[Draft], Draft]
-"""Gives a draft that names a template its body; raises InvalidDraft."""
+
+class Filled(NamedTuple):
+    """A draft with its body as it is stored and its channel by name.
+
+    ``asked`` is the body that the caller gave, where a type has made another one of it: repeated
+    submits are compared by it, because a default of the type may be another one each time.
+    """
+
+    draft: Draft
+    asked: Body | None = None
+
+
+Fill = Callable[[Draft], Filled]
+"""Gives a draft its body; raises InvalidDraft."""
 
 _MILLISECOND = timedelta(milliseconds=1)
 _FIRST = send_time.from_ms(0)
@@ -63,6 +84,7 @@ class ValidDraft(NamedTuple):
     on_unknown: OnUnknown
     expire_after: timedelta | None
     status_url: str | None = None
+    campaign: str | None = None
 
     def expiry(self, send_at: datetime) -> datetime | None:
         """Return when it expires if it is to go at ``send_at``."""
@@ -75,14 +97,16 @@ class ValidDraft(NamedTuple):
         return f"ValidDraft(channel={self.channel!r}, send_at={self.send_at!r})"
 
 
-def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
+def schedule(
+    draft: Draft, *, settings: Settings, now: datetime, asked: Body | None = None
+) -> ValidDraft:
     """Validate every field of ``draft`` but the order of its times, which :func:`judge_times` does.
 
+    ``asked`` is that of :class:`Filled`.
     A duplicate submit may come when a time has passed; it still gets its message. Raises
     InvalidDraft, InvalidSendTime, UnknownChannel.
     """
-    channel, key = draft.channel, draft.idempotency_key
-    _check_channel(channel, settings)
+    channel, key = _known_channel(draft.channel, settings), draft.idempotency_key
     recipient = settings.spellings.on(channel, check_text("recipient", draft.recipient))
     scope = recipient if draft.scope is None else check_text("scope", draft.scope)
     if key is not None:
@@ -103,7 +127,7 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
     quiet_hours = None
     if draft.quiet_hours is not None or draft.send_window is not None:
         quiet_hours = own_hours(draft.quiet_hours, draft.send_window)
-    send_at, asked = _send_time(draft, now, settings.max_horizon)
+    send_at, asked_time = _send_time(draft, now, settings.max_horizon)
     expires_at = None
     if draft.expires_at is not None:
         expires_at = _other_time(draft, draft.expires_at, "expires_at")
@@ -114,6 +138,8 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
         expire_after = _expire_after(draft, of_channel, farthest)
     on_unknown = of_channel.on_unknown if draft.on_unknown is None else _on_unknown(draft)
     status_url = None if draft.status_url is None else _status_url(draft, settings)
+    if draft.campaign is not None:
+        check_text("campaign", draft.campaign, longest=MAX_CAMPAIGN)
     digest = None
     if key is not None:
         # A template may have changed before a duplicate submit, so its name and data count.
@@ -127,13 +153,18 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
             "on_unknown": draft.on_unknown,
             "expire_after": None if draft.expire_after is None else str(expire_after),
             "status_url": status_url,
+            "campaign": draft.campaign,
         }
         digest = fingerprint(
             channel=channel,
             recipient=recipient,
             scope=scope,
-            body=body if draft.template is None else None,
-            time=asked.isoformat() if isinstance(asked, datetime) else f"in {asked} ms",
+            body=(body if asked is None else asked) if draft.template is None else None,
+            time=(
+                asked_time.isoformat()
+                if isinstance(asked_time, datetime)
+                else f"in {asked_time} ms"
+            ),
             expires_at=expires_at,
             **{name: value for name, value in further.items() if value is not None},
         )
@@ -155,6 +186,7 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
         on_unknown=on_unknown,
         expire_after=expire_after,
         status_url=status_url,
+        campaign=draft.campaign,
     )
 
 
@@ -163,9 +195,9 @@ def no_check(channel: str, recipient: str, body: Body) -> None:
     del channel, recipient, body
 
 
-def no_templates(draft: Draft) -> Draft:
+def as_given(draft: Draft) -> Filled:
     """Return the draft unchanged."""
-    return draft
+    return Filled(draft)
 
 
 def judge_times(valid: ValidDraft, *, now: datetime) -> None:
@@ -197,7 +229,7 @@ def _send_time(draft: Draft, now: datetime, farthest: timedelta) -> tuple[dateti
     return send_at, asked
 
 
-def _expire_after(draft: Draft, channel: Channel, farthest: datetime) -> timedelta | None:
+def _expire_after(draft: Draft, channel: ChannelSettings, farthest: datetime) -> timedelta | None:
     """Return the length that applies; an expiry of the draft's own sets that of the channel aside.
 
     ``farthest`` is the latest time at which the message may be booked.
@@ -260,7 +292,7 @@ def terms_for(
 ) -> Terms:
     """Return the terms that judge a time. Raises InvalidDraft, InvalidSendTime, UnknownChannel."""
     if channel is not None:
-        _check_channel(channel, settings)
+        _known_channel(channel, settings)
     if zone is not None:
         send_time.check_zone(zone)
     further = None if scopes is None else _checked_scopes(scopes, settings)
@@ -304,9 +336,10 @@ def read_hours(text: str) -> Hours | None:
     return None if text == NO_HOURS else Hours.parse(text)
 
 
-def _check_channel(channel: object, settings: Settings) -> None:
+def _known_channel(channel: object, settings: Settings) -> str:
     if not isinstance(channel, str) or channel not in settings.channels:
         raise UnknownChannel(channel, sorted(settings.channels))
+    return channel
 
 
 def _checked_scopes(scopes: object, settings: Settings) -> Mapping[str, str]:

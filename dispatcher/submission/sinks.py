@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar, cast
 
 from dispatcher.errors import (
     DispatcherError,
     IdempotencyConflict,
     OutcomeUnknown,
+    SlotRefused,
     StoreUnavailable,
     Suppressed,
 )
@@ -28,12 +30,15 @@ from dispatcher.store import (
     Messages,
     Suppressions,
 )
+from dispatcher.store.loop_session import LoopSession
 from dispatcher.submission.batch import Batch, Entry, Known, compose, recalled, requests_of
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.reserver import Reserver
 from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _TRIES = 3
 _NOT_AHEAD = timedelta(0)
@@ -50,6 +55,10 @@ class Reservations(Protocol):
 
     def withdraw(self, requests: Sequence[Request]) -> None:
         """Release the reservations of these requests."""
+        ...
+
+    def note(self, refused: Sequence[tuple[Request, SlotRefused]]) -> None:
+        """Note requests that were refused. Raises nothing."""
         ...
 
 
@@ -209,8 +218,8 @@ class OwnTransaction:
         """Store one message and return it, or the one that a duplicate submit has stored.
 
         When the message is not stored, its reservation is released. ``perhaps_stored``: it was
-        tried before, and the outcome is unknown. Then the reservation stays unless the database
-        answers, and OutcomeUnknown is raised.
+        tried before, and the outcome is unknown. Then it is again, whatever the database answers
+        now: the reservation stays, and OutcomeUnknown is raised.
         """
         message, enqueue_at, fingerprint, body_json, status_url = entry.addition
         try:
@@ -235,7 +244,7 @@ class OwnTransaction:
             self.reservations.release(entry)
             raise
         except (StoreUnavailable, IdempotencyConflict, Suppressed) as error:
-            if perhaps_stored and isinstance(error, StoreUnavailable) and not error.refused:
+            if perhaps_stored and isinstance(error, StoreUnavailable):
                 raise OutcomeUnknown(error.reason, message.id) from error
             self.reservations.withdraw(requests_of([entry]))
             raise
@@ -281,6 +290,12 @@ class _Joined:
 _Transaction = JoinedTransaction[_Joined]
 
 
+class _Run(Protocol):
+    """Runs statements in a caller's transaction, where its session allows it."""
+
+    def __call__(self, statements: Callable[[Joinable], T], /) -> T: ...
+
+
 class CallersTransactions:
     """Transactions of callers: messages are stored if and when those commit.
 
@@ -306,22 +321,26 @@ class CallersTransactions:
         self._reserver = reserver
         self._enqueuer = enqueuer
 
-    def of(self, session: Joinable) -> CallersTransaction:
+    def of(self, session: object) -> CallersTransaction:
         """Return the sink that stores in the transaction of ``session``."""
         return CallersTransaction(self, session, self._reserver, self._settings.transaction_grace)
 
-    def join(self, session: Joinable) -> _Transaction:
-        """Join the transaction that ``session`` is in. Raises like :meth:`JoinedMessages.join`."""
-        transaction = self._store.join(session, self._settle)
-        self._withdraw_undone(transaction)
+    def join(self, run: _Run) -> _Transaction:
+        """Join the transaction in which ``run`` runs statements.
+
+        Raises like :meth:`JoinedMessages.join`.
+        """
+        transaction = run(lambda session: self._store.join(session, self._settle))
+        self._withdraw_undone(transaction, run)
         return transaction
 
-    def _withdraw_undone(self, transaction: _Transaction) -> None:
+    def _withdraw_undone(self, transaction: _Transaction, run: _Run) -> None:
         """Withdraw what a savepoint took away, because it would block the next message."""
         watch = transaction.watch
         if not watch.undone or not watch.joined:
             return
-        present = transaction.present([each.message.id for each in watch.joined])
+        joined = [each.message.id for each in watch.joined]
+        present = run(lambda _: transaction.present(joined))
         gone = [each for each in watch.joined if each.message.id not in present]
         for each in gone:
             watch.joined.remove(each)
@@ -361,7 +380,7 @@ class CallersTransaction:
     def __init__(
         self,
         transactions: CallersTransactions,
-        session: Joinable,
+        session: object,
         reserver: Reserver,
         ahead: timedelta,
     ) -> None:
@@ -374,15 +393,17 @@ class CallersTransaction:
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Join the transaction, and look the keys up as seen from inside."""
         transaction = self._join()
-        found = ((key, transaction.with_key(key)) for key in keyed)
+        if not keyed:
+            return {}
+        found = self._run(lambda _: [(key, transaction.with_key(key)) for key in keyed])
         return {key: known for key, known in found if known is not None}
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
         """Look the recipients up, as seen from inside."""
-        found = set()
+        transaction, found = self._join(), set()
         for each in recipients:
             try:
-                self._join().check_wanted(*each)
+                self._run(partial(_check_wanted, transaction, each))
             except Suppressed:
                 found.add(each)
         return found
@@ -413,16 +434,23 @@ class CallersTransaction:
     def _join(self) -> _Transaction:
         """Return the caller's transaction, joined at the first call."""
         if self._transaction is None:
-            self._transaction = self._transactions.join(self._session)
+            self._transaction = self._transactions.join(self._run)
         return self._transaction
+
+    def _run(self, statements: Callable[[Joinable], T], /) -> T:
+        if isinstance(self._session, LoopSession):
+            return self._session.run(statements)
+        return statements(cast("Joinable", self._session))
 
     def _stored(self, entry: Entry, transaction: _Transaction) -> Message:
         """Store a message and return it, or what has its key."""
         message, enqueue_at, fingerprint, _, status_url = entry.addition
         key = message.idempotency_key
         for _ in range(_TRIES):
-            if transaction.add(
-                message, enqueue_at=enqueue_at, fingerprint=fingerprint, status_url=status_url
+            if self._run(
+                lambda _: transaction.add(
+                    message, enqueue_at=enqueue_at, fingerprint=fingerprint, status_url=status_url
+                )
             ):
                 return message
             known = None if key is None else recalled(entry.valid, self.recall({key: entry}))
@@ -433,6 +461,10 @@ class CallersTransaction:
     def _forget(self, joined: _Joined, transaction: _Transaction) -> None:
         transaction.watch.joined.remove(joined)
         self.reservations.withdraw(requests_of([joined.entry]))
+
+
+def _check_wanted(transaction: _Transaction, asked: tuple[str, str], _: Joinable) -> None:
+    transaction.check_wanted(*asked)
 
 
 class DryRun:

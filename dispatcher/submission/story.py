@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from datetime import datetime
 from urllib.parse import urlsplit
@@ -10,9 +11,10 @@ from uuid import UUID
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import Attempt, Message, Status
 from dispatcher.reservation import Contents
-from dispatcher.scope import NOBODY
+from dispatcher.scope import NO_SCOPE
 from dispatcher.settings import Settings
-from dispatcher.store import Listing
+from dispatcher.store import Listing, Pause
+from dispatcher.submission.pauses import PauseList
 from dispatcher.submission.schedule import scopes_of
 from dispatcher.times.send_time import from_ms
 
@@ -32,8 +34,8 @@ class Story:
     ``reservations`` is None where Redis does not answer. ``is_enqueued``: it was enqueued for its
     next attempt; ``enqueue_at``: when maintenance enqueues it (again). ``claim_expires_at`` is the
     end of its claim, ``deleted_at`` the earliest time at which ``prune`` deletes it.
-    ``status_host`` is the host of its status webhook, None without one, and ``told`` the status
-    last reported to it, None before the first report.
+    ``status_host`` is the host of its status webhook, None without one, and ``notified_status`` the
+    status last reported to it, None before the first report. ``pauses`` keep it from being sent.
     """
 
     message: Message
@@ -44,16 +46,53 @@ class Story:
     claim_expires_at: datetime | None
     deleted_at: datetime | None
     status_host: str | None = None
-    told: Status | None = None
+    notified_status: Status | None = None
+    pauses: tuple[Pause, ...] = ()
+
+
+def coming(story: Story) -> tuple[str, datetime | None]:
+    """Return the next step of a message, and its time; None where that is unknown."""
+    message = story.message
+    match message.status:
+        case Status.SCHEDULED:
+            return _until_due(story)
+        case Status.SENDING:
+            then = "is held" if message.on_unknown == "hold" else "is tried again"
+            return (
+                f"a worker is sending it; without a recorded outcome it {then} at",
+                story.claim_expires_at,
+            )
+        case Status.HELD:
+            return "a person decides: dispatcher release or dispatcher drop", None
+        case Status.FAILED:
+            return "dispatcher retry gives it further attempts; else it is deleted after", (
+                story.deleted_at
+            )
+        case _:
+            return "it is deleted after", story.deleted_at
+
+
+def _until_due(story: Story) -> tuple[str, datetime | None]:
+    if story.pauses:
+        ended_by = (
+            f"dispatcher resume {each.kind} {shlex.quote(each.name)}" for each in story.pauses
+        )
+        return f"it is paused: {', '.join(ended_by)}", None
+    if story.is_enqueued:
+        return "it is enqueued; it is due at", story.message.next_attempt_at
+    return "the sweep enqueues it at", story.enqueue_at
 
 
 class StoryReader:
     """Reads the story of a message. Changes nothing."""
 
-    def __init__(self, *, settings: Settings, listing: Listing, contents: Contents) -> None:
+    def __init__(
+        self, *, settings: Settings, listing: Listing, contents: Contents, pauses: PauseList
+    ) -> None:
         self._settings = settings
         self._listing = listing
         self._contents = contents
+        self._pauses = pauses
 
     def read(self, message_id: UUID) -> Story:
         """Return the story of a message. Raises MessageNotFound and StoreUnavailable."""
@@ -71,11 +110,14 @@ class StoryReader:
             deleted_at=ended + self._settings.retention if ended else None,
             # The rest of the URL may be a secret.
             status_host=None if found.status_url is None else urlsplit(found.status_url).hostname,
-            told=None if found.told is Status.SCHEDULED else found.told,
+            notified_status=None
+            if found.notified_status is Status.SCHEDULED
+            else found.notified_status,
+            pauses=self._pauses.of(message) if is_scheduled else (),
         )
 
     def _reservations(self, message: Message) -> tuple[Reservation, ...] | None:
-        if message.scope == NOBODY:
+        if message.scope == NO_SCOPE:
             return ()
         scopes = scopes_of(message, self._settings)
         windows = [self._contents.fence.window_of(each) for each in scopes]

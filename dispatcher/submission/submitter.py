@@ -22,9 +22,9 @@ from dispatcher.submission.schedule import (
     Check,
     Fill,
     ValidDraft,
+    as_given,
     judge_times,
     no_check,
-    no_templates,
     schedule,
 )
 from dispatcher.submission.sinks import Sink
@@ -49,7 +49,7 @@ class Submitter:
         enqueuer: Enqueuer,
         journal: Journal,
         check: Check = no_check,
-        fill: Fill = no_templates,
+        fill: Fill = as_given,
         tracing: Tracing | None = None,
     ) -> None:
         self._settings = settings
@@ -94,6 +94,8 @@ class Submitter:
         self._reserve(batch, sink)
         self._store(batch, sink)
         sink.confirm(batch)
+        if batch.refused:
+            sink.reservations.note(batch.refused)
 
     def validated(self, draft: Draft, *, now: datetime) -> ValidDraft:
         """Judge every field of ``draft``, as the transports that carry it and its status do, too.
@@ -102,7 +104,8 @@ class Submitter:
         """
         if not isinstance(draft, Draft):
             raise InvalidDraft("draft", f"a {type(draft).__name__}", "a Draft")
-        valid = schedule(self._fill(draft), settings=self._settings, now=now)
+        filled, asked = self._fill(draft)
+        valid = schedule(filled, settings=self._settings, now=now, asked=asked)
         self._check(valid.channel, valid.recipient, valid.body)
         if valid.status_url is not None:
             try:
@@ -192,7 +195,10 @@ class Submitter:
         fault("submit.after_reserve")
 
     def _explain(self, refused: Sequence[Entry], batch: Batch, sink: Sink) -> None:
-        """Find better answers for entries without a slot: a duplicate's message, or an opt-out."""
+        """Find better answers for entries without a slot: a duplicate's message, or an opt-out.
+
+        The others are noted at the end, so that a slow Redis delays no message.
+        """
         keyed = {e.valid.idempotency_key: e for e in refused if e.valid.idempotency_key is not None}
         if keyed:
             known = sink.recall(keyed)
@@ -207,6 +213,11 @@ class Submitter:
         if sink.refuses_suppressed(batch):
             left = [each for each in refused if isinstance(each.result, SlotRefused)]
             self._refuse_suppressed(left, sink)
+        batch.refused += [
+            (each.request, each.result)
+            for each in refused
+            if each.request is not None and isinstance(each.result, SlotRefused)
+        ]
 
     def _store(self, batch: Batch, sink: Sink) -> None:
         """Store the messages that have a reservation.
@@ -226,6 +237,7 @@ class Submitter:
             sink.store(again)
             lost = set(given_up)
             batch.stored = [each for each in batch.stored if each not in lost] + again.stored
+            batch.refused += again.refused
 
     def _compose(self, booked: Sequence[Entry]) -> None:
         """Make the messages that are to be stored."""

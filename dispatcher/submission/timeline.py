@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from dispatcher.errors import InvalidDraft, InvalidSendTime, kind_of, quoted
 from dispatcher.message import check_text
 from dispatcher.reservation import Terms, Timeline, Timelines
-from dispatcher.scope import NOBODY, of_channel
+from dispatcher.scope import NO_SCOPE, of_channel
 from dispatcher.settings import Settings
 from dispatcher.submission.schedule import terms_for
 from dispatcher.times import send_time
@@ -75,7 +75,7 @@ class TimelineReader:
             raise InvalidDraft("kind", "given together with channel or scopes", "one of them")
         terms = terms_for(
             self._settings,
-            scope=scope or NOBODY,
+            scope=scope or NO_SCOPE,
             channel=channel,
             scopes=scopes if kind is None or scope is None else {kind: scope},
             zone=zone,

@@ -1,1 +1,1 @@
-"""What is told of the work: journal, hooks, metrics, traces, signs of life."""
+"""Reports of the work: journal, hooks, metrics, traces, signs of life."""

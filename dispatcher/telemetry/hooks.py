@@ -26,7 +26,7 @@ _MOST_WAITING = 10_000
 _LAST_WORDS_SECONDS = 2.0
 _AT_ONCE = 500
 _AT_HAND = frozenset({Transition.SCHEDULED, Transition.RESCHEDULED, Transition.RESLOTTED})
-"""Told with the message that the statement returned: nothing is read."""
+"""Reported with the message that the statement returned: nothing is read."""
 _RETRY = dict.fromkeys((Status.SCHEDULED, Status.SENDING), "on_retry")
 _NAMES: dict[Transition, dict[Status, str]] = {
     Transition.SCHEDULED: dict.fromkeys(Status, "on_scheduled"),
@@ -82,7 +82,7 @@ class Hooks:
         self._is_ending = False
         self._dropped = self._in_hand = 0
 
-    def told(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Call the hook of an event, if the message still stands as the transition left it.
 
         In any case where it was accepted or moved: the event has the message as it was then.
@@ -105,7 +105,7 @@ class Hooks:
             thread.join(timeout)
             if thread.is_alive():
                 log.warning(
-                    "hooks not called for %d messages: the process ends before them",
+                    "hooks not called for %d messages: the process ended first",
                     len(self._waiting) + self._in_hand,
                 )
 
@@ -131,7 +131,10 @@ class Hooks:
                 some = [self._waiting.popleft() for _ in range(self._in_hand)]
                 dropped, self._dropped = self._dropped, 0
             if dropped:
-                log.warning("hooks not called for %d messages: they are too slow", dropped)
+                log.warning(
+                    "hooks not called for %d messages: the queue was full; make the hooks faster",
+                    dropped,
+                )
             try:
                 self._make(some)
             except Exception as error:  # noqa: BLE001 - its thread must not end

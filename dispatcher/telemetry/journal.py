@@ -1,15 +1,15 @@
-"""What becomes of messages: one event for each transition, told to all listeners.
+"""One event for each transition of a message, given to all listeners.
 
 The log, the metrics and the hooks listen. Traces are no listeners: a span lasts while a message is
 submitted or sent, and is opened there. Status webhooks are none either: they must not be lost with
-a process, so the duty ``notify`` reads from the store what is to be told.
+a process, so the duty ``notify`` reads the due notifications from the store.
 
 The logger ``dispatcher.journal`` says it at INFO, or WARNING where a person may have to look; steps
 that every message takes, or takes often, at DEBUG. Each record carries the :data:`FIELDS` that fit
 as attributes, so that a formatter can write them on their own. None of them is a body, an address
 or a secret.
 
-The store is the truth, not this: a process that dies right after a commit does not tell.
+The store is the truth, not the events: a process that dies right after a commit gives none.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Journal:
     ) -> None:
         self._meter = meter
         counts: tuple[Listener, ...] = () if meter is None else (self._counted,)
-        self._log_key = hashlib.sha256(log_key.encode()).digest() if log_key else b""
+        self._digest = digest_with(log_key)
         self._listeners = (*counts, self._log, *listeners)
 
     def tell(self, kind: Transition, message: Message, **details: Fact) -> None:
@@ -152,7 +152,7 @@ class Journal:
             self._count(lambda meter: meter.attempted(message.channel, outcome, late))
 
     def refused(self, error: DispatcherError) -> None:
-        """Count a submit that was refused. The caller is told why, so no line is written."""
+        """Count a submit that was refused. The caller has the error, so no line is written."""
         reason = next((name for kind, name in _REASONS if isinstance(error, kind)), "other")
         quota = error.quota if isinstance(error, QuotaExceeded) else ""
         self._count(lambda meter: meter.refused(reason, quota))
@@ -166,7 +166,7 @@ class Journal:
         self._count(lambda meter: meter.item_rejected())
 
     def _counted(self, event: Event) -> None:
-        self._count(lambda meter: meter.told(event))
+        self._count(lambda meter: meter.on_event(event))
 
     def _count(self, call: Callable[[Meter], object]) -> None:
         """Count. A meter that cannot, its disk being full say, must not hold up a message."""
@@ -176,14 +176,14 @@ class Journal:
             call(self._meter)
         except Exception:
             self._meter = None
-            log.exception("nothing is counted any more in this process")
+            log.exception("metrics stopped in this process; restart it")
 
     def _log(self, event: Event) -> None:
         level = _LEVELS.get(event.kind, logging.INFO)
         if not log.isEnabledFor(level):
             return
         told: dict[str, Fact] = {"channel": event.channel}
-        if event.message is not None and self._log_key:
+        if event.message is not None and self._digest is not None:
             told["recipient"] = self._digest(event.message.recipient)
         told |= {name: _plain(fact) for name, fact in event.details.items() if fact is not None}
         known = " ".join(f"{name}={fact}" for name, fact in told.items())
@@ -191,10 +191,21 @@ class Journal:
         record = told | {"transition": kind, "message_id": str(message_id)}
         log.log(level, "message %s %s %s", message_id, kind, known, extra=record)
 
-    def _digest(self, recipient: str) -> str:
-        return hashlib.blake2b(
-            recipient.encode("utf-8", "surrogatepass"), key=self._log_key, digest_size=8
-        ).hexdigest()
+
+def digest_with(log_key: str) -> Callable[[str], str] | None:
+    """Return what makes the digest of a recipient, for where its address must not stand.
+
+    None without a ``log_key``: a digest that takes none to make can be guessed.
+    """
+    if not log_key:
+        return None
+    key = hashlib.sha256(log_key.encode()).digest()
+
+    def digest(recipient: str) -> str:
+        text = recipient.encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(text, key=key, digest_size=8).hexdigest()
+
+    return digest
 
 
 def _plain(fact: Fact) -> str | int | float | None:

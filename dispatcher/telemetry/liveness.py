@@ -1,7 +1,7 @@
 """Signs of life: which workers and beats are at work, and when each duty was last done.
 
-A thread of each process says so to Redis every two seconds, whatever the broker is. Nothing else
-waits for it, and nothing depends on it: without Redis nobody is told, and all goes on.
+A thread of each process writes its sign to Redis every two seconds, whatever the broker is. No
+other work waits for it or depends on it: without Redis the signs are missing, and work goes on.
 """
 
 from __future__ import annotations
@@ -160,7 +160,9 @@ class Pulse:
         try:
             signs = self._connect()
         except Exception:
-            log.warning("this process gives no signs of life", exc_info=True)
+            log.warning(
+                "no signs of life from this process: status and doctor will miss it", exc_info=True
+            )
             return
         say = partial(self._say, signs)
         self._try_to(say)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from dispatcher.errors import InvalidSettings
+from dispatcher.extras import needs
 from dispatcher.times.clock import Clock
 
 if TYPE_CHECKING:
@@ -34,27 +34,17 @@ class Vitals:
 
 def prometheus_meter() -> Meter:
     """Return the meter of this process. Raises InvalidSettings if the library is missing."""
-    with _installed():
+    with _needed():
         from dispatcher.telemetry.prometheus import Meter  # noqa: PLC0415 - an extra
     return Meter()
 
 
 def exposition(look: Callable[[], Vitals], health: Health, *, clock: Clock) -> Exposition:
     """Return the server of metrics and health. Raises InvalidSettings if the library is missing."""
-    with _installed():
+    with _needed():
         from dispatcher.telemetry.prometheus import Exposition  # noqa: PLC0415 - an extra
     return Exposition(look, health, clock=clock)
 
 
-@contextmanager
-def _installed() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith("prometheus_client"):
-            raise
-        raise InvalidSettings(
-            "metrics_port",
-            "needs prometheus_client, which is not installed",
-            "pip install 'dispatcher[metrics]', or no metrics_port",
-        ) from None
+def _needed() -> AbstractContextManager[None]:
+    return needs("metrics", "metrics_port", instead="no metrics_port")

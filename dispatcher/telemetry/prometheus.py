@@ -80,7 +80,7 @@ def _lateness(channel: str) -> Histogram:
 class Meter:
     """Counts what happens. It is called often and must be quick."""
 
-    def told(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Count a transition."""
         _transitions(event.kind, event.channel).inc()
 
@@ -239,7 +239,7 @@ class VitalsCollector(Collector):
             messages.add_metric(labels, many)
         yield messages
         yield GaugeMetricFamily(
-            "dispatcher_overdue_messages", "Messages that nobody took.", found.overdue
+            "dispatcher_overdue_messages", "Messages that no worker took in time.", found.overdue
         )
         yield GaugeMetricFamily(
             "dispatcher_oldest_overdue_seconds",

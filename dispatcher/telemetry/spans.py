@@ -31,6 +31,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from dispatcher.extras import DISTRIBUTION
 from dispatcher.message import Message, Outcome, Rejection
 from dispatcher.telemetry.tracing import Accepted, Answers, CameTo
 
@@ -58,11 +59,11 @@ _DELIVERING: dict[str, _Value] = {
 class Spans:
     """The :class:`dispatcher.telemetry.tracing.Tracing` of OpenTelemetry.
 
-    After a fault of the SDK's nothing is traced any more in this process.
+    After a fault of the SDK tracing stops in this process.
     """
 
     def __init__(self) -> None:
-        self._tracer: Tracer = get_tracer("dispatcher", version("dispatcher"))
+        self._tracer: Tracer = get_tracer("dispatcher", version(DISTRIBUTION))
 
     @contextmanager
     def submitting(self) -> Iterator[Accepted]:
@@ -131,7 +132,7 @@ class Spans:
 
     @contextmanager
     def _inside(self, span: Span) -> Iterator[None]:
-        """Make the span current, and end it; an error that escapes is told by its type alone.
+        """Make the span current, and end it; an error that escapes is recorded by its type alone.
 
         The SDK's own record of an error has its text, which may quote a body.
         """
@@ -164,10 +165,10 @@ class Spans:
         """Call the SDK. What it raises after a send would make the outcome an unknown one."""
         try:
             return call()
-        except Exception as error:  # noqa: BLE001 - processors and samplers may be anybody's
+        except Exception as error:  # noqa: BLE001 - processors and samplers may raise anything
             self._tracer = NoOpTracer()
-            told = type(error).__name__
-            log.error("nothing is traced any more in this process: %s", told)  # noqa: TRY400
+            text = "tracing stopped in this process: the SDK raised %s; correct its processors"
+            log.error(text, type(error).__name__)  # noqa: TRY400 - its text may quote a body
             return None
 
 

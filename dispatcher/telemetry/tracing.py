@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from dispatcher.errors import InvalidSettings
+from dispatcher.extras import needs
 from dispatcher.message import Message, Outcome, Rejection
 
 Accepted = Callable[[Message], object]
@@ -45,14 +45,6 @@ class Tracing(Protocol):
 
 def opentelemetry_tracing() -> Tracing:
     """Return what tells OpenTelemetry. Raises InvalidSettings where its API is missing."""
-    try:
+    with needs("traces", "traces", instead="traces = false"):
         from dispatcher.telemetry.spans import Spans  # noqa: PLC0415 - an extra
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "opentelemetry":
-            raise
-        raise InvalidSettings(
-            "traces",
-            "needs opentelemetry-api, which is not installed",
-            "pip install 'dispatcher[traces]', or traces = false",
-        ) from None
     return Spans()

@@ -1,7 +1,8 @@
 """Jinja2 with a budget of steps, and with errors that quote nothing of the data.
 
-An administrator writes the templates, anybody the data. The sandbox does not protect from a hostile
-template; it keeps one that meets unforeseen data from running for long or filling the memory.
+An administrator writes the templates; the data come from anywhere. The sandbox does not protect
+from a hostile template; it keeps one that meets unforeseen data from running for long or filling
+the memory.
 Whatever returns much more than it reads is left out: there are few filters, no methods of texts,
 and ``%`` and ``*`` for numbers only. The rest costs steps: for each turn of a loop, for each call,
 and for the length of what it reads.

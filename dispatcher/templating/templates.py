@@ -9,8 +9,9 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from dispatcher.channel import TEMPLATE_NAME, Channel
+from dispatcher.channel import TEMPLATE_NAME, ChannelSettings
 from dispatcher.errors import InvalidDraft, InvalidSettings, quoted
+from dispatcher.extras import needs
 from dispatcher.message import Draft, check_body
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ class Templates:
     that what was promised is what is sent, whatever becomes of the template.
     """
 
-    def __init__(self, channels: Mapping[str, Channel], *, max_bytes: int, max_depth: int) -> None:
+    def __init__(
+        self, channels: Mapping[str, ChannelSettings], *, max_bytes: int, max_depth: int
+    ) -> None:
         self._channels = channels
         self._max_bytes = max_bytes
         self._max_depth = max_depth
@@ -90,7 +93,7 @@ class Templates:
 class _Channel:
     """The templates of one channel: their texts, and each as it was compiled."""
 
-    def __init__(self, field: str, channel: Channel, most: int) -> None:
+    def __init__(self, field: str, channel: ChannelSettings, most: int) -> None:
         self._field = field
         self._sources: dict[str, tuple[str, Any]] = {
             name: (f"{field}.templates.{name}", body) for name, body in channel.templates.items()
@@ -138,14 +141,10 @@ class _Channel:
             body[part] = text
 
     def _sandboxes(self) -> tuple[Sandbox, Sandbox]:
-        try:
+        with needs("templates", f"{self._field}.templates"):
             from jinja2 import FileSystemLoader  # noqa: PLC0415 - an extra
 
             from dispatcher.templating.sandbox import Sandbox  # noqa: PLC0415 - needs the extra
-        except ModuleNotFoundError as error:
-            problem = f"templates need {error.name}, which is not installed"
-            install = "it after pip install 'dispatcher[templates]'"
-            raise InvalidSettings(f"{self._field}.templates", problem, install) from error
         loader = None if self._directory is None else FileSystemLoader(self._directory)
         return (
             Sandbox(escapes=False, loader=loader, most=self._most),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, cast
 
-from dispatcher.channel import Channel
+from dispatcher.channel import ChannelSettings
 from dispatcher.errors import (
     DeliveryError,
     InvalidDraft,
@@ -73,7 +73,7 @@ class _Function:
         return self.function(message)
 
 
-def load(name: str, channel: Channel, settings: Settings) -> Transport:
+def load(name: str, channel: ChannelSettings, settings: Settings) -> Transport:
     """Make the transport of the channel ``name``. Raises InvalidSettings."""
     found = registry.find(name, channel.transport)
     check_of(name, found, channel.options)
@@ -92,7 +92,7 @@ def load(name: str, channel: Channel, settings: Settings) -> Transport:
 
 
 def _options(
-    name: str, channel: Channel, settings: Settings, factory: Callable[..., Any]
+    name: str, channel: ChannelSettings, settings: Settings, factory: Callable[..., Any]
 ) -> dict[str, Any]:
     """Return the options of a channel, with what the settings say elsewhere."""
     options = dict(channel.options)
@@ -168,7 +168,7 @@ class Checks:
     the transport, nothing is checked: the message is judged when it is sent.
     """
 
-    def __init__(self, channels: Mapping[str, Channel]) -> None:
+    def __init__(self, channels: Mapping[str, ChannelSettings]) -> None:
         self._channels = channels
         self._found: dict[str, Check | None] = {}
 

@@ -70,7 +70,7 @@ class _Policy(EmailPolicy):
 
     The standard library reads encoded words in a text that it is given, and what they hide, a line
     break say, ends up in the mail. And it turns a long word, such as the address in a
-    List-Unsubscribe, into encoded words, which nobody reads as an address.
+    List-Unsubscribe, into encoded words, which no program reads as an address.
     """
 
     def header_store_parse(self, name: str, value: Any) -> tuple[str, Any]:

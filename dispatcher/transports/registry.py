@@ -1,7 +1,7 @@
 """How the ``transport`` of a channel names one: a shipped name, an entry point, an import path.
 
-Nothing is imported before it is named, so that what a transport needs is needed only by those who
-use it.
+A transport is imported when a channel names it, so that its libraries are needed only where it is
+used.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from dispatcher.errors import InvalidSettings, cut, quoted
+from dispatcher.extras import needs
 
 GROUP = "dispatcher.transports"
 """The entry points by which distributions of others offer transports."""
@@ -62,14 +63,10 @@ def accepted() -> str:
 
 
 def _shipped(field: str, text: str, shipped: Shipped) -> Any:
-    try:
+    if shipped.extra is None:
         return resolve_name(shipped.path)
-    except ModuleNotFoundError as error:
-        if shipped.extra is None:
-            raise
-        problem = f"the transport {quoted(text)} needs {error.name}, which is not installed"
-        install = f"pip install 'dispatcher[{shipped.extra}]'"
-        raise InvalidSettings(field, problem, f"it after {install}") from error
+    with needs(shipped.extra, field, what=f"the transport {quoted(text)}"):
+        return resolve_name(shipped.path)
 
 
 def _offered(field: str, text: str) -> Any:

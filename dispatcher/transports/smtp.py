@@ -118,7 +118,7 @@ class SmtpTransport:
         deadline = Deadline(self._clock, self._timeout)
         connection = self._idle.take()
         if connection is not None:
-            with suppress(Broke):  # closed while nobody used it; it has seen nothing of the message
+            with suppress(Broke):  # closed while it was idle; it has seen nothing of the message
                 return self._deliver(connection, mail, deadline)
         connection = Connection.open(self._server, deadline)
         try:
@@ -147,7 +147,7 @@ class SmtpTransport:
         except (Broke, DeliveryError):
             raise
         except BaseException:
-            connection.break_off()  # nobody knows where it stands
+            connection.break_off()  # its state is unknown
             raise
         finally:
             if connection.carried >= _MOST_CARRIED and connection.is_open:

@@ -247,7 +247,7 @@ class Connection:
         self.break_off()
 
     def _greet(self) -> None:
-        """Take the greeting, secure the connection where it is to be, and say who we are."""
+        """Take the greeting, secure the connection where it is to be, and send EHLO."""
         server, wire = self._server, self._wire
         if server.security == "tls" and server.context is not None:
             wire.secure(server.context, server.host)
@@ -278,7 +278,7 @@ class Connection:
             raise TemporaryFailure(f"{self._server}: {why}") from None
 
     def _announce(self, mail: Mail) -> None:
-        """Say from whom to whom, and be told to go ahead."""
+        """Send MAIL, RCPT and DATA, and wait for the leave to send the content."""
         wire = self._wire
         if self._is_begun:
             self._say("RSET", mail)
@@ -345,7 +345,7 @@ class Connection:
         return f"{self._server}: {stage}{_why(error, self._wire.deadline)}"
 
     def _misconfigured(self, why: str) -> TemporaryFailure:
-        """Return the failure that lasts until somebody changes the settings.
+        """Return the failure that lasts until the settings change.
 
         It closes the channel for a while, so that messages do not use up their tries on it.
         """

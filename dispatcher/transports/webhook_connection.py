@@ -120,7 +120,7 @@ class Connection(httpcore.NetworkBackend):
         return is_open and self._http.is_idle() and not self.is_readable()
 
     def is_readable(self) -> bool:
-        """Whether the other side has said or ended something that nobody asked for."""
+        """Whether the server has sent something unasked, or closed the connection."""
         if self.socket is None or self.socket.fileno() < 0:
             return True
         poll = select.poll()

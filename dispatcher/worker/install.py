@@ -66,7 +66,10 @@ def _add(app: Celery, settings: Settings) -> None:
         "task_routes": _routes(conf.task_routes, settings),
         "beat_schedule": _entries(conf.beat_schedule, settings),
     }
-    conf.update(added)
+    # With a namespace Celery 5.4 reads CELERY_BEAT_SCHEDULE before beat_schedule.
+    prefix = conf.prefix or ""
+    theirs = {prefix + (name.upper() if prefix.isupper() else name): name for name in added}
+    conf.update(added | {key: added[name] for key, name in theirs.items()})
     vars(app).pop("amqp", None)  # it was made from the options before
 
 

@@ -19,9 +19,10 @@ _WHERE = {
     "unreleased": "reserved AND status IN ('cancelled', 'expired', 'void')",
     "held": "status = 'held'",
     "void": "status = 'void'",
-    "untold": (
-        "told <> status AND status IN ('sent', 'failed', 'expired', 'cancelled', 'held')"
+    "notification_due": (
+        "notified_status <> status AND status IN ('sent', 'failed', 'expired', 'cancelled', 'held')"
     ),
+    "unsent": "status IN ('failed', 'expired', 'cancelled')",
 }  # fmt: skip
 
 
@@ -81,7 +82,7 @@ def upgrade() -> None:
         sa.Column("asked_at", Instant(), nullable=True),
         sa.Column("move_token", sa.Integer(), server_default="0", nullable=False),
         sa.Column("status_url", sa.String(length=255), nullable=True),
-        sa.Column("told", sa.String(length=9), nullable=True),
+        sa.Column("notified_status", sa.String(length=9), nullable=True),
         sa.Column("trace", sa.String(length=55), nullable=True),
         sa.Column("enqueued_at", Instant(), nullable=True),
         check(
@@ -110,8 +111,9 @@ def upgrade() -> None:
         ),
         check(
             messages,
-            "told_known",
-            "(told IS NULL) = (status_url IS NULL) AND (told IS NULL OR told IN "
+            "notified_status_known",
+            "(notified_status IS NULL) = (status_url IS NULL) AND "
+            "(notified_status IS NULL OR notified_status IN "
             "('scheduled', 'sent', 'failed', 'expired', 'cancelled', 'held'))",
         ),
         *key(messages, "id"),
@@ -125,11 +127,12 @@ def upgrade() -> None:
         index("unreleased", "id")
         index("held", "id")
         index("void", "next_attempt_at")
-        index("untold", "told", "status", "id")
+        index("notification_due", "notified_status", "status", "id")
+        index("unsent", "status", "id")
     else:
         index("claim_expires_at", "status", "claim_expires_at")
         index("enqueue_at", "status", "enqueue_at")
-        index("unreleased", "status", "reserved", "told")
+        index("unreleased", "status", "reserved", "notified_status")
 
     op.create_table(
         attempts,

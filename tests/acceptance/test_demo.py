@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.support.browser import Tab, chromium
 from tests.support.environment import child_environment, dispatcher_command
 from tests.support.waiting import wait_until
 from tests.support.workplace import inhabitants
@@ -87,4 +89,36 @@ def test_a_demo_without_any_redis_says_so_in_one_sentence(cwd: Path, folder: Pat
     assert done.returncode == 6, done.stdout + done.stderr
     assert "no redis-server found" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+    assert nothing_is_left(cwd), inhabitants(cwd.parent)
+
+
+def test_a_shop_stays_open_with_its_page(cwd: Path) -> None:
+    """Its page alone tells why a message is refused, and when it could go."""
+    said = cwd.parent / "said"
+    with chromium() as browser, said.open("w") as out:
+        running = subprocess.Popen(
+            dispatcher_command("demo", "--stay"), cwd=cwd, env=demo_environment(cwd),
+            stdout=out, stderr=out,
+        )  # fmt: skip
+        try:
+            found = wait_until(lambda: re.search(r"page: (http://[^/]*)/", said.read_text()))
+            assert found is not None
+            tab = Tab(browser.new_page(), found[1])
+            page = tab.go("/messages?status=scheduled&channel=email")
+            row = page.locator("tbody tr").last
+            recipient = row.locator("td").nth(3).inner_text()
+            promised = row.locator("time").get_attribute("datetime") or ""
+            page = tab.go("/")
+            page.get_by_label("Recipient").fill(recipient)
+            page.get_by_role("textbox", name="At 10:40").fill(promised)
+            page.keyboard.press("Enter")
+            page.get_by_role("heading", name="is refused").wait_for()
+            told = page.locator(".verdict").inner_text()
+            assert "It would break the quota" in told
+            assert "It could go at" in told
+            assert tab.errors == []
+            tab.page.context.close()
+        finally:
+            running.send_signal(signal.SIGINT)
+            assert running.wait(60) == 0, said.read_text()
     assert nothing_is_left(cwd), inhabitants(cwd.parent)

@@ -38,7 +38,7 @@ def cut_short(running: Environment) -> int:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_what_a_killed_worker_was_sending_is_rescued_and_sent(environment: Maker) -> None:
+def test_a_send_of_a_killed_worker_is_rescued_and_sent(environment: Maker) -> None:
     running = environment()
     with Load(running.settings, recipients=20, ahead=2.0, seconds=0.3) as load:
         for kill in range(1, 3):
@@ -55,7 +55,7 @@ def test_what_a_killed_worker_was_sending_is_rescued_and_sent(environment: Maker
 
 @pytest.mark.long
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_what_a_killed_worker_was_sending_is_held_where_it_says_so(environment: Maker) -> None:
+def test_a_send_of_a_killed_worker_is_held_where_on_unknown_says_so(environment: Maker) -> None:
     running = environment()
     dispatcher = running.dispatcher
 

@@ -18,7 +18,7 @@ OVERDUE_AFTER = timedelta(seconds=6)
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_what_is_overdue_expires_or_is_booked_again_as_its_channel_says(
+def test_overdue_messages_expire_or_are_booked_again_as_their_channel_says(
     environment: Maker, folder: Path
 ) -> None:
     def channel(way: str) -> dict[str, Any]:

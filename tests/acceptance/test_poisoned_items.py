@@ -401,7 +401,7 @@ def test_it_is_counted_and_never_given_back(request: pytest.FixtureRequest, brok
 
     poisoned.survives(with_body(b"null"))
     told = poisoned.log().count(REJECTED)
-    wait_until(lambda: counted() == measured() == told, 30)
+    wait_until(lambda: counted() == measured() == told)
     running.stop("worker")
     assert poisoned.left() == 0
     running.up("worker")

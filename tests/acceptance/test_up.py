@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from tests.support.environment import child_environment, dispatcher_command
@@ -106,6 +108,23 @@ def test_up_shows_what_a_console_channel_sends(folder: Path) -> None:
         said = shell.folder / "said"
         wait_until(lambda: '[console] to ada: {"text":"hi"}' in said.read_text().splitlines())
     assert "what goes to console is shown here" in said.read_text()
+
+
+def test_up_has_a_page_that_takes_the_key_it_prints(folder: Path) -> None:
+    shell = Shell(folder, "page")
+    shell.prepare()
+    with up(shell):
+        said = shell.folder / "said"
+        line = r"page: (http://\S+) – sign in with (\S+)"
+        found = wait_until(lambda: re.search(line, said.read_text()))
+        assert found is not None
+        address, key = found[1], found[2]
+        with httpx2.Client(base_url=address, headers={"Sec-Fetch-Site": "same-origin"}) as client:
+            assert client.get("/messages").status_code == 303
+            assert client.post("/sign-in", data={"key": key}).status_code == 303
+            assert client.get("/messages").status_code == 200
+            headers = {"Authorization": f"Bearer {key}"}
+            assert client.get("/v1/messages", headers=headers).status_code == 200
 
 
 def test_up_warns_where_the_settings_name_other_servers(folder: Path) -> None:

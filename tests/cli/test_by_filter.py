@@ -38,7 +38,7 @@ def statuses(house: House, some: list[Message]) -> list[str]:
     return [house.again(each).status.value for each in some]
 
 
-def test_what_matches_is_cancelled_and_its_quota_given_back(
+def test_matching_messages_are_cancelled_and_their_quota_given_back(
     house: House, run: Run, many: list[Message]
 ) -> None:
     ran = run("cancel", "--channel", "memory", "--yes")
@@ -145,7 +145,7 @@ def test_an_outage_on_the_way_tells_how_to_go_on(
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable, ReservationsUnavailable])
-def test_what_was_moved_is_not_moved_twice_after_an_outage(
+def test_a_repeated_reschedule_after_an_outage_moves_no_message_twice(
     house: House,
     run: Run,
     many: list[Message],

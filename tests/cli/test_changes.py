@@ -55,7 +55,7 @@ def test_update_gives_another_body(house: House, run: Run, submitted: dict[str, 
 @pytest.mark.parametrize(
     "command", [("reschedule", "--send-in", "1 hour"), ("update", "--text", "too late")]
 )
-def test_what_has_ended_is_too_late_to_change(
+def test_an_ended_message_cannot_be_changed(
     run: Run, submitted: dict[str, Any], command: tuple[str, ...]
 ) -> None:
     run("cancel", submitted["id"])

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sqlite3
+import stat
 import subprocess
 import sys
 from contextlib import closing
@@ -19,17 +20,19 @@ from typer.testing import CliRunner
 
 from dispatcher import Message, PermanentFailure, Status
 from dispatcher.cli import app
+from dispatcher.extras import DISTRIBUTION
 from dispatcher.times.send_time import as_text
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, run_process
 from tests.support.house import House
 
 MESSAGE_FIELDS = set(Message.__dataclass_fields__)
-STORY_FIELDS = {"attempts", "reservations", "status_host", "told", "next"}
+STORY_FIELDS = {"attempts", "reservations", "status_host", "notified_status", "next", "pauses"}
 ATTEMPT_FIELDS = {"token", "started_at", "finished_at", "outcome", "error", "receipt"}
 COMMANDS = [
     "demo", "up", "worker", "beat", "migrate", "submit", "show", "list", "reschedule", "update",
     "cancel", "next-slot", "import", "timeline", "windows", "doctor", "held", "release", "drop",
     "retry", "export", "status", "top", "version", "suppress", "unsuppress", "suppressed",
+    "load", "refusals", "pause", "resume",
 ]  # fmt: skip
 TO = ("--channel", "memory", "--recipient", "ada")
 SOON = ("--send-in", "10 minutes")
@@ -150,7 +153,7 @@ def test_show_and_list_print_text_as_it_is(house: House, run: Run, text: str) ->
 
 
 @pytest.mark.parametrize("outcome", ["sent", "failed"])
-def test_what_strangers_wrote_is_shown_and_obeyed_by_no_terminal(
+def test_control_characters_of_bodies_and_receipts_reach_no_terminal(
     house: House, run: Run, monkeypatch: pytest.MonkeyPatch, outcome: str
 ) -> None:
     evil = "\x1b]0;renamed\x07\x1b[2J\r\n\x9b31m\u202ekcatta"
@@ -274,8 +277,8 @@ def test_colours_are_for_terminals_that_want_them(
 
 
 def test_version_is_the_installed_one(run: Run) -> None:
-    assert run("version").out == f"{version('dispatcher')}\n"
-    assert run("version", "--json").data == {"version": version("dispatcher")}
+    assert run("version").out == f"{version(DISTRIBUTION)}\n"
+    assert run("version", "--json").data == {"version": version(DISTRIBUTION)}
 
 
 def test_migrate_builds_the_tables_and_is_safe_to_repeat(
@@ -287,6 +290,18 @@ def test_migrate_builds_the_tables_and_is_safe_to_repeat(
         assert (ran.code, ran.err) == (0, "")
         assert "revision" in ran.out
     assert run("list", "--json").lines == []
+
+
+def test_migrate_in_a_fresh_folder_makes_the_private_data_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in ("DATABASE_URL", "DATA_DIR"):
+        monkeypatch.delenv(f"DISPATCHER_{each}", raising=False)
+    ran = run_process("migrate", cwd=tmp_path)
+    assert (ran.code, ran.err) == (0, "")
+    folder = tmp_path / ".dispatcher"
+    assert (folder / "dispatcher.db").exists()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ CHECKS = [
     "broker.answers", "broker.queues", "broker.separate", "app.answers",
     "app.serializer", "app.redelivery", "app.attached", "clock.store", "clock.redis",
     "work.processes", "work.sweep", "work.overdue", "work.waiting", "work.claims", "work.orphans",
-    "work.channels", "work.untold", "work.prune",
+    "work.channels", "work.notifications", "work.prune",
     "settings.transports", "settings.servers", "settings.files",
-    "settings.hooks", "settings.templates", "settings.recipients",
+    "settings.hooks", "settings.templates", "settings.recipients", "settings.bodies",
 ]  # fmt: skip
 
 
@@ -40,10 +40,10 @@ def at_work(house: House) -> None:
 def test_a_sound_deployment_ends_with_0(house: House, run: Run) -> None:
     ran = run("doctor", "--strict")
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out.splitlines()[-1] == "44 ok"
+    assert ran.out.splitlines()[-1] == "45 ok"
     data = run("doctor", "--json").data
     assert data["level"] == "ok"
-    assert data["counts"] == {"ok": 44, "warning": 0, "error": 0, "skipped": 0}
+    assert data["counts"] == {"ok": 45, "warning": 0, "error": 0, "skipped": 0}
     assert [each["check"] for each in data["findings"]] == CHECKS
     assert data["findings"][3] == {
         "check": "redis.eviction",
@@ -58,7 +58,7 @@ def test_warnings_end_with_1_only_when_strict(house: House, run: Run) -> None:
     house.parts.signs.forget(Kind.BEAT, "somebody")
     ran = run("doctor")
     assert ran.code == 0
-    assert ran.out.splitlines()[-1] == "43 ok, 1 warning"
+    assert ran.out.splitlines()[-1] == "44 ok, 1 warning"
     assert "no beat is alive" in ran.out
     assert run("doctor", "--strict").code == 1
     assert run("doctor", "--json").data["level"] == "warning"
@@ -177,7 +177,7 @@ def test_a_worker_does_not_start_beside_a_database_with_another_time(
     assert started == []
 
 
-def test_what_a_doctor_opened_is_closed_behind_it(house: House) -> None:
+def test_a_doctor_closes_its_connections(house: House) -> None:
     before = house.redis.info("clients")["connected_clients"]
     seen = []
     for _ in range(3):

@@ -146,7 +146,9 @@ def test_an_error_is_json_too_where_that_is_asked_for(house: House, run: Run) ->
      ["submit", *TO, *AT, "--on-conflict", "replace"]],
     ids=str,
 )  # fmt: skip
-def test_what_typer_refuses_is_bad_input_too(house: House, run: Run, arguments: list[str]) -> None:
+def test_errors_of_typer_end_with_the_code_of_bad_input(
+    house: House, run: Run, arguments: list[str]
+) -> None:
     before = house.snapshot()
     ran = run(*arguments)
     assert ran.code == 2
@@ -205,7 +207,7 @@ def test_a_missing_driver_is_named_with_the_extra_that_brings_it(
     monkeypatch.setenv("DISPATCHER_DATABASE_URL", url)
     ran = run("list")
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err.endswith(f"an installed driver: pip install 'dispatcher[{extra}]'\n")
+    assert ran.err.endswith(f"; accepted: pip install 'quota-dispatcher[{extra}]'\n")
 
 
 @pytest.mark.parametrize("folder", ["a file/below", "a file"])

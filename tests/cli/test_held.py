@@ -20,7 +20,7 @@ def held(house: House) -> list[Message]:
     return [house.again(each) for each in messages]
 
 
-def test_what_is_held_is_listed_oldest_first(run: Run, held: list[Message]) -> None:
+def test_held_messages_are_listed_oldest_first(run: Run, held: list[Message]) -> None:
     ran = run("held", "--json")
     assert [each["id"] for each in ran.lines] == [str(each.id) for each in held]
     assert {each["status"] for each in ran.lines} == {"held"}
@@ -53,7 +53,7 @@ def test_several_are_decided_at_once(
 
 
 @pytest.mark.parametrize("command", ["release", "drop"])
-def test_one_that_is_refused_does_not_stop_the_others(
+def test_a_refused_message_does_not_stop_the_others(
     house: House, run: Run, held: list[Message], command: str
 ) -> None:
     other = house.submit("dan")

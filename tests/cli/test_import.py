@@ -16,7 +16,7 @@ import pytest
 
 from dispatcher import Dispatcher, Draft, InvalidDraft, Progress, StoreUnavailable
 from dispatcher.cli import imports
-from dispatcher.cli.rows import COLUMNS, Source
+from dispatcher.submission.rows import COLUMNS, Source
 from dispatcher.transports import MemoryTransport
 from tests.cli.conftest import Ran, Run
 from tests.support.house import House
@@ -66,6 +66,7 @@ EVERY = {
     "scope": "family", "idempotency_key": "k", "expires_at": "2028-10-30T00:00Z",
     "on_conflict": "shift", "latest": "2028-10-29T12:00Z", "quiet_hours": "03:00-04:00",
     "scopes": {}, "channel": "memory", "recipient": "ada", "on_unknown": "hold",
+    "campaign": "summer",
 }  # fmt: skip
 
 
@@ -86,6 +87,7 @@ def test_every_column_is_taken(house: House, run: Run, name: str, write: Any) ->
     assert (ada.body, ada.scope, ada.idempotency_key) == ({"a": [1, "ü"]}, "family", "k")
     assert ada.send_at.isoformat() == "2028-10-29T01:30:00+00:00"
     assert ada.quiet_hours is not None
+    assert ada.campaign == "summer"
     [ben] = [*house.dispatcher.select(recipient="ben")]
     assert ben.body == {"text": "hi"}
     assert not Path("rows.rejected.jsonl").exists()
@@ -141,6 +143,13 @@ def test_refused_rows_are_written_with_their_lines_and_can_be_imported_again(
     ran = run_import(run, mended, "--channel", "memory", "--json", name="mended.jsonl")
     assert (ran.data["accepted"], ran.data["refused"]) == (2, 1)
     assert [each["row"] for each in refused_rows("mended.rejected.jsonl")] == [found[1]["row"]]
+
+
+def test_a_campaign_is_for_rows_that_name_none(house: House, run: Run) -> None:
+    rows = [row(), row(recipient="ben", campaign="winter")]
+    assert run_import(run, as_csv(rows), "--campaign", "summer").code == 0
+    found = house.dispatcher.select(oldest_first=True)
+    assert [each.campaign for each in found] == ["summer", "winter"]
 
 
 def test_bad_rows_of_jsonl_do_not_stop_the_rest(house: House, run: Run) -> None:
@@ -348,7 +357,7 @@ def test_it_says_how_to_go_on_and_a_second_run_ends_as_if_run_once(
     assert len(house.rows()) == 2_500
 
 
-def test_one_that_was_interrupted_is_run_again_as_it_was_typed(
+def test_an_interrupted_import_can_be_repeated_with_the_same_command(
     house: House, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows that it had refused were in the file that the next run was to make."""

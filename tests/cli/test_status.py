@@ -75,7 +75,7 @@ def test_status_of_an_empty_house(house: House, run: Run) -> None:
     assert "held     none" in out
 
 
-def test_who_is_at_work_and_what_the_sweep_did(house: House, run: Run) -> None:
+def test_status_shows_workers_beats_and_duties(house: House, run: Run) -> None:
     signs = house.parts.signs
     signs.note(Kind.WORKER, {"celery@one 7": 0 * SECOND, "celery@two 8": LOST_AFTER + MINUTE})
     signs.note(Kind.BEAT, {"beat@one 9": 0 * SECOND})
@@ -224,3 +224,44 @@ def test_nothing_due_is_said_so(house: House, run: Run) -> None:
 )
 def test_a_sparkline_is_as_high_as_its_numbers(numbers: list[int], line: str) -> None:
     assert sparkline(numbers) == line
+
+
+def test_the_load_to_come_by_channel(house: House, run: Run, some: list[Message]) -> None:
+    data = run("load", "--json").data
+    [file, memory] = data["channels"]
+    assert (file["channel"], memory["channel"], memory["late"]) == ("file", "memory", 1)
+    assert [(each["due"], each["overbooked"]) for each in memory["minutes"]] == [(1, False)] * 2
+    out = run("load").out
+    assert re.search(r"memory +2 due, 1 late; no limits", out)
+    assert out.count(f"{some[0].send_at:%Y-%m-%d %H:%M}:00") == 2, "when it is due, and leaves"
+    assert run("load", "--within", "30 days").code == 2
+
+
+def test_refusals_by_rule_and_with_another_quota(house: House, run: Run) -> None:
+    assert "no submit was refused since" in run("refusals").out
+    house.submit("ada", send_in=HOUR)
+    for _ in range(3):
+        assert run("submit", "--channel", "memory", "--recipient", "ada", "--text", "hi",
+                   "--send-in", "1 hour").code == 3  # fmt: skip
+    out = run("refusals", "--what-if", "3/minute").out
+    assert re.search(r"^1/minute +3 ", out, re.MULTILINE)
+    assert "of the last 3 refusals by quotas" in out
+    assert "2 would fit with 3/minute and 1 would not" in out
+    data = run("refusals", "--what-if", "3/minute", "--json").data
+    assert (data["rules"][0]["refused"], data["replay"]["accepted"], len(data["last"])) == (3, 2, 3)
+    assert run("refusals", "--what-if", "3").code == 2
+
+
+def test_status_counts_a_campaign(house: House, run: Run) -> None:
+    message = house.submit("ada", send_in=HOUR, campaign="summer")
+    house.submit("ben", send_in=HOUR)
+    house.submit("cyd", send_in=HOUR, campaign="summer", channel="file")
+    house.dispatcher.cancel(message.id)
+    counts = run("status", "--campaign", "summer", "--json").data["counts"]
+    assert (counts["memory"]["cancelled"], counts["memory"]["scheduled"]) == (1, 0)
+    assert counts["file"]["scheduled"] == 1
+    out = run("status", "--campaign", "summer").out
+    assert re.search(r"^all +1 +0 +0 +0 +0 +0 +1", out, re.MULTILINE)
+    assert run("status", "--campaign", "c" * 65).code == 2
+    listed = run("list", "--campaign", "summer", "--json")
+    assert [json.loads(each)["recipient"] for each in listed.out.splitlines()] == ["cyd", "ada"]

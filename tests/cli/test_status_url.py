@@ -34,22 +34,25 @@ def test_show_says_which_host_is_told_and_what_was(house: House, run: Run) -> No
     assert "shop.example" not in ran.out
     message_id = ran.data["id"]
     shown = run("show", message_id, "--json")
-    assert (shown.data["status_host"], shown.data["told"]) == ("shop.example", None)
+    assert (shown.data["status_host"], shown.data["notified_status"]) == ("shop.example", None)
     people = run("show", message_id)
     assert "nothing yet to shop.example" in people.out
     message = house.dispatcher.cancel(message_id)
-    house.change([message], told="cancelled")
+    house.change([message], notified_status="cancelled")
     shown, people = run("show", message_id, "--json"), run("show", message_id)
-    assert (shown.data["status_host"], shown.data["told"]) == ("shop.example", "cancelled")
+    assert (shown.data["status_host"], shown.data["notified_status"]) == (
+        "shop.example",
+        "cancelled",
+    )
     assert "cancelled to shop.example" in people.out
     assert "hunter2" not in shown.out + people.out
 
 
-def test_who_did_not_ask_is_not_spoken_of(house: House, run: Run) -> None:
+def test_a_message_without_a_status_url_shows_none(house: House, run: Run) -> None:
     message = house.submit()
     shown = run("show", str(message.id), "--json").data
-    assert (shown["status_host"], shown["told"]) == (None, None)
-    assert "told" not in run("show", str(message.id)).out
+    assert (shown["status_host"], shown["notified_status"]) == (None, None)
+    assert "notified_status" not in run("show", str(message.id)).out
 
 
 def test_a_file_says_for_each_row_who_is_told(house: House, run: Run, tmp_path: Path) -> None:
@@ -58,8 +61,8 @@ def test_a_file_says_for_each_row_who_is_told(house: House, run: Run, tmp_path: 
     ran = run("import", str(path), "--channel", "memory", "--json")
     assert (ran.code, ran.data["accepted"]) == (0, 2)
     found = {each.recipient: each for each in house.dispatcher.select()}
-    assert house.columns(found["ada"], "status_url", "told") == (URL, "scheduled")
-    assert house.columns(found["ben"], "status_url", "told") == (None, None)
+    assert house.columns(found["ada"], "status_url", "notified_status") == (URL, "scheduled")
+    assert house.columns(found["ben"], "status_url", "notified_status") == (None, None)
 
 
 def test_a_url_that_is_refused_is_not_repeated(run: Run) -> None:

@@ -39,7 +39,7 @@ def test_a_shift_tells_from_when_and_in_which_scopes_it_has_its_place(
 
 
 @pytest.mark.parametrize("on_conflict", ["reject", "shift"])
-def test_what_was_moved_is_not_said_to_have_been_submitted_for_its_new_time(
+def test_the_story_of_a_moved_message_keeps_the_time_of_its_submit(
     house: House, run: Run, on_conflict: str
 ) -> None:
     """The store keeps the last time that was asked for, and not that of the submit."""
@@ -114,7 +114,7 @@ def test_a_try_after_which_it_was_enqueued_again_comes_before(house: House, run:
     assert out.index("attempt 1") < out.index("to Celery")
 
 
-def test_who_has_it_who_decides_and_when_it_is_deleted(house: House, run: Run) -> None:
+def test_the_story_names_the_claim_the_decision_and_the_deletion(house: House, run: Run) -> None:
     message = house.submit(on_unknown="hold")
     house.parts.delivery.parts.claims.claim([message.id])
     out = told(run, message)

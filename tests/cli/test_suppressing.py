@@ -10,7 +10,7 @@ from tests.support.house import House
 TO = ("--channel", "memory", "--recipient", "ada", "--text", "hello")
 
 
-def test_who_is_suppressed_gets_nothing_until_it_is_taken_back(house: House, run: Run) -> None:
+def test_a_suppressed_recipient_gets_nothing_until_unsuppressed(house: House, run: Run) -> None:
     message = run("submit", *TO, "--send-in", "10 minutes", "--json").data
     ran = run("suppress", "ada", "--json")
     assert (ran.code, ran.data) == (0, {"recipient": "ada", "channel": None, "cancelled": 1})

@@ -25,7 +25,7 @@ def table() -> Table:
 
 
 @pytest.mark.parametrize("shown", [EVIL, Text(EVIL), table()], ids=["text", "styled", "table"])
-def test_what_is_shown_is_written_out(shown: object) -> None:
+def test_control_characters_are_escaped_on_the_terminal(shown: object) -> None:
     written = StringIO()
     Terminal(file=written, width=300, color_system=None).print(shown, soft_wrap=True)
     assert not OBEYED & set(written.getvalue())

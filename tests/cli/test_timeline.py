@@ -224,7 +224,7 @@ def test_an_unknown_scope_says_so_and_its_empty_rows_fold(house: House, run: Run
         (["--tenant", "acme"], "there is no option '--tenant'"),
     ],
 )
-def test_what_cannot_be_drawn_is_one_sentence(
+def test_an_error_of_timeline_is_one_sentence(
     house: House, run: Run, arguments: list[str], says: str
 ) -> None:
     ran = run("timeline", *arguments)

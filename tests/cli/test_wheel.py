@@ -23,7 +23,7 @@ def unpacked(tmp_path: Path) -> Path:
         [*build, str(ROOT)], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    [wheel] = made.glob("dispatcher-*.whl")
+    [wheel] = made.glob("*.whl")
     folder = tmp_path / "unpacked"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)

@@ -122,7 +122,7 @@ def test_a_shard_that_does_not_exist_is_bad_input(house: House, run: Run) -> Non
     assert "--shard: there is no shard 99; accepted: 0 to 3" in ran.err
 
 
-def test_what_another_process_rebuilds_ends_with_1(
+def test_rebuild_exits_with_1_where_another_process_rebuilds_a_shard(
     house: House, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DISPATCHER_SETTLE", "0.05")

@@ -70,7 +70,7 @@ def test_expired_it_gives_its_quota_back(back: House) -> None:
 
 
 @pytest.mark.every_database
-def test_what_is_booked_again_breaks_no_quota_and_keeps_its_order(back: House) -> None:
+def test_reslotted_messages_break_no_quota_and_keep_their_order(back: House) -> None:
     start = back.clock.now()
     late_first = [back.submit(channel="reslot", send_at=start + n * MINUTE) for n in (3, 1, 2)]
     other = back.submit("ben", channel="reslot", send_at=start + MINUTE)
@@ -84,7 +84,7 @@ def test_what_is_booked_again_breaks_no_quota_and_keeps_its_order(back: House) -
     assert catch_up(back) == CaughtUp()
 
 
-def test_what_is_booked_again_is_delivered_at_its_new_time(back: House) -> None:
+def test_a_reslotted_message_is_delivered_at_its_new_time(back: House) -> None:
     message = back.submit(channel="reslot")
     catch_up(back)
     assert back.parts.sweep.enqueue_due() == 1
@@ -101,7 +101,7 @@ def test_near_its_new_time_it_is_handed_to_celery_at_once(build: Build) -> None:
     assert house.columns(message, "enqueue_at")[0] > house.database_time()
 
 
-def test_what_is_booked_again_before_the_store_goes_away_is_handed_to_celery(build: Build) -> None:
+def test_a_message_reslotted_before_the_store_goes_away_is_enqueued(build: Build) -> None:
     past = build(clock=hour_ago(), channels=CHANNELS)
     for name in ("ada", "ben"):
         past.submit(name, channel="reslot")
@@ -121,7 +121,7 @@ def test_what_is_booked_again_before_the_store_goes_away_is_handed_to_celery(bui
     assert house.broker.llen("dispatcher.reslot") == 1
 
 
-def test_what_is_booked_again_before_another_cannot_be_ended_is_handed_to_celery(
+def test_a_message_reslotted_before_an_expiry_fails_is_enqueued(
     build: Build,
 ) -> None:
     past = build(clock=hour_ago(), channels=CHANNELS)
@@ -151,7 +151,7 @@ def test_it_is_booked_again_outside_quiet_hours(back: House) -> None:
 
 @pytest.mark.every_database
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_not_overdue_is_left_alone(back: House, way: str) -> None:
+def test_catch_up_changes_overdue_messages_alone(back: House, way: str) -> None:
     near = back.submit("near", channel=way, send_at=back.database_time() - 4 * MINUTE)
     tried = back.submit("tried", channel=way)
     back.change([tried], attempt_count=1)
@@ -189,7 +189,7 @@ def test_without_a_slot_before_its_expiry_it_ends(back: House) -> None:
     assert set(back.members()) == {first.id}
 
 
-def test_what_a_limit_puts_back_is_not_overdue_before_its_turn(build: Build) -> None:
+def test_a_snoozed_message_is_not_overdue_before_its_turn(build: Build) -> None:
     limited = CHANNELS["expire"] | {"limits": ["1/hour"]}
     house = build(clock=hour_ago(), channels={"memory": limited})
     now = house.database_time()
@@ -258,7 +258,7 @@ Race = Callable[[House, Message], object]
     ],
     ids=["cancelled", "sent by a worker of other settings", "moved"],
 )  # fmt: skip
-def test_who_is_quicker_than_a_booking_wins(back: House, race: Race, status: Status) -> None:
+def test_a_change_made_during_a_reslot_wins(back: House, race: Race, status: Status) -> None:
     message = back.submit(channel="reslot")
     real = back.parts.windows
     act = once(lambda: race(back, message))
@@ -272,7 +272,7 @@ def test_who_is_quicker_than_a_booking_wins(back: House, race: Race, status: Sta
     assert back.reconciled().all_members() == back.reservations()
 
 
-def test_one_that_is_cancelled_while_it_moves_stays_so(back: House) -> None:
+def test_a_message_cancelled_during_a_reslot_stays_cancelled(back: House) -> None:
     message, other = back.submit(channel="reslot"), back.submit("ben", channel="reslot")
     act = once(lambda: back.parts.messages.cancel(message.id))
     vars(back.parts.moves)["_messages"] = Between(back.parts.messages, after={"move": act})
@@ -291,9 +291,7 @@ def test_one_that_is_cancelled_while_it_moves_stays_so(back: House) -> None:
     ],
     ids=lambda error: type(error).__name__,
 )  # fmt: skip
-def test_one_that_is_only_disturbed_is_booked_by_the_next_sweep(
-    back: House, error: Exception
-) -> None:
+def test_a_failed_reslot_is_made_by_the_next_sweep(back: House, error: Exception) -> None:
     message, other = back.submit(channel="reslot"), back.submit("ben", channel="reslot")
     disturbed = Between(back.parts.moves, before={"move": raising(error)})
     vars(back.parts.catch_up)["_moves"] = disturbed
@@ -303,7 +301,7 @@ def test_one_that_is_only_disturbed_is_booked_by_the_next_sweep(
     assert catch_up(back) == CaughtUp(moved=1)
 
 
-def test_one_that_cannot_be_booked_does_not_stop_the_others(back: House) -> None:
+def test_a_message_without_a_slot_does_not_stop_the_others(back: House) -> None:
     strange, other = back.submit("ada", channel="reslot"), back.submit("ben", channel="reslot")
     back.change([strange], zone="Nowhere/Town", quiet_hours="21:00-08:00")
     assert catch_up(back) == CaughtUp(expired=1, moved=1)
@@ -369,7 +367,7 @@ def test_a_batch_ends_before_a_message_that_another_sweep_is_just_taking(back: H
 
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
-def test_who_takes_a_batch_locks_no_more_than_it(back: House) -> None:
+def test_catch_up_locks_its_batch_alone(back: House) -> None:
     for n in range(6):
         back.submit(f"{n}", channel="reslot", send_in=n * SECOND)
     store = Overdue(back.database, after=5 * MINUTE, reslot=["reslot"])
@@ -391,7 +389,7 @@ def test_who_takes_a_batch_locks_no_more_than_it(back: House) -> None:
 
 
 @pytest.mark.every_database
-def test_what_a_dead_sweep_took_is_taken_again(back: House) -> None:
+def test_messages_taken_by_a_dead_sweep_are_taken_again(back: House) -> None:
     message = back.submit(channel="reslot")
     store = Overdue(back.database, after=5 * MINUTE, reslot=["reslot"])
     assert store.take(limit=9, ttl=MINUTE) is not None

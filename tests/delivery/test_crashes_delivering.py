@@ -107,7 +107,7 @@ Of those that are not recorded the outcome is unknown. The others go back and co
 
 @on_postgresql
 @pytest.mark.parametrize("point", KILLED)
-def test_what_a_killed_worker_held_is_sent_and_twice_only_if_the_outcome_is_unknown(
+def test_messages_of_a_killed_worker_are_sent_and_twice_only_if_the_outcome_is_unknown(
     make: Callable[..., House], point: str
 ) -> None:
     attempted, started = KILLED[point]
@@ -148,7 +148,7 @@ def test_an_error_nobody_expects_costs_at_most_the_outcome_of_one_message(
 
 
 @each_how
-def test_what_dies_between_row_and_permit_of_a_put_back_sends_once_and_counts_too_much_at_most(
+def test_a_put_back_killed_between_row_and_permit_sends_once_and_never_counts_too_little(
     make: Callable[..., House], how: How
 ) -> None:
     house = make()
@@ -177,7 +177,7 @@ def test_a_worker_killed_while_it_renews_a_claim_leaves_one_message_of_unknown_o
 
 @on_postgresql
 @pytest.mark.parametrize("point", ["after_begin", "after_send"])
-def test_what_a_killed_worker_may_have_sent_counts_against_the_limit_of_its_next_try(
+def test_a_send_of_unknown_outcome_counts_against_the_limit_of_the_next_attempt(
     make: Callable[..., House], point: str
 ) -> None:
     house = make(quotas=["1/minute"])
@@ -256,7 +256,7 @@ def test_a_poison_message_fails_after_its_tries_and_its_neighbours_are_sent(
 
 @on_postgresql
 @pytest.mark.parametrize("point", ["after_claim", "after_permits", "before_send"])
-def test_what_a_killed_worker_did_not_begin_is_due_at_once_and_its_permit_is_free(
+def test_a_message_that_a_killed_worker_did_not_begin_is_due_at_once_and_its_permit_is_free(
     make: Callable[..., House], point: str
 ) -> None:
     """Long before its claim ends, also where its outcome would have to be held."""
@@ -323,7 +323,7 @@ def test_without_the_log_of_its_sends_all_that_a_killed_worker_held_is_of_unknow
 
 
 @on_postgresql
-def test_what_ends_its_worker_before_its_send_begins_fails_after_its_tries(
+def test_a_message_that_kills_its_worker_before_the_send_fails_after_its_attempts(
     make: Callable[..., House],
 ) -> None:
     """Put back for ever it would kill every worker there is."""

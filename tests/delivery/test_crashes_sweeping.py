@@ -67,7 +67,7 @@ def begins(house: House) -> int:
 
 
 @each_how
-def test_what_was_taken_and_not_published_is_taken_again_after_its_grace(
+def test_a_message_taken_but_not_published_is_taken_again_after_its_grace(
     house: House, how: How
 ) -> None:
     messages = submitted(house)
@@ -218,7 +218,7 @@ def test_a_prune_that_dies_deleted_whole_messages_and_what_is_young_stays(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "sqlite"], indirect=True)
-def test_what_was_rescued_is_enqueued_alone_and_what_was_never_tried_in_groups(
+def test_rescued_messages_are_enqueued_alone_and_new_ones_in_groups(
     house: House,
 ) -> None:
     rescued, fresh = submitted(house), submitted(house)
@@ -236,7 +236,7 @@ def test_what_was_rescued_is_enqueued_alone_and_what_was_never_tried_in_groups(
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("many", [1, 7, 1_000])
-def test_what_was_rescued_comes_a_little_apart_and_within_a_second(house: House, many: int) -> None:
+def test_rescued_messages_are_spread_over_a_second(house: House, many: int) -> None:
     now = house.clock.now()
     due = [Due(new_id(), CHANNEL, now, is_suspect=True, is_first=False) for _ in range(many)]
     calm = Due(new_id(), CHANNEL, now, is_suspect=False, is_first=True)

@@ -19,7 +19,7 @@ HOUR = timedelta(hours=1)
 
 
 @pytest.mark.every_database
-def test_what_is_due_is_sent_once_and_recorded(slow: House) -> None:
+def test_due_messages_are_sent_once_and_recorded(slow: House) -> None:
     messages = [slow.submit(name) for name in ("ada", "ben", "cleo")]
     before = slow.database_time()
     assert slow.deliver(*messages) == 3
@@ -49,7 +49,7 @@ def test_the_transport_sees_the_message_and_the_number_of_its_try(slow: House) -
 
 
 @pytest.mark.parametrize("status", ["cancelled", "sent", "failed", "expired"])
-def test_what_is_not_scheduled_any_more_is_skipped(slow: House, status: str) -> None:
+def test_a_message_that_is_not_scheduled_is_skipped(slow: House, status: str) -> None:
     message = slow.submit()
     if status == "cancelled":
         slow.dispatcher.cancel(message.id)
@@ -62,7 +62,7 @@ def test_what_is_not_scheduled_any_more_is_skipped(slow: House, status: str) -> 
 
 
 @pytest.mark.every_database
-def test_what_another_worker_holds_is_skipped(slow: House, build: Build) -> None:
+def test_a_message_claimed_by_another_worker_is_skipped(slow: House, build: Build) -> None:
     message = slow.submit()
     other = build(clock=hour_ago())
     seen: list[int] = []

@@ -223,7 +223,7 @@ def test_a_late_success_ends_the_message_whatever_came_of_the_next_try(
     assert outcomes(roomy, message)[0] is Outcome.SENT, "what the first try did is known after all"
 
 
-def test_what_went_out_before_a_send_ended_its_worker_is_not_sent_again(roomy: House) -> None:
+def test_messages_sent_before_their_worker_died_are_not_sent_again(roomy: House) -> None:
     sent, fatal = roomy.submit("ada"), roomy.submit("ben")
 
     def die(message: Message) -> None:

@@ -121,7 +121,7 @@ def through(redis_server: RedisServer, far: FarDatabase) -> Iterator[House]:
 
 @pytest.mark.every_database
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_was_sent_while_the_store_was_down_is_recorded_when_it_is_back(
+def test_a_send_during_an_outage_of_the_store_is_recorded_after_it(
     through: House, far: FarDatabase, fails: bool
 ) -> None:
     messages = [through.submit("ada"), through.submit("ben")]
@@ -218,7 +218,7 @@ def test_a_store_that_stays_down_past_the_claim_leaves_the_message_to_its_rescue
     assert slow.again(message).status is Status.SCHEDULED
 
 
-def test_what_was_sent_is_recorded_though_the_store_was_away_for_longer_than_the_claim(
+def test_a_send_is_recorded_after_an_outage_longer_than_the_claim(
     slow: House,
 ) -> None:
     message = slow.submit()

@@ -112,7 +112,7 @@ def test_a_short_wait_for_a_permit_is_spent_in_hand(
     assert not is_broken(house.permits().values(), (1, 20_000))
 
 
-def test_what_may_go_does_not_wait_for_what_may_not(build: Build) -> None:
+def test_a_granted_permit_does_not_wait_for_a_refused_one(build: Build) -> None:
     house = build(clock=hour_ago(), quotas="1/second")
     late = [house.submit(send_in=timedelta(seconds=n)) for n in range(2)]
     other = house.submit("ben")
@@ -170,7 +170,7 @@ def limited(build: Build, **channel: object) -> House:
     return build(clock=hour_ago(), quotas="1000/second", channels=settings)
 
 
-def test_those_refused_come_back_one_after_the_other_in_order(build: Build) -> None:
+def test_snoozed_messages_come_back_in_order(build: Build) -> None:
     """Groups do not know each other: the line does."""
     house = limited(build, limits=["2/minute"])
     messages = [house.submit(f"to {n}") for n in range(10)]
@@ -184,7 +184,7 @@ def test_those_refused_come_back_one_after_the_other_in_order(build: Build) -> N
     assert minutes == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
-def test_who_has_no_turn_stands_behind_those_who_have(build: Build) -> None:
+def test_a_message_without_a_turn_comes_after_those_with_one(build: Build) -> None:
     house = limited(build, limits=["1/minute"])
     first, second, third = (house.submit(name) for name in ("ada", "ben", "cleo"))
     house.deliver(first)
@@ -287,7 +287,7 @@ def test_a_wait_that_is_only_for_one_message_closes_nothing(build: Build) -> Non
     assert house.deliver(*messages) == 2
 
 
-def test_those_who_wait_for_a_closed_channel_stand_in_line_behind_its_opening(
+def test_messages_snoozed_by_a_closed_channel_get_turns_after_its_opening(
     build: Build,
 ) -> None:
     house = limited(build, limits=["2/minute"])
@@ -317,7 +317,7 @@ def test_where_all_come_too_late_they_wait_for_those_before_them(build: Build) -
     assert [round(turn / timedelta(seconds=20)) for turn in turns] == [1, 1, 2, 2, 3]
 
 
-def test_who_does_not_come_keeps_others_waiting_for_a_minute_at_most(build: Build) -> None:
+def test_an_unused_turn_holds_up_the_others_for_a_minute_at_most(build: Build) -> None:
     house = limited(build, limits=["1/second"])
     messages = [house.submit(f"to {n}") for n in range(20)]
     house.deliver(*messages)
@@ -328,7 +328,7 @@ def test_who_does_not_come_keeps_others_waiting_for_a_minute_at_most(build: Buil
     assert house.deliver(house.submit("late")) == 1
 
 
-def test_whoever_is_there_takes_the_turn_of_one_that_is_late(build: Build) -> None:
+def test_a_message_that_is_there_takes_the_turn_of_a_late_one(build: Build) -> None:
     """No room is lost while those whose turn it is are held up; they get the other's turn."""
     house = limited(build, limits=["2/minute"])
     messages = [house.submit(f"to {n}") for n in range(8)]

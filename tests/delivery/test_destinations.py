@@ -185,7 +185,7 @@ def test_once_it_answers_it_has_its_senders_again(world: World) -> None:
     assert not world.destinations._timeouts
 
 
-def test_what_is_parked_for_one_that_is_only_busy_stays_with_its_group(world: World) -> None:
+def test_messages_parked_for_a_busy_destination_stay_with_their_group(world: World) -> None:
     world.silent.add("slow")
     group = world.group(*["slow"] * 7)
     world.wait_for("slow", SHARE)
@@ -310,7 +310,7 @@ def delivering(house: House, *groups: Sequence[Message]) -> list[threading.Threa
 
 
 @on_postgresql
-def test_who_answers_is_not_kept_waiting_by_who_does_not(
+def test_a_silent_host_does_not_hold_up_the_others(
     make: Make, good: Receiver, silent: Silent
 ) -> None:
     """64 messages to a host that never answers, due before; the timeout is far away."""

@@ -56,7 +56,7 @@ def test_duties_do_not_wait_for_each_other(clock: MovableClock) -> None:
     assert done == ["rescue", "prune", "again"]
 
 
-def test_what_goes_wrong_is_the_tasks(clock: MovableClock) -> None:
+def test_an_error_of_a_duty_is_raised_in_its_task(clock: MovableClock) -> None:
     def fail() -> None:
         raise ValueError("odd")
 

@@ -58,7 +58,7 @@ def test_a_dispatcher_that_is_closed_says_good_bye_to_its_providers(build: Build
 
 
 @pytest.mark.parametrize("recipient", ["ada", "ada@example.org, ben@example.org", "Ada <a@b.c>"])
-def test_what_is_no_address_is_refused_at_submit(build: Build, recipient: str) -> None:
+def test_a_malformed_address_is_refused_at_submit(build: Build, recipient: str) -> None:
     house = at(build, 1)
     with pytest.raises(InvalidDraft) as caught:
         submitted(house, recipient=recipient)

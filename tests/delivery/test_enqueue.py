@@ -67,7 +67,7 @@ def test_a_near_message_is_enqueued_at_once_and_a_far_one_is_not(build: Build) -
 
 
 @pytest.mark.every_database
-def test_what_is_given_to_celery_with_its_submit_says_so(build: Build) -> None:
+def test_a_message_enqueued_at_submit_says_so(build: Build) -> None:
     """Whichever way it is stored; what is returned is what is read."""
     house = build(clock=SystemClock())
     level = "SERIALIZABLE" if house.url.startswith("sqlite") else "READ COMMITTED"
@@ -114,7 +114,7 @@ def test_a_near_message_that_a_refused_move_brings_back_is_enqueued(build: Build
     assert all_ids(house) == [str(message.id)]
 
 
-def test_what_is_late_shares_tasks_however_far_apart_it_was_due(build: Build) -> None:
+def test_late_messages_share_tasks_however_far_apart_they_were_due(build: Build) -> None:
     """After an outage there would be a task for each otherwise."""
     house = build(clock=SystemClock(), group_size=3)
     messages = [house.submit(f"name {n}", send_in=60 * SECOND) for n in range(5)]
@@ -127,7 +127,7 @@ def test_what_is_late_shares_tasks_however_far_apart_it_was_due(build: Build) ->
 
 
 @pytest.mark.every_database
-def test_what_comes_near_is_enqueued_in_groups_of_one_channel(build: Build) -> None:
+def test_messages_within_the_horizon_are_enqueued_in_groups_of_one_channel(build: Build) -> None:
     house = build(clock=SystemClock(), group_size=3, horizon=5)
     at = SystemClock().now().replace(microsecond=0) + 20 * SECOND
     together = [house.submit(f"name {n}", send_at=at) for n in range(4)]
@@ -146,7 +146,7 @@ def test_what_comes_near_is_enqueued_in_groups_of_one_channel(build: Build) -> N
     assert {eta_of(task) for task in groups if str(later.id) not in ids_in(task)} == {at - EARLY}
 
 
-def test_what_is_not_near_yet_stays(build: Build) -> None:
+def test_a_message_beyond_the_horizon_is_not_enqueued(build: Build) -> None:
     house = build(clock=SystemClock())
     message = house.submit(send_in=timedelta(minutes=10))
     assert house.columns(message, "enqueue_at") == (message.send_at - house.settings.horizon,)
@@ -171,7 +171,7 @@ def test_a_lost_task_is_enqueued_again_after_its_grace(slow: House) -> None:
 
 
 @pytest.mark.parametrize("status", ["cancelled", "sent", "failed", "expired"])
-def test_what_has_ended_is_not_enqueued(slow: House, status: str) -> None:
+def test_an_ended_message_is_not_enqueued(slow: House, status: str) -> None:
     message = slow.submit()
     slow.broker.flushdb()
     slow.change([message], status=status, finished_at=slow.database_time())

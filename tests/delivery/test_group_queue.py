@@ -78,7 +78,7 @@ def test_a_slow_channel_leaves_the_thread_to_another(deliveries: Deliveries) -> 
     assert set(deliveries.done) == {*deliveries.slow, waits, goes}, "who ends takes what waits"
 
 
-def test_what_waits_goes_in_order(deliveries: Deliveries) -> None:
+def test_waiting_groups_are_delivered_in_order(deliveries: Deliveries) -> None:
     queue = queue_of(deliveries, at_once=1)
     threads = fill(queue, deliveries, 1)
     waiting = [new_id() for _ in range(5)]
@@ -137,7 +137,7 @@ def test_the_error_of_a_group_is_its_tasks(deliveries: Deliveries) -> None:
         queue_of(deliveries).deliver([broken], "slow")
 
 
-def test_what_waits_is_not_begun_after_a_stop(deliveries: Deliveries) -> None:
+def test_no_waiting_group_is_begun_after_a_stop(deliveries: Deliveries) -> None:
     queue = queue_of(deliveries, at_once=1)
     threads = fill(queue, deliveries, 1)
     queue.deliver([new_id()], "slow")
@@ -147,7 +147,7 @@ def test_what_waits_is_not_begun_after_a_stop(deliveries: Deliveries) -> None:
     assert deliveries.done == list(deliveries.slow)
 
 
-def test_what_comes_again_goes_before_what_comes_for_the_first_time(
+def test_repeated_groups_go_before_new_ones(
     deliveries: Deliveries,
 ) -> None:
     queue = queue_of(deliveries, at_once=1)

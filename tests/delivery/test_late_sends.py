@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from dispatcher import Message, Outcome, Status, StoreUnavailable
-from dispatcher.channel import Channel
+from dispatcher.channel import ChannelSettings
 from dispatcher.delivery import recorder as module
 from dispatcher.store import Failure, Result
 from tests.support.house import House, hour_ago
@@ -142,7 +142,7 @@ def test_no_more_is_claimed_than_two_groups_can_wait_with(holding: tuple[House, 
     wait_until(lambda: is_sent(house, *claimed))
 
 
-def test_what_lasts_keeps_its_claim_though_no_task_waits_for_it(
+def test_a_long_send_keeps_its_claim_though_no_task_waits_for_it(
     holding: tuple[House, Holding],
 ) -> None:
     house, held = holding
@@ -169,7 +169,9 @@ def test_a_stop_waits_for_what_no_task_waits_for(holding: tuple[House, Holding])
     assert is_sent(house, message)
 
 
-def test_one_that_cannot_be_recorded_holds_up_no_other(holding: tuple[House, Holding]) -> None:
+def test_a_late_send_that_cannot_be_recorded_holds_up_no_other(
+    holding: tuple[House, Holding],
+) -> None:
     house, held = holding
     parts: Any = house.parts.delivery.parts
     parts.claims = locked = Locked(parts.claims)
@@ -199,7 +201,7 @@ def test_a_stop_waits_no_longer_than_a_claim_is_kept(
     assert house.parts.delivery.finish(20)
 
 
-def test_what_escapes_from_one_that_lasts_ends_no_other(
+def test_an_exception_of_a_late_send_ends_no_other(
     holding: tuple[House, Holding], caplog: pytest.LogCaptureFixture
 ) -> None:
     house, held = holding
@@ -245,7 +247,7 @@ def test_where_no_thread_can_be_started_the_task_waits(
     assert [each.outcome for each in house.dispatcher.attempts(message.id)] == [Outcome.SENT]
 
 
-def test_what_interrupts_the_leading_thread_leaves_nothing_open(
+def test_an_interrupted_leading_thread_leaves_no_claim_open(
     holding: tuple[House, Holding],
 ) -> None:
     house, held = holding
@@ -266,7 +268,7 @@ def test_what_interrupts_the_leading_thread_leaves_nothing_open(
 
 def test_as_many_groups_may_last_as_there_are_senders(holding: tuple[House, Holding]) -> None:
     house, held = holding
-    most = Channel.model_validate(house.settings.channels["memory"].model_dump()).senders
+    most = ChannelSettings.model_validate(house.settings.channels["memory"].model_dump()).senders
     messages = [house.submit(f"{SLOW} {n}") for n in range(most + 3)]
     threads = in_background(house, *([each] for each in messages))
     wait_until(lambda: passes(house) and len(held.begun) == most)

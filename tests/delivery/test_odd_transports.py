@@ -210,7 +210,7 @@ def test_a_bug_before_the_sends_puts_the_whole_group_back(build: Build, when: st
 
 
 @pytest.mark.parametrize("end", [WorkerDied, SystemExit, KeyboardInterrupt])
-def test_what_ends_its_worker_at_a_send_leaves_those_after_it_as_they_were(
+def test_an_exit_during_a_send_leaves_the_messages_after_it_unchanged(
     build: Build, end: type[BaseException]
 ) -> None:
     house, transport, messages = at_odds(build, raising(end()))

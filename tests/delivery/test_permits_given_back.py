@@ -170,7 +170,7 @@ def test_of_a_herd_as_many_come_as_permits_are_given_back(build: Build) -> None:
     assert house.deliver(*come) == 4
 
 
-def test_what_was_promised_for_later_is_not_brought_forward(build: Build) -> None:
+def test_a_freed_permit_brings_no_message_before_its_send_at(build: Build) -> None:
     house = build(clock=hour_ago(), quotas="1/hour")
     first, second = house.submit(), house.submit(send_in=HOUR)
     house.change([second], send_at=first.send_at, next_attempt_at=first.send_at)
@@ -210,7 +210,7 @@ def test_room_goes_to_the_next_where_the_first_in_line_comes_no_more(
     assert snoozed(house, [third]) == []
 
 
-def test_who_was_snoozed_before_redis_was_emptied_is_judged_once_more(build: Build) -> None:
+def test_a_message_snoozed_before_a_flush_of_redis_is_judged_once_more(build: Build) -> None:
     house = build(clock=hour_ago(), quotas="1/hour")
     first, second = house.submit(), house.submit(send_in=HOUR)
     house.change([second], send_at=first.send_at, next_attempt_at=first.send_at)
@@ -245,7 +245,7 @@ def test_room_that_a_rebuild_makes_is_used(build: Build) -> None:
     assert house.deliver(second) == 1
 
 
-def test_what_waits_for_another_try_is_not_brought_forward_by_a_rebuild(slow: House) -> None:
+def test_a_rebuild_does_not_shorten_a_backoff(slow: House) -> None:
     message = slow.submit()
     [claim] = claimed(slow, message)
     failure = Failure(claim, Outcome.TEMPORARY, "busy", HOUR)

@@ -48,7 +48,7 @@ class Hesitant:
         return given + [later for _ in wanted[2:]]
 
 
-def test_what_waits_for_a_permit_keeps_its_claim_too(pair: House) -> None:
+def test_messages_that_wait_for_a_permit_keep_their_claims(pair: House) -> None:
     """The store was away for long while an outcome was recorded."""
     pair.swap("permits", Hesitant(pair.parts.permits))
     messages = [pair.submit(name) for name in ("ada", "ben", "cleo")]
@@ -107,7 +107,7 @@ def test_a_stop_puts_back_at_once_what_waits_for_a_busy_sender(pair: House) -> N
     with hanging(pair, messages):
         assert statuses(pair, messages) == {Status.SENDING}, "four wait for a sender"
         pair.parts.delivery.stop()
-        wait_until(lambda: put_back(pair, messages) == 4, 30)
+        wait_until(lambda: put_back(pair, messages) == 4)
     assert statuses(pair, messages) == {Status.SCHEDULED, Status.SENT}
     assert len(pair.sent) == 2
 
@@ -117,7 +117,7 @@ def test_nothing_waits_for_a_busy_sender_when_too_little_is_left_of_its_claim(pa
     messages = [pair.submit(f"name {number}") for number in range(6)]
     with hanging(pair, messages):
         pair.moved.advance(pair.settings.claim_ttl)
-        wait_until(lambda: put_back(pair, messages) == 4, 30)
+        wait_until(lambda: put_back(pair, messages) == 4)
     assert all(len(pair.dispatcher.attempts(each.id)) <= 1 for each in messages)
     assert len(pair.sent) == 2
 

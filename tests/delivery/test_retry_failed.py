@@ -98,7 +98,7 @@ def test_it_fails_again_after_its_round(slow: House) -> None:
 
 
 @on_sqlite
-def test_what_has_not_failed_is_left_alone(slow: House) -> None:
+def test_retry_refuses_messages_that_have_not_failed(slow: House) -> None:
     message = slow.submit()
     before = slow.rows()
     with pytest.raises(TooLate, match="already scheduled"):
@@ -130,7 +130,7 @@ def test_past_its_expiry_it_stays_failed(slow: House) -> None:
 
 
 @on_every_database
-def test_what_holds_for_an_unknown_outcome_must_be_meant(slow: House) -> None:
+def test_retry_of_an_unknown_outcome_must_be_confirmed(slow: House) -> None:
     message = slow.submit(on_unknown="hold")
     slow.parts.delivery.parts.claims.claim([message.id])
     slow.end_claims(message)

@@ -76,7 +76,7 @@ def test_a_file_that_an_earlier_claim_has_used_tells_of_the_last_one_only(tmp_pa
     assert left_in(tmp_path) == [LeftLog(mark, (IDS[0], IDS[2]))]
 
 
-def test_one_claim_after_the_other_takes_one_file(tmp_path: Path) -> None:
+def test_consecutive_claims_share_a_file(tmp_path: Path) -> None:
     """To make a file takes the system up to half a millisecond, as much as two sends."""
     logs = SendLogs(tmp_path)
     files = set[int]()
@@ -111,7 +111,7 @@ def test_a_file_that_cannot_be_emptied_is_deleted(
     assert logs.open(IDS).begin(IDS[0])
 
 
-def test_nobody_else_may_enter_the_folders_that_are_made_for_it(tmp_path: Path) -> None:
+def test_the_folders_of_send_logs_are_private(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         SendLogs(tmp_path / "data" / "sends").open(IDS)
@@ -121,7 +121,7 @@ def test_nobody_else_may_enter_the_folders_that_are_made_for_it(tmp_path: Path) 
     assert [each for each in made if each.stat().st_mode & 0o077] == []
 
 
-def test_what_could_not_be_put_back_is_read_again(tmp_path: Path) -> None:
+def test_a_left_log_that_could_not_be_settled_is_read_again(tmp_path: Path) -> None:
     killed(tmp_path)
 
     def fail(_: LeftLog) -> None:

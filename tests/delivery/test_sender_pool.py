@@ -96,7 +96,7 @@ def test_so_many_are_sent_side_by_side(crews: list[SenderThreads], most: int) ->
     assert hand.most == most
 
 
-def test_one_that_hangs_holds_up_no_other(crews: list[SenderThreads]) -> None:
+def test_a_hanging_send_holds_up_no_other(crews: list[SenderThreads]) -> None:
     crews.append(SenderThreads("test", most=2))
     released = threading.Event()
     taken = threading.Lock()
@@ -112,7 +112,7 @@ def test_one_that_hangs_holds_up_no_other(crews: list[SenderThreads]) -> None:
     released.set()
 
 
-def test_what_is_added_after_the_last_has_gone_goes_too(crews: list[SenderThreads]) -> None:
+def test_a_send_added_after_the_last_one_is_made(crews: list[SenderThreads]) -> None:
     crews.append(SenderThreads("test", most=2))
     hand = Hand()
     twice = Sends(crews[0], hand)
@@ -179,7 +179,7 @@ def test_after_the_end_the_caller_does_it(crews: list[SenderThreads]) -> None:
     assert sends.idle.is_set()
 
 
-def test_what_was_called_for_before_the_end_is_done() -> None:
+def test_calls_queued_before_close_are_done() -> None:
     senders = SenderThreads("test", most=1)
     busy, done, hold = threading.Event(), threading.Event(), threading.Event()
     senders.call(lambda: (busy.set(), hold.wait(60)))  # type: ignore[func-returns-value]  # in turn
@@ -190,7 +190,7 @@ def test_what_was_called_for_before_the_end_is_done() -> None:
     assert done.wait(60)
 
 
-def test_what_is_added_while_the_last_one_hangs_goes_at_once(crews: list[SenderThreads]) -> None:
+def test_a_send_added_while_the_last_one_hangs_is_made_at_once(crews: list[SenderThreads]) -> None:
     crews.append(SenderThreads("test", most=2))
     released = threading.Event()
     hand = Hand(meanwhile=lambda: 7 in hand.at or released.wait(2 * DEADLINE))

@@ -76,7 +76,7 @@ def test_each_message_goes_at_its_own_instant(build: Build) -> None:
     assert len({row[1] for row in house.attempt_rows()}) == 1, "they were claimed together"
 
 
-def test_what_was_sent_is_recorded_while_another_send_hangs(wide: House) -> None:
+def test_a_send_is_recorded_while_another_hangs(wide: House) -> None:
     released = threading.Event()
 
     def hang(message: Message) -> None:

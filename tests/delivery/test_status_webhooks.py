@@ -177,7 +177,7 @@ def test_each_other_end_is_told(
 
 
 @pytest.mark.parametrize("is_asked_for", [False, True])
-def test_what_a_provider_wrote_is_told_only_where_the_settings_say_so(
+def test_errors_of_providers_are_reported_only_with_status_errors(
     build: Build, receiver: Receiver, is_asked_for: bool
 ) -> None:
     house = build(
@@ -199,7 +199,7 @@ def test_what_a_provider_wrote_is_told_only_where_the_settings_say_so(
         assert all(each not in request.content for each in (b"mail.internal", b"answered", b"nine"))
 
 
-def test_nobody_is_told_who_did_not_ask(house: House, receiver: Receiver) -> None:
+def test_no_status_message_is_sent_without_a_status_url(house: House, receiver: Receiver) -> None:
     house.deliver(house.submit())
     assert tell(house) == 0
     assert (receiver.received, status_messages(house)) == ([], [])
@@ -262,7 +262,7 @@ def tells(dispatcher: Dispatcher) -> None:
     ("database_url", "how"), [("postgresql", "kill"), ("sqlite", "raise")],
     indirect=["database_url"],
 )  # fmt: skip
-def test_who_dies_while_telling_leaves_it_to_the_next(
+def test_notifications_of_a_killed_sweep_are_made_by_the_next(
     house: House, receiver: Receiver, how: How
 ) -> None:
     messages = [house.submit(each, status_url=receiver.url) for each in PEOPLE]
@@ -286,7 +286,7 @@ def test_a_message_that_is_retried_is_told_of_again(house: House, receiver: Rece
     assert len({each.headers["webhook-id"] for each in receiver.received}) == 2
 
 
-def test_who_asked_stays_when_a_message_is_changed(house: House, receiver: Receiver) -> None:
+def test_changes_of_a_message_keep_its_status_url(house: House, receiver: Receiver) -> None:
     message = house.submit(status_url=receiver.url, send_in=2 * HOUR)
     house.dispatcher.update(message.id, body={"text": "later"})
     house.dispatcher.reschedule(message.id, send_in=timedelta(0))
@@ -346,7 +346,10 @@ def test_every_way_to_submit_takes_a_url(house: House, receiver: Receiver) -> No
     assert not isinstance(many, Rejection)
     assert not isinstance(whole, Rejection)
     for message in (alone, many, whole, joined):
-        assert house.columns(message, "status_url", "told") == (receiver.url, "scheduled")
+        assert house.columns(message, "status_url", "notified_status") == (
+            receiver.url,
+            "scheduled",
+        )
 
 
 def test_the_url_belongs_to_what_a_key_stands_for(house: House, receiver: Receiver) -> None:

@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from dispatcher import Message, Outcome, Status
+from dispatcher.delivery import sweep as sweep_module
 from dispatcher.delivery.reconciler import Reconciled
 from dispatcher.message import new_id
 from dispatcher.reservation import Terms
@@ -35,7 +36,7 @@ def die(_: Message) -> None:
 def orphan(house: House, scope: str = "ada") -> UUID:
     """Make a reservation that no message will ever confirm."""
     message_id = new_id()
-    house.parts.windows.reserve(message_id, terms=Terms.plain(scope), send_at=FAR + MINUTE)
+    house.parts.windows.reserve(message_id, terms=Terms.own(scope), send_at=FAR + MINUTE)
     return message_id
 
 
@@ -63,6 +64,52 @@ def test_two_sweeps_side_by_side_rescue_each_message_once(build: Build) -> None:
         assert attempt.outcome is Outcome.UNKNOWN
 
 
+def test_messages_long_due_are_found_within_a_minute(slow: House) -> None:
+    """The runs between look at what became due lately, and not at what the indexes keep of more."""
+    sweep, clock = slow.parts.sweep, slow.moved
+    assert (sweep.rescue(), sweep.enqueue_due()) == (0, 0)
+    [claimed] = left_sending(slow, 1)
+    waiting = slow.submit("waiting")
+    long_ago = slow.database_time() - 5 * MINUTE
+    slow.change([claimed], claim_expires_at=long_ago)
+    slow.change([waiting], enqueue_at=long_ago)
+    assert (sweep.rescue(), sweep.enqueue_due()) == (0, 0)
+    clock.advance(MINUTE)
+    assert (sweep.rescue(), sweep.enqueue_due()) == (1, 2)
+
+
+def test_messages_lately_due_are_found_by_every_run(slow: House) -> None:
+    sweep = slow.parts.sweep
+    assert (sweep.rescue(), sweep.enqueue_due()) == (0, 0)
+    [claimed] = left_sending(slow, 1)
+    slow.change([claimed], claim_expires_at=slow.database_time() - timedelta(seconds=5))
+    assert (sweep.rescue(), sweep.enqueue_due()) == (1, 1)
+
+
+def test_no_run_looks_less_far_back_than_to_the_last_one(slow: House) -> None:
+    """Its own last run, however long ago: others may have run meanwhile, or none."""
+    sweep, clock = slow.parts.sweep, slow.moved
+    assert sweep.enqueue_due() == 0
+    clock.advance(MINUTE / 2)
+    waiting = slow.submit("waiting")
+    slow.change([waiting], enqueue_at=slow.database_time() - MINUTE / 2)
+    assert sweep.enqueue_due() == 1
+
+
+def test_a_run_that_leaves_something_is_followed_by_one_that_looks_as_far_back(
+    slow: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep_module, "_MOST_AT_ONCE", 2)
+    sweep, clock = slow.parts.sweep, slow.moved
+    some = [slow.submit(f"number {number}") for number in range(5)]
+    slow.change(some, enqueue_at=slow.database_time() - MINUTE)
+    counts = []
+    for _ in range(3):
+        counts.append(sweep.enqueue_due())
+        clock.advance(timedelta(seconds=1))
+    assert counts == [2, 2, 1]
+
+
 def test_a_rescued_message_is_enqueued_at_once(slow: House) -> None:
     [message] = left_sending(slow, 1)
     slow.broker.flushdb()
@@ -73,12 +120,12 @@ def test_a_rescued_message_is_enqueued_at_once(slow: House) -> None:
 
 
 @pytest.mark.every_database
-def test_what_ended_long_ago_is_pruned_with_its_attempts(slow: House) -> None:
+def test_old_messages_are_pruned_with_their_attempts(slow: House) -> None:
     old, recent, waiting = slow.submit("old"), slow.submit("recent"), slow.submit("waiting")
     slow.deliver(old, recent)
     now = slow.database_time()
     retention = slow.settings.retention
-    slow.change([old], finished_at=now - retention - timedelta(days=1, seconds=1))
+    slow.change([old], finished_at=now - retention - timedelta(days=2, seconds=1))
     slow.change([recent], finished_at=now - retention + MINUTE)
     assert slow.parts.sweep.prune() == 1
     assert {row[0] for row in slow.rows()} == {recent.id, waiting.id}
@@ -182,7 +229,7 @@ def test_after_a_flush_the_windows_are_exactly_what_the_store_says(house: House)
     assert house.all_members() == before
 
 
-def test_what_is_left_in_a_stale_redis_is_thrown_away(house: House) -> None:
+def test_reservations_of_a_stale_redis_are_dropped(house: House) -> None:
     fill(house)
     before = house.all_members()
     orphan(house, "stale")

@@ -75,7 +75,7 @@ def asked(draft: Draft) -> dict[str, Any]:
     ("recipient", "body", "field"),
     [("ada", None, "recipient"), ("4711", {"html": "x"}, "body.text")],
 )
-def test_what_could_never_be_sent_is_refused_at_submit_and_leaves_nothing(
+def test_a_draft_that_its_transport_refuses_leaves_nothing(
     picky: House, recipient: str, body: Any, field: str
 ) -> None:
     before = picky.snapshot()
@@ -85,7 +85,7 @@ def test_what_could_never_be_sent_is_refused_at_submit_and_leaves_nothing(
     assert picky.snapshot() == before
 
 
-def test_what_can_be_sent_is_accepted(picky: House) -> None:
+def test_a_draft_that_its_transport_takes_is_accepted(picky: House) -> None:
     assert picky.dispatcher.submit(**asked(draft())).recipient == "4711"
 
 
@@ -136,7 +136,7 @@ def test_a_check_that_fails_refuses_and_tells_nobody_why(
 
 
 @pytest.mark.parametrize("channel", ["elsewhere", "unclear"])
-def test_what_cannot_be_found_here_is_not_checked_here(picky: House, channel: str) -> None:
+def test_a_transport_that_is_not_installed_here_is_not_asked(picky: House, channel: str) -> None:
     message = picky.dispatcher.submit(**asked(draft("ada")) | {"channel": channel})
     assert picky.dispatcher.update(message.id, body={}).body == {}
 

@@ -106,9 +106,7 @@ def test_a_message_wins_over_its_channel_whose_word_stays_with_it(build: Build) 
 
 @pytest.mark.every_database
 @pytest.mark.parametrize("expires", [False, True])
-def test_one_whose_tries_or_time_are_used_up_is_held_all_the_same(
-    slow: House, expires: bool
-) -> None:
+def test_an_unknown_outcome_of_the_last_attempt_is_held(slow: House, expires: bool) -> None:
     message = slow.submit(on_unknown="hold")
     slow.parts.delivery.parts.claims.claim([message.id])
     past = slow.database_time() - timedelta(seconds=2)
@@ -180,7 +178,7 @@ def test_dropped_it_fails_and_keeps_its_reservation(slow: House) -> None:
 
 
 @pytest.mark.every_database
-def test_what_is_held_is_found_oldest_first(slow: House) -> None:
+def test_held_messages_are_found_oldest_first(slow: House) -> None:
     slow.submit("other")
     messages = left_open(slow, "ada", "ben", "cyd")
     assert slow.dispatcher.held() == messages
@@ -299,7 +297,7 @@ def test_a_success_that_is_told_after_a_drop_is_the_truth(slow: House) -> None:
 
 @pytest.mark.every_database
 @pytest.mark.parametrize("late", [False, True])
-def test_what_a_worker_says_it_never_sent_is_not_held_for_it(slow: House, late: bool) -> None:
+def test_a_held_message_that_was_never_sent_is_scheduled_again(slow: House, late: bool) -> None:
     """It froze before the send; when it resumes, its claim is too short for one."""
     message, other = slow.submit(on_unknown="hold"), slow.submit("ben")
 
@@ -325,7 +323,7 @@ def break_line(_: Message) -> None:
 
 
 @pytest.mark.every_database
-def test_what_a_transport_cannot_tell_is_held(slow: House) -> None:
+def test_an_unnamed_failure_is_held(slow: House) -> None:
     """A failure that has no name may be a line that broke after the provider took the message."""
     messages = [slow.submit(name, on_unknown="hold") for name in ("ada", "ben")]
     other = slow.submit("cyd")
@@ -347,7 +345,7 @@ def test_what_a_transport_cannot_tell_is_held(slow: House) -> None:
 
 
 @pytest.mark.parametrize("error", [TemporaryFailure("busy"), PermanentFailure("no")], ids=repr)
-def test_what_a_transport_can_tell_is_not_held(slow: House, error: Exception) -> None:
+def test_a_named_failure_is_not_held(slow: House, error: Exception) -> None:
     message = slow.submit(on_unknown="hold")
     slow.memory.before = lambda _: raising(error)()
     slow.deliver(message)

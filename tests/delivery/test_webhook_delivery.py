@@ -66,7 +66,7 @@ def test_a_receiver_verifies_each_try_and_knows_it_by_its_id(
     assert {each.headers["webhook-id"] for each in receiver.received} == {str(message.id)}
 
 
-def test_what_is_gone_has_failed(house: House, receiver: Receiver) -> None:
+def test_the_answer_410_fails_the_message(house: House, receiver: Receiver) -> None:
     receiver.answers(410)
     message = house.submit(channel="open", recipient=receiver.url)
     house.deliver(message)

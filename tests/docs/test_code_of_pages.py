@@ -1,4 +1,4 @@
-"""The code of README and docs/submitting.md runs, and prints what stands beside it."""
+"""The code of README and of some pages runs, and prints what stands beside it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 
 from dispatcher import Dispatcher, Settings, Status
 from dispatcher.limiters import Concurrency
@@ -77,6 +78,15 @@ def test_the_readme_does_what_it_says() -> None:
         assert dispatcher.count() == 2, "what was refused left nothing"
 
 
+def test_the_first_page_of_the_site_does_what_it_says(place: Path) -> None:
+    (place / "dispatcher.toml").write_text('[channels.sms]\ntransport = "file"\n')
+    opened()
+    names = run((ROOT / "docs/index.md").read_text())
+    with names["dispatcher"] as dispatcher:
+        assert names["told"].lines == 2
+        assert dispatcher.count(status=Status.SCHEDULED) == 2
+
+
 def test_the_limiter_of_the_readme_does_what_it_says(redis_server: RedisServer) -> None:
     page = (ROOT / "README.md").read_text().split("\n## Limiters alone\n")[1].split("\n## ")[0]
     assert _HERE in page
@@ -89,6 +99,21 @@ def test_the_limiter_of_the_readme_does_what_it_says(redis_server: RedisServer) 
     assert [each.allowed for each in taken] == [True] * 9 + [False]
 
 
+def test_the_apps_of_the_page_about_frameworks_submit(redis_server: RedisServer) -> None:
+    opened()
+    text = (ROOT / "docs/frameworks.md").read_text()
+    names = run(text.replace("redis://redis.example/0", redis_server.url))
+    with TestClient(names["app"]) as client:
+        answers = [client.post("/codes", params={"recipient": "ada"}) for _ in range(2)]
+    assert [each.status_code for each in answers] == [200, 409]
+    assert answers[0].headers["RateLimit"] == '"5/minute";r=4'
+    with names["shop"].extensions["dispatcher"] as dispatcher:
+        client = names["shop"].test_client()
+        answers = [client.post("/codes", data={"recipient": "ben"}) for _ in range(2)]
+        assert [each.status_code for each in answers] == [200, 409]
+        assert dispatcher.count() == 2
+
+
 def test_submitting_does_what_it_says(place: Path) -> None:
     page = (ROOT / "docs/submitting.md").read_text()
     [settings] = blocks(page, "toml")
@@ -97,9 +122,25 @@ def test_submitting_does_what_it_says(place: Path) -> None:
     main, last = page.split("\n## In your own tests\n")
     names = run(main)
     with names["dispatcher"] as dispatcher:
-        assert names["told"].lines == 9
+        assert names["told"].lines == 10
         assert [each.status for each in names["results"]] == [Status.SCHEDULED] * 2
         assert dispatcher.count(status=Status.CANCELLED) == 2
         assert dispatcher.submit_many(names["drafts"]) == names["results"], "safe to run again"
     (place / "dispatcher.toml").unlink()
     assert "message" in run(last), "where an assertion stands"
+
+
+def test_coming_from_others_does_what_it_says(place: Path, redis_server: RedisServer) -> None:
+    page = (ROOT / "docs/coming-from.md").read_text()
+    [settings] = blocks(page, 'toml title="dispatcher.toml"')
+    (place / "dispatcher.toml").write_text(settings)
+    for block in blocks(page, 'python title="before"'):
+        compile(block, "before", "exec")
+    opened()
+    assert _HERE in page
+    page = page.replace(_HERE, f"redis.Redis.from_url({redis_server.url!r})")
+    names = run(page.replace('```python title="after"', "```python"))
+    with names["dispatcher"] as dispatcher:
+        assert names["told"].lines == 9
+        assert dispatcher.count(status=Status.CANCELLED) == 2
+        assert dispatcher.count(status=Status.SCHEDULED) == 4

@@ -12,6 +12,7 @@ import pytest
 
 import dispatcher
 from dispatcher import errors
+from tests.support.django_project import shop
 
 PACKAGES = ["cli", "limiters", "reservation", "store", "submission", "transports"]
 
@@ -82,12 +83,13 @@ def test_a_package_says_what_it_is_and_exports_what_exists(name: str) -> None:
 
 
 def test_every_module_says_what_it_is() -> None:
+    shop()  # Django's models need a project
     for found in pkgutil.walk_packages(dispatcher.__path__, "dispatcher."):
         if found.name != "dispatcher.__main__":
             assert importlib.import_module(found.name).__doc__, found.name
 
 
-def test_what_limiters_raise_is_found_beside_them() -> None:
+def test_errors_of_limiters_are_exported_beside_them() -> None:
     limiters = importlib.import_module("dispatcher.limiters")
     assert limiters.LimitReached is errors.LimitReached
     assert limiters.LimitersUnavailable is errors.LimitersUnavailable

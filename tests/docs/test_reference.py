@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 import re
 from pathlib import Path
 
@@ -22,10 +22,16 @@ def test_every_public_name_is_there() -> None:
     assert {*dispatcher.__all__} - told == set()
 
 
+def test_every_call_of_the_client_is_there() -> None:
+    calls = {name for name in vars(dispatcher.Dispatcher) if not name.startswith("_")}
+    awaited = {f"a{name}" for name in calls} & calls
+    told = {name.rpartition(".")[2] for name in NAMED if name.startswith("Dispatcher.")}
+    assert told == calls - awaited - {"close"} | {"asubmit"}, "close stands with the class"
+
+
 def test_every_name_that_is_there_exists() -> None:
     for name in NAMED:
-        module, _, last = f"dispatcher.{name}".rpartition(".")
-        assert hasattr(importlib.import_module(module), last), name
+        assert pkgutil.resolve_name(f"dispatcher.{name}"), name
 
 
 def test_the_tree_of_errors_is_that_of_the_code() -> None:

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from dispatcher import Settings
 from dispatcher.message import Status
-from dispatcher.store.notifications import Reason, _body
-from dispatcher.store.schema import TOLD_OF
+from dispatcher.store.notifications import Reason, body_of
+from dispatcher.store.schema import NOTIFIED_STATUSES
 from dispatcher.testing import a_message
 from dispatcher.transports import load
 from dispatcher.transports.webhook import WebhookTransport
@@ -33,15 +33,15 @@ def test_the_page_shows_what_is_told() -> None:
     message = a_message()
     values = {name: getattr(message, name) for name in message.__dataclass_fields__}
     row = cast("Any", SimpleNamespace(**values, now=message.created_at))
-    told = cast("Any", _body(row, None, tells_errors=False))
+    told = cast("Any", body_of(row, None, tells_errors=False))
     assert (list(told), list(told["data"])) == (list(shown), list(shown["data"]))
     assert "recipient" not in told["data"]
 
 
 def test_the_page_names_each_status_that_is_told() -> None:
     [named] = re.findall(r"`message\.` and the status: (.*?)\.", PAGE)
-    assert re.findall(r"`(\w+)`", named) == [each.value for each in TOLD_OF]
-    assert set(Status) - set(TOLD_OF) == {Status.SCHEDULED, Status.SENDING}
+    assert re.findall(r"`(\w+)`", named) == [each.value for each in NOTIFIED_STATUSES]
+    assert set(Status) - set(NOTIFIED_STATUSES) == {Status.SCHEDULED, Status.SENDING}
 
 
 def test_the_page_explains_every_reason() -> None:

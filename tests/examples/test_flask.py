@@ -35,7 +35,7 @@ def test_a_reminder_is_accepted_repeated_and_forgotten(client: FlaskClient, hous
     assert house.again(message).status is Status.CANCELLED
 
 
-def test_one_that_does_not_fit_is_a_conflict_with_the_next_slot(client: FlaskClient) -> None:
+def test_a_refused_reminder_is_a_conflict_with_the_next_slot(client: FlaskClient) -> None:
     client.post("/reminders", json=ASKED)
     refused = client.post("/reminders", json=ASKED)
     assert refused.status_code == 409
@@ -45,7 +45,7 @@ def test_one_that_does_not_fit_is_a_conflict_with_the_next_slot(client: FlaskCli
     assert client.post("/reminders", json=ASKED | {"send_at": slot.isoformat()}).status_code == 201
 
 
-def test_what_cannot_be_accepted_has_its_own_status(client: FlaskClient, house: House) -> None:
+def test_each_error_has_its_own_status(client: FlaskClient, house: House) -> None:
     no_time = client.post("/reminders", json=ASKED | {"send_at": "soon"})
     assert (no_time.status_code, "send_at" in str(no_time.json)) == (422, True)
     assert client.post("/reminders", json={"email": None}).status_code == 422

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.limiters import Clocked, clocked
+from tests.support.limiters import Clocked, Ways, clocked
 from tests.support.servers import RedisServer
 
 
@@ -16,3 +16,9 @@ def moved(redis_server: RedisServer) -> Iterator[Clocked]:
     client = clocked(str(redis_server.socket))
     yield client
     client.close()
+
+
+@pytest.fixture
+def ways(redis_server: RedisServer) -> Callable[..., Ways]:
+    """Give what makes a limiter on the run's Redis, through either client."""
+    return lambda limit, way: Ways(limit, str(redis_server.socket), way)

@@ -42,7 +42,7 @@ def test_spacing_gives_back_only_what_has_certainly_not_leaked(moved: Clocked) -
     assert limiter.give_back("ada", late.permit) == 0
 
 
-def test_what_was_given_back_too_late_is_taken_anew(moved: Clocked) -> None:
+def test_a_permit_given_back_too_late_is_taken_anew(moved: Clocked) -> None:
     for limit in (GCRA(5, MINUTE, max_burst=4), FixedWindow(5, MINUTE), SlidingLog(5, MINUTE)):
         limiter = limit.on(moved, remember=timedelta(minutes=2))
         limiter.acquire("ada", 2, permit="x")
@@ -81,7 +81,7 @@ def test_a_permit_is_given_back_right_after_it_was_taken(redis_client: redis.Red
     assert sum(back) == 1_000, "also where a millisecond ended within a script"
 
 
-def test_what_is_taken_in_the_millisecond_in_which_older_ids_end_is_remembered(
+def test_a_permit_taken_in_the_millisecond_in_which_older_ids_end_is_remembered(
     moved: Clocked,
 ) -> None:
     span = timedelta(minutes=1)
@@ -176,7 +176,7 @@ def test_a_list_is_a_fraction_of_a_log(redis_client: redis.Redis) -> None:
     assert cast(int, sizes[0]) * 5 < cast(int, sizes[1])
 
 
-def test_what_is_not_remembered_is_counted_again(redis_client: redis.Redis) -> None:
+def test_a_permit_without_memory_is_counted_again(redis_client: redis.Redis) -> None:
     limiter = FixedWindow(5, "minute").on(redis_client, remember=None)
     assert [limiter.acquire("ada", permit="x").remaining for _ in range(2)] == [4, 3]
     assert len(redis_client.keys("*")) == 1

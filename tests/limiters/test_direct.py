@@ -13,7 +13,6 @@ import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.exceptions import ReadOnlyError
-from redis.observability import ObservabilityInstance
 from redis.retry import Retry
 
 from dispatcher import InvalidValue, LimitersUnavailable
@@ -30,6 +29,8 @@ from dispatcher.limiters.direct import AsyncDirect, Commands, Direct
 from tests.support.limiters import ALL
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
+
+pytest.importorskip("redis.observability", reason="with an older redis-py no call goes this way")
 
 FIVE = FixedWindow(5, "minute")
 SEVERAL = Limits([FIVE, SlidingLog(9, "hour")])
@@ -104,7 +105,7 @@ def test_a_line_that_breaks_before_the_reply_is_read_takes_one_permit(
 def test_a_call_is_made_as_often_as_redis_py_would_make_it(
     lost: int, granted: bool, through: redis.Redis, proxy: Proxy
 ) -> None:
-    limiter = SEVERAL.on(through, on_fault="unknown")
+    limiter = SEVERAL.on(through, on_error="unknown")
     proxy.drop_reply(b"{limits:ada}", times=lost)
     assert limiter.acquire("ada").allowed is granted
     assert proxy.dropped == min(lost, 1 + TRIES)
@@ -140,7 +141,7 @@ def test_a_client_that_repeats_nothing_is_told_at_once(proxy: Proxy) -> None:
         with pytest.raises(LimitersUnavailable):
             limiter.acquire("ada")
         assert proxy.dropped == 1
-        assert FIVE.on(client, on_fault="unknown").acquire("ada").state is State.UNKNOWN
+        assert FIVE.on(client, on_error="unknown").acquire("ada").state is State.UNKNOWN
         proxy.pass_all()
         assert limiter.acquire("ada").remaining == 1
 
@@ -173,7 +174,7 @@ def test_no_reply_is_taken_for_that_of_another_call(
 
 def test_a_pool_without_a_free_connection_is_reported(redis_server: RedisServer) -> None:
     with redis.Redis(unix_socket_path=str(redis_server.socket), max_connections=1) as client:
-        limiter, lenient = FIVE.on(client), FIVE.on(client, on_fault="unknown")
+        limiter, lenient = FIVE.on(client), FIVE.on(client, on_error="unknown")
         taken = client.connection_pool.get_connection()
         with pytest.raises(LimitersUnavailable):
             limiter.acquire("ada")
@@ -182,7 +183,7 @@ def test_a_pool_without_a_free_connection_is_reported(redis_server: RedisServer)
         assert [limiter.acquire("ada").remaining for _ in range(3)] == [4, 3, 2]
 
 
-def test_what_an_error_answers_is_raised_and_costs_no_line(
+def test_an_error_reply_is_raised_and_keeps_the_connection(
     through: redis.Redis, proxy: Proxy
 ) -> None:
     limiter = FIVE.on(through)
@@ -197,7 +198,7 @@ def test_what_an_error_answers_is_raised_and_costs_no_line(
     assert proxy.accepted == lines
 
 
-def test_what_the_clients_retry_is_for_is_repeated_on_a_new_line(
+def test_errors_of_retry_on_error_are_repeated_on_a_new_connection(
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail_over() -> None:
@@ -246,7 +247,7 @@ class Traced(redis.Redis):
         return real(*args, **options)
 
 
-def test_whoever_stands_in_redis_pys_way_sees_every_call(
+def test_a_subclass_of_the_client_sees_every_call(
     redis_server: RedisServer, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     past = calls(monkeypatch)
@@ -282,7 +283,7 @@ class Instrumented:
         return self._method(*args, **options)
 
 
-def test_whoever_instruments_a_client_sees_every_call(
+def test_an_instrumented_client_sees_every_call(
     redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[object] = []
@@ -315,7 +316,7 @@ def test_the_metrics_of_redis_py_count_every_call(
     redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     past, limiter = calls(monkeypatch), FIVE.on(redis_client)
-    monkeypatch.setattr(ObservabilityInstance, "is_enabled", lambda _: True)
+    monkeypatch.setattr("redis.observability.ObservabilityInstance.is_enabled", lambda _: True)
     assert limiter.acquire("ada").remaining == 4
     assert past == []
     monkeypatch.undo()
@@ -390,7 +391,7 @@ def test_an_awaited_call_is_made_as_often_as_redis_py_would_make_it(
 ) -> None:
     async def story() -> None:
         async with client_of(proxy) as client:
-            limiter = SEVERAL.on(client, on_fault="unknown")
+            limiter = SEVERAL.on(client, on_error="unknown")
             await limiter.acquire("warm")
             proxy.drop_reply(b"{limits:ada}", times=lost)
             assert (await limiter.acquire("ada")).allowed is granted
@@ -444,7 +445,7 @@ def test_awaited_clients_of_any_kind_are_answered_alike(
     assert bool(past) is directly
 
 
-def test_whoever_stands_in_an_awaited_clients_way_sees_every_call(
+def test_a_subclass_of_the_awaited_client_sees_every_call(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     past, seen = calls(monkeypatch), list[object]()
@@ -467,7 +468,7 @@ def test_whoever_stands_in_an_awaited_clients_way_sees_every_call(
 
 @pytest.mark.parametrize("tag", [None, "t"])
 @pytest.mark.parametrize("key", ["a", "ada", "\0", "a\0b", "$1\r\n", "x" * 1_024])
-def test_what_is_packed_is_what_redis_py_would_pack(
+def test_commands_are_packed_as_by_redis_py(
     key: str, tag: str | None, redis_client: redis.Redis
 ) -> None:
     connection: Any = redis_client.connection_pool.get_connection()
@@ -490,9 +491,7 @@ def test_what_is_packed_is_what_redis_py_would_pack(
         (("ada", 1, ""), "permit"), (("ada", 1, 7), "permit"), (("ada", 1, "a\0b"), "permit"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_asked_is_refused_before_anything_is_sent(
-    asked: tuple[Any, Any, Any], field: str
-) -> None:
+def test_bad_arguments_are_refused_before_any_call(asked: tuple[Any, Any, Any], field: str) -> None:
     key, n, permit = asked
     away = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
     with pytest.raises(InvalidValue) as caught:

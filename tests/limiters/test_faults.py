@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 
 import pytest
 import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
-from dispatcher import LimitersUnavailable
-from dispatcher.limiters import Algorithm, FixedWindow, State
+from dispatcher import InvalidValue, LimitersUnavailable
+from dispatcher.limiters import Algorithm, Concurrency, CoolDown, FixedWindow, State
+from dispatcher.redis.client import repeated
+from tests.support.clock import MovableClock
 from tests.support.limiters import ALL, Ways, taken
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
@@ -17,13 +26,40 @@ every = pytest.mark.parametrize("make", ALL.values(), ids=ALL)
 Make = Callable[[int], Algorithm]
 
 
+class OneLimiter:
+    """One limiter that decides alone without Redis, called the same way through either client."""
+
+    def __init__(
+        self, limit: Algorithm, path: str, way: str, *, share: float, clock: MovableClock
+    ) -> None:
+        client: Any = redis.Redis(unix_socket_path=path, retry=Retry(NoBackoff(), 0))
+        if way == "async":
+            again = AsyncRetry(NoBackoff(), 0)
+            client = redis.asyncio.Redis(unix_socket_path=path, retry=again)
+        self._client = client
+        self._limiter: Any = limit.on(client, on_error="local", share=share, clock=clock)
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._limiter, name)
+        if isinstance(self._client, redis.Redis):
+            return call
+
+        async def run(*args: Any, **named: Any) -> Any:
+            try:
+                return await call(*args, **named)
+            finally:
+                await self._client.aclose()  # its connections belong to this loop
+
+        return lambda *args, **named: asyncio.run(run(*args, **named))
+
+
 @every
 def test_a_call_whose_reply_was_lost_takes_one_permit(
     make: Make, redis_server: RedisServer
 ) -> None:
     with (
         Proxy(redis_server.socket) as proxy,
-        redis.Redis(port=proxy.port) as client,
+        redis.Redis(port=proxy.port, **repeated(Retry(NoBackoff(), 3))) as client,
         redis_server.client() as direct,
     ):
         limiter = make(5).on(client)
@@ -48,7 +84,7 @@ def test_a_redis_that_does_not_answer_is_an_error_or_unknown(
     way: str, own_redis: RedisServer
 ) -> None:
     limiter = Ways(FixedWindow(2, "minute"), str(own_redis.socket), way)
-    lenient = Ways(limiter.limit, limiter.path, way, {"on_fault": "unknown"})
+    lenient = Ways(limiter.limit, limiter.path, way, {"on_error": "unknown"})
     assert lenient.acquire("ada").state is State.ALLOWED
     own_redis.stop()
     with pytest.raises(LimitersUnavailable):
@@ -58,6 +94,71 @@ def test_a_redis_that_does_not_answer_is_an_error_or_unknown(
     assert lenient.peek("ada").state is State.UNKNOWN
     own_redis.start()
     assert limiter.acquire("ada").allowed
+
+
+@every
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_a_process_gives_its_share_while_redis_is_away(
+    make: Make, way: str, own_redis: RedisServer
+) -> None:
+    """The promise: no more than the share, whatever the algorithm, and Redis decides again."""
+    clock = MovableClock()
+    limiter = OneLimiter(make(10), str(own_redis.socket), way, share=0.35, clock=clock)
+    before = limiter.acquire("ada", permit="on redis")
+    assert (before.is_local, before.remaining) == (False, 9)
+    own_redis.stop()
+    alone = [limiter.acquire("ada", permit=str(number)) for number in range(6)]
+    assert [each.allowed for each in alone] == [True] * 3 + [False] * 3
+    assert all(each.is_local for each in alone)
+    assert {each.limit for each in alone} == {3}
+    assert alone[-1].refused_by == str(make(10))
+    assert limiter.acquire("ada", permit="1").allowed, "asked for again: counted once"
+    assert limiter.give_back("ada", "0") == 1
+    assert limiter.acquire("ada").allowed
+    with pytest.raises(LimitersUnavailable):
+        limiter.give_back("ada", "on redis")
+
+    own_redis.start()
+    assert limiter.acquire("ada").is_local, "Redis is asked once a second"
+    clock.advance(timedelta(seconds=1))
+    again = limiter.acquire("ada")
+    assert (again.is_local, again.allowed, again.limit) == (False, True, 10)
+    assert limiter.give_back("ada", "1") == 1, "the share knows its permits"
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_a_hold_of_the_share_lasts_and_ends_whether_redis_is_back_or_not(
+    way: str, own_redis: RedisServer
+) -> None:
+    clock = MovableClock()
+    limiter = OneLimiter(Concurrency(4), str(own_redis.socket), way, share=0.25, clock=clock)
+    own_redis.stop()
+    assert limiter.acquire("ada", permit="mine").allowed
+    clock.advance(timedelta(seconds=20))
+    assert limiter.renew("ada", "mine")
+    own_redis.start()
+    clock.advance(timedelta(seconds=20))
+    assert limiter.renew("ada", "mine")
+    assert limiter.end_holds("ada", "mine") == 1
+    assert not limiter.renew("ada", "mine")
+
+
+def test_a_cool_down_holds_also_without_redis(own_redis: RedisServer) -> None:
+    limiter = OneLimiter(CoolDown(), str(own_redis.socket), "sync", share=1, clock=MovableClock())
+    limiter.close("provider", timedelta(minutes=1))
+    own_redis.stop()
+    assert not limiter.acquire("provider")
+
+
+@pytest.mark.parametrize("share", [None, 0, -1, 1.5, True, "half", float("nan")])
+def test_a_share_is_a_part_of_the_limit(share: Any) -> None:
+    with pytest.raises(InvalidValue, match="share"):
+        FixedWindow(5, "day").on(redis.Redis(), on_error="local", share=share)
+
+
+def test_a_share_is_for_a_limiter_that_uses_it() -> None:
+    with pytest.raises(InvalidValue, match="share"):
+        FixedWindow(5, "day").on(redis.Redis(), share=0.5)
 
 
 @every

@@ -65,7 +65,7 @@ def test_each_kind_of_limit_tells_how_much_of_it_is_used(
     assert redis_client.keys("*") == before, "looking takes nothing"
 
 
-def test_who_waits_and_what_is_closed_is_told(make: Make) -> None:
+def test_fills_name_waiting_messages_and_closed_channels(make: Make) -> None:
     permits, fills = make(sms=[Limit(2, 60_000)])
     take(permits, "sms", 5)
     permits.close("sms", timedelta(minutes=1))

@@ -77,7 +77,7 @@ def test_the_first_of_a_group_may_name_no_limit(
 
 
 @pytest.mark.parametrize("make", COUNTED.values(), ids=COUNTED)
-def test_those_refused_are_told_different_times_in_order(
+def test_refused_requests_of_a_group_get_different_times_in_order(
     make: Callable[[int, timedelta], Algorithm], moved: Clocked
 ) -> None:
     limiter = make(5, SECOND).on(moved)
@@ -110,7 +110,7 @@ def test_each_that_an_aligned_window_refuses_has_a_window_of_its_own(
         moved.advance(-MS)
 
 
-def test_those_refused_by_spacing_come_back_one_by_one(moved: Clocked) -> None:
+def test_requests_refused_by_spacing_come_back_one_by_one(moved: Clocked) -> None:
     limiter = GCRA(10, "second").on(moved)
     decisions = limiter.acquire_each([Request("sms") for _ in range(5)])
     assert [each.retry_after // MS for each in decisions] == [0, 100, 200, 300, 400]
@@ -195,7 +195,7 @@ def test_a_group_that_is_cut_is_decided_as_if_it_were_not(
 
 
 @pytest.mark.parametrize("make", COUNTED.values(), ids=COUNTED)
-def test_what_comes_free_between_two_scripts_is_for_those_who_were_refused_before(
+def test_permits_freed_between_two_scripts_go_to_requests_refused_before(
     make: Callable[[int, timedelta], Algorithm], moved: Clocked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operations, "_MOST_IN_A_SCRIPT", 2)

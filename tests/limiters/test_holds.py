@@ -141,7 +141,7 @@ def test_a_hold_that_has_ended_is_not_granted_again_for_nothing(moved: Clocked) 
         assert limit.on(moved).peek("sms").remaining == 3, "windows and logs counted each once"
 
 
-def test_what_has_left_a_log_is_not_given_back(moved: Clocked) -> None:
+def test_a_permit_that_has_left_the_log_is_not_given_back(moved: Clocked) -> None:
     limiter = Limits([FixedWindow(5, SECOND), SlidingLog(5, SECOND)]).on(moved)
     limiter.acquire("ada", 2, permit="x")
     moved.advance(SECOND)
@@ -150,13 +150,13 @@ def test_what_has_left_a_log_is_not_given_back(moved: Clocked) -> None:
 
 def test_a_block_does_not_run_where_redis_does_not_answer(own_redis: RedisServer) -> None:
     with own_redis.client() as client:
-        limiter = FixedWindow(5, "hour").on(client, on_fault="unknown")
+        limiter = FixedWindow(5, "hour").on(client, on_error="unknown")
         own_redis.stop()
         with pytest.raises(LimitersUnavailable), limiter.permit("ada"):
             pytest.fail("it ran")
 
 
-def test_who_waits_for_a_hold_asks_until_the_very_end(redis_client: redis.Redis) -> None:
+def test_a_wait_for_a_hold_lasts_until_its_timeout(redis_client: redis.Redis) -> None:
     clock = MovableClock()
     limits = [Concurrency(1), FixedWindow(2, "hour")]
     limiter = Limits(limits).on(redis_client, clock=clock)
@@ -184,7 +184,7 @@ class Slow(redis.asyncio.Redis):
         return answer
 
 
-def test_what_a_cancelled_call_took_is_given_back(redis_server: RedisServer) -> None:
+def test_a_cancelled_call_gives_its_permit_back(redis_server: RedisServer) -> None:
     limits = Limits([Concurrency(1), FixedWindow(5, "hour")])
 
     async def story() -> None:
@@ -339,9 +339,7 @@ def generator() -> Iterator[int]:
 @pytest.mark.parametrize(
     "function", [coroutine, asynchronous_generator, Called(), partial(coroutine)]
 )
-def test_what_must_be_awaited_needs_a_limiter_that_is(
-    function: Any, redis_client: redis.Redis
-) -> None:
+def test_a_coroutine_needs_an_awaited_limiter(function: Any, redis_client: redis.Redis) -> None:
     with pytest.raises(InvalidValue, match=r"redis\.asyncio"):
         Concurrency(2).on(redis_client).limited("provider")(function)
 
@@ -410,7 +408,7 @@ def test_closing_until_a_time_that_is_past_closes_nothing(redis_client: redis.Re
     assert limiter.acquire("sms").allowed
 
 
-def test_what_has_no_holds_or_cool_down_says_so(redis_client: redis.Redis) -> None:
+def test_renew_and_close_name_the_limit_that_they_need(redis_client: redis.Redis) -> None:
     limiter = FixedWindow(1, "hour").on(redis_client)
     with pytest.raises(InvalidValue, match="a Concurrency"):
         limiter.renew("ada", "x")

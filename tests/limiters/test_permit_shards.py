@@ -21,7 +21,7 @@ from dispatcher.quota import Limit, parse_limit
 from dispatcher.redis import scripts
 from dispatcher.redis.keys import PermitKeys, line_of, permit_parts, shard_of
 from dispatcher.redis.scripts import Call, Script
-from dispatcher.scope import NOBODY
+from dispatcher.scope import NO_SCOPE
 from dispatcher.times.clock import SystemClock
 from tests.support.limiters import Clocked, clocked
 from tests.support.model import is_broken
@@ -147,7 +147,7 @@ def test_in_one_shard_one_script_decides(world: Callable[..., World], trips: lis
 
 
 @pytest.mark.parametrize("scope", [NEAR, FAR, ALONE])
-def test_what_a_channel_refuses_keeps_nothing_in_its_scope(
+def test_a_refusal_of_the_channel_keeps_no_permit_of_the_scope(
     world: Callable[..., World], scope: str
 ) -> None:
     made = world(Limit(5, 60_000), **{SMS: [Limit(1, 60_000)]})
@@ -161,7 +161,7 @@ def test_what_a_channel_refuses_keeps_nothing_in_its_scope(
 
 
 @pytest.mark.parametrize("scope", [NEAR, FAR, ALONE])
-def test_what_a_scope_refuses_takes_nothing_of_its_channel(
+def test_a_refusal_of_the_scope_takes_no_permit_of_the_channel(
     world: Callable[..., World], scope: str
 ) -> None:
     made = world(Limit(1, 60_000), **{SMS: [Limit(5, 60_000)]})
@@ -202,7 +202,7 @@ def test_a_closed_channel_refuses_whoever_has_room_in_its_scope(
     assert refused.retry_after == MINUTE
     assert made.logs() == []
     made.client.advance(MINUTE + MS)
-    assert made.acquire(wanted(ALONE, channel), wanted(NOBODY, channel)) == [True, True]
+    assert made.acquire(wanted(ALONE, channel), wanted(NO_SCOPE, channel)) == [True, True]
 
 
 def test_the_tightest_limit_of_all_shards_says_what_remains(world: Callable[..., World]) -> None:
@@ -285,7 +285,7 @@ def test_room_is_noted_in_the_shard_of_each_log_and_found_in_all(
     world: Callable[..., World],
 ) -> None:
     made = world(Limit(1, 60_000), **{SMS: [Limit(1, 60_000)], MAIL: [Limit(9, 60_000)]})
-    of_scope, of_channel = wanted(ALONE, MAIL), wanted(NOBODY)
+    of_scope, of_channel = wanted(ALONE, MAIL), wanted(NO_SCOPE)
     waits_for_scope, waits_for_channel = wanted(ALONE, MAIL), wanted(FAR)
     assert made.acquire(of_scope, waits_for_scope) == [True, False]
     assert made.acquire(of_channel, waits_for_channel) == [True, False]
@@ -325,7 +325,7 @@ def test_fills_read_each_channel_in_its_shard(world: Callable[..., World]) -> No
 # Random groups against plain counting.
 
 CHANNELS = (SMS, MAIL, "unlimited")
-SCOPES = (NEAR, FAR, ALONE, named("far too", 2), NOBODY)
+SCOPES = (NEAR, FAR, ALONE, named("far too", 2), NO_SCOPE)
 few = st.lists(
     st.builds(Limit, st.integers(1, 4), st.integers(1, 20).map(lambda n: n * 1_000)),
     min_size=1,
@@ -356,7 +356,7 @@ class Model:
 
     def limits_of(self, permit: Permit) -> Iterator[tuple[Callable[[Permit], bool], Limit]]:
         """Yield the limits that a permit meets, and who else does."""
-        if permit.scope != NOBODY:
+        if permit.scope != NO_SCOPE:
             for limit in self.scope_limits:
                 yield lambda other: other.scope == permit.scope, limit
         for each in self.made.channel_limits.get(permit.channel, ()):
@@ -375,7 +375,7 @@ class Model:
                 known in self.made.scope(permit.scope),
                 known in self.made.channel(permit.channel),
             ]
-            meets = [permit.scope != NOBODY, permit.channel in self.made.channel_limits]
+            meets = [permit.scope != NO_SCOPE, permit.channel in self.made.channel_limits]
             assert has == ([False, False] if not allowed else meets)
             log = self.made.keys(permit.channel).channel(permit.channel)
             assert (

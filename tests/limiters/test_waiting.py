@@ -47,12 +47,14 @@ def sleeps(name: str, moved: Clocked, quicker: int, timeout: float | None = None
 
 
 @pytest.mark.parametrize("name", ["GCRA", "SlidingList"])
-def test_nobody_waits_longer_than_told_where_nobody_is_quicker(name: str, moved: Clocked) -> None:
+def test_a_caller_alone_waits_once_and_as_long_as_the_limiter_says(
+    name: str, moved: Clocked
+) -> None:
     assert sleeps(name, moved, 0) == [SPACING]
 
 
 @pytest.mark.parametrize("name", ["GCRA", "SlidingList"])
-def test_those_who_came_too_late_spread_over_the_limits_spacing(name: str, moved: Clocked) -> None:
+def test_further_waits_spread_over_the_spacing_of_the_limit(name: str, moved: Clocked) -> None:
     waits = [wait for _ in range(8) for wait in sleeps(name, moved, 2)[1:]]
     assert len(waits) == 16
     assert all(SPACING <= wait <= 2 * SPACING for wait in waits)
@@ -65,7 +67,7 @@ def test_windows_of_a_calendar_spread_as_well(moved: Clocked) -> None:
     assert 60 - 0.1 <= again <= 60 + SPACING
 
 
-def test_nobody_waits_past_a_timeout(moved: Clocked) -> None:
+def test_no_wait_exceeds_its_timeout(moved: Clocked) -> None:
     for _ in range(8):
         waits = sleeps("GCRA", moved, 99, timeout=0.35)
         assert sum(waits) <= 0.35 + 1e-5, "the clock of the test goes by microseconds"

@@ -71,7 +71,7 @@ def test_a_sound_deployment_is_ok_and_looking_changes_nothing(house: House) -> N
     before = house.snapshot()
     found = examined(house, at_work=False)
     assert levels(found) == FSYNC_OFF[house.database.url.get_backend_name()]
-    assert len(found) == 44
+    assert len(found) == 45
     assert stops(house) == set()
     assert house.snapshot() == before
 
@@ -368,7 +368,7 @@ def test_a_long_horizon_on_rabbitmq(house: House) -> None:
     assert found["app.redelivery"].level is WARNING
 
 
-def test_what_the_sweep_left_lying_is_told_with_its_age(house: House) -> None:
+def test_the_doctor_names_work_left_by_the_sweep_with_its_age(house: House) -> None:
     messages = [house.submit(name, send_in=MINUTE) for name in ("ada", "ben", "cleo")]
     now = house.database_time()
     for message, late in zip(messages, (10 * MINUTE, MINUTE, SECOND), strict=True):
@@ -382,7 +382,7 @@ def test_what_the_sweep_left_lying_is_told_with_its_age(house: House) -> None:
     assert found["work.overdue"].level is WARNING
 
 
-def test_what_is_handed_over_and_not_claimed_is_overdue(house: House) -> None:
+def test_an_enqueued_message_that_is_not_claimed_is_overdue(house: House) -> None:
     old, young = house.submit("ada", send_in=MINUTE), house.submit("ben", send_in=MINUTE)
     now = house.database_time()
     house.change([old], enqueue_at=now + 4 * SECOND, next_attempt_at=now - MINUTE)
@@ -393,7 +393,7 @@ def test_what_is_handed_over_and_not_claimed_is_overdue(house: House) -> None:
     assert found["work.overdue"].found.startswith("1 message waits to be claimed though due")
 
 
-def test_what_waits_for_its_turn_hours_after_its_time_is_told(house: House) -> None:
+def test_the_doctor_names_messages_snoozed_for_hours(house: House) -> None:
     """Put back by a limit, or for a destination that is silent, it is never overdue."""
     old, young = (house.submit(name, send_in=MINUTE) for name in ("ada", "ben"))
     now = house.database_time()
@@ -481,7 +481,7 @@ def test_a_fresh_deployment_is_told_that_its_windows_are_not_built(lone: House) 
 
 
 @on_sqlite
-def test_nobody_at_work_is_warned_of_and_an_error_where_something_is_overdue(
+def test_a_missing_worker_is_a_warning_and_an_error_with_overdue_messages(
     house: House,
 ) -> None:
     message = house.submit(send_in=MINUTE)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+from pydantic import BaseModel
 
 from dispatcher import Message, PermanentFailure, Settings
 from dispatcher.operations.findings import Finding
@@ -252,29 +254,54 @@ def test_templates_that_do_not_compile(house: House, tmp_path: Path) -> None:
 def test_a_status_url_that_nobody_tells(house: House) -> None:
     ended = [house.submit(name) for name in ("ada", "ben")]
     held, young = house.submit("cyd"), house.submit("dora", send_in=MINUTE)
-    url = {"status_url": "https://shop.example/status", "told": "scheduled"}
+    url = {"status_url": "https://shop.example/status", "notified_status": "scheduled"}
     now = house.database_time()
     gone = {"status": "sent", "finished_at": now - 10 * MINUTE}
     house.change(ended, **gone, **url)
     house.change([held], status="held", next_attempt_at=now - MINUTE, **url)
     house.change([young], **url)
-    found = examined(house)["work.untold"]
+    found = examined(house)["work.notifications"]
     assert found.level is WARNING
     assert found.found.startswith("3 messages wait for a status webhook, the first one")
     assert "0:10:0" in found.found
     assert "there is no status_channel" in found.found
     assert "set status_channel" in (found.remedy or "")
-    found = examined(house, status_channel="status")["work.untold"]
+    found = examined(house, status_channel="status")["work.notifications"]
     assert "the duty `notify` does not run" in found.found
-    house.change(ended, told="sent")
-    house.change([held], told="held")
-    assert levels(examined(house), "work.untold") == {}
+    house.change(ended, notified_status="sent")
+    house.change([held], notified_status="held")
+    assert levels(examined(house), "work.notifications") == {}
 
 
 @on_sqlite
-def test_what_is_about_to_be_told_is_no_finding(house: House) -> None:
+def test_a_notification_that_is_due_lately_is_no_finding(house: House) -> None:
     message = house.submit()
-    url = {"status_url": "https://shop.example/status", "told": "scheduled"}
+    url = {"status_url": "https://shop.example/status", "notified_status": "scheduled"}
     house.change([message], status="sent", finished_at=house.database_time(), **url)
-    assert examined(house, status_channel="status")["work.untold"].level is OK
-    assert examined(house)["work.untold"].level is WARNING
+    assert examined(house, status_channel="status")["work.notifications"].level is OK
+    assert examined(house)["work.notifications"].level is WARNING
+
+
+class Body(BaseModel):
+    text: str
+
+
+class WithoutSchema(BaseModel):
+    called: Callable[[], int]
+
+
+@on_sqlite
+def test_a_type_of_bodies_that_cannot_be_used(house: House) -> None:
+    memory = {"transport": "memory"}
+    assert looked_at(house, memory=memory)["settings.bodies"].found == "there are no types"
+    sound = {"mail": memory | {"body": f"{__name__}:Body"}}
+    found = looked_at(house, **sound)["settings.bodies"]
+    assert (found.level, found.found) == (OK, "the types of 1 channel can be loaded")
+    for attribute, says in (
+        ("missing", f"cannot load '{__name__}:missing' (AttributeError)"),
+        ("WithoutSchema", "WithoutSchema has no JSON Schema (PydanticInvalidForJsonSchema)"),
+    ):
+        wrong = memory | {"body": f"{__name__}:{attribute}"}
+        found = looked_at(house, **sound, sms=wrong)["settings.bodies"]
+        assert (found.level, found.stops_worker) == (ERROR, False)
+        assert found.found.endswith(f": channels.sms.body: {says}")

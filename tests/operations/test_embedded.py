@@ -58,7 +58,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_what_is_given_is_all_there_is(tmp_path: Path) -> None:
+def test_embedded_reads_no_other_settings(tmp_path: Path) -> None:
     with embedded(tmp_path / "data", channels=SMS) as settings, Dispatcher(settings) as dispatcher:
         assert type(settings) is Settings
         assert set(settings.channels) == {"sms"}
@@ -107,7 +107,7 @@ def test_worker_and_beat_have_the_same(
 
 @pytest.mark.parametrize("can_tell", [True, False])
 @pytest.mark.parametrize("has_log", [True, False])
-def test_what_ends_is_started_again_whatever_becomes_of_its_log_and_of_who_is_told(
+def test_an_ended_process_is_started_again_though_its_log_or_its_listener_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_log: bool, can_tell: bool
 ) -> None:
     monkeypatch.setattr("dispatcher.embedded._RESTART_SECONDS", 0.01)
@@ -131,7 +131,7 @@ def test_what_ends_is_started_again_whatever_becomes_of_its_log_and_of_who_is_to
     assert ("ends with: done" if has_log else "cannot be read") in told[0]
 
 
-def test_what_is_given_is_judged_as_ever(tmp_path: Path) -> None:
+def test_settings_of_embedded_are_validated(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings) as refused:
         _load(tmp_path, {"channels": {"sms": {"transport": ""}}})
     assert refused.value.field.startswith("channels.sms")
@@ -148,7 +148,7 @@ def open_files(folder: Path) -> list[str]:
     ]
 
 
-def test_what_is_written_is_closed_to_others_whatever_the_umask(tmp_path: Path) -> None:
+def test_files_of_embedded_are_private_whatever_the_umask(tmp_path: Path) -> None:
     data = tmp_path / "data"
     before = os.umask(0)
     try:
@@ -160,7 +160,7 @@ def test_what_is_written_is_closed_to_others_whatever_the_umask(tmp_path: Path) 
                 dispatcher.submit(
                     channel="sms", recipient="ada", body={"text": "x"}, send_in=timedelta(0)
                 )
-                wait_until((data / "sent" / "sms.jsonl").exists, 30)
+                wait_until((data / "sent" / "sms.jsonl").exists)
             assert open_files(data) == []
         assert open_files(data) == []
         assert (data / "dispatcher.db").exists()
@@ -169,7 +169,7 @@ def test_what_is_written_is_closed_to_others_whatever_the_umask(tmp_path: Path) 
         os.umask(before)
 
 
-def test_what_an_older_version_left_open_is_closed_at_the_start(
+def test_files_that_an_older_version_left_open_are_made_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -35,6 +36,19 @@ def test_the_package_alone_imports_no_other() -> None:
     found = imported("import sys, dispatcher; print('|', *sys.modules)")
     assert found & {*HEAVY, "rich", "typer"} == set()
     assert {each for each in found if each.startswith("dispatcher.")} == set()
+
+
+def test_importing_the_package_is_quick() -> None:
+    """In processor time, which a busy machine does not lengthen; at rest it is the whole time."""
+
+    def seconds() -> float:
+        before = os.times()
+        subprocess.run([sys.executable, "-c", "import dispatcher"], check=True)
+        after = os.times()
+        spent = after.children_user + after.children_system
+        return spent - before.children_user - before.children_system
+
+    assert min(seconds() for _ in range(3)) <= 0.25
 
 
 @pytest.mark.parametrize("line", ["--help", "--version", "version", "version --json"])

@@ -165,7 +165,7 @@ def test_a_worker_has_the_time_that_it_needs_to_end() -> None:
     assert needed < grace <= 2 * needed
 
 
-def test_one_beat_runs_and_workers_are_moved_one_at_a_time() -> None:
+def test_the_manifests_run_one_beat_and_replace_workers_one_at_a_time() -> None:
     beat = OBJECTS["Deployment", "dispatcher-beat"]["spec"]
     assert (beat["replicas"], beat["strategy"]["type"]) == (1, "Recreate")
     worker = OBJECTS["Deployment", "dispatcher-worker"]["spec"]

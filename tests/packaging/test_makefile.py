@@ -42,13 +42,13 @@ def made(clone: Path, *stages: str) -> None:
 
 
 def test_a_demo_installs_the_demo_alone_and_only_once(clone: Path) -> None:
-    assert installs(clone, "demo") == ["embedded"]
+    assert installs(clone, "demo") == ["embedded,web"]
     made(clone, ".playable")
     assert installs(clone, "demo") == []
     assert installs(clone, "test") == ["dev"]
 
 
-def test_what_development_needs_is_enough_for_a_demo(clone: Path) -> None:
+def test_the_environment_of_development_is_enough_for_the_demo(clone: Path) -> None:
     would = subprocess.run(
         ["make", "--dry-run", "test"], cwd=clone, capture_output=True, text=True, check=True
     )

@@ -5,33 +5,44 @@ The development tools bring libraries along that a plain installation does not h
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
+import venv
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 from pkgutil import walk_packages
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from dispatcher import cli
+from dispatcher import MissingExtra, cli
+from dispatcher.extras import DISTRIBUTION, install_line, needs
+from dispatcher.store import migrate
+from dispatcher.times.clock import SystemClock
+from tests.support.house import House, house_on
+from tests.support.servers import RedisServer
 
 ROOT = Path(__file__).parents[2]
-LOADED = (
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+PLAIN = (
     "kombu.transport.redis",
     "celery.bin.worker",
     "celery.bin.beat",
+    "dispatcher.client",
     "dispatcher.worker.tasks",
     "dispatcher.broker.reconnection",
     "dispatcher.embedded",
-    "dispatcher.cli",
-    *(each.name for each in walk_packages(cli.__path__, "dispatcher.cli.")),
 )
+COMMANDS = (*PLAIN, *(each.name for each in walk_packages(cli.__path__, "dispatcher.cli.")))
 _HIDE = """
-import importlib, sys
+import importlib, runpy, sys
 from importlib.abc import MetaPathFinder
-hidden, loaded = (set(words.split(",")) for words in sys.argv[1:])
+hidden, loaded = (set(words.split(",")) for words in sys.argv[1:3])
 class Absent(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in hidden:
@@ -39,14 +50,28 @@ class Absent(MetaPathFinder):
 sys.meta_path.insert(0, Absent())
 for each in sorted(loaded):
     importlib.import_module(each)
+if sys.argv[3:]:
+    sys.argv[:] = sys.argv[3:]
+    runpy.run_module("dispatcher", run_name="__main__")
+"""
+_SUBMIT = """
+import importlib.util as u
+from datetime import timedelta
+from dispatcher import Dispatcher
+print(*(each for each in ("alembic", "hiredis", "rich", "typer") if u.find_spec(each)), end="|")
+with Dispatcher() as dispatcher:
+    accepted = dispatcher.submit(
+        channel="memory", recipient="ada", body={"text": "hi"}, send_in=timedelta(days=1)
+    )
+    print(accepted.id, dispatcher.get(accepted.id).status)
 """
 
 
-def _plainly_installed() -> set[str]:
-    """Return the distributions that are installed with the dispatcher and no extra."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+def _installed_with(*extras: str) -> set[str]:
+    """Return the distributions that are installed with the dispatcher and these extras."""
+    lines = [*PROJECT["dependencies"], *(line for extra in extras for line in EXTRAS[extra])]
     found: set[str] = set()
-    left = [(Requirement(line), "") for line in project["dependencies"]]
+    left = [(Requirement(line), "") for line in lines]
     while left:
         wanted, extra = left.pop()
         if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
@@ -58,19 +83,111 @@ def _plainly_installed() -> set[str]:
             except PackageNotFoundError:  # of another platform
                 continue
         found.add(name)
-    return found
+    return found | {DISTRIBUTION}
 
 
-def test_redis_as_the_broker_needs_no_extra() -> None:
-    plain = _plainly_installed()
+def _run_with(
+    extras: tuple[str, ...], loaded: tuple[str, ...], *command: str
+) -> subprocess.CompletedProcess[str]:
+    """Import modules, and run a command, where nothing else is installed."""
+    there = _installed_with(*extras)
     hidden = {
         module
         for module, owners in packages_distributions().items()
-        if not {canonicalize_name(each) for each in owners} & {*plain, "dispatcher"}
+        if not {canonicalize_name(each) for each in owners} & there
     }
     assert {"pytest", "limits"} <= hidden, "what only the tools need would not be hidden"
-    ran = subprocess.run(
-        [sys.executable, "-c", _HIDE, ",".join(hidden), ",".join(LOADED)],
+    return subprocess.run(
+        [sys.executable, "-c", _HIDE, ",".join(hidden), ",".join(loaded), *command],
         capture_output=True, text=True, cwd=ROOT, timeout=60, check=False,
     )  # fmt: skip
+
+
+def test_a_plain_installation_has_few_dependencies() -> None:
+    names = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
+    assert len(names) <= 8
+    assert not _installed_with() & {"alembic", "hiredis", "rich", "typer"}
+
+
+def test_all_has_every_extra_of_users() -> None:
+    [everything] = [Requirement(line) for line in EXTRAS["all"]]
+    assert everything.extras | {"all", "cli", "docs", "test", "dev"} == set(EXTRAS)
+    assert _installed_with("cli") <= _installed_with("all")
+
+
+@pytest.mark.parametrize(("extras", "loaded"), [((), PLAIN), (("worker",), COMMANDS)])
+def test_redis_as_the_broker_needs_no_extra(
+    extras: tuple[str, ...], loaded: tuple[str, ...]
+) -> None:
+    ran = _run_with(extras, loaded)
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("name", ["fastapi", "flask"])
+def test_a_framework_needs_its_extra_alone(name: str) -> None:
+    module = f"dispatcher.{name}"
+    ran = _run_with((name,), (module,))
+    assert ran.returncode == 0, ran.stderr
+    lacking = _run_with((), (module,)).stderr
+    assert f"MissingExtra: {module}: needs {name}, which is not installed" in lacking
+    assert lacking.endswith(f"accepted: {install_line(name)}\n")
+
+
+@pytest.mark.parametrize("line", ["--help", "submit", "worker"])
+def test_a_command_without_its_extra_names_it(line: str) -> None:
+    ran = _run_with((), ("dispatcher",), "dispatcher", line)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith("error: dispatcher: needs ")
+    assert ran.stderr.endswith(f"{install_line('cli')}\n")
+    assert ran.stderr.count("\n") == 1
+
+
+def test_a_migration_without_its_extra_names_it(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [each for each in sys.modules if each.split(".")[0] == "alembic"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "alembic", None)
+    with pytest.raises(MissingExtra, match="needs alembic") as caught:
+        migrate(house.database)
+    assert (caught.value.extra, caught.value.accepted) == ("cli", install_line("cli"))
+
+
+def test_a_module_of_ours_that_is_missing_is_no_missing_extra() -> None:
+    with pytest.raises(ModuleNotFoundError), needs("cli", "dispatcher"):
+        raise ModuleNotFoundError(name="dispatcher.cli.lost")
+
+
+@pytest.mark.long
+def test_alone_in_an_empty_environment_it_submits(
+    redis_server: RedisServer, sqlite_template: Path, tmp_path: Path
+) -> None:
+    made, home = tmp_path / "made", tmp_path / "home"
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(made)]
+    subprocess.run([*build, str(ROOT)], check=True, capture_output=True)
+    venv.create(home, with_pip=True)
+    python = home / "bin" / "python"
+    [wheel] = made.glob("*.whl")
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--retries", "1"]
+    installed = subprocess.run(
+        [*pip, "--constraint", str(ROOT / "constraints.txt"), str(wheel)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if installed.returncode and "/simple/" in installed.stderr:
+        pytest.skip(f"no registry is reached: {installed.stderr[-200:]}")
+    assert installed.returncode == 0, installed.stderr
+
+    store = shutil.copy(sqlite_template, tmp_path / "store.db")
+    data = tmp_path / "data"
+    with house_on(redis_server, f"sqlite:///{store}", clock=SystemClock(), data_dir=data) as house:
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        done = subprocess.run(
+            [python, "-c", _SUBMIT],
+            cwd=tmp_path, env=env | house.settings.environment(),
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        too_many, _, said = done.stdout.partition("|")
+        assert too_many == ""
+        [reserved] = house.members("ada")
+        assert said.split() == [str(reserved), "scheduled"]

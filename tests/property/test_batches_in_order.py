@@ -24,7 +24,7 @@ from dispatcher.reservation import (
     Terms,
 )
 from dispatcher.reservation.terms import AnyQuota
-from dispatcher.scope import PLAIN, counted
+from dispatcher.scope import OWN_SCOPE, counted
 from dispatcher.times.quiet_hours import Hours
 from tests.support.limits import little_at_once
 from tests.support.reserving import Reserving, late_releases, reserving
@@ -37,7 +37,7 @@ NAMESPACES = count()
 QUIET = Hours.parse("00:00-00:01")
 
 quotas = st.lists(st.builds(Quota, st.integers(1, 4), st.integers(1, 40)), min_size=1, max_size=2)
-rules = st.fixed_dictionaries({PLAIN: quotas}, optional=dict.fromkeys(KINDS, quotas))
+rules = st.fixed_dictionaries({OWN_SCOPE: quotas}, optional=dict.fromkeys(KINDS, quotas))
 
 
 @st.composite
@@ -154,7 +154,7 @@ def compare(
     before: Sequence[Mapping[str, Any]],
     asked: Sequence[Mapping[str, Any]],
 ) -> None:
-    further = {kind: each for kind, each in chosen.items() if kind != PLAIN}
+    further = {kind: each for kind, each in chosen.items() if kind != OWN_SCOPE}
     taken = requests([{**each, "key": None} for each in before], chosen)
     batch = requests(asked, chosen)
     keys: set[str] = set()
@@ -171,7 +171,7 @@ def compare(
     for bulk in (True, False):
         space = f"order-{next(NAMESPACES)}"
         with reserving(
-            server.url, chosen[PLAIN], further=further, namespace=space, shards=shards
+            server.url, chosen[OWN_SCOPE], further=further, namespace=space, shards=shards
         ) as real:
             real.open()
             names: Names = {}
@@ -212,7 +212,9 @@ def test_a_batch_comes_to_what_its_messages_come_to_one_by_one(
 
 @property_test
 @given(chosen=rules, before=st.lists(wishes(), max_size=6), asked=st.lists(wishes(), max_size=16))
-@example(chosen={PLAIN: [Quota(2, 2), Quota(1, 1)]}, before=[], asked=[*map(wish, (0, 1, 0, 0))])
+@example(
+    chosen={OWN_SCOPE: [Quota(2, 2), Quota(1, 1)]}, before=[], asked=[*map(wish, (0, 1, 0, 0))]
+)
 def test_so_it_does_where_a_script_may_do_little_and_few_steps_are_made(
     redis_server: RedisServer, chosen: Any, before: Any, asked: Any
 ) -> None:

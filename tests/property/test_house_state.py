@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -57,7 +57,7 @@ from tests.support.soak import SOAKING, examples
 from tests.support.zoned_model import is_quiet
 
 MINUTE = timedelta(minutes=1)
-LONG_PAST = datetime(2020, 1, 1, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
 choices = st.integers(0, 1_000)
 NEVER_CLOSED = precondition(lambda self: not self.model.closed)
 SOMETHING = precondition(lambda self: self.model.stored)
@@ -151,8 +151,8 @@ class HouseMachine(RuleBasedStateMachine):
             return
         message = self.house.dispatcher.get(message_id)
         self.house.change(
-            [message], status="sending", claimed_by=new_id(), claim_expires_at=LONG_PAST,
-            claim_token=1, attempt_count=1, on_unknown="hold",
+            [message], status="sending", claimed_by=new_id(), claim_token=1, attempt_count=1,
+            claim_expires_at=self.house.database_time() - SECOND, on_unknown="hold",
         )  # fmt: skip
         assert self.house.parts.sweep.rescue() == 1
         accepted.is_held = True

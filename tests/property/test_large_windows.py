@@ -80,10 +80,16 @@ def test_a_large_window_answers_as_the_rule_says(redis_session: RedisServer, pla
             one.check_windows()
 
 
-@pytest.mark.parametrize("both", [False, True], ids=["one window", "two windows"])
+@pytest.mark.parametrize(
+    "both",
+    [
+        pytest.param(False, id="one window", marks=pytest.mark.long),
+        pytest.param(True, id="two windows"),
+    ],
+)
 @pytest.mark.parametrize("room", [0, 20_000])
 @pytest.mark.parametrize("verb", ["reserve", "next_slot", "move", "many"])
-def test_what_one_call_cannot_judge_is_held_and_checked(
+def test_a_booking_too_long_for_one_call_is_held_and_checked(
     redis_session: RedisServer, verb: str, room: int, both: bool
 ) -> None:
     """In each row of N one place is free, so that no run is tight and all have to be looked at."""
@@ -134,7 +140,7 @@ def test_a_long_quota_is_not_judged_anew_at_each_step_of_another(
         assert calls.made.total() < 25
 
 
-def test_one_call_counts_no_more_than_it_says(redis_session: RedisServer) -> None:
+def test_one_call_counts_no_more_than_its_budget(redis_session: RedisServer) -> None:
     """Each minute is taken, and four longer quotas are to be looked at for each: none blocks."""
     hours = [Quota(count, 60 * MINUTE) for count in (65, 70, 80, 100)]
     minutes = [n * MINUTE for n in range(5_000)]
@@ -204,6 +210,7 @@ def test_a_lone_tight_run_is_seen_wherever_it_ends(redis_session: RedisServer, c
                 one.reserve(BASE, 0)
 
 
+@pytest.mark.long  # test_slow_judging.py has small windows
 def test_a_lone_tight_run_is_seen_where_one_call_stops(redis_session: RedisServer) -> None:
     count, calls = 5_000, Calls()
     one = Filled(redis_session.url, [Quota(count, count)], lone(count, -count), calls=calls)

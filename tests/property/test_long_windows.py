@@ -40,7 +40,7 @@ def check(
     rule = [(each.count, each.length_ms) for each in quotas]
     assert not any(model.is_broken(members, quota) for quota in rule)
     scope, message_id = fill(real, members), new_id()
-    slot, terms = model.next_slot(members, asked, rule), Terms.plain(scope)
+    slot, terms = model.next_slot(members, asked, rule), Terms.own(scope)
 
     def reserve(latest: int) -> int:
         asked_at, until = from_ms(asked), from_ms(latest)
@@ -115,8 +115,8 @@ def test_a_packed_scope_answers_as_the_rule_says(
 def real(opened: Opened) -> Reserving:
     """Give windows whose scripts the server knows."""
     real = opened(*QUOTAS)
-    real.windows.reserve(new_id(), terms=Terms.plain("warm"), send_at=from_ms(BASE))
-    real.windows.next_slot(Terms.plain("warm"), from_ms(BASE))
+    real.windows.reserve(new_id(), terms=Terms.own("warm"), send_at=from_ms(BASE))
+    real.windows.next_slot(Terms.own("warm"), from_ms(BASE))
     return real
 
 
@@ -130,7 +130,7 @@ def real(opened: Opened) -> Reserving:
 def test_only_a_long_search_is_cut_into_several_calls(
     real: Reserving, name: str, least: int, most: int
 ) -> None:
-    terms, asked = Terms.plain(fill(real, PACKED[name])), from_ms(BASE)
+    terms, asked = Terms.own(fill(real, PACKED[name])), from_ms(BASE)
 
     def refused() -> None:
         with pytest.raises(QuotaExceeded):
@@ -146,8 +146,8 @@ def test_only_a_long_search_is_cut_into_several_calls(
         assert least <= calls_of(real.client, action) <= most
 
 
-def test_what_fits_takes_one_call_also_in_a_packed_scope(real: Reserving) -> None:
-    terms = Terms.plain(fill(real, PACKED["room for one in the day"]))
+def test_a_booking_that_fits_takes_one_call_in_a_packed_scope(real: Reserving) -> None:
+    terms = Terms.own(fill(real, PACKED["room for one in the day"]))
     free = from_ms(BASE + 499 * SECOND)
 
     def book() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.moves_model import LAYOUTS, Moves, Protocol, Scripts
 from tests.support.moves_search import House, Search, Turns
+from tests.support.soak import a_third_of
 
 ONE, PAIR, TWO, TWICE = "one window", "two windows of a group", "two shards", "own shard twice"
 
@@ -71,7 +72,7 @@ def name_of(house: House) -> str:
     return f"{house.layout}, wishes {house.wishes}, {', '.join(turns)}"
 
 
-@pytest.mark.parametrize("house", HOUSES, ids=name_of)
+@pytest.mark.parametrize("house", a_third_of(HOUSES), ids=name_of)
 def test_the_time_of_the_row_always_has_a_place_and_two_sweeps_put_all_right(house: House) -> None:
     found = Search(house).run()
 

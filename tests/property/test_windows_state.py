@@ -67,14 +67,14 @@ class WindowsMachine(RuleBasedStateMachine):
         message_id = new_id()
         if model.fits(self.members, time, self.rule):
             booking = self.windows.reserve(
-                message_id, terms=Terms.plain(SCOPE), send_at=from_ms(time)
+                message_id, terms=Terms.own(SCOPE), send_at=from_ms(time)
             )
             assert (booking.message_id, to_ms(booking.send_at)) == (message_id, time)
             self.booked[message_id] = time
             self.unconfirmed.add(message_id)
         else:
             with pytest.raises(QuotaExceeded) as refused:
-                self.windows.reserve(message_id, terms=Terms.plain(SCOPE), send_at=from_ms(time))
+                self.windows.reserve(message_id, terms=Terms.own(SCOPE), send_at=from_ms(time))
             self.check_refusal(refused.value, time)
 
     @rule(time=times, room=rooms)
@@ -82,7 +82,7 @@ class WindowsMachine(RuleBasedStateMachine):
         message_id = new_id()
         slot = model.next_slot(self.members, time, self.rule)
         asked = {
-            "terms": Terms.plain(SCOPE),
+            "terms": Terms.own(SCOPE),
             "send_at": from_ms(time),
             "latest": from_ms(time + room),
         }
@@ -100,7 +100,7 @@ class WindowsMachine(RuleBasedStateMachine):
     @rule(choice=choices, time=times)
     def book_again(self, choice: int, time: int) -> None:
         message_id = self.pick(choice)
-        booking = self.windows.reserve(message_id, terms=Terms.plain(SCOPE), send_at=from_ms(time))
+        booking = self.windows.reserve(message_id, terms=Terms.own(SCOPE), send_at=from_ms(time))
         assert to_ms(booking.send_at) == self.booked[message_id]
         self.unconfirmed.add(message_id)
 
@@ -111,7 +111,7 @@ class WindowsMachine(RuleBasedStateMachine):
         others = sorted(at for each, at in self.booked.items() if each != message_id)
         slot = model.next_slot(others, time, self.rule)
         more = {
-            "terms": Terms.plain(SCOPE),
+            "terms": Terms.own(SCOPE),
             "send_at": from_ms(time),
             "latest": from_ms(time + room),
         }
@@ -134,17 +134,17 @@ class WindowsMachine(RuleBasedStateMachine):
     @rule(choice=choices)
     def cancel(self, choice: int) -> None:
         message_id = self.pick(choice)
-        self.windows.release(message_id, Terms.plain(SCOPE))
+        self.windows.release(message_id, Terms.own(SCOPE))
         del self.booked[message_id]
         self.unconfirmed.discard(message_id)
 
     @rule()
     def cancel_what_is_not_there(self) -> None:
-        self.windows.release(uuid4(), Terms.plain(SCOPE))
+        self.windows.release(uuid4(), Terms.own(SCOPE))
 
     @rule(time=times)
     def look_for_a_slot(self, time: int) -> None:
-        found = self.windows.next_slot(Terms.plain(SCOPE), from_ms(time))
+        found = self.windows.next_slot(Terms.own(SCOPE), from_ms(time))
         assert to_ms(found) == model.next_slot(self.members, time, self.rule)
 
     @rule()

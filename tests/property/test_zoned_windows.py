@@ -18,7 +18,7 @@ from dispatcher.quota import CalendarQuota, Quota
 from dispatcher.redis.keys import shard_of
 from dispatcher.reservation import Bulk, Rebooked, Request
 from dispatcher.reservation.terms import AnyQuota
-from dispatcher.scope import PLAIN, Scope, counted, plain
+from dispatcher.scope import OWN_SCOPE, Scope, counted, own_scope
 from dispatcher.times.periods import UNIT_MS, CalendarUnit
 from dispatcher.times.quiet_hours import Hours
 from dispatcher.times.send_time import from_ms, to_ms
@@ -72,10 +72,10 @@ class Story:
         self.wishes = wishes
         self.ledger = Ledger(scene.quotas)
         self.of: dict[UUID, Wish] = {}
-        further = {kind: each for kind, each in scene.quotas.items() if kind != PLAIN}
+        further = {kind: each for kind, each in scene.quotas.items() if kind != OWN_SCOPE}
         self.real: Reserving = reserving(
             url,
-            list(scene.quotas[PLAIN]),
+            list(scene.quotas[OWN_SCOPE]),
             further=further,
             namespace=f"zoned-{next(self.numbers)}",
             shards=SHARDS,
@@ -271,9 +271,9 @@ def url(redis_session: RedisServer) -> str:
 
 
 @settings(property_test, max_examples=examples(60))
-@given(scene=scenes([PLAIN]))
-def test_one_scope_answers_as_the_clocks_say(url: str, scene: Scene) -> None:
-    ada = (plain("ada"),)
+@given(scene=scenes([OWN_SCOPE]))
+def test_a_scope_answers_as_the_clocks_of_its_zone(url: str, scene: Scene) -> None:
+    ada = (own_scope("ada"),)
     wishes = [
         Wish(ada, scene.zone, scene.items),
         Wish(ada, scene.zone),
@@ -284,11 +284,11 @@ def test_one_scope_answers_as_the_clocks_say(url: str, scene: Scene) -> None:
 
 def scopes(recipient: str, tenant: str | None = None) -> tuple[Scope, ...]:
     named = {"tenant": tenant} if tenant else {}
-    return counted((PLAIN, *KINDS), scope=recipient, channel=CHANNEL, scopes=named)
+    return counted((OWN_SCOPE, *KINDS), scope=recipient, channel=CHANNEL, scopes=named)
 
 
 @settings(property_test, max_examples=examples(60))
-@given(scene=scenes([PLAIN, *KINDS]))
+@given(scene=scenes([OWN_SCOPE, *KINDS]))
 def test_several_scopes_answer_as_the_clocks_say(url: str, scene: Scene) -> None:
     lone, rich = scopes("ada"), scopes("ada", "acme")
     assert len({shard_of(each.home, SHARDS) for each in rich}) == 3
@@ -343,5 +343,5 @@ def test_hours_that_leave_a_minute_are_searched_for_weeks(
     steps: list[Step],
 ) -> None:
     far = [step._replace(room=30 * step.room) for step in steps]
-    scene = Scene(where[0], where[0], where[1], {PLAIN: quotas}, quiet, far)
-    Story(url, scene, [Wish((plain("ada"),), scene.zone, quiet)]).play()
+    scene = Scene(where[0], where[0], where[1], {OWN_SCOPE: quotas}, quiet, far)
+    Story(url, scene, [Wish((own_scope("ada"),), scene.zone, quiet)]).play()

@@ -16,7 +16,7 @@ from dispatcher.message import new_id
 from dispatcher.quota import CalendarQuota, Quota, parse_quota
 from dispatcher.reservation import Bulk, Request, Submit, Terms
 from dispatcher.reservation.upkeep import KEEP_MS
-from dispatcher.scope import plain
+from dispatcher.scope import own_scope
 from dispatcher.times.quiet_hours import Hours
 from dispatcher.times.send_time import from_ms
 from tests.support import model
@@ -32,28 +32,28 @@ Opened = Callable[..., Reserving]
 def test_times_exactly_one_length_apart_fit(opened: Opened) -> None:
     real = opened()
     first = datetime(2100, 1, 1, 11, 11, 11, tzinfo=UTC)
-    booked = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=first)
+    booked = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=first)
     asked = first + timedelta(seconds=1)
     with pytest.raises(QuotaExceeded) as refused:
-        real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=asked)
+        real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=asked)
     assert refused.value.quota == "1/minute"
     assert refused.value.scope == "ann"
     assert refused.value.send_at == asked
     assert refused.value.conflicting == (booked.message_id,)
     assert refused.value.next_slot == first + MINUTE
-    real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=refused.value.next_slot)
-    real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=first - MINUTE)
+    real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=refused.value.next_slot)
+    real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=first - MINUTE)
 
 
 def test_a_refusal_leaves_no_trace(opened: Opened) -> None:
     real = opened()
-    real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+    real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
     before = real.dump()
     with pytest.raises(QuotaExceeded):
-        real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+        real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
     with pytest.raises(QuotaExceeded):
         real.windows.reserve(
-            new_id(), terms=Terms.plain("ann"), send_at=NOON, latest=NOON + timedelta(seconds=59)
+            new_id(), terms=Terms.own("ann"), send_at=NOON, latest=NOON + timedelta(seconds=59)
         )
     assert real.dump() == before
 
@@ -61,16 +61,16 @@ def test_a_refusal_leaves_no_trace(opened: Opened) -> None:
 def test_scopes_do_not_touch_each_other(opened: Opened) -> None:
     real = opened()
     for scope in ("ann", "bob", "利用者", "{ann}", "ann:*", "a b"):
-        real.windows.reserve(new_id(), terms=Terms.plain(scope), send_at=NOON)
+        real.windows.reserve(new_id(), terms=Terms.own(scope), send_at=NOON)
         assert len(real.members(scope)) == 1
 
 
 def test_a_cancelled_place_is_free_at_once(opened: Opened) -> None:
     real = opened()
-    first = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
-    real.windows.release(first.message_id, Terms.plain("ann"))
+    first = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+    real.windows.release(first.message_id, Terms.own("ann"))
     assert pending(real.client, real.keys("ann")) == set()
-    real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+    real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
 
 
 def test_a_full_stretch_is_left_without_a_step_for_each_message_in_it(opened: Opened) -> None:
@@ -84,7 +84,7 @@ def test_a_full_stretch_is_left_without_a_step_for_each_message_in_it(opened: Op
         latest = NOON + timedelta(hours=1)
         found.append(
             real.windows.reserve(
-                new_id(), terms=Terms.plain("ann"), send_at=NOON, latest=latest
+                new_id(), terms=Terms.own("ann"), send_at=NOON, latest=latest
             ).send_at
         )
 
@@ -98,7 +98,7 @@ def test_messages_of_a_campaign_do_not_search_the_same_stretch_again(opened: Ope
     full = {n.to_bytes(16, "big"): ms(NOON) + n * 1_000 for n in range(1_000)}
     real.client.zadd(real.keys("ann").window("ann"), full)
     latest = ms(NOON + timedelta(hours=1))
-    campaign = [Request(new_id(), Terms.plain("ann"), ms(NOON), latest) for _ in range(200)]
+    campaign = [Request(new_id(), Terms.own("ann"), ms(NOON), latest) for _ in range(200)]
     found: list[object] = []
     assert calls_of(real.client, lambda: found.extend(Bulk(real.windows).reserve(campaign))) < 20
     assert found == [ms(NOON) + n * 1_000 for n in range(1_000, 1_200)]
@@ -107,23 +107,23 @@ def test_messages_of_a_campaign_do_not_search_the_same_stretch_again(opened: Ope
 def test_a_latest_time_before_the_one_asked_for_means_no_shift(opened: Opened) -> None:
     real = opened()
     earlier = NOON - timedelta(hours=1)
-    booking = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON, latest=earlier)
+    booking = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON, latest=earlier)
     assert booking.send_at == NOON
     with pytest.raises(QuotaExceeded):
-        real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON, latest=earlier)
+        real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON, latest=earlier)
 
 
 def test_a_next_slot_books_nothing(opened: Opened) -> None:
     real = opened()
-    real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
-    assert real.windows.next_slot(Terms.plain("ann"), NOON) == NOON + MINUTE
+    real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+    assert real.windows.next_slot(Terms.own("ann"), NOON) == NOON + MINUTE
     assert len(real.members("ann")) == 1
-    assert real.windows.next_slot(Terms.plain("nobody"), NOON) == NOON
+    assert real.windows.next_slot(Terms.own("nobody"), NOON) == NOON
 
 
 def test_a_reservation_waits_for_the_store_to_confirm_it(opened: Opened) -> None:
     real = opened()
-    booking = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+    booking = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
     assert pending(real.client, real.keys("ann")) == {booking.message_id}
 
 
@@ -136,7 +136,7 @@ def confirm(real: Reserving) -> None:
 def test_a_window_never_expires_by_itself(opened: Opened) -> None:
     real = opened()
     for confirmed in (True, False):
-        real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON + confirmed * MINUTE)
+        real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON + confirmed * MINUTE)
         if confirmed:
             confirm(real)
         assert real.client.pttl(real.keys("ann").window("ann")) == -1
@@ -144,9 +144,9 @@ def test_a_window_never_expires_by_itself(opened: Opened) -> None:
 
 def test_a_repeated_booking_waits_for_its_confirmation_again(opened: Opened) -> None:
     real = opened()
-    booking = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+    booking = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
     confirm(real)
-    real.windows.reserve(booking.message_id, terms=Terms.plain("ann"), send_at=NOON)
+    real.windows.reserve(booking.message_id, terms=Terms.own("ann"), send_at=NOON)
     assert pending(real.client, real.keys("ann")) == {booking.message_id}
 
 
@@ -157,7 +157,7 @@ def test_windows_that_nobody_books_in_are_tidied_in_turn(opened: Opened) -> None
     for number in range(50):
         keys = real.keys(f"old {number}")
         real.client.zadd(keys.window(f"old {number}"), {new_id().bytes: old})
-    kept = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+    kept = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
     forgotten = sum(real.upkeep.tidy(keys_at_once=10) for _ in range(30))
     assert forgotten == 50
     assert [*real.client.scan_iter(match="*:window:*")] == [real.keys("ann").window("ann").encode()]
@@ -183,7 +183,7 @@ def test_members_that_count_no_more_are_trimmed(opened: Opened) -> None:
         window,
         {old.bytes: seconds * 1_000 - keep - 5_000, recent.bytes: seconds * 1_000 - keep + 60_000},
     )
-    booking = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+    booking = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
     confirm(real)
     assert set(real.members("ann")) == {recent, booking.message_id}
 
@@ -201,7 +201,7 @@ def test_a_message_is_booked_whatever_its_scope_and_key(
 ) -> None:
     real = opened()
     first, second = new_id(), new_id()
-    terms = Terms.plain(name)
+    terms = Terms.own(name)
     real.windows.reserve(first, terms=terms, send_at=NOON, submit=submit)
     assert real.members(name) == {first: ms(NOON)}
     duplicate = real.windows.reserve(second, terms=terms, send_at=NOON, submit=submit, latest=LATER)
@@ -217,7 +217,7 @@ def test_a_message_is_booked_whatever_its_scope_and_key(
 PAGE = Path(__file__).parents[2] / "docs" / "reservation.md"
 NINE = datetime(2100, 1, 1, 9, tzinfo=UTC)
 COLUMN = timedelta(minutes=5)
-TERMS = Terms.plain("ann")
+TERMS = Terms.own("ann")
 
 
 def rows(ending: str) -> list[str]:
@@ -263,14 +263,14 @@ def hammer(gate: Any, seed: int, url: str) -> tuple[int, int, int]:
             shift = asked + timedelta(milliseconds=300) if roll.random() < 0.3 else None
             try:
                 booking = real.windows.reserve(
-                    new_id(), terms=Terms.plain("crowd"), send_at=asked, latest=shift
+                    new_id(), terms=Terms.own("crowd"), send_at=asked, latest=shift
                 )
             except QuotaExceeded:
                 refused += 1
                 continue
             booked += 1
             if roll.random() < 0.2:
-                real.windows.release(booking.message_id, Terms.plain("crowd"))
+                real.windows.release(booking.message_id, Terms.own("crowd"))
                 cancelled += 1
     return booked, refused, cancelled
 
@@ -294,7 +294,7 @@ def test_eight_processes_on_one_scope_break_no_quota(redis_server: RedisServer) 
 
 ZONE = "Europe/Berlin"
 CLOSED = Hours.parse("sun 02:30-02:31").complement
-RARE = Terms((plain("ada"),), ZONE, CLOSED)
+RARE = Terms((own_scope("ada"),), ZONE, CLOSED)
 START = datetime(2030, 1, 1, tzinfo=UTC)
 WEEKS = 262
 

@@ -17,7 +17,7 @@ from dispatcher.reservation import Bulk, Request, Terms, arguments
 from dispatcher.reservation.arguments import Arguments
 from dispatcher.reservation.booking import Leg, LegRequest
 from dispatcher.reservation.terms import Rules
-from dispatcher.scope import PLAIN, Scope
+from dispatcher.scope import OWN_SCOPE, Scope
 from dispatcher.times.quiet_hours import Hours
 from dispatcher.times.send_time import to_ms
 from tests.support.proxy import Proxy
@@ -28,7 +28,7 @@ PEOPLE = [f"to {number}" for number in range(40)]
 
 
 def requests(at_ms: int = NOON) -> list[Request]:
-    return [Request(new_id(), Terms.plain(name), at_ms, at_ms) for name in PEOPLE]
+    return [Request(new_id(), Terms.own(name), at_ms, at_ms) for name in PEOPLE]
 
 
 def booked(real: Reserving, wanted: list[Request]) -> bool:
@@ -79,7 +79,7 @@ def test_closed_windows_are_reported(through: Reserving) -> None:
         Bulk(through.windows).reserve(requests())
 
 
-def test_what_is_withdrawn_leaves_nothing(through: Reserving) -> None:
+def test_withdrawn_reservations_leave_nothing(through: Reserving) -> None:
     bulk = Bulk(through.windows)
     abandoned, wanted = requests(NOON + 1), requests()
     bulk.reserve(abandoned)
@@ -121,15 +121,15 @@ from dispatcher.redis.scripts import _command
 from dispatcher.reservation.arguments import Arguments
 from dispatcher.reservation.booking import Leg, LegRequest
 from dispatcher.reservation.terms import Rules, Terms
-from dispatcher.scope import PLAIN
+from dispatcher.scope import OWN_SCOPE
 
 def stop(*_):
     raise TimeoutError
 
-terms = Terms.plain("ada")
+terms = Terms.own("ada")
 leg = Leg(ShardKeys("test", 0), terms, terms.scopes)
 asked = [LegRequest(leg, new_id(), at_ms, at_ms + 1) for at_ms in range(10**12, 10**12 + 5_000)]
-names, words = Arguments(Rules({PLAIN: [Quota(1, 60_000)]}), 60_000).reserve(asked)
+names, words = Arguments(Rules({OWN_SCOPE: [Quota(1, 60_000)]}), 60_000).reserve(asked)
 signal.signal(signal.SIGALRM, stop)
 for _ in range(100):
     try:
@@ -146,13 +146,13 @@ def test_a_signal_that_raises_while_words_are_packed_does_not_end_the_process() 
     assert child.returncode == 0
 
 
-def test_what_depends_on_a_time_is_not_kept_for_later_calls() -> None:
+def test_arguments_that_depend_on_a_time_are_not_cached() -> None:
     """A batch may have hundreds of different periods, and none may ever be asked for again."""
-    rules = Rules({PLAIN: [CalendarQuota(10, "day", None)], "rolling": [Quota(7, 61_003)]})
+    rules = Rules({OWN_SCOPE: [CalendarQuota(10, "day", None)], "rolling": [Quota(7, 61_003)]})
     asked = Arguments(rules, 60_000)
     rolling = Terms((Scope("rolling", "ada", "ada"),))
     before = arguments._encoded_once.cache_info().misses
-    for each in (Terms.plain("ada"), rolling._replace(quiet=Hours.parse("22:00-08:00"))):
+    for each in (Terms.own("ada"), rolling._replace(quiet=Hours.parse("22:00-08:00"))):
         asked.reserve([_request(rolling), _request(each)])
     assert arguments._encoded_once.cache_info().misses == before
     asked.reserve([_request(rolling)])

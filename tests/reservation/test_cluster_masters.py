@@ -121,7 +121,7 @@ def test_a_silent_master_keeps_no_other_one_from_its_calls(house: House, cluster
     booked = [
         (leg, message.id, None)
         for name, message in zip(people, messages, strict=True)
-        for leg in house.parts.windows.legs(Terms.plain(name))
+        for leg in house.parts.windows.legs(Terms.own(name))
     ]
     with frozen(masters[0]):
         with pytest.raises(ReservationsUnavailable):

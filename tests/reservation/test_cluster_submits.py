@@ -122,6 +122,25 @@ def test_submits_count_against_several_scopes(house: House) -> None:
     assert house.submit("emil", idempotency_key="emil", **asked).recipient == "emil"
 
 
+def test_refusals_are_noted_with_the_windows_of_several_shards(house: House) -> None:
+    later = house.clock.now() + 2 * HOUR
+    asked = {"send_at": later, "scopes": {"tenant": "acme"}}
+    for name in ("ada", "ben", "cleo"):
+        house.submit(name, **asked)
+    drafts = [
+        Draft(channel="memory", recipient=name, body=BODY, send_at=later) for name in ("dan", "eve")
+    ]
+    with pytest.raises(QuotaExceeded):
+        house.submit("fay", **asked)
+    house.dispatcher.submit_many(drafts)
+    found = house.dispatcher.refusals(what_if="5/minute")
+    assert [(each.kind, each.quota, each.refused) for each in found.rules] == [
+        ("channel.memory", "3/minute", 3)
+    ]
+    assert found.replay is not None
+    assert (found.replay.accepted, found.replay.refused, found.replay.unknown) == (2, 1, 0)
+
+
 def test_a_message_moves(house: House) -> None:
     message = house.submit(send_in=2 * HOUR, scopes={"tenant": "acme"})
     moved = house.dispatcher.reschedule(message.id, send_in=3 * HOUR)

@@ -19,7 +19,7 @@ Opened = Callable[..., Reserving]
 
 
 def book(real: Reserving, submit: Submit, send_at: datetime = NOON) -> Booking:
-    return real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=send_at, submit=submit)
+    return real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=send_at, submit=submit)
 
 
 def test_the_same_content_shares_the_booking(opened: Opened) -> None:
@@ -41,7 +41,7 @@ def test_other_content_is_a_conflict_and_leaves_no_trace(opened: Opened) -> None
     assert real.dump() == before
 
 
-def test_one_duplicate_that_gives_up_leaves_the_other_its_booking(opened: Opened) -> None:
+def test_a_duplicate_submit_that_gives_up_leaves_the_other_its_booking(opened: Opened) -> None:
     real = opened()
     first, second = book(real, Submit("key", "print")), book(real, Submit("key", "print"))
     real.windows.withdraw(first)
@@ -62,7 +62,7 @@ def test_a_key_is_free_for_other_content_when_all_gave_up(opened: Opened) -> Non
 
 def test_a_refused_submit_leaves_its_key_free(opened: Opened) -> None:
     real = opened()
-    real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+    real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
     with pytest.raises(QuotaExceeded):
         book(real, Submit("key", "print"))
     assert not real.client.exists(real.keys("ann").duplicates("key"))
@@ -98,7 +98,7 @@ def test_giving_back_again_after_a_lost_reply_answers_the_same(opened: Opened) -
 def test_a_duplicate_does_not_shorten_the_life_that_another_gave(opened: Opened) -> None:
     real = opened()
     real.windows.reserve(
-        new_id(), terms=Terms.plain("ann"), send_at=NOON, submit=Submit("key", "print"),
+        new_id(), terms=Terms.own("ann"), send_at=NOON, submit=Submit("key", "print"),
         pending_ahead=timedelta(minutes=10),
     )  # fmt: skip
     book(real, Submit("key", "print"))
@@ -107,7 +107,7 @@ def test_a_duplicate_does_not_shorten_the_life_that_another_gave(opened: Opened)
 
 def test_a_submit_without_a_key_gives_back_what_it_booked(opened: Opened) -> None:
     real = opened()
-    real.windows.withdraw(real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON))
+    real.windows.withdraw(real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON))
     assert real.members("ann") == {}
 
 

@@ -24,15 +24,15 @@ EVICTING = [
 def refuses(real: Reserving) -> ReservationsUnavailable:
     """Check that every call is refused; return the refusal of a booking."""
     for call in (
-        lambda: real.windows.next_slot(Terms.plain("ann"), NOON),
+        lambda: real.windows.next_slot(Terms.own("ann"), NOON),
         lambda: real.windows.reserve(
-            new_id(), terms=Terms.plain("ann"), send_at=NOON, submit=Submit("key", "print")
+            new_id(), terms=Terms.own("ann"), send_at=NOON, submit=Submit("key", "print")
         ),
     ):
         with pytest.raises(ReservationsUnavailable):
             call()
     with pytest.raises(ReservationsUnavailable) as refused:
-        real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+        real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
     return refused.value
 
 
@@ -42,7 +42,7 @@ def test_a_lost_reply_of_a_booking_leaves_exactly_one_member(
 ) -> None:
     message_id = new_id()
     proxy.drop_reply(message_id.bytes, times=lost)
-    booking = through.windows.reserve(message_id, terms=Terms.plain("ann"), send_at=NOON)
+    booking = through.windows.reserve(message_id, terms=Terms.own("ann"), send_at=NOON)
     assert proxy.dropped == lost
     assert booking.message_id == message_id
     assert through.members("ann") == {message_id: int(NOON.timestamp() * 1_000)}
@@ -50,12 +50,12 @@ def test_a_lost_reply_of_a_booking_leaves_exactly_one_member(
 
 
 def test_a_lost_reply_of_a_shift_does_not_shift_twice(through: Reserving, proxy: Proxy) -> None:
-    through.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+    through.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
     message_id = new_id()
     proxy.drop_reply(message_id.bytes)
     latest = NOON + timedelta(hours=1)
     booking = through.windows.reserve(
-        message_id, terms=Terms.plain("ann"), send_at=NOON, latest=latest
+        message_id, terms=Terms.own("ann"), send_at=NOON, latest=latest
     )
     assert proxy.dropped == 1
     assert booking.send_at == NOON + timedelta(minutes=1)
@@ -67,9 +67,7 @@ def test_a_lost_reply_of_a_keyed_booking_counts_its_submit_once(
 ) -> None:
     submit = Submit("key", "print")
     proxy.drop_reply(submit.token.encode(), times=2)
-    booking = through.windows.reserve(
-        new_id(), terms=Terms.plain("ann"), send_at=NOON, submit=submit
-    )
+    booking = through.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON, submit=submit)
     assert proxy.dropped == 2
     proxy.drop_reply(submit.token.encode())
     through.windows.withdraw(booking)
@@ -83,19 +81,17 @@ def test_more_lost_replies_than_tries_are_an_error_that_keeps_at_most_one_member
     message_id = new_id()
     proxy.drop_reply(message_id.bytes, times=100)
     with pytest.raises(ReservationsUnavailable):
-        through.windows.reserve(message_id, terms=Terms.plain("ann"), send_at=NOON)
+        through.windows.reserve(message_id, terms=Terms.own("ann"), send_at=NOON)
     proxy.pass_all()
     assert set(through.members("ann")) <= {message_id}
-    through.windows.release(message_id, Terms.plain("ann"))
+    through.windows.release(message_id, Terms.own("ann"))
     assert through.members("ann") == {}
 
 
 def test_cut_connections_are_made_again_without_an_error(through: Reserving, proxy: Proxy) -> None:
     for n in range(5):
         proxy.cut_all()
-        through.windows.reserve(
-            new_id(), terms=Terms.plain("ann"), send_at=NOON + timedelta(hours=n)
-        )
+        through.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON + timedelta(hours=n))
     assert len(through.members("ann")) == 5
 
 
@@ -107,7 +103,7 @@ def test_a_refusing_line_is_reported_and_forgotten_when_it_is_back(
     assert "reached" in refuses(through).reason
     proxy.pass_all()
     assert through.members("ann") == {}
-    through.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+    through.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
 
 
 def test_a_silent_line_is_reported_in_bounded_time(proxy: Proxy, redis_server: RedisServer) -> None:
@@ -116,7 +112,7 @@ def test_a_silent_line_is_reported_in_bounded_time(proxy: Proxy, redis_server: R
         real.open()
         proxy.blackhole()
         with pytest.raises(ReservationsUnavailable, match="did not answer in time"):
-            real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+            real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
         proxy.pass_all()
 
 
@@ -128,7 +124,7 @@ def test_a_redis_that_is_down_is_reported(own_redis: RedisServer) -> None:
         with pytest.raises(ReservationsUnavailable):
             real.upkeep.begin()
         with pytest.raises(ReservationsUnavailable):
-            real.windows.release(new_id(), Terms.plain("ann"))
+            real.windows.release(new_id(), Terms.own("ann"))
     with reserving(own_redis.url, retries=1) as fresh:
         refuses(fresh)
 
@@ -136,18 +132,16 @@ def test_a_redis_that_is_down_is_reported(own_redis: RedisServer) -> None:
 def test_a_full_redis_is_reported_and_keeps_no_trace(own_redis: RedisServer) -> None:
     with reserving(own_redis.url) as real, own_redis.client() as plain:
         real.open()
-        kept = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+        kept = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
         before = {key: value_of(plain, key) for key in cast("list[bytes]", plain.keys("*"))}
         plain.config_set("maxmemory", 1)
         later = NOON + timedelta(hours=1)
         for submit in (None, Submit("key", "print")):
             with pytest.raises(ReservationsUnavailable, match="out of memory"):
-                real.windows.reserve(
-                    new_id(), terms=Terms.plain("ann"), send_at=later, submit=submit
-                )
+                real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=later, submit=submit)
         assert {key: value_of(plain, key) for key in cast("list[bytes]", plain.keys("*"))} == before
         real.windows.release(
-            kept.message_id, Terms.plain("ann")
+            kept.message_id, Terms.own("ann")
         )  # giving back works, else it never recovers
         plain.config_set("maxmemory", 0)
         assert real.members("ann") == {}
@@ -173,7 +167,7 @@ def test_an_evicting_redis_is_refused_by_every_new_connection(
 
         plain.config_set("maxmemory-policy", "noeviction")
         real.open()
-        real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+        real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
 
 
 def test_a_replica_is_refused(own_redis: RedisServer) -> None:
@@ -181,11 +175,11 @@ def test_a_replica_is_refused(own_redis: RedisServer) -> None:
         real.open()
         plain.replicaof("127.0.0.1", 1)
         with pytest.raises(ReservationsUnavailable, match="read-only replica"):
-            real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+            real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
 
 
 @pytest.mark.parametrize("condition", ["wrong type", "no permission"])
-def test_whatever_redis_answers_is_translated(own_redis: RedisServer, condition: str) -> None:
+def test_every_error_of_redis_is_translated(own_redis: RedisServer, condition: str) -> None:
     with reserving(own_redis.url, retries=1) as real, own_redis.client() as plain:
         real.open()
         if condition == "wrong type":

@@ -126,7 +126,7 @@ def test_nothing_is_accepted_between_setting_aside_and_the_rebuild(house: House)
         house.submit("olga", send_at=LATER)
 
 
-def test_what_is_ours_is_left_alone(house: House) -> None:
+def test_keys_of_the_dispatcher_are_not_set_aside(house: House) -> None:
     message = house.submit("ben", send_at=LATER)
     valid = house.parts.submitter.validated(
         Draft(channel="memory", recipient="ben", body=BODY, send_at=LATER), now=FAR

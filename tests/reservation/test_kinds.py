@@ -26,7 +26,7 @@ from dispatcher.reservation import (
 )
 from dispatcher.reservation.booking import LegRequest
 from dispatcher.reservation.terms import AnyQuota
-from dispatcher.scope import PLAIN, Scope, counted
+from dispatcher.scope import OWN_SCOPE, Scope, counted
 from tests.support.doubles import once
 from tests.support.proxy import Proxy
 from tests.support.reserving import (
@@ -47,7 +47,7 @@ SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hou
 Opened = Callable[..., Reserving]
 
 KINDS: Mapping[str, Sequence[AnyQuota]] = {
-    PLAIN: [Quota.parse("1/minute")],
+    OWN_SCOPE: [Quota.parse("1/minute")],
     "recipient.sms": [Quota.parse("2/hour")],
     "channel.sms": [Quota.parse("3/second")],
     "tenant": [Quota.parse("4/hour")],
@@ -70,11 +70,11 @@ def terms(scope: str = ANN, *, channel: str = "sms", tenant: str | None = None) 
 @pytest.fixture
 def real(opened: Opened) -> Reserving:
     """Give windows of all kinds, whose scripts the server knows."""
-    return warm(opened(*KINDS[PLAIN], further=without_plain()), terms("warm", tenant="warm"))
+    return warm(opened(*KINDS[OWN_SCOPE], further=without_plain()), terms("warm", tenant="warm"))
 
 
 def without_plain(**changed: Sequence[AnyQuota]) -> dict[str, Sequence[AnyQuota]]:
-    return {kind: quotas for kind, quotas in {**KINDS, **changed}.items() if kind != PLAIN}
+    return {kind: quotas for kind, quotas in {**KINDS, **changed}.items() if kind != OWN_SCOPE}
 
 
 def warm(real: Reserving, of: Terms) -> Reserving:
@@ -124,9 +124,9 @@ def test_a_message_counts_against_every_kind_that_has_quotas() -> None:
 
 def test_a_scope_and_its_scope_on_a_channel_are_judged_in_one_call(opened: Opened) -> None:
     both = Terms(terms().scopes[:2])
-    kinds = {kind: KINDS[kind] for kind in (PLAIN, "recipient.sms")}
-    real = warm(opened(*kinds.pop(PLAIN), further=kinds), both)
-    assert both.scopes == (Scope(PLAIN, ANN, ANN), Scope("recipient.sms", ANN, ANN))
+    kinds = {kind: KINDS[kind] for kind in (OWN_SCOPE, "recipient.sms")}
+    real = warm(opened(*kinds.pop(OWN_SCOPE), further=kinds), both)
+    assert both.scopes == (Scope(OWN_SCOPE, ANN, ANN), Scope("recipient.sms", ANN, ANN))
     message_id = new_id()
     windows = real.windows
     calls = {
@@ -219,7 +219,7 @@ def test_a_booking_that_a_later_shard_does_not_answer_is_given_back(
     before = real.dump()
     with Proxy(redis_server.socket) as proxy:
         url = f"redis://127.0.0.1:{proxy.port}"
-        with reserving(url, KINDS[PLAIN], further=without_plain(), retries=1) as through:
+        with reserving(url, KINDS[OWN_SCOPE], further=without_plain(), retries=1) as through:
             message_id = new_id()
             proxy.drop_reply(message_id.bytes, nth=nth, times=2)
             with pytest.raises(ReservationsUnavailable):
@@ -254,7 +254,7 @@ def test_the_next_slot_fits_every_scope(real: Reserving) -> None:
 def test_a_shift_spreads_recipients_over_the_allowance_of_a_channel(
     opened: Opened, tenant: str
 ) -> None:
-    real = opened(*KINDS[PLAIN], further=without_plain(tenant=[Quota.parse("1000/day")]))
+    real = opened(*KINDS[OWN_SCOPE], further=without_plain(tenant=[Quota.parse("1000/day")]))
     later = NOON + HOUR
     times = [book(real, f"r{n}", tenant=tenant, latest=later).send_at for n in range(20)]
     assert times == [NOON + n // 3 * SECOND for n in range(20)]

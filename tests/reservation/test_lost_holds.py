@@ -13,7 +13,7 @@ from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import Reservation, Terms
 from dispatcher.reservation.booking import LegRequest
-from dispatcher.scope import PLAIN, Scope, counted
+from dispatcher.scope import OWN_SCOPE, Scope, counted
 from dispatcher.times.send_time import from_ms
 from tests.support.limits import little_at_once
 from tests.support.reserving import Reserving
@@ -24,7 +24,7 @@ LENGTH = (COUNT - 1) * STEP
 ASKED = BASE + COUNT * STEP + STEP // 2
 AWAY = BASE - 10_000
 NEAR = "recipient.sms"
-BOTH = Terms(counted((PLAIN, NEAR), scope="ada", channel="sms"))
+BOTH = Terms(counted((OWN_SCOPE, NEAR), scope="ada", channel="sms"))
 LAST = BOTH.scopes[1]
 
 

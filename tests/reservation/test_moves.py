@@ -19,7 +19,7 @@ from dispatcher.redis.keys import shard_of
 from dispatcher.redis.scripts import source
 from dispatcher.reservation import Blocked, Moving, Reserved, Terms
 from dispatcher.reservation.booking import LegRequest
-from dispatcher.scope import PLAIN, Scope, counted, plain
+from dispatcher.scope import OWN_SCOPE, Scope, counted, own_scope
 from tests.support import model
 from tests.support.proxy import Proxy
 from tests.support.reserving import SHARDS, TOKENS, Reserving, ms, named, reserving, stored
@@ -35,8 +35,10 @@ FURTHER = {
     "channel.sms": [Quota.parse("2/second")],
     "tenant": [Quota.parse("4/hour")],
 }
-ONE = Terms.plain("ada")
-SEVERAL = Terms(counted([PLAIN, *FURTHER], scope="ada", channel="sms", scopes={"tenant": "acme"}))
+ONE = Terms.own("ada")
+SEVERAL = Terms(
+    counted([OWN_SCOPE, *FURTHER], scope="ada", channel="sms", scopes={"tenant": "acme"})
+)
 """The same in four windows of three shards."""
 assert len({shard_of(scope.home, SHARDS) for scope in SEVERAL.scopes}) == 3
 
@@ -44,7 +46,7 @@ assert len({shard_of(scope.home, SHARDS) for scope in SEVERAL.scopes}) == 3
 LAST = SHARDS - 1
 TWICE = Terms(
     counted(
-        [PLAIN, *FURTHER], scope=named(LAST), channel="sms",
+        [OWN_SCOPE, *FURTHER], scope=named(LAST), channel="sms",
         scopes={"tenant": named(LAST, "@tenant:{}")},
     )
 )  # fmt: skip
@@ -364,7 +366,7 @@ def test_a_move_that_the_sweep_settles_in_one_window_is_taken_in_the_others(
         assert real.places(scope) == {message_id.bytes: ms(NOON + HOUR)}
 
 
-def test_what_is_held_in_a_further_round_has_another_name(real: Reserving) -> None:
+def test_holds_of_two_rounds_have_different_names(real: Reserving) -> None:
     """A late copy of what drops the first one drops no later one."""
     message_id = book(real, SEVERAL)
     (full,) = [scope for scope in SEVERAL.scopes if scope.kind == "tenant"]
@@ -387,7 +389,7 @@ def test_what_is_held_in_a_further_round_has_another_name(real: Reserving) -> No
     assert holds[0] != holds[-1]
 
 
-@pytest.mark.parametrize("kind", [PLAIN, "channel.sms", "tenant"])
+@pytest.mark.parametrize("kind", [OWN_SCOPE, "channel.sms", "tenant"])
 def test_a_hold_lost_in_one_shard_is_not_taken_in_the_others(real: Reserving, kind: str) -> None:
     message_id = book(real, SEVERAL)
     moving = move(real, message_id, SEVERAL, NOON + HOUR)
@@ -513,9 +515,7 @@ def test_a_hold_that_the_sweep_has_settled_makes_older_moves_late(
     stands(real, terms, place=(message_id, NOON + 2 * HOUR))
 
 
-def test_what_the_sweep_has_read_before_a_move_was_taken_does_not_undo_it(
-    real: Reserving, terms: Terms
-) -> None:
+def test_a_stale_read_of_the_sweep_does_not_undo_a_move(real: Reserving, terms: Terms) -> None:
     """Also when the message itself was confirmed in between."""
     message_id = book(real, terms)
     move(real, message_id, terms, NOON + HOUR)  # its process has died
@@ -592,12 +592,12 @@ def test_many_who_move_at_once_break_no_quota(opened: Opened, redis_server: Redi
                 else:
                     assert mine.windows.take([(moving, next(TOKENS))]) == [True]
                     at = moving.send_at
-                assert not is_broken(mine.places(plain("ada")))
+                assert not is_broken(mine.places(own_scope("ada")))
         return at
 
     with ThreadPoolExecutor(len(ids)) as pool:
         found = list(pool.map(wander, range(len(ids))))
-    assert real.places(Scope(PLAIN, "ada", "ada")) == {
+    assert real.places(Scope(OWN_SCOPE, "ada", "ada")) == {
         message_id.bytes: ms(at) for message_id, at in zip(ids, found, strict=True)
     }
     assert {member for member, _ in real.unconfirmed()} == {each.bytes for each in ids}

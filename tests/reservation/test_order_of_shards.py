@@ -17,7 +17,7 @@ from dispatcher.quota import Quota
 from dispatcher.redis.keys import shard_of
 from dispatcher.reservation import Booking, Terms
 from dispatcher.reservation.booking import Leg, LegRequest
-from dispatcher.scope import PLAIN, Scope, counted
+from dispatcher.scope import OWN_SCOPE, Scope, counted
 from tests.support.reserving import SHARDS, Reserving, named, reserving
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
@@ -31,7 +31,7 @@ CHANNEL = shard_of("@channel.sms", SHARDS)
 def terms(person: int, tenant: int) -> Terms:
     """Return what a message counts against: person and tenant in those shards, and a channel."""
     scopes = {"tenant": named(tenant, "@tenant:{}")}
-    return Terms(counted([PLAIN, *KINDS], scope=named(person), channel="sms", scopes=scopes))
+    return Terms(counted([OWN_SCOPE, *KINDS], scope=named(person), channel="sms", scopes=scopes))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import Terms, Upkeep
 from dispatcher.reservation.upkeep import Rebuild, Reserved
-from dispatcher.scope import plain
+from dispatcher.scope import own_scope
 from dispatcher.times.send_time import from_ms
 from tests.submission.test_late_duplicates import Died, age_pending
 from tests.support.all_windows import pending_entries, promised, windows_of
@@ -49,7 +49,7 @@ def book_many(real: Reserving, scopes: int, each: int) -> list[Reserved]:
             asked = from_ms(ms(NOON) + roll.randrange(3_600_000))
             try:
                 booking = real.windows.reserve(
-                    new_id(), terms=Terms.plain(f"scope {n}"), send_at=asked
+                    new_id(), terms=Terms.own(f"scope {n}"), send_at=asked
                 )
             except QuotaExceeded:
                 continue
@@ -76,7 +76,7 @@ def test_a_rebuild_from_rows_gives_exactly_the_same_windows(opened: Opened) -> N
     for start in range(0, len(rows), 50):
         real.upkeep.restore(rebuild, rows[start : start + 50])
         with pytest.raises(ReservationsUnavailable):
-            real.windows.reserve(new_id(), terms=Terms.plain("scope 1"), send_at=NOON)
+            real.windows.reserve(new_id(), terms=Terms.own("scope 1"), send_at=NOON)
     real.upkeep.open(rebuild)
 
     assert windows(real) == before
@@ -87,18 +87,18 @@ def test_a_rebuild_from_rows_gives_exactly_the_same_windows(opened: Opened) -> N
     full = next(
         scope.name for row in rows for scope in row.scopes if len(real.members(scope.name)) > 1
     )
-    taken = [row.send_at for row in rows if row.scopes == (plain(full),)]
-    assert any(real.windows.next_slot(Terms.plain(full), instant) != instant for instant in taken)
+    taken = [row.send_at for row in rows if row.scopes == (own_scope(full),)]
+    assert any(real.windows.next_slot(Terms.own(full), instant) != instant for instant in taken)
 
 
 def test_a_rebuild_drops_what_the_rows_do_not_know(opened: Opened) -> None:
     real = opened()
     book_many(real, scopes=600, each=1)
-    kept = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+    kept = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
     real.fence.close(real.client, real.fence.parts)
     rebuild = begun(real)
     real.upkeep.wipe(rebuild)
-    real.upkeep.restore(rebuild, [Reserved(kept.message_id, (plain("ann"),), NOON)])
+    real.upkeep.restore(rebuild, [Reserved(kept.message_id, (own_scope("ann"),), NOON)])
     real.upkeep.open(rebuild)
     assert len(windows(real)) == 1
     assert set(real.members("ann")) == {kept.message_id}
@@ -109,8 +109,8 @@ def test_restoring_the_same_rows_twice_changes_nothing(opened: Opened) -> None:
     real.client.flushall()
     rebuild = begun(real)
     rows = [
-        Reserved(new_id(), (plain("ann"),), NOON),
-        Reserved(new_id(), (plain("ann"),), NOON + timedelta(1)),
+        Reserved(new_id(), (own_scope("ann"),), NOON),
+        Reserved(new_id(), (own_scope("ann"),), NOON + timedelta(1)),
     ]
     real.upkeep.restore(rebuild, rows)
     once = windows(real)
@@ -123,7 +123,7 @@ def test_a_late_copy_of_a_wipe_deletes_nothing_that_was_filled_in_since(opened: 
     real.client.flushall()
     rebuild = begun(real)
     real.upkeep.wipe(rebuild)
-    present = Reserved(new_id(), (plain("ann"),), NOON)
+    present = Reserved(new_id(), (own_scope("ann"),), NOON)
     real.upkeep.restore(rebuild, [present])
     real.upkeep.wipe(rebuild)
     assert real.upkeep.open(rebuild) == len(rebuild.parts)
@@ -160,18 +160,18 @@ def test_an_overtaken_rebuilder_writes_nothing_and_cannot_open(
         for keys in slow.fence.parts:  # as the marker's expiry does
             slow.client.delete(keys.rebuild)
         other = begun(quick) if overtaken_by else None
-        present = Reserved(new_id(), (plain("ann"),), NOON)
+        present = Reserved(new_id(), (own_scope("ann"),), NOON)
         if other is not None:
             quick.upkeep.restore(other, [present])
         before = slow.dump()
 
         slow.upkeep.wipe(rebuild)
-        slow.upkeep.restore(rebuild, [Reserved(new_id(), (plain("ann"),), NOON)])
+        slow.upkeep.restore(rebuild, [Reserved(new_id(), (own_scope("ann"),), NOON)])
         assert slow.upkeep.open(rebuild) == 0
 
         assert slow.dump() == before
         with pytest.raises(ReservationsUnavailable):
-            slow.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+            slow.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
         if other is not None:
             assert quick.upkeep.open(other) > 0
             assert set(quick.members("ann")) == {present.message_id}
@@ -186,9 +186,9 @@ def test_a_rebuilder_that_dies_is_replaced_when_its_marker_expires(
             assert 0 < real.client.pttl(keys.rebuild) <= 60_000
 
 
-def test_what_the_store_has_not_confirmed_is_found_by_age(opened: Opened) -> None:
+def test_unconfirmed_reservations_are_found_by_age(opened: Opened) -> None:
     real = opened()
-    booking = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+    booking = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
     assert real.upkeep.unconfirmed(older_than=timedelta(minutes=1), limit=10) == []
     found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=10)
     assert [each.message_id for each in found] == [booking.message_id]
@@ -197,14 +197,14 @@ def test_what_the_store_has_not_confirmed_is_found_by_age(opened: Opened) -> Non
 def test_unconfirmed_reservations_come_in_bounded_batches(opened: Opened) -> None:
     real = opened()
     for n in range(20):
-        real.windows.reserve(new_id(), terms=Terms.plain(f"scope {n}"), send_at=NOON)
+        real.windows.reserve(new_id(), terms=Terms.own(f"scope {n}"), send_at=NOON)
     assert len(real.upkeep.unconfirmed(older_than=timedelta(0), limit=7)) == 7
 
 
 def test_confirmed_reservations_stay_and_orphans_go(opened: Opened) -> None:
     real = opened()
-    known = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
-    orphan = real.windows.reserve(new_id(), terms=Terms.plain("bob"), send_at=NOON)
+    known = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+    orphan = real.windows.reserve(new_id(), terms=Terms.own("bob"), send_at=NOON)
     found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=10)
     assert {each.message_id for each in found} == {known.message_id, orphan.message_id}
     for _ in range(2):  # two sweeps do the same
@@ -216,19 +216,19 @@ def test_confirmed_reservations_stay_and_orphans_go(opened: Opened) -> None:
 
 def test_places_of_messages_that_need_none_are_given_back(opened: Opened) -> None:
     real = opened()
-    booking = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+    booking = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
     for _ in range(2):
-        real.upkeep.release([Reserved(booking.message_id, (plain("ann"),), NOON)])
+        real.upkeep.release([Reserved(booking.message_id, (own_scope("ann"),), NOON)])
     assert real.members("ann") == {}
 
 
 def test_places_that_got_lost_are_put_back_once(opened: Opened) -> None:
     real = opened()
-    row = Reserved(new_id(), (plain("ann"),), NOON)
+    row = Reserved(new_id(), (own_scope("ann"),), NOON)
     assert [real.upkeep.put_back([row]) for _ in range(2)] == [1, 0]
     assert real.members("ann") == {row.message_id: ms(NOON)}
     with pytest.raises(QuotaExceeded):
-        real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+        real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
 
 
 def test_stragglers_of_a_rebuild_are_looked_for_once(opened: Opened) -> None:
@@ -255,13 +255,13 @@ def test_stragglers_of_another_rebuild_since_are_still_to_be_looked_for(opened: 
     assert set(real.upkeep.unchecked(older_than=timedelta(0))) == {again}
 
 
-def test_what_is_put_back_while_a_shard_is_rebuilt_is_there_once_it_is_open(opened: Opened) -> None:
+def test_reservations_put_back_during_a_rebuild_are_there_after_it(opened: Opened) -> None:
     """A message that was committed after the store was read, and found its windows closed."""
     real, message_id = opened(), new_id()
     rebuild = real.upkeep.close([real.keys("ada").shard])
     assert rebuild is not None
     real.upkeep.wipe(rebuild)
-    assert real.upkeep.put_back([Reserved(message_id, (plain("ada"),), NOON)]) == 1
+    assert real.upkeep.put_back([Reserved(message_id, (own_scope("ada"),), NOON)]) == 1
     real.upkeep.open(rebuild)
     assert real.members("ada") == {message_id: ms(NOON)}
     assert real.unconfirmed() == {(message_id.bytes, real.keys("ada").window("ada"))}
@@ -497,7 +497,7 @@ def test_deleting_what_is_left_takes_few_round_trips(
 
 
 HOUR = timedelta(hours=1)
-TERMS = Terms.plain("ada")
+TERMS = Terms.own("ada")
 
 
 def test_a_place_that_is_looked_at_for_its_hold_is_settled_by_a_later_sweep(house: House) -> None:

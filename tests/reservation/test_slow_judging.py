@@ -21,7 +21,7 @@ from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import ShardKeys, shard_of
 from dispatcher.reservation import Reserved, Terms
-from dispatcher.scope import plain
+from dispatcher.scope import own_scope
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support import model
 from tests.support.limits import little_at_once
@@ -45,7 +45,7 @@ RULE = [(each.count, each.length_ms) for each in QUOTAS]
 EVEN = [BASE + n * STEP for n in range(2 * COUNT)]
 MIDDLE = EVEN[COUNT] + STEP // 2
 AWAY = BASE - 10 * LENGTH
-ADA = Terms.plain("ada")
+ADA = Terms.own("ada")
 WINDOW = ShardKeys(NAMESPACE, shard_of("ada", SHARDS)).window("ada")
 FILLED = f"{WINDOW}:as it was filled"
 MEMBERS = [n.to_bytes(16, "big") for n in range(2 * COUNT + 10)]
@@ -192,7 +192,7 @@ def test_small_windows_are_judged_the_same_way_when_one_call_may_do_little(
             real.client.zadd(key, dict(zip(MEMBERS, times, strict=False)))
             _watch(real, monkeypatch, slow)
             for _ in range(6):
-                members = sorted(real.places(plain("ada")).values())
+                members = sorted(real.places(own_scope("ada")).values())
                 asked = BASE + roll.randrange(3 * count * step)
                 slot = model.next_slot(members, asked, rule)
                 assert to_ms(real.windows.next_slot(ADA, from_ms(asked))) == slot
@@ -203,8 +203,8 @@ def test_small_windows_are_judged_the_same_way_when_one_call_may_do_little(
                     assert to_ms(refused.value.next_slot) == slot
                 else:
                     message_id = book(real, asked, latest=latest)
-                    assert real.places(plain("ada"))[message_id.bytes] == slot
-                assert all(len(member) == 16 for member in real.places(plain("ada")))
+                    assert real.places(own_scope("ada"))[message_id.bytes] == slot
+                assert all(len(member) == 16 for member in real.places(own_scope("ada")))
     assert len(slow) > 10, "judged in several calls"
 
 
@@ -298,7 +298,7 @@ def between(real: Reserving, monkeypatch: pytest.MonkeyPatch) -> Callable[[Happe
     return arrange
 
 
-def test_what_is_being_judged_is_counted_by_others(
+def test_a_booking_under_judgement_is_counted_by_others(
     real: Reserving, between: Callable[[Happens], None], redis_server: RedisServer
 ) -> None:
     fill(real, EVEN)
@@ -318,7 +318,7 @@ def test_what_is_being_judged_is_counted_by_others(
     stands(real, (message_id, MIDDLE))
 
 
-def test_what_others_free_meanwhile_is_free(
+def test_a_slot_freed_during_a_slow_judgement_is_free(
     real: Reserving, between: Callable[[Happens], None]
 ) -> None:
     """What is in the way of the time asked for is what the last call would look at."""
@@ -346,7 +346,7 @@ def test_a_rebuild_in_between_is_an_error_that_leaves_nothing(
         assert begun is not None
         if again:
             fill(real, EVEN)
-            real.upkeep.restore(begun, [Reserved(message_id, (plain("ada"),), from_ms(AWAY))])
+            real.upkeep.restore(begun, [Reserved(message_id, (own_scope("ada"),), from_ms(AWAY))])
             real.upkeep.open(begun)
 
     between(rebuild)

@@ -104,7 +104,7 @@ def test_an_instant_is_blocked_exactly_when_reserve_refuses_it(
 
 def test_times_exactly_as_far_apart_as_a_quota_is_long_block_nothing(build: Build) -> None:
     house = build(quotas="3/hour")
-    terms = Terms.plain("ada")
+    terms = Terms.own("ada")
     for minutes in (0, 30, 60):
         house.parts.windows.reserve(new_id(), terms=terms, send_at=FAR + timedelta(minutes=minutes))
     found = house.dispatcher.timeline("ada", start=FAR - HOUR, length=3 * HOUR)
@@ -137,7 +137,7 @@ def test_fills_are_what_counting_gives(build: Build, shape: str) -> None:
     assert max(fill.booked for quota in window.quotas for fill in quota.fills) > 1
 
 
-def test_what_is_booked_is_told_in_order_and_within_the_stretch(house: House) -> None:
+def test_the_timeline_lists_bookings_in_order_within_its_stretch(house: House) -> None:
     before = house.submit(send_at=FAR + HOUR)
     inside = [house.submit(send_at=FAR + n * HOUR) for n in (4, 2, 3)]
     after = house.submit(send_at=FAR + 5 * HOUR)
@@ -152,7 +152,7 @@ def test_what_is_booked_is_told_in_order_and_within_the_stretch(house: House) ->
 
 def test_a_place_that_is_held_counts_and_says_so(house: House) -> None:
     message = house.submit(send_at=FAR + HOUR)
-    terms = Terms.plain("ada")
+    terms = Terms.own("ada")
     house.parts.windows.move(message.id, terms=terms, send_at=FAR + 2 * HOUR)
     [window] = house.dispatcher.timeline("ada").windows
     assert [(each.message_id, each.held) for each in window.booked] == [
@@ -196,11 +196,11 @@ def test_a_further_kind_is_looked_at_alone(build: Build) -> None:
 @pytest.mark.parametrize(
     "quotas", ["4/hour, 1/minute", "100/day", "40/day in UTC, 400/week", "300/day"]
 )
-def test_what_is_too_much_to_read_is_counted_and_what_is_told_of_it_is_true(
+def test_a_timeline_of_too_many_bookings_counts_them(
     build: Build, monkeypatch: pytest.MonkeyPatch, quotas: str
 ) -> None:
     house = build(quotas=quotas)
-    filled(house, Terms.plain("ada"), FAR, many=400, seed=5)
+    filled(house, Terms.own("ada"), FAR, many=400, seed=5)
     asked: dict[str, Any] = {"start": FAR + DAY, "length": DAY}
     whole = house.dispatcher.timeline("ada", **asked)
     monkeypatch.setattr(timeline, "MOST_READ", 10)

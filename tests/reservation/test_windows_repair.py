@@ -90,7 +90,7 @@ def other_name(house: House, scope: str) -> str:
     )
 
 
-def test_what_is_equal_is_equal(kinds: House) -> None:
+def test_verification_finds_no_difference_in_true_windows(kinds: House) -> None:
     accepted = filled(kinds)
     kinds.dispatcher.cancel(accepted[0].id)
     kinds.dispatcher.reschedule(accepted[1].id, send_at=LATER + timedelta(days=1))
@@ -147,10 +147,10 @@ def test_exactly_what_was_put_wrong_is_told(kinds: House) -> None:
     assert kinds.dispatcher.verify_windows().equal
 
 
-def test_what_a_submit_may_still_need_is_under_way(house: House) -> None:
+def test_verification_leaves_out_submits_under_way(house: House) -> None:
     pending, frees = new_id(), house.submit(send_at=LATER)
-    house.parts.windows.reserve(pending, terms=Terms.plain("ben"), send_at=LATER)
-    house.parts.windows.move(frees.id, terms=Terms.plain("ada"), send_at=LATER + 9 * MINUTE)
+    house.parts.windows.reserve(pending, terms=Terms.own("ben"), send_at=LATER)
+    house.parts.windows.move(frees.id, terms=Terms.own("ada"), send_at=LATER + 9 * MINUTE)
     expired = house.submit("cleo", send_at=LATER)
     house.redis.delete(house.keys("cleo").pending)
     house.change([expired], status="expired", finished_at=house.database_time())
@@ -264,7 +264,7 @@ def test_nothing_is_told_while_others_submit_cancel_and_move(build: Build) -> No
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_what_the_store_changes_during_a_look_is_not_told(
+def test_verification_leaves_out_changes_made_during_it(
     house: House, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     monkeypatch.setattr(verification, "_LOOKS", 0)
@@ -286,7 +286,7 @@ def test_what_the_store_changes_during_a_look_is_not_told(
     assert next(looks) == 3
 
 
-def test_one_shard_is_rebuilt_while_the_others_serve(house: House) -> None:
+def test_a_shard_is_rebuilt_while_the_others_serve(house: House) -> None:
     kept = house.submit(send_at=LATER)
     shard = house.keys("ada").shard
     other = other_name(house, "ada")
@@ -468,7 +468,7 @@ def play(house: House, event: tuple[str, object, int], accepted: list[Message]) 
             accepted.append(house.submit(str(what), send_at=at, expires_at=expires))
     elif kind == "orphan":
         with suppress(QuotaExceeded, ReservationsUnavailable):
-            house.parts.windows.reserve(new_id(), terms=Terms.plain(str(what)), send_at=at)
+            house.parts.windows.reserve(new_id(), terms=Terms.own(str(what)), send_at=at)
     elif kind == "flush":
         house.redis.flushall()
     elif kind == "reconcile":

@@ -17,8 +17,8 @@ from dispatcher.message import Status
 from dispatcher.reservation import Request
 from dispatcher.submission import Moves
 from dispatcher.submission.batch import requests_of
+from dispatcher.testing.memory.tables import Tables
 from tests.simulation.runs import Found, search
-from tests.simulation.tables import Tables
 from tests.support.planting import Seams, nothing, planted
 
 ENOUGH = 50_000
@@ -80,11 +80,11 @@ def _settled_first(real: Any) -> Any:
 
 
 def _only_scheduled(real: Any) -> Any:
-    def cancel(self: Any, message_id: Any) -> Any:
+    def cancel(self: Any, message_id: Any, **named: Any) -> Any:
         before = self._messages.get(message_id)
         if before.status is not Status.SCHEDULED:  # "no row was changed"
             raise TooLate(message_id, before.status)
-        return real(self, message_id)
+        return real(self, message_id, **named)
 
     return cancel
 
@@ -175,8 +175,8 @@ def _row_only(real: Any) -> Any:
     return moved
 
 
-_CLAIMS = "tests.simulation.claims.MemoryClaims"
-_TABLES = "tests.simulation.tables.Tables"
+_CLAIMS = "testing.memory.claims.MemoryClaims"
+_TABLES = "testing.memory.tables.Tables"
 _WITHDRAW = "submission.Reserver.withdraw"
 
 BUGS: Mapping[str, Seams] = {
@@ -184,7 +184,7 @@ BUGS: Mapping[str, Seams] = {
     "late success forgotten": {f"{_TABLES}.sent_by": _last_claim_only},
     "a snooze counts an attempt": {f"{_CLAIMS}.put_back": _attempts_kept},
     "rescue forgets hold": {
-        "tests.simulation.store_upkeep.MemoryStoreUpkeep._rescue": _always_retried
+        "testing.memory.store_upkeep.MemoryStoreUpkeep._rescue": _always_retried
     },
     "permits settled before the send": {
         "delivery.sender.Sender._outcome": _settled_first,
@@ -218,8 +218,6 @@ BUGS: Mapping[str, Seams] = {
         "reservation.Bulk.withdraw": _first_legs,
     },
     "suppressed recipients are claimed": {f"{_CLAIMS}.claim": _suppressed_too},
-    "tried messages count as overdue": {
-        "tests.simulation.tables.CatchingUp.is_overdue": _tried_too
-    },
+    "tried messages count as overdue": {"testing.memory.tables.CatchingUp.is_overdue": _tried_too},
     "a message booked again gets no reservation": {"submission.CatchUp._moved": _row_only},
 }

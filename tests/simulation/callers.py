@@ -20,11 +20,11 @@ from dispatcher.submission import (
     Wish,
 )
 from dispatcher.submission.reserver import LOOKING_SECONDS
+from dispatcher.testing.memory.tables import OPEN
 from tests.simulation.facts import Asked
 from tests.simulation.joined import Session
 from tests.simulation.scheduler import Process
 from tests.simulation.setting import SCOPES, TENANTS
-from tests.simulation.tables import OPEN
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -128,7 +128,8 @@ class Caller:
             if isinstance(result, Message):
                 self._accepted(asked, result)
             else:
-                asked.told = "refused"
+                is_unknown = isinstance(result.error, OutcomeUnknown)
+                asked.told = "unknown" if is_unknown else "refused"
                 self._tell("is told", type(result.error).__name__)
         self._perhaps_kept(drafts, results, begun)
         if way == "all or none":

@@ -11,10 +11,10 @@ from uuid import UUID
 
 from dispatcher.message import Outcome, Status
 from dispatcher.store import Claim, Failure, Result
-from tests.simulation.claims import MemoryClaims
+from dispatcher.testing.memory.claims import MemoryClaims
+from dispatcher.testing.memory.store_upkeep import MemoryStoreUpkeep
+from dispatcher.testing.memory.tables import AttemptRow, CatchingUp, Row, Tables
 from tests.simulation.setting import RETENTION
-from tests.simulation.store_upkeep import MemoryStoreUpkeep
-from tests.simulation.tables import AttemptRow, CatchingUp, Row, Tables
 
 _OptOut = tuple[str, str | None]
 """Who gets nothing, and on which channel: None stands for all."""

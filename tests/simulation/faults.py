@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from types import GeneratorType
@@ -19,6 +19,8 @@ from dispatcher.errors import (
     StoreUnavailable,
 )
 from dispatcher.message import Message
+from dispatcher.reservation.booking import LegRequest
+from dispatcher.reservation.shards import Answer
 from dispatcher.store import Addition
 from tests.simulation.scheduler import Process, Scheduler
 
@@ -239,3 +241,24 @@ class BulkLine:
             return cast("bool | None", self._reached.add(every))
         except StoreUnavailable as error:
             return False if error.refused else None
+
+
+class Line:
+    """The shards as a client reaches them that makes a call for many messages once more.
+
+    ``reached`` is where calls may go wrong.
+    """
+
+    def __init__(self, reached: Any) -> None:
+        self._reached = reached
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reached, name)
+
+    def book(self, asked: Sequence[LegRequest], **more: Any) -> list[Answer]:
+        try:
+            return cast("list[Answer]", self._reached.book(asked, **more))
+        except ReservationsUnavailable:
+            if len(asked) == 1:
+                raise
+            return cast("list[Answer]", self._reached.book(asked, **more))

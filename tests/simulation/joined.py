@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from dispatcher.errors import StoreUnavailable, Suppressed
+from dispatcher.errors import StoreUnavailable
 from dispatcher.message import Message
-from tests.simulation.tables import Staged, Tables
+from dispatcher.testing.memory.joined import MemoryTransaction
+from dispatcher.testing.memory.tables import Tables
 
 OnEnd = Callable[[Sequence[Any], bool], None]
 
@@ -21,69 +21,6 @@ class Watch:
 
     joined: list[Any] = field(default_factory=list)
     undone: bool = False
-
-
-class MemoryTransaction:
-    """One transaction on the database: nobody else sees what is in it."""
-
-    def __init__(self, tables: Tables) -> None:
-        self._tables = tables
-        self._staged: dict[UUID, Staged] = {}
-        tables.open.append(self._staged)
-
-    def with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
-        self._check_open()
-        for each in self._staged.values():
-            if each.message.idempotency_key == idempotency_key:
-                return each.message, each.fingerprint or ""
-        known = self._tables.keys.get(idempotency_key)
-        if known is None:
-            return None
-        row = self._tables.messages[known]
-        return row.message(), row.fingerprint or ""
-
-    def insert(self, message: Message, *, enqueue_at: datetime, fingerprint: str | None) -> bool:
-        self._check_open()
-        tables, key = self._tables, message.idempotency_key
-        self.check_wanted(message.recipient, message.channel)
-        if message.id in tables.messages or message.id in tables.void or key in tables.keys:
-            return False
-        if message.id in self._staged or (key is not None and self.with_key(key) is not None):
-            return False
-        tables.check_free(message.id, key)
-        self._staged[message.id] = Staged(message, enqueue_at, fingerprint)
-        return True
-
-    def check_wanted(self, recipient: str, channel: str) -> None:
-        self._check_open()
-        if self._tables.is_suppressed(recipient, channel):
-            raise Suppressed(channel)
-
-    def present(self, message_ids: Sequence[UUID]) -> set[UUID]:
-        self._check_open()
-        return {
-            each for each in message_ids if each in self._staged or each in self._tables.messages
-        }
-
-    def commit(self) -> None:
-        self._check_open()
-        for each in self._staged.values():
-            self._tables.insert(
-                each.message, enqueue_at=each.enqueue_at, fingerprint=each.fingerprint
-            )
-        self.close()
-
-    def close(self) -> None:
-        """End it; what it has not committed is gone."""
-        self._tables.open[:] = [each for each in self._tables.open if each is not self._staged]
-
-    @property
-    def is_open(self) -> bool:
-        return any(each is self._staged for each in self._tables.open)
-
-    def _check_open(self) -> None:
-        if not self.is_open:
-            raise StoreUnavailable("the connection to the database broke")
 
 
 class Session:
@@ -109,7 +46,6 @@ class Session:
         return self._do(lambda: self._reached.with_key(idempotency_key))
 
     def add(self, message: Message, **more: Any) -> Any:
-        del more["status_url"]
         return self._do(lambda: self._reached.insert(message, **more))
 
     def check_wanted(self, recipient: str, channel: str) -> None:

@@ -12,9 +12,9 @@ from dispatcher.message import Outcome, Status
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import scope_of
 from dispatcher.store import ReservationRow
+from dispatcher.testing.memory.tables import NO_PLACE, AttemptRow, Row
 from dispatcher.times.send_time import to_ms
 from tests.simulation.setting import CHANNEL_LIMITS, QUOTAS, settings
-from tests.simulation.tables import NO_PLACE, AttemptRow, Row
 from tests.simulation.world import World
 from tests.support.checks import History, Stored, Windows, broken_promises, false_windows
 from tests.support.ledger import Line
@@ -289,7 +289,7 @@ def _windows(world: World) -> Windows:
     for name, window in world.server.holds.windows.items():
         scope = scope_of(name.encode())
         if scope is not None:
-            ids = {UUID(bytes=member[:16]): at for member, at in window.items()}
+            ids = {UUID(bytes=member[:16]): int(at) for member, at in window.items()}
             found[":".join(scope)] = {id_: at for id_, at in ids.items() if id_ not in old}
     return {scope: window for scope, window in found.items() if window}
 

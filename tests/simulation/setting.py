@@ -6,10 +6,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from dispatcher.channel import Channel, ScopeKind
+from dispatcher.channel import ChannelSettings, ScopeKind
 from dispatcher.quota import Limit, Quota
 from dispatcher.settings import Settings
-from tests.simulation.tables import CatchingUp
+from dispatcher.testing.memory.tables import CatchingUp
 
 QUOTAS = (Quota(2, 3_000), Quota(5, 15_000))
 CHANNEL_QUOTAS = (Quota(4, 5_000),)
@@ -32,10 +32,10 @@ def settings() -> Settings:
         shards=3,
         quotas=QUOTAS,
         channels={
-            "sms": Channel(**channel, limits=CHANNEL_LIMITS),
-            "mail": Channel(**channel, on_unknown="hold", quotas=CHANNEL_QUOTAS),
-            "push": Channel(**channel | {"max_attempts": 2}, catch_up="reslot"),
-            "page": Channel(**channel | {"max_attempts": 1}, catch_up="expire"),
+            "sms": ChannelSettings(**channel, limits=CHANNEL_LIMITS),
+            "mail": ChannelSettings(**channel, on_unknown="hold", quotas=CHANNEL_QUOTAS),
+            "push": ChannelSettings(**channel | {"max_attempts": 2}, catch_up="reslot"),
+            "page": ChannelSettings(**channel | {"max_attempts": 1}, catch_up="expire"),
         },
         scopes={"tenant": ScopeKind(quotas=TENANT_QUOTAS)},
         horizon=timedelta(seconds=6),

@@ -26,11 +26,12 @@ from dispatcher.reservation import (
     booking,
     windows,
 )
+from dispatcher.testing.memory.permits import MemoryPermits
+from dispatcher.testing.memory.server import Contents, Server
+from dispatcher.testing.memory.shards import MemoryShards, windows_on
+from dispatcher.testing.memory.windows_upkeep import MemoryUpkeep
 from dispatcher.times.send_time import from_ms
-from tests.simulation.permits import MemoryPermits
-from tests.simulation.server import Contents, Server
-from tests.simulation.shards import Line, MemoryShards, windows_on
-from tests.simulation.windows_upkeep import MemoryUpkeep
+from tests.simulation.faults import Line
 from tests.support.limiters import CLOCK, START_US, Clocked
 
 UNDER_WAY = timedelta(seconds=16)

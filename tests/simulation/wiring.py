@@ -27,20 +27,25 @@ from dispatcher.submission import (
     SuppressionList,
 )
 from dispatcher.telemetry.journal import Journal
+from dispatcher.testing.memory.joined import MemoryTransaction
+from dispatcher.testing.memory.messages import (
+    MemoryBulkMessages,
+    MemoryMessages,
+    MemorySuppressions,
+)
+from dispatcher.testing.memory.permits import MemoryPermits
+from dispatcher.testing.memory.shards import MemoryShards, windows_on
+from dispatcher.testing.memory.store_upkeep import MemoryOverdue
+from dispatcher.testing.memory.windows_upkeep import MemoryUpkeep
 from tests.simulation.broker import SimQueue
 from tests.simulation.callers import UseCases
 from tests.simulation.facts import WatchedClaims, WatchedUpkeep
-from tests.simulation.faults import BulkLine, Reached
-from tests.simulation.joined import MemoryJoined, MemoryTransaction, Session
+from tests.simulation.faults import BulkLine, Line, Reached
+from tests.simulation.joined import MemoryJoined, Session
 from tests.simulation.ledger import SimTransport
-from tests.simulation.messages import MemoryBulkMessages, MemoryMessages, MemorySuppressions
-from tests.simulation.permits import MemoryPermits
 from tests.simulation.scheduler import Process
 from tests.simulation.send_logs import MemoryClaimLog, MemorySendLogs
 from tests.simulation.setting import CHANNEL_LIMITS, QUOTAS, catching_up, settings
-from tests.simulation.shards import Line, MemoryShards, windows_on
-from tests.simulation.store_upkeep import MemoryOverdue
-from tests.simulation.windows_upkeep import MemoryUpkeep
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -97,6 +102,7 @@ class Wiring:
             permits=self._reached(self.permits, "permits", process),
             queue=self._queue_of(process),
             journal=Journal(),
+            jitter=self._world.rng.random,
         )
         transports = dict.fromkeys(_SETTINGS.channels, transport)
         return Delivery(parts, transports=transports, send_logs=self._send_logs)

@@ -26,6 +26,8 @@ from dispatcher.reservation import booking, windows
 from dispatcher.submission import (
     batch,
 )
+from dispatcher.testing.memory.server import Server
+from dispatcher.testing.memory.tables import Row, Tables
 from dispatcher.times.send_time import to_ms
 from tests.simulation.broker import Broker, begins_in
 from tests.simulation.callers import Caller, Known
@@ -35,9 +37,7 @@ from tests.simulation.faults import Weather
 from tests.simulation.ledger import Provider
 from tests.simulation.scheduler import START, Process, Scheduler, Threading
 from tests.simulation.scheduler import SimQueue as Calls
-from tests.simulation.server import Server
 from tests.simulation.setting import settings
-from tests.simulation.tables import Row, Tables
 from tests.simulation.wiring import Wiring
 
 _SECOND = 1_000_000
@@ -301,7 +301,6 @@ def patched(world: World) -> Iterator[None]:
             patch.object(sender_pool, "SimpleQueue", lambda: Calls(world.scheduler))
         )
         stack.enter_context(patch.object(sender_pool, "random", world.rng))
-        stack.enter_context(patch.object(sender, "random", world.rng))
         stack.enter_context(patch.object(sweep, "random", world.rng))
         stack.enter_context(patch.object(batch, "new_id", world.new_id))
         stack.enter_context(patch.object(batch, "BATCH", _BATCH))

@@ -236,10 +236,10 @@ BUGS = {
         {"store.messages.Messages.update": _any_status_updated}, test=_NOT_SCHEDULED
     ),
     "limits of channels off": Bug(
-        {"app.App._channel_limits": lambda _: property(lambda _: {})}, "I3", _LATE
+        {"app.App.channel_limits": lambda _: property(lambda _: {})}, "I3", _LATE
     ),
     "limits of scopes off": Bug(
-        {"app.App._scope_limits": lambda _: property(lambda _: [])}, "I3", _LATE
+        {"app.App.scope_limits": lambda _: property(lambda _: [])}, "I3", _LATE
     ),
     "permits counted from when they were taken, and not settled": Bug(
         {

@@ -49,7 +49,7 @@ def test_a_due_message_is_claimed_with_its_attempt(database: Database) -> None:
     assert (attempt.token, attempt.outcome, attempt.finished_at) == (1, None, None)
 
 
-def test_what_is_not_due_unknown_or_not_scheduled_is_not_claimed(database: Database) -> None:
+def test_messages_not_due_or_not_scheduled_are_not_claimed(database: Database) -> None:
     early = rows.add(database)
     cancelled = rows.add(database)
     Messages(database).cancel(cancelled.id)
@@ -211,7 +211,7 @@ def overtaken(database: Database, **changes: Any) -> tuple[Claim, Claim]:
     rows.age(database, frozen.message.id)
     assert len(StoreUpkeep(database).rescue(limit=10)) == 1
     if changes.get("on_unknown") == "hold":
-        HeldMessages(database).release(frozen.message.id)
+        HeldMessages(database).release(Messages(database).get(frozen.message.id))
     (current,) = claims(database).claim([frozen.message.id])
     return frozen, current
 
@@ -284,7 +284,7 @@ def test_a_success_that_comes_after_the_next_try_ends_the_message(
     assert outcomes(database, sent.id)[0] == "sent"
 
 
-def test_one_late_success_of_many_takes_the_others_along(database: Database) -> None:
+def test_late_successes_are_recorded_with_the_others(database: Database) -> None:
     several = [overtaken(database) for _ in range(3)]
     others = [rows.claimed(database) for _ in range(3)]
     record(database, *(Result(each, None) for each in [*others, *(old for old, _ in several)]))
@@ -328,7 +328,7 @@ def test_a_late_success_does_not_undo_a_cancel(database: Database) -> None:
     assert Messages(database).get(claim.message.id).status is Status.CANCELLED
 
 
-def test_what_is_put_back_counts_no_attempt(database: Database) -> None:
+def test_a_put_back_counts_no_attempt(database: Database) -> None:
     claim = rows.claimed(database)
     for _ in range(2):  # run again after a lost reply
         claims(database).put_back([(claim, MINUTE)], enqueue_in=rows.SOON)
@@ -341,7 +341,7 @@ def test_what_is_put_back_counts_no_attempt(database: Database) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_what_is_put_back_while_it_is_being_held_counts_no_attempt(database: Database) -> None:
+def test_a_put_back_during_a_rescue_counts_no_attempt(database: Database) -> None:
     """The statement that puts back waits for the rescue, and began before it was committed."""
     claim = rows.claimed(database, on_unknown="hold")
     rows.age(database, claim.message.id)
@@ -383,7 +383,7 @@ def waits_for_a_lock(database: Database) -> bool:
 
 
 @pytest.mark.parametrize("many", [1, 2])
-def test_what_is_put_back_to_be_looked_after_is_enqueued(database: Database, many: int) -> None:
+def test_put_back_messages_are_enqueued_by_the_sweep(database: Database, many: int) -> None:
     soon, late = ([rows.claimed(database) for _ in range(many)] for _ in range(2))
     claims(database).put_back([(claim, MINUTE) for claim in soon], enqueue_in=rows.SOON)
     claims(database).put_back([(claim, MINUTE) for claim in late], enqueue_in=-rows.SOON)
@@ -391,7 +391,7 @@ def test_what_is_put_back_to_be_looked_after_is_enqueued(database: Database, man
     assert [at is not None for at in found] == [True] * many + [False] * many
 
 
-def test_what_came_far_too_early_is_left_to_the_sweep(database: Database) -> None:
+def test_a_task_that_came_far_too_early_is_left_to_the_sweep(database: Database) -> None:
     message = rows.add(database)
     rows.change(database, message.id, enqueue_at=message.next_attempt_at + MINUTE)
     claims(database).enqueue_when_due([message.id])
@@ -432,7 +432,7 @@ def test_a_renewed_claim_holds_for_its_whole_length_and_only_while_it_is_ours(
     assert mine.renew([held]) == set()
 
 
-def test_what_is_due_in_a_moment_is_claimed_with_the_time_it_has_to_wait(
+def test_a_message_due_soon_is_claimed_with_its_wait(
     database: Database,
 ) -> None:
     soon = rows.add(database, send_at=rows.now() + timedelta(seconds=20))
@@ -445,7 +445,7 @@ def test_what_is_due_in_a_moment_is_claimed_with_the_time_it_has_to_wait(
     assert rows.claimed(database).due_in == 0
 
 
-def test_what_was_claimed_early_is_not_due_earlier_when_it_is_put_back(database: Database) -> None:
+def test_a_put_back_of_an_early_claim_does_not_move_its_time(database: Database) -> None:
     message = rows.add(database)
     [claim] = claims(database).claim([message.id], ahead=timedelta(hours=2))
     claims(database).put_back([(claim, timedelta(0))], enqueue_in=rows.SOON)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
@@ -43,6 +44,7 @@ def stored(database: Database) -> list[Message]:
             send_at=rows.now() + number * HOUR,
             idempotency_key=f"{'Key' if number < 5 else 'key'} {number}",
             scopes={"tenant": f"t{number % 2}", "shop": "s%"} if number > 2 else {},
+            campaign=(None, "summer", "Summer", "summer")[number % 4],
         )
         if number % 3 == 0:
             message = Messages(database).cancel(message.id)
@@ -69,6 +71,13 @@ CASES: list[tuple[dict[str, Any], Any]] = [
     ({"scopes": {"tenant": "t1"}}, lambda each: each.scopes.get("tenant") == "t1"),
     ({"scopes": {"tenant": "t1", "shop": "s%"}, "channel": "mail"}, lambda each: (
         each.scopes.get("tenant") == "t1" and each.channel == "mail")),
+    ({"campaign": "summer"}, lambda each: each.campaign == "summer"),
+    ({"campaign": "Summer"}, lambda each: each.campaign == "Summer"),
+    ({"campaign": "summe"}, lambda _: False),
+    ({"campaign": "summer", "status": "cancelled"}, lambda each: (
+        each.campaign == "summer" and each.status is Status.CANCELLED)),
+    ({"campaign": "summer", "recipient": "r1", "channel": "mail"}, lambda each: (
+        each.campaign == "summer" and each.recipient == "r1" and each.channel == "mail")),
     ({"scopes": {"shop": "s_"}}, lambda _: False),
     ({"scopes": {"recipient.sms": "s2"}}, lambda each: (
         each.scope == "s2" and each.channel == "sms")),
@@ -77,22 +86,29 @@ CASES: list[tuple[dict[str, Any], Any]] = [
 ]  # fmt: skip
 
 
-def test_what_matches_is_found_counted_and_paged(listing: Listing, stored: list[Message]) -> None:
+def test_matching_messages_are_found_counted_and_paged(
+    listing: Listing, stored: list[Message]
+) -> None:
     for wanted, matches in CASES:
         expected = [each for each in stored if matches(each)]
         selection = chosen(**wanted)
         assert listing.count(selection) == len(expected), wanted
+        by_status = Counter((each.channel, each.status) for each in expected)
+        found = listing.counts(selection)
+        assert {(channel, status): many for channel, some in found.items()
+                for status, many in some.items()} == by_status  # fmt: skip
         oldest = listing.pages(selection, size=4, oldest_first=True)
         assert [each for page in oldest for each in page] == expected, wanted
         for limit in (1, 2, 3, 50):
             assert _all_pages(listing, selection, limit) == expected[::-1], wanted
 
 
-def test_what_was_made_after_a_message_is_found_from_either_end(
+def test_messages_after_a_cursor_are_found_from_either_end(
     listing: Listing, stored: list[Message]
 ) -> None:
     cases: list[tuple[int, dict[str, str]]] = [
         (3, {}), (9, {}), (4, {"channel": "mail"}), (2, {"recipient": "r1"}),
+        (1, {"campaign": "summer"}),
     ]  # fmt: skip
     for number, wanted in cases:
         expected = [
@@ -159,7 +175,9 @@ def test_a_filter_that_does_not_exist_is_a_type_error() -> None:
         chosen(recipent="ada")
 
 
-def test_what_is_made_later_is_left_out(database: Database, listing: Listing) -> None:
+def test_messages_made_after_the_first_page_are_left_out(
+    database: Database, listing: Listing
+) -> None:
     first = rows.add(database)
     before = new_id()
     rows.add(database)
@@ -198,6 +216,8 @@ INDEXES: list[tuple[dict[str, Any], str]] = [
     ({"recipient": "ada"}, "ix_dispatcher_messages_recipient"),
     ({"idempotency_key": "k"}, "id=?"),
     ({"channel": "sms"}, "id>? AND id<?"),
+    ({"campaign": "summer"}, "ix_dispatcher_messages_campaign (campaign>? AND campaign<?"),
+    ({"status": "failed"}, "ix_dispatcher_messages_unsent (status=?"),
 ]
 
 
@@ -250,9 +270,10 @@ def _plans(database: Database, listing: Listing, selection: Selection) -> Iterat
         ({"from_at": "2030-01-02T00:00Z", "until_at": "2030-01-01T00:00Z"}, "until_at"),
         ({"overdue": True, "status": "sent"}, "overdue"),
         ({"overdue": "yes"}, "overdue"),
+        ({"campaign": "c" * 65}, "campaign"),
     ],
 )
-def test_what_cannot_be_said_is_refused(wanted: dict[str, Any], field: str) -> None:
+def test_a_bad_filter_is_refused_by_field(wanted: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidDraft) as refused:
         chosen(**wanted)
     assert refused.value.field == field
@@ -276,7 +297,9 @@ def ended(database: Database, status: str, ago: timedelta, channel: str = "sms")
     rows.change(database, message.id, status=status, finished_at=rows.now() - ago)
 
 
-def test_what_lives_counts_and_what_ended_lately(database: Database, figures: Figures) -> None:
+def test_counts_have_live_messages_and_those_ended_lately(
+    database: Database, figures: Figures
+) -> None:
     rows.add(database, channel="mail")
     rows.claimed(database)
     held = rows.claimed(database)

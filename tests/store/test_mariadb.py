@@ -82,7 +82,7 @@ def test_a_connection_is_set_up_whatever_the_server_is_used_to(database: Databas
     }  # fmt: skip
 
 
-def test_what_a_url_asks_for_wins(impatient: Database) -> None:
+def test_options_of_the_url_win(impatient: Database) -> None:
     with impatient.engine.connect() as connection:
         asked = connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar_one()
     assert asked == 0
@@ -113,7 +113,7 @@ def test_instants_keep_their_microseconds(database: Database) -> None:
     assert Messages(database).get(message.id).send_at == send_at
 
 
-def test_what_does_not_fit_is_refused_and_not_cut(database: Database) -> None:
+def test_a_value_too_long_for_its_column_is_refused(database: Database) -> None:
     message = rows.a_message(zone="z" * 64)
     with pytest.raises(StoreUnavailable) as caught:
         Messages(database).add(message, enqueue_at=message.send_at, fingerprint=None)
@@ -135,7 +135,7 @@ def test_a_body_that_no_packet_holds_is_refused_on_a_line_that_stays(database: D
     assert rows.count(database) == 0
 
 
-def test_what_stops_a_statement_in_the_midst_of_its_answer_leaves_no_rest(
+def test_an_interrupted_statement_leaves_no_rest_on_its_connection(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = rows.add(database)
@@ -265,7 +265,7 @@ def test_claims_wait_for_nobody_and_leave_what_others_hold(database: Database) -
     by_id = f"SELECT id FROM dispatcher_messages WHERE id = x'{held.id.hex}' FOR UPDATE"  # noqa: S608 - our id
     with holding(database, by_id):
         [claim] = Claims(database, ttl=rows.TTL).claim([held.id, free.id])
-        due = StoreUpkeep(database).take_due(limit=9, grace=rows.SOON)
+        due = rows.take_due(StoreUpkeep(database), limit=9, grace=rows.SOON)
     assert claim.message.id == free.id
     assert due == []
     assert seen == []
@@ -364,7 +364,7 @@ def _taken(database: Database) -> int:
 LOOKS: dict[str, tuple[Callable[[Database], object], Callable[[Database], int]]] = {
     "take_due": (
         lambda database: [rows.add_due(database) for _ in range(3)],
-        lambda database: len(StoreUpkeep(database).take_due(limit=9, grace=rows.SOON)),
+        lambda database: len(rows.take_due(StoreUpkeep(database), limit=9, grace=rows.SOON)),
     ),
     "rescue": (_claims_that_ran_out, lambda database: len(StoreUpkeep(database).rescue(limit=9))),
     "prune": (
@@ -384,7 +384,7 @@ LOOKS: dict[str, tuple[Callable[[Database], object], Callable[[Database], int]]]
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_what_is_looked_for_is_read_and_not_the_table(cold: Database, look: str) -> None:
+def test_looks_of_the_sweep_read_their_index_alone(cold: Database, look: str) -> None:
     prepare, find = LOOKS[look]
     prepare(cold)
     before = _status(cold, "Handler_read")

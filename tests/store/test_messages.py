@@ -29,7 +29,7 @@ TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 pytestmark = pytest.mark.every_database
 
 
-def test_what_was_added_is_read_back_the_same(database: Database) -> None:
+def test_an_added_message_is_read_back_the_same(database: Database) -> None:
     message = rows.a_message(
         expires_at=rows.now() + timedelta(days=1),
         idempotency_key="key",
@@ -47,7 +47,7 @@ def test_what_was_added_is_read_back_the_same(database: Database) -> None:
     assert store.attempts(message.id) == []
 
 
-def test_what_was_added_in_bulk_is_read_back_the_same(database: Database) -> None:
+def test_messages_added_in_bulk_are_read_back_the_same(database: Database) -> None:
     near = rows.a_message(enqueued_at=rows.now())
     far = rows.a_message(trace="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
     both = [near, far]
@@ -151,7 +151,7 @@ def test_a_message_is_taken_back_while_it_is_scheduled(database: Database, key: 
     assert upkeep.prune(older_than=timedelta(seconds=-1), limit=9) == 1
 
 
-def test_what_could_not_be_published_is_enqueued_at_once(database: Database) -> None:
+def test_an_unpublished_message_is_due_for_enqueueing_at_once(database: Database) -> None:
     message = rows.add(database)
     Messages(database).enqueue_again([message.id])
     assert rows.row(database, message.id).enqueue_at <= rows.now() + timedelta(seconds=1)
@@ -245,7 +245,7 @@ def test_a_body_comes_back_as_it_was_given(database: Database, body: dict[str, A
     assert Messages(database).get(together.id).body == body
 
 
-def test_what_a_column_does_not_take_is_no_duplicate(database: Database) -> None:
+def test_a_violated_column_is_not_taken_for_a_duplicate(database: Database) -> None:
     message = rows.a_message(channel=None, idempotency_key="key")
     with pytest.raises(StoreUnavailable) as caught:
         Messages(database).add(message, enqueue_at=message.send_at, fingerprint=None)

@@ -24,6 +24,7 @@ from tests.support.mariadb import MariaDBServer
 from tests.support.migrations import HEAD, NEXT, become_next_version, differences
 from tests.support.processes import in_processes
 from tests.support.tables import NAMES, TABLES
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.every_database
 
@@ -77,7 +78,7 @@ def test_migrating_again_changes_nothing(empty: Database) -> None:
     assert there(empty) == NAMES
 
 
-def test_who_asks_before_the_migration_is_told_to_migrate(empty: Database) -> None:
+def test_a_missing_schema_is_named_with_its_remedy(empty: Database) -> None:
     with pytest.raises(StoreUnavailable, match=r"schema is behind .* run `dispatcher migrate`"):
         Messages(empty).get(new_id())
 
@@ -135,7 +136,7 @@ def test_several_migrations_at_once_take_turns(empty_database_url: str) -> None:
     assert in_processes(4, migrated, empty_database_url) == [HEAD] * 4
 
 
-def test_who_first_opens_a_file_waits_for_another_who_does(tmp_path: Path) -> None:
+def test_the_first_opening_of_a_file_waits_for_another(tmp_path: Path) -> None:
     path = tmp_path / "new.db"
     with sqlite3.connect(path, isolation_level=None) as other:
         other.execute("BEGIN EXCLUSIVE")
@@ -148,7 +149,7 @@ def test_who_first_opens_a_file_waits_for_another_who_does(tmp_path: Path) -> No
         database.close()
 
 
-def test_who_first_opens_a_file_waits_no_longer_than_for_any_lock(
+def test_the_first_opening_of_a_file_waits_no_longer_than_for_a_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dispatcher.store.engines.sqlite._BUSY_SECONDS", 0.2)
@@ -281,6 +282,50 @@ def back_to(database: Database, revision: str) -> None:
     with database.engine.connect() as connection:
         config.attributes.update(connection=connection, database=database)
         command.downgrade(config, revision)
+
+
+def test_on_postgresql_the_index_of_campaigns_is_built_while_others_write(
+    database: Database,
+) -> None:
+    """Interrupted, the migration goes on where it was."""
+    if database.url.get_backend_name() != "postgresql":
+        pytest.skip("about PostgreSQL")
+    ended = rows.add(database)
+    rows.change(database, ended.id, status="sent", finished_at=rows.now())
+    message = rows.add(database)
+    back_to(database, "0002")
+    # As a run leaves it that is interrupted: else the transaction below would keep it waiting.
+    run(database, "ALTER TABLE dispatcher_messages ADD campaign VARCHAR(64)")
+    with ThreadPoolExecutor(1) as pool, database.engine.connect() as writer:
+        writer.exec_driver_sql("BEGIN")
+        writer.exec_driver_sql("UPDATE dispatcher_messages_live SET max_attempts = 9")
+        interrupted = pool.submit(migrate, database)
+        wait_until(lambda: building(database), 30)
+        rows.add(database)
+        run(database, f"SELECT pg_cancel_backend({building(database)})")
+        with pytest.raises(StoreUnavailable):
+            interrupted.result(30)
+        again = pool.submit(migrate, database)
+        wait_until(lambda: building(database), 30)
+        rows.add(database)
+        writer.exec_driver_sql("COMMIT")
+        assert again.result(30) == HEAD
+    assert differences(database) == []
+    assert Messages(database).get(message.id).max_attempts == 9
+    valid = (
+        "SELECT bool_and(indisvalid) FROM pg_index WHERE indexrelid::regclass::text ~ 'campaign'"
+    )
+    assert database.run(lambda connection: connection.exec_driver_sql(valid).scalar())
+
+
+def building(database: Database) -> int | None:
+    """Return the process of PostgreSQL that builds an index and waits for a transaction."""
+    query = (
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND "
+        "wait_event_type = 'Lock' AND query ~ '^(CREATE|DROP) INDEX CONCURRENTLY'"
+    )
+    found: int | None = database.run(lambda connection: connection.exec_driver_sql(query).scalar())
+    return found
 
 
 @pytest.mark.parametrize(

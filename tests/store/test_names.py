@@ -84,7 +84,7 @@ def test_the_migrations_build_what_is_described(
 
 
 @under_names
-def test_what_is_stored_is_found_again(named: Database) -> None:
+def test_all_statements_work_with_other_names_of_tables(named: Database) -> None:
     rows.add(named, idempotency_key="key")
     claim = rows.claimed(named)
     Claims(named, ttl=rows.TTL).put_back([(claim, timedelta(0))], enqueue_in=timedelta(0))

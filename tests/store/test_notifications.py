@@ -1,4 +1,4 @@
-"""Of whom somebody is yet to be told, and the status messages that do it."""
+"""Pending notifications, and the status messages that deliver them."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ NO_WAIT = timedelta(0)
 MANY = 5_000
 
 
-def untold(database: Database, *, tells_errors: bool = False) -> Notifications:
+def due_notifications(database: Database, *, tells_errors: bool = False) -> Notifications:
     return Notifications(database, channel="status", max_attempts=7, tells_errors=tells_errors)
 
 
 def tell(database: Database) -> list[Any]:
     """Tell everything; return the rows of the status messages made by that."""
-    made = untold(database).tell(limit=100)
+    made = due_notifications(database).tell(limit=100)
     return [rows.row(database, each) for each in made]
 
 
@@ -116,7 +116,7 @@ def test_each_end_is_told_once(
     [row] = tell(database)
     assert (row.channel, row.recipient, row.status) == ("status", URL, "scheduled")
     assert (row.scope, row.reserved, row.max_attempts) == ("", False, 7)
-    assert (row.on_unknown, row.status_url, row.told) == ("retry", None, None)
+    assert (row.on_unknown, row.status_url, row.notified_status) == ("retry", None, None)
     body = dict(row.body)
     at = body.pop("timestamp")
     if message.finished_at is not None:
@@ -135,7 +135,7 @@ def test_each_end_is_told_once(
         },
     }
     assert tell(database) == []
-    assert rows.row(database, message.id).told == status.value
+    assert rows.row(database, message.id).notified_status == status.value
 
 
 def rescued(database: Database) -> UUID:
@@ -149,7 +149,7 @@ def rescued(database: Database) -> UUID:
 
 def dropped(database: Database) -> UUID:
     message = ended(database, Status.HELD)
-    return HeldMessages(database).drop(message.id).id
+    return HeldMessages(database).drop(Messages(database).get(message.id)).id
 
 
 def overdue(database: Database) -> UUID:
@@ -209,7 +209,7 @@ def test_the_words_of_a_provider_are_told_only_where_it_is_asked_for(database: D
     [row] = tell(database)
     assert "why" not in str(row.body)
     failed(database)
-    [made] = untold(database, tells_errors=True).tell(limit=9)
+    [made] = due_notifications(database, tells_errors=True).tell(limit=9)
     assert rows.row(database, made).body["data"]["last_error"] == "why"
 
 
@@ -217,7 +217,7 @@ def test_a_status_message_is_due_at_once_and_takes_no_place(database: Database) 
     sent(database)
     [row] = tell(database)
     upkeep = StoreUpkeep(database)
-    [due] = upkeep.take_due(limit=9, grace=timedelta(seconds=5))
+    [due] = rows.take_due(upkeep, limit=9, grace=timedelta(seconds=5))
     assert (due.message_id, due.channel) == (row.id, "status")
     [claim] = claims(database).claim([row.id])
     assert claim.message.recipient == URL
@@ -226,7 +226,7 @@ def test_a_status_message_is_due_at_once_and_takes_no_place(database: Database) 
     assert len(places) == upkeep.count_reservations(memory=rows.AGES) == 1
 
 
-def test_what_has_not_ended_and_what_nobody_asked_for_is_not_told(database: Database) -> None:
+def test_live_messages_and_those_without_a_status_url_are_not_notified(database: Database) -> None:
     asked(database)
     claims(database).claim([asked(database).id])
     quiet = rows.claimed(database)
@@ -260,17 +260,17 @@ def test_an_end_after_a_retry_is_told_again(database: Database) -> None:
     assert first[0].id != again[0].id
 
 
-def test_what_is_held_again_after_a_release_is_told_again(database: Database) -> None:
+def test_a_message_held_again_after_a_release_is_notified_again(database: Database) -> None:
     message = ended(database, Status.HELD)
     assert len(tell(database)) == 1
-    HeldMessages(database).release(message.id)
+    HeldMessages(database).release(Messages(database).get(message.id))
     assert tell(database) == []
     (claim,) = claims(database).claim([message.id])
     failure = Failure(claim, Outcome.UNKNOWN, "why", None)
     claims(database).record([], [failure], enqueue_in=NO_WAIT)
     [row] = tell(database)
     assert row.body["type"] == "message.held"
-    HeldMessages(database).drop(message.id)
+    HeldMessages(database).drop(Messages(database).get(message.id))
     [row] = tell(database)
     assert row.body["type"] == "message.failed"
 
@@ -278,9 +278,9 @@ def test_what_is_held_again_after_a_release_is_told_again(database: Database) ->
 def test_a_status_message_that_is_there_is_made_no_second_time(database: Database) -> None:
     message = sent(database)
     [row] = tell(database)
-    rows.change(database, message.id, told="scheduled")
+    rows.change(database, message.id, notified_status="scheduled")
     assert tell(database) == []
-    assert rows.row(database, message.id).told == "sent"
+    assert rows.row(database, message.id).notified_status == "sent"
     assert rows.row(database, row.id) == row
 
 
@@ -302,14 +302,14 @@ def test_two_sweeps_side_by_side_make_each_status_message_once(database: Databas
     def sweep() -> None:
         start.wait(60)
         for _ in range(6):
-            made.update(untold(database).tell(limit=7))
+            made.update(due_notifications(database).tell(limit=7))
 
     threads = [threading.Thread(target=sweep) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    made.update(untold(database).tell(limit=100))
+    made.update(due_notifications(database).tell(limit=100))
     told = {rows.row(database, each).body["data"]["id"] for each in made}
     assert (len(made), len(told), set(made.values())) == (30, 30, {1})
 
@@ -331,9 +331,9 @@ def test_every_way_to_store_a_message_stores_who_is_told(database: Database) -> 
         connection.commit()
     for message in (alone, together, joined):
         found = rows.row(database, message.id)
-        assert (found.status_url, found.told) == (URL, "scheduled")
+        assert (found.status_url, found.notified_status) == (URL, "scheduled")
     found = rows.row(database, plain.id)
-    assert (found.status_url, found.told) == (None, None)
+    assert (found.status_url, found.notified_status) == (None, None)
 
 
 def _ends(joined: Sequence[object], is_certain: bool) -> None:
@@ -348,18 +348,23 @@ def test_no_statement_of_delivery_knows_who_is_told() -> None:
     statements += [getattr(made, name)._one for name in singly]
     for statement in statements:
         text = str(statement.compile(dialect=make_url("postgresql+psycopg://").get_dialect()()))
-        assert not re.search(r"status_url|messages\.told|\btold\s*=", text), text
+        assert not re.search(r"status_url|messages\.notified_status|\bnotified_status\s*=", text), (
+            text
+        )
 
 
 def store_many(database: Database) -> None:
-    """Store many messages of which half were told of, half are to come, and three are untold."""
+    """Store many messages: half are notified, half are to come, and three notifications are due."""
     some = [rows.a_message() for _ in range(MANY)]
     for start in range(0, MANY, 5_000):
         part = some[start : start + 5_000]
         BulkMessages(database).add(Addition(each, each.send_at, None, "{}", URL) for each in part)
     half = update(messages).where(messages.c.id < some[MANY // 2].id)
     ends = half.values(
-        status="cancelled", told="cancelled", reserved=False, finished_at=messages.c.send_at
+        status="cancelled",
+        notified_status="cancelled",
+        reserved=False,
+        finished_at=messages.c.send_at,
     )
     database.run(lambda connection: connection.execute(ends))
     is_mysql = database.url.get_backend_name() == "mysql"
@@ -369,13 +374,13 @@ def store_many(database: Database) -> None:
         Messages(database).cancel(asked(database).id)
 
 
-def test_what_was_told_and_what_is_not_over_is_not_looked_at(database: Database) -> None:
+def test_the_look_for_notifications_reads_the_due_ones_alone(database: Database) -> None:
     store_many(database)
-    assert_reads_few(database, lambda: untold(database).tell(limit=1_000), most=3)
+    assert_reads_few(database, lambda: due_notifications(database).tell(limit=1_000), most=3)
 
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
-def test_what_is_unreleased_is_found_by_the_same_index(database: Database) -> None:
+def test_unreleased_reservations_are_found_by_the_same_index(database: Database) -> None:
     store_many(database)
     upkeep = StoreUpkeep(database)
     assert_reads_few(database, lambda: upkeep.unreleased(limit=1_000), most=3)
@@ -394,7 +399,10 @@ def assert_reads_few(database: Database, call: Callable[[], object], *, most: in
         elif kind == "sqlite":
             explained = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
             [plan] = [row[-1] for row in explained]
-            assert plan == "SCAN dispatcher_messages USING INDEX ix_dispatcher_messages_untold"
+            assert (
+                plan
+                == "SCAN dispatcher_messages USING INDEX ix_dispatcher_messages_notification_due"
+            )
         else:
             explain = f"EXPLAIN {statement}"
             [row] = connection.exec_driver_sql(explain, parameters).mappings()

@@ -40,7 +40,7 @@ def storing(database: Database, *some: Message) -> Iterator[Connection]:
         yield other
 
 
-def test_what_was_given_up_is_stored_on_no_way(database: Database) -> None:
+def test_an_id_given_up_is_stored_by_no_statement(database: Database) -> None:
     message, other = rows.a_message(), rows.a_message()
     assert StoreUpkeep(database).give_up([message.id]) == ({}, {message.id}, set())
     with pytest.raises(GivenUp):
@@ -76,7 +76,7 @@ def test_messages_are_left_alone(database: Database) -> None:
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
-def test_what_is_being_stored_is_waited_for(database: Database, end: str) -> None:
+def test_giving_up_waits_for_an_insert_under_way(database: Database, end: str) -> None:
     message, orphan = rows.a_message(), rows.a_message()
     upkeep = StoreUpkeep(database)
     with storing(database, message) as other:
@@ -90,7 +90,7 @@ def test_what_is_being_stored_is_waited_for(database: Database, end: str) -> Non
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_one_long_transaction_stops_neither_the_sweep_nor_others(database: Database) -> None:
+def test_a_long_transaction_stops_neither_the_sweep_nor_others(database: Database) -> None:
     stored, orphan = [rows.a_message() for _ in range(60)], rows.a_message()
     upkeep = StoreUpkeep(database)
     with storing(database, *stored) as other:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
@@ -13,16 +14,22 @@ from sqlalchemy import Executable, Text, cast, insert, literal, literal_column, 
 from sqlalchemy.dialects.postgresql import REGCLASS
 
 from dispatcher import Message, Status
+from dispatcher.faults import InjectedFault
 from dispatcher.message import Outcome
 from dispatcher.store import (
+    Addition,
+    BulkMessages,
     Claims,
     Database,
+    FailedMessages,
     Failure,
     Messages,
     Result,
     StoreSurvey,
     StoreUpkeep,
 )
+from dispatcher.store.engines import partitions
+from dispatcher.store.schema import to_values
 from tests.support import rows
 from tests.support.tables import attempts, messages
 from tests.support.waiting import wait_until
@@ -142,7 +149,7 @@ def test_claims_and_the_sweep_look_at_live_messages_alone(database: Database) ->
         for day in days(database, table) - {today(database)}
     ] + [f"LOCK TABLE {table}_history_other IN ACCESS EXCLUSIVE MODE" for table in SPLIT]
     with in_use(database, *locks):
-        assert len(upkeep.take_due(limit=9, grace=rows.SOON)) == 4
+        assert len(rows.take_due(upkeep, limit=9, grace=rows.SOON)) == 4
         sent, snoozed, *more = claims.claim([each.id for each in due])
         assert claims.renew([sent]) == {sent.message.id}
         claims.put_back([(snoozed, rows.SOON)], enqueue_in=rows.SOON)
@@ -180,7 +187,7 @@ def test_a_prune_makes_the_coming_days_and_drops_the_old_ones(database: Database
     "needed",
     [
         {"status": "cancelled", "reserved": True},
-        {"status_url": "https://example.org", "told": "scheduled"},
+        {"status_url": "https://example.org", "notified_status": "scheduled"},
     ],
     ids=["unreleased", "unreported"],
 )
@@ -196,7 +203,7 @@ def test_a_day_stays_while_something_remains_to_be_done(
     assert upkeep.prune(older_than=RETENTION, limit=9) == 1
     assert Messages(database).get(message.id).id == message.id
     assert Messages(database).attempts(other.id) == []
-    rows.change(database, message.id, reserved=False, told=None, status_url=None)
+    rows.change(database, message.id, reserved=False, notified_status=None, status_url=None)
     assert upkeep.keep_days(older_than=RETENTION) == [day]
     assert rows.count(database) == 0
 
@@ -227,6 +234,77 @@ def test_a_day_that_is_read_is_dropped_later_and_nothing_waits_for_it(database: 
         assert upkeep.keep_days(older_than=RETENTION) == []
         rows.add(database)
     assert upkeep.keep_days(older_than=RETENTION) == [day]
+
+
+def test_messages_are_deleted_one_by_one_where_their_day_stays_for_another(
+    database: Database,
+) -> None:
+    barely, long_ago = today(database) - RETENTION - DAY, today(database) - OLD
+    for each in (barely, long_ago):
+        make_day(database, each)
+    kept, gone = ended(database, RETENTION + DAY), ended(database, OLD)
+    assert StoreUpkeep(database).prune(older_than=RETENTION, limit=9) == 1
+    ids = BulkMessages(database).these([kept.id, gone.id])
+    assert [each.id for each in ids] == [kept.id]
+
+
+def test_a_message_that_is_retried_while_its_day_goes_keeps_its_key_or_is_gone(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_day(database, today(database) - OLD)
+    message = ended(database, OLD, idempotency_key="old")
+    rows.change(database, message.id, status="failed")
+    free, failed = partitions._free_keys, FailedMessages(database)
+
+    def free_after_a_retry(*given: Any) -> None:
+        found = [(each, 1) for each in failed.look([message.id]).values()]
+        failed.retry(found)
+        free(*given)
+
+    monkeypatch.setattr(partitions, "_free_keys", free_after_a_retry)
+    StoreUpkeep(database).keep_days(older_than=RETENTION)
+    assert Messages(database).with_key("old") is None
+    assert rows.count(database) == 0
+
+
+def test_a_day_whose_sweep_died_before_it_was_dropped_is_dropped_by_the_next(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_day(database, today(database) - OLD)
+    ended(database, OLD, idempotency_key="old")
+    with monkeypatch.context() as patch:
+        patch.setattr(partitions, "_free_keys", _die)
+        with pytest.raises(InjectedFault):
+            StoreUpkeep(database).keep_days(older_than=RETENTION)
+    key = "SELECT count(*) FROM dispatcher_idempotency_keys"
+    left = "SELECT count(*) FROM pg_class WHERE relname LIKE '%detached%' AND relkind = 'r'"
+    assert (run(database, key)[0][0], run(database, left)[0][0]) == (1, 1)
+    StoreUpkeep(database).keep_days(older_than=RETENTION)
+    assert (run(database, key)[0][0], run(database, left)[0][0]) == (0, 0)
+
+
+def _die(*_: object) -> None:
+    raise InjectedFault
+
+
+def test_old_attempts_of_a_day_without_a_partition_go_when_their_message_is_gone(
+    database: Database,
+) -> None:
+    message = ended(database, OLD)
+    run(database, "DELETE FROM dispatcher_messages")
+    upkeep = StoreUpkeep(database)
+    upkeep.keep_days(older_than=60 * DAY)
+    assert len(Messages(database).attempts(message.id)) == 1
+    upkeep.keep_days(older_than=RETENTION)
+    assert Messages(database).attempts(message.id) == []
+
+
+def test_days_behind_a_missing_one_are_not_counted(database: Database) -> None:
+    run(database, f"DROP TABLE {SPLIT[0]}_history_{today(database) + 2 * DAY:%Y%m%d}")
+    try:
+        assert StoreSurvey(database).housekeeping().days == (1, False)  # type: ignore[union-attr]  # PostgreSQL has it
+    finally:
+        StoreUpkeep(database).keep_days(older_than=RETENTION)
 
 
 def test_an_end_on_a_day_without_a_partition_is_recorded(database: Database) -> None:
@@ -284,6 +362,22 @@ def test_a_message_whose_first_insert_is_not_answered_is_not_stored_twice(
     with while_another_ends_it(database, message, first, work=again) as coming:
         assert coming.result().id == message.id
     assert [each.status for each in rows.listed(database) if each.id == message.id] == [Status.SENT]
+
+
+@pytest.mark.parametrize("how", ["alone", "in a batch"])
+def test_an_insert_that_the_server_runs_too_late_stores_nothing(
+    database: Database, how: str
+) -> None:
+    """Its client gave it up and stored the message again, which was sent meanwhile."""
+    message = replace(ended(database, timedelta(0)), status=Status.SCHEDULED)
+    late = Addition(message, message.send_at, None, "{}")
+    if how == "alone":
+        insert_it = Messages(database)._insert_directly
+        assert insert_it is not None
+        assert not insert_it((*to_values(late), None))
+    else:
+        assert BulkMessages(database).add([late, late._replace(message=rows.a_message())]) is False
+    assert rows.count(database) == 1
 
 
 def test_no_void_row_is_left_beside_a_message_that_has_ended(database: Database) -> None:

@@ -215,3 +215,13 @@ def test_old_attempts_are_not_looked_at(database: Database) -> None:
             [plan] = connection.exec_driver_sql(explain, parameters).scalar_one()
             assert "dispatcher_attempts" not in scans(plan["Plan"]), statement
             assert touched(plan["Plan"]) < 50 * BATCH, statement
+
+
+def test_a_day_without_a_partition_is_read_too(database: Database) -> None:
+    """Else a rebuild would forget what ended in it, and quotas and limits would be exceeded."""
+    expected = sent_at(database, *[rows.now() - timedelta(hours=25)] * 5)
+    each_once(read(database, batch=3, memory=3 * DAY), expected)
+    pages = StoreUpkeep(database).reservations(memory=3 * DAY, batch=3)
+    assert sorted(each.message_id for page in pages for each in page) == sorted(
+        message_id for message_id, _ in expected
+    )

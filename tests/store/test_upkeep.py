@@ -44,15 +44,15 @@ def ended(database: Database, ago: timedelta) -> UUID:
     return claim.message.id
 
 
-def test_what_is_due_comes_soonest_first_and_only_so_many(database: Database) -> None:
+def test_due_messages_come_soonest_first_up_to_the_limit(database: Database) -> None:
     times = [rows.now() - timedelta(seconds=seconds) for seconds in (10, 30, 20, 40)]
     ids = [rows.add(database, send_at=time).id for time in times]
     rows.add(database)
-    taken = StoreUpkeep(database).take_due(limit=3, grace=GRACE)
+    taken = rows.take_due(StoreUpkeep(database), limit=3, grace=GRACE)
     assert [due.message_id for due in taken] == [ids[3], ids[1], ids[2]]
     assert taken[0].channel == "sms"
     assert taken[0].next_attempt_at == times[3]
-    left = StoreUpkeep(database).take_due(limit=3, grace=GRACE)
+    left = rows.take_due(StoreUpkeep(database), limit=3, grace=GRACE)
     assert [due.message_id for due in left] == [ids[0]]
 
 
@@ -69,7 +69,7 @@ def test_two_sweeps_side_by_side_take_each_once_and_again_after_its_grace(
             upkeep = StoreUpkeep(database)
             start.wait(60)
             for _ in range(6):
-                taken.update(due.message_id for due in upkeep.take_due(limit=7, grace=GRACE))
+                taken.update(due.message_id for due in rows.take_due(upkeep, limit=7, grace=GRACE))
 
         threads = [threading.Thread(target=sweep) for _ in range(2)]
         for thread in threads:
@@ -77,7 +77,7 @@ def test_two_sweeps_side_by_side_take_each_once_and_again_after_its_grace(
         for thread in threads:
             thread.join(60)
         # What one of them reads may be locked for the other; then it comes with the next tick.
-        rest = StoreUpkeep(database).take_due(limit=len(ids), grace=GRACE)
+        rest = rows.take_due(StoreUpkeep(database), limit=len(ids), grace=GRACE)
         taken.update(due.message_id for due in rest)
         return taken
 
@@ -93,7 +93,7 @@ def test_a_message_taken_before_it_is_due_comes_again_only_after_it_was_due(
 ) -> None:
     message = rows.add(database)
     rows.change(database, message.id, enqueue_at=rows.now() - DAY)
-    assert len(StoreUpkeep(database).take_due(limit=9, grace=GRACE)) == 1
+    assert len(rows.take_due(StoreUpkeep(database), limit=9, grace=GRACE)) == 1
     assert rows.row(database, message.id).enqueue_at == message.send_at + GRACE
 
 
@@ -105,22 +105,22 @@ def test_the_later_a_message_is_the_longer_until_it_is_enqueued_again(
 ) -> None:
     message = rows.add(database, send_at=rows.now() - late * GRACE)
     before = rows.now()
-    assert len(StoreUpkeep(database).take_due(limit=9, grace=GRACE)) == 1
+    assert len(rows.take_due(StoreUpkeep(database), limit=9, grace=GRACE)) == 1
     again_at = rows.row(database, message.id).enqueue_at
     spent = rows.now() - before
     assert timedelta(0) <= again_at - (before + graces * GRACE) <= spent + timedelta(milliseconds=9)
 
 
-def test_what_is_taken_says_when_by_the_clock_of_the_database(database: Database) -> None:
+def test_take_due_answers_by_the_clock_of_the_database(database: Database) -> None:
     message, far = rows.add_due(database), rows.add(database)
     before = database.run(lambda connection: connection.scalar(select(database_now())))
-    StoreUpkeep(database).take_due(limit=9, grace=GRACE)
+    rows.take_due(StoreUpkeep(database), limit=9, grace=GRACE)
     after = database.run(lambda connection: connection.scalar(select(database_now())))
     first = rows.row(database, message.id).enqueued_at
     assert before <= first <= after
     assert rows.row(database, far.id).enqueued_at is None
     rows.change(database, message.id, enqueue_at=rows.now() - MINUTE, enqueued_at=first - DAY)
-    StoreUpkeep(database).take_due(limit=9, grace=GRACE)
+    rows.take_due(StoreUpkeep(database), limit=9, grace=GRACE)
     assert rows.row(database, message.id).enqueued_at >= first, "its task was lost"
 
 
@@ -136,12 +136,12 @@ def test_a_move_to_a_near_time_is_enqueued_with_it(database: Database) -> None:
     assert far.message.enqueued_at == near, "it had been"
 
 
-def test_what_is_claimed_or_ended_is_not_due(database: Database) -> None:
+def test_claimed_and_ended_messages_are_not_due(database: Database) -> None:
     rows.claimed(database)
     ended(database, timedelta(0))
     cancelled = rows.add_due(database)
     Messages(database).cancel(cancelled.id)
-    assert StoreUpkeep(database).take_due(limit=9, grace=GRACE) == []
+    assert rows.take_due(StoreUpkeep(database), limit=9, grace=GRACE) == []
 
 
 def test_a_claim_that_ran_out_is_due_again_at_once(database: Database) -> None:
@@ -155,7 +155,7 @@ def test_a_claim_that_ran_out_is_due_again_at_once(database: Database) -> None:
     assert "unknown" in (rescued.last_error or "")
     (attempt,) = Messages(database).attempts(rescued.id)
     assert attempt.outcome is Outcome.UNKNOWN
-    assert len(StoreUpkeep(database).take_due(limit=9, grace=GRACE)) == 1
+    assert len(rows.take_due(StoreUpkeep(database), limit=9, grace=GRACE)) == 1
     (again,) = Claims(database, ttl=rows.TTL).claim([rescued.id])
     assert again.token == claim.token + 1
 
@@ -193,7 +193,7 @@ def test_rescue_goes_in_bounded_batches_side_by_side(database: Database) -> None
 
 
 def test_prune_deletes_what_ended_long_ago_in_bounded_batches(database: Database) -> None:
-    old = [ended(database, 31 * DAY) for _ in range(5)]
+    old = [ended(database, 33 * DAY) for _ in range(5)]
     recent, waiting = ended(database, 29 * DAY), rows.add(database)
     rows.age(database, waiting.id, 400 * DAY)
     upkeep = StoreUpkeep(database)
@@ -206,7 +206,7 @@ def test_prune_deletes_what_ended_long_ago_in_bounded_batches(database: Database
 def test_prune_leaves_cancelled_messages_until_their_place_is_free(database: Database) -> None:
     message = rows.add(database)
     Messages(database).cancel(message.id)
-    rows.age(database, message.id, 31 * DAY)
+    rows.age(database, message.id, 33 * DAY)
     upkeep = StoreUpkeep(database)
     assert upkeep.prune(older_than=30 * DAY, limit=9) == 0
     assert [place.message_id for place in upkeep.unreleased(limit=9)] == [message.id]
@@ -217,7 +217,7 @@ def test_prune_leaves_cancelled_messages_until_their_place_is_free(database: Dat
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 def test_prune_waits_for_no_message_that_another_transaction_holds(database: Database) -> None:
-    old = [ended(database, 31 * DAY + n * MINUTE) for n in range(12)]
+    old = [ended(database, 33 * DAY + n * MINUTE) for n in range(12)]
     held = old[1::2]
 
     def work(connection: Connection) -> int:
@@ -241,7 +241,7 @@ def test_it_is_known_which_messages_hold_their_place(database: Database) -> None
     assert times == {scheduled.id: scheduled.send_at, sent: rows.row(database, sent).send_at}
 
 
-def test_what_is_barred_is_moved_by_nobody_who_began_before(database: Database) -> None:
+def test_a_barred_message_is_not_moved_by_an_older_move(database: Database) -> None:
     moved, ended = rows.add(database), rows.add(database).id
     Messages(database).cancel(ended)
     found = Messages(database).movable(moved.id)
@@ -261,7 +261,7 @@ def test_a_move_has_no_effect_when_its_time_is_over(database: Database) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_what_somebody_is_changing_is_not_barred(database: Database) -> None:
+def test_a_locked_message_is_not_barred(database: Database) -> None:
     locked, free = rows.add(database).id, rows.add(database).id
 
     def work(connection: Connection) -> set[UUID]:
@@ -343,7 +343,7 @@ def test_permits_of_attempts_come_in_pages_and_each_once(database: Database) -> 
     assert all(ages[each] >= timedelta(0) for each in sent)
 
 
-def test_what_was_put_back_without_a_try_comes_in_pages_and_each_once(database: Database) -> None:
+def test_snoozed_messages_come_in_pages_and_each_once(database: Database) -> None:
     claims = Claims(database, ttl=rows.TTL)
     tried, *snoozed = (rows.claimed(database) for _ in range(6))
     claims.record([], [Failure(tried, Outcome.TEMPORARY, "busy", HOUR)], enqueue_in=GRACE)
@@ -371,12 +371,12 @@ def test_lengths_are_added_to_the_millisecond(database: Database) -> None:
     assert abs(now - rows.now()) < timedelta(seconds=5)
 
 
-def test_what_was_rescued_is_told_from_what_was_never_tried(database: Database) -> None:
+def test_rescued_messages_are_marked_as_suspect(database: Database) -> None:
     upkeep = StoreUpkeep(database)
     rescued, fresh = rows.claimed(database).message, rows.add_due(database)
     rows.age(database, rescued.id)
     assert len(upkeep.rescue(limit=9)) == 1
-    due = upkeep.take_due(limit=9, grace=rows.SOON)
+    due = rows.take_due(upkeep, limit=9, grace=rows.SOON)
     assert {each.message_id: each.is_suspect for each in due} == {rescued.id: True, fresh.id: False}
 
 
@@ -395,7 +395,7 @@ def died(database: Database, message: Message) -> None:
     upkeep.put_back(unbegun, wait=MINUTE)
 
 
-def test_what_was_not_begun_is_due_as_it_was_and_is_no_attempt(database: Database) -> None:
+def test_a_send_that_was_not_begun_is_due_again_and_no_attempt(database: Database) -> None:
     upkeep = StoreUpkeep(database)
     messages_ = [rows.add_due(database, on_unknown=word) for word in ("retry", "hold")]
     begun, others = rows.add_due(database), rows.claimed(database).message
@@ -414,12 +414,12 @@ def test_what_was_not_begun_is_due_as_it_was_and_is_no_attempt(database: Databas
             assert Messages(database).attempts(each.id) == []
     for each in (begun, others):
         assert Messages(database).get(each.id).status is Status.SENDING
-    due = upkeep.take_due(limit=9, grace=rows.SOON)
+    due = rows.take_due(upkeep, limit=9, grace=rows.SOON)
     assert {each.message_id for each in due if each.is_suspect} == {each.id for each in messages_}
 
 
 @pytest.mark.parametrize(("max_attempts", "status"), [(2, Status.SCHEDULED), (1, Status.FAILED)])
-def test_what_was_not_begun_twice_in_a_row_has_failed_once(
+def test_a_send_not_begun_twice_in_a_row_counts_one_attempt(
     database: Database, max_attempts: int, status: Status
 ) -> None:
     """It may be what its workers die of; nobody has to decide about it."""
@@ -435,7 +435,7 @@ def test_what_was_not_begun_twice_in_a_row_has_failed_once(
 
 
 @pytest.mark.parametrize("word", ["retry", "hold"])
-def test_what_was_rescued_or_claimed_meanwhile_stays_as_it_is(
+def test_a_message_rescued_or_claimed_meanwhile_is_not_changed(
     database: Database, word: str
 ) -> None:
     """But for what is held for the try that did not happen."""
@@ -482,7 +482,7 @@ def test_an_error_of_a_page_that_is_read_ahead_reaches_the_caller_in_its_turn(
         list(pages)
 
 
-def test_whoever_needs_no_more_pages_leaves_no_thread_behind(database: Database) -> None:
+def test_closed_pages_leave_no_thread(database: Database) -> None:
     for _ in range(3):
         rows.add(database)
     before = threading.enumerate()

@@ -53,7 +53,7 @@ def test_a_move_to_a_time_that_fits_forgets_it(house: House) -> None:
     assert (moved.asked_at, house.again(moved).asked_at) == (None, None)
 
 
-def test_what_is_booked_again_after_an_outage_remembers_its_first_time(build: Build) -> None:
+def test_a_reslotted_message_keeps_its_asked_time(build: Build) -> None:
     channels = {"memory": {"transport": "memory", "catch_up": "reslot"}}
     house = build(clock=hour_ago(), channels=channels)
     message = house.submit()

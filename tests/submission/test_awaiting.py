@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import random
 import time
@@ -24,6 +25,7 @@ from dispatcher import (
     Rejection,
     Settings,
     Status,
+    Suppressed,
 )
 from dispatcher.client import awaited
 from tests.support.environment import frozen
@@ -32,6 +34,7 @@ from tests.support.house_fixtures import Build
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
+STREAMED = {"select", "suppressed"}
 MINUTE = timedelta(minutes=1)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
@@ -91,7 +94,7 @@ def test_two_hundred_submits_at_once_leave_the_loop_free(
 
 
 @on_sqlite
-def test_what_is_cancelled_goes_on_or_never_began(build: Build, own_redis: RedisServer) -> None:
+def test_a_cancelled_asubmit_goes_on_or_never_began(build: Build, own_redis: RedisServer) -> None:
     house = build(server=own_redis)
     names = [f"name {number}" for number in range(9)]
 
@@ -111,6 +114,32 @@ def test_what_is_cancelled_goes_on_or_never_began(build: Build, own_redis: Redis
     assert house.all_members() == house.reservations()
     again = {name: house.dispatcher.submit(**asked(name)).id for name in names}
     assert again == stored | {names[8]: again[names[8]]}
+
+
+@on_sqlite
+def test_thousands_wait_in_the_loop_and_few_for_a_thread(
+    build: Build, own_redis: RedisServer
+) -> None:
+    """To give each to the threads at once held the loop for a third of a second."""
+    house = build(server=own_redis)
+    house.dispatcher.submit(**asked("somebody first"))
+    pool = house.dispatcher._threads
+
+    async def story() -> None:
+        with frozen(own_redis.pid):
+            every = (house.dispatcher.asubmit(**asked(f"name {n}")) for n in range(2_000))
+            tasks = [asyncio.create_task(each) for each in every]
+            for _ in range(3):
+                await asyncio.sleep(0)
+                assert pool._work_queue.qsize() <= 16
+            for each in tasks:
+                each.cancel()
+            await asyncio.wait(tasks)
+        await house.dispatcher.aclose()
+
+    asyncio.run(story())
+    assert len(house.rows()) - 1 <= 8
+    assert house.all_members() == house.reservations()
 
 
 def waiting(house: House) -> bool:
@@ -139,6 +168,21 @@ def test_cancelled_at_any_moment_and_submitted_again_each_is_there_once(house: H
     assert house.all_members() == house.reservations()
 
 
+def test_every_call_has_an_awaited_twin_with_its_parameters() -> None:
+    calls = {
+        name: call
+        for name, call in inspect.getmembers(Dispatcher, inspect.isfunction)
+        if not name.startswith("_") and not hasattr(call, "__wrapped__")
+    }
+    del calls["close"], calls["aclose"]
+    assert len(calls) > 30
+    for name, call in calls.items():
+        twin = getattr(Dispatcher, f"a{name}")
+        assert inspect.signature(twin).parameters == inspect.signature(call).parameters
+        waits = inspect.isasyncgenfunction if name in STREAMED else inspect.iscoroutinefunction
+        assert waits(twin), name
+
+
 @on_sqlite
 def test_every_awaited_call_answers_and_refuses_like_the_one_it_is_named_for(house: House) -> None:
     async def story() -> None:
@@ -157,19 +201,18 @@ def test_every_awaited_call_answers_and_refuses_like_the_one_it_is_named_for(hou
         accepted, rejected = await ours.asubmit_many(drafts())
         assert isinstance(accepted, Message)
         assert isinstance(rejected, Rejection)
+        found = [each async for each in ours.aselect(recipient="ben")]
+        assert found == [accepted] == [*(await ours.alist(recipient="ben")).messages]
+        everything = [each.id async for each in ours.aselect(oldest_first=True)]
+        assert everything == [first.id, accepted.id]
+        await ours.asuppress("cyd")
+        assert [each.recipient async for each in ours.asuppressed()] == ["cyd"]
+        with pytest.raises(Suppressed):
+            await ours.asubmit(**asked("cyd"))
+        with pytest.raises(InvalidDraft):
+            await anext(ours.aselect(channel=""))
 
     asyncio.run(story())
-
-
-@on_sqlite
-def test_no_thread_joins_the_transaction_of_another(house: House) -> None:
-    with (
-        house.database.engine.connect() as connection,
-        pytest.raises(InvalidDraft, match="run_sync") as refused,
-    ):
-        asyncio.run(house.dispatcher.asubmit(**asked("ada"), session=connection))
-    assert refused.value.field == "session"
-    assert house.rows() == []
 
 
 def test_a_call_sees_the_context_of_its_caller_and_threads_come_back_after_the_end() -> None:

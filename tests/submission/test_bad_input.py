@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,8 @@ def test_a_filter_that_does_not_exist_is_a_type_error_of_every_method(
         result = getattr(unreachable, name)(recipent="ada")
         if inspect.isawaitable(result):
             await result
+        elif isinstance(result, AsyncIterator):
+            await anext(result)
 
     with pytest.raises(TypeError, match="recipent"):
         asyncio.run(called())

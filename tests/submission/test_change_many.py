@@ -176,7 +176,7 @@ def test_a_process_that_dies_in_a_batch_is_healed(house: House, step: str) -> No
     assert agree(house)
 
 
-def test_what_does_not_answer_is_told_for_all_that_is_left(house: House, build: Build) -> None:
+def test_an_outage_answers_all_remaining_messages(house: House, build: Build) -> None:
     messages = [house.submit(f"r{n}", send_at=LATER) for n in range(3)]
     house.dispatcher.cancel(messages[0].id)
     ids = [each.id for each in messages]
@@ -191,7 +191,7 @@ def test_what_does_not_answer_is_told_for_all_that_is_left(house: House, build: 
     assert [house.again(each).send_at for each in messages] == [LATER] * 3
 
 
-def test_what_the_store_refuses_keeps_no_other_from_moving(house: House) -> None:
+def test_a_move_that_the_store_refuses_stops_no_other(house: House) -> None:
     messages = [house.submit(f"r{n}", send_at=LATER) for n in range(3)]
     real = house.parts.messages
 

@@ -203,7 +203,7 @@ def test_a_reschedule_that_dies_leaves_one_place_where_the_row_says(
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("point", ["submit.after_reserve", "submit.after_commit"])
-def test_what_a_killed_submit_reserved_blocks_others_until_it_is_known_to_be_nobodys(
+def test_a_reservation_of_a_killed_submit_counts_until_it_is_found_to_be_an_orphan(
     build: Build, tmp_path: Path, point: str
 ) -> None:
     house = ledger_house(build, tmp_path, quotas=["1/minute"])

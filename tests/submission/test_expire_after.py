@@ -120,7 +120,7 @@ def test_it_is_part_of_what_a_repeated_submit_must_agree_in(build: Build) -> Non
             house.submit(idempotency_key="key", **other)
 
 
-def test_what_a_channel_says_is_no_part_of_it(build: Build) -> None:
+def test_settings_of_the_channel_are_no_part_of_the_fingerprint(build: Build) -> None:
     before = build(channels={"codes": {"transport": "memory"}})
     asked: dict[str, Any] = {"channel": "codes", "send_at": LATER, "idempotency_key": "key"}
     first = before.submit(**asked)

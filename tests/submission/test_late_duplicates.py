@@ -39,7 +39,7 @@ def age_pending(house: House, scope: str = "ada") -> None:
 
 def reserve(house: House, submit: Submit | None = None, message_id: UUID | None = None) -> UUID:
     booking = house.parts.windows.reserve(
-        message_id or new_id(), terms=Terms.plain("ada"), send_at=SOON, submit=submit
+        message_id or new_id(), terms=Terms.own("ada"), send_at=SOON, submit=submit
     )
     return booking.message_id
 
@@ -202,7 +202,7 @@ def test_a_batch_that_stood_still_until_its_places_were_given_up_books_others(
     assert house.members() == dict(zip(ids, (to_ms(SOON + each) for each in minutes), strict=True))
 
 
-def test_what_was_given_up_is_no_message_and_goes_in_time(build: Build) -> None:
+def test_an_id_given_up_is_no_message_and_is_pruned(build: Build) -> None:
     house = build()
     first = die_after_reserving(house)
     age_pending(house)
@@ -221,7 +221,7 @@ def test_what_was_given_up_is_no_message_and_goes_in_time(build: Build) -> None:
     assert house.dispatcher.verify_windows().equal
     assert len(house.sql("SELECT 1 FROM dispatcher_messages")) == 1
     assert house.parts.sweep.prune() == 0
-    long_ago = house.database_time() - house.settings.retention - timedelta(days=1, seconds=1)
+    long_ago = house.database_time() - house.settings.retention - timedelta(days=2, seconds=1)
     old = update(messages).values(next_attempt_at=long_ago)
     house.database.run(lambda each: each.execute(old))
     assert house.parts.sweep.prune() == 1
@@ -248,9 +248,7 @@ def test_a_message_stored_while_the_sweep_asked_keeps_its_place(build: Build) ->
 
 def test_an_orphan_beside_a_renewed_place_goes(build: Build) -> None:
     house, second = build(), build()
-    orphan = house.parts.windows.reserve(
-        new_id(), terms=Terms.plain("ben"), send_at=SOON
-    ).message_id
+    orphan = house.parts.windows.reserve(new_id(), terms=Terms.own("ben"), send_at=SOON).message_id
     first = die_after_reserving(house)
     for scope in ("ada", "ben"):
         age_pending(house, scope)

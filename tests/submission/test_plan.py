@@ -147,6 +147,8 @@ def test_on_conflict_is_for_all_drafts(house: House) -> None:
     plan = house.dispatcher.plan(drafts, on_conflict="shift")
     assert (plan.accepted, plan.shifted, plan.rejections) == (3, 2, ())
     assert (plan.first_send_at, plan.last_send_at) == (FAR + HOUR, FAR + HOUR + 2 * MINUTE)
+    assert plan.asked == {FAR + HOUR: 3}
+    assert plan.promised == {FAR + HOUR + number * MINUTE: 1 for number in range(3)}
 
 
 def test_nothing_to_plan(house: House) -> None:
@@ -275,7 +277,7 @@ def test_nothing_stays_after_an_error(house: House, monkeypatch: pytest.MonkeyPa
     assert house.snapshot() == before
 
 
-def test_what_others_book_meanwhile_is_not_seen(house: House) -> None:
+def test_a_plan_does_not_see_later_bookings(house: House) -> None:
     def drafts() -> Iterator[Draft]:
         yield from (draft("ada", 60 * number) for number in range(1_000))
         house.submit("ada", send_at=FAR + HOUR + 2_000 * MINUTE)

@@ -43,7 +43,7 @@ def test_a_key_means_the_same_in_every_spelling(house: House) -> None:
     assert {each.id for each in others} == {first.id}
 
 
-def test_who_has_opted_out_is_known_in_every_spelling(house: House) -> None:
+def test_a_suppression_holds_for_every_spelling(house: House) -> None:
     message = house.submit(SPELLINGS[0], send_in=HOUR)
     assert house.dispatcher.suppress(SPELLINGS[2]) == 1
     assert house.again(message).status is Status.CANCELLED

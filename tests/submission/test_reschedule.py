@@ -130,7 +130,7 @@ def test_several_scopes_move_together(build: Build) -> None:
     assert house.again(message).send_at == LATER + HOUR + MINUTE
 
 
-def test_what_comes_near_is_enqueued(slow: House) -> None:
+def test_a_message_moved_within_the_horizon_is_enqueued(slow: House) -> None:
     now = slow.clock.now()
     message = slow.submit(send_at=now + 5 * HOUR)
     slow.dispatcher.reschedule(message.id, send_at=now + MINUTE / 6)
@@ -140,7 +140,7 @@ def test_what_comes_near_is_enqueued(slow: House) -> None:
 @pytest.mark.parametrize(
     "status", [each for each in Status if each is not Status.SCHEDULED], ids=str
 )
-def test_what_is_being_sent_or_has_ended_stays(slow: House, status: Status) -> None:
+def test_sending_and_ended_messages_cannot_be_moved(slow: House, status: Status) -> None:
     message = slow.submit()
     if status is Status.SENT:
         slow.deliver(message)

@@ -86,7 +86,7 @@ def test_a_place_that_another_took_is_refused_and_the_row_is_gone(build: Build) 
 
 
 @pytest.mark.parametrize("key", [None, "key"])
-def test_nobody_is_told_of_a_message_that_was_perhaps_taken_back(
+def test_no_id_is_returned_for_a_message_that_was_perhaps_taken_back(
     build: Build, key: str | None
 ) -> None:
     house, other = build(), build()
@@ -209,7 +209,7 @@ def test_with_a_key_a_second_look_that_finds_no_redis_keeps_the_message(
 
 
 @pytest.mark.parametrize("key", [None, "key"])
-def test_what_the_database_refuses_to_take_back_is_not_said_to_be_accepted(
+def test_a_submit_that_cannot_be_taken_back_is_not_reported_as_accepted(
     build: Build, key: str | None
 ) -> None:
     house, other = build(), build()
@@ -283,7 +283,7 @@ def test_the_reservation_of_a_message_that_was_taken_back_without_redis_is_freed
     assert house.members() == {}
 
 
-def test_what_was_taken_back_and_not_freed_yet_is_no_orphan(build: Build) -> None:
+def test_a_reservation_taken_back_and_not_freed_is_no_orphan(build: Build) -> None:
     """Though the sweep has confirmed its place by then; it releases that with those of others."""
     house, other = build(), build()
     slow_store(house, house.redis.flushall)
@@ -454,7 +454,7 @@ def test_a_batch_whose_copy_was_not_answered_is_looked_at_as_ones_own(
     assert sorted(each.recipient for each in scheduled) == ["ada", "bob"]
 
 
-def test_one_window_that_cannot_be_read_refuses_its_message_alone(build: Build) -> None:
+def test_an_unreadable_window_refuses_its_message_alone(build: Build) -> None:
     house = build()
     own = vars(house.parts.own_transaction)
 

@@ -219,7 +219,9 @@ def test_a_cancelled_message_frees_its_place_at_once(house: House) -> None:
 
 
 @pytest.mark.parametrize("status", ["sent", "failed", "expired"])
-def test_what_has_ended_cannot_be_cancelled_and_keeps_its_place(house: House, status: str) -> None:
+def test_an_ended_message_cannot_be_cancelled_and_keeps_its_reservation(
+    house: House, status: str
+) -> None:
     message = house.submit(send_at=SEED)
     house.change([message], status=status, finished_at=FAR)
     before = house.snapshot()

@@ -97,7 +97,7 @@ def test_answers_come_in_order_each_with_the_error_that_submit_raises(house: Hou
 
 
 @pytest.mark.every_database
-def test_what_is_stored_is_what_submit_stores(house: House) -> None:
+def test_submit_many_stores_the_rows_of_submit(house: House) -> None:
     asked: list[dict[str, Any]] = [
         {"body": {"text": text, "n": [1, 2.5, None, True, {"deep": text}]}} for text in TRICKY
     ]
@@ -128,7 +128,7 @@ def test_drafts_of_one_scope_see_each_other(house: House) -> None:
     assert times == [*within_the_hour, LATER + HOUR, LATER + HOUR + MINUTE]
 
 
-def test_what_is_near_is_published_in_groups(slow: House) -> None:
+def test_messages_within_the_horizon_are_published_in_groups(slow: House) -> None:
     now = slow.clock.now()
     near = [draft(f"near {n}", send_at=now + MINUTE / 6) for n in range(120)]
     results = slow.dispatcher.submit_many([*near, *drafts(3, send_at=now + HOUR)])

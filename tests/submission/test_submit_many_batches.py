@@ -175,7 +175,7 @@ def test_a_key_that_is_no_text_refuses_its_draft_alone(house: House, key: Any) -
     assert errors(results) == [*[None] * BATCH, InvalidDraft, None]
 
 
-def test_who_is_judged_again_is_not_overtaken_by_the_next_batch(house: House) -> None:
+def test_a_draft_judged_again_is_not_overtaken_by_the_next_batch(house: House) -> None:
     """The second draft with a key has its turn, because the first was refused."""
     full = draft("ada", send_at=LATER)
     drafts = [

@@ -49,7 +49,7 @@ def test_a_submit_is_refused_and_leaves_no_trace(house: House) -> None:
     assert house.submit("ben", send_at=LATER).status is Status.SCHEDULED
 
 
-def test_one_channel_is_not_the_other(build: Build) -> None:
+def test_a_suppression_of_one_channel_leaves_the_others(build: Build) -> None:
     house = build(channels=TWO_CHANNELS, quotas=QUOTAS)
     house.dispatcher.suppress("ada", channel="other")
     kept = house.submit("ada", send_at=LATER)
@@ -61,7 +61,7 @@ def test_one_channel_is_not_the_other(build: Build) -> None:
         house.dispatcher.suppress("ada", channel="fax")
 
 
-def test_what_is_scheduled_ends_at_once_and_gives_its_quota_back(
+def test_a_suppression_cancels_scheduled_messages_and_gives_their_quota_back(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dispatcher.submission.suppression._AT_ONCE", 3)
@@ -122,7 +122,7 @@ def test_a_refused_submit_leaves_the_callers_transaction_as_it_was(house: House)
     assert {*house.all_members()} == {"ben"}
 
 
-def test_who_has_opted_out_is_told_so_before_quotas_and_quiet_hours(build: Build) -> None:
+def test_suppression_is_judged_before_quotas_and_quiet_hours(build: Build) -> None:
     house = build(
         channels={"memory": {"transport": "memory", "quiet_hours": "14:00-15:00"}},
         quotas=["1/minute"],
@@ -189,7 +189,7 @@ def slip_in(house: House, recipient: str, **asked: Any) -> Message:
     return message
 
 
-def test_what_slips_in_is_cancelled_when_it_is_due(slow: House) -> None:
+def test_a_message_stored_during_a_suppression_is_cancelled_when_due(slow: House) -> None:
     message = slip_in(slow, "ada")
     other = slow.submit("ben")
     assert slow.deliver(message, other) == 1
@@ -229,7 +229,7 @@ def come_back(house: House, **columns: Any) -> Message:
     return message
 
 
-def test_what_is_held_or_has_failed_does_not_come_back(slow: House) -> None:
+def test_held_and_failed_messages_of_a_suppressed_recipient_stay(slow: House) -> None:
     held = come_back(slow, status="held")
     with pytest.raises(Suppressed):
         slow.dispatcher.release(held.id)
@@ -241,7 +241,7 @@ def test_what_is_held_or_has_failed_does_not_come_back(slow: House) -> None:
 
 
 @pytest.mark.parametrize("again", ["retry", "release", "reschedule"])
-def test_what_comes_back_in_that_moment_is_cancelled_when_it_is_due(
+def test_a_message_retried_during_a_suppression_is_cancelled_when_due(
     slow: House, again: str
 ) -> None:
     message = slow.submit("ada")

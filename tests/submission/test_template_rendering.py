@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dispatcher import Channel, Draft, InvalidDraft, InvalidSettings, Settings
+from dispatcher import ChannelSettings, Draft, InvalidDraft, InvalidSettings, Settings
 from dispatcher.templating import Templates, sandbox
 
 CANARY = "canary-4711"
@@ -28,7 +28,7 @@ REMINDER = {
 
 
 def templates(**channel: Any) -> Templates:
-    known = Channel(transport="memory", **channel)
+    known = ChannelSettings(transport="memory", **channel)
     return Templates({"email": known}, max_bytes=10_000, max_depth=32)
 
 
@@ -252,7 +252,7 @@ def test_the_page_names_the_filters_that_are_there() -> None:
 
 @pytest.mark.usefixtures("few_steps")
 @pytest.mark.parametrize("name", sorted(sandbox.READERS | sandbox.LOOKS))
-def test_what_a_filter_reads_is_paid_for(name: str) -> None:
+def test_a_filter_costs_steps_for_what_it_reads(name: str) -> None:
     """Reading a long list again and again ends; looking at it does not."""
     source = f"{{% for b in range(900) %}}{{% set c = xs | {name} %}}{{% endfor %}}done"
     found = templates(templates={"one": {"text": source}})
@@ -298,12 +298,14 @@ def test_what_a_filter_reads_is_paid_for(name: str) -> None:
         ("{% filter upper %}a{{ 'b' }}{% endfilter %}", "AB"),
     ],
 )  # fmt: skip
-def test_what_is_left_is_jinja(source: str, text: str) -> None:
+def test_the_remaining_language_is_jinja(source: str, text: str) -> None:
     assert filled(templates(templates={"one": {"text": source}})) == {"text": text}
 
 
 def test_a_long_body_may_take_more_steps() -> None:
-    known = Channel(transport="memory", templates={"one": {"text": "{{ a }}{{ a | length }}"}})
+    known = ChannelSettings(
+        transport="memory", templates={"one": {"text": "{{ a }}{{ a | length }}"}}
+    )
     found = Templates({"email": known}, max_bytes=10_000_000, max_depth=32)
     assert len(filled(found, a="x" * 9_000_000)["text"]) == 9_000_007
 
@@ -335,7 +337,9 @@ def test_a_template_that_is_none_is_found_by_its_line() -> None:
         ({}, "body"),
     ],
 )
-def test_what_is_said_wrongly_is_refused_by_its_name(asked: dict[str, Any], field: str) -> None:
+def test_bad_arguments_of_a_template_are_refused_by_field(
+    asked: dict[str, Any], field: str
+) -> None:
     found = templates(templates={"one": {"text": "{{ name }}"}})
     with pytest.raises(InvalidDraft) as caught:
         found.fill(Draft(channel="email", recipient="ada", **asked))
@@ -355,9 +359,9 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.delitem(sys.modules, "dispatcher.templating.sandbox", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     found = templates(templates={"one": {"text": "x"}})
-    with pytest.raises(InvalidSettings, match="need jinja2") as caught:
+    with pytest.raises(InvalidSettings, match="needs jinja2") as caught:
         filled(found)
-    assert "pip install 'dispatcher[templates]'" in caught.value.accepted
+    assert "pip install 'quota-dispatcher[templates]'" in caught.value.accepted
     plain = Draft(channel="email", recipient="ada", body={"text": "x"})
     assert found.fill(plain) is plain
 
@@ -375,5 +379,5 @@ def test_the_page_shows_what_works() -> None:
 
 def test_neither_draft_nor_settings_show_what_they_hold() -> None:
     draft = Draft(channel="email", recipient="ada", template="one", data={"code": CANARY})
-    channel = Channel(transport="memory", templates={"one": {"text": CANARY}})
+    channel = ChannelSettings(transport="memory", templates={"one": {"text": CANARY}})
     assert CANARY not in repr(draft) + repr(channel)

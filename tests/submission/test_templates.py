@@ -41,7 +41,7 @@ def asked(recipient: str = "ada", **data: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_what_was_rendered_is_stored_and_stays(house: House, build: Build) -> None:
+def test_a_rendered_body_is_stored_and_stays(house: House, build: Build) -> None:
     message = house.dispatcher.submit(**asked(name="Ada"))
     assert message.body == {"text": "Hello Ada"}
     later = build(channels=channels("Goodbye {{ name }}"))

@@ -46,7 +46,7 @@ def transaction(house: House) -> Iterator[Session]:
 
 
 def reserve(house: House, message_id: Any = None) -> None:
-    house.parts.windows.reserve(message_id or new_id(), terms=Terms.plain("ada"), send_at=SOON)
+    house.parts.windows.reserve(message_id or new_id(), terms=Terms.own("ada"), send_at=SOON)
 
 
 def settle_grace(house: House) -> None:
@@ -202,7 +202,7 @@ def test_an_outer_transaction_decides_for_the_session_inside(build: Build) -> No
 
 
 @on_sqlite
-def test_what_sqlites_driver_commits_on_its_own_keeps_its_place(build: Build) -> None:
+def test_a_message_committed_by_the_driver_of_sqlite_keeps_its_reservation(build: Build) -> None:
     house = build()
     with callers_engine(house.database, begins=False) as engine:
         with Session(engine) as session:

@@ -104,7 +104,9 @@ def test_a_savepoint_takes_only_its_own_messages_away(
 
 
 @pytest.mark.every_database
-def test_what_a_savepoint_took_away_can_be_submitted_again(house: House, engine: Engine) -> None:
+def test_a_key_rolled_back_by_a_savepoint_can_be_submitted_again(
+    house: House, engine: Engine
+) -> None:
     with Session(engine) as session, session.begin():
         savepoint = session.begin_nested()
         remind(house, session, idempotency_key="key")
@@ -234,7 +236,9 @@ def test_a_message_that_the_database_refuses_leaves_the_transaction_usable(
     assert house.snapshot() == before
 
 
-def test_what_is_near_is_published_together_after_the_commit(build: Build, slow: House) -> None:
+def test_messages_within_the_horizon_are_published_after_the_commit(
+    build: Build, slow: House
+) -> None:
     calls: list[str] = []
     seen = Between(slow.parts.queue, before={"enqueue": lambda: calls.append("enqueue")})
     slow.swap("queue", seen)

@@ -51,7 +51,7 @@ def test_another_type_is_refused_with_advice(house: House, engine: Engine) -> No
     refuses(house, engine, problem="an Engine", accepted=either)
     scoped = scoped_session(sessionmaker(engine))
     refuses(house, scoped, problem="a scoped_session", accepted="what calling it returns")
-    refuses(house, AsyncSession(), problem="an AsyncSession", accepted="await session.run_sync(")
+    refuses(house, AsyncSession(), problem="an AsyncSession", accepted="await dispatcher.asubmit(")
     remind(house, scoped())
     scoped.commit()
     scoped.remove()
@@ -173,7 +173,7 @@ def test_a_pool_is_asked_once(house: House, engine: Engine) -> None:
 
 
 @on_sqlite
-def test_what_has_no_transaction_to_join_is_refused(house: House, engine: Engine) -> None:
+def test_a_session_without_a_transaction_is_refused(house: House, engine: Engine) -> None:
     with engine.connect() as connection:
         pass
     refuses(house, connection, problem="is closed", accepted="open")

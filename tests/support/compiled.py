@@ -1,17 +1,21 @@
-"""Statements compiled once for all engines of a test run.
+"""What a program does once, done once for all tests of a run and not in each.
 
-SQLAlchemy compiles a statement once for each engine. A program has one; here each test has its own,
-and a fifth of what a test of the house costs went into compiling the same statements again.
+SQLAlchemy compiles a statement once for each engine, and the store prepares its INSERTs once;
+redis-py reads its own version from the metadata of the package for each client. A program has one
+of each; here each test has its own, and half of what a test of the house costs went into this.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
+from functools import cache, partial
 from typing import Any
 
-from sqlalchemy import create_engine
+from redis import utils
+from sqlalchemy import ClauseElement, Engine, create_engine
 
-from dispatcher.store import database
+from dispatcher.store import database, messages
+from dispatcher.store.engines.base import Prepared
 
 _MOST = 5_000
 _PLAIN = (str, int, float, type(None))
@@ -35,7 +39,23 @@ def _by_properties(key: Any) -> tuple[Any, ...]:
     return type(dialect), dialect.server_version_info, known, *more
 
 
+_PREPARED = _Shared()
+
+
+def _prepared(engine: Engine, statement: ClauseElement, names: Sequence[str]) -> Prepared:
+    found = statement._generate_cache_key()
+    if found is None:
+        return Prepared(engine, statement, names)
+    key = (engine.dialect, found.key, tuple(names))
+    made: Prepared | None = _PREPARED.get(key)
+    if made is None:
+        _PREPARED[key] = made = Prepared(engine, statement, names)
+    return made
+
+
 def compile_once() -> None:
     """Let every engine of the store in this process share what is compiled."""
     option = {"compiled_cache": _Shared()}
     vars(database)["create_engine"] = partial(create_engine, execution_options=option)
+    vars(messages)["Prepared"] = _prepared
+    vars(utils)["get_lib_version"] = cache(utils.get_lib_version)

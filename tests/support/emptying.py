@@ -7,36 +7,35 @@ from typing import Any
 import psycopg
 
 _SCHEMA = """
-WITH ours AS (SELECT oid FROM pg_class WHERE relnamespace = 'public'::regnamespace)
-SELECT string_agg(line, chr(10) ORDER BY line) FROM (
-  SELECT concat_ws(' ', attrelid::regclass, attname, atttypid, atttypmod, attnotnull) AS line
-    FROM pg_attribute WHERE attrelid IN (SELECT oid FROM ours) AND attnum > 0
-  UNION ALL SELECT conname || pg_get_constraintdef(oid) FROM pg_constraint
-    WHERE connamespace = 'public'::regnamespace
-  UNION ALL SELECT indexdef FROM pg_indexes WHERE schemaname = 'public'
-  UNION ALL SELECT tgname FROM pg_trigger
-    WHERE tgrelid IN (SELECT oid FROM ours) AND NOT tgisinternal
-  UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace
-  UNION ALL SELECT setconfig::text FROM pg_db_role_setting
-    WHERE setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database())
-  UNION ALL SELECT version_num FROM dispatcher_alembic_version
-) AS lines
+SELECT concat_ws(' ',
+  (SELECT concat_ws('/', count(*), max(xmin::text::bigint)) FROM pg_attribute),
+  (SELECT concat_ws('/', count(*), max(xmin::text::bigint)) FROM pg_constraint),
+  (SELECT concat_ws('/', count(*), max(xmin::text::bigint)) FROM pg_index),
+  (SELECT concat_ws('/', count(*), max(xmin::text::bigint)) FROM pg_trigger),
+  (SELECT concat_ws('/', count(*), max(xmin::text::bigint)) FROM pg_proc
+    WHERE pronamespace = 'public'::regnamespace),
+  (SELECT string_agg(setconfig::text, ' ') FROM pg_db_role_setting
+    WHERE setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database())),
+  (SELECT string_agg(version_num, ' ') FROM dispatcher_alembic_version))
 """
-"""Asks for what tells whether a test has changed the tables, or what surrounds them."""
+"""Asks for how many rows the catalogs have, and for the last transaction that wrote one."""
+# TRUNCATE of a partitioned table would take each of its partitions, which is six times slower.
 _EMPTY = """
-DO $$ DECLARE each text; holds boolean; BEGIN
-  FOR each IN SELECT quote_ident(tablename) FROM pg_tables
-    WHERE schemaname = 'public' AND tablename <> 'dispatcher_alembic_version' ORDER BY 1
+DO $$ DECLARE each text; holds boolean; filled text; BEGIN
+  FOR each IN SELECT oid::regclass FROM pg_class
+    WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'
+    AND relname <> 'dispatcher_alembic_version' ORDER BY 1
   LOOP
     EXECUTE 'SELECT EXISTS (SELECT FROM ' || each || ')' INTO holds;
-    IF holds THEN EXECUTE 'TRUNCATE ' || each || ' CASCADE'; END IF;
+    IF holds THEN filled := concat_ws(', ', filled, each); END IF;
   END LOOP;
+  IF filled IS NOT NULL THEN EXECUTE 'TRUNCATE ' || filled || ' CASCADE'; END IF;
 END $$
 """
 
 
 def schema_of(connection: psycopg.Connection[Any]) -> str:
-    """Tell everything that a migration makes."""
+    """Tell what changes when the tables change, or what surrounds them."""
     try:
         row = connection.execute(_SCHEMA).fetchone()
     except psycopg.errors.UndefinedTable:

@@ -20,7 +20,7 @@ from dispatcher.errors import (
     SlotRefused,
 )
 from dispatcher.message import Draft, Message
-from dispatcher.scope import Scope, counted, plain
+from dispatcher.scope import Scope, counted, own_scope
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.all_windows import Windows, key_of, shard
 from tests.support.calendar_model import Item, text_of
@@ -161,7 +161,7 @@ class HouseModel:
 
     def duplicates(self, ask: Ask) -> tuple[str, int]:
         """Return what those submits share that see each other by their key."""
-        return ask.key or "", shard(self.house, plain(ask.recipient))
+        return ask.key or "", shard(self.house, own_scope(ask.recipient))
 
     def latest(self, ask: Ask) -> int:
         """Return the last time that an ask may be shifted to."""

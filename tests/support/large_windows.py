@@ -13,7 +13,7 @@ from dispatcher.errors import QuotaExceeded, SlotRefused
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import Bulk, Request, Terms
-from dispatcher.scope import PLAIN, counted, of_scope_on, plain
+from dispatcher.scope import OWN_SCOPE, counted, of_scope_on, own_scope
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support import model
 from tests.support.model import Interval, blocked, merged, next_free
@@ -22,7 +22,9 @@ from tests.support.reserving import TOKENS, Reserving, reserving, window
 BASE = 4_102_444_800_000  # 2100-01-01, ms
 CHANNEL = "sms"
 NEAR = of_scope_on(CHANNEL)
-ONE, BOTH = (counted(kinds, scope="ada", channel=CHANNEL) for kinds in ((PLAIN,), (PLAIN, NEAR)))
+ONE, BOTH = (
+    counted(kinds, scope="ada", channel=CHANNEL) for kinds in ((OWN_SCOPE,), (OWN_SCOPE, NEAR))
+)
 MOST_NAMED = 100
 
 
@@ -114,7 +116,7 @@ class Filled:
         self.real.open()
         (calls or Calls()).watch(self.real)
         self.terms = Terms(BOTH if near else ONE)
-        self.quotas = {str(plain("ada")): quotas, f"{NEAR}:ada": near}
+        self.quotas = {str(own_scope("ada")): quotas, f"{NEAR}:ada": near}
         times = sorted(BASE + each for each in members)
         self.booked: dict[UUID, int] = {new_id(): each for each in times}
         self.besides: dict[UUID, int] = {new_id(): each for each in times[::9]} if near else {}

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from functools import cache
 from inspect import isabstract
 from pathlib import Path
@@ -27,20 +28,25 @@ from dispatcher.limiters import (
     GCRA,
     Algorithm,
     AsyncLimiter,
+    AsyncMemoryRedis,
     Concurrency,
     CounterPerKey,
     FixedWindow,
     Limiter,
     Limits,
+    MemoryRedis,
     SlidingCounter,
     SlidingList,
     SlidingLog,
 )
 from dispatcher.redis.scripts import Script, script
+from dispatcher.times.clock import Clock
+from tests.support.clock import MovableClock
 
 MS = timedelta(milliseconds=1)
 MINUTE = timedelta(minutes=1)
 CLOCK = "test:clock"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 START_US = 1_763_730_000_123_456
 """A time in 2025 that is no round one."""
 
@@ -184,23 +190,26 @@ ALL: Mapping[str, Callable[[int], Algorithm]] = {
 
 @dataclass
 class Ways:
-    """One limiter through either client, called the same way."""
+    """One limiter through either client, called the same way; or on a Redis in memory."""
 
     limit: Algorithm | Limits
-    path: str
+    path: str | MemoryRedis
     way: str
     more: dict[str, Any] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:
+        path = self.path
+        if isinstance(path, MemoryRedis):
+            return self._in_memory(path, name)
         if self.way == "sync":
             again = Retry(NoBackoff(), 3)
-            with redis.Redis(unix_socket_path=self.path, retry=again) as client:
+            with redis.Redis(unix_socket_path=path, retry=again) as client:
                 return getattr(self.limit.on(client, **self.more), name)
 
         def call(*positional: Any, **named: Any) -> Any:
             async def run() -> Any:
                 again = AsyncRetry(NoBackoff(), 3)
-                async with redis.asyncio.Redis(unix_socket_path=self.path, retry=again) as client:
+                async with redis.asyncio.Redis(unix_socket_path=path, retry=again) as client:
                     limiter: AsyncLimiter = self.limit.on(client, **self.more)
                     called: Awaitable[Any] = getattr(limiter, name)(*positional, **named)
                     return await called
@@ -208,6 +217,41 @@ class Ways:
             return asyncio.run(run())
 
         return call
+
+    def _in_memory(self, memory: MemoryRedis, name: str) -> Any:
+        if self.way == "sync":
+            return getattr(self.limit.on(memory, **self.more), name)
+        awaited = AsyncMemoryRedis(clock=memory.clock)
+        awaited._interpreter = memory._interpreter
+        limiter = self.limit.on(awaited, **self.more)
+        return lambda *args, **named: asyncio.run(getattr(limiter, name)(*args, **named))
+
+
+class Shown(MemoryRedis):
+    """A Redis in memory whose keys a test sees, and whose clock it moves."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__(clock=clock)
+
+    def _entries(self) -> dict[bytes, Any]:
+        self._interpreter.contents.begin()
+        return self._interpreter.contents.entries()
+
+    def keys(self, pattern: str) -> list[bytes]:
+        return [name for name in self._entries() if fnmatchcase(name.decode(), pattern)]
+
+    def dump(self, name: bytes) -> bytes:
+        value = self._entries()[name][0]
+        return repr(getattr(value, "ordered", value)).encode()
+
+    def pttl(self, name: bytes) -> int:
+        return cast(int, self._interpreter.contents.call(b"PTTL", name))
+
+    def set_us(self, now_us: int) -> None:
+        cast(MovableClock, self.clock).set_wall(EPOCH + timedelta(microseconds=now_us))
+
+    def advance(self, length: timedelta) -> None:
+        cast(MovableClock, self.clock).advance(length)
 
 
 def taken(limiter: Limiter, key: str, times: int) -> int:

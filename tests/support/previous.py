@@ -9,11 +9,13 @@ import sys
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 
 import pytest
 
+from dispatcher.settings import PREFIX, Settings
 from tests.support.environment import ROOT
 
 REVISION = "DISPATCHER_TESTS_PREVIOUS"
@@ -29,9 +31,23 @@ class Previous:
     folder: Path
 
     def command(self, *words: str) -> list[str]:
-        """Return what runs Python with the earlier package, and the tests of this version."""
-        path = f"PYTHONPATH={self.folder}{os.pathsep}{ROOT}"
-        return ["env", path, sys.executable, *words]
+        """Return what runs Python with the earlier package, and the tests of this version.
+
+        Settings that it does not have are taken from its environment.
+        """
+        return ["env", *self._unset, *self._python, *words]
+
+    @property
+    def _python(self) -> tuple[str, str]:
+        return f"PYTHONPATH={self.folder}{os.pathsep}{ROOT}", sys.executable
+
+    @cached_property
+    def _unset(self) -> list[str]:
+        names = "import dispatcher; print(*dispatcher.Settings.model_fields)"
+        asked = ["env", *self._python, "-c", names]
+        known = subprocess.run(asked, check=True, capture_output=True).stdout.decode().split()
+        added = sorted(Settings.model_fields.keys() - set(known))
+        return [word for name in added for word in ("-u", f"{PREFIX}{name.upper()}")]
 
     def edited_migrations(self) -> list[str]:
         """Return the migrations of both versions whose text differs.

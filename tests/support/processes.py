@@ -28,6 +28,8 @@ _PRELOADED = [
     "celery.concurrency.thread",
     *(each.name for each in walk_packages(cli.__path__, "dispatcher.cli.")),
     "dispatcher.client",
+    "dispatcher.web",
+    "fastapi.testclient",
     "dispatcher.broker.reconnection",
     "dispatcher.worker.tasks",
     "kombu.transport.pyamqp",

@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from dispatcher.quota import Quota
-from dispatcher.redis.client import after_set_up
+from dispatcher.redis.client import after_set_up, repeated
 from dispatcher.redis.keys import ShardKeys, shard_of
 from dispatcher.reservation import (
     Fence,
@@ -28,7 +28,7 @@ from dispatcher.reservation import (
 )
 from dispatcher.reservation.booking import Leg
 from dispatcher.reservation.terms import AnyQuota
-from dispatcher.scope import PLAIN, Scope
+from dispatcher.scope import OWN_SCOPE, Scope
 from dispatcher.times.send_time import from_ms, to_ms
 
 NAMESPACE = "test"
@@ -103,14 +103,14 @@ def reserving(
 
     ``quotas`` are those of the scope that every message has, ``further`` those of other kinds.
     """
-    rules = {PLAIN: quotas, **(further or {})}
+    rules = {OWN_SCOPE: quotas, **(further or {})}
     reaches_ms = {kind: longest_ms(each) for kind, each in rules.items()}
     fence = Fence(namespace=namespace, shards=shards, reaches_ms=reaches_ms)
     client = redis.Redis.from_url(
         url,
         protocol=2,
         redis_connect_func=after_set_up(fence),
-        retry=Retry(NoBackoff(), retries),
+        **repeated(Retry(NoBackoff(), retries)),
         socket_timeout=timeout,
         socket_connect_timeout=timeout,
     )

@@ -10,7 +10,7 @@ from sqlalchemy import func, insert, select, update
 
 from dispatcher.message import Message, Status, new_id
 from dispatcher.selection import Selection
-from dispatcher.store import Claim, Claims, Database, Listing, Messages
+from dispatcher.store import Claim, Claims, Database, Due, Listing, Messages, StoreUpkeep
 from tests.support.tables import attempts, messages
 
 TTL = timedelta(seconds=30)
@@ -104,3 +104,8 @@ def age(database: Database, message_id: UUID, by: timedelta = timedelta(minutes=
     ]
     moved = {name: getattr(found, name) - by for name in names if getattr(found, name) is not None}
     change(database, message_id, **moved)
+
+
+def take_due(upkeep: StoreUpkeep, *, limit: int, grace: timedelta) -> list[Due]:
+    """Take messages that are due, as the sweep does."""
+    return upkeep.take_due(upkeep.due(limit=limit), grace=grace)

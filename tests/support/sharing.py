@@ -5,7 +5,8 @@ test takes seconds, come first, so that no process waits long for another's last
 own order files with many tests come first; here these are the quick ones.)
 
 What starts whole environments has deadlines to keep. So the files that do count as one, and so do
-those that type commands: beside other tests there is at most one of each at a time.
+those that type commands: beside other tests there is at most one of each at a time. The tests of a
+file in ``APART`` take minutes each, and several processes share them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
 
 _WHOLE = "tests/acceptance/"
+APART = ("tests/property/test_memory_state.py",)
 TYPE_COMMANDS = tuple(f"{_WHOLE}test_{name}.py" for name in ("demo", "tutorial", "up"))
 
 
@@ -38,7 +40,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 
     class Sharing(LoadFileScheduling):  # type: ignore[misc]  # xdist is not typed
         def _split_scope(self, nodeid: str) -> str:
-            return shared_as(super()._split_scope(nodeid))
+            file = super()._split_scope(nodeid)
+            return nodeid if file in APART else shared_as(file)
 
     config.option.loadscopereorder = False
     return Sharing(config, log)

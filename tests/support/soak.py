@@ -1,8 +1,12 @@
-"""How many examples property tests try: few in `make test`, many where DISPATCHER_SOAK is set."""
+"""How many examples tests try: few in `make test`, many where DISPATCHER_SOAK is set."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
 
 SOAKING = bool(os.environ.get("DISPATCHER_SOAK"))
 ALL = "DISPATCHER_TESTS_ALL"
@@ -17,3 +21,11 @@ def examples(usual: int) -> int:
     if SOAKING:
         return usual * _TIMES_AS_MANY
     return usual if os.environ.get(ALL) else max(1, usual // _FEW)
+
+
+def a_third_of(cases: Sequence[Any]) -> list[Any]:
+    """Return cases for ``parametrize``: every third runs always, the others with ``--all``."""
+    return [
+        case if number % _FEW == 0 else pytest.param(case, marks=pytest.mark.long)
+        for number, case in enumerate(cases)
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.sharing import TYPE_COMMANDS, shared_as
+from tests.support.sharing import APART, TYPE_COMMANDS, shared_as
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,6 +18,7 @@ def test_every_file_of_the_acceptance_tests_runs_after_others_that_need_what_it_
 
 
 def test_every_other_file_is_shared_on_its_own() -> None:
+    assert all((ROOT / file).is_file() for file in APART)
     for path in ROOT.glob("tests/*/test_*.py"):
         file = str(path.relative_to(ROOT))
         if "acceptance" not in file:

@@ -57,7 +57,7 @@ def row(status: Status = Status.SENT) -> Message:
 
 def tell(hooks: Hooks, transition: Transition, *messages: Message) -> None:
     """Tell what a journal tells, which has no more than the ids of some."""
-    journal = Journal(listeners=[hooks.told])
+    journal = Journal(listeners=[hooks.on_event])
     for each in messages:
         if transition in (Transition.SCHEDULED, Transition.RESCHEDULED, Transition.RESLOTTED):
             journal.tell(transition, each)
@@ -76,7 +76,7 @@ def test_each_is_told_by_how_it_stands_and_by_nothing_else() -> None:
     assert told.calls == [("scheduled", new.id), ("sent", rows[0].id), ("sent", rows[3].id)]
 
 
-def test_what_nobody_asks_for_is_not_even_read() -> None:
+def test_events_without_a_hook_are_not_read() -> None:
     hooks = Hooks(Told(), read=lambda _: pytest.fail("it was read"))
     tell(hooks, Transition.HELD, row())
     tell(hooks, Transition.EXPIRED, row())
@@ -178,7 +178,7 @@ class Slow:
         self.count += message.attempt_count == 0
 
 
-def test_one_that_hangs_holds_up_nobody_and_is_told_no_more_than_is_kept(
+def test_a_hanging_hook_holds_up_no_work_and_its_queue_is_bounded(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dispatcher.telemetry.hooks._MOST_WAITING", 10)

@@ -105,7 +105,7 @@ def test_every_way_in_is_told_once(house: House) -> None:
     assert told(house) == [("scheduled", "scheduled")] * 4
 
 
-def test_what_ends_without_a_send_is_told(house: House) -> None:
+def test_ends_without_a_send_reach_the_hooks(house: House) -> None:
     one, many, out, past = (house.submit(f"r{n}") for n in range(4))
     house.dispatcher.cancel(one.id)
     house.dispatcher.cancel_many([many.id])
@@ -118,7 +118,7 @@ def test_what_ends_without_a_send_is_told(house: House) -> None:
     assert sorted(ends) == sorted([("cancelled", "cancelled")] * 3 + [("expired", "expired")])
 
 
-def test_what_a_dead_worker_left_is_told(house: House) -> None:
+def test_rescued_and_held_messages_reach_the_hooks(house: House) -> None:
     held, again = house.submit("ada"), house.submit("ben", on_unknown="retry")
     house.parts.delivery.parts.claims.claim([held.id, again.id])
     house.end_claims(held, again)
@@ -129,7 +129,7 @@ def test_what_a_dead_worker_left_is_told(house: House) -> None:
     assert ends[-1] == ("failed", "failed")
 
 
-def test_what_gets_another_time_is_told_with_it(build: Build, house: House) -> None:
+def test_moves_reach_the_hooks_with_the_new_time(build: Build, house: House) -> None:
     far = house.submit(send_in=timedelta(hours=9))
     moved = house.dispatcher.reschedule(far.id, send_in=timedelta(hours=10))
     assert told(house)[1:] == [("rescheduled", "scheduled")]
@@ -164,7 +164,7 @@ def test_hooks_that_raise_break_nothing(house: House, monkeypatch: pytest.Monkey
     assert house.again(message).status == "sent"
 
 
-def test_what_is_given_to_celery_is_told_by_whom_gives_it(build: Build) -> None:
+def test_the_process_that_enqueues_calls_the_hook(build: Build) -> None:
     CALLS.clear()
     house = build(clock=hour_ago(), hooks=f"{__name__}:Enqueued", quotas=["100/minute"])
     near = house.submit()

@@ -65,7 +65,7 @@ def again(house: House, message: Message) -> None:
     house.deliver(message)
 
 
-def test_one_that_is_sent(roomy: House, told: Any) -> None:
+def test_events_of_a_sent_message(roomy: House, told: Any) -> None:
     message = roomy.submit()
     roomy.deliver(message)
     roomy.deliver(message)
@@ -75,7 +75,7 @@ def test_one_that_is_sent(roomy: House, told: Any) -> None:
     assert told(message, "attempt")[2] == (1,)
 
 
-def test_one_that_is_retried_and_fails_and_is_tried_again(roomy: House, told: Any) -> None:
+def test_events_of_a_message_that_fails_and_is_retried(roomy: House, told: Any) -> None:
     message = roomy.submit()
     fail(roomy, TemporaryFailure("busy", retry_after=timedelta(minutes=5)))
     roomy.deliver(message)
@@ -91,7 +91,7 @@ def test_one_that_is_retried_and_fails_and_is_tried_again(roomy: House, told: An
     assert told(message, "wait_seconds")[2][0] >= 300
 
 
-def test_one_whose_outcome_nobody_knows(roomy: House, told: Any) -> None:
+def test_events_of_an_unknown_outcome(roomy: House, told: Any) -> None:
     released, dropped = (roomy.submit(on_unknown="hold") for _ in range(2))
     fail(roomy, PerhapsSent("the line broke"))
     roomy.deliver(released, dropped)
@@ -101,7 +101,7 @@ def test_one_whose_outcome_nobody_knows(roomy: House, told: Any) -> None:
     assert told(dropped)[2:] == ["held", "failed"]
 
 
-def test_one_that_a_limiter_puts_back(build: Build, told: Any) -> None:
+def test_events_of_a_snoozed_message(build: Build, told: Any) -> None:
     channels = {"memory": {"transport": "memory", "limits": ["1/minute"]}}
     house = build(clock=hour_ago(), quotas=ROOMY, channels=channels)
     first, second = house.submit(), house.submit()
@@ -111,7 +111,7 @@ def test_one_that_a_limiter_puts_back(build: Build, told: Any) -> None:
     assert 50 < told(second, "wait_seconds")[2][0] <= 60
 
 
-def test_those_that_expire(build: Build, told: Any) -> None:
+def test_events_of_expired_messages(build: Build, told: Any) -> None:
     channels = {
         "memory": {"transport": "memory", "catch_up": "expire"},
         "other": {"transport": "memory"},
@@ -127,7 +127,7 @@ def test_those_that_expire(build: Build, told: Any) -> None:
     assert told(late).count("expired") == 1
 
 
-def test_one_whose_recipient_opted_out_unseen(roomy: House, told: Any) -> None:
+def test_events_of_a_message_to_a_suppressed_recipient(roomy: House, told: Any) -> None:
     message = roomy.submit()
     late = roomy.submit("ben", expire_after=timedelta(seconds=1))
     roomy.parts.suppressions.add(message.recipient, None)
@@ -137,14 +137,16 @@ def test_one_whose_recipient_opted_out_unseen(roomy: House, told: Any) -> None:
     assert told(late)[2:] == ["expired"]
 
 
-def test_one_whose_next_try_would_come_after_its_expiry(roomy: House, told: Any) -> None:
+def test_events_of_a_message_whose_next_attempt_would_come_too_late(
+    roomy: House, told: Any
+) -> None:
     message = roomy.submit(expire_after=timedelta(hours=2))
     fail(roomy, TemporaryFailure("busy", retry_after=timedelta(hours=3)))
     roomy.deliver(message)
     assert told(message)[2:] == ["expired"]
 
 
-def test_those_that_are_rescued(roomy: House, told: Any) -> None:
+def test_events_of_rescued_messages(roomy: House, told: Any) -> None:
     again_, held = roomy.submit(), roomy.submit(on_unknown="hold")
     roomy.parts.delivery.parts.claims.claim([again_.id, held.id])
     roomy.end_claims(again_, held)
@@ -153,7 +155,7 @@ def test_those_that_are_rescued(roomy: House, told: Any) -> None:
     assert told(held)[2:] == ["rescued", "held"]
 
 
-def test_those_that_are_moved_and_cancelled(house: House, told: Any) -> None:
+def test_events_of_moved_and_cancelled_messages(house: House, told: Any) -> None:
     at = house.clock.now() + 60 * MINUTE
     alone, *many = (house.submit(f"ada {n}", send_at=at) for n in range(3))
     moved = house.dispatcher.reschedule(alone.id, send_at=at + MINUTE)
@@ -164,7 +166,7 @@ def test_those_that_are_moved_and_cancelled(house: House, told: Any) -> None:
     assert [told(each) for each in many] == [["scheduled", "cancelled"]] * 2
 
 
-def test_those_of_a_batch(house: House, told: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_events_of_a_batch(house: House, told: Any, caplog: pytest.LogCaptureFixture) -> None:
     at = house.clock.now() + 60 * MINUTE
     drafts = [
         Draft(channel="memory", recipient=name, body={}, send_at=at) for name in ("a", "b", "b")
@@ -175,7 +177,7 @@ def test_those_of_a_batch(house: House, told: Any, caplog: pytest.LogCaptureFixt
     assert len(caplog.records) == 2
 
 
-def test_those_of_a_transaction_once_it_has_committed(house: House, told: Any) -> None:
+def test_events_of_a_transaction_follow_its_commit(house: House, told: Any) -> None:
     with callers_engine(house.database) as engine:
         with engine.connect() as caller:
             message = house.submit(session=caller, send_in=timedelta(hours=1))
@@ -188,7 +190,7 @@ def test_those_of_a_transaction_once_it_has_committed(house: House, told: Any) -
         assert told(undone) == []
 
 
-def test_what_is_refused_is_no_transition(house: House, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_is_no_event(house: House, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         caplog.clear()
         try:

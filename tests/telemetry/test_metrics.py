@@ -128,7 +128,7 @@ def test_attempts_and_lateness_by_the_databases_clock(build: Build, counted: Cou
     assert 7_200 - 30 < counted("lateness_seconds_sum", channel="memory") < 7_200 + 120
 
 
-def test_what_is_on_time_is_late_by_milliseconds(build: Build, counted: Counted) -> None:
+def test_lateness_counts_milliseconds(build: Build, counted: Counted) -> None:
     house = build(clock=hour_ago(), **ON)
     message = house.submit()
     house.change([message], **dict.fromkeys(("send_at", "next_attempt_at"), house.database_time()))
@@ -202,7 +202,7 @@ def samples(*collectors: Collector) -> Iterator[Any]:
 def touched() -> None:
     """Let each metric have a sample."""
     one = prometheus.Meter()
-    one.told(Event(next(iter(Transition)), UUID(int=1), "sms", {}))
+    one.on_event(Event(next(iter(Transition)), UUID(int=1), "sms", {}))
     one.attempted("sms", "sent", 0.01)
     one.refused("quota", "1/minute")
     one.swept("rescue", {"messages": 1})
@@ -300,7 +300,7 @@ def test_vitals_are_read_no_more_than_a_tenth_of_the_time() -> None:
     assert len(looks) == 2 or len(looks) == 3
 
 
-def test_what_the_store_does_not_tell_is_left_out() -> None:
+def test_metrics_that_the_store_does_not_answer_are_left_out() -> None:
     def look() -> Vitals:
         raise StoreUnavailable("it is away")
 
@@ -339,4 +339,4 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(InvalidSettings, match="needs prometheus_client") as caught:
         App(Settings.load(metrics_port=0)).journal  # noqa: B018 - it is built
-    assert caught.value.accepted.startswith("pip install 'dispatcher[metrics]'")
+    assert caught.value.accepted.startswith("pip install 'quota-dispatcher[metrics]'")

@@ -158,7 +158,7 @@ def test_a_failed_try_tells_its_outcome_and_the_type_of_its_error_alone(
     assert CANARY not in spans.text()
 
 
-def test_what_escapes_from_a_transport_ends_its_span(traced: House, spans: Collected) -> None:
+def test_an_exception_of_a_transport_ends_its_span(traced: House, spans: Collected) -> None:
     message = traced.submit()
     fail_with(traced, SystemExit(CANARY))
     with pytest.raises(SystemExit):
@@ -168,7 +168,7 @@ def test_what_escapes_from_a_transport_ends_its_span(traced: House, spans: Colle
     assert attributes(deliver)["error.type"] == "SystemExit"
 
 
-def test_what_a_transport_does_is_a_child_of_the_send(traced: House, spans: Collected) -> None:
+def test_spans_of_a_transport_are_children_of_the_send(traced: House, spans: Collected) -> None:
     tracer = trace.get_tracer("an instrumented client")
 
     def before(_: Message) -> None:
@@ -362,7 +362,7 @@ def test_a_fault_of_the_sdk_holds_up_no_message_and_makes_no_outcome_unknown(
         assert traced.deliver(other) == 1
     assert traced.sent == [message.id, other.id]
     assert [traced.again(each).status for each in (message, other)] == ["sent", "sent"]
-    assert caplog.text.count("nothing is traced any more") == 1
+    assert caplog.text.count("tracing stopped in this process") == 1
     assert CANARY not in caplog.text
 
 
@@ -394,10 +394,10 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     for name in [each for each in sys.modules if each.partition(".")[0] == "opentelemetry"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with pytest.raises(InvalidSettings, match="needs opentelemetry-api") as caught:
+    with pytest.raises(InvalidSettings, match="needs opentelemetry") as caught:
         App(Settings.load(traces=True)).submitter  # noqa: B018 - it is built
     assert caught.value.field == "traces"
-    assert caught.value.accepted.startswith("pip install 'dispatcher[traces]'")
+    assert caught.value.accepted.startswith("pip install 'quota-dispatcher[traces]'")
 
 
 def test_a_library_that_is_broken_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:

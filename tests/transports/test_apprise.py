@@ -14,7 +14,7 @@ import pytest
 from apprise import Apprise
 
 from dispatcher import (
-    Channel,
+    ChannelSettings,
     InvalidDraft,
     InvalidSettings,
     PerhapsSent,
@@ -73,7 +73,7 @@ def test_a_recipient_that_could_be_two_or_another_path_is_refused(
     receiver: Receiver, recipient: str
 ) -> None:
     options = {"urls": [url_of(receiver, "/{recipient}")]}
-    checks = Checks({"chat": Channel(transport="apprise", options=options)})
+    checks = Checks({"chat": ChannelSettings(transport="apprise", options=options)})
     with pytest.raises(InvalidDraft) as caught:
         checks("chat", recipient, {"text": "x"})
     assert caught.value.field == "recipient"
@@ -101,7 +101,7 @@ def test_a_recipient_that_could_be_two_or_another_path_is_refused(
 def test_a_body_holds_a_text_and_a_title_and_nothing_to_fetch(
     receiver: Receiver, body: dict[str, Any], field: str
 ) -> None:
-    checks = Checks({"chat": Channel(transport="apprise")})
+    checks = Checks({"chat": ChannelSettings(transport="apprise")})
     with pytest.raises(InvalidDraft) as caught:
         checks("chat", "ada", body)
     assert caught.value.field == field
@@ -119,10 +119,10 @@ def test_a_body_holds_a_text_and_a_title_and_nothing_to_fetch(
         ({"html": " "}, "body.html"),
     ],
 )
-def test_what_is_html_stands_under_html_where_templates_escape(
+def test_html_bodies_need_templates_that_escape(
     receiver: Receiver, body: dict[str, Any], field: str
 ) -> None:
-    checks = Checks({"chat": Channel(transport="apprise", options={"format": "html"})})
+    checks = Checks({"chat": ChannelSettings(transport="apprise", options={"format": "html"})})
     with pytest.raises(InvalidDraft) as caught:
         checks("chat", "ada", body)
     assert caught.value.field == field
@@ -170,7 +170,7 @@ def test_a_refusal_is_tried_again_and_where_it_must_not_be_it_is_held(receiver: 
         to(receiver).send(a_message(on_unknown="hold"))
 
 
-def test_what_some_services_took_and_others_did_not_is_unknown(receiver: Receiver) -> None:
+def test_a_partial_success_of_services_is_an_unknown_outcome(receiver: Receiver) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         closed = f"json://127.0.0.1:{listener.getsockname()[1]}/"
     with pytest.raises(PerhapsSent, match="1 of 2 services took it"):
@@ -262,7 +262,7 @@ def test_an_option_that_cannot_be_used_is_named_and_no_secret_with_it(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     with pytest.raises(InvalidSettings) as caught:
-        load("chat", Channel(transport="apprise", options=options), Settings.load())
+        load("chat", ChannelSettings(transport="apprise", options=options), Settings.load())
     assert caught.value.field == f"channels.chat.options.{option}"
     assert SECRET not in str(caught.value)
     assert SECRET not in caplog.text

@@ -76,7 +76,7 @@ def test_headers_that_steer_a_provider_are_for_channels_that_name_them() -> None
 
 
 @pytest.mark.parametrize("text", INJECTIONS, ids=ascii)
-def test_what_is_not_exactly_one_address_is_refused(text: str) -> None:
+def test_anything_but_one_address_is_refused(text: str) -> None:
     with pytest.raises(InvalidDraft) as caught:
         check_mail(text, TEXT)
     assert caught.value.field == "recipient"
@@ -88,7 +88,7 @@ def test_what_is_not_exactly_one_address_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ADDRESSES, ids=ascii)
-def test_one_address_is_taken_as_it_is(text: str) -> None:
+def test_an_address_is_taken_as_it_is(text: str) -> None:
     mail = compose(an_email(text, TEXT | {"reply_to": text}), sender=SENDER, now=NOW)
     assert mail.recipient == text
     assert mail.is_international is not text.isascii()
@@ -99,7 +99,7 @@ def test_one_address_is_taken_as_it_is(text: str) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 7, ["a@b.c"], {"a": 1}, b"a@b.c"])
-def test_what_is_no_text_is_no_address(value: object) -> None:
+def test_an_address_that_is_no_text_is_refused(value: object) -> None:
     with pytest.raises(InvalidDraft):
         check_address("recipient", value)
 

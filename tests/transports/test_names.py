@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from dispatcher import Channel, InvalidSettings, Message, Settings, TemporaryFailure
+from dispatcher import ChannelSettings, InvalidSettings, Message, Settings, TemporaryFailure
 from dispatcher.testing import a_message
 from dispatcher.transports import Checks, base, load, registry
 from dispatcher.transports.registry import SHIPPED
@@ -53,7 +53,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def made(transport: str, **options: Any) -> Any:
-    channel = Channel(transport=transport, options=options)
+    channel = ChannelSettings(transport=transport, options=options)
     return load("post", channel, Settings.load(transport_timeout=7))
 
 
@@ -69,7 +69,7 @@ def test_a_distribution_offers_a_transport_by_an_entry_point(site: Path) -> None
     assert made("pigeon", loft="there").send(None) == "flown from there"
 
 
-def test_what_is_offered_is_named_where_a_name_is_unknown(site: Path) -> None:
+def test_an_unknown_transport_names_the_known_ones(site: Path) -> None:
     install(site, "carriers", "pigeon = pigeons_for_tests:Pigeon")
     error = refused("pidgin")
     assert "there is no transport 'pidgin'" in error.problem
@@ -104,9 +104,7 @@ def test_an_offer_that_cannot_be_loaded_names_its_distribution(site: Path) -> No
     assert "no_such_module_here" in error.problem
 
 
-def test_what_is_not_installed_is_named_with_the_extra_that_brings_it(
-    monkeypatch: pytest.MonkeyPatch, site: Path
-) -> None:
+def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch, site: Path) -> None:
     (site / "needy_for_tests.py").write_text("import a_library_of_nobody\n")
     needy = registry.Shipped("needy_for_tests:Needy", "needy")
     monkeypatch.setitem(SHIPPED, "needy", needy)
@@ -194,7 +192,7 @@ def test_a_callable_a_class_and_an_instance_are_transports(
 
 def test_the_file_transport_writes_into_the_data_folder_or_where_it_is_told(tmp_path: Path) -> None:
     for options, path in [({}, "sent/sms.jsonl"), ({"path": f"{tmp_path}/other"}, "other")]:
-        channel = Channel(transport="file", options=options)
+        channel = ChannelSettings(transport="file", options=options)
         load("sms", channel, Settings.load(data_dir=tmp_path)).send(a_message())
         assert (tmp_path / path).is_file()
 
@@ -269,7 +267,7 @@ class Closable:
             raise self.error
 
 
-def test_one_that_cannot_be_closed_keeps_no_other_one_open(
+def test_a_transport_that_fails_to_close_keeps_no_other_open(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     broken, fine = Closable(OSError("token=hunter2")), Closable()
@@ -279,20 +277,21 @@ def test_one_that_cannot_be_closed_keeps_no_other_one_open(
     assert "hunter2" not in caplog.text
 
 
-def libraries() -> Iterator[tuple[str, str]]:
-    """Yield each transport with each package that its extra installs."""
+@cache
+def packages() -> dict[str, list[str]]:
+    """Return the packages of each distribution that is installed."""
     names: dict[str, list[str]] = {}
     for package, owners in packages_distributions().items():
         for owner in owners:
             names.setdefault(canonicalize_name(owner), []).append(package)
-    for transport, (_, extra) in SHIPPED.items():
-        for line in EXTRAS[extra] if extra else ():
-            yield from (
-                (transport, each) for each in names[canonicalize_name(Requirement(line).name)]
-            )
+    return names
 
 
-LIBRARIES = sorted(libraries())
+LIBRARIES = sorted(
+    (transport, canonicalize_name(Requirement(line).name))
+    for transport, (_, extra) in SHIPPED.items()
+    for line in (EXTRAS[extra] if extra else ())
+)
 
 
 def test_the_page_has_a_row_for_each_transport_that_ships() -> None:
@@ -306,17 +305,20 @@ def test_the_image_has_what_each_transport_needs() -> None:
     assert {each.extra for each in SHIPPED.values() if each.extra} - set(listed.split(",")) == set()
 
 
-@pytest.mark.parametrize(("transport", "library"), LIBRARIES)
+@pytest.mark.parametrize(("transport", "distribution"), LIBRARIES)
 def test_a_missing_library_is_named_with_its_extra(
-    transport: str, library: str, monkeypatch: pytest.MonkeyPatch
+    transport: str, distribution: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = f"dispatcher.transports.{transport}"
-    for name in [each for each in sys.modules if each.split(".")[0] == library or ours in each]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, library, None)
-    channel = Channel(transport=transport)
-    with pytest.raises(InvalidSettings, match=f"needs {library}") as caught:
-        load("hooks", channel, Settings.load())
-    assert caught.value.field == "channels.hooks.transport"
-    assert f"pip install 'dispatcher[{transport}]'" in caught.value.accepted
-    Checks({"hooks": channel})("hooks", "anybody", {"any": "thing"})
+    for library in packages()[distribution]:
+        with monkeypatch.context() as missing:
+            loaded = [each for each in sys.modules if each.split(".")[0] == library or ours in each]
+            for name in loaded:
+                missing.delitem(sys.modules, name)
+            missing.setitem(sys.modules, library, None)
+            channel = ChannelSettings(transport=transport)
+            with pytest.raises(InvalidSettings, match=f"needs {library}") as caught:
+                load("hooks", channel, Settings.load())
+            assert caught.value.field == "channels.hooks.transport"
+            assert f"pip install 'quota-dispatcher[{transport}]'" in caught.value.accepted
+            Checks({"hooks": channel})("hooks", "anybody", {"any": "thing"})

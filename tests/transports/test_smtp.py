@@ -83,7 +83,7 @@ def sink() -> Iterator[MailServer]:
 )
 @example(recipient="a@b.c", subject="s", text="\r\n.\r\nMAIL FROM:<v@e.org>\r\n")
 @example(recipient="a@b.c", subject="s", text="\n.\nRCPT TO:<v@e.org>\n.\r.\n..")
-def test_whatever_is_written_the_server_takes_one_mail_to_one_recipient_as_composed(
+def test_no_content_makes_a_second_mail_or_recipient(
     sink: MailServer, recipient: str, subject: str, text: str
 ) -> None:
     body = {"subject": subject, "text": text}
@@ -158,7 +158,7 @@ def test_without_starttls_nothing_is_said_in_the_clear() -> None:
     assert [each.split()[0] for each in server.heard] == ["ehlo"]
 
 
-def test_what_is_slipped_in_before_the_encryption_ends_the_line() -> None:
+def test_replies_injected_before_starttls_end_the_connection() -> None:
     ehlo = "250-scripted\r\n250 STARTTLS"
     script = {"EHLO": ehlo, "STARTTLS": "220 go\r\n250-evil\r\n250 AUTH PLAIN"}
     with ScriptedServer(script) as server:

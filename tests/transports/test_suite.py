@@ -264,7 +264,7 @@ def test_a_broken_rule_is_named(made: dict[str, Callable[[], Good]], says: str) 
 def test_a_suite_without_a_check_is_not_asked_for_one() -> None:
     suite = suite_of(make=MemoryTransport)  # type: ignore[arg-type]  # has no keys
     with pytest.raises(AssertionError, match="there is no check"):
-        suite().test_what_can_never_be_sent_is_refused_when_it_is_submitted()
+        suite().test_an_unsendable_message_is_refused_at_submit()
 
 
 def test_it_needs_no_test_framework() -> None:

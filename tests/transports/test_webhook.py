@@ -14,7 +14,7 @@ import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from dispatcher import (
-    Channel,
+    ChannelSettings,
     InvalidSettings,
     PerhapsSent,
     PermanentFailure,
@@ -190,7 +190,7 @@ def test_a_server_says_when_to_come_back(
     assert caught.value.closes_channel is (asked is not None), "all go to this server"
 
 
-def test_one_of_many_servers_closes_the_channel_for_nobody_else(receiver: Receiver) -> None:
+def test_a_busy_server_of_many_does_not_close_the_channel(receiver: Receiver) -> None:
     receiver.answers(429, {"Retry-After": "60"})
     with pytest.raises(TemporaryFailure) as caught:
         open_to(receiver.port).send(a_message(recipient=receiver.url))
@@ -259,14 +259,16 @@ def test_an_option_that_cannot_be_used_is_named_and_no_secret_with_it(
     option: str, options: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidSettings) as caught:
-        load("hooks", Channel(transport="webhook", options=options), Settings.load())
+        load("hooks", ChannelSettings(transport="webhook", options=options), Settings.load())
     assert caught.value.field == f"channels.hooks.options.{option}"
     assert "hunter2" not in str(caught.value)
 
 
 def test_a_channel_s_settings_become_the_transport(receiver: Receiver) -> None:
     options = {"url": receiver.url, "allow": LOOPBACK, "http": True}
-    transport = load("hooks", Channel(transport="webhook", options=options), Settings.load())
+    transport = load(
+        "hooks", ChannelSettings(transport="webhook", options=options), Settings.load()
+    )
     assert transport.send(a_message()) == "204"
     assert "127.0.0.1" not in repr(transport)
 

@@ -43,7 +43,7 @@ def test_others_may_not(address: str) -> None:
     assert not Addresses().allow(address)
 
 
-def test_what_the_standard_library_calls_private_is_never_reached() -> None:
+def test_private_addresses_are_never_reached() -> None:
     luck = random.Random(5)  # noqa: S311 - a seed, so that it is the same each time
     ours = Addresses()
     for _ in range(4_000):
@@ -84,7 +84,7 @@ def is_numeric(host: str) -> bool:
 
 
 @pytest.mark.parametrize("host", [each for each in SPELLINGS if is_numeric(each)])
-def test_what_a_resolver_makes_of_a_number_is_judged_as_the_address_it_is(host: str) -> None:
+def test_numbers_are_judged_as_the_address_that_they_resolve_to(host: str) -> None:
     [found] = resolve(host, 443)
     assert Addresses().allow(found) == (host == "00000127.0.0.1"), "octal: 87.0.0.1"
 
@@ -180,7 +180,7 @@ def test_an_allow_list_that_cannot_be_read_is_refused(allow: Any) -> None:
     assert caught.value.field == "allow"
 
 
-def test_what_is_resolved_is_numeric_so_that_a_connection_asks_nobody_again() -> None:
+def test_resolved_addresses_are_numeric() -> None:
     assert socket.inet_aton(resolve("127.0.0.1", 80)[0])
 
 

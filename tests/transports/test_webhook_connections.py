@@ -71,7 +71,9 @@ def test_a_line_that_ends_without_an_answer_leaves_the_outcome_unknown(
 @pytest.mark.parametrize(
     "junk", [b"SSH-2.0-OpenSSH_9.6\r\n", b"\x00" * 64, b"HTTP/1.1 abc\r\n\r\n"]
 )
-def test_what_is_no_http_leaves_the_outcome_unknown(receiver: Receiver, junk: bytes) -> None:
+def test_an_answer_that_is_no_http_leaves_the_outcome_unknown(
+    receiver: Receiver, junk: bytes
+) -> None:
     def answer(handler: Handler) -> None:
         handler.wfile.write(junk)
         handler.close_connection = True
@@ -294,7 +296,7 @@ def test_a_timeout_is_bounded_in_sum(receiver: Receiver) -> None:
     assert transport.send(a_message(recipient=url)) == "204"
 
 
-def test_what_was_written_before_says_nothing_of_the_next_request(receiver: Receiver) -> None:
+def test_a_reused_connection_does_not_count_as_written(receiver: Receiver) -> None:
     transport = to(receiver)
     transport.send(a_message())
     transport._seconds = 0.0

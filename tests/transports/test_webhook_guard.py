@@ -10,7 +10,7 @@ import pytest
 import trustme
 
 from dispatcher import (
-    Channel,
+    ChannelSettings,
     InvalidDraft,
     InvalidSettings,
     PermanentFailure,
@@ -145,7 +145,7 @@ def test_an_allowed_name_may_have_any_address(receiver: Receiver) -> None:
      "https://hooks.example:8443/", "https://hooks.example/#x"],
 )  # fmt: skip
 def test_an_impossible_url_is_refused_at_submit_and_when_it_is_sent(recipient: str) -> None:
-    checks = Checks({"hooks": Channel(transport="webhook")})
+    checks = Checks({"hooks": ChannelSettings(transport="webhook")})
     with pytest.raises(InvalidDraft) as caught:
         checks("hooks", recipient, {"text": "x"})
     assert caught.value.field == "recipient"
@@ -153,14 +153,16 @@ def test_an_impossible_url_is_refused_at_submit_and_when_it_is_sent(recipient: s
         WebhookTransport().send(a_message(recipient=recipient))
 
 
-def test_what_the_channel_allows_is_accepted_at_submit() -> None:
+def test_allowed_addresses_are_accepted_at_submit() -> None:
     options = {"http": True, "ports": [8080], "allow": ["127.0.0.1", "localhost"]}
     checks = Checks(
         {
-            "open": Channel(transport="webhook"),
-            "inner": Channel(transport="webhook", options=options),
-            "fixed": Channel(transport="webhook", options={"url": "https://hooks.example/"}),
-            "broken": Channel(transport="webhook", options={"allow": 7}),
+            "open": ChannelSettings(transport="webhook"),
+            "inner": ChannelSettings(transport="webhook", options=options),
+            "fixed": ChannelSettings(
+                transport="webhook", options={"url": "https://hooks.example/"}
+            ),
+            "broken": ChannelSettings(transport="webhook", options={"allow": 7}),
         }
     )
     checks("open", "https://hooks.example/x", {})

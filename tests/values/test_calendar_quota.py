@@ -109,7 +109,7 @@ def test_impossible_values_are_refused(count: Any, unit: Any, zone: Any) -> None
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("zone", [None, BERLIN])
-def test_what_is_written_is_read_back_the_same(unit: CalendarUnit, zone: str | None) -> None:
+def test_text_and_value_round_trip(unit: CalendarUnit, zone: str | None) -> None:
     quota = CalendarQuota(10, unit, zone)
     assert parse_quota(str(quota)) == quota
 
@@ -198,7 +198,7 @@ def test_a_period_around_a_clock_change(
          ["2011-12-26T10:00Z", "2012-01-01T10:00Z", "2012-01-08T10:00Z"]),
     ],
 )  # fmt: skip
-def test_what_a_clock_change_skips_is_no_period(
+def test_a_skipped_period_does_not_exist(
     unit: str, zone: str, instant: str, expected: list[str]
 ) -> None:
     assert bounds(unit, instant, zone, 2) == expected

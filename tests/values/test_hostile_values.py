@@ -20,7 +20,7 @@ from redis.retry import Retry
 
 from dispatcher import Dispatcher, Draft, InvalidValue, Settings, errors
 from dispatcher.broker.survey import load_app
-from dispatcher.channel import Channel
+from dispatcher.channel import ChannelSettings
 from dispatcher.errors import DispatcherError, quoted
 from dispatcher.faults import arm
 from dispatcher.limiters import (
@@ -181,7 +181,7 @@ BOUND: dict[str, Callable[[Any, Any], object]] = {
     "acquire n": lambda limiter, value: limiter.acquire("ada", n=value),
     "acquire permit": lambda limiter, value: limiter.acquire("ada", permit=value),
     "acquire timeout": lambda limiter, value: limiter.acquire("ada", wait=True, timeout=value),
-    "on_fault": lambda _, value: FixedWindow(5, "day").on(redis.Redis(), on_fault=value),
+    "on_error": lambda _, value: FixedWindow(5, "day").on(redis.Redis(), on_error=value),
     "prefix": lambda _, value: FixedWindow(5, "day").on(redis.Redis(), prefix=value),
     "tag": lambda _, value: FixedWindow(5, "day").on(redis.Redis(), tag=value),
     "remember": lambda _, value: FixedWindow(5, "day").on(redis.Redis(), remember=value),
@@ -227,7 +227,7 @@ def submit(name: str, **base: Any) -> Asks:
     return lambda dispatcher, value: dispatcher.submit(**(GOOD | base | {name: value}))
 
 
-def ask(method: str, name: str, *positional: object, **base: Any) -> Asks:
+def ask(method: str, name: str, /, *positional: object, **base: Any) -> Asks:
     return lambda dispatcher, value: getattr(dispatcher, method)(
         *positional, **(base | {name: value})
     )
@@ -264,6 +264,7 @@ METHODS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "suppressed": ({}, ("recipient",)),
     "suppress": ({"recipient": "ada"}, ("recipient", "channel")),
     "unsuppress": ({"recipient": "ada"}, ("recipient", "channel")),
+    **dict.fromkeys(("pause", "resume"), ({"kind": "tenant", "name": "a"}, ("kind", "name"))),
     **{method: ({}, tuple(Wanted.__annotations__)) for method in ("list", "select", "count")},
 }  # fmt: skip
 ASKED: dict[str, Asks] = {
@@ -312,7 +313,7 @@ def channel_with(name: str) -> Callable[[Any], object]:
 
 SETTINGS: dict[str, Callable[[Any], object]] = {
     **{name: setting(name) for name in Settings.model_fields},
-    **{f"channel {name}": channel_with(name) for name in Channel.model_fields},
+    **{f"channel {name}": channel_with(name) for name in ChannelSettings.model_fields},
     "channel name": lambda value: Settings.load(channels={_key(value): {"transport": "memory"}}),
 }
 
@@ -349,7 +350,7 @@ def test_transports_refuse_it_by_an_error_of_ours(
     def make(value: object) -> object:
         if option == "path" and not isinstance(value, str):
             return None
-        channel = Channel(transport=transport, options=good | {option: value})
+        channel = ChannelSettings(transport=transport, options=good | {option: value})
         return load("x", channel, settings)
 
     judge(make)

@@ -112,7 +112,7 @@ def test_a_body_that_is_no_object_is_refused(body: object) -> None:
         ("👋" * 50, "bytes"),
     ],
 )
-def test_what_json_cannot_carry_is_refused(value: object, problem: str) -> None:
+def test_a_body_that_json_cannot_carry_is_refused(value: object, problem: str) -> None:
     with pytest.raises(InvalidDraft, match=problem) as refused:
         check_body({"a": value}, **LIMITS)
     assert refused.value.field.startswith("body")

@@ -154,7 +154,7 @@ def test_the_same_spans_are_written_the_same(text: str, written: str) -> None:
 
 
 @given(st.lists(st.integers(0, 7 * DAY), min_size=2, max_size=16, unique=True))
-def test_what_is_written_is_read_back_the_same(edges: list[int]) -> None:
+def test_text_and_value_round_trip(edges: list[int]) -> None:
     edges = sorted(edges)[: len(edges) // 2 * 2]
     hours = Hours(tuple(zip(edges[::2], edges[1::2], strict=True)))
     assert Hours.parse(str(hours)) == hours

@@ -95,7 +95,7 @@ def test_impossible_numbers_are_refused(count: int, length_ms: int) -> None:
         )
     ),
 )
-def test_what_is_written_is_read_back_the_same(count: int, length_ms: int) -> None:
+def test_text_and_value_round_trip(count: int, length_ms: int) -> None:
     quota = Quota(count, length_ms)
     assert Quota.parse(str(quota)) == quota
 

@@ -76,7 +76,7 @@ def test_a_phone_number_has_one_spelling(given: str) -> None:
         "+49 (0)151 2345678",
     ],
 )
-def test_what_is_no_phone_number_is_refused_without_being_quoted(given: str) -> None:
+def test_a_malformed_phone_number_is_refused_without_being_quoted(given: str) -> None:
     with pytest.raises(InvalidDraft) as caught:
         phone(given)
     assert caught.value.field == "recipient"
@@ -96,7 +96,7 @@ def test_a_phone_number_without_a_plus_is_refused_with_what_is_accepted(given: s
 
 
 @pytest.mark.parametrize("given", ["ada", "@example.org", "ada@", "+4915112345678"])
-def test_what_is_no_address_is_refused(given: str) -> None:
+def test_a_malformed_address_is_refused(given: str) -> None:
     with pytest.raises(InvalidDraft, match="no e-mail address"):
         email(given)
 

@@ -357,7 +357,7 @@ def test_a_datetime_whose_zone_says_nothing_is_a_local_time(settings: Settings) 
     )
 
 
-def test_what_a_clock_change_skips_or_repeats_is_told_in_its_zone_also_in_disguise() -> None:
+def test_skipped_and_repeated_times_are_named_in_their_zone_also_with_an_offset() -> None:
     with pytest.raises(InvalidSendTime, match="skipped"):
         send_time.parse(datetime(2027, 3, 28, 2, 30, tzinfo=NoOffset()), zone=BERLIN)
     twice = datetime(2027, 10, 31, 2, 30, tzinfo=NoOffset())

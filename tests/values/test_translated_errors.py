@@ -32,6 +32,8 @@ from dispatcher import (
 )
 from dispatcher.app import App
 from dispatcher.broker.queue import Ticket
+from dispatcher.broker.survey import BrokerSurvey
+from dispatcher.celery_app import create_app
 from dispatcher.errors import Unavailable
 from dispatcher.limiters.limiter import translated as in_limiters
 from dispatcher.message import new_id
@@ -214,9 +216,7 @@ def test_a_database_that_is_not_there_is_named(url: str, says: str) -> None:
         (sa.OperationalError(SECRET, {}, pymysql.OperationalError(1213, SECRET)), False),
     ],
 )
-def test_what_mariadb_refuses_is_told_from_what_it_could_not_do(
-    error: sa.DBAPIError, refused: bool
-) -> None:
+def test_refusals_of_mariadb_differ_from_its_outages(error: sa.DBAPIError, refused: bool) -> None:
     assert unavailable(error).refused is refused
 
 
@@ -261,7 +261,7 @@ def test_a_piece_of_work_raises_nothing_of_sqlalchemy(error: Exception, tmp_path
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_whatever_the_broker_raises_is_translated(
+def test_every_error_of_the_broker_is_translated(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = MovableClock()
@@ -279,6 +279,22 @@ def test_whatever_the_broker_raises_is_translated(
     with pytest.raises(QueueUnavailable, match="a moment ago"):
         parts.queue.enqueue([ticket])
     parts.close()
+
+
+def test_a_version_of_redis_py_that_kombu_refuses_is_said_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = Settings.load(broker_url="redis://127.0.0.1:1/0")
+
+    def refused(_: object) -> None:
+        raise kombu.exceptions.VersionMismatch("Redis transport requires redis-py 6.1.0 or later")
+
+    monkeypatch.setattr("kombu.transport.redis.Channel._get_client", refused)
+    app = create_app(settings, submitting=True)
+    with pytest.raises(QueueUnavailable, match=r"requires redis-py 6\.1\.0") as caught:
+        BrokerSurvey(app, app, settings).server()
+    assert caught.value.remedy == "install 'kombu<5.7', or redis 6.1 or newer"
+    app.close()
 
 
 @pytest.mark.parametrize("word", ["connection", "MAIL", "message"])
@@ -367,7 +383,7 @@ HTTP_ERRORS: list[Exception] = [
 
 @pytest.mark.parametrize("error", HTTP_ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize(("is_written", "ours"), [(False, TemporaryFailure), (True, PerhapsSent)])
-def test_what_went_wrong_with_a_webhook_depends_on_whether_anything_was_written(
+def test_a_failed_webhook_is_unknown_only_after_a_write(
     error: Exception,
     is_written: bool,
     ours: type[Exception],

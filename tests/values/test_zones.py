@@ -120,7 +120,7 @@ def test_the_first_instant_of_a_wall_time(zone: str, wall: str, instant: str) ->
         ("Africa/Monrovia", "1972-01-07T00:00Z", "1972-01-06T23:15:30"),
     ],
 )
-def test_what_the_clocks_show_at_an_instant(zone: str, instant: str, shown: str) -> None:
+def test_local_time_of_an_instant(zone: str, instant: str, shown: str) -> None:
     assert zones.wall_at(ms(instant), ZoneInfo(zone)) == datetime.fromisoformat(shown)
 
 

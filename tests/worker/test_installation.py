@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from celery import Celery
@@ -50,6 +50,26 @@ def test_an_app_gets_tasks_queues_route_and_sweep_and_keeps_its_own() -> None:
     assert settings_of(app) is SETTINGS
 
 
+def test_options_of_a_namespace_are_kept_beside_ours() -> None:
+    """Without the mend it fails on Celery 5.4 alone, which `make test-lowest` runs it with."""
+
+    class Project:
+        CELERY_BROKER_URL = SETTINGS.broker_url
+        CELERY_IMPORTS = ("shop.tasks",)
+        CELERY_TASK_ROUTES: ClassVar = {"shop.*": {"queue": "shop"}}
+        CELERY_TASK_QUEUES = (Queue("shop", Exchange("shop"), "shop"),)
+        CELERY_BEAT_SCHEDULE: ClassVar = {"tidy": {"task": "shop.tidy", "schedule": 60}}
+
+    app = Celery("shop", set_as_current=False)
+    app.config_from_object(Project, namespace="CELERY")
+    install(app, SETTINGS)
+    assert app.conf.imports == ("shop.tasks", "dispatcher.worker.tasks")
+    assert set(app.conf.beat_schedule) == {"tidy", *beat_schedule(SETTINGS)}
+    assert queues(app) == ["shop", *OURS]
+    for task, queue in {"dispatcher.deliver": "post", "shop.tidy": "shop"}.items():
+        assert app.amqp.router.route({}, task)["queue"].name == queue
+
+
 def test_a_worker_without_a_list_of_queues_takes_its_default_one_and_ours() -> None:
     app = shop(task_default_queue="all")
     install(app, SETTINGS)
@@ -74,7 +94,7 @@ def test_installed_again_nothing_is_there_twice() -> None:
     assert queues(app) == ["celery", *OURS]
 
 
-def test_what_the_app_reads_later_takes_nothing_away() -> None:
+def test_later_configuration_of_the_app_keeps_the_tasks() -> None:
     app = shop()
     install(app, SETTINGS)
     later = {"broker_url": SETTINGS.broker_url, "task_routes": {"shop.*": {"queue": "shop"}}}
@@ -121,7 +141,7 @@ def test_the_options_of_an_app_do_not_bend_our_tasks() -> None:
     ],
     ids=["broker", "read", "content", "protocol", "visibility", "queue", "entry"],
 )  # fmt: skip
-def test_what_cannot_both_hold_is_named_and_the_app_stays_as_it_was(
+def test_a_conflicting_configuration_is_named_and_the_app_is_unchanged(
     change: Callable[[Any], None], field: str, problem: str
 ) -> None:
     app = shop()
@@ -170,7 +190,7 @@ def test_a_missing_file_of_settings_is_named_with_the_folder_it_is_looked_for_in
     assert "there is no" not in refusal()
 
 
-def test_what_is_no_app_is_refused() -> None:
+def test_install_refuses_a_value_that_is_no_app() -> None:
     with pytest.raises(InvalidSettings, match="app: an int"):
         install(5)  # type: ignore[arg-type]  # that is the case
 

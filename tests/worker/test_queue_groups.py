@@ -41,7 +41,7 @@ def test_a_millisecond_more_makes_a_task_of_its_own() -> None:
     assert begins == [first.due_at, second.due_at]
 
 
-def test_what_comes_again_begins_with_the_last_and_not_with_what_must_be_punctual() -> None:
+def test_repeated_messages_go_in_the_task_of_the_last_of_them() -> None:
     """Before its turn it would ask for its permit in vain."""
     first, second = ticket(0), ticket(50)
     again = [each._replace(is_first=False) for each in (ticket(10), ticket(40))]
@@ -68,7 +68,7 @@ def test_a_group_is_closed_when_it_is_full() -> None:
     ]
 
 
-def test_one_that_is_to_be_alone_shares_no_task() -> None:
+def test_a_lone_message_shares_no_task() -> None:
     first, alone, second = ticket(0), ticket(1)._replace(alone=True), ticket(2)
     found = {each.message_ids for each in grouped([first, alone, second])}
     assert found == {(alone.message_id,), (first.message_id, second.message_id)}

@@ -11,7 +11,7 @@ import redis
 from kombu import Connection, Queue
 from kombu.asynchronous import Hub
 
-from dispatcher.broker.reconnection import Consumer
+from dispatcher.broker.reconnection import answer_while_open
 from tests.support.environment import BROKER_DB, broker_on
 from tests.support.servers import RedisServer
 
@@ -45,10 +45,9 @@ def taken(line: Connection) -> Any:
 
 def acknowledged(message: Any, line: Connection, hub: Hub, *, breaks: bool = False) -> bool:
     """Let a thread of the pool ask for it, then the loop of the worker come to it."""
-    consumer: Any = Consumer.__new__(Consumer)
-    consumer.hub = hub
     log = logging.getLogger(__name__)
-    consumer.call_soon_ack(message.ack_log_error, log, line.connection_errors)
+    acknowledge = answer_while_open(hub.call_soon, (message.ack_log_error,))
+    acknowledge(log, line.connection_errors)
     if breaks:  # what this consumer and Celery's do then
         message.channel.do_restore = False
         line.collect()

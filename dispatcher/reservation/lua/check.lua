@@ -10,7 +10,7 @@
 --       {'blocked', until ms, scope, quota, id, id, ...}
 --       {'checking', scope, quota, ms}                  ask again with these
 --
--- While a hold stands at the time, whoever books nearby counts it, so that what one call found to
+-- While a hold stands at the time, bookings nearby count it, so that what one call found to
 -- fit still fits in the next. The message's own members are left out of the judgement.
 
 -- @include rule.lua

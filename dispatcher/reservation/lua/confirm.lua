@@ -9,9 +9,9 @@
 --       5 token that the store has with that time   6 life of the HASH, ms
 -- Reply 1 when the window had another time for the message, or none; else 0
 --
--- Idempotent. A hold that was not taken ends here: its time is the message's or nobody's, and what
--- the store was to be given for it, it takes no more. Where the window was told of a later move
--- since the store was read, only the hold goes.
+-- Idempotent. A hold that was not taken ends here: its time is the message's or free, and the store
+-- no longer accepts the time that this hold is for. Where the window has seen a later move since the
+-- store was read, only the hold goes.
 
 local is_hold = ARGV[1] ~= ARGV[2]
 local reserved = redis.call('ZSCORE', KEYS[2], ARGV[1] .. KEYS[1])

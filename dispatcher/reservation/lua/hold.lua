@@ -4,7 +4,7 @@
 -- ARGV  1 hold: message id (16 bytes), then a token without "{"   2 time, ms
 -- Reply 1, or 0 when the shard is not complete; then nothing was written
 --
--- Idempotent. A hold that nobody takes or drops is settled by reconcile like a reservation.
+-- Idempotent. A hold that is neither taken nor dropped is settled by reconcile like a reservation.
 
 -- @include clock.lua
 

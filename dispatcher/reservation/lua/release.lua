@@ -9,7 +9,7 @@
 -- Reply 1 when it is released or was not there, 0 when another submit still relies on it
 --
 -- Idempotent. With a duplicates HASH only the last submit under way releases the reservation; when
--- the HASH has expired nobody can tell, so it stays, and reconcile decides from the store.
+-- the HASH has expired this is unknown, so it stays, and reconcile decides from the store.
 
 local first = 2
 if ARGV[2] == '*' then

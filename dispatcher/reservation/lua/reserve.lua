@@ -119,7 +119,7 @@ while ARGV[position] do
       end
     end
     if at then
-      -- Also when it was booked before: who asks now has yet to store the message, and so may a
+      -- Also when it was booked before: this submit has yet to store the message, and so may a
       -- duplicate submit that has longer to do it.
       now = now or now_ms() + ARGV[1]
       for _, window in ipairs(windows) do

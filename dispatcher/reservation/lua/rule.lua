@@ -49,7 +49,7 @@ local function blackout_end(blackouts, t)
 end
 
 -- What `work` returns, two values, where it sees the windows without these members ('' is none).
--- They are back before the script answers, so nobody else misses them.
+-- They are back before the script answers, so no other call misses them.
 local function without(windows, members, work)
   local own = {}
   for _, window in ipairs(windows) do
@@ -219,7 +219,7 @@ local function blocked_by_long_run(window, t, count, length, within, seen, most)
   end
 end
 
--- Until when a calendar quota blocks t, and what tells who is in its period; nil when it does not.
+-- Until when a calendar quota blocks t, and the bounds of its period; nil when it does not.
 local function blocked_by_period(window, t, count, bounds)
   for index = 1, #bounds - 1 do
     local from, to = bounds[index], bounds[index + 1]

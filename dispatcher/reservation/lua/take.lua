@@ -8,17 +8,17 @@
 -- Reply 1 when it is done; 0 when some window has lost the hold, or has it at another time, or the
 --       life is over: then nothing changes
 --
--- Idempotent. The HASH has, for each window, the token of the time that it was last told. A window
--- that was told of a later one only gives up the hold. The message is pending again, so that
+-- Idempotent. The HASH has, for each window, the token of the last time that it has seen. A window
+-- that has seen a later one only gives up the hold. The message is pending again, so that
 -- reconcile compares both times once more.
 
 -- @include clock.lua
 
 local id, hold, at, token, now = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[5]), now_ms()
-local told = redis.call('HMGET', KEYS[2], unpack(KEYS, 3))
+local seen = redis.call('HMGET', KEYS[2], unpack(KEYS, 3))
 local is_alive = tonumber(ARGV[4]) > now - tonumber(ARGV[6])
 for index = 3, #KEYS do
-  local is_late = tonumber(told[index - 2] or -1) >= token
+  local is_late = tonumber(seen[index - 2] or -1) >= token
   local held = redis.call('ZSCORE', KEYS[index], hold)
   if not is_late and not (is_alive and held and tonumber(held) == at) then
     return 0
@@ -28,7 +28,7 @@ for index = 3, #KEYS do
   local window = KEYS[index]
   redis.call('ZREM', window, hold)
   redis.call('ZREM', KEYS[1], hold .. window)
-  if tonumber(told[index - 2] or -1) < token then
+  if tonumber(seen[index - 2] or -1) < token then
     redis.call('ZADD', window, at, id)
     redis.call('ZADD', KEYS[1], now, id .. window)
     redis.call('HSET', KEYS[2], window, token)

@@ -11,7 +11,8 @@ from importlib import import_module
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
-from dispatcher.errors import InvalidSettings
+from dispatcher.errors import InvalidSettings, MissingExtra
+from dispatcher.extras import install_line
 from dispatcher.store.engines.base import Prepared, StoreEngine, Unanswered
 
 _ACCEPTED = "sqlite:///…, postgresql://…, mysql://… or mariadb://…"
@@ -27,7 +28,7 @@ _ENGINES = {
     "postgresql+psycopg": ("postgresql", "PostgreSQLEngine"),
     "mysql+pymysql": ("mariadb", "MariaDBEngine"),
 }
-_EXTRAS = {"postgresql+psycopg": "dispatcher[postgres]", "mysql+pymysql": "dispatcher[mysql]"}
+_EXTRAS = {"postgresql+psycopg": "postgres", "mysql+pymysql": "mysql"}
 
 __all__ = ["Prepared", "StoreEngine", "Unanswered", "engine_of"]
 
@@ -49,10 +50,9 @@ def engine_of(text: str) -> StoreEngine:
         engine: StoreEngine = getattr(import_module(f"{__name__}.{module}"), kind)(url)
         engine.check_driver()
     except (ImportError, NoSuchModuleError) as error:
-        extra = _EXTRAS.get(name, "")
-        raise InvalidSettings(
-            "database_url",
-            f"its driver is missing ({error})",
-            f"an installed driver{extra and f': pip install {extra!r}'}",
-        ) from error
+        problem = f"its driver is missing ({error})"
+        if name not in _EXTRAS:  # a Python without SQLite
+            raise InvalidSettings("database_url", problem, _ACCEPTED) from error
+        extra = _EXTRAS[name]
+        raise MissingExtra(extra, "database_url", problem, install_line(extra)) from error
     return engine

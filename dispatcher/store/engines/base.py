@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
@@ -26,6 +26,7 @@ from sqlalchemy import (
     Table,
     Update,
     Uuid,
+    event,
 )
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
@@ -160,6 +161,15 @@ class Backlog(NamedTuple):
     usual: int
 
 
+class NewIndex(NamedTuple):
+    """An index to be built: of which columns, for the rows that ``where`` names."""
+
+    name: str
+    table: Table
+    columns: Sequence[str]
+    where: str
+
+
 class Housekeeping(NamedTuple):
     """How far the database is behind with removing old row versions, and what keeps it from that.
 
@@ -174,6 +184,17 @@ class Housekeeping(NamedTuple):
     days: Days | None = None
     limited_to: str = ""
     right: str = ""
+
+
+def run_on_connect(engine: Engine, statement: str) -> None:
+    """Run a statement on each new connection."""
+
+    def run(driver: Any, record: object) -> None:
+        del record
+        with closing(driver.cursor()) as cursor:
+            cursor.execute(statement)
+
+    event.listen(engine, "connect", run)
 
 
 def _not_done(values: Mapping[str, Any]) -> None:
@@ -222,6 +243,10 @@ class StoreEngine(ABC):
     @abstractmethod
     def prepare(self, engine: Engine) -> None:
         """Configure each new connection of ``engine``."""
+
+    def bound_statements(self, engine: Engine, seconds: int) -> None:
+        """Let each statement on connections of ``engine`` take so long at most, where it can."""
+        del engine, seconds
 
     @property
     def file(self) -> Path | None:
@@ -310,13 +335,15 @@ class StoreEngine(ABC):
     def _among(self, ids: Column[UUID], query: Select[tuple[UUID]]) -> ColumnElement[bool]:
         return ids.in_(query.scalar_subquery())
 
-    def untold(self, tables: Tables) -> tuple[ColumnElement[bool], tuple[Column[Any], ...]]:
+    def due_notifications(
+        self, tables: Tables
+    ) -> tuple[ColumnElement[bool], tuple[Column[Any], ...]]:
         """Return the condition that a status is not reported yet, and the order of its index.
 
         Written so that the database uses the index, and reads no other rows.
         """
         row = tables.messages.c
-        return tables.is_untold, (row.told, row.status, row.id)
+        return tables.is_notification_due, (row.notified_status, row.status, row.id)
 
     # Transactions.
 
@@ -409,6 +436,17 @@ class StoreEngine(ABC):
     def busy_table_options(self) -> dict[str, Any]:
         """Return the options of a table whose rows are changed several times each."""
         return self.table_options()
+
+    def build_index(
+        self, connection: Connection, index: NewIndex, create: Callable[[], None]
+    ) -> None:
+        """Build an index of a large table in a migration, without letting writes wait if possible.
+
+        ``create`` makes it at once. What the migration did before may be committed by then, so it
+        must be safe to run again.
+        """
+        del connection, index
+        create()
 
     def go_past_what_is_done(self, impl: DefaultImpl, tables: Tables) -> None:
         """Prepare Alembic for a migration that an earlier one may have begun."""

@@ -31,6 +31,8 @@ _UNDONE_NUMBERS = frozenset({1020, 1205, 1213})
 
 _NO_SPACE = frozenset({"53100", 1021, 1114, "SQLITE_FULL"})
 _READ_ONLY = frozenset({"25006", 1792, 1836, "SQLITE_READONLY"})
+_TOO_LONG = frozenset({"57014", 1969})
+"""The statement took longer than it may."""
 _CHECKS = frozenset({3819, 4025})
 """A CHECK refused the row."""
 
@@ -76,7 +78,7 @@ def unavailable(error: SQLAlchemyError, url: URL | None = None) -> StoreUnavaila
         return StoreUnavailable(f"the database{_at(url)} cannot be reached")
     refused = isinstance(error, IntegrityError | DataError) or number in _CHECKS
     reason, remedy = _answer(error, code or name)
-    return StoreUnavailable(reason, refused=refused, remedy=remedy)
+    return StoreUnavailable(reason, refused=refused, timed_out=code in _TOO_LONG, remedy=remedy)
 
 
 def _answer(error: DBAPIError, code: object) -> tuple[str, str]:
@@ -117,10 +119,16 @@ def cause(error: SQLAlchemyError) -> SQLAlchemyError | None:
 
 def worth_another_try(error: SQLAlchemyError) -> bool:
     """Whether the connection broke, or another transaction was in the way."""
+    is_broken = isinstance(error, DBAPIError) and error.connection_invalidated
+    return is_broken or was_in_the_way(error)
+
+
+def was_in_the_way(error: SQLAlchemyError) -> bool:
+    """Whether another transaction was in the way: the database has undone this one."""
     if not isinstance(error, DBAPIError):
         return False
-    state, number = getattr(error.orig, "sqlstate", None), number_of(error)
-    return state in _UNDONE_STATES or number in _UNDONE_NUMBERS or error.connection_invalidated
+    state = getattr(error.orig, "sqlstate", None)
+    return state in _UNDONE_STATES or number_of(error) in _UNDONE_NUMBERS
 
 
 def refused_by_driver(error: Exception) -> StoreUnavailable:

@@ -43,10 +43,11 @@ from dispatcher.store.engines.base import (
     Location,
     Prepared,
     StoreEngine,
+    run_on_connect,
 )
 from dispatcher.store.engines.errors import number_of
 from dispatcher.store.engines.types import MARIADB
-from dispatcher.store.schema import TOLD_OF, Tables
+from dispatcher.store.schema import NOTIFIED_STATUSES, Tables
 
 if TYPE_CHECKING:
     from alembic.ddl.impl import DefaultImpl
@@ -174,6 +175,10 @@ class MariaDBEngine(StoreEngine):
         """Make connections by :func:`_connect`."""
         event.listen(engine, "do_connect", _connect)
 
+    def bound_statements(self, engine: Engine, seconds: int) -> None:
+        """Set the timeout of statements of each new connection."""
+        run_on_connect(engine, f"SET SESSION max_statement_time = {seconds}")
+
     def insert_if_absent(self, table: Table) -> Insert:
         """Return a plain INSERT: the refusal of the key counts.
 
@@ -220,19 +225,24 @@ class MariaDBEngine(StoreEngine):
             )
         return rows
 
-    def untold(self, tables: Tables) -> tuple[ColumnElement[bool], tuple[Column[Any], ...]]:
+    def due_notifications(
+        self, tables: Tables
+    ) -> tuple[ColumnElement[bool], tuple[Column[Any], ...]]:
         """Name what is equal: each pair, and both that ``reserved`` may be.
 
         There are no partial indexes. ``reserved`` stands between in the index that finds it.
         """
         row = tables.messages.c
-        every = (Status.SCHEDULED.value, *(each.value for each in TOLD_OF))
+        every = (Status.SCHEDULED.value, *(each.value for each in NOTIFIED_STATUSES))
         pairs = (
-            and_(row.status == each, row.told.in_([told for told in every if told != each]))
+            and_(
+                row.status == each,
+                row.notified_status.in_([other for other in every if other != each]),
+            )
             for each in every[1:]
         )
         where = and_(row.reserved.in_([False, True]), or_(*pairs))
-        return where, (row.status, row.reserved, row.told, row.id)
+        return where, (row.status, row.reserved, row.notified_status, row.id)
 
     @contextmanager
     def impatient(self, connection: Connection) -> Iterator[None]:

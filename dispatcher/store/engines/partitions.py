@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
@@ -31,9 +33,11 @@ from sqlalchemy import (
     select,
     table,
     text,
+    tuple_,
 )
 from sqlalchemy.exc import DBAPIError
 
+from dispatcher.store.engines.base import NewIndex
 from dispatcher.store.engines.types import database_now, later
 
 if TYPE_CHECKING:
@@ -44,14 +48,30 @@ log = logging.getLogger(__name__)
 _DAYS_AHEAD = 3
 _LEAST_IN_DAYS = timedelta(days=2)
 """With a shorter retention messages are deleted one by one: a day more would be a large part."""
-_LIVE, _HISTORY, _OTHER = "live", "history", "history_other"
-_IMPATIENT = "SET LOCAL lock_timeout = 200"
-_KEYS_AT_ONCE = 5_000
+_LIVE, _HISTORY, _OTHER, _DETACHED = "live", "history", "history_other", "detached"
+_TO_DROP_IT = timedelta(days=1)
+"""How long a day may wait to be dropped until its rows are deleted one by one."""
+_PATIENCE_MS = 200
+_ROWS_AT_ONCE = 5_000
 _DAYS = text(
     "SELECT child.relname FROM pg_inherits JOIN pg_class child ON child.oid = inhrelid "
     "WHERE inhparent = CAST(:parent AS regclass) ORDER BY child.relname"
 )
-_TODAY = text("SELECT CAST(statement_timestamp() AT TIME ZONE 'UTC' AS date)")
+_WITHOUT_INDEX = text(
+    "SELECT child.oid, child.relname, child.relkind = 'p' FROM pg_inherits JOIN pg_class child "
+    "ON child.oid = inhrelid WHERE inhparent = CAST(:parent AS regclass) AND NOT EXISTS ("
+    "SELECT FROM pg_index own JOIN pg_inherits attached ON attached.inhrelid = own.indexrelid "
+    "WHERE own.indrelid = child.oid AND attached.inhparent = CAST(:index AS regclass)) "
+    "ORDER BY child.relname DESC"
+)
+_LIKE = text(
+    "SELECT relname FROM pg_class WHERE relkind = 'r' AND starts_with(relname, :beginning) "
+    "AND relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = CAST(:history AS regclass)) "
+    "ORDER BY relname"
+)
+_DAY_OF = text(
+    "SELECT CAST((statement_timestamp() - CAST(:ago AS interval)) AT TIME ZONE 'UTC' AS date)"
+)
 # Another sweep makes the same day.
 _MADE_BEFORE = frozenset({"42P07", "23505", "42710"})
 _MISPLACED = "23514"
@@ -129,15 +149,62 @@ def make(connection: Connection, tables: Tables, options: str) -> None:
             run(_make_day(split, day))
 
 
+def has_begun(connection: Connection, index: NewIndex) -> bool:
+    """Return whether an index is there, also one that is not valid yet."""
+    quote = connection.dialect.identifier_preparer
+    schema = f"{quote.quote_schema(index.table.schema)}." if index.table.schema else ""
+    name = f"{schema}{quote.quote(index.name)}"
+    return bool(connection.scalar(select(func.to_regclass(name).is_not(None))))
+
+
+def build_index(connection: Connection, index: NewIndex) -> None:
+    """Build an index of a split table beside all writes, outside of a transaction.
+
+    It is built for each partition that has rows by ``CREATE INDEX CONCURRENTLY``, and becomes valid
+    with the last one. Interrupted, it goes on where it was when it is called again.
+    """
+    split = _Split(index.table, connection)
+    quote = connection.dialect.identifier_preparer
+    schema = f"{quote.quote_schema(index.table.schema)}." if index.table.schema else ""
+    columns = ", ".join(map(quote.quote, index.columns))
+    shape = f"({columns}) WHERE {index.where}"
+    run = connection.exec_driver_sql
+
+    def build(parent: str, whole: str) -> None:
+        """Build what ``parent`` lacks; ``whole`` is its index."""
+        given = {"parent": parent, "index": f"{schema}{quote.quote(whole)}"}
+        for oid, name, is_split in connection.execute(_WITHOUT_INDEX, given).all():
+            part = f"{schema}{quote.quote(name)}"
+            own = f"ix_{index.table.name}_{oid}_{index.columns[0]}"
+            if is_split:
+                run(f"CREATE INDEX IF NOT EXISTS {quote.quote(own)} ON ONLY {part} {shape}")
+                build(part, own)
+            else:  # an interrupted one has left an index that is not valid
+                run(f"DROP INDEX CONCURRENTLY IF EXISTS {schema}{quote.quote(own)}")
+                run(f"CREATE INDEX CONCURRENTLY {quote.quote(own)} ON {part} {shape}")
+            run(f"ALTER INDEX {given['index']} ATTACH PARTITION {schema}{quote.quote(own)}")
+
+    table_name, name = split.name(index.table), quote.quote(index.name)
+    run(f"CREATE INDEX IF NOT EXISTS {name} ON ONLY {table_name} {shape}")
+    build(table_name, index.name)
+
+
 def pruned_until(retention: timedelta) -> ColumnElement[datetime]:
-    """Return until when a message must have ended to be deleted: to the end of a day, as a rule."""
+    """Return until when a message must have ended to be deleted alone.
+
+    As a rule that is a day after its own day was to be dropped: then the day cannot be, or is none.
+    """
     until: ColumnElement[datetime] = later(database_now(), -retention)
-    return func.date_trunc("day", until, "UTC") if _goes_by_days(retention) else until
+    if _goes_by_days(retention):
+        until = later(func.date_trunc("day", until, "UTC"), -_TO_DROP_IT)
+    return until
 
 
 def pruned_at(ended_at: datetime, retention: timedelta) -> datetime:
-    """Return when a message that ended then is to be deleted."""
-    return retention + (_end(ended_at.date()) if _goes_by_days(retention) else ended_at)
+    """Return when a message that ended then is to be deleted alone."""
+    if not _goes_by_days(retention):
+        return retention + ended_at
+    return retention + _end(ended_at.date()) + _TO_DROP_IT
 
 
 def keep_days(connection: Connection, tables: Tables, retention: timedelta) -> list[date]:
@@ -148,36 +215,38 @@ def keep_days(connection: Connection, tables: Tables, retention: timedelta) -> l
     transaction uses a table, another sweep drops it, or its owner is another role, the rest is left
     to the next run.
     """
+    messages, attempts = splits = _splits(connection, tables)
+    for split in splits:
+        with _left_to_the_next_run():
+            _make_coming(split)
+    if not _goes_by_days(retention):
+        return []
+    until: date = connection.scalar(_DAY_OF, {"ago": retention})
     dropped: list[date] = []
-    try:
-        for split in _splits(connection, tables):
-            there = set(split.days())
-            for day in _coming(connection):
-                if day not in there:
-                    _make_alone(connection, split, day)
-        until: datetime = connection.execute(select(pruned_until(retention))).scalar_one()
-        for split in _splits(connection, tables):
-            for day in split.days():
-                if _end(day) > until or _is_needed(split, day, tables):
-                    continue
-                if split.table is tables.messages:
-                    _free_keys(split, day, tables)
-                _alone(connection, f"DROP TABLE {split.name(split.of_day(day))}")
-                dropped += [day] * (split.table is tables.messages)
-    except DBAPIError as error:
-        if _code(error) not in {_IN_USE, _GONE, _NOT_OWNED}:
-            raise
-        log.debug("partitions are left to the next run (%s)", _code(error))
+    with _left_to_the_next_run():
+        _drop_detached(messages, tables)
+        for day in messages.days():
+            if day < until and not _has_messages_to_keep(messages, day, tables):
+                _detach(messages, day)
+                dropped.append(day)
+                _drop_detached(messages, tables)
+    with _left_to_the_next_run():
+        for day in attempts.days():
+            if day < until and not _has_attempts_to_keep(attempts, day, tables):
+                _alone(connection, f"DROP TABLE {attempts.name(attempts.of_day(day))}")
+        _delete_orphans(attempts, until, tables)
     return dropped
 
 
 def state(connection: Connection, tables: Tables) -> tuple[int, bool]:
     """Return how many days from tomorrow on have a partition, and whether rows lie in no day's.
 
+    Days behind one that has none do not count, and today has one, too.
+
     A role that may not read partitions alone sees none of the latter.
     """
-    today, splits = _today(connection), _splits(connection, tables)
-    ahead = min(sum(day > today for day in split.days()) for split in splits)
+    splits = _splits(connection, tables)
+    ahead = min(max(0, _days_there(split) - 1) for split in splits)
     others = [(split, split.part(_OTHER)) for split in splits]
     return ahead, any(
         split.has(select(literal(1)).select_from(other))
@@ -195,7 +264,7 @@ def _goes_by_days(retention: timedelta) -> bool:
 
 
 def _today(connection: Connection) -> date:
-    today: date = connection.scalar(_TODAY)
+    today: date = connection.scalar(_DAY_OF, {"ago": timedelta(0)})
     return today
 
 
@@ -217,25 +286,88 @@ def _make_day(split: _Split, day: date) -> str:
     )
 
 
-def _make_alone(connection: Connection, split: _Split, day: date) -> None:
-    """Make a day, unless another sweep does, or it has rows in the partition of other days."""
-    try:
-        _alone(connection, _make_day(split, day))
-    except DBAPIError as error:
-        if _code(error) not in {_MISPLACED, *_MADE_BEFORE}:
-            raise
+def _days_there(split: _Split) -> int:
+    """Return how many days have a partition, from today on until one that has none."""
+    there = set(split.days())
+    return sum(1 for _ in takewhile(there.__contains__, _coming(split.connection)))
 
 
-def _alone(connection: Connection, statement: str) -> None:
-    """Run a statement that locks a table, in a transaction that waits for a moment only."""
+def _make_coming(split: _Split) -> None:
+    """Make the partitions of the coming days, with more patience when they are near."""
+    there, spare = set(split.days()), _days_there(split) - 1
+    patience = _PATIENCE_MS if spare > 1 else 10 * _PATIENCE_MS
+    for day in _coming(split.connection):
+        if day in there:
+            continue
+        try:
+            _alone(split.connection, _make_day(split, day), patience_ms=patience)
+        except DBAPIError as error:
+            # Another sweep makes it, or it has rows in the partition of other days.
+            if _code(error) not in {_MISPLACED, *_MADE_BEFORE}:
+                raise
+
+
+def _alone(connection: Connection, *statements: str, patience_ms: int = _PATIENCE_MS) -> None:
+    """Run statements that lock a table, in a transaction that waits for a moment only."""
     connection.exec_driver_sql("BEGIN")
     try:
-        connection.exec_driver_sql(_IMPATIENT)
-        connection.exec_driver_sql(statement)
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {patience_ms}")
+        for each in statements:
+            connection.exec_driver_sql(each)
         connection.exec_driver_sql("COMMIT")
     except DBAPIError:
         connection.exec_driver_sql("ROLLBACK")
         raise
+
+
+@contextmanager
+def _left_to_the_next_run() -> Iterator[None]:
+    """Go on where a table is in use, is dropped by another sweep, or is another role's."""
+    try:
+        yield
+    except DBAPIError as error:
+        if _code(error) not in {_IN_USE, _GONE, _NOT_OWNED}:
+            raise
+        log.debug("partitions are left to the next run (%s)", _code(error))
+
+
+def _detach(split: _Split, day: date) -> None:
+    """Take a day out of the table. From now on its messages are not found."""
+    rows, detached = split.of_day(day), split.part(f"{_DETACHED}_{day:%Y%m%d}")
+    quote = split.connection.dialect.identifier_preparer.quote
+    _alone(
+        split.connection,
+        f"ALTER TABLE {split.name(split.part(_HISTORY))} DETACH PARTITION {split.name(rows)}",
+        f"ALTER TABLE {split.name(rows)} RENAME TO {quote(detached.name)}",
+    )
+
+
+def _drop_detached(split: _Split, tables: Tables) -> None:
+    """Free the idempotency keys of days that were taken out, and drop them.
+
+    Freed before, the key of a message that is retried meanwhile would be free, and the message
+    live.
+    """
+    beginning = f"{split.table.name}_{_DETACHED}_"
+    history = split.name(split.part(_HISTORY))
+    found = split.connection.execute(_LIKE, {"history": history, "beginning": beginning}).all()
+    for (name,) in found:
+        rows = split.part(name.removeprefix(f"{split.table.name}_"))
+        _free_keys(split.connection, rows, tables)
+        _alone(split.connection, f"DROP TABLE {split.name(rows)}")
+
+
+def _delete_orphans(attempts: _Split, until: date, tables: Tables) -> None:
+    """Delete old attempts of a day without a partition whose messages went with theirs."""
+    rows, key = attempts.part(_OTHER), tables.attempts.primary_key
+    columns = [rows.c[each.name] for each in key]
+    has_message = exists().where(tables.messages.c.id == rows.c.message_id)
+    is_old = rows.c.finished_at < datetime.combine(until, time(), UTC)
+    some = select(*columns).where(is_old, ~has_message).limit(_ROWS_AT_ONCE)
+    while found := attempts.connection.execute(some).all():
+        attempts.connection.execute(delete(rows).where(tuple_(*columns).in_(map(tuple, found))))
+        if len(found) < _ROWS_AT_ONCE:
+            return
 
 
 def _code(error: DBAPIError) -> str | None:
@@ -243,34 +375,47 @@ def _code(error: DBAPIError) -> str | None:
     return found
 
 
-def _is_needed(split: _Split, day: date, tables: Tables) -> bool:
-    """Return whether something that remains to be done needs a row of that day.
+def _has_messages_to_keep(split: _Split, day: date, tables: Tables) -> bool:
+    """Return whether a message of that day has a reservation to release or a status to report."""
+    ids = select(split.of_day(day).c.id)
+    return any(
+        split.has(ids.where(each)) for each in (tables.is_unreleased, tables.is_notification_due)
+    )
 
-    A message has a reservation to release or a status to report; or the outcome of a message that
-    is stored is unknown by an attempt.
+
+def _has_attempts_to_keep(split: _Split, day: date, tables: Tables) -> bool:
+    """Return whether the outcome of a message that is stored is unknown by an attempt of that day.
+
+    The attempts are read some at a time: a provider that hung for hours leaves very many.
     """
-    rows = split.of_day(day)
-    if split.table is tables.attempts:
-        is_stored = exists().where(tables.messages.c.id == rows.c.message_id)
-        is_unknown = rows.c.outcome == text("'unknown'")
-        return split.has(select(rows.c.message_id).where(is_unknown, is_stored))
-    ids = select(rows.c.id)
-    return any(split.has(ids.where(each)) for each in (tables.is_unreleased, tables.is_untold))
+    rows, messages = split.of_day(day), tables.messages
+    is_unknown = rows.c.outcome == text("'unknown'")
+    page = select(rows.c.message_id).where(is_unknown).order_by(rows.c.message_id)
+    after: UUID | None = None
+    while True:
+        query = page if after is None else page.where(rows.c.message_id > after)
+        found = split.connection.scalars(query.limit(_ROWS_AT_ONCE)).all()
+        these = messages.c.id == func.any(literal(found, ARRAY(Uuid())))
+        if found and split.has(select(messages.c.id).where(these)):
+            return True
+        if len(found) < _ROWS_AT_ONCE:
+            return False
+        after = found[-1]
 
 
-def _free_keys(split: _Split, day: date, tables: Tables) -> None:
+def _free_keys(connection: Connection, rows: TableClause, tables: Tables) -> None:
     """Free the idempotency keys of the messages of a day, some at a time."""
-    rows, keys = split.of_day(day), tables.keys
+    keys = tables.keys
     page = (
         select(rows.c.id, rows.c.idempotency_key)
         .where(rows.c.idempotency_key.is_not(None))
         .order_by(rows.c.id)
-        .limit(_KEYS_AT_ONCE)
+        .limit(_ROWS_AT_ONCE)
     )
     after: UUID | None = None
     while True:
         query = page if after is None else page.where(rows.c.id > after)
-        found = split.connection.execute(query).all()
+        found = connection.execute(query).all()
         if found:
             old = (
                 func.unnest(
@@ -281,7 +426,7 @@ def _free_keys(split: _Split, day: date, tables: Tables) -> None:
                 .render_derived()
             )
             is_old = (keys.c.idempotency_key == old.c.key, keys.c.message_id == old.c.id)
-            split.connection.execute(delete(keys).where(*is_old))
-        if len(found) < _KEYS_AT_ONCE:
+            connection.execute(delete(keys).where(*is_old))
+        if len(found) < _ROWS_AT_ONCE:
             return
         after = found[-1].id

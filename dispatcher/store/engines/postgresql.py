@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, timedelta
@@ -32,6 +33,7 @@ from sqlalchemy import (
     event,
     func,
     literal,
+    select,
     text,
 )
 from sqlalchemy.dialects import postgresql
@@ -46,10 +48,12 @@ from dispatcher.store.engines.base import (
     DurableSettings,
     Housekeeping,
     Location,
+    NewIndex,
     Prepared,
     Slot,
     StoreEngine,
     Unanswered,
+    run_on_connect,
 )
 from dispatcher.store.engines.errors import answered
 
@@ -74,6 +78,9 @@ _ENCODING = {"client_encoding": "utf8"}
 _CURSOR = "dispatcher.cursor"
 _TRIES = 3
 _MIGRATION_LOCK = 0x64697370  # "disp": two migrations at a time take turns
+_TRY_TO_LOCK = text(f"SELECT pg_try_advisory_lock({_MIGRATION_LOCK})")
+_UNLOCK = text(f"SELECT pg_advisory_unlock({_MIGRATION_LOCK})")
+_LOCK_EVERY_SECONDS = 0.1
 _LOCATION = text("SELECT current_database(), (SELECT system_identifier FROM pg_control_system())")
 _VACUUM_SHARE, _VACUUM_LEAST = 0.02, 1_000
 _USUALLY_DEAD = 250_000
@@ -152,6 +159,10 @@ class PostgreSQLEngine(StoreEngine):
     def prepare(self, engine: Engine) -> None:
         """Make connections by :func:`_connect`."""
         event.listen(engine, "do_connect", _connect)
+
+    def bound_statements(self, engine: Engine, seconds: int) -> None:
+        """Set the timeout of statements of each new connection."""
+        run_on_connect(engine, f"SET statement_timeout = '{seconds}s'")
 
     def one_of(self, column: Column[Any], values: Sequence[Any]) -> ColumnElement[bool]:
         """Compare with one array: a long list takes longer to write than to look for."""
@@ -273,18 +284,49 @@ class PostgreSQLEngine(StoreEngine):
         split = table.name in {tables.messages.name, tables.attempts.name}
         return partitions.key_holder(table) if split else table.name
 
+    def build_index(
+        self, connection: Connection, index: NewIndex, create: Callable[[], None]
+    ) -> None:
+        """Commit, build it partition by partition beside all writes, and begin a transaction.
+
+        Also where there are no rows any more, but an index that an interrupted migration began.
+        """
+        has_rows = connection.scalar(select(select(index.table.c.id).exists()))
+        if has_rows or partitions.has_begun(connection, index):
+            connection.exec_driver_sql("COMMIT")
+            partitions.build_index(connection, index)
+            connection.exec_driver_sql(self.begin)
+        else:
+            create()
+
     @contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:
-        """Migrate in one transaction. The connection does not go back to the pool."""
+        """Migrate in one transaction, but for indexes of large tables.
+
+        The connection does not go back to the pool. The lock is asked for again and again: a
+        statement that waits for it would keep an index from being built beside it.
+        """
         connection.detach()
         driver = connection.connection.driver_connection
         if isinstance(driver, BoundedConnection):
             driver.patience = None
         connection.exec_driver_sql("SET statement_timeout = 0")
         connection.exec_driver_sql("SET lock_timeout = 0")
-        with self._transaction(connection):
-            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
-            yield
+        is_waiting = False
+        while not connection.scalar(_TRY_TO_LOCK):
+            if not is_waiting:
+                is_waiting = True
+                log.warning(
+                    "another migration holds the lock of this database; waiting for its end. Where "
+                    "none runs, a pooler in transaction mode keeps it: connect without the pooler"
+                )
+            time.sleep(_LOCK_EVERY_SECONDS)
+        try:
+            with self._transaction(connection):
+                yield
+        finally:
+            if not connection.invalidated:
+                connection.execute(_UNLOCK)
 
 
 class _Direct:

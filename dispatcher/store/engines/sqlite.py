@@ -57,11 +57,11 @@ class SQLiteEngine(StoreEngine):
         return nullcontext()
 
     def commits_by_itself(self, connection: Connection) -> bool:
-        """Whether nobody has begun a transaction."""
+        """Whether no transaction is open."""
         if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
             return True
         driver: Any = connection.connection.driver_connection
-        # Callers who write BEGIN themselves, as SQLAlchemy recommends, have no isolation level.
+        # Callers that write BEGIN themselves, as SQLAlchemy recommends, have no isolation level.
         alone = driver.isolation_level is None or getattr(driver, "autocommit", None) is True
         return alone and not driver.in_transaction
 
@@ -94,7 +94,7 @@ def _prepare(connection: Any, record: object) -> None:
 
 
 def _to_wal(connection: sqlite3.Connection) -> None:
-    """Let the file have a write-ahead log. Of several who first do so SQLite lets none wait."""
+    """Give the file a write-ahead log. SQLite lets no process wait while another does so first."""
     clock = SystemClock()
     deadline = clock.monotonic() + _BUSY_SECONDS
     while True:

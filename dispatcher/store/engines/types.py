@@ -19,6 +19,7 @@ from sqlalchemy import (
     DateTime,
     Dialect,
     String,
+    Text,
     Uuid,
     text,
 )
@@ -74,6 +75,11 @@ def id_type() -> Uuid[UUID]:
 def json_type(*, none_as_null: bool = False) -> JSON:
     """Return the type of bodies and other JSON."""
     return JSON(none_as_null=none_as_null).with_variant(_Text(), *MARIADB)
+
+
+def long_text() -> Text:
+    """Return the type of text of any length."""
+    return Text().with_variant(LONGTEXT(), *MARIADB)
 
 
 def partial(condition: str) -> dict[str, Any]:
@@ -165,20 +171,29 @@ class _InLivePartition(FunctionElement[bool]):
     name = "in_live_partition"
 
 
+class _InHistory(FunctionElement[bool]):
+    type = Boolean()
+    inherit_cache = True
+    name = "in_history"
+
+
 _SPELT = {
     "sqlite": {
+        "in_history": "1 = 1",
         "in_live_partition": "1 = 1",
         "now": f"strftime('{_SQLITE_FORMAT}', 'now')",
         "later": f"strftime('{_SQLITE_FORMAT}', {{}}, printf('%+.3f seconds', {{}}))",
         "minute_of": "(substr({}, 1, 17) || '00.000')",
     },
     "mysql": {
+        "in_history": "1 = 1",
         "in_live_partition": "1 = 1",
         "now": "UTC_TIMESTAMP(6)",  # that of the statement's start, whatever the session's zone
         "later": "({} + INTERVAL ROUND({} * 1000000) MICROSECOND)",
         "minute_of": "CAST(DATE_FORMAT({}, '%%Y-%%m-%%d %%H:%%i:00') AS DATETIME(6))",
     },
     "postgresql": {
+        "in_history": "{} IS NOT NULL",
         "in_live_partition": "{} IS NULL",
         "now": "statement_timestamp()",
         "later": "({} + make_interval(secs => {}))",
@@ -192,6 +207,7 @@ _SPELT["mariadb"] = _SPELT["mysql"]
 @compiles(_Later)
 @compiles(_MinuteOf)
 @compiles(_InLivePartition)
+@compiles(_InHistory)
 def _spell(element: FunctionElement[Any], compiler: SQLCompiler, **kw: Any) -> str:
     spelt = _SPELT.get(compiler.dialect.name, _SPELT["postgresql"])
     return spelt[element.name].format(*(compiler.process(each, **kw) for each in element.clauses))
@@ -222,3 +238,8 @@ def in_live_partition(finished_at: ColumnElement[datetime | None]) -> ColumnElem
     It says nothing where there are no partitions, so that each index fits as it did.
     """
     return _InLivePartition(finished_at)
+
+
+def in_history(finished_at: ColumnElement[datetime | None]) -> ColumnElement[bool]:
+    """Return the condition that a row lies in a partition of ended rows; else it says nothing."""
+    return _InHistory(finished_at)

@@ -1,0 +1,127 @@
+"""Measure what a submit costs by HTTP, against the same one in Python; and batches.
+
+`dispatcher serve` runs in a process of its own, on PostgreSQL; one client with one open connection.
+The Python submits are made by this process, so that each has a core where there are two.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any
+
+from delivery import BODY, channelled, dispatcher_command, prepare, running
+from rounds import folder, measure, report
+from submit import postgres
+
+from dispatcher import Dispatcher, Draft
+from dispatcher.app import App
+from dispatcher.embedded import embedded
+from dispatcher.web.access import add_key
+
+CALLS, LINES = 200, 2_000
+RATE = "1000000/second"
+
+
+def main() -> None:
+    with folder() as path, embedded(path / "redis") as servers, postgres() as url:
+        settings = channelled(servers, url, path / "ledger")
+        prepare(settings)
+        parts = App(settings)
+        _, token = add_key(parts.api_keys, "bench", rate=RATE)
+        parts.close()
+        port = free_port()
+        serve = dispatcher_command("serve", "--port", str(port), "--rate", RATE)
+        with running(settings, path, serve), Dispatcher(settings) as dispatcher:
+            wait_for(port)
+            with closing(http.client.HTTPConnection("127.0.0.1", port)) as line:
+                compare(dispatcher, poster(line, token))
+
+
+def compare(dispatcher: Dispatcher, post: Callable[..., bytes]) -> None:
+    numbers = count()
+    at = datetime.now(UTC) + timedelta(days=2)
+
+    def new() -> dict[str, Any]:
+        return {"channel": "sms", "recipient": f"{next(numbers)}", "body": BODY}
+
+    def ours() -> None:
+        dispatcher.submit(**new(), send_at=at)
+
+    def keyed() -> None:
+        number = next(numbers)
+        dispatcher.submit(**new(), send_at=at, idempotency_key=f"python {number}")
+
+    def by_http() -> None:
+        post("/v1/messages", json.dumps(new() | {"send_at": at.isoformat()}))
+
+    def keyed_by_http() -> None:
+        text = json.dumps(new() | {"send_at": at.isoformat()})
+        post("/v1/messages", text, **{"Idempotency-Key": f"http {next(numbers)}"})
+
+    single = {
+        "submit": ours, "submit with a key": keyed, "by HTTP": by_http,
+        "by HTTP with an Idempotency-Key": keyed_by_http,
+    }  # fmt: skip
+    figures = measure(single, calls=CALLS)
+    report("One submit by HTTP, PostgreSQL (fsync on)", figures, floor="submit")
+
+    def many() -> None:
+        drafts = [Draft(**new(), send_at=at) for _ in range(LINES)]
+        dispatcher.submit_many(drafts)
+
+    def batch() -> None:
+        lines = (json.dumps(new() | {"send_at": at.isoformat()}) for _ in range(LINES))
+        answer = post("/v1/messages/batch", "\n".join(lines), type="application/x-ndjson")
+        if answer.count(b"\n") != LINES or answer.count(b'"status":201') != LINES:
+            raise SystemExit(f"not all lines were accepted: {answer[:300]!r}")
+
+    figures = measure({"submit_many": many, "batch": batch}, calls=1, warm_up=1)
+    report(f"A batch of {LINES:,} lines", figures, floor="submit_many")
+    rates = sorted(LINES / value * 1e6 for value in figures["batch"])
+    print(f"\nlines/s: {rates[len(rates) // 2]:,.0f} ({rates[0]:,.0f}–{rates[-1]:,.0f})")
+
+
+def poster(line: http.client.HTTPConnection, token: str) -> Callable[..., bytes]:
+    """Return what makes a call on one connection."""
+    line.connect()
+    line.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def post(path: str, text: str, type: str = "application/json", **more: str) -> bytes:  # noqa: A002 - of the call
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": type, **more}
+        line.request("POST", path, text.encode(), headers)
+        answer = line.getresponse()
+        body = answer.read()
+        if answer.status not in (200, 201):
+            raise SystemExit(f"{answer.status}: {body!r}")
+        return body
+
+    return post
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def wait_for(port: int) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    raise SystemExit("the server did not start")
+
+
+if __name__ == "__main__":
+    main()

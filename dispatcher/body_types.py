@@ -1,0 +1,273 @@
+"""Types of bodies: channels that type checkers know, and the validation of what they carry."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, is_dataclass
+from functools import cached_property
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Generic, final, get_args
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.dataclasses import is_pydantic_dataclass
+from pydantic_core import ErrorDetails, PydanticSerializationError
+from pydantic_core.core_schema import ErrorType
+
+from dispatcher.errors import InvalidDraft, InvalidSettings, InvalidValue, cut, kind_of, quoted
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+    from typing_extensions import TypeVar
+
+    AnyBody = Mapping[str, Any] | BaseModel | DataclassInstance
+    """What may be the body of a draft: a JSON object, or a value of the type of its channel."""
+    BodyT_contra = TypeVar("BodyT_contra", bound=AnyBody, contravariant=True)
+    BodyOfChannel = TypeVar("BodyOfChannel", bound=AnyBody, default=Mapping[str, Any])
+else:  # typing has no defaults of type variables before Python 3.13, and only checkers need them
+    from typing import TypeVar
+
+    BodyT_contra = TypeVar("BodyT_contra", contravariant=True)
+    BodyOfChannel = TypeVar("BodyOfChannel")
+
+log = logging.getLogger(__name__)
+
+REF_TEMPLATE = "#/$defs/{model}"
+"""Where a JSON Schema that stands alone keeps the schemas of its parts."""
+
+_KINDS = frozenset(get_args(ErrorType))
+_QUOTING = frozenset(
+    {"union_tag_invalid", "bytes_invalid_encoding", "no_such_attribute", "timezone_offset"}
+)
+"""Kinds of errors whose texts quote the value; those with a context ``error`` do so, too."""
+_OF_KEY = "[key]"
+"""Stands for a key of the caller's; pydantic writes it after one that is itself wrong."""
+_NO_WORDS = frozenset({"default", "metadata"})
+"""Parts of a core schema that have no names of fields and may be anything."""
+_ACCEPTED = "a model of pydantic, a dataclass or a TypedDict"
+_SHOULD = {" should be ": "", " should have ": "", " should match ": "what matches "}
+
+
+@final
+class Channel(Generic[BodyT_contra]):
+    """A channel by its name, with the type of its bodies: ``Email = Channel[EmailBody]("email")``.
+
+    Give it to ``submit`` or to a :class:`Draft` instead of the name. A type checker then accepts
+    only bodies of that type: a model of pydantic, a dataclass, a TypedDict, or a union of these.
+    The submit validates the body and stores its JSON, by the aliases of the type. It makes no
+    channel: that is in the settings under this name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @cached_property
+    def body_type(self) -> BodyType:
+        """The type of its bodies. Raises InvalidValue where there is none that can be used."""
+        types = get_args(getattr(self, "__orig_class__", None))
+        if not types:
+            problem = f"the channel {quoted(self.name)} is declared without a type of its bodies"
+            raise InvalidValue("channel", problem, f"Channel[Body]({quoted(self.name)})")
+        return BodyType(types[0])
+
+    def json_schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of a body as callers of the HTTP API write it.
+
+        Raises InvalidValue for a type that has none.
+        """
+        return self.body_type.json_schema()
+
+    def __repr__(self) -> str:
+        types = get_args(getattr(self, "__orig_class__", None))
+        return f"Channel[{_name(types[0]) if types else ''}]({self.name!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "body_type"}
+
+
+class BodyType:
+    """A type that validates bodies and gives their JSON. Raises InvalidValue where it cannot."""
+
+    def __init__(self, type_: Any) -> None:
+        self.type = type_
+        self._name = _name(type_)
+        try:
+            self._adapter: TypeAdapter[Any] = TypeAdapter(type_)
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            problem = f"{self._name} is no type of bodies ({type(error).__name__}: {reason})"
+            raise InvalidValue("body", problem, _ACCEPTED) from error
+
+    def read(self, body: object) -> Any:
+        """Validate a body of Python values; return its JSON. Raises InvalidDraft.
+
+        An instance of a model has been validated when it was made, and one of a dataclass has not.
+        """
+        validate = self._adapter.validate_python
+        if is_dataclass(body) and not (isinstance(body, type) or is_pydantic_dataclass(type(body))):
+            value = body
+            return self._json(lambda: validate(asdict(value), by_name=True, by_alias=True))
+        return self._json(lambda: validate(body))
+
+    def read_json(self, text: str) -> Any:
+        """Validate a body that is JSON; return its JSON as the type writes it.
+
+        Raises InvalidDraft.
+        """
+        return self._json(lambda: self._adapter.validate_json(text))
+
+    def json_schema(self, ref_template: str = REF_TEMPLATE) -> dict[str, Any]:
+        """Return the JSON Schema of what :meth:`read_json` accepts. Raises InvalidValue."""
+        try:
+            return self._adapter.json_schema(ref_template=ref_template)
+        except Exception as error:
+            problem = f"{self._name} has no JSON Schema ({type(error).__name__})"
+            raise InvalidValue("body", problem, _ACCEPTED) from error
+
+    def _json(self, validated: Callable[[], object]) -> Any:
+        try:
+            return self._adapter.dump_python(
+                validated(), mode="json", by_alias=True, warnings="error"
+            )
+        except ValidationError as error:
+            raise self._refusal(error) from None
+        except PydanticSerializationError:
+            problem = f"a value of it is not of its type in {self._name}, or is not JSON"
+            raise InvalidDraft("body", problem, f"what {self._name} accepts") from None
+        except Exception as error:  # noqa: BLE001 - the code of validators may raise anything
+            # Its text may quote the body.
+            kind = type(error).__name__
+            text = "the type of bodies %s raised %s: the draft is refused; correct the type"
+            log.error(text, self._name, kind)  # noqa: TRY400 - same
+            raise InvalidDraft("body", f"{self._name} raised {kind}", "another") from None
+
+    def _refusal(self, error: ValidationError) -> InvalidDraft:
+        """Return the error for the first wrong field, without its value."""
+        # A misspelt name is often missing under its right one.
+        found = min(
+            error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden"
+        )
+        field = "body"
+        path = found["loc"]
+        is_about_key = _OF_KEY in path or found["type"] == "invalid_key"
+        path = tuple(each for each in path if each != _OF_KEY)
+        for number, each in enumerate(path, 1):
+            field += _OF_KEY if is_about_key and number == len(path) else self._step(each)
+        return InvalidDraft(field, *self._sentence(found))
+
+    def _step(self, step: int | str) -> str:
+        """Return a step into a body: a word of the type or an index, but no key of the caller's."""
+        words, has_numbers = self._words
+        if isinstance(step, int):
+            return _OF_KEY if has_numbers else f"[{step}]"
+        return f".{step[:40]}" if step in words and step.isprintable() else _OF_KEY
+
+    @cached_property
+    def _words(self) -> tuple[frozenset[str], bool]:
+        """The words of the type, its fields among them; whether keys of it may be numbers."""
+        words: set[str] = set()
+        has_numbers = False
+        left: list[Any] = [self._adapter.core_schema]
+        while left:
+            part = left.pop()
+            if isinstance(part, Mapping):
+                if part.get("type") == "dict":
+                    has_numbers |= part.get("keys_schema", {}).get("type") != "str"
+                words.update(each for each in part if isinstance(each, str))
+                left += [each for name, each in part.items() if name not in _NO_WORDS]
+            elif isinstance(part, list | tuple):
+                left += part
+            elif isinstance(part, str):
+                words.add(part)
+            elif isinstance(part, type):
+                words.add(part.__name__)
+        return frozenset(words), has_numbers
+
+    def _sentence(self, found: ErrorDetails) -> tuple[str, str]:
+        """Return the problem and what is accepted instead."""
+        kind, cause = found["type"], found.get("ctx", {}).get("error")
+        if isinstance(cause, InvalidValue):  # a validator's own sentence
+            return cause.problem, cause.accepted
+        if kind == "missing":
+            return "is missing", "a value: it has no default"
+        if kind == "extra_forbidden":
+            return "is unknown", f"the fields of {self._name}"
+        if kind not in _KINDS or kind in _QUOTING or isinstance(cause, BaseException):
+            return f"a validator refuses it ({cut(kind, 40)})", f"what {self._name} accepts"
+        text = found["msg"]
+        if cause is not None:
+            text = text.partition(", ")[0].partition(": ")[0]  # the rest may quote the value
+        for each, instead in _SHOULD.items():
+            rest = text.partition(each)[2]
+            if rest:
+                return kind_of(found["input"]), cut(f"{instead}{rest}")
+        return kind_of(found["input"]), cut(text)
+
+
+class BodyTypes:
+    """The types that settings name for the bodies of channels, loaded when first asked for.
+
+    ``paths`` are ``package.module:attribute`` by channel, empty for a channel without a type.
+    """
+
+    def __init__(self, paths: Mapping[str, str]) -> None:
+        self._paths = {channel: path for channel, path in paths.items() if path}
+        self._found: dict[str, BodyType] = {}
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The channels whose bodies have a type."""
+        return tuple(self._paths)
+
+    def of(self, channel: object) -> BodyType | None:
+        """Return the type of a channel's bodies, or None. Raises InvalidSettings."""
+        if not isinstance(channel, str) or channel not in self._paths:
+            return None
+        if channel not in self._found:
+            self._found[channel] = _load(_setting(channel), self._paths[channel])
+        return self._found[channel]
+
+    def json_schema(self, channel: str, ref_template: str = REF_TEMPLATE) -> dict[str, Any]:
+        """Return the JSON Schema of a channel's bodies, any object where it has no type.
+
+        Raises InvalidSettings.
+        """
+        found = self.of(channel)
+        try:
+            return {"type": "object"} if found is None else found.json_schema(ref_template)
+        except InvalidValue as error:
+            raise InvalidSettings(_setting(channel), error.problem, error.accepted) from error
+
+    def problems(self) -> Mapping[str, InvalidSettings | None]:
+        """Load every type and its JSON Schema; return its error, or None, by the setting's name."""
+        found: dict[str, InvalidSettings | None] = {}
+        for channel in self._paths:
+            try:
+                self.json_schema(channel)
+            except InvalidSettings as error:
+                found[_setting(channel)] = error
+            else:
+                found[_setting(channel)] = None
+        return found
+
+
+def _setting(channel: str) -> str:
+    return f"channels.{channel}.body"
+
+
+def _load(setting: str, path: str) -> BodyType:
+    try:
+        found = resolve_name(path)
+    except Exception as error:
+        problem = f"cannot load {quoted(path)} ({type(error).__name__})"
+        raise InvalidSettings(
+            setting, problem, f"package.module:attribute of {_ACCEPTED}"
+        ) from error
+    try:
+        return BodyType(found)
+    except InvalidValue as error:
+        raise InvalidSettings(setting, error.problem, error.accepted) from error
+
+
+def _name(type_: object) -> str:
+    return cut(getattr(type_, "__name__", None) or str(type_), 80)

@@ -1,0 +1,219 @@
+"""``dispatcher serve``, the page and the HTTP API, and ``dispatcher keys`` for both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from typing import Annotated, Any
+
+import typer
+
+from dispatcher.app import App
+from dispatcher.cli import output
+from dispatcher.cli.app import AsJson, OptionNames, examples
+from dispatcher.cli.filters import complete_channel, scopes_of
+from dispatcher.cli.services import log_to_standard_error
+from dispatcher.client import Dispatcher
+from dispatcher.errors import InvalidValue, MissingExtra
+from dispatcher.extras import needs
+from dispatcher.quota import parse_length
+from dispatcher.settings import Settings
+from dispatcher.store import ApiKey, ApiKeys
+
+_MOST_PORTS = 65_535
+_OVERLAP = "1 day"
+_OF_UP = "dispatcher up"
+_KEY_OF_UP = timedelta(days=7)
+
+group = typer.Typer(rich_markup_mode="rich")
+keys = typer.Typer(
+    cls=OptionNames,
+    no_args_is_help=True,
+    help="Make, list, rotate and revoke the keys of the HTTP API.",
+)
+group.add_typer(keys, name="keys")
+
+Name = Annotated[str, typer.Argument(metavar="NAME")]
+
+
+@group.command(epilog=examples("dispatcher serve", "dispatcher serve --host 0.0.0.0 --port 80"))
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=_MOST_PORTS, help="0 for any free one.")] = 8000,
+    rate: Annotated[
+        str, typer.Option(help="Limit of the calls of a key that has none of its own.")
+    ] = "100/second",
+) -> None:
+    """Serve the page at / and the HTTP API at /v1 until Ctrl-C.
+
+    Both need a key: see `dispatcher keys`. It speaks plain HTTP: put it behind a server that ends
+    TLS. Any number may run.
+    """
+    with needs("web", "web"):
+        import uvicorn  # noqa: PLC0415 - an extra
+    from dispatcher.web.serving import (  # noqa: PLC0415 - an extra
+        STREAMS_END_SECONDS,
+        page_and_api,
+    )
+
+    with Dispatcher() as dispatcher:
+        log_to_standard_error(dispatcher.settings.log_format)
+        uvicorn.run(
+            page_and_api(dispatcher, rate=rate),
+            host=host,
+            port=port,
+            access_log=False,
+            timeout_graceful_shutdown=STREAMS_END_SECONDS,
+        )
+
+
+@contextmanager
+def page_beside(settings: Settings, *, signs_in: bool) -> Iterator[str | None]:
+    """Serve the page beside a command; yield a sentence with its address.
+
+    With ``signs_in`` it asks for a key, which is new and in the sentence; else this machine may do
+    anything. None without the extra.
+    """
+    try:
+        from dispatcher.web import Loopback, Right, page  # noqa: PLC0415 - an extra
+        from dispatcher.web.access import add_key  # noqa: PLC0415 - an extra
+        from dispatcher.web.serving import beside, page_and_api  # noqa: PLC0415 - an extra
+    except MissingExtra:
+        yield None
+        return
+    with Dispatcher(settings) as dispatcher:
+        if not signs_in:
+            with beside(page(dispatcher, access=Loopback(name="demo", rights=Right))) as address:
+                yield f"page: {address}"
+            return
+        stored = dispatcher._app.api_keys
+        stored.revoke([each.id for each in stored.named(_OF_UP) if each.is_valid])
+        ends = dispatcher._app.clock.now() + _KEY_OF_UP
+        key, token = add_key(stored, _OF_UP, expires_at=ends)
+        try:
+            with beside(page_and_api(dispatcher)) as address:
+                yield f"page: {address} – sign in with {token}"
+        finally:
+            stored.revoke([key.id])
+
+
+@keys.command(
+    "add",
+    epilog=examples(
+        "dispatcher keys add shop",
+        "dispatcher keys add acme --right messages:read --right messages:write --count tenant=acme",
+    ),
+)
+def add(
+    name: Name,
+    right: Annotated[
+        list[str] | None, typer.Option(help="A right; may be repeated. Default: all.")
+    ] = None,
+    channel: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this channel; may be repeated.", autocompletion=complete_channel),
+    ] = None,
+    count: Annotated[
+        str | None,
+        typer.Option(metavar="KIND=NAME", help="Only messages of this scope: tenant=acme."),
+    ] = None,
+    rate: Annotated[str | None, typer.Option(help="Limit of its calls: 100/second.")] = None,
+    expires_in: Annotated[
+        str | None, typer.Option(help="It ends after this time: 90 days.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key and print it, this once: the store has only a digest of it."""
+    from dispatcher.web.access import Right, add_key  # noqa: PLC0415 - an extra
+
+    lasts = None if expires_in is None else parse_length(expires_in, "expires_in")
+    with _stored() as (app, stored):
+        scope = next(iter((scopes_of([count] if count else None) or {}).items()), None)
+        if scope is not None and scope[0] not in app.settings.scopes:
+            known = ", ".join(app.settings.scopes) or "none: the setting scopes has no kind"
+            raise InvalidValue("count", f"there is no kind {scope[0]!r}", known)
+        for each in channel or ():
+            if each not in app.settings.channels:
+                accepted = ", ".join(app.settings.channels)
+                raise InvalidValue("channel", f"there is no channel {each!r}", accepted)
+        key, token = add_key(
+            stored,
+            name,
+            rights=right or tuple(Right),
+            channels=channel or None,
+            scope=scope,
+            rate=rate,
+            expires_at=None if lasts is None else app.clock.now() + lasts,
+        )
+    _show_new(key, token, as_json=as_json)
+
+
+@keys.command("list", epilog=examples("dispatcher keys list"))
+def list_keys(as_json: AsJson = False) -> None:
+    """List all keys, without their secrets."""
+    with _stored() as (_, stored):
+        found = stored.named()
+    if as_json:
+        for each in found:
+            output.as_line(each._asdict())
+        return
+    titles = ("id", "name", "rights", "channels", "scope", "last used (UTC)", "ends (UTC)")
+    output.out.print(output.listed(titles, [_row(each) for each in found]))
+
+
+@keys.command("rotate", epilog=examples("dispatcher keys rotate shop --overlap '1 hour'"))
+def rotate(
+    name: Name,
+    overlap: Annotated[str, typer.Option(help="How long the old key is still valid.")] = _OVERLAP,
+    as_json: AsJson = False,
+) -> None:
+    """Make a second key of that name; the first one ends after the overlap."""
+    from dispatcher.web.access import rotate_key  # noqa: PLC0415 - an extra
+
+    length = parse_length(overlap, "overlap")
+    with _stored() as (_, stored):
+        key, token = rotate_key(stored, name, overlap=length)
+    _show_new(key, token, as_json=as_json)
+
+
+@keys.command("revoke", epilog=examples("dispatcher keys revoke shop"))
+def revoke(
+    name: Annotated[str, typer.Argument(metavar="NAME_OR_ID")], as_json: AsJson = False
+) -> None:
+    """End the keys of that name, or one by its id. Servers refuse them within two seconds."""
+    from dispatcher.web.access import revoke_key  # noqa: PLC0415 - an extra
+
+    with _stored() as (_, stored):
+        ended = revoke_key(stored, name)
+    if as_json:
+        output.as_json([each.id for each in ended])
+    else:
+        output.out.print(f"revoked: {', '.join(each.id for each in ended)}")
+
+
+@contextmanager
+def _stored() -> Iterator[tuple[App, ApiKeys]]:
+    with closing(App(Settings.load())) as app:
+        yield app, app.api_keys
+
+
+def _show_new(key: ApiKey, token: str, *, as_json: bool) -> None:
+    if as_json:
+        output.as_json({**key._asdict(), "key": token})
+        return
+    output.out.print(token, soft_wrap=True)
+    output.out.print(f"[dim]key {key.id} of {output.as_it_is(key.name)}; it is not shown again[/]")
+
+
+def _row(key: ApiKey) -> tuple[Any, ...]:
+    ends = key.revoked_at or key.expires_at
+    return (
+        key.id,
+        output.as_it_is(key.name),
+        ", ".join(key.rights),
+        output.as_it_is(", ".join(key.channels or ("all",))),
+        output.as_it_is("=".join(key.scope) if key.scope else "all"),
+        output.second_text(key.last_used_at) if key.last_used_at else "never",
+        output.second_text(ends) if ends else "never",
+    )

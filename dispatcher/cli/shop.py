@@ -1,0 +1,92 @@
+"""A made-up shop that keeps a page alive: ``dispatcher demo --stay``."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
+from threading import Event
+from typing import Any
+
+from dispatcher.client import Dispatcher
+from dispatcher.errors import DispatcherError, PerhapsSent, TemporaryFailure
+from dispatcher.message import Message
+from dispatcher.transports import MemoryTransport
+
+ZONE = "Europe/Berlin"
+SETTINGS: Mapping[str, Any] = {
+    "zone": ZONE,
+    "quotas": "1/minute, 5/hour, 12/day",
+    "scopes": {"tenant": {"quotas": "300/hour"}},
+    "channels": {
+        "email": {"transport": "file", "limits": ["20/second"]},
+        "sms": {
+            "transport": "dispatcher.cli.shop:FailingTransport",
+            "quotas": "40/hour",
+            "limits": ["2/second"],
+            "max_attempts": 3,
+            "on_unknown": "hold",
+        },
+        "push": {"transport": "memory", "limits": ["50/second"], "quiet_hours": "22:00-07:00"},
+    },
+}
+_PEOPLE = (
+    "ada", "ben", "cleo", "dora", "emil", "fay", "gus", "hana", "ivo", "june", "kai", "lea", "mio",
+    "nora", "otto", "pia",
+)  # fmt: skip
+_TEXTS = {
+    "email": "Thank you for your order",
+    "sms": "Your parcel arrives today",
+    "push": "Something in your basket is on sale",
+}
+_DOMAINS = ("example.com", "example.net", "example.org")
+_FIRST = 300
+_EVERY_SECONDS = 2.0
+_DAY = timedelta(days=1).total_seconds()
+
+
+class FailingTransport(MemoryTransport):
+    """A provider on a bad day: some sends fail, and of a few the outcome is unknown."""
+
+    def send(self, message: Message) -> str | None:
+        """Send, or fail: by the id, so that a message fares the same each time."""
+        luck = message.id.bytes[-1] % 16
+        if luck == 0:
+            raise PerhapsSent("the line broke after the provider had it")
+        if luck < 4 and message.attempt_count < luck:  # noqa: PLR2004 - a fifth of them
+            raise TemporaryFailure("503 the provider is overloaded")
+        return super().send(message)
+
+
+class Shop:
+    """Submits what a shop submits. What quotas and quiet hours refuse is left out."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._luck = random.Random(7)  # noqa: S311 - a play
+
+    def open(self) -> None:
+        """Fill the next day."""
+        for number in range(_FIRST):
+            self._submit(self._luck.uniform(5, 90 if number % 6 == 0 else _DAY))
+        with suppress(DispatcherError):
+            self._dispatcher.suppress("zoe@example.org")
+
+    def run(self, stopped: Event) -> None:
+        """Submit something every two seconds, most of it for soon, until the event is set."""
+        while not stopped.wait(_EVERY_SECONDS):
+            soon = self._luck.random() < 0.7  # noqa: PLR2004 - most of it
+            self._submit(self._luck.uniform(3, 120) if soon else self._luck.uniform(120, _DAY))
+
+    def _submit(self, seconds: float) -> None:
+        channel = self._luck.choice(tuple(_TEXTS))
+        with suppress(DispatcherError):
+            self._dispatcher.submit(
+                channel=channel,
+                recipient=f"{self._luck.choice(_PEOPLE)}@{self._luck.choice(_DOMAINS)}",
+                body={"text": _TEXTS[channel]},
+                send_in=timedelta(seconds=seconds),
+                scopes={"tenant": self._luck.choice(("bakery", "bookshop"))},
+                on_conflict="shift" if self._luck.random() < 0.5 else "reject",  # noqa: PLR2004 - half
+            )

@@ -1,0 +1,272 @@
+"""The admin: messages by the dispatcher's own filters, their stories, changes, and opt-outs.
+
+The pages read and change through the dispatcher's calls, as the command line does: Django's lists
+would count all rows for each page. Without ``view_body`` a user sees no recipient and no content,
+and cannot look for one either.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import Any, NamedTuple
+
+from django import forms
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+
+from dispatcher.django.models import Message as Model
+from dispatcher.django.project import dispatcher
+from dispatcher.errors import DispatcherError, MessageNotFound, Unavailable
+from dispatcher.message import Message, Status
+
+_PAGE = 50
+_MOST_SUPPRESSIONS = 200
+_SEE_BODY = "view_body"
+_PERSONAL = ("recipient", "scope", "scopes", "body", "idempotency_key", "last_error")
+"""The fields of a message that may name its recipient, or hold what it says."""
+
+
+class Filters(forms.Form):
+    """The filters of :class:`dispatcher.Wanted`."""
+
+    status = forms.ChoiceField(required=False)
+    channel = forms.ChoiceField(required=False)
+    recipient = forms.CharField(required=False)
+    scope = forms.CharField(required=False)
+    idempotency_key = forms.CharField(required=False)
+    key_prefix = forms.CharField(required=False)
+    from_at = forms.CharField(required=False, label="from", help_text="2027-03-01, or with a time")
+    until_at = forms.CharField(required=False, label="until")
+    zone = forms.CharField(required=False)
+    overdue = forms.BooleanField(required=False)
+
+    def __init__(self, given: Any, *, sees_all: bool) -> None:
+        super().__init__(given)
+        if not sees_all:
+            for name in ("recipient", "scope", "idempotency_key", "key_prefix"):
+                del self.fields[name]
+        statuses = [("", "all")] + [(str(each), str(each)) for each in Status]
+        channels = [("", "all")] + [(each, each) for each in dispatcher.settings.channels]
+        for name, choices in (("status", statuses), ("channel", channels)):
+            field = self.fields[name]
+            if isinstance(field, forms.ChoiceField):
+                field.choices = choices
+
+    @property
+    def wanted(self) -> dict[str, Any]:
+        """What :meth:`Dispatcher.list` takes."""
+        return {name: each for name, each in self.cleaned_data.items() if each}
+
+
+class Action(NamedTuple):
+    """A change of one message: who may make it, when, and how."""
+
+    permission: str
+    status: Status
+    done: str
+    change: Callable[[str, Mapping[str, str]], Message]
+
+
+def _move(message_id: str, given: Mapping[str, str]) -> Message:
+    return dispatcher.reschedule(
+        message_id,
+        send_at=given.get("send_at", ""),
+        zone=given.get("zone") or None,
+        on_conflict="shift" if given.get("shift") else "reject",
+    )
+
+
+ACTIONS: Mapping[str, Action] = {
+    "cancel": Action(
+        "cancel_message", Status.SCHEDULED, "cancelled", lambda id_, _: dispatcher.cancel(id_)
+    ),
+    "move": Action("move_message", Status.SCHEDULED, "moved", _move),
+    "retry": Action(
+        "retry_message",
+        Status.FAILED,
+        "given further attempts",
+        lambda id_, given: dispatcher.retry(id_, perhaps_sent=bool(given.get("perhaps_sent"))),
+    ),
+    "release": Action(
+        "release_message", Status.HELD, "released", lambda id_, _: dispatcher.release(id_)
+    ),
+    "drop": Action("release_message", Status.HELD, "dropped", lambda id_, _: dispatcher.drop(id_)),
+}
+
+
+@admin.register(Model)
+class MessageAdmin(admin.ModelAdmin):
+    """Messages. They are neither added nor edited nor deleted here."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """Refused: programs submit."""
+        del request
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Refused: rows are not edited; each change of a message has a permission of its own."""
+        del request, obj
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Refused: a deleted row would keep its reservation."""
+        del request, obj
+        return False
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the list, the opt-outs, and the story of each message."""
+        view, name = self.admin_site.admin_view, "dispatcher_message"
+        return [
+            path("", view(self.changelist_view), name=f"{name}_changelist"),
+            path("suppressions/", view(self.suppressions_view), name=f"{name}_suppressions"),
+            path("<uuid:object_id>/change/", view(self.change_view), name=f"{name}_change"),
+        ]
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """List messages, newest first, by the filters."""
+        self._check(request, "view_message")
+        sees_all = _may(request, _SEE_BODY)
+        form = Filters(request.GET, sees_all=sees_all)
+        page, problem, status = None, "", 200
+        try:
+            if form.is_valid():
+                after = request.GET.get("after") or None
+                page = dispatcher.list(limit=_PAGE, after=after, **form.wanted)
+        except DispatcherError as error:
+            problem, status = str(error), _status_of(error)
+        query = request.GET.copy()
+        if page is not None and page.after is not None:
+            query["after"] = str(page.after)
+        context = {
+            "title": "Messages",
+            "form": form,
+            "page": page,
+            "problem": problem,
+            "sees_all": sees_all,
+            "older": query.urlencode() if page is not None and page.after is not None else "",
+            "sees_suppressions": sees_all and _may(request, "view_suppression"),
+        }
+        return self._page(request, "messages", context | (extra_context or {}), status)
+
+    def change_view(
+        self, request: HttpRequest, object_id: Any, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        """Show the story of a message; with POST change the message."""
+        del form_url
+        self._check(request, "view_message")
+        if request.method == "POST":
+            return self._changed(request, str(object_id))
+        sees_all = _may(request, _SEE_BODY)
+        try:
+            story = dispatcher.story(object_id)
+        except MessageNotFound as error:
+            raise Http404(str(error)) from None
+        except Unavailable as error:
+            told = {"title": "Message", "problem": str(error)}
+            return self._page(request, "message", told, _status_of(error))
+        message = story.message
+        names = [each for each in Message.__dataclass_fields__ if sees_all or each not in _PERSONAL]
+        context: dict[str, Any] = {
+            "title": f"Message {message.id}",
+            "message": message,
+            "story": story,
+            "fields": [(name, _shown(getattr(message, name))) for name in names],
+            "sees_all": sees_all,
+            "actions": [
+                name
+                for name, each in ACTIONS.items()
+                if each.status is message.status and _may(request, each.permission)
+            ],
+        }
+        return self._page(request, "message", context | (extra_context or {}))
+
+    def suppressions_view(self, request: HttpRequest) -> HttpResponse:
+        """List the opt-outs, all or those of a recipient; with POST add or revoke one."""
+        self._check(request, "view_suppression", "view_body")
+        recipient = request.GET.get("recipient", "").strip()
+        if request.method == "POST":
+            return self._suppressed(request)
+        found, problem, status = [], "", 200
+        try:
+            found = [*islice(dispatcher.suppressed(recipient or None), _MOST_SUPPRESSIONS)]
+        except DispatcherError as error:
+            problem, status = str(error), _status_of(error)
+        context = {
+            "title": "Suppressions",
+            "suppressions": found,
+            "more": len(found) == _MOST_SUPPRESSIONS,
+            "recipient": recipient,
+            "channels": [*dispatcher.settings.channels],
+            "problem": problem,
+            "adds": _may(request, "add_suppression"),
+            "deletes": _may(request, "delete_suppression"),
+        }
+        return self._page(request, "suppressions", context, status)
+
+    def _changed(self, request: HttpRequest, message_id: str) -> HttpResponse:
+        action = ACTIONS.get(request.POST.get("action", ""))
+        if action is None:
+            raise Http404("there is no such action")
+        self._check(request, action.permission)
+        try:
+            action.change(message_id, request.POST.dict())
+        except MessageNotFound as error:
+            raise Http404(str(error)) from None
+        except DispatcherError as error:
+            messages.error(request, _said(error, sees_all=_may(request, _SEE_BODY)))
+        else:
+            self.log_change(request, Model(id=message_id), action.done)
+            messages.success(request, f"The message was {action.done}.")
+        return HttpResponseRedirect(reverse("admin:dispatcher_message_change", args=[message_id]))
+
+    def _suppressed(self, request: HttpRequest) -> HttpResponse:
+        recipient, channel = request.POST.get("recipient", ""), request.POST.get("channel") or None
+        revokes = request.POST.get("action") == "unsuppress"
+        self._check(request, "delete_suppression" if revokes else "add_suppression")
+        try:
+            if revokes:
+                dispatcher.unsuppress(recipient, channel=channel)
+                messages.success(request, "The suppression was revoked.")
+            else:
+                cancelled = dispatcher.suppress(recipient, channel=channel)
+                messages.success(request, f"Suppressed; {cancelled} messages were cancelled.")
+        except DispatcherError as error:
+            messages.error(request, str(error))
+        return HttpResponseRedirect(reverse("admin:dispatcher_message_suppressions"))
+
+    def _check(self, request: HttpRequest, *permissions: str) -> None:
+        if not _may(request, *permissions):
+            raise PermissionDenied
+
+    def _page(
+        self, request: HttpRequest, name: str, context: Mapping[str, Any], status: int = 200
+    ) -> HttpResponse:
+        vars(request)["current_app"] = self.admin_site.name
+        everywhere = self.admin_site.each_context(request) | {"opts": self.opts}
+        template = f"admin/dispatcher/{name}.html"
+        return TemplateResponse(request, template, everywhere | dict(context), status=status)
+
+
+def _may(request: HttpRequest, *permissions: str) -> bool:
+    user: Any = request.user
+    return bool(user.has_perms([f"dispatcher.{each}" for each in permissions]))
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, Mapping):
+        return json.dumps(value, indent=2, ensure_ascii=False)
+    return value
+
+
+def _status_of(error: DispatcherError) -> int:
+    return 503 if isinstance(error, Unavailable) else 400
+
+
+def _said(error: DispatcherError, *, sees_all: bool) -> str:
+    """Return the text of an error, which may name a scope."""
+    return str(error) if sees_all or isinstance(error, Unavailable) else type(error).__name__

@@ -1,0 +1,75 @@
+"""The system checks: the settings at every ``check``, the doctor's findings at ``--deploy``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, register
+from django.core.checks import Warning as Warned
+
+from dispatcher.app import App
+from dispatcher.django import configuration
+from dispatcher.errors import InvalidSettings
+from dispatcher.operations.findings import Level
+from dispatcher.settings import Settings
+from dispatcher.store.engines import engine_of
+from dispatcher.transports import close_all, load
+from dispatcher.transports.registry import find
+
+TAG = "dispatcher"
+_KINDS = {Level.ERROR: Error, Level.WARNING: Warned}
+
+
+@register(TAG)
+def check_settings(**_: Any) -> Sequence[CheckMessage]:
+    """Return what is wrong with the settings and the options of channels. Asks no server.
+
+    A database in memory is left to the first submit: most tests of a project submit nothing.
+    """
+    try:
+        if configuration.is_in_memory_here():
+            settings = configuration.without_djangos_database()
+        else:
+            settings = configuration.load()
+        engine_of(settings.database_url)
+        configuration.email_channel()
+    except InvalidSettings as error:
+        return [Error(str(error), id="dispatcher.settings")]
+    return [*_wrong_channels(settings)]
+
+
+def _wrong_channels(settings: Settings) -> Iterator[CheckMessage]:
+    """Yield an error for each channel whose transport a worker could not make of its options.
+
+    A transport that cannot be imported is a warning: a process that only submits needs none.
+    """
+    for name, channel in settings.channels.items():
+        try:
+            find(name, channel.transport)
+        except InvalidSettings as error:
+            yield Warned(str(error), id="dispatcher.channels")
+            continue
+        try:
+            close_all([load(name, channel, settings)])
+        except InvalidSettings as error:
+            yield Error(str(error), id="dispatcher.channels")
+        except Exception as error:  # noqa: BLE001 - it may raise anything, secrets in its text
+            found = f"the transport of channel {name} raised {type(error).__name__}"
+            yield Error(found, id="dispatcher.channels")
+
+
+@register(TAG, deploy=True)
+def check_servers(**_: Any) -> Sequence[CheckMessage]:
+    """Ask every server, and return the errors and warnings of ``dispatcher doctor``."""
+    try:
+        with closing(App(configuration.load())) as app:
+            findings = app.doctor().examine().findings
+    except InvalidSettings:
+        return []  # the other check, or the first submit, says so
+    return [
+        _KINDS[each.level](each.found, hint=each.remedy, id=f"dispatcher.{each.check}")
+        for each in findings
+        if each.level in _KINDS
+    ]

@@ -1,0 +1,157 @@
+"""The settings of a Django project, ``DISPATCHER = {…}``, as those of the dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.conf import settings as project
+from django.db import DEFAULT_DB_ALIAS, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.connection import ConnectionDoesNotExist
+from sqlalchemy import URL
+
+from dispatcher.errors import InvalidSettings, kind_of, quoted
+from dispatcher.settings import Settings
+
+NAME = "DISPATCHER"
+_DATABASE, _EMAIL_CHANNEL = "database", "email_channel"
+_OWN = "another database_url in DISPATCHER"
+_KINDS = {"sqlite": "sqlite", "postgresql": "postgresql", "mysql": "mysql"}
+_OF_DJANGO = {
+    "sqlite": {"timeout", "init_command", "transaction_mode", "check_same_thread"},
+    "postgresql": {
+        "pool", "isolation_level", "server_side_binding", "prepare_threshold", "cursor_factory",
+        "client_encoding",
+    },
+    "mysql": {"charset", "init_command", "sql_mode", "isolation_level", "conv", "use_unicode"},
+}  # fmt: skip
+"""Options that concern Django's own connections: the dispatcher has values of its own."""
+
+
+def load() -> Settings:
+    """Return the dispatcher's settings: those of ``DISPATCHER``, then environment and file.
+
+    Where none of these has a ``database_url`` it is that of Django's database. Raises
+    InvalidSettings.
+    """
+    found = without_djangos_database()
+    alias = database_alias()
+    if "database_url" in found.model_fields_set or alias is None:
+        return found
+    return Settings.load(**_of_dispatcher(), database_url=database_url(connection_of(alias)))
+
+
+def without_djangos_database() -> Settings:
+    """Return the settings of :func:`load` before Django's database is read. Raises the same."""
+    return Settings.load(**_of_dispatcher())
+
+
+def is_in_memory_here() -> bool:
+    """Whether Django's database is in memory, as in a test run. Raises InvalidSettings."""
+    alias = database_alias()
+    return alias is not None and is_in_memory(connection_of(alias))
+
+
+def database_alias() -> str | None:
+    """Return which of ``DATABASES`` has the tables; None for a database that Django does not have.
+
+    Raises InvalidSettings.
+    """
+    alias: str | None = _given().get(_DATABASE, DEFAULT_DB_ALIAS)
+    if alias is not None and alias not in connections.settings:
+        raise InvalidSettings(
+            f"{NAME}.{_DATABASE}", f"there is no {quoted(alias)} in DATABASES",
+            f"one of {', '.join(connections.settings)}, or None",
+        )  # fmt: skip
+    return alias
+
+
+def database() -> dict[str, Any] | None:
+    """Return a copy of the entry of ``DATABASES`` with the tables; None as database_alias does."""
+    alias = database_alias()
+    return None if alias is None else dict(connections.settings[alias])
+
+
+def email_channel() -> str:
+    """Return the channel of :class:`~dispatcher.django.EmailBackend`. Raises InvalidSettings."""
+    name = _given().get(_EMAIL_CHANNEL, "email")
+    if not isinstance(name, str):
+        raise InvalidSettings(f"{NAME}.{_EMAIL_CHANNEL}", kind_of(name), "the name of a channel")
+    return name
+
+
+def connection_of(alias: str) -> BaseDatabaseWrapper:
+    """Return this thread's connection of Django's."""
+    try:
+        return connections[alias]
+    except ConnectionDoesNotExist as error:
+        raise InvalidSettings(f"{NAME}.{_DATABASE}", str(error), "a name in DATABASES") from None
+
+
+def is_in_memory(connection: BaseDatabaseWrapper) -> bool:
+    """Whether it is an SQLite in memory, as in tests: only Django's own connection has it."""
+    name = str(connection.settings_dict["NAME"])
+    return connection.vendor == "sqlite" and (":memory:" in name or "mode=memory" in name)
+
+
+def database_url(connection: BaseDatabaseWrapper) -> str:
+    """Return the ``database_url`` of a database of Django's.
+
+    Raises InvalidSettings for one that the dispatcher cannot use, and for OPTIONS that a URL cannot
+    hold.
+    """
+    given = connection.settings_dict
+    kind = _KINDS.get(connection.vendor)
+    where = f"DATABASES.{connection.alias}"
+    if kind is None:
+        accepted = f"SQLite, PostgreSQL, MariaDB, or {_OWN}"
+        raise InvalidSettings(f"{where}.ENGINE", f"is {connection.vendor}", accepted)
+    name = str(given["NAME"])
+    if kind == "sqlite" and (is_in_memory(connection) or name.startswith("file:")):
+        accepted = f'the path of a file (for tests TEST = {{"NAME": …}}), or {_OWN}'
+        raise InvalidSettings(f"{where}.NAME", "is no path of a file", accepted)
+    query = _query(where, kind, given.get("OPTIONS") or {})
+    host = str(given.get("HOST") or "")
+    if host.startswith("/"):
+        query["host" if kind == "postgresql" else "unix_socket"] = host
+        host = ""
+    url = URL.create(
+        kind,
+        username=given.get("USER") or None,
+        password=given.get("PASSWORD") or None,
+        host=host or None,
+        port=int(given["PORT"]) if given.get("PORT") else None,
+        database=name,
+        query=query,
+    )
+    return url.render_as_string(hide_password=False)
+
+
+def _query(where: str, kind: str, options: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for name, value in options.items():
+        if name in _OF_DJANGO[kind]:
+            continue
+        is_plain = isinstance(value, str | int) and not isinstance(value, bool)
+        if name == "assume_role" or not is_plain:
+            raise InvalidSettings(
+                f"{where}.OPTIONS.{name}",
+                "cannot be written into a URL",
+                f"no such option, or {_OWN}",
+            )
+        found[name] = str(value)
+    return found
+
+
+def _of_dispatcher() -> dict[str, Any]:
+    return {
+        name: each for name, each in _given().items() if name not in (_DATABASE, _EMAIL_CHANNEL)
+    }
+
+
+def _given() -> Mapping[str, Any]:
+    given = getattr(project, NAME, {})
+    if not isinstance(given, Mapping):
+        raise InvalidSettings(NAME, kind_of(given), "a dict of settings by their names")
+    return given

@@ -1,0 +1,192 @@
+"""An e-mail backend that books instead of sending: ``dispatcher.django.EmailBackend``.
+
+What the body of an e-mail cannot hold is refused, so that nothing gets lost on the way
+(``transports/mail.py`` checks the rest).
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Sequence
+from dataclasses import fields
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings as project
+from django.core.mail import EmailMessage
+from django.core.mail.backends.base import BaseEmailBackend
+from django.db import transaction
+
+from dispatcher.django import configuration
+from dispatcher.django.project import dispatcher
+from dispatcher.errors import BatchRefused, DispatcherError, InvalidDraft, kind_of, quoted
+from dispatcher.message import Draft, Rejection
+from dispatcher.transports.mail import check_address
+
+log = logging.getLogger(__name__)
+
+_OURS = frozenset({"channel", "recipient", "body", "template", "data"})
+_ASKED = frozenset(each.name for each in fields(Draft)) - _OURS
+_KINDS = {"plain": "text", "html": "html"}
+_NOW = timedelta(0)
+
+
+class EmailBackend(BaseEmailBackend):
+    """Books each e-mail as messages of a channel, one for each recipient, due now.
+
+    It goes out at the first slot that fits every quota outside quiet hours, and gives each
+    recipient an address line of its own. Inside ``transaction.atomic()`` it is booked if and when
+    that commits. All recipients of an e-mail are accepted, or none. ``channel`` is by default
+    ``email_channel`` in ``DISPATCHER``; further keywords are those of :meth:`Dispatcher.submit`,
+    as in ``get_connection(on_conflict="reject", expire_after=HOUR)``.
+    """
+
+    def __init__(
+        self,
+        fail_silently: bool = False,
+        *,
+        username: str | None = None,
+        password: str | None = None,
+        channel: str | None = None,
+        **asked: Any,
+    ) -> None:
+        super().__init__(fail_silently=fail_silently)
+        if username or password:
+            accepted = "none: the channel's transport logs in"
+            raise InvalidDraft("username", "an e-mail that is booked needs no login", accepted)
+        for name in asked.keys() - _ASKED:
+            raise TypeError(f"there is no {name!r}; the keywords are {', '.join(sorted(_ASKED))}")
+        self._channel = channel
+        self._asked = {"on_conflict": "shift"} | asked
+
+    def send_messages(self, email_messages: Sequence[EmailMessage]) -> int:
+        """Book these e-mails; return how many.
+
+        Raises InvalidDraft for what cannot be booked as it is, and the errors of
+        :meth:`Dispatcher.submit`; with ``fail_silently`` such an e-mail is left out, and the log
+        names the error.
+        """
+        booked = 0
+        for each in email_messages:
+            try:
+                booked += self._book(each)
+            except DispatcherError as error:
+                if not self.fail_silently:
+                    raise
+                log.warning("an e-mail was not booked: %s", type(error).__name__)
+        return booked
+
+    def _book(self, email: EmailMessage) -> bool:
+        given = (str(each) for each in (*email.to, *email.bcc) if each)
+        # Not every transport checks them, and quotas count what is booked: a display name would
+        # make another scope of the same address.
+        recipients = [*dict.fromkeys(check_address("recipient", each) for each in given)]
+        channel = self._channel or configuration.email_channel()
+        body = body_of(email, channel=channel)
+        drafts = [
+            Draft(channel=channel, recipient=each, body=body, **self._asked_now())
+            for each in recipients
+        ]
+        if dispatcher.joins and len(drafts) > 1:
+            with transaction.atomic(using=configuration.database_alias()):
+                for each in drafts:
+                    dispatcher.submit(**_fields(each))
+        elif len(drafts) > 1:
+            refused = [
+                each.error
+                for each in dispatcher.submit_many(drafts, atomic=True)
+                if isinstance(each, Rejection)
+            ]
+            if refused:
+                raise next(
+                    (each for each in refused if not isinstance(each, BatchRefused)), refused[0]
+                )
+        elif drafts:
+            dispatcher.submit(**_fields(drafts[0]))
+        return bool(drafts)
+
+    def _asked_now(self) -> dict[str, Any]:
+        is_timed = "send_at" in self._asked or "send_in" in self._asked
+        return self._asked if is_timed else {"send_in": _NOW} | self._asked
+
+
+def body_of(email: EmailMessage, *, channel: str) -> dict[str, Any]:
+    """Return the body that holds an e-mail of Django's. Raises InvalidDraft where none can."""
+    if type(email).message is not EmailMessage.message:
+        raise InvalidDraft("email", f"{kind_of(email)} makes its own MIME", "an EmailMessage")
+    if email.cc:
+        raise InvalidDraft("cc", "each recipient gets an e-mail of its own", "to and bcc")
+    headers = {str(name): str(value) for name, value in email.extra_headers.items()}
+    sender = _taken(headers, "From") or email.from_email
+    _check_sender(sender, channel)
+    if _taken(headers, "To") is not None:
+        raise InvalidDraft("headers.To", "it would name others than the recipient", "to alone")
+    reply_to = [*map(str, email.reply_to)]
+    named = _taken(headers, "Reply-To")
+    reply_to = reply_to if named is None else [named]
+    if len(reply_to) > 1:
+        raise InvalidDraft("reply_to", f"{len(reply_to)} addresses", "one address")
+    body: dict[str, Any] = _contents(email)
+    if email.subject:
+        body["subject"] = str(email.subject)
+    if reply_to:
+        body["reply_to"] = reply_to[0]
+    if headers:
+        body["headers"] = headers
+    if email.attachments:
+        if getattr(email, "mixed_subtype", "mixed") != "mixed":  # of Django 5
+            raise InvalidDraft("attachments", "are parts of the text", "attachments beside it")
+        body["attachments"] = [_attached(each) for each in email.attachments]
+    return body
+
+
+def _fields(draft: Draft) -> dict[str, Any]:
+    return {each.name: getattr(draft, each.name) for each in fields(draft)}
+
+
+def _contents(email: EmailMessage) -> dict[str, str]:
+    """Return text and HTML of an e-mail."""
+    key = _KINDS.get(email.content_subtype)
+    if key is None:
+        raise InvalidDraft("content_subtype", quoted(email.content_subtype), "plain or html")
+    found = {key: str(email.body)}
+    for content, kind in getattr(email, "alternatives", None) or ():
+        if kind != "text/html" or "html" in found:
+            raise InvalidDraft("alternatives", f"one of {quoted(kind)}", "one of text/html")
+        found["html"] = str(content)
+    return found
+
+
+def _attached(attachment: Any) -> dict[str, str]:
+    if not isinstance(attachment, tuple):
+        accepted = "a filename, a content and a media type"
+        raise InvalidDraft("attachments", f"{kind_of(attachment)} of its own making", accepted)
+    filename, content, kind = attachment
+    if isinstance(content, str):
+        content = content.encode()
+    if not isinstance(content, bytes):
+        raise InvalidDraft("attachments", kind_of(content), "bytes or text")
+    if not filename:
+        raise InvalidDraft("attachments", "one without a filename", "a filename for each")
+    found = {"filename": str(filename), "content": base64.b64encode(content).decode()}
+    return found | ({"type": str(kind)} if kind else {})
+
+
+def _taken(headers: dict[str, str], name: str) -> str | None:
+    """Take a header out, however its name is written."""
+    return next((headers.pop(each) for each in [*headers] if each.lower() == name.lower()), None)
+
+
+def _check_sender(given: object, channel: str) -> None:
+    """Raise InvalidDraft unless the channel's e-mails come from this address.
+
+    A channel without the option ``from`` has one sender, which is then what Django's settings name.
+    """
+    known = dispatcher.settings.channels.get(channel)
+    named = None if known is None else known.options.get("from")
+    defaults = {project.DEFAULT_FROM_EMAIL, project.SERVER_EMAIL}
+    if str(given) in (defaults if named is None else {named}):
+        return
+    accepted = "the sender of the channel, or another channel (get_connection(channel=…))"
+    raise InvalidDraft("from_email", "is not the sender of the channel", accepted)

@@ -1,0 +1,118 @@
+"""The tables: messages, attempts, idempotency keys, suppressions."""
+
+from __future__ import annotations
+
+from django.db import migrations, models
+
+from dispatcher.django.fields import IdField, InstantField, LengthField, StoredJSONField
+from dispatcher.django.schema import MigrateStore
+
+_STATUSES = ("scheduled", "sending", "sent", "failed", "expired", "cancelled", "held")
+_OUTCOMES = ("sent", "temporary", "permanent", "unknown")
+
+
+class Migration(migrations.Migration):
+    """Revision 0001."""
+
+    initial = True
+    atomic = False
+    dependencies = ()
+    operations = (
+        MigrateStore(),
+        migrations.CreateModel(
+            "Message",
+            [
+                ("id", IdField(primary_key=True, serialize=False)),
+                ("channel", models.CharField(max_length=63)),
+                ("recipient", models.CharField(max_length=255)),
+                ("scope", models.CharField(max_length=255)),
+                ("body", StoredJSONField()),
+                ("send_at", InstantField()),
+                ("next_attempt_at", InstantField()),
+                ("expires_at", InstantField(null=True)),
+                (
+                    "status",
+                    models.CharField(max_length=9, choices=[(each, each) for each in _STATUSES]),
+                ),
+                ("attempt_count", models.SmallIntegerField()),
+                ("max_attempts", models.SmallIntegerField()),
+                ("idempotency_key", models.CharField(max_length=255, null=True)),
+                ("created_at", InstantField()),
+                ("finished_at", InstantField(null=True)),
+                ("last_error", models.TextField(null=True)),
+                ("scopes", StoredJSONField(null=True)),
+                ("zone", models.CharField(max_length=63, null=True)),
+                ("quiet_hours", models.TextField(null=True)),
+                ("on_unknown", models.CharField(max_length=5)),
+                ("expire_after", LengthField(null=True)),
+                ("asked_at", InstantField(null=True)),
+                ("trace", models.CharField(max_length=55, null=True)),
+                ("enqueued_at", InstantField(null=True)),
+            ],
+            {
+                "managed": False,
+                "verbose_name_plural": "messages",
+                "default_permissions": ("view",),
+                "permissions": (
+                    ("view_body", "Can see recipients, bodies and errors"),
+                    ("cancel_message", "Can cancel messages"),
+                    ("move_message", "Can move messages to another time"),
+                    ("retry_message", "Can retry failed messages"),
+                    ("release_message", "Can release and drop held messages"),
+                ),
+            },
+        ),
+        migrations.CreateModel(
+            "Attempt",
+            [
+                (
+                    "pk",
+                    models.CompositePrimaryKey(
+                        "message_id",
+                        "token",
+                        blank=True,
+                        editable=False,
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
+                ("message_id", IdField()),
+                ("token", models.IntegerField()),
+                ("started_at", InstantField()),
+                ("finished_at", InstantField(null=True)),
+                (
+                    "outcome",
+                    models.CharField(
+                        max_length=9, null=True, choices=[(each, each) for each in _OUTCOMES]
+                    ),
+                ),
+                ("error", models.TextField(null=True)),
+                ("receipt", models.TextField(null=True)),
+            ],
+            {"managed": False, "verbose_name_plural": "attempts", "default_permissions": ()},
+        ),
+        migrations.CreateModel(
+            "Suppression",
+            [
+                (
+                    "pk",
+                    models.CompositePrimaryKey(
+                        "recipient",
+                        "channel",
+                        blank=True,
+                        editable=False,
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
+                ("recipient", models.CharField(max_length=255)),
+                ("channel", models.CharField(max_length=63)),
+                ("created_at", InstantField()),
+            ],
+            {
+                "managed": False,
+                "verbose_name_plural": "suppressions",
+                "default_permissions": ("add", "delete", "view"),
+            },
+        ),
+    )

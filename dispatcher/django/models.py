@@ -1,0 +1,127 @@
+"""The dispatcher's tables as models, to be read: the dispatcher alone writes them.
+
+A message is changed by the calls of :data:`dispatcher.django.dispatcher`, which keep rows,
+reservations and tasks in agreement.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import models
+
+from dispatcher.django import configuration
+from dispatcher.django.fields import IdField, InstantField, LengthField, StoredJSONField
+from dispatcher.message import MAX_CAMPAIGN, MAX_RECIPIENT, Outcome, Status
+from dispatcher.store.schema import VOID
+from dispatcher.times.zones import MAX_ZONE
+
+_CHANNEL = 63
+
+
+class _Stored(models.Manager[Any]):
+    """Reads from the dispatcher's database."""
+
+    def get_queryset(self) -> models.QuerySet[Any]:
+        return super().get_queryset().using(configuration.database_alias() or self._db)
+
+
+class _Messages(_Stored):
+    def get_queryset(self) -> models.QuerySet[Any]:
+        return super().get_queryset().exclude(status=VOID)
+
+
+class Message(models.Model):
+    """A message, with the fields of :class:`dispatcher.Message`."""
+
+    id = IdField(primary_key=True)
+    channel = models.CharField(max_length=_CHANNEL)
+    recipient = models.CharField(max_length=MAX_RECIPIENT)
+    scope = models.CharField(max_length=MAX_RECIPIENT)
+    body = StoredJSONField()
+    send_at = InstantField()
+    next_attempt_at = InstantField()
+    expires_at = InstantField(null=True)
+    status = models.CharField(max_length=9, choices=[(str(each), str(each)) for each in Status])
+    attempt_count = models.SmallIntegerField()
+    max_attempts = models.SmallIntegerField()
+    idempotency_key = models.CharField(max_length=MAX_RECIPIENT, null=True)
+    created_at = InstantField()
+    finished_at = InstantField(null=True)
+    last_error = models.TextField(null=True)
+    scopes = StoredJSONField(null=True)
+    zone = models.CharField(max_length=MAX_ZONE, null=True)
+    quiet_hours = models.TextField(null=True)
+    on_unknown = models.CharField(max_length=5)
+    expire_after = LengthField(null=True)
+    asked_at = InstantField(null=True)
+    trace = models.CharField(max_length=55, null=True)
+    enqueued_at = InstantField(null=True)
+    campaign = models.CharField(max_length=MAX_CAMPAIGN, null=True)
+
+    objects = _Messages()
+
+    class Meta:
+        """What a user may be allowed to see and to do."""
+
+        managed = False
+        verbose_name_plural = "messages"
+        default_permissions = ("view",)
+        permissions = (
+            ("view_body", "Can see recipients, bodies and errors"),
+            ("cancel_message", "Can cancel messages"),
+            ("move_message", "Can move messages to another time"),
+            ("retry_message", "Can retry failed messages"),
+            ("release_message", "Can release and drop held messages"),
+        )
+
+    def __str__(self) -> str:
+        return str(self.id)
+
+
+class Attempt(models.Model):
+    """One try to send a message."""
+
+    pk = models.CompositePrimaryKey("message_id", "token")
+    message_id = IdField()
+    token = models.IntegerField()
+    started_at = InstantField()
+    finished_at = InstantField(null=True)
+    outcome = models.CharField(
+        max_length=9, null=True, choices=[(str(each), str(each)) for each in Outcome]
+    )
+    error = models.TextField(null=True)
+    receipt = models.TextField(null=True)
+
+    objects = _Stored()
+
+    class Meta:
+        """It is seen with its message."""
+
+        managed = False
+        verbose_name_plural = "attempts"
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.message_id} {self.token}"
+
+
+class Suppression(models.Model):
+    """A recipient who has opted out of a channel, or of all where ``channel`` is empty."""
+
+    pk = models.CompositePrimaryKey("recipient", "channel")
+    recipient = models.CharField(max_length=MAX_RECIPIENT)
+    channel = models.CharField(max_length=_CHANNEL)
+    created_at = InstantField()
+
+    objects = _Stored()
+
+    class Meta:
+        """What a user may be allowed to see and to do."""
+
+        managed = False
+        verbose_name_plural = "suppressions"
+        default_permissions = ("add", "delete", "view")
+
+    def __str__(self) -> str:
+        return self.channel or "all channels"

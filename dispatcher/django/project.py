@@ -1,0 +1,117 @@
+"""The dispatcher of a Django project, which is built when a process first uses it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from threading import RLock
+from typing import Any, NamedTuple
+
+from django.core.signals import setting_changed
+
+from dispatcher.client import Dispatcher
+from dispatcher.django import configuration
+from dispatcher.django.transactions import AtomicBlocks
+from dispatcher.errors import InvalidDraft
+from dispatcher.message import Draft, Message
+
+_OF_CLIENT = frozenset({"settings", "_app", "_threads", "_closing", "_turns"})
+
+
+class _Built(NamedTuple):
+    """A client and the entry of ``DATABASES`` that it is built for."""
+
+    database: Mapping[str, Any] | None
+    client: Dispatcher
+    blocks: AtomicBlocks | None
+
+
+class ProjectDispatcher(Dispatcher):
+    """A :class:`~dispatcher.Dispatcher` with the settings of the Django project.
+
+    A :meth:`submit` inside ``transaction.atomic()`` joins that transaction; the other calls have
+    their own, whatever is open. Each process builds its own, also after a fork; it is built anew
+    where the project's database is another one, as in a test run. Raises InvalidSettings at the
+    first use.
+    """
+
+    _built: _Built | None = None
+
+    def __init__(self) -> None:
+        self._building = RLock()
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the client of the present database has."""
+        if name not in _OF_CLIENT:
+            raise AttributeError(
+                f"{type(self).__name__!r} has no attribute {name!r}", name=name, obj=self
+            )
+        return getattr(self._present().client, name)
+
+    def _present(self) -> _Built:
+        """Return what is built for the present database; build it where nothing is.
+
+        Locks only to build: close() waits, with the lock, for awaited calls that come by here.
+        """
+        database = configuration.database()
+        built = self._built
+        if built is not None and built.database == database:
+            return built
+        with self._building:
+            built = self._built
+            if built is None or built.database != database:
+                client = Dispatcher(configuration.load())
+                if built is not None:
+                    # Not client.close(): it waits for awaited calls, of which this may be one.
+                    built.client._app.close()
+                alias = configuration.database_alias()
+                blocks = None if alias is None else AtomicBlocks(alias)
+                self._built = built = _Built(database, client, blocks)
+            return built
+
+    @property
+    def joins(self) -> bool:
+        """Whether a submit would join a transaction of Django's now."""
+        blocks = self._present().blocks
+        return blocks is not None and blocks.is_open()
+
+    def close(self) -> None:
+        """Close the connections; the next use builds everything anew."""
+        with self._building:
+            if self._built is not None:
+                self._built.client.close()
+            self.forget()
+
+    def forget(self) -> None:
+        """Let go of everything without closing it: after a fork the parent has it open."""
+        vars(self).clear()
+        self._building = RLock()
+
+    def submit_many(self, drafts: Iterable[Draft], **asked: Any) -> Any:
+        """Submit many drafts, as :meth:`Dispatcher.submit_many` does.
+
+        Raises InvalidDraft inside ``transaction.atomic()``, which it cannot join.
+        """
+        if self.joins:
+            accepted = "submit for each draft, or transaction.on_commit(lambda: submit_many(…))"
+            raise InvalidDraft("submit_many", "does not join transaction.atomic()", accepted)
+        return super().submit_many(drafts, **asked)
+
+    def _submit(self, draft: Draft, session: object) -> Message:
+        blocks = self._present().blocks
+        if session is not None or blocks is None:
+            return super()._submit(draft, session)
+        with blocks.joined() as joined:
+            return super()._submit(draft, joined)
+
+
+dispatcher = ProjectDispatcher()
+os.register_at_fork(after_in_child=dispatcher.forget)
+
+
+def _settings_changed(*, setting: str, **_: object) -> None:
+    if setting in (configuration.NAME, "DATABASES"):
+        dispatcher.close()
+
+
+setting_changed.connect(_settings_changed, dispatch_uid="dispatcher.django")

@@ -1,0 +1,159 @@
+"""The dispatcher and its limiters in Flask. Extra ``flask``.
+
+::
+
+    app = Flask(__name__)
+    init_app(app)
+
+    @app.post("/reminders")
+    @limited(per_address, address)
+    def remind() -> dict[str, str]:
+        message = dispatcher().submit(...)
+
+docs/frameworks.md shows all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from dispatcher.client import Dispatcher
+from dispatcher.errors import (
+    DispatcherError,
+    InvalidSettings,
+    InvalidValue,
+    LimitersUnavailable,
+    LimitReached,
+    kind_of,
+)
+from dispatcher.extras import needs
+from dispatcher.limiters import Limiter
+from dispatcher.limiters.limit_set import Keys
+from dispatcher.problems import answer_to, limit_headers
+from dispatcher.settings import Settings
+
+with needs("flask", "dispatcher.flask"):
+    from flask import Flask, Request, Response, after_this_request, current_app, request
+    from werkzeug.wsgi import ClosingIterator
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Key = str | Callable[[Request], Keys | None]
+"""Whose permits a request needs; None for a request that is not limited."""
+
+_EXTENSION = "dispatcher"
+
+
+def init_app(app: Flask, settings: Settings | None = None) -> Dispatcher:
+    """Give an app a dispatcher, and answer its errors with problems. Return the dispatcher.
+
+    ``settings`` are by default those of the environment and ``dispatcher.toml``. Nothing connects
+    before the first request, so a server may load the app and then fork.
+    """
+    ours = app.extensions[_EXTENSION] = Dispatcher(settings)
+    app.register_error_handler(DispatcherError, answer_error)
+    return ours
+
+
+def dispatcher() -> Dispatcher:
+    """Return the dispatcher of the current app. Raises InvalidSettings where it has none."""
+    found = current_app.extensions.get(_EXTENSION)
+    if not isinstance(found, Dispatcher):
+        raise InvalidSettings("init_app", "the app has no dispatcher", "init_app(app)")
+    return found
+
+
+def answer_error(error: DispatcherError) -> Response:
+    """Answer an error of the dispatcher or of a limiter with a problem of RFC 9457.
+
+    :func:`init_app` registers it. The status is that of the HTTP API, with ``Retry-After`` where
+    a later try may succeed. The problem names no recipient and no messages of others.
+    """
+    return Response(*answer_to(error))
+
+
+def limited(limiter: Limiter, key: Key, n: int = 1) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a view: each request takes ``n`` permits, and holds last for the view.
+
+    ``key`` is the key, or a function that returns it for a request; None: it is not limited. The
+    request is refused with LimitReached, which :func:`answer_error` answers by 429. The answer has
+    the headers ``RateLimit`` and ``RateLimit-Policy``. Where Redis does not answer,
+    LimitersUnavailable is raised; with ``on_error="unknown"`` the request goes on. Raises
+    InvalidValue for a limiter on an asynchronous client. It stands below ``@app.get(…)``.
+    """
+    _check(limiter)
+
+    def decorate(view: Callable[P, T]) -> Callable[P, T]:
+        @wraps(view)
+        def called(*args: P.args, **kwargs: P.kwargs) -> T:
+            with ExitStack() as held:
+                headers = _taken(held, limiter, key, n, request)
+
+                @after_this_request
+                def tell(response: Response) -> Response:
+                    response.headers.update(headers)
+                    return response
+
+                answer: T = current_app.ensure_sync(view)(*args, **kwargs)
+                return answer
+
+        return called
+
+    return decorate
+
+
+class LimiterMiddleware:
+    """Takes permits for each request of an application, before anything else of it runs.
+
+    ``app.wsgi_app = LimiterMiddleware(app.wsgi_app, limiter=…, key=…)``; the parameters are those
+    of :func:`limited`. Every answer has the headers. Holds last until the answer is sent.
+    """
+
+    def __init__(self, app: WSGIApplication, limiter: Limiter, key: Key, n: int = 1) -> None:
+        _check(limiter)
+        self._app = app
+        self._limiter = limiter
+        self._key = key
+        self._n = n
+
+    def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        """Answer a request, or pass it on with permits."""
+        held = ExitStack()
+        try:
+            told = _taken(held, self._limiter, self._key, self._n, Request(environ))
+        except (LimitReached, LimitersUnavailable) as error:
+            return answer_error(error)(environ, start)
+
+        def start_with(status: str, headers: list[tuple[str, str]], *error: Any) -> Any:
+            return start(status, [*headers, *told.items()], *error)
+
+        try:
+            return ClosingIterator(self._app(environ, start_with), held.close)
+        except BaseException:
+            held.close()
+            raise
+
+
+def _taken(held: ExitStack, limiter: Limiter, key: Key, n: int, asking: Request) -> dict[str, str]:
+    """Take permits, which end with ``held``; return the headers that tell of them."""
+    keys = key(asking) if callable(key) else key
+    if keys is None:
+        return {}
+    try:
+        decision = held.enter_context(limiter.permit(keys, n))
+    except LimitersUnavailable:
+        if limiter.on_error == "raise":
+            raise
+        return {}
+    return limit_headers(limiter.limits, decision)
+
+
+def _check(limiter: object) -> None:
+    if not isinstance(limiter, Limiter):
+        raise InvalidValue("limiter", kind_of(limiter), "a limiter on a client of redis")

@@ -1,0 +1,197 @@
+"""Errors and limits as answers of HTTP: problems of RFC 9457, headers of limits.
+
+A problem has one type for each class of ``dispatcher.errors``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from dispatcher import errors
+from dispatcher.errors import DispatcherError
+from dispatcher.limiters import Algorithm, Decision
+from dispatcher.limiters.limit_set import texts_of
+
+log = logging.getLogger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+_TYPE_PREFIX = "urn:problem-type:dispatcher:"
+
+STATUSES: Mapping[type[DispatcherError], int] = {
+    errors.DispatcherError: 500,
+    errors.InvalidValue: 422,
+    errors.InvalidDraft: 422,
+    errors.InvalidSendTime: 422,
+    errors.Suppressed: 409,
+    errors.UnknownChannel: 422,
+    errors.InvalidSettings: 500,
+    errors.MissingExtra: 500,
+    errors.SlotRefused: 409,
+    errors.QuotaExceeded: 409,
+    errors.QuietHours: 409,
+    errors.BatchRefused: 409,
+    errors.IdempotencyConflict: 422,
+    errors.MessageNotFound: 404,
+    errors.MessageChanged: 412,
+    errors.TooLate: 409,
+    errors.LimitReached: 429,
+    errors.Unavailable: 503,
+    errors.ReservationsUnavailable: 503,
+    errors.DuplicateUnderWay: 409,
+    errors.LimitersUnavailable: 503,
+    errors.QueueUnavailable: 503,
+    errors.EmbeddedUnavailable: 503,
+    errors.StoreUnavailable: 503,
+    errors.OutcomeUnknown: 500,
+    errors.DeliveryError: 500,
+    errors.TemporaryFailure: 500,
+    errors.PermanentFailure: 500,
+    errors.PerhapsSent: 500,
+}
+"""The status of the answer for each class of error."""
+
+_SERVER_ERROR = 500
+_WAIT = timedelta(seconds=1)
+"""How long a client waits where an error does not say it."""
+_OF_RECIPIENTS = frozenset({"scope", "conflicting"})
+"""Data of errors that may name a recipient, or messages of others."""
+_OF_CALLERS = frozenset({"message_id", "retry_after"})
+"""Data of errors of servers that a caller may have."""
+
+
+def kind_of(error: type[DispatcherError]) -> str:
+    """Return the last part of the type of a problem: ``quota-exceeded``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", error.__name__).lower()
+
+
+def problem_of(error: DispatcherError, *, whole: bool = True) -> dict[str, Any]:
+    """Return an error as a problem, with its data.
+
+    Unless ``whole``, it names no scope, which may be a recipient, no messages of others, no servers
+    and no settings: then its detail is the kind of the error.
+    """
+    data = {name: value for name, value in vars(error).items() if not name.startswith("_")}
+    detail = str(error)
+    if not whole:
+        public = data
+        if status_of(error) >= _SERVER_ERROR or isinstance(error, errors.Unavailable):
+            public = {name: value for name, value in data.items() if name in _OF_CALLERS}
+        elif isinstance(error, errors.IdempotencyConflict):
+            public = {}
+        elif not _OF_RECIPIENTS.isdisjoint(data):
+            public = {name: value for name, value in data.items() if name not in _OF_RECIPIENTS}
+        if public is not data:
+            data, detail = public, _sentence_of(type(error))
+    if isinstance(error, errors.OutcomeUnknown):
+        asks = "ask for message_id, or repeat the call with the same Idempotency-Key"
+        detail = f"{detail.removesuffix('.')}; {asks}"
+    wait = data.pop("retry_after", None)
+    if isinstance(wait, timedelta) and wait != timedelta.max:
+        data["retry_after_seconds"] = wait.total_seconds()
+    return problem(status_of(error), kind_of(type(error)), detail, data)
+
+
+def _sentence_of(kind: type[DispatcherError]) -> str:
+    """Return the first line of the documentation of an error of ours, or of its nearest base."""
+    ours = next(each for each in kind.__mro__ if each in STATUSES)
+    return (ours.__doc__ or "").partition("\n")[0]
+
+
+def status_of(error: DispatcherError) -> int:
+    """Return the status of the answer to an error."""
+    if isinstance(error, errors.StoreUnavailable) and error.refused:
+        return 422
+    return next(STATUSES[each] for each in type(error).__mro__ if each in STATUSES)
+
+
+def headers_of(error: DispatcherError) -> dict[str, str]:
+    """Return the headers of the answer to an error: when to call again, and the limit reached."""
+    wait = getattr(error, "retry_after", None)
+    if not isinstance(wait, timedelta):
+        waits = isinstance(error, errors.Unavailable) and status_of(error) != 422  # noqa: PLR2004
+        wait = _WAIT if waits and not isinstance(error, errors.OutcomeUnknown) else None
+    headers = {}
+    if wait is not None and wait != timedelta.max:
+        headers["Retry-After"] = str(max(1, _seconds(wait)))
+    if isinstance(error, errors.LimitReached):
+        headers["RateLimit"] = _rate_limit(error.limit, 0, error.retry_after)
+    return headers
+
+
+def limit_headers(
+    limits: Sequence[Algorithm], decision: Decision, *, name: str = ""
+) -> dict[str, str]:
+    """Return the headers of draft-ietf-httpapi-ratelimit-headers-10 for a decision.
+
+    ``RateLimit-Policy`` names all ``limits`` that count, by their texts; ``RateLimit`` tells what
+    the one that decides has left. A single limit may have another ``name``.
+    """
+    names = [name] if name and len(limits) == 1 else texts_of(limits)
+    policies = [
+        f"{_quoted(text)};q={each.most}"
+        + (f";w={max(1, each.length_ms // 1_000)}" * bool(each.length_ms))
+        for text, each in zip(names, limits, strict=True)
+        if each.most
+    ]
+    headers = {"RateLimit-Policy": ", ".join(policies)} if policies else {}
+    if decision.limit or not decision:
+        left = _rate_limit(names[decision.position], decision.remaining, decision.retry_after)
+        headers["RateLimit"] = left
+    return headers
+
+
+def _rate_limit(name: str, left: int, wait: timedelta) -> str:
+    told = f"{_quoted(name)};r={left}"
+    return f"{told};t={_seconds(wait)}" if timedelta(0) < wait < timedelta.max else told
+
+
+def _quoted(text: str) -> str:
+    """Return a string of structured fields (RFC 9651)."""
+    return '"{}"'.format(text.replace("\\", r"\\").replace('"', r"\""))
+
+
+def _seconds(wait: timedelta) -> int:
+    return math.ceil(wait.total_seconds())
+
+
+def answer_to(error: DispatcherError) -> tuple[str, int, dict[str, str]]:
+    """Return body, status and headers of the answer of an application to a caller of its own.
+
+    It names no scope, which may be a recipient, no messages of others, no servers and no settings.
+    An error of the server is written into the log with its text.
+    """
+    told = problem_of(error, whole=False)
+    status: int = told["status"]
+    if status >= _SERVER_ERROR:
+        log.error("answered with %d: %s", status, error, exc_info=status == _SERVER_ERROR)
+    return json.dumps(told), status, {"Content-Type": MEDIA_TYPE, **headers_of(error)}
+
+
+def problem(
+    status: int, kind: str, detail: str, data: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return a problem; ``kind`` is the last part of its type."""
+    title = kind.replace("-", " ")
+    base = {"type": _TYPE_PREFIX + kind, "title": title, "status": status, "detail": detail}
+    return {**{name: _plain(value) for name, value in (data or {}).items()}, **base}
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Iterable):
+        return [_plain(each) for each in value]
+    return value

@@ -1,0 +1,410 @@
+"""Refused submits: counted by rule and hour, and the last ones replayed against other quotas.
+
+With each of the last refusals the log keeps the booked times around the time asked for, of each of
+its scopes, as they were. So a replay judges by what the windows held then, exactly, or says that it
+does not know. ``lua/rule.lua`` has the rule; ``test_refusals.py`` compares both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from bisect import bisect_left, insort
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import NamedTuple
+
+import redis
+
+from dispatcher.errors import (
+    InvalidValue,
+    QuotaExceeded,
+    ReservationsUnavailable,
+    SlotRefused,
+    quoted,
+)
+from dispatcher.quota import Quota, parse_quota
+from dispatcher.redis.errors import translated
+from dispatcher.redis.keys import RefusalKeys
+from dispatcher.redis.scripts import replies_of, script
+from dispatcher.reservation.booking import Request
+from dispatcher.reservation.terms import AnyQuota, longest_ms
+from dispatcher.reservation.windows import Windows
+from dispatcher.scope import Scope
+from dispatcher.times.clock import Clock
+from dispatcher.times.send_time import from_ms, to_ms
+
+log = logging.getLogger(__name__)
+
+LONGEST = timedelta(days=7)
+"""How far back refusals are counted."""
+_LIFE_MS = (LONGEST + timedelta(days=1)) // timedelta(milliseconds=1)
+_KEPT = 1_000
+"""How many refusals are kept for a replay."""
+_KEPT_OF_A_BATCH = 100
+_NEAR = 100
+"""How many booked times are kept on either side of the time asked for, of each scope."""
+_HOUR_MS = 3_600_000
+_STEPS = 8
+"""Waits are counted in steps of the eighth root of two: 9 % apart."""
+_ID_BYTES = 16
+_SECOND = timedelta(seconds=1)
+_EVER = 10**15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleRefusals:
+    """How many submits one rule has refused, and how far away their next slots were.
+
+    ``kind`` is the kind of scope that has the quota, "" for a message's own scope. Without a
+    ``quota`` the rule is quiet hours. Half of the next slots came within ``wait_p50`` of the time
+    asked for, 95 % within ``wait_p95``; both are up to 9 % too long.
+    """
+
+    kind: str
+    quota: str | None
+    refused: int
+    wait_p50: timedelta
+    wait_p95: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastRefusal:
+    """One refused submit: when, by which rule, for which time, and its next slot.
+
+    ``scope`` is a digest of the scope whose quota was full, the one that logs have; None without a
+    ``log_key``, and for quiet hours.
+    """
+
+    at: datetime
+    kind: str
+    quota: str | None
+    send_at: datetime
+    next_slot: datetime
+    scope: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """The result that the last refusals would have had, had ``what_if`` stood for their quotas.
+
+    Of ``examined`` refusals, the earliest of which was made ``since``, some would be ``accepted``
+    and some ``refused``; of the rest it is not known: more times were booked around them than are
+    kept, or their windows changed while they were judged.
+    """
+
+    what_if: str
+    since: datetime | None
+    examined: int
+    accepted: int
+    refused: int
+    unknown: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusals:
+    """The refused submits from ``since`` on: counts by rule, the last ones, and a replay.
+
+    The hour in which ``since`` lies counts as a whole.
+    """
+
+    since: datetime
+    rules: tuple[RuleRefusals, ...]
+    last: tuple[LastRefusal, ...]
+    replay: Replay | None
+
+
+class _Booked(NamedTuple):
+    """What was booked of one scope: times in ms, and from when until when these are all of them."""
+
+    kind: str
+    scope: str
+    times: list[int]
+    complete_from: int
+    complete_until: int
+
+
+class _Record(NamedTuple):
+    """A refusal that is kept. ``full`` is the index of the scope whose quota was full, or -1."""
+
+    at: int
+    asked: int
+    slot: int
+    kind: str
+    quota: str
+    zone: str
+    may_shift: bool
+    full: int
+    booked: list[_Booked]
+
+    @classmethod
+    def read(cls, text: bytes) -> _Record:
+        found = cls._make(json.loads(text))
+        return found._replace(booked=[_Booked(*each) for each in found.booked])
+
+    def text(self) -> str:
+        return json.dumps(self, separators=(",", ":"))
+
+
+class RefusalLog:
+    """Notes refusals in Redis, and reads them.
+
+    Names of scopes are noted as digests. Counts end after a week, and 1,000 refusals are kept.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        windows: Windows,
+        quotas: Mapping[str, Sequence[AnyQuota]],
+        *,
+        namespace: str,
+        clock: Clock,
+        digest: Callable[[str], str] | None,
+    ) -> None:
+        self._client = client
+        self._windows = windows
+        self._quotas = quotas
+        self._keys = RefusalKeys(namespace)
+        self._clock = clock
+        self._is_digest_shown = digest is not None
+        self._digest = digest or _plain_digest
+        self._note = script("reservation/note_refusals")
+
+    def note(self, refused: Sequence[tuple[Request, SlotRefused]]) -> None:
+        """Note refused submits. What cannot be noted is left out, and only that."""
+        try:
+            with translated(ReservationsUnavailable):
+                self._write(refused)
+        except Exception as error:  # noqa: BLE001 - no note may fail a submit
+            log.debug("%d refusals are not counted: %s", len(refused), error)
+
+    def read(
+        self, *, since: timedelta, quota: str | None, what_if: str | None, last: int
+    ) -> Refusals:
+        """Return the refusals within ``since``, all or those by one quota.
+
+        Raises InvalidValue and ReservationsUnavailable.
+        """
+        if not isinstance(since, timedelta) or not timedelta(0) < since <= LONGEST:
+            accepted = f"a timedelta of more than 0 and at most {LONGEST.days} days"
+            raise InvalidValue("since", quoted(since), accepted)
+        if not isinstance(last, int) or not 0 <= last <= _KEPT:
+            raise InvalidValue("last", quoted(last), f"0 to {_KEPT}")
+        wanted = None if quota is None else str(parse_quota(quota))
+        other = None if what_if is None else parse_quota(what_if)
+        now = self._clock.now()
+        first = now - since
+        with translated(ReservationsUnavailable):
+            pipeline = self._client.pipeline(transaction=False)
+            for hour in range(to_ms(first) // _HOUR_MS, to_ms(now) // _HOUR_MS + 1):
+                pipeline.hgetall(self._keys.hour(hour))
+            pipeline.lrange(self._keys.last, 0, -1)
+            *hours, kept = pipeline.execute()
+        records = [
+            each
+            for each in map(_Record.read, kept)
+            if each.at >= to_ms(first) and wanted in (None, each.quota)
+        ]
+        return Refusals(
+            since=first,
+            rules=_by_rule(hours, wanted),
+            last=tuple(self._shown(each) for each in islice(records, last)),
+            replay=None if other is None else self._replayed(records[::-1], other),
+        )
+
+    def _write(self, refused: Sequence[tuple[Request, SlotRefused]]) -> None:
+        now_ms = to_ms(self._clock.now())
+        counts: Counter[str] = Counter()
+        for request, error in refused:
+            kind, quota, _ = _rule_of(request, error)
+            wait_ms = to_ms(error.next_slot) - to_ms(error.send_at)
+            counts[f"{_step_of(wait_ms)} {kind} {quota}"] += 1
+        pairs = [word for pair in counts.items() for word in pair]
+        kept = [each.text() for each in self._records(refused[:_KEPT_OF_A_BATCH], now_ms)]
+        keys = [self._keys.hour(now_ms // _HOUR_MS), self._keys.last]
+        words = [_LIFE_MS, _KEPT, len(counts), *pairs, *kept]
+        replies_of(self._client, self._note, [(keys, words)])
+
+    def _records(
+        self, refused: Sequence[tuple[Request, SlotRefused]], now_ms: int
+    ) -> Iterable[_Record]:
+        """Return refusals with what is booked around the times asked for."""
+        pipeline = self._client.pipeline(transaction=False)
+        for request, _ in refused:
+            for leg in self._windows.legs(request.terms):
+                for window in leg.windows:
+                    at = request.asked_ms
+                    pipeline.zrevrangebyscore(
+                        window, f"({at}", "-inf", start=0, num=_NEAR, withscores=True
+                    )
+                    pipeline.zrangebyscore(window, at, "+inf", start=0, num=_NEAR, withscores=True)
+        replies = iter(pipeline.execute())
+        for request, error in refused:
+            kind, quota, index = _rule_of(request, error)
+            scopes = [scope for leg in self._windows.legs(request.terms) for scope in leg.scopes]
+            yield _Record(
+                at=now_ms,
+                asked=request.asked_ms,
+                slot=to_ms(error.next_slot),
+                kind=kind,
+                quota=quota,
+                zone=request.terms.zone,
+                may_shift=request.latest_ms > request.asked_ms,
+                full=scopes.index(request.terms.scopes[index]) if index >= 0 else index,
+                booked=[
+                    self._booked(request, each, next(replies), next(replies), now_ms=now_ms)
+                    for each in scopes
+                ],
+            )
+
+    def _booked(
+        self,
+        request: Request,
+        scope: Scope,
+        before: list[tuple[bytes, float]],
+        after: list[tuple[bytes, float]],
+        *,
+        now_ms: int,
+    ) -> _Booked:
+        """Return what a window held when a request was judged: ids rise, so none is later."""
+        own = request.message_id.bytes
+        reach = longest_ms(self._quotas[scope.kind])
+        return _Booked(
+            scope.kind,
+            self._digest(str(scope)),
+            sorted(int(score) for member, score in (*before, *after) if member[:_ID_BYTES] < own),
+            # Older times may have been deleted: no quota counts them any more.
+            max(now_ms - reach, int(before[-1][1]) + 1 if len(before) == _NEAR else 0),
+            int(after[-1][1]) if len(after) == _NEAR else _EVER,
+        )
+
+    def _shown(self, record: _Record) -> LastRefusal:
+        has_scope = record.full >= 0 and self._is_digest_shown
+        return LastRefusal(
+            at=from_ms(record.at),
+            kind=record.kind if record.quota else "",
+            quota=record.quota or None,
+            send_at=from_ms(record.asked),
+            next_slot=from_ms(record.slot),
+            scope=record.booked[record.full].scope if has_scope else None,
+        )
+
+    def _replayed(self, records: Sequence[_Record], what_if: AnyQuota) -> Replay:
+        """Judge refusals again, the oldest first: each sees those that would be accepted."""
+        more: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+        found: Counter[bool | None] = Counter()
+        examined = [each for each in records if each.quota]
+        for record in examined:
+            accepted = self._accepts(record, what_if, more)
+            found[accepted] += 1
+            if accepted:
+                for each in record.booked:
+                    insort(more[each.kind, each.scope], record.asked)
+        return Replay(
+            what_if=str(what_if),
+            since=from_ms(examined[0].at) if examined else None,
+            examined=len(examined),
+            accepted=found[True],
+            refused=found[False],
+            unknown=found[None],
+        )
+
+    def _accepts(
+        self,
+        record: _Record,
+        what_if: AnyQuota,
+        more: Mapping[tuple[str, str], list[int]],
+    ) -> bool | None:
+        """Return whether a refused time would fit; None where that is not known."""
+        quotas = {kind: [*some] for kind, some in self._quotas.items()}
+        full = record.booked[record.full]
+        real = [each for each in quotas.get(record.kind, ()) if str(each) == record.quota]
+        if not real or not _is_full(real[0], full, full.times, record):
+            return None
+        quotas[record.kind].remove(real[0])
+        quotas[record.kind].append(what_if)
+        verdicts: set[bool | None] = set()
+        for each in record.booked:
+            times = sorted([*each.times, *more.get((each.kind, each.scope), ())])
+            verdicts |= {
+                _is_full(quota, each, times, record) for quota in quotas.get(each.kind, ())
+            }
+        if True in verdicts:
+            return None if record.may_shift else False
+        return None if None in verdicts else True
+
+
+def _is_full(
+    quota: AnyQuota, booked: _Booked, times: Sequence[int], record: _Record
+) -> bool | None:
+    """Return whether a quota refuses the time asked for; None where too few times are known."""
+    at, count = record.asked, quota.count
+    if isinstance(quota, Quota):
+        start, end = at - quota.length_ms + 1, at + quota.length_ms
+        near = times[bisect_left(times, start) : bisect_left(times, end)]
+        runs = zip(near, near[count - 1 :], strict=False)
+        is_full = any(last - first < quota.length_ms for first, last in runs)
+    else:
+        start, end = quota.bounds(at, quota.zone or record.zone, 1)
+        is_full = bisect_left(times, end) - bisect_left(times, start) >= count
+    if is_full:
+        return True
+    return False if booked.complete_from <= start and end <= booked.complete_until else None
+
+
+def _rule_of(request: Request, error: SlotRefused) -> tuple[str, str, int]:
+    """Return the kind of scope and the quota that refused, and the index of the scope."""
+    if not isinstance(error, QuotaExceeded):
+        return "", "", -1
+    for index, scope in enumerate(request.terms.scopes):
+        if str(scope) == error.scope:
+            return scope.kind, error.quota, index
+    return "", error.quota, -1
+
+
+def _step_of(wait_ms: int) -> int:
+    return max(0, math.ceil(_STEPS * math.log2(max(1, wait_ms) / 1_000)))
+
+
+def _by_rule(
+    hours: Iterable[Mapping[bytes, bytes]], wanted: str | None
+) -> tuple[RuleRefusals, ...]:
+    """Return the counts of some hours by rule, the most frequent first."""
+    waits: defaultdict[tuple[str, str], Counter[int]] = defaultdict(Counter)
+    for counts in hours:
+        for field, many in counts.items():
+            step, kind, quota = field.decode().split(" ", 2)
+            if wanted in (None, quota):
+                waits[kind, quota][int(step)] += int(many)
+    found = [
+        RuleRefusals(
+            kind=kind,
+            quota=quota or None,
+            refused=steps.total(),
+            wait_p50=_percentile(steps, 0.5),
+            wait_p95=_percentile(steps, 0.95),
+        )
+        for (kind, quota), steps in waits.items()
+    ]
+    return tuple(sorted(found, key=lambda each: (-each.refused, each.kind, each.quota or "")))
+
+
+def _percentile(steps: Counter[int], part: float) -> timedelta:
+    """Return the end of the step in which that part of all waits is reached."""
+    left = math.ceil(part * steps.total())
+    for step in sorted(steps):
+        left -= steps[step]
+        if left <= 0:
+            break
+    return _SECOND * round(2 ** (step / _STEPS), 3)
+
+
+def _plain_digest(name: str) -> str:
+    """Return a digest that tells scopes apart. It can be guessed, so it is never shown."""
+    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

@@ -1,0 +1,65 @@
+"""Pauses: nothing of a channel, recipient, campaign or another scope is sent until it is resumed.
+
+Every claim reads this table, so that a paused message is not sent, however it was enqueued. The
+sweep does not enqueue it, and ``catch_up`` leaves it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from sqlalchemy import delete, select, update
+
+from dispatcher.store.database import Database
+from dispatcher.store.engines.types import database_now, later
+
+_KEPT = timedelta(hours=1)
+"""How long a pause that has ended is stored: longer than any sweep looks back for one."""
+
+
+class Pause(NamedTuple):
+    """Messages of one channel, recipient, campaign or other scope that are not sent.
+
+    ``paused_at`` is when it began, by the database's clock (aware UTC).
+    """
+
+    kind: str
+    name: str
+    paused_at: datetime
+
+
+class Pauses:
+    """The pauses. Every call may be run again. Raises StoreUnavailable."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._pauses = database.tables.pauses
+        self._insert = database.backend.insert_if_absent(self._pauses)
+
+    def add(self, kind: str, name: str) -> None:
+        """Begin a pause; one that is in force keeps its time."""
+        backend, row, now = self._database.backend, self._pauses.c, database_now()
+        insert = self._insert.values(paused_at=now)
+        given = {"kind": kind, "name": name}
+        self._database.run(lambda connection: backend.is_inserted(connection, insert, given))
+        ended = (row.kind == kind, row.name == name, row.resumed_at.is_not(None))
+        begin = update(self._pauses).where(*ended).values(paused_at=now, resumed_at=None)
+        self._database.execute(begin)
+
+    def end(self, kind: str, name: str) -> None:
+        """End a pause, if there is one. Forgets those that ended long ago."""
+        row, now = self._pauses.c, database_now()
+        self._database.execute(
+            update(self._pauses)
+            .where(row.kind == kind, row.name == name, row.resumed_at.is_(None))
+            .values(resumed_at=now)
+        )
+        self._database.execute(delete(self._pauses).where(row.resumed_at < later(now, -_KEPT)))
+
+    def in_force(self) -> Sequence[Pause]:
+        """Return the pauses, by kind and name."""
+        row = self._pauses.c
+        query = select(row.kind, row.name, row.paused_at).where(row.resumed_at.is_(None))
+        return [Pause(*each) for each in self._database.read(query.order_by(row.kind, row.name))]

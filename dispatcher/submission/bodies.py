@@ -1,0 +1,68 @@
+"""Gives a draft its body as it is stored: rendered from a template, validated by types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dispatcher.body_types import Channel
+from dispatcher.errors import InvalidDraft
+from dispatcher.message import Body, Draft, check_body
+from dispatcher.settings import Settings
+from dispatcher.submission.schedule import Filled
+from dispatcher.templating import Templates
+
+
+class Bodies:
+    """The bodies of drafts.
+
+    Two types may judge a body: that of the caller's :class:`Channel`, which takes Python values,
+    and that which the settings name for the channel, which takes the JSON of any caller. Where they
+    are the same type, it judges once.
+    """
+
+    def __init__(self, settings: Settings, templates: Templates) -> None:
+        self._settings = settings
+        self._templates = templates
+
+    def fill(self, draft: Draft) -> Filled:
+        """Return the draft with its body as it is stored, and with its channel by name.
+
+        Raises InvalidDraft, and InvalidValue for a type or a template that cannot be used at all.
+        """
+        typed = draft.channel if isinstance(draft.channel, Channel) else None
+        if typed is not None:
+            draft = replace(draft, channel=typed.name)
+        draft = self._templates.fill(draft)
+        general = self._settings.body_types.of(draft.channel)
+        body, asked = draft.body, None
+        if body is None or (typed is None and general is None):
+            return Filled(draft)
+        if typed is not None:
+            own = typed.body_type
+            if draft.template is None:
+                body = own.read(body)
+                asked = self._as_given(draft.body)
+            else:
+                body = own.read_json(self._checked(body)[1])
+            if general is not None and general.type == own.type:
+                return Filled(replace(draft, body=body), asked)
+        if general is not None:
+            if isinstance(body, Mapping):
+                checked, text = self._checked(body)
+                asked = checked if asked is None else asked
+                body = general.read_json(text)
+            else:
+                body = general.read(body)
+        return Filled(replace(draft, body=body), asked)
+
+    def _as_given(self, body: object) -> Body | None:
+        """Return a mapping as it was given; None where it is another value, or not all JSON."""
+        try:
+            return self._checked(body)[0]
+        except InvalidDraft:
+            return None
+
+    def _checked(self, body: object) -> tuple[Body, str]:
+        most, depth = self._settings.body_max_bytes, self._settings.body_max_depth
+        return check_body(body, max_bytes=most, max_depth=depth)

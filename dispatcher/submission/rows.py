@@ -1,0 +1,369 @@
+"""Rows of a file as drafts: lines of text, CSV and JSONL rows, drafts; the file of refused rows."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Self
+
+from dispatcher.errors import InvalidDraft, InvalidValue, kind_of, quoted
+from dispatcher.message import Draft
+from dispatcher.quota import parse_length
+
+STANDARD_INPUT = "-"
+_LONGEST_LINE = 64 * 1024 * 1024
+_CHUNK = 1024 * 1024
+_QUOTED = 4
+"""How many times the size of a body its CSV field may have: quotes are doubled there."""
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_TEXT = "text"
+COLUMNS = (*(each.name for each in fields(Draft)), _TEXT)
+"""The columns of a row: the fields of a draft, and ``text``, short for a body with one text."""
+_NEEDED = (("channel",), ("recipient",), ("body", _TEXT, "template"), ("send_at", "send_in"))
+_JSON_FIELDS = ("body", "data", "scopes")
+_LENGTHS = ("send_in", "expire_after")
+_FOLDS: Mapping[object, int] = {"0": 0, "1": 1, 0: 0, 1: 1}
+_REFUSED = frozenset({"line", "error", "reason", "next_slot", "row"})
+
+
+class Source(AbstractContextManager["Source"]):
+    """Lines of text from a file or standard input, one in memory at a time.
+
+    ``total`` is the number of lines, None for standard input. A file is checked before its first
+    line is read: InvalidValue is raised if it is missing, empty or no UTF-8. In standard input,
+    bytes that are no UTF-8 become lone surrogates. Errors call it ``label``, by default its name.
+    """
+
+    def __init__(self, name: str, *, label: str | None = None) -> None:
+        self.total: int | None = None
+        self._label = label or ("standard input" if name == STANDARD_INPUT else name)
+        self._stream: IO[bytes] = sys.stdin.buffer
+        if name != STANDARD_INPUT:
+            self._stream = self._opened(Path(name))
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines with their ends."""
+        number = 0
+        while line := self._stream.readline(_LONGEST_LINE):
+            if number == 0:
+                self._check_start(line)
+                line = line.removeprefix(codecs.BOM_UTF8)
+            number += 1
+            if len(line) == _LONGEST_LINE:
+                most = f"at most {_LONGEST_LINE // 1024**2} MiB"
+                raise self._refused(f"line {number} is too long", most)
+            yield line.decode(errors="surrogateescape")
+        if number == 0:
+            raise self._refused("is empty", "rows")
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not sys.stdin.buffer:
+            self._stream.close()
+
+    def _opened(self, path: Path) -> IO[bytes]:
+        try:
+            stream = path.open("rb")
+            if path.is_file():
+                with stream:
+                    self.total = self._checked_lines(stream)
+                stream = path.open("rb")
+        except OSError as error:
+            problem = error.strerror or type(error).__name__
+            raise self._refused(
+                problem[0].lower() + problem[1:], "a file that can be read"
+            ) from None
+        return stream
+
+    def _checked_lines(self, stream: IO[bytes]) -> int:
+        """Check the encoding and return the number of lines."""
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        lines, ended = 0, True
+        self._check_start(stream.read(_CHUNK))
+        stream.seek(0)
+        while chunk := stream.read(_CHUNK):
+            try:
+                decoder.decode(chunk)
+            except UnicodeDecodeError as error:
+                line = lines + error.object[: error.start].count(b"\n") + 1
+                raise self._refused(f"line {line} is no UTF-8", "UTF-8") from None
+            lines += chunk.count(b"\n")
+            ended = chunk.endswith(b"\n")
+        if decoder.getstate()[0]:
+            raise self._refused(f"line {lines + 1} is no UTF-8", "UTF-8")
+        return lines + (not ended)
+
+    def _check_start(self, start: bytes) -> None:
+        if not start.removeprefix(codecs.BOM_UTF8):
+            raise self._refused("is empty", "rows")
+        if start.startswith(_UTF_16):
+            raise self._refused("is written in UTF-16", "UTF-8")
+
+    def _refused(self, problem: str, accepted: str) -> InvalidValue:
+        return InvalidValue(self._label, problem, accepted)
+
+
+class Format(StrEnum):
+    """The format of rows."""
+
+    CSV = "csv"
+    JSONL = "jsonl"
+
+    @classmethod
+    def of(cls, name: str) -> Format | None:
+        """Return the format that the name of a file ends in; None where it is another."""
+        return next((form for form in cls if name.lower().endswith(f".{form}")), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row(Draft):
+    """A draft, the line on which its row begins, and the row itself."""
+
+    line: int
+    row: Any = field(repr=False)
+
+
+class BadRow(NamedTuple):
+    """A row that is no draft, and its error."""
+
+    line: int
+    row: Any
+    error: InvalidValue
+
+
+def read(
+    lines: Iterable[str],
+    form: Format,
+    *,
+    channel: str | None,
+    campaign: str | None = None,
+    longest: int,
+) -> Iterator[Row | BadRow]:
+    """Yield the rows; ``channel`` and ``campaign`` are for those that name none.
+
+    ``longest`` is the most bytes of a body: a field of CSV, where quotes are doubled, may be four
+    times as long.
+
+    Raises InvalidDraft if the columns, in JSONL those of the first row, are not those of a draft.
+    """
+    csv.field_size_limit(max(_QUOTED * longest, csv.field_size_limit()))
+    else_ = {"channel": channel, "campaign": campaign}
+    given = {name: value for name, value in else_.items() if value is not None}
+    return _read_csv(lines, given) if form is Format.CSV else _read_jsonl(lines, given)
+
+
+def _read_csv(lines: Iterable[str], else_: Mapping[str, str]) -> Iterator[Row | BadRow]:
+    rows = _csv_rows(lines)
+    header = next(rows, None)
+    if header is None:
+        return
+    if isinstance(header, BadRow):
+        raise header.error
+    columns = [name.strip() for name in header[1]]
+    _check_columns(columns)
+    _check_needed(columns, else_)
+    for row in rows:
+        if isinstance(row, BadRow):
+            yield row
+            continue
+        line, values = row
+        if len(values) != len(columns):
+            accepted = f"{len(columns)} fields, as the columns"
+            yield BadRow(line, values, InvalidDraft("row", f"{len(values)} fields", accepted))
+            continue
+        given = {name: value for name, value in zip(columns, values, strict=True) if value}
+        yield _row(line, given, given, else_)
+
+
+def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]] | BadRow]:
+    """Yield the fields of each row with the line it begins on."""
+    kept: list[str] = []
+
+    def watched() -> Iterator[str]:
+        for line in lines:
+            kept.append(line)
+            yield line
+
+    reader = csv.reader(watched(), strict=True)
+    while True:
+        kept.clear()
+        line = reader.line_num + 1
+        try:
+            values = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            several = f" (lines {line} to {reader.line_num})" if reader.line_num > line else ""
+            refused = InvalidDraft("row", f"{error}{several}", "fields with closed quotes")
+            yield BadRow(line, "".join(kept), refused)
+            continue
+        if _unreadable("".join(values)):
+            yield BadRow(line, values, InvalidDraft("row", "is no UTF-8", "UTF-8"))
+        elif values:
+            yield line, values
+
+
+def _read_jsonl(lines: Iterable[str], else_: Mapping[str, str]) -> Iterator[Row | BadRow]:
+    is_first = True
+    for line, text in enumerate(lines, start=1):
+        if not text.strip():
+            continue
+        row: Any = text.rstrip("\r\n")
+        try:
+            row = _unwrapped(_json_line(text))
+            _require(isinstance(row, dict), "row", kind_of(row), "a JSON object")
+            _check_columns(row)
+        except InvalidDraft as error:
+            if is_first and error.field == "columns":
+                raise
+            yield BadRow(line, row, error)
+            continue
+        is_first = False
+        yield _row(line, row, {name: row[name] for name in row if row[name] is not None}, else_)
+
+
+def _json_line(text: str) -> Any:
+    _require(not _unreadable(text), "row", "is no UTF-8", "UTF-8")
+    return _from_json("row", text)
+
+
+def _unwrapped(value: Any) -> Any:
+    """Return the original row from a line of a file of refused rows."""
+    is_refused = isinstance(value, dict) and "row" in value and value.keys() <= _REFUSED
+    return value["row"] if is_refused else value
+
+
+def _row(line: int, row: Any, given: Mapping[str, Any], else_: Mapping[str, str]) -> Row | BadRow:
+    values = {**else_, **given}
+    try:
+        for name in ("channel", "recipient"):
+            _require(name in values, name, "not given", "one for every row")
+        _read_body(values)
+        for name in _LENGTHS:
+            if name in values:
+                values[name] = _length(name, values[name])
+        if "fold" in values:
+            values["fold"] = _fold(values["fold"])
+    except InvalidDraft as error:
+        return BadRow(line, row, error)
+    return Row(line=line, row=row, **values)
+
+
+def _read_body(values: dict[str, Any]) -> None:
+    given = sum(name in values for name in (_TEXT, "body", "template"))
+    _require(given == 1, "body", "none or several of text, body and template given", "one of them")
+    for name in _JSON_FIELDS:
+        if isinstance(values.get(name), str):
+            values[name] = _from_json(name, values[name])
+    if _TEXT in values:
+        text = values.pop(_TEXT)
+        _require(isinstance(text, str), _TEXT, kind_of(text), "text")
+        values["body"] = {_TEXT: text}
+
+
+def _require(holds: bool, name: str, problem: str, accepted: str) -> None:
+    if not holds:
+        raise InvalidDraft(name, problem, accepted)
+
+
+def _from_json(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidDraft(name, "is no JSON", "a JSON object") from None
+
+
+def _length(name: str, value: object) -> timedelta:
+    try:
+        return parse_length(str(value))
+    except InvalidValue as refused:
+        raise InvalidDraft(name, refused.problem, refused.accepted) from None
+
+
+def _fold(value: object) -> int:
+    readable = isinstance(value, str | int) and value in _FOLDS
+    problem = f"cannot read {quoted(value)}"
+    _require(readable, "fold", problem, "0 for the first, 1 for the second time")
+    return _FOLDS[value]
+
+
+def _unreadable(text: str) -> bool:
+    """Whether the text has lone surrogates, which stand for bytes that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _check_columns(names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        known = f"some of {', '.join(COLUMNS)}"
+        if name not in COLUMNS:
+            raise InvalidDraft("columns", f"there is no column {quoted(name)}", known)
+        if name in seen:
+            raise InvalidDraft("columns", f"there are two named {quoted(name)}", "each once")
+        seen.add(name)
+
+
+def _check_needed(columns: Sequence[str], else_: Mapping[str, str]) -> None:
+    for names in _NEEDED:
+        if set(names) & set(else_):
+            continue
+        if not set(names) & set(columns):
+            hint = ", or --channel" if "channel" in names else ""
+            raise InvalidDraft("columns", f"{' or '.join(names)} is missing", f"one{hint}")
+
+
+class RefusedRows(AbstractContextManager["RefusedRows"]):
+    """A JSONL file of refused rows. Without refused rows, no file is made.
+
+    Until :meth:`finish` they are in a file beside it, which the next import overwrites, so that an
+    interrupted import can be run again unchanged. Raises InvalidValue if the file exists and is not
+    empty, or cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.count = 0
+        self._final = path
+        self.path = path.with_name(f"{path.name}.part")
+        try:
+            if path.exists() and (not path.is_file() or path.stat().st_size > 0):
+                raise InvalidValue(str(path), "exists", "another file with --rejected")
+            self._stream = self.path.open("w", encoding="utf-8")
+        except OSError as error:
+            problem = f"cannot be written: {error.strerror}"
+            raise InvalidValue(str(path), problem, "another file with --rejected") from None
+
+    def finish(self) -> None:
+        """Rename the finished file to its final name."""
+        self._stream.flush()
+        if self.count:
+            self.path.replace(self._final)
+            self.path = self._final
+
+    def write(self, refused: dict[str, Any]) -> None:
+        """Add one row."""
+        text = json.dumps(refused, ensure_ascii=False)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            text = json.dumps(refused)
+        self._stream.write(text + "\n")
+        self.count += 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+        if self.count == 0:
+            self.path.unlink(missing_ok=True)

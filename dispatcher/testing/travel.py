@@ -1,0 +1,346 @@
+"""Time travel: a dispatcher in memory whose time a test moves, and what it has sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, NamedTuple, TypeVar, overload
+
+from dispatcher.client import Dispatcher
+from dispatcher.errors import (
+    DispatcherError,
+    InvalidValue,
+    QuietHours,
+    QuotaExceeded,
+    quoted,
+)
+from dispatcher.message import Body, Message, Status
+from dispatcher.quota import parse_quota
+from dispatcher.selection import Selection
+from dispatcher.settings import Settings
+from dispatcher.submission.many import without_collector
+from dispatcher.testing.app import MemoryApp, TravelApp
+from dispatcher.times import send_time
+from dispatcher.times.clock import SystemClock
+
+T = TypeVar("T")
+
+_SHOWN = 20
+_FIELDS = {field.name for field in fields(Message)}
+_SENDING = Selection(status=Status.SENDING)
+_PRUNE_EVERY = timedelta(hours=1)
+_LONGEST = timedelta(days=3 * 366)
+"""Until when ``until_idle`` plays: longer than any message may be scheduled ahead and retried."""
+
+
+class TravelClock:
+    """A clock that stands still until it is moved. To sleep moves it.
+
+    It begins at ``start``, by default the present.
+    """
+
+    def __init__(self, start: datetime | None = None) -> None:
+        self._start = self._now = start or SystemClock().now()
+
+    def now(self) -> datetime:
+        """Return the present instant, aware UTC."""
+        return self._now
+
+    def monotonic(self) -> float:
+        """Return the seconds that have passed."""
+        return (self._now - self._start).total_seconds()
+
+    def sleep(self, seconds: float) -> None:
+        """Let so many seconds pass."""
+        self._now += timedelta(seconds=max(0.0, seconds))
+
+    def move_to(self, instant: datetime) -> None:
+        """Let time pass until an instant."""
+        self._now = max(self._now, instant)
+
+
+class Sent(NamedTuple):
+    """A message as its transport got it, and when."""
+
+    channel: str
+    recipient: str
+    body: Body
+    at: datetime
+    message: Message
+
+
+class Outbox(Sequence[Sent]):
+    """What was sent, on all channels, in order.
+
+    Set ``before`` to a function that raises TemporaryFailure, PermanentFailure or PerhapsSent to
+    see failures handled; it is called with each message before it counts as sent.
+    """
+
+    def __init__(self, clock: TravelClock) -> None:
+        self.before: Callable[[Message], object] | None = None
+        self._clock = clock
+        self._sent: list[Sent] = []
+
+    def send(self, message: Message) -> str | None:
+        """Take a message, as a transport does."""
+        if self.before is not None:
+            self.before(message)
+        self._sent.append(
+            Sent(message.channel, message.recipient, message.body, self._clock.now(), message)
+        )
+        return f"outbox-{len(self._sent)}"
+
+    def clear(self) -> None:
+        """Forget what was sent."""
+        self._sent.clear()
+
+    @overload
+    def __getitem__(self, index: int) -> Sent: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Sent]: ...
+    def __getitem__(self, index: int | slice) -> Sent | Sequence[Sent]:
+        return self._sent[index]
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    def __iter__(self) -> Iterator[Sent]:
+        return iter(self._sent)
+
+    def __repr__(self) -> str:
+        return f"<Outbox: {len(self)} sent>"
+
+
+class Travel:
+    """Moves the time of a dispatcher, and plays what workers and the sweep do meanwhile.
+
+    Each message is sent at the instant at which it is due, at once and one after the other: a send
+    takes no time. Nothing else moves: ``datetime.now()`` stays what it is.
+    """
+
+    def __init__(self, app: TravelApp, clock: TravelClock) -> None:
+        self._app = app
+        self._clock = clock
+        self._swept_at = clock.now() - app.settings.sweep_interval
+        self._prune_at = clock.now() + _PRUNE_EVERY
+        self._is_broken_off = False
+
+    @property
+    def now(self) -> datetime:
+        """The present of the dispatcher, aware UTC."""
+        return self._clock.now()
+
+    def __call__(
+        self,
+        *,
+        days: float = 0,
+        hours: float = 0,
+        minutes: float = 0,
+        seconds: float = 0,
+        to: datetime | str | None = None,
+    ) -> datetime:
+        """Let so much time pass, or all until an instant ``to``; return the present then.
+
+        An instant is an aware datetime or a text with an offset, as ``send_at`` of a submit.
+        Raises InvalidValue for one that is past, and what a transport raises that is no Exception.
+        """
+        length = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        until = self.now + length if to is None else send_time.parse(to, field="to") + length
+        if until < self.now:
+            raise InvalidValue("to", f"{until.isoformat()} is past", f"from {self.now.isoformat()}")
+        self._play(until)
+        self._clock.move_to(until)
+        return self.now
+
+    def until_idle(self) -> datetime:
+        """Let time pass until no message is left to be sent; return the present then.
+
+        Messages end as sent, failed, expired or cancelled, or are held. Raises AssertionError where
+        some are still left after three years.
+        """
+        until = self.now + _LONGEST
+        self._play(until)
+        if self._next(self._app.next_to_enqueue()) is not None:
+            raise AssertionError(f"messages are still left at {until.isoformat()}")
+        return self.now
+
+    def _play(self, until: datetime) -> None:
+        with without_collector():
+            self._play_all(until)
+
+    def _play_all(self, until: datetime) -> None:
+        """Play all that happens up to an instant."""
+        app, queue, clock = self._app, self._app.memory_queue, self._clock
+        if self._swept_at < clock.now():
+            self._sweep()  # what callers have changed since
+        while True:
+            waiting = app.next_to_enqueue()
+            at = self._next(waiting)
+            if at is None or at > until:
+                return
+            clock.move_to(at)
+            if self._is_to_be_swept(waiting):
+                self._sweep()
+            while (begins_at := queue.next_at()) is not None and begins_at <= clock.now():
+                task = queue.take()
+                try:
+                    app.delivery.deliver(task.message_ids)
+                except BaseException:
+                    self._is_broken_off = True  # its messages are to be rescued
+                    raise
+            if app.needs_reconcile():
+                app.reconciler.reconcile()
+            if app.notifications is not None:
+                app.sweep.notify()
+
+    def _next(self, waiting: datetime | None) -> datetime | None:
+        """Return when something happens next; None where nothing will.
+
+        ``waiting`` is when the first message is to be enqueued.
+        """
+        queued = self._app.memory_queue.next_at()
+        if waiting is not None and waiting <= self._swept_at:
+            waiting = self._swept_at + self._app.settings.sweep_interval  # the sweep left it
+        found = [each for each in (queued, waiting) if each is not None]
+        if self._is_broken_off:
+            found.append(self._swept_at + self._app.settings.sweep_interval)
+        return min(found, default=None)
+
+    def _is_to_be_swept(self, waiting: datetime | None) -> bool:
+        is_waiting = waiting is not None and waiting <= self.now
+        return is_waiting or self._is_broken_off or self.now >= self._prune_at
+
+    def _sweep(self) -> None:
+        """Do the duties of the sweep."""
+        app = self._app
+        self._swept_at = self.now
+        if self._is_broken_off:
+            app.sweep.rescue()
+            self._is_broken_off = app.listing.count(_SENDING) > 0
+        app.catch_up.run()
+        app.sweep.enqueue_due()
+        if app.needs_reconcile():
+            app.reconciler.reconcile()
+        if app.notifications is not None:
+            app.sweep.notify()
+            app.sweep.enqueue_due()
+        if self.now >= self._prune_at:
+            app.sweep.prune()
+            self._prune_at = self.now + _PRUNE_EVERY
+
+
+class MemoryDispatcher(Dispatcher):
+    """A dispatcher without a server: ``travel`` moves its time, ``outbox`` has what it sent.
+
+    Submissions, changes, deliveries and the sweep are the real code, on a store and a Redis in
+    memory. ``settings`` are those of the real one, by default of the environment and
+    ``dispatcher.toml``; addresses of servers are ignored, and no transport but the outbox is
+    called. ``start`` is the instant at which it begins, by default the present, in whole seconds.
+    The waits before retries are drawn from ``seed``. It serves one thread.
+    """
+
+    def __init__(
+        self, settings: Settings | None = None, *, start: datetime | None = None, seed: int = 0
+    ) -> None:
+        start = start or SystemClock().now().replace(microsecond=0)
+        if start.tzinfo is None:
+            raise InvalidValue("start", quoted(start), "an aware datetime")
+        clock = TravelClock(start.astimezone(UTC))
+        super().__init__(settings, clock=clock)
+        self.outbox = Outbox(clock)
+        app = MemoryApp(self.settings, clock, transport_of=lambda _: self.outbox, seed=seed)
+        app.open()
+        self._app: TravelApp = app
+        self.travel = Travel(self._app, clock)
+
+    @property
+    def refused(self) -> list[DispatcherError]:
+        """The errors of all submits that were refused, in order."""
+        return self._app.refused
+
+    def assert_scheduled(self, **wanted: Any) -> Message:
+        """Return the one message that is scheduled and matches; else raise AssertionError.
+
+        ``wanted`` are values of fields of a message, as in ``recipient="ada"``, and ``at``: the
+        promised instant, an aware datetime or a text with an offset.
+        """
+        found = [each for each in self.select(status=Status.SCHEDULED) if _is(each, **wanted)]
+        return _the_one("scheduled", wanted, found, list(self.select(oldest_first=True)))
+
+    def assert_sent(self, **wanted: Any) -> Sent:
+        """Return the one send that matches; else raise AssertionError.
+
+        ``wanted`` are values of fields of a message, and ``at``: the instant of the send.
+        """
+        at = wanted.pop("at", None)
+        instant = None if at is None else send_time.parse(at, field="at")
+        found = [
+            each
+            for each in self.outbox
+            if _is(each.message, **wanted) and instant in (None, each.at)
+        ]
+        shown = wanted if at is None else wanted | {"at": at}
+        return _the_one("sent", shown, found, list(self.outbox))
+
+    @overload
+    def assert_refused(
+        self, *, quota: str | None = None, scope: str | None = None
+    ) -> QuotaExceeded: ...
+    @overload
+    def assert_refused(self, *, quiet_hours: Literal[True]) -> QuietHours: ...
+    def assert_refused(
+        self, *, quota: str | None = None, scope: str | None = None, quiet_hours: bool = False
+    ) -> QuotaExceeded | QuietHours:
+        """Return the last refusal of a submit by a quota or by quiet hours that matches.
+
+        ``quota`` is written as in the settings, such as ``"5/hour"``, ``scope`` as in the error.
+        Raises AssertionError where no submit was refused so.
+        """
+        for error in reversed(self.refused):
+            if quiet_hours and isinstance(error, QuietHours):
+                return error
+            if (
+                isinstance(error, QuotaExceeded)
+                and not quiet_hours
+                and (quota is None or str(parse_quota(quota)) == error.quota)
+                and scope in (None, error.scope)
+            ):
+                return error
+        wanted = {"quota": quota, "scope": scope, "quiet_hours": quiet_hours or None}
+        raise AssertionError(_report("refused", wanted, 0, self.refused))
+
+
+def _is(message: Message, *, at: datetime | str | None = None, **wanted: Any) -> bool:
+    """Whether a message has these values. Raises TypeError for a field that no message has."""
+    if at is not None and message.send_at != send_time.parse(at, field="at"):
+        return False
+    for name, value in wanted.items():
+        if name not in _FIELDS:
+            raise TypeError(f"a message has no field {name!r}; it has {', '.join(sorted(_FIELDS))}")
+        if getattr(message, name) != value:
+            return False
+    return True
+
+
+def _the_one(status: str, wanted: Mapping[str, Any], found: list[T], there: Sequence[object]) -> T:
+    if len(found) != 1:
+        raise AssertionError(_report(status, wanted, len(found), there))
+    return found[0]
+
+
+def _report(status: str, wanted: Mapping[str, Any], many: int, there: Sequence[object]) -> str:
+    """Say what was looked for, and what there is."""
+    asked = ", ".join(f"{name}={value!r}" for name, value in wanted.items() if value is not None)
+    lines = [f"{many or 'nothing'} {status} with {asked or 'any fields'}; there is:"]
+    lines += [f"  {_line(each)}" for each in there[-_SHOWN:]] or ["  nothing"]
+    return "\n".join(lines)
+
+
+def _line(each: object) -> str:
+    if isinstance(each, Sent):
+        return f"sent {each.at.isoformat()} {each.channel} to {each.recipient}: {each.body}"
+    if isinstance(each, Message):
+        error = f" ({each.last_error})" if each.last_error else ""
+        return f"{each.status} {each.send_at.isoformat()} {each.channel} to {each.recipient}{error}"
+    return f"{type(each).__name__}: {each}"

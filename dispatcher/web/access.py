@@ -1,0 +1,333 @@
+"""Keys, callers and their rights.
+
+A key is ``dsp_<id>_<secret>``: its beginning is found by scanners of leaked secrets, and its secret
+has 256 random bits, so that the store keeps only a plain SHA-256 digest of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from dispatcher.errors import InvalidDraft, InvalidValue, MessageNotFound, quoted
+from dispatcher.limiters import parse
+from dispatcher.message import Draft, Message, check_text
+from dispatcher.store import ApiKey, ApiKeys
+from dispatcher.times.clock import SystemClock
+from dispatcher.web.problems import forbidden, unauthorized
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+T = TypeVar("T")
+
+_PREFIX = "dsp_"
+_LONGEST_NAME = 63
+_REMEMBERED_SECONDS = 2.0
+_MOST_REMEMBERED = 10_000
+
+
+class Right(StrEnum):
+    """What a key allows."""
+
+    MESSAGES_READ = "messages:read"
+    MESSAGES_WRITE = "messages:write"
+    MESSAGES_CANCEL = "messages:cancel"
+    BODIES_READ = "bodies:read"
+    RECIPIENTS_READ = "recipients:read"
+    SUPPRESSIONS_WRITE = "suppressions:write"
+    OPERATE = "operate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """The program that calls, and what it may do.
+
+    ``channels`` are those that it may use, None for all. With ``scope``, a kind and a name such as
+    ``("tenant", "acme")``, it sees and makes only messages that count against that scope. ``rate``
+    limits its calls (``"100/second"``), None for the default of the API.
+    """
+
+    name: str
+    rights: frozenset[Right] = frozenset(Right)
+    channels: frozenset[str] | None = None
+    scope: tuple[str, str] | None = None
+    rate: str | None = None
+
+    def check(self, right: Right) -> None:
+        """Refuse a call for which there is no right."""
+        if right not in self.rights:
+            raise forbidden(f"the key has no right {right}")
+
+    def check_unbound(self) -> None:
+        """Refuse a call that concerns all scopes or channels, unless all are the caller's."""
+        if self._is_bound:
+            raise forbidden("the key is bound to channels or to a scope")
+
+    def check_scope(self, kind: str, name: str) -> None:
+        """Refuse a scope that is not the caller's, and any where it is bound to channels."""
+        if self.scope not in (None, (kind, name)) or self.channels is not None:
+            raise forbidden("the key is bound to channels or to another scope")
+
+    def sees(self, message: Message) -> bool:
+        """Whether a message is one of the caller's."""
+        if self.channels is not None and message.channel not in self.channels:
+            return False
+        return self.scope is None or message.scopes.get(self.scope[0]) == self.scope[1]
+
+    def check_sees(self, message: Message) -> None:
+        """Raise MessageNotFound for a message of others, as if it did not exist."""
+        if not self.sees(message):
+            raise MessageNotFound(message.id)
+
+    def check_channel(self, channel: object) -> None:
+        """Refuse a channel that is not the caller's."""
+        if self.channels is not None and channel not in self.channels:
+            raise forbidden(f"the key may use the channels {', '.join(sorted(self.channels))}")
+
+    def own(self, draft: Draft) -> Draft:
+        """Return a draft that counts against the caller's scope. Refuses one of others."""
+        self.check_channel(draft.channel)
+        if self.scope is None:
+            return draft
+        kind, name = self.scope
+        scopes = dict(draft.scopes or {})
+        if scopes.setdefault(kind, name) != name:
+            raise forbidden(f"the key is bound to {kind} {quoted(name)}")
+        return replace(draft, scopes=scopes)
+
+    def narrowed(
+        self, channel: str | None, scopes: Mapping[str, str]
+    ) -> tuple[str | None, dict[str, str]]:
+        """Return filters of messages that match the caller's alone. Refuses those of others."""
+        own = dict(scopes)
+        if self.scope is not None:
+            kind, name = self.scope
+            if own.setdefault(kind, name) != name:
+                raise forbidden(f"the key is bound to another {kind}")
+        if self.channels is not None:
+            if channel is None and len(self.channels) > 1:
+                accepted = f"one of {', '.join(sorted(self.channels))}"
+                raise InvalidDraft("channel", "not given, and the key has several", accepted)
+            channel = channel or next(iter(self.channels), "")
+            self.check_channel(channel)
+        return channel, own
+
+    def own_key(self, key: str) -> str:
+        """Return the idempotency key of a message: keys of different callers differ."""
+        return f"{self._key_start}{key}"
+
+    def shown_key(self, stored: str | None) -> str | None:
+        """Return the idempotency key of a message as its caller gave it, None for one of others."""
+        if stored is not None and stored.startswith(self._key_start):
+            return stored.removeprefix(self._key_start)
+        return None if self._is_bound else stored
+
+    @property
+    def identity(self) -> str:
+        """What a stored answer belongs to: a caller of that name with the same rights."""
+        return repr((self.name, self.scope, sorted(self.channels or ()), sorted(self.rights)))
+
+    @property
+    def sees_conflicts(self) -> bool:
+        """Whether an error may name a recipient, and messages that may be of others."""
+        return Right.RECIPIENTS_READ in self.rights and not self._is_bound
+
+    @property
+    def _is_bound(self) -> bool:
+        return self.scope is not None or self.channels is not None
+
+    @property
+    def _key_start(self) -> str:
+        return f"api-{digest_of(repr((self.name, self.scope)))[:16]}/"
+
+
+Auth = Callable[["Request"], Caller]
+"""Returns who calls. It raises :func:`~dispatcher.web.problems.unauthorized` for a stranger."""
+
+
+class Remembered(Generic[T]):
+    """What was found lately, by digest: it is believed for two seconds."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, T]] = {}
+
+    def of(self, digest: str, find: Callable[[str], T]) -> T:
+        """Return what ``find`` returns for a digest, or did so lately. Raises as ``find``."""
+        known, now = self.get(digest), time.monotonic()
+        if known is not None:
+            return known
+        found = find(digest)
+        if len(self._known) >= _MOST_REMEMBERED:
+            self._known.clear()
+        self._known[digest] = (now + _REMEMBERED_SECONDS, found)
+        return found
+
+    def get(self, digest: str) -> T | None:
+        """Return what was found lately for a digest, else None."""
+        known = self._known.get(digest)
+        return known[1] if known is not None and known[0] > time.monotonic() else None
+
+    def forget(self, digest: str) -> None:
+        """Look again at the next call."""
+        self._known.pop(digest, None)
+
+
+class KeyAuth:
+    """Finds the caller of a request by its key: ``Authorization: Bearer dsp_…``.
+
+    A key that was read is believed for two seconds, so that a revoked one ends within that time.
+    """
+
+    def __init__(self, keys: ApiKeys) -> None:
+        self._keys = keys
+        self._known = Remembered[Caller]()
+
+    def __call__(self, request: Request) -> Caller:
+        """Return the caller. Raises Refused and StoreUnavailable."""
+        return self.caller(_token_of(request))
+
+    def remembered(self, request: Request) -> Caller | None:
+        """Return the caller of a key that is believed, without asking the store; else None.
+
+        Raises Refused for a call without a key.
+        """
+        return self._known.get(digest_of(_token_of(request)))
+
+    def caller(self, token: str) -> Caller:
+        """Return the caller of a key. Raises Refused and StoreUnavailable."""
+        return self._known.of(digest_of(token), lambda _: caller_of(self.key(token)))
+
+    def key(self, token: str) -> ApiKey:
+        """Return the valid key of that text. Raises Refused and StoreUnavailable."""
+        prefix, _, rest = token.partition("_")
+        key_id, _, secret = rest.partition("_")
+        found = self._keys.find(key_id) if f"{prefix}_" == _PREFIX and secret else None
+        if found is None or not hmac.compare_digest(found[1], digest_of(token)):
+            raise unauthorized("the key is not known")
+        key = found[0]
+        if not key.is_valid:
+            raise unauthorized("the key is revoked" if key.revoked_at else "the key has expired")
+        self._keys.note_use(key.id)
+        return key
+
+
+def caller_of(key: ApiKey) -> Caller:
+    """Return the caller that has a key."""
+    return Caller(
+        name=key.name,
+        rights=frozenset(map(Right, key.rights)),
+        channels=None if key.channels is None else frozenset(key.channels),
+        scope=key.scope,
+        rate=key.rate,
+    )
+
+
+def _token_of(request: Request) -> str:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not token:
+        raise unauthorized("send a key as `Authorization: Bearer dsp_…`")
+    return token.strip()
+
+
+def add_key(
+    keys: ApiKeys,
+    name: str,
+    *,
+    rights: Iterable[str] = tuple(Right),
+    channels: Iterable[str] | None = None,
+    scope: tuple[str, str] | None = None,
+    rate: str | None = None,
+    expires_at: datetime | None = None,
+) -> tuple[ApiKey, str]:
+    """Make a key; return it and its secret text, which is shown this once.
+
+    Raises InvalidValue where keys of that name exist already, and StoreUnavailable.
+    """
+    check_text("name", name, longest=_LONGEST_NAME)
+    before = keys.named(name)
+    if any(each.is_valid for each in before):
+        raise InvalidValue("name", f"{quoted(name)} has a key", "another name, or rotate that key")
+    known = tuple(map(str, Right))
+    for each in rights:
+        if each not in known:
+            raise InvalidValue("rights", f"there is no right {quoted(each)}", ", ".join(known))
+    if rate is not None:
+        parse(rate)
+    return _stored(
+        keys,
+        before,
+        name=name,
+        rights=sorted(set(rights)),
+        channels=None if channels is None else sorted(set(channels)),
+        scope=scope,
+        rate=rate,
+        expires_at=expires_at,
+    )
+
+
+def rotate_key(keys: ApiKeys, name: str, *, overlap: timedelta) -> tuple[ApiKey, str]:
+    """Make a second key of that name, and let the first one end after ``overlap``.
+
+    Both are the same caller, so that a call that is repeated with the new one is known. Raises
+    InvalidValue where the name has no valid key, or two, and StoreUnavailable.
+    """
+    known = keys.named(name)
+    valid = [each for each in known if each.is_valid]
+    if len(valid) != 1:
+        many = "no valid key" if not valid else "two valid keys already"
+        accepted = "a name with one; `keys revoke` ends one of two"
+        raise InvalidValue("name", f"{quoted(name)} has {many}", accepted)
+    before = valid[0]
+    made = _stored(
+        keys,
+        known,
+        name=before.name,
+        rights=before.rights,
+        channels=before.channels,
+        scope=before.scope,
+        rate=before.rate,
+        expires_at=None
+        if before.expires_at is None
+        else (SystemClock().now() + (before.expires_at - before.created_at)),
+    )
+    keys.expire(before.id, within=overlap)
+    return made
+
+
+def revoke_key(keys: ApiKeys, name_or_id: str) -> list[ApiKey]:
+    """End the keys of that name, or the one key of that id; return them. Raises InvalidValue."""
+    found = [each for each in keys.named() if name_or_id in (each.name, each.id)]
+    if not found:
+        accepted = "the name or the id of a key, as `dispatcher keys list` shows it"
+        raise InvalidValue("name", f"there is no key {quoted(name_or_id)}", accepted)
+    keys.revoke([each.id for each in found])
+    return [each for each in keys.named() if name_or_id in (each.name, each.id)]
+
+
+def _stored(keys: ApiKeys, before: Sequence[ApiKey], **given: Any) -> tuple[ApiKey, str]:
+    """Store a key that follows the last one of those ``before``: the one that none follows.
+
+    Not the newest one: the clock of the database may have gone back.
+    """
+    key_id = secrets.token_hex(6)
+    token = f"{_PREFIX}{key_id}_{secrets.token_urlsafe(32)}"
+    followed = {each.follows for each in before}
+    follows = next((each.id for each in before if each.id not in followed), "")
+    stored = keys.add(key_id, digest_of(token), **given, follows=follows)
+    if stored is None:
+        problem = f"another call has just made a key {quoted(given['name'])}"
+        raise InvalidValue("name", problem, "another name, or rotate that key")
+    return stored, token
+
+
+def digest_of(token: str) -> str:
+    """Return what the store keeps of a secret."""
+    return hashlib.sha256(token.encode()).hexdigest()

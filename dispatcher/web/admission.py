@@ -1,0 +1,71 @@
+"""Admission of calls: by a valid key, and as often as its limit allows."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+from fastapi import Request
+from starlette.concurrency import run_in_threadpool
+
+from dispatcher.app import App
+from dispatcher.errors import LimitersUnavailable, quoted
+from dispatcher.limiters import Limiter, parse
+from dispatcher.problems import limit_headers
+from dispatcher.web.access import Auth, Caller, KeyAuth
+from dispatcher.web.problems import Refused
+
+log = logging.getLogger(__name__)
+
+RATE = "100/second"
+"""The limit of a caller that has none of its own."""
+
+
+class Admission:
+    """Finds the caller of a call, and counts the call against its limit.
+
+    ``auth`` returns the caller; by default callers have keys. ``rate`` limits the calls of a caller
+    that has no rate of its own. Raises InvalidValue for a rate that cannot be read.
+    """
+
+    def __init__(self, parts: App, *, auth: Auth | None, rate: str) -> None:
+        self.caller_of = auth or KeyAuth(parts.api_keys)
+        self._redis = parts.plain_redis
+        self._prefix = f"{parts.settings.namespace}.api"
+        self._rate = rate
+        self._limits: dict[str, Limiter] = {}
+        parse(rate)
+
+    async def identify(self, request: Request) -> None:
+        """Find the caller. Raises Refused for a stranger, and StoreUnavailable."""
+        caller = None
+        if isinstance(self.caller_of, KeyAuth):
+            caller = self.caller_of.remembered(request)
+        request.state.caller = caller or await run_in_threadpool(self.caller_of, request)
+
+    def admit(self, request: Request) -> Caller:
+        """Do both steps in this thread, and return the caller. Raises as they do."""
+        caller = request.state.caller = self.caller_of(request)
+        self.count(request)
+        return caller
+
+    def count(self, request: Request) -> None:
+        """Count the call against its caller's limit. Raises Refused where none is left.
+
+        It goes on where Redis does not answer.
+        """
+        caller: Caller = request.state.caller
+        rate = caller.rate or self._rate
+        limiter = self._limits.get(rate)
+        if limiter is None:
+            limiter = self._limits[rate] = parse(rate).on(self._redis, prefix=self._prefix)
+        try:
+            decision = limiter.acquire(caller.name)
+        except LimitersUnavailable as error:
+            log.warning("calls are not limited: %s", error)
+            return
+        request.state.headers = limit_headers(limiter.limits, decision, name="key")
+        if not decision:
+            wait = max(1, -(-decision.retry_after // timedelta(seconds=1)))
+            detail = f"{quoted(caller.name)} may call {rate}; try again in {wait} s"
+            raise Refused(429, "limit-reached", detail, headers={"Retry-After": str(wait)})

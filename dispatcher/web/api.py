@@ -1,0 +1,245 @@
+"""The HTTP API: the application, its paths, and what stands before and after every call."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from anyio import to_thread
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dispatcher.client import Dispatcher
+from dispatcher.errors import DispatcherError
+from dispatcher.telemetry.journal import digest_with
+from dispatcher.web import models, problems
+from dispatcher.web.access import Auth
+from dispatcher.web.admission import RATE, Admission
+from dispatcher.web.calls import batch, changes, events, messages, operations, scopes, suppressions
+from dispatcher.web.context import Service, problem_for
+from dispatcher.web.openapi import describe
+from dispatcher.web.problems import Refused, invalid_body, problem_of
+from dispatcher.web.streams import Streams
+
+log = logging.getLogger(__name__)
+
+_PREFIX = "/v1"
+_DOCUMENT = f"{_PREFIX}/openapi.json"
+_BATCH = "/messages/batch"
+_PLANS = "/plans"
+_MESSAGE = "/messages/{message_id}"
+_SCOPE = "/scopes/{kind}/{scope}"
+_RECIPIENT = "/suppressions/{recipient}"
+_PAUSE = "/pauses/{kind}/{name}"
+_PATHS: tuple[tuple[str, str, Callable[..., Any], int, type[models.Out] | None], ...] = (
+    ("POST", "/messages", messages.submit, 201, models.MessageOut),
+    ("POST", _BATCH, batch.submit_batch, 200, None),
+    ("POST", _PLANS, messages.plan, 200, models.PlanOut),
+    ("GET", "/messages", messages.list_messages, 200, models.MessagesOut),
+    ("GET", "/counts", messages.counts, 200, models.CountsOut),
+    ("GET", _MESSAGE, messages.get, 200, models.MessageOut),
+    ("PATCH", _MESSAGE, changes.update, 200, models.MessageOut),
+    ("DELETE", _MESSAGE, changes.cancel, 200, models.MessageOut),
+    ("POST", f"{_MESSAGE}/reschedule", changes.reschedule, 200, models.MessageOut),
+    ("POST", f"{_MESSAGE}/retry", changes.retry, 200, models.MessageOut),
+    ("POST", f"{_MESSAGE}/release", changes.release, 200, models.MessageOut),
+    ("POST", f"{_MESSAGE}/drop", changes.drop, 200, models.MessageOut),
+    ("GET", f"{_SCOPE}/timeline", scopes.timeline, 200, models.TimelineOut),
+    ("GET", f"{_SCOPE}/next-slot", scopes.next_slot, 200, models.SlotOut),
+    ("GET", _RECIPIENT, suppressions.suppressions, 200, models.SuppressionsOut),
+    ("PUT", _RECIPIENT, suppressions.suppress, 200, models.SuppressedOut),
+    ("DELETE", _RECIPIENT, suppressions.unsuppress, 200, models.SuppressionsOut),
+    ("GET", "/pauses", operations.pauses, 200, models.PausesOut),
+    ("PUT", _PAUSE, operations.pause, 200, models.PausesOut),
+    ("DELETE", _PAUSE, operations.resume, 200, models.PausesOut),
+    ("GET", "/status", operations.status, 200, models.StatusOut),
+    ("GET", "/load", operations.load, 200, models.LoadOut),
+    ("GET", "/refusals", operations.refusals, 200, models.RefusalsOut),
+    ("GET", "/events", events.events, 200, None),
+)
+"""Each operation: its method and path, its function, the status and the body of its answer."""
+_LENGTHS: dict[tuple[str, str], int | None] = {
+    ("POST", f"{_PREFIX}{_BATCH}"): None,
+    ("POST", f"{_PREFIX}{_PLANS}"): 8_000_000,
+}
+"""The most bytes of calls that may be longer than one message; None for any number."""
+_MOST_THREADS = 24
+"""Calls at a time: fewer than the database has connections for."""
+
+
+def api(
+    dispatcher: Dispatcher,
+    *,
+    auth: Auth | None = None,
+    rate: str = RATE,
+) -> FastAPI:
+    """Return the HTTP API of a dispatcher, an ASGI application to serve or to mount.
+
+    ``auth`` returns the :class:`Caller` of a request; by default callers have the keys that
+    ``dispatcher keys`` makes. ``rate`` limits the calls of a caller that has no rate of its own.
+    The caller of this function closes the dispatcher. Raises InvalidValue for a rate that cannot
+    be read.
+    """
+    app = FastAPI(
+        title="dispatcher",
+        description="Messages that are sent at a future time, under exact quotas.",
+        version="1",
+        openapi_url=_DOCUMENT,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        separate_input_output_schemas=False,
+        lifespan=_few_threads,
+    )
+    service = app.state.service = Service(
+        dispatcher,
+        Admission(dispatcher._app, auth=auth, rate=rate),
+        Streams(),
+        digest_with(dispatcher.settings.log_key),
+    )
+    app.include_router(_router())
+    app.add_middleware(CallMiddleware, service=service)
+    app.add_exception_handler(DispatcherError, _failed)
+    app.add_exception_handler(Refused, _failed)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _not_served)
+    app.add_exception_handler(Exception, _broken)
+    describe(app, dispatcher.settings.body_types)
+    return app
+
+
+def _router() -> APIRouter:
+    router = APIRouter(prefix=_PREFIX)
+    for method, path, call, status, answer in _PATHS:
+        router.add_api_route(
+            path,
+            call,
+            methods=[method],
+            status_code=status,
+            operation_id=call.__name__,
+            response_class=Response,
+            response_model=None,
+            responses={status: {"model": answer}} if answer else None,
+        )
+    return router
+
+
+@asynccontextmanager
+async def _few_threads(_: FastAPI) -> AsyncIterator[None]:
+    """Bound the calls at a time. A program that mounts the API has its own bound."""
+    to_thread.current_default_thread_limiter().total_tokens = _MOST_THREADS
+    yield
+
+
+class CallMiddleware:
+    """Finds callers before their calls are read, and bounds the length of calls.
+
+    Adds the headers of every answer, and logs changes: the path without the names in it, which may
+    be addresses.
+    """
+
+    def __init__(self, app: ASGIApp, *, service: Service) -> None:
+        self._app = app
+        self._identify = service.admission.identify
+        self._longest = service.longest_call
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a call."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        most = _LENGTHS.get((scope["method"], path), self._longest)
+        read, digest = 0, hashlib.sha256()
+
+        async def receive_some() -> Message:
+            nonlocal read
+            message = await receive()
+            body = message.get("body", b"")
+            read += len(body)
+            if most is not None:
+                if read > most:
+                    raise HTTPException(413, f"a call has at most {most} bytes")
+                digest.update(body)
+            return message
+
+        async def send_more(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                more = {"Cache-Control": "no-store", **state.get("headers", {})}
+                named = [(name.lower().encode(), value.encode()) for name, value in more.items()]
+                message["headers"] = [*message.get("headers", ()), *named]
+                caller, route = state.get("caller"), scope.get("route")
+                if scope["method"] != "GET" and caller is not None and route is not None:
+                    log.info(
+                        "%s %s by %s: %d", scope["method"], route.path, caller.name,
+                        message["status"],
+                    )  # fmt: skip
+            await send(message)
+
+        state["body_digest"] = digest
+        request = Request(scope)
+        if path != _DOCUMENT:
+            try:
+                await self._identify(request)
+            except (Refused, DispatcherError) as error:
+                answer = await _failed(request, error)
+                await answer(scope, receive, send_more)
+                return
+        await self._app(scope, receive_some, send_more)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """Answer a call that was refused, or could not be made."""
+    if isinstance(error, Refused):
+        return problems.response_of(problems.refusal_of(error), error.headers)
+    if not isinstance(error, DispatcherError):
+        raise error
+    problem = problem_for(getattr(request.state, "caller", None), error)
+    return problems.response_of(problem, problems.headers_of(error))
+
+
+async def _counted(request: Request) -> Response | None:
+    """Count a call that no function of a path gets; return the answer where none is left."""
+    if not hasattr(request.state, "caller") or hasattr(request.state, "headers"):
+        return None
+    try:
+        await run_in_threadpool(request.app.state.service.admission.count, request)
+    except Refused as refused:
+        return await _failed(request, refused)
+    return None
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    if not isinstance(error, RequestValidationError):
+        raise error
+    if (over := await _counted(request)) is not None:
+        return over
+    found = list(error.errors())
+    if any(each["type"] == "json_invalid" for each in found):
+        refused = Refused(400, "unreadable", "the body is not JSON")
+        return problems.response_of(problems.refusal_of(refused), {})
+    return problems.response_of(problem_of(invalid_body(found)), {})
+
+
+async def _not_served(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    if (over := await _counted(request)) is not None:
+        return over
+    kinds = {400: "unreadable", 404: "no-such-path", 405: "method-not-allowed", 413: "too-large"}
+    kind = kinds.get(error.status_code, "refused")
+    refused = Refused(error.status_code, kind, str(error.detail), headers=error.headers)
+    return problems.response_of(problems.refusal_of(refused), refused.headers)
+
+
+async def _broken(_request: Request, _error: Exception) -> Response:
+    refused = Refused(500, "internal-error", "the call failed; the log of the server says why")
+    return problems.response_of(problems.refusal_of(refused), {})

@@ -1,0 +1,148 @@
+"""Batches: messages as lines of JSON, and their verdicts as lines."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from dispatcher.errors import DispatcherError, InvalidDraft, Unavailable
+from dispatcher.message import Draft, Message, Rejection, check_text
+from dispatcher.web import models, problems
+from dispatcher.web.access import Caller, Right
+from dispatcher.web.context import CallContext, Context
+from dispatcher.web.problems import Refused, invalid_body
+from dispatcher.web.replies import LONGEST_KEY
+from dispatcher.web.streams import VerdictResponse
+
+_NDJSON = "application/x-ndjson"
+_LINES_AT_ONCE = 1_000
+_BYTES_AT_ONCE = 1_000_000
+_NOT_KNOWN = Refused(
+    500,
+    "outcome-unknown",
+    "the line may have been accepted; lines with an idempotency_key can be repeated",
+)
+
+
+async def submit_batch(context: CallContext) -> Response:
+    """Accept messages, one JSON object a line; answer each with a verdict on a line.
+
+    The answer begins before the call has ended, and neither is in memory as a whole. A line has
+    its own `idempotency_key`.
+    """
+    caller = await run_in_threadpool(context.admit, Right.MESSAGES_WRITE)
+    headers = context.request.headers
+    if headers.get("content-type", "").partition(";")[0].strip() != _NDJSON:
+        raise Refused(415, "unsupported-media-type", f"send lines of JSON as {_NDJSON}")
+    if "idempotency-key" in headers:
+        raise InvalidDraft("Idempotency-Key", "given for a batch", "idempotency_key in lines")
+    return VerdictResponse(_verdicts(context), context.service.streams, caller.name)
+
+
+async def _verdicts(context: Context) -> AsyncIterator[str]:
+    longest = context.service.longest_call
+    number, size, lines, is_first = 0, 0, list[bytes](), True
+
+    async def submitted() -> str:
+        nonlocal number, size, lines, is_first
+        some, first, counts = lines, number, not is_first
+        number, size, lines, is_first = number + len(some), 0, [], False
+        return await run_in_threadpool(_submit_lines, context, first, some, counts=counts)
+
+    try:
+        async for line in _lines(context.request.stream(), longest=longest):
+            lines.append(line)
+            size += len(line)
+            if len(lines) == _LINES_AT_ONCE or size >= _BYTES_AT_ONCE:
+                yield await submitted()
+        if lines:
+            yield await submitted()
+    except Refused as refused:  # a line that is too long: what comes after it is not read
+        if lines:
+            yield await submitted()
+        yield f"{_verdict(context, number, problems.refusal_of(refused))}\n"
+
+
+def _submit_lines(context: Context, first: int, lines: list[bytes], *, counts: bool) -> str:
+    """Submit some lines; return their verdicts. What cannot be read is refused alone."""
+    refusal = _refusal(context, counts=counts)
+    if refusal is not None:
+        every = range(first, first + len(lines))
+        return "".join(f"{_verdict(context, number, refusal)}\n" for number in every)
+    caller = context.caller
+    answers: dict[int, dict[str, Any] | Message] = {}
+    drafts: dict[int, Draft] = {}
+    for number, line in enumerate(lines):
+        try:
+            drafts[number] = _draft_of(line, caller)
+        except DispatcherError as error:
+            answers[number] = context.problem(error)
+        except Refused as refused:
+            answers[number] = problems.refusal_of(refused)
+    try:
+        results = context.dispatcher.submit_many(list(drafts.values()))
+        for number, result in zip(drafts, results, strict=True):
+            if isinstance(result, Rejection):
+                answers[number] = context.problem(result.error)
+            else:
+                answers[number] = result
+    except Unavailable as error:
+        problem, unknown = context.problem(error), problems.refusal_of(_NOT_KNOWN)
+        for number, draft in drafts.items():
+            answers[number] = unknown if draft.idempotency_key is None else problem
+    return "".join(
+        f"{_verdict(context, first + number, answers[number])}\n" for number in range(len(lines))
+    )
+
+
+def _refusal(context: Context, *, counts: bool) -> dict[str, Any] | None:
+    """Return why no more lines are submitted, or None.
+
+    The key is asked for again; ``counts``: and the next lines are a call against its limit.
+    """
+    try:
+        if counts:
+            context.identify_again()
+            context.admit()
+        context.caller.check(Right.MESSAGES_WRITE)
+    except Refused as refused:
+        return problems.refusal_of(refused)
+    except Unavailable as error:
+        return context.problem(error)
+    return None
+
+
+def _draft_of(line: bytes, caller: Caller) -> Draft:
+    try:
+        new = models.NewMessageLine.model_validate_json(line)
+    except ValidationError as error:
+        raise invalid_body(error.errors()) from None
+    key = new.idempotency_key
+    if key is not None:
+        check_text("idempotency_key", key, longest=LONGEST_KEY)
+    return caller.own(new.draft(None if key is None else caller.own_key(key)))
+
+
+def _verdict(context: Context, number: int, answer: dict[str, Any] | Message) -> str:
+    if isinstance(answer, Message):
+        # As models.Verdict writes it, at half the cost.
+        return f'{{"number":{number},"status":201,"message":{context.shown(answer).text()}}}'
+    return models.Verdict(number=number, status=answer["status"], problem=answer).text()
+
+
+async def _lines(chunks: AsyncIterator[bytes], *, longest: int) -> AsyncIterator[bytes]:
+    """Yield the lines that are not empty. Raises Refused for one that is too long."""
+    rest = b""
+    async for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            if line.strip():
+                yield line
+        if len(rest) > longest:
+            raise Refused(413, "too-large", f"a line has at most {longest} bytes")
+    if rest.strip():
+        yield rest

@@ -1,0 +1,156 @@
+"""Changes of one message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import Depends, Header, Request
+from starlette.responses import Response
+
+from dispatcher.message import Draft, Message, Status
+from dispatcher.store import Movable
+from dispatcher.web import models
+from dispatcher.web.access import Right
+from dispatcher.web.calls.messages import Id
+from dispatcher.web.context import Context, IdempotencyKey
+from dispatcher.web.replies import Change, Version, change_once
+
+
+class ChangeCall:
+    """A call that changes one message: if it is as ``if_match`` says, and once for each key."""
+
+    def __init__(self, context: Context, message_id: str, if_match: str | None) -> None:
+        self.dispatcher = context.dispatcher
+        self.bodies = context.service.parts.bodies
+        self._context = context
+        self._message_id = message_id
+        self._if_match = if_match
+
+    def answer(
+        self,
+        right: Right,
+        make: Callable[[UUID, Message | None], Message],
+        is_made: Callable[[Version, Movable], bool],
+    ) -> Response:
+        """Answer by the changed message. See :class:`~dispatcher.web.replies.Change`.
+
+        ``make`` gets the message's id, and the message unless which it changes nothing.
+        """
+        context = self._context
+        context.admit(right)
+        call = context.keyed_call
+        found = context.seen(self._message_id).message.id
+        change = Change(
+            read=lambda: context.service.parts.messages.movable(found),
+            make=partial(make, found),
+            is_made=is_made,
+            answer=context.answer,
+            if_match=self._if_match,
+            in_any_case=right is Right.MESSAGES_CANCEL,
+        )
+        return change_once(context.service.parts.replies, call, change)
+
+
+async def _change_call(
+    request: Request,
+    message_id: Id,
+    idempotency_key: IdempotencyKey = None,
+    if_match: Annotated[str | None, Header(alias="If-Match")] = None,
+) -> ChangeCall:
+    return ChangeCall(Context(request, idempotency_key), message_id, if_match)
+
+
+Changing = Annotated[ChangeCall, Depends(_change_call)]
+
+
+def update(call: Changing, change: models.MessageChange) -> Response:
+    """Give a scheduled message another body."""
+    given = change.model_dump()
+
+    def make(message_id: UUID, unless: Message | None) -> Message:
+        return call.dispatcher.update(message_id, **given, if_unchanged=unless)
+
+    def is_made(before: Version, now: Movable) -> bool:
+        if change.body is not None:
+            message = now.message
+            draft = Draft(channel=message.channel, recipient=message.recipient, body=change.body)
+            body, again = (call.bodies.fill(draft).draft.body for _ in range(2))
+            if body == again or not (isinstance(body, Mapping) and isinstance(again, Mapping)):
+                return message.body == body
+            # A type makes some fields anew each time: they cannot be compared.
+            fixed = {name: value for name, value in body.items() if again.get(name) == value}
+            if not fixed.items() <= message.body.items():
+                return False
+        return now.token == before.move_token + 1
+
+    return call.answer(Right.MESSAGES_WRITE, make, is_made)
+
+
+def cancel(call: Changing) -> Response:
+    """Cancel a scheduled message; its quota is free again at once."""
+
+    def make(message_id: UUID, unless: Message | None) -> Message:
+        return call.dispatcher.cancel(message_id, if_unchanged=unless)
+
+    def is_made(_: Version, now: Movable) -> bool:
+        return now.message.status is Status.CANCELLED
+
+    return call.answer(Right.MESSAGES_CANCEL, make, is_made)
+
+
+def reschedule(call: Changing, time: models.NewTime) -> Response:
+    """Move a scheduled message to another time; it must fit every quota."""
+    given = time.given()
+
+    def make(message_id: UUID, unless: Message | None) -> Message:
+        return call.dispatcher.reschedule(message_id, **given, if_unchanged=unless)
+
+    def is_made(before: Version, now: Movable) -> bool:
+        at = time.instant(now.message.zone or call.dispatcher.settings.zone)
+        is_there = at in (None, now.message.asked_at, now.message.send_at)
+        return is_there and now.token == before.move_token + 1
+
+    return call.answer(Right.MESSAGES_WRITE, make, is_made)
+
+
+def retry(call: Changing, asked: models.Retry | None = None) -> Response:
+    """Give a failed message further attempts."""
+    perhaps_sent = asked is not None and asked.perhaps_sent
+
+    def make(message_id: UUID, unless: Message | None) -> Message:
+        return call.dispatcher.retry(message_id, perhaps_sent=perhaps_sent, if_unchanged=unless)
+
+    def is_made(before: Version, now: Movable) -> bool:
+        return now.message.max_attempts > before.max_attempts
+
+    return call.answer(Right.OPERATE, make, is_made)
+
+
+def release(call: Changing) -> Response:
+    """Release a held message to be sent, perhaps for the second time."""
+
+    def make(message_id: UUID, unless: Message | None) -> Message:
+        return call.dispatcher.release(message_id, if_unchanged=unless)
+
+    def is_made(before: Version, now: Movable) -> bool:
+        is_tried = now.message.attempt_count > before.attempt_count
+        return is_tried or now.message.status not in (Status.HELD, Status.FAILED)
+
+    return call.answer(Right.OPERATE, make, is_made)
+
+
+def drop(call: Changing, asked: models.Drop | None = None) -> Response:
+    """End a held message as failed."""
+    reason = None if asked is None else asked.reason
+
+    def make(message_id: UUID, unless: Message | None) -> Message:
+        return call.dispatcher.drop(message_id, reason=reason, if_unchanged=unless)
+
+    def is_made(before: Version, now: Movable) -> bool:
+        is_tried = now.message.attempt_count > before.attempt_count
+        return now.message.status is Status.FAILED and not is_tried
+
+    return call.answer(Right.OPERATE, make, is_made)

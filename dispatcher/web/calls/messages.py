@@ -1,0 +1,105 @@
+"""Submitting, planning and reading messages."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Annotated, Any
+
+from fastapi import Path, Query
+from starlette.responses import Response
+
+from dispatcher.errors import InvalidDraft
+from dispatcher.message import Draft
+from dispatcher.selection import Wanted, id_of
+from dispatcher.web import models, problems
+from dispatcher.web.access import Caller, Right
+from dispatcher.web.context import CallContext, KeyedContext
+from dispatcher.web.replies import Answer, etag_of
+
+Id = Annotated[str, Path(json_schema_extra={"format": "uuid"})]
+
+
+def submit(context: KeyedContext, new: models.NewMessage) -> Response:
+    """Accept a message for a future time."""
+    caller = context.admit(Right.MESSAGES_WRITE)
+    key = context.key
+    draft = caller.own(new.draft(None if key is None else caller.own_key(key)))
+
+    def act() -> Answer:
+        message = context.dispatcher.submit(**_fields(draft))
+        headers = {"Location": f"{context.root}/v1/messages/{message.id}"}
+        return Answer(201, context.shown(message).text(), headers, message.id)
+
+    return context.once(act)
+
+
+def plan(context: CallContext, asked: models.Plans) -> Response:
+    """Return the result that messages would have if they were submitted now."""
+    caller = context.admit(Right.MESSAGES_WRITE)
+    found = context.dispatcher.plan([caller.own(each.draft()) for each in asked.messages])
+    return Answer(200, models.PlanOut.of(found, context.problem).text()).response()
+
+
+def list_messages(
+    context: CallContext, filters: Annotated[models.PageFilters, Query()]
+) -> Response:
+    """List messages, the newest first; `Link` with `rel="next"` leads to the next page."""
+    caller = context.admit(Right.MESSAGES_READ)
+    page = context.dispatcher.list(
+        limit=filters.limit,
+        after=None if filters.cursor is None else id_of(filters.cursor, "cursor"),
+        **_wanted(filters, caller),
+    )
+    shown = [context.shown(each) for each in page]
+    found = models.MessagesOut(messages=shown, cursor=page.after)
+    headers = {} if page.after is None else context.next_page(page.after)
+    return Answer(200, found.text(), headers).response()
+
+
+def counts(context: CallContext, filters: Annotated[models.Filters, Query()]) -> Response:
+    """Return how many messages match the filters, by channel and status."""
+    caller = context.admit(Right.MESSAGES_READ)
+    found = context.dispatcher.counts(**_wanted(filters, caller))
+    return Answer(200, models.CountsOut(counts=found).text()).response()
+
+
+def get(context: CallContext, message_id: Id) -> Response:
+    """Return a message; its `ETag` is for `If-Match`."""
+    context.admit(Right.MESSAGES_READ)
+    found = context.seen(message_id)
+    if context.request.headers.get("if-none-match") == etag_of(found):
+        return Response(status_code=304, headers={"ETag": etag_of(found)})
+    return context.answer(found).response()
+
+
+def _wanted(filters: models.Filters, caller: Caller) -> Wanted:
+    """Return the filters of a call, of messages of the caller's."""
+    channel, scopes = caller.narrowed(filters.channel, _scopes(filters.count))
+    if Right.RECIPIENTS_READ not in caller.rights and (filters.recipient or filters.scope):
+        raise problems.forbidden(f"the key has no right {Right.RECIPIENTS_READ}")
+    return {
+        "status": filters.status,
+        "channel": channel,
+        "recipient": filters.recipient,
+        "scope": filters.scope,
+        "scopes": scopes or None,
+        "campaign": filters.campaign,
+        "from_at": filters.from_at,
+        "until_at": filters.until_at,
+        "zone": filters.zone,
+        "overdue": filters.overdue,
+    }
+
+
+def _fields(draft: Draft) -> dict[str, Any]:
+    return {each.name: getattr(draft, each.name) for each in fields(draft)}
+
+
+def _scopes(count: list[str] | None) -> dict[str, str]:
+    scopes = {}
+    for each in count or ():
+        kind, sign, name = each.partition("=")
+        if not (kind and sign and name):
+            raise InvalidDraft("count", f"cannot read {each[:80]!r}", "KIND=NAME")
+        scopes[kind] = name
+    return scopes

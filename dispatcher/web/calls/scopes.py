@@ -1,0 +1,72 @@
+"""The booked, blocked and free times of scopes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+from fastapi import Query
+from starlette.responses import Response
+
+from dispatcher.web import models
+from dispatcher.web.access import Right
+from dispatcher.web.context import CallContext
+from dispatcher.web.replies import Answer
+
+_LONGEST_TIMELINE_DAYS = 366
+_RECIPIENT = "recipient"
+
+
+def timeline(
+    context: CallContext,
+    kind: str,
+    scope: str,
+    *,
+    channel: str | None = None,
+    zone: str | None = None,
+    start: str | None = None,
+    days: Annotated[float, Query(gt=0, le=_LONGEST_TIMELINE_DAYS)] = 2,
+) -> Response:
+    """Return the booked, blocked and free times of a scope; its kind may be `recipient`."""
+    context.admit(Right.MESSAGES_READ, Right.RECIPIENTS_READ).check_scope(kind, scope)
+    found = context.dispatcher.timeline(
+        scope,
+        kind=None if kind == _RECIPIENT else kind,
+        channel=channel,
+        zone=zone,
+        start=start,
+        length=timedelta(days=days),
+    )
+    return Answer(200, models.TimelineOut.of(found).text()).response()
+
+
+def next_slot(
+    context: CallContext,
+    kind: str,
+    scope: str,
+    *,
+    channel: str | None = None,
+    after: str | None = None,
+    zone: str | None = None,
+    quiet_hours: str | None = None,
+    send_window: str | None = None,
+) -> Response:
+    """Return the first time that fits every quota of a scope. Books nothing.
+
+    Of a kind other than `recipient` its own quotas are asked alone.
+    """
+    caller = context.admit(Right.MESSAGES_READ)
+    if channel is not None:
+        caller.check_channel(channel)
+    if kind == _RECIPIENT:
+        slot = context.dispatcher.next_slot(
+            recipient=scope, channel=channel, after=after, zone=zone, quiet_hours=quiet_hours,
+            send_window=send_window, scopes=dict([caller.scope]) if caller.scope else None,
+        )  # fmt: skip
+    else:
+        caller.check_scope(kind, scope)
+        found = context.dispatcher.timeline(
+            scope, kind=kind, channel=channel, zone=zone, start=after
+        )
+        slot = found.slots[0]
+    return Answer(200, models.SlotOut(next_slot=slot).text()).response()

@@ -1,0 +1,45 @@
+"""Opting recipients out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+from starlette.responses import Response
+
+from dispatcher.store import Suppression
+from dispatcher.web import models
+from dispatcher.web.access import Right
+from dispatcher.web.context import CallContext, KeyedContext
+from dispatcher.web.replies import Answer
+
+
+def suppressions(context: CallContext, recipient: str) -> Response:
+    """Return the opt-outs of a recipient."""
+    context.admit(Right.RECIPIENTS_READ).check_unbound()
+    return _answer(islice(context.dispatcher.suppressed(recipient), models.MOST_LISTED)).response()
+
+
+def suppress(
+    context: KeyedContext, recipient: str, asked: models.SuppressionIn | None = None
+) -> Response:
+    """Opt a recipient out of one channel or of all; cancels its scheduled messages."""
+    context.admit(Right.SUPPRESSIONS_WRITE).check_unbound()
+    channel = None if asked is None else asked.channel
+
+    def act() -> Answer:
+        many = context.dispatcher.suppress(recipient, channel=channel)
+        return Answer(200, models.SuppressedOut(cancelled=many).text())
+
+    return context.once(act)
+
+
+def unsuppress(context: KeyedContext, recipient: str, channel: str | None = None) -> Response:
+    """Revoke an opt-out; return those that remain."""
+    context.admit(Right.SUPPRESSIONS_WRITE).check_unbound()
+    return context.once(lambda: _answer(context.dispatcher.unsuppress(recipient, channel=channel)))
+
+
+def _answer(found: Iterable[Suppression]) -> Answer:
+    shown = [models.SuppressionOut.of(each) for each in found]
+    return Answer(200, models.SuppressionsOut(suppressions=shown).text())

@@ -1,0 +1,169 @@
+"""The context of a call: its caller, the dispatcher it is made on, and how it is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+from urllib.parse import urlencode
+from uuid import UUID
+
+from fastapi import Depends, Header, Request
+from starlette.responses import Response
+
+from dispatcher.app import App
+from dispatcher.client import Dispatcher
+from dispatcher.errors import DispatcherError
+from dispatcher.message import Message
+from dispatcher.selection import id_of
+from dispatcher.settings import Settings
+from dispatcher.store import Movable
+from dispatcher.web import models
+from dispatcher.web.access import Caller, Right
+from dispatcher.web.admission import Admission
+from dispatcher.web.problems import problem_of
+from dispatcher.web.replies import Answer, Call, etag_of, key_of, once
+from dispatcher.web.streams import Streams
+
+IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key")]
+_OVERHEAD_BYTES = 65_536
+"""How much longer a call may be than the longest body of a message."""
+_NAMED_ELSE = {
+    "send_in": "send_in_seconds",
+    "expire_after": "expire_after_seconds",
+    "from_at": "from",
+    "until_at": "until",
+}
+"""Fields of errors that have another name here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The dispatcher of an API, and what all calls on it share."""
+
+    dispatcher: Dispatcher
+    admission: Admission
+    streams: Streams
+    digest: Callable[[str], str] | None
+
+    @property
+    def parts(self) -> App:
+        """The parts that no method of the dispatcher shows."""
+        return self.dispatcher._app
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the dispatcher."""
+        return self.dispatcher.settings
+
+    @property
+    def longest_call(self) -> int:
+        """The most bytes of a call that makes or changes one message."""
+        return self.settings.body_max_bytes + _OVERHEAD_BYTES
+
+
+class Context:
+    """A call that was admitted. ``key_header`` is its ``Idempotency-Key``."""
+
+    def __init__(self, request: Request, key_header: str | None = None) -> None:
+        self.request = request
+        self.service: Service = request.app.state.service
+        self._key_header = key_header
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """The dispatcher."""
+        return self.service.dispatcher
+
+    @property
+    def caller(self) -> Caller:
+        """The caller, as it was admitted last."""
+        caller: Caller = self.request.state.caller
+        return caller
+
+    @property
+    def root(self) -> str:
+        """The path at which the API is mounted."""
+        return str(self.request.scope.get("root_path", ""))
+
+    @property
+    def key(self) -> str | None:
+        """The idempotency key. Raises InvalidDraft for one that cannot be read."""
+        return key_of(self._key_header)
+
+    @property
+    def keyed_call(self) -> Call | None:
+        """The call by its key: its path and the bytes of its body are what it asks for."""
+        key = self.key
+        if key is None:
+            return None
+        request, digest = self.request, self.request.state.body_digest.hexdigest()
+        path = request.url.path.removeprefix(self.root)
+        asked = f"{request.method} {path}?{request.url.query} {digest}"
+        return Call(self.caller.identity, key, asked)
+
+    def admit(self, *rights: Right) -> Caller:
+        """Count the call against its limit, and return the caller, if it has these rights.
+
+        Raises Refused. It asks Redis, and belongs in a thread.
+        """
+        self.service.admission.count(self.request)
+        for right in rights:
+            self.caller.check(right)
+        return self.caller
+
+    def identify_again(self) -> None:
+        """Find the caller anew: its key may have ended. Raises Refused and StoreUnavailable."""
+        request = self.request
+        request.state.caller = self.service.admission.caller_of(request)
+
+    def once(self, act: Callable[[], Answer]) -> Response:
+        """Answer by ``act``, or by the stored answer of a call that is repeated."""
+        return once(self.service.parts.replies, self.keyed_call, act)
+
+    def seen(self, message_id: str | UUID) -> Movable:
+        """Return a message of the caller's. Raises MessageNotFound."""
+        found = self.service.parts.messages.movable(id_of(message_id))
+        self.caller.check_sees(found.message)
+        return found
+
+    def shown(self, message: Message) -> models.MessageOut:
+        """Return a message as far as the caller may see it."""
+        return models.MessageOut.of(message, self.caller, digest=self.service.digest)
+
+    def answer(self, found: Movable) -> Answer:
+        """Return the answer that shows a message."""
+        headers, message = {"ETag": etag_of(found)}, found.message
+        return Answer(200, self.shown(message).text(), headers, message.id)
+
+    def problem(self, error: DispatcherError) -> dict[str, Any]:
+        """Return an error as a problem, as far as the caller may see it."""
+        return problem_for(self.caller, error)
+
+    def next_page(self, after: UUID) -> Mapping[str, str]:
+        """Return the header that leads to the page after that message."""
+        query = [pair for pair in self.request.query_params.multi_items() if pair[0] != "cursor"]
+        query.append(("cursor", str(after)))
+        return {"Link": f'<{self.request.url.path}?{urlencode(query)}>; rel="next"'}
+
+
+def problem_for(caller: Caller | None, error: DispatcherError) -> dict[str, Any]:
+    """Return an error as a problem, as far as that caller, or a stranger, may see it."""
+    problem = problem_of(error, whole=caller is not None and caller.sees_conflicts)
+    if problem.get("field") in _NAMED_ELSE:
+        problem["field"] = _NAMED_ELSE[problem["field"]]
+    return problem
+
+
+async def _called(request: Request) -> Context:
+    return Context(request)
+
+
+async def _keyed(request: Request, idempotency_key: IdempotencyKey = None) -> Context:
+    return Context(request, idempotency_key)
+
+
+CallContext = Annotated[Context, Depends(_called)]
+"""A call without an idempotency key."""
+KeyedContext = Annotated[Context, Depends(_keyed)]
+"""A call that may have an idempotency key."""

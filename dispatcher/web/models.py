@@ -1,0 +1,609 @@
+"""The bodies of calls and answers. Instants are ISO 8601, lengths are seconds.
+
+They check types only: the dispatcher checks values, so that both give the same error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Annotated, Any, Literal, Self
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dispatcher.message import Draft, Message, OnConflict, OnUnknown, Status
+from dispatcher.message import Plan as PlanOfDrafts
+from dispatcher.operations.overview import LoadToCome, Overview
+from dispatcher.reservation import Refusals
+from dispatcher.reservation import Timeline as TimelineOfScope
+from dispatcher.store import PAUSED_RECIPIENT, Pause
+from dispatcher.store import Suppression as StoredSuppression
+from dispatcher.times import send_time
+from dispatcher.web.access import Caller, Right
+
+_LONGEST_SECONDS = 100 * 366 * 24 * 3_600.0
+Seconds = Annotated[
+    float, Field(ge=-_LONGEST_SECONDS, le=_LONGEST_SECONDS, allow_inf_nan=False, strict=True)
+]
+Json = dict[str, Any]
+MOST_PLANNED = 1_000
+MOST_LISTED = 1_000
+
+
+class _In(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class NewMessage(_In):
+    """A message to accept. The fields are those of `Dispatcher.submit`."""
+
+    channel: str
+    recipient: str
+    body: Json | None = None
+    template: str | None = None
+    data: Json | None = None
+    send_at: Annotated[str | None, Field(examples=["2026-12-24T08:30:00+01:00"])] = None
+    send_in_seconds: Seconds | None = None
+    zone: Annotated[str | None, Field(examples=["Europe/Berlin"])] = None
+    fold: Literal[0, 1] | None = None
+    scope: str | None = None
+    expires_at: str | None = None
+    on_conflict: OnConflict = "reject"
+    latest: str | None = None
+    scopes: dict[str, str] | None = None
+    quiet_hours: str | None = None
+    send_window: str | None = None
+    on_unknown: OnUnknown | None = None
+    expire_after_seconds: Seconds | None = None
+    status_url: str | None = None
+    campaign: str | None = None
+
+    def draft(self, idempotency_key: str | None = None) -> Draft:
+        """Return the draft."""
+        return Draft(**_given(self, Draft), idempotency_key=idempotency_key)
+
+
+class NewMessageLine(NewMessage):
+    """A line of a batch: a message to accept, and its own idempotency key."""
+
+    idempotency_key: str | None = None
+
+
+class MessageChange(_In):
+    """Another body for a scheduled message, or a template that is rendered now."""
+
+    body: Json | None = None
+    template: str | None = None
+    data: Json | None = None
+
+
+class NewTime(_In):
+    """Another time for a scheduled message. The fields are those of `Dispatcher.reschedule`."""
+
+    send_at: str | None = None
+    send_in_seconds: Seconds | None = None
+    zone: str | None = None
+    set_zone: str | None = None
+    fold: Literal[0, 1] | None = None
+    on_conflict: OnConflict = "reject"
+    latest: str | None = None
+    expires_at: str | None = None
+    expire_after_seconds: Seconds | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the parameters of `Dispatcher.reschedule`."""
+        return _as_lengths(self.model_dump())
+
+    def instant(self, zone: str | None) -> datetime | None:
+        """Return the time asked for, of a message with that zone; None for a length from now."""
+        if self.send_at is None:
+            return None
+        return send_time.parse(
+            self.send_at, zone=self.zone or self.set_zone or zone, fold=self.fold
+        )
+
+
+class Retry(_In):
+    """Further attempts for a failed message; `perhaps_sent` accepts that it is sent twice."""
+
+    perhaps_sent: bool = False
+
+
+class Drop(_In):
+    """The reason for which a held message is dropped; it becomes part of `last_error`."""
+
+    reason: str | None = None
+
+
+class Plans(_In):
+    """Messages of which a plan is made."""
+
+    messages: Annotated[list[NewMessage], Field(max_length=MOST_PLANNED)]
+
+
+class Out(BaseModel):
+    """The body of an answer."""
+
+    def text(self) -> str:
+        """Return it as JSON."""
+        return self.model_dump_json(exclude_unset=True)
+
+
+class MessageOut(Out):
+    """An accepted message.
+
+    `body` needs the right `bodies:read`. Without the right `recipients:read`, `recipient`, `scope`
+    and `last_error` are left out; `recipient_digest` names the recipient as the log does, where the
+    setting `log_key` is set.
+    """
+
+    id: UUID
+    status: Status
+    channel: str
+    recipient: str | None = None
+    recipient_digest: str | None = None
+    scope: str | None = None
+    scopes: dict[str, str]
+    body: Json | None = None
+    send_at: datetime
+    next_attempt_at: datetime
+    expires_at: datetime | None
+    expire_after_seconds: float | None
+    asked_at: datetime | None
+    attempt_count: int
+    max_attempts: int
+    idempotency_key: str | None
+    created_at: datetime
+    finished_at: datetime | None
+    last_error: str | None = None
+    zone: str | None
+    quiet_hours: str | None
+    on_unknown: OnUnknown
+    campaign: str | None
+
+    @classmethod
+    def of(cls, message: Message, caller: Caller, *, digest: Callable[[str], str] | None) -> Self:
+        """Return a message as far as the caller may see it."""
+        after = message.expire_after
+        shown: dict[str, Any] = {name: getattr(message, name) for name in _ALWAYS_SHOWN}
+        shown["expire_after_seconds"] = None if after is None else after.total_seconds()
+        shown["idempotency_key"] = caller.shown_key(message.idempotency_key)
+        if Right.BODIES_READ in caller.rights:
+            shown["body"] = message.body
+        if Right.RECIPIENTS_READ in caller.rights:
+            shown |= {name: getattr(message, name) for name in _OF_RECIPIENTS}
+        elif digest is not None:
+            shown["recipient_digest"] = digest(message.recipient)
+        return cls(**shown)
+
+
+_OF_RECIPIENTS = ("recipient", "scope", "last_error")
+_CONVERTED = ("recipient_digest", "body", "expire_after_seconds", "idempotency_key")
+_ALWAYS_SHOWN = tuple(
+    name for name in MessageOut.model_fields if name not in {*_OF_RECIPIENTS, *_CONVERTED}
+)
+
+
+class Problem(Out):
+    """An error, by RFC 9457, with the data of its type as further fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+class Verdict(Out):
+    """The result of one line of a batch: a message, or a problem. `number` counts from 0."""
+
+    number: int
+    status: int
+    message: MessageOut | None = None
+    problem: Json | None = None
+
+
+class Rejected(Out):
+    """A draft that a plan refuses. `number` is its position, from 0."""
+
+    number: int
+    problem: Json
+
+
+class PlanOut(Out):
+    """The result that messages would have if they were submitted now.
+
+    `asked` counts the times asked for by minute, `promised` those of the new messages.
+    """
+
+    accepted: int
+    known: int
+    shifted: int
+    first_send_at: datetime | None
+    last_send_at: datetime | None
+    by_reason: dict[str, int]
+    rejections: list[Rejected]
+    asked: dict[datetime, int]
+    promised: dict[datetime, int]
+
+    @classmethod
+    def of(cls, plan: PlanOfDrafts, problem_of: Callable[[Any], Json]) -> Self:
+        """Return a plan."""
+        same = ("accepted", "known", "shifted", "first_send_at", "last_send_at")
+        return cls(
+            **{name: getattr(plan, name) for name in same},
+            by_reason=dict(plan.by_reason),
+            asked=dict(plan.asked),
+            promised=dict(plan.promised),
+            rejections=[
+                Rejected(number=each.number, problem=problem_of(each.error))
+                for each in plan.rejections
+            ],
+        )
+
+
+class Filters(_In):
+    """Filters of messages. A message matches if it matches all of them."""
+
+    status: Status | None = None
+    channel: str | None = None
+    recipient: str | None = None
+    scope: str | None = None
+    count: Annotated[
+        list[str] | None, Field(description="KIND=NAME: a scope it counts against, too.")
+    ] = None
+    campaign: str | None = None
+    from_at: Annotated[str | None, Field(alias="from")] = None
+    until_at: Annotated[str | None, Field(alias="until")] = None
+    zone: str | None = None
+    overdue: bool = False
+
+
+class PageFilters(Filters):
+    """Filters of messages, and which page of them."""
+
+    limit: Annotated[int, Field(ge=1, le=MOST_LISTED)] = 50
+    cursor: str | None = None
+
+
+class CountsOut(Out):
+    """How many messages there are, by channel and status."""
+
+    counts: dict[str, dict[Status, int]]
+
+
+class MessagesOut(Out):
+    """A page of messages, the newest first. `cursor` gets the next page; null on the last one."""
+
+    messages: list[MessageOut]
+    cursor: UUID | None
+
+
+class SuppressionIn(_In):
+    """An opt-out of one channel, or of all."""
+
+    channel: str | None = None
+
+
+class SuppressionOut(Out):
+    """An opt-out. `channel` is null for every channel."""
+
+    recipient: str
+    channel: str | None
+    created_at: datetime
+
+    @classmethod
+    def of(cls, stored: StoredSuppression) -> Self:
+        """Return a suppression."""
+        return cls(**stored._asdict())
+
+
+class SuppressionsOut(Out):
+    """The opt-outs of a recipient."""
+
+    suppressions: list[SuppressionOut]
+
+
+class SuppressedOut(Out):
+    """The number of scheduled messages that an opt-out cancelled."""
+
+    cancelled: int
+
+
+class PauseOut(Out):
+    """What is not sent: the messages of a `channel`, `recipient`, `campaign` or another scope."""
+
+    kind: str
+    name: str | None = None
+    recipient_digest: str | None = None
+    paused_at: datetime
+
+    @classmethod
+    def of(cls, pause: Pause, caller: Caller, *, digest: Callable[[str], str] | None) -> Self:
+        """Return a pause; a recipient's name needs the right to see recipients."""
+        shown: dict[str, Any] = {"kind": pause.kind, "paused_at": pause.paused_at}
+        if pause.kind != PAUSED_RECIPIENT or Right.RECIPIENTS_READ in caller.rights:
+            shown["name"] = pause.name
+        elif digest is not None:
+            shown["recipient_digest"] = digest(pause.name)
+        return cls(**shown)
+
+
+class PausesOut(Out):
+    """The pauses in force."""
+
+    pauses: list[PauseOut]
+
+
+class SlotOut(Out):
+    """The first time that fits every quota."""
+
+    next_slot: datetime
+
+
+class Span(Out):
+    """The instants from `begins_at` until before `ends_at`."""
+
+    begins_at: datetime
+    ends_at: datetime
+
+
+class BookedOut(Out):
+    """A reservation."""
+
+    message_id: UUID
+    at: datetime
+
+
+class FillOut(Span):
+    """How many booked times a quota counts together in a stretch."""
+
+    booked: int
+
+
+class QuotaOut(Out):
+    """How full a quota is, and where it refuses a new message."""
+
+    quota: str
+    fills: list[FillOut]
+    blocked: list[Span]
+
+
+class WindowOut(Out):
+    """What is booked of one scope. Unless `complete`, there is too much to list."""
+
+    scope: str
+    complete: bool
+    booked: list[BookedOut]
+    quotas: list[QuotaOut]
+
+
+class TimelineOut(Out):
+    """The booked, blocked and free times of a scope."""
+
+    start: datetime
+    end: datetime
+    zone: str
+    windows: list[WindowOut]
+    quiet: list[Span]
+    slots: list[datetime]
+
+    @classmethod
+    def of(cls, timeline: TimelineOfScope) -> Self:
+        """Return a timeline."""
+        windows = [
+            WindowOut(
+                scope=each.scope,
+                complete=each.complete,
+                booked=[BookedOut(message_id=one.message_id, at=one.at) for one in each.booked],
+                quotas=[
+                    QuotaOut(
+                        quota=str(quota.quota),
+                        fills=[FillOut(**one._asdict()) for one in quota.fills],
+                        blocked=[Span(**one._asdict()) for one in quota.blocked],
+                    )
+                    for quota in each.quotas
+                ],
+            )
+            for each in timeline.windows
+        ]
+        return cls(
+            start=timeline.start,
+            end=timeline.end,
+            zone=timeline.zone,
+            windows=windows,
+            quiet=[Span(**each._asdict()) for each in timeline.quiet],
+            slots=list(timeline.slots),
+        )
+
+
+class EventOut(Out):
+    """A transition of a message. `id` is for `Last-Event-ID`, `at` is when it was written."""
+
+    id: str
+    at: datetime
+    transition: str
+    message_id: UUID
+    channel: str
+
+
+class SignOut(Out):
+    """A process or a duty, and how long ago it was seen at work."""
+
+    name: str
+    age_seconds: float
+    is_alive: bool
+
+
+class StatusOut(Out):
+    """The state of the deployment. Lists are null where Redis does not answer."""
+
+    now: datetime
+    counts: dict[str, dict[Status, int]]
+    held: int
+    overdue: int
+    longest_overdue_seconds: float
+    due_in_each_minute: list[int]
+    workers: list[SignOut] | None
+    beats: list[SignOut] | None
+    duties: list[SignOut] | None
+
+    @classmethod
+    def of(cls, found: Overview) -> Self:
+        """Return an overview."""
+        signs = {
+            kind: None if some is None else [
+                SignOut(name=each.name, age_seconds=each.age.total_seconds(),
+                        is_alive=each.is_alive) for each in some
+            ]
+            for kind, some in (
+                ("workers", found.workers), ("beats", found.beats), ("duties", found.duties)
+            )
+        }  # fmt: skip
+        return cls(
+            now=found.now,
+            counts=found.counts.by_channel,
+            held=found.held,
+            overdue=found.overdue.many,
+            longest_overdue_seconds=found.overdue.longest.total_seconds(),
+            due_in_each_minute=list(found.load.minutes),
+            **signs,
+        )
+
+
+class MinuteOut(Out):
+    """A minute in which messages are due; `last_at` is null where they leave much later."""
+
+    at: datetime
+    due: int
+    waiting: int
+    last_at: datetime | None
+    overbooked: bool
+
+
+class ChannelLoadOut(Out):
+    """What is due on one channel. Minutes in which nothing is due are left out."""
+
+    channel: str
+    limits: list[str]
+    late: int
+    minutes: list[MinuteOut]
+
+
+class LoadOut(Out):
+    """The load to come. Unless `complete`, all are counted only until `counted_until`."""
+
+    start: datetime
+    end: datetime
+    complete: bool
+    counted_until: datetime
+    channels: list[ChannelLoadOut]
+
+    @classmethod
+    def of(cls, found: LoadToCome) -> Self:
+        """Return a load."""
+        return cls(
+            start=found.start,
+            end=found.end,
+            complete=found.complete,
+            counted_until=found.counted_until,
+            channels=[
+                ChannelLoadOut(
+                    channel=each.channel,
+                    limits=list(each.limits),
+                    late=each.late,
+                    minutes=[
+                        MinuteOut(
+                            at=one.at, due=one.due, waiting=one.waiting, last_at=one.last_at,
+                            overbooked=one.overbooked,
+                        ) for one in each.minutes
+                    ],
+                ) for each in found.channels
+            ],
+        )  # fmt: skip
+
+
+class RuleOut(Out):
+    """How many submits a rule refused. Without `quota` it is quiet hours."""
+
+    kind: str
+    quota: str | None
+    refused: int
+    wait_p50_seconds: float
+    wait_p95_seconds: float
+
+
+class RefusalOut(Out):
+    """A refused submit. `scope` is the digest that logs have, null without a `log_key`."""
+
+    at: datetime
+    kind: str
+    quota: str | None
+    send_at: datetime
+    next_slot: datetime
+    scope: str | None
+
+
+class ReplayOut(Out):
+    """The result that the last refusals would have had with another quota."""
+
+    what_if: str
+    since: datetime | None
+    examined: int
+    accepted: int
+    refused: int
+    unknown: int
+
+
+class RefusalsOut(Out):
+    """The refused submits from `since` on."""
+
+    since: datetime
+    rules: list[RuleOut]
+    last: list[RefusalOut]
+    replay: ReplayOut | None
+
+    @classmethod
+    def of(cls, found: Refusals) -> Self:
+        """Return refusals."""
+        return cls(
+            since=found.since,
+            rules=[
+                RuleOut(
+                    kind=each.kind,
+                    quota=each.quota,
+                    refused=each.refused,
+                    wait_p50_seconds=each.wait_p50.total_seconds(),
+                    wait_p95_seconds=each.wait_p95.total_seconds(),
+                )
+                for each in found.rules
+            ],
+            last=[RefusalOut(**asdict(each)) for each in found.last],
+            replay=None if found.replay is None else ReplayOut(**asdict(found.replay)),
+        )
+
+
+def _given(model: BaseModel, kind: Any) -> dict[str, Any]:
+    """Return the fields that are those of a class, too. They are handed on as they are."""
+    given = _as_lengths({name: getattr(model, name) for name in type(model).model_fields})
+    names = _names_of(kind)
+    return {name: value for name, value in given.items() if name in names}
+
+
+@cache
+def _names_of(kind: Any) -> frozenset[str]:
+    return frozenset(each.name for each in fields(kind)) - {"idempotency_key"}
+
+
+def _as_lengths(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters in which lengths in seconds are lengths."""
+    return {
+        name.removesuffix("_seconds"): (
+            timedelta(seconds=value) if name.endswith("_seconds") and value is not None else value
+        )
+        for name, value in given.items()
+    }

@@ -1,0 +1,228 @@
+"""Changes of all messages that match some filters: first counted, then confirmed."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Self
+from uuid import UUID
+
+from starlette.responses import Response
+
+from dispatcher.errors import (
+    DispatcherError,
+    InvalidDraft,
+    InvalidValue,
+    MessageChanged,
+    StoreUnavailable,
+    TooLate,
+)
+from dispatcher.message import Message, Status, is_unchanged, reason_of
+from dispatcher.quota import parse_length
+from dispatcher.selection import Selection, Wanted
+from dispatcher.store import Movable
+from dispatcher.submission.changes import Wish
+from dispatcher.web.access import Right
+from dispatcher.web.pages.messages import filters_of, wanted_of
+from dispatcher.web.pages.site import Given, Page, Visit
+from dispatcher.web.problems import Refused
+from dispatcher.web.replies import Call, Version
+
+MOST = 2_000
+"""How many messages one confirmation changes at most."""
+_SHOWN = 10
+_MARK_BYTES = 8
+_FORM_BYTES = 160_000
+_CHANGED = "changed since they were counted"
+
+Change = Callable[[Visit, Sequence[Movable]], Sequence[Message | DispatcherError]]
+"""Changes messages, each only if it is as it was found; else its answer is MessageChanged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """A change of many messages, and the status that they must have for it."""
+
+    name: str
+    title: str
+    status: Status
+    right: Right
+    change: Change
+
+
+def _cancel(visit: Visit, found: Sequence[Movable]) -> Sequence[Message | DispatcherError]:
+    return visit.parts.cancellation.cancel_if_unchanged(found)
+
+
+def _reschedule(visit: Visit, found: Sequence[Movable]) -> Sequence[Message | DispatcherError]:
+    later, send_at = visit.form.get("later"), visit.form.get("send_at")
+    if (later is None) == (send_at is None):
+        raise InvalidDraft("later", "neither or both of the times given", "one of the two")
+    wish: dict[str, Any] = {"send_at": send_at, "zone": visit.zone}
+    if later is not None:
+        length: timedelta = parse_length(later, "later")
+        wish = {"later": length}
+    tokens = {each.message.id: each.token for each in found}
+    wanted = Wish(on_conflict="shift" if "shift" in visit.form else "reject", **wish)
+    return visit.parts.changes.reschedule_many(list(tokens), wanted, tokens=tokens)
+
+
+def _retry(visit: Visit, found: Sequence[Movable]) -> Sequence[Message | DispatcherError]:
+    before = {each.message.id: each.message for each in found}
+    return visit.parts.decisions.retry_many(
+        list(before), perhaps_sent="perhaps_sent" in visit.form, if_unchanged=before
+    )
+
+
+ACTIONS = {
+    each.name: each
+    for each in (
+        Action(name="cancel", title="Cancel", status=Status.SCHEDULED,
+               right=Right.MESSAGES_CANCEL, change=_cancel),
+        Action(name="reschedule", title="Move", status=Status.SCHEDULED,
+               right=Right.MESSAGES_WRITE, change=_reschedule),
+        Action(name="retry", title="Retry", status=Status.FAILED, right=Right.OPERATE,
+               change=_retry),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """The messages that a person saw counted, each with a digest of its version then."""
+
+    marks: dict[UUID, bytes]
+
+    @classmethod
+    def of(cls, found: Sequence[Movable]) -> Self:
+        """Return these messages as they were found."""
+        return cls({each.message.id: _mark(each) for each in found})
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Return what was :meth:`written` into a form. Raises InvalidValue."""
+        size = 16 + _MARK_BYTES
+        try:
+            packed = b64decode(text, validate=True)
+        except ValueError:
+            packed = b""
+        if not packed or len(packed) % size or len(packed) > MOST * size:
+            raise InvalidValue("messages", "cannot be read", f"those of the form, at most {MOST:,}")
+        parts = (packed[start : start + size] for start in range(0, len(packed), size))
+        return cls({UUID(bytes=each[:16]): each[16:] for each in parts})
+
+    def written(self) -> str:
+        """Return them for a form."""
+        return b64encode(b"".join(each.bytes + mark for each, mark in self.marks.items())).decode()
+
+    def unchanged(self, now: Mapping[UUID, Movable]) -> list[Movable]:
+        """Return those of ``now`` that are as they were counted, in the order shown."""
+        both = ((now[each], mark) for each, mark in self.marks.items() if each in now)
+        return [each for each, mark in both if _mark(each) == mark]
+
+
+def _mark(found: Movable) -> bytes:
+    """Return a digest of the version of a message; that it was snoozed is no change.
+
+    Any visitor may read a form, so nothing goes into it from which a recipient or a body could be
+    guessed. The version rises with each change of a time or a body.
+    """
+    version = replace(Version.of(found), next_attempt_ms=0)
+    return hashlib.blake2b(str(version).encode(), digest_size=_MARK_BYTES).digest()
+
+
+def confirm(visit: Visit) -> Response:
+    """Count the messages, and ask."""
+    action, wanted = _asked(visit, visit.query)
+    found = visit.found(wanted, limit=MOST, after=visit.query.get("after"), oldest_first=True)
+    counted = _with_tokens(visit, found.messages)
+    return visit.show(
+        "bulk.html", action=action, many=len(counted), further=found.after,
+        ended_early=found.after is not None and len(found) < MOST,
+        messages=Confirmed.of(counted).written(),
+        some=[each.message for each in counted[:_SHOWN]], most=MOST,
+        filters=filters_of(visit.query), once=secrets.token_urlsafe(16),
+    )  # fmt: skip
+
+
+def act(visit: Visit) -> Response:
+    """Change the messages that were confirmed, as far as they are what they were then."""
+    action, _ = _asked(visit, visit.form)
+    confirmed = Confirmed.read(visit.form["messages"])
+    with _once(visit):
+        found = visit.parts.messages.movables(list(confirmed.marks))
+        own = {
+            each: movable for each, movable in found.items()
+            if movable.message.status is action.status and visit.caller.sees(movable.message)
+        }  # fmt: skip
+        same = confirmed.unchanged(own)
+        answers = action.change(visit, same)
+    refused = Counter(_reason(each) for each in answers if not isinstance(each, Message))
+    done, many = len(answers) - refused.total(), len(confirmed.marks)
+    refused[_CHANGED] += many - len(same)
+    visit.note(f"{action.name} of {done} messages by filter, {refused.total()} refused")
+    return visit.show("bulk_done.html", action=action, done=done, many=many,
+                      refused=[(why, n) for why, n in refused.most_common() if n],
+                      filters=filters_of(visit.form))  # fmt: skip
+
+
+def _with_tokens(visit: Visit, found: Sequence[Message]) -> list[Movable]:
+    """Return the messages with their move tokens; those that changed since are left out."""
+    now = visit.parts.messages.movables([each.id for each in found])
+    pairs = ((each, now[each.id]) for each in found if each.id in now)
+    return [
+        movable for each, movable in pairs
+        if is_unchanged(replace(each, next_attempt_at=movable.message.next_attempt_at),
+                        movable.message)
+    ]  # fmt: skip
+
+
+def _asked(visit: Visit, given: Given) -> tuple[Action, Wanted]:
+    action = ACTIONS.get(given["do"])
+    if action is None:
+        raise InvalidValue("do", "no such action", ", ".join(ACTIONS))
+    visit.caller.check(action.right)
+    wanted = wanted_of(visit, given)
+    said = Selection.of(wanted)
+    if said.status not in (None, action.status):
+        problem = f"no message that is {said.status} can be changed so"
+        raise InvalidValue("status", problem, f"{action.status}, or none")
+    wanted["status"] = action.status
+    return action, wanted
+
+
+@contextmanager
+def _once(visit: Visit) -> Iterator[None]:
+    """Refuse a form that was sent before, or is sent twice at once. Raises Refused.
+
+    One that failed may be sent again: messages that it has changed are not what they were.
+    """
+    call = Call(f"page/{visit.caller.identity}", visit.form["once"], secrets.token_hex())
+    replies = visit.parts.replies
+    noted = replies.begin(call.id, fingerprint=call.fingerprint, seen=None)
+    if noted.fingerprint != call.fingerprint:
+        raise Refused(409, "repeated", "this was confirmed before; nothing was done again")
+    try:
+        yield
+    except DispatcherError:
+        with suppress(StoreUnavailable):
+            replies.forget(call.id, fingerprint=call.fingerprint)
+        raise
+
+
+def _reason(error: DispatcherError) -> str:
+    if isinstance(error, MessageChanged):
+        return _CHANGED
+    return f"already {error.status}" if isinstance(error, TooLate) else reason_of(error)
+
+
+PAGES = (
+    Page(path="/messages/bulk", answer=confirm),
+    Page(path="/messages/bulk", answer=act, method="POST", most_bytes=_FORM_BYTES),
+)

@@ -1,0 +1,194 @@
+"""Campaigns: drop a file, see the exact plan, book it, and see what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from starlette.responses import Response, StreamingResponse
+
+from dispatcher.errors import InvalidDraft, InvalidValue
+from dispatcher.message import MAX_CAMPAIGN, Plan, check_text
+from dispatcher.web.access import Right
+from dispatcher.web.pages.messages import wanted_of
+from dispatcher.web.pages.overview import STATUSES
+from dispatcher.web.pages.site import Given, Page, Visit
+from dispatcher.web.pages.uploads import MOST_BYTES, MOST_ROWS, State, Upload
+from dispatcher.web.problems import Refused
+
+WIDTH, HEIGHT = 960, 110
+_MOST_STEPS = 40
+_MINUTE = timedelta(minutes=1)
+_STEPS = tuple(
+    timedelta(minutes=each)
+    for each in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1_440, 2_880, 10_080, 40_320)
+)
+_LOOK_SECONDS = 0.5
+_STREAM_SECONDS = 600.0
+_FORM_BYTES = 65_536
+
+
+class Stretch(NamedTuple):
+    """A stretch of a histogram: how many ask for a time in it, and how many get one."""
+
+    at: datetime
+    asked: int
+    promised: int
+    x: float
+    width: float
+    asked_height: float
+    promised_height: float
+
+
+class Histogram(NamedTuple):
+    """Times asked for and promised, in stretches of one length."""
+
+    step: timedelta
+    most: int
+    stretches: Sequence[Stretch]
+
+
+def histogram(plan: Plan) -> Histogram | None:
+    """Return the times of a plan; None where it has none."""
+    times = [*plan.asked, *plan.promised]
+    if not times:
+        return None
+    first, last = min(times), max(times)
+    step = next((each for each in _STEPS if (last - first) // each < _MOST_STEPS), None)
+    if step is None:
+        step = _STEPS[-1] * -(-(last - first + _MINUTE) // (_STEPS[-1] * _MOST_STEPS))
+    many = (last - first) // step + 1
+    asked, promised = (_summed(each, first, step, many) for each in (plan.asked, plan.promised))
+    most, width = max(*asked, *promised), WIDTH / many
+
+    def height(number: int) -> float:
+        return max(2.0, round(HEIGHT * number / most, 1)) if number else 0.0
+
+    stretches = [
+        Stretch(first + n * step, asked[n], promised[n], round(n * width, 1), round(width / 2, 1),
+                height(asked[n]), height(promised[n]))
+        for n in range(many)
+    ]  # fmt: skip
+    return Histogram(step, most, stretches)
+
+
+def _summed(
+    counted: Mapping[datetime, int], first: datetime, step: timedelta, many: int
+) -> list[int]:
+    found = [0] * many
+    for at, number in counted.items():
+        found[(at - first) // step] += number
+    return found
+
+
+def campaigns(visit: Visit) -> Response:
+    """Show what came of a campaign, and offer to drop a file."""
+    return _shown(visit)
+
+
+def _shown(visit: Visit, error: str | None = None) -> Response:
+    campaign = visit.query.get("campaign")
+    counts, is_whole = None, True
+    if campaign is not None:
+        try:
+            wanted = wanted_of(visit, Given(campaign=campaign))
+            counts, is_whole = visit.counted(wanted)
+        except InvalidDraft as refused:
+            error = visit.error_text(refused)
+    return visit.show(
+        "campaigns.html", 422 if error else 200, campaign=campaign, counts=counts, error=error,
+        is_whole=is_whole, statuses=STATUSES, uploads=visit.site.uploads.of(visit.caller),
+        longest=MAX_CAMPAIGN, most_mib=MOST_BYTES // 1024**2, most_rows=MOST_ROWS,
+    )  # fmt: skip
+
+
+def drop(visit: Visit) -> Response:
+    """Keep the file, and plan it."""
+    try:
+        upload = _kept(visit)
+    except InvalidValue as refused:
+        return _shown(visit, visit.error_text(refused))
+    visit.site.uploads.add(upload)
+    upload.start(visit.dispatcher, State.PLANNING)
+    visit.note(f"plan of upload {upload.token}")
+    return visit.go(f"/campaigns/uploads/{upload.token}")
+
+
+def _kept(visit: Visit) -> Upload:
+    """Return the file of a form. Raises InvalidValue."""
+    form, file = visit.form, visit.files.get("file")
+    campaign = check_text("campaign", form["campaign"], longest=MAX_CAMPAIGN)
+    if file is None or not file.filename:
+        raise InvalidValue("file", "none given", "a file .csv or .jsonl")
+    upload = Upload(
+        visit.caller,
+        name=file.filename,
+        campaign=campaign,
+        channel=form.get("channel"),
+        on_conflict="shift" if "shift" in form else None,
+        path=visit.site.uploads.store(file.file),
+        at=visit.parts.clock.now(),
+    )
+    try:
+        upload.check()
+    except InvalidValue:
+        upload.forget()
+        raise
+    return upload
+
+
+def uploaded(visit: Visit) -> Response:
+    """Show the plan of a file, or how far it is, or what was booked."""
+    upload = _asked(visit)
+    found = None if upload.plan is None else histogram(upload.plan)
+    return visit.show("upload.html", upload=upload, histogram=found, width=WIDTH, height=HEIGHT,
+                      numbers=numbers_of(upload))  # fmt: skip
+
+
+def book(visit: Visit) -> Response:
+    """Book the messages of a file, once."""
+    upload = _asked(visit)
+    if upload.plan is None:
+        raise Refused(409, "not-planned", "the file is not planned yet")
+    if upload.start(visit.dispatcher, State.BOOKING):
+        visit.note(f"booking of upload {upload.token}")
+    return visit.go(f"/campaigns/uploads/{upload.token}")
+
+
+def live(visit: Visit) -> Response:
+    """Send how far a file is, until its step has ended."""
+    return StreamingResponse(_numbers(visit, _asked(visit)), media_type="text/event-stream")
+
+
+async def _numbers(visit: Visit, upload: Upload) -> AsyncIterator[str]:
+    for _ in range(int(_STREAM_SECONDS / _LOOK_SECONDS)):
+        if not upload.is_running:
+            yield "event: ended\ndata: {}\n\n"
+            return
+        numbers = await visit.site.in_thread(numbers_of, upload)
+        yield f"event: numbers\ndata: {json.dumps(numbers)}\n\n"
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def numbers_of(upload: Upload) -> Mapping[str, str]:
+    """Return the numbers that change while a file is worked on."""
+    return {"accepted": f"{upload.counted.accepted:,}", "refused": f"{upload.turned_away:,}"}
+
+
+def _asked(visit: Visit) -> Upload:
+    return visit.site.uploads.find(visit.request.path_params["token"], visit.caller)
+
+
+_ONE = "/campaigns/uploads/{token}"
+_WRITE = (Right.MESSAGES_READ, Right.MESSAGES_WRITE)
+PAGES = (
+    Page(path="/campaigns", answer=campaigns),
+    Page(path="/campaigns", answer=drop, method="POST", rights=_WRITE,
+         most_bytes=MOST_BYTES + _FORM_BYTES),
+    Page(path=_ONE, answer=uploaded, rights=_WRITE),
+    Page(path=_ONE, answer=book, method="POST", rights=_WRITE),
+    Page(path=f"{_ONE}/live", answer=live, rights=_WRITE),
+)  # fmt: skip

@@ -1,0 +1,96 @@
+"""The overview and the load to come, read once for all visitors, in a thread beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from datetime import timedelta
+from math import inf
+from threading import Lock, Thread
+from typing import Generic, TypeVar
+
+from dispatcher.client import Dispatcher
+from dispatcher.operations.overview import LoadToCome, Overview
+from dispatcher.times.clock import SystemClock
+from dispatcher.web.problems import Refused
+
+T = TypeVar("T")
+
+SECONDS = 2.0
+"""How often the numbers of a page change at most."""
+LOADS = {"day": timedelta(days=1), "week": timedelta(days=7)}
+"""How far the load to come is shown, by name."""
+_SINCE = timedelta(days=1)
+_PAUSE = 9
+"""Ratio of the pause after a read to its length: reading takes at most a tenth of the time."""
+_OLD_SECONDS = 30.0
+_WAIT_SECONDS, _OLD_WAIT_SECONDS, _FIRST_WAIT_SECONDS = 0.05, 0.5, 5.0
+"""How long a visit waits for a read: beside a figure, beside an old one, and without any."""
+
+
+class Glance(Generic[T]):
+    """Something that is read for all visitors together, every two seconds at most.
+
+    A visit does not wait for a long read: it is shown what was read before, which says when that
+    was. Only the first visits of a process wait, for some seconds at most.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._clock = SystemClock()
+        self._seen: T | None = None
+        self._seen_at = self._until = -inf
+        self._under_way: Future[T] | None = None
+
+    def of(self, read: Callable[[], T]) -> T:
+        """Return what was read last. Raises as ``read``, and Refused before the first read ends."""
+        with self._lock:
+            now, seen, coming = self._clock.monotonic(), self._seen, self._under_way
+            if coming is None and now >= self._until:
+                coming = self._under_way = Future()
+                Thread(target=self._read, args=(read, coming), name="glance", daemon=True).start()
+            patience = _WAIT_SECONDS
+            if now >= self._seen_at + _OLD_SECONDS:
+                patience = _FIRST_WAIT_SECONDS if seen is None else _OLD_WAIT_SECONDS
+        if coming is not None:
+            try:
+                return coming.result(patience)
+            except NotYet:
+                pass
+        if seen is None:
+            detail = "the messages are being counted; look again in some seconds"
+            raise Refused(503, "not-yet", detail, headers={"Retry-After": "2"})
+        return seen
+
+    def _read(self, read: Callable[[], T], coming: Future[T]) -> None:
+        began = self._clock.monotonic()
+        try:
+            found = read()
+        except BaseException as error:  # noqa: BLE001 - those who wait get it
+            with self._lock:
+                self._under_way = None
+            coming.set_exception(error)
+            return
+        with self._lock:
+            now = self._clock.monotonic()
+            self._seen, self._seen_at, self._under_way = found, now, None
+            self._until = now + max(SECONDS, _PAUSE * (now - began))
+        coming.set_result(found)
+
+
+class Glances:
+    """Reads the overview and the load to come. Raises StoreUnavailable and Refused."""
+
+    def __init__(self) -> None:
+        self._overview = Glance[Overview]()
+        self._loads = {within: Glance[LoadToCome]() for within in LOADS.values()}
+        self.streams = 0
+
+    def overview(self, dispatcher: Dispatcher) -> Overview:
+        """Return an overview."""
+        return self._overview.of(lambda: dispatcher.status(since=_SINCE))
+
+    def load(self, dispatcher: Dispatcher, within: timedelta) -> LoadToCome:
+        """Return the load of one of the lengths in ``LOADS``."""
+        return self._loads[within].of(lambda: dispatcher.load(within=within))

@@ -1,0 +1,199 @@
+"""Messages: the list with its filters, the story of one, and the actions on one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from starlette.responses import Response
+
+from dispatcher.errors import InvalidDraft, MessageChanged, SlotRefused, StoreUnavailable
+from dispatcher.message import Message, Status
+from dispatcher.selection import Wanted
+from dispatcher.store import Movable
+from dispatcher.submission import coming
+from dispatcher.times.send_time import from_ms
+from dispatcher.web.access import Right
+from dispatcher.web.pages.calendar import scopes_of
+from dispatcher.web.pages.site import Given, Page, Visit
+from dispatcher.web.problems import forbidden, status_of
+from dispatcher.web.replies import Version
+
+_LISTED = 50
+_MOST_HELD = 100
+_OF_RECIPIENTS = ("recipient", "scope", "key", "key_prefix")
+"""Filters that would tell a recipient by whether there are messages."""
+FILTERS = (
+    "status", "channel", *_OF_RECIPIENTS, "campaign", "from", "until", "overdue", "made_after",
+    "zone",
+)  # fmt: skip
+"""The filters in an address; further ones are ``count.<kind>``."""
+
+
+def wanted_of(visit: Visit, given: Given) -> Wanted:
+    """Read the filters of a query or a form, as far as the visitor may use them.
+
+    Raises Refused and InvalidDraft.
+    """
+    if not visit.may(Right.RECIPIENTS_READ) and any(name in given for name in _OF_RECIPIENTS):
+        raise forbidden(f"the key has no right {Right.RECIPIENTS_READ}")
+    if visit.is_bound() and any(name in given for name in ("key", "key_prefix")):
+        raise forbidden("the key is bound; messages may have idempotency keys of others")
+    asked = given.get("channel")
+    if asked is None and visit.caller.channels is not None:
+        asked = next(iter(visit.channels), "")
+    channel, scopes = visit.caller.narrowed(asked, scopes_of(visit, given))
+    return {
+        "status": given.get("status"),
+        "channel": channel,
+        "recipient": given.get("recipient"),
+        "scope": given.get("scope"),
+        "scopes": scopes or None,
+        "campaign": given.get("campaign"),
+        "idempotency_key": given.get("key"),
+        "key_prefix": given.get("key_prefix"),
+        "from_at": given.get("from"),
+        "until_at": given.get("until"),
+        "zone": given.get("zone") or visit.zone,
+        "overdue": "overdue" in given,
+        "made_after": given.get("made_after"),
+    }
+
+
+def filters_of(given: Given) -> dict[str, str]:
+    """Return the filters of a query, for an address or a form."""
+    return {n: each for n, each in given.items() if n in FILTERS or n.startswith("count.")}
+
+
+def listed(visit: Visit) -> Response:
+    """List messages, the newest first."""
+    status = 200
+    shown: dict[str, Any] = {"statuses": tuple(Status), "found": None, "error": None,
+                             "looked_until": None}  # fmt: skip
+    try:
+        wanted = wanted_of(visit, visit.query)
+        found = visit.found(wanted, limit=_LISTED, after=visit.query.get("after"))
+        ended_early = found.after is not None and len(found) < _LISTED
+        shown |= {"found": found, "looked_until": _made_at(found.after) if ended_early else None}
+    except (InvalidDraft, StoreUnavailable) as error:
+        if isinstance(error, StoreUnavailable) and not error.timed_out:
+            raise
+        shown["error"], status = visit.error_text(error), status_of(error)
+    shown["filters"] = filters_of(visit.query)
+    return visit.show("messages.html", status, **shown)
+
+
+def _made_at(message_id: UUID | None) -> datetime | None:
+    """Return when a message was made: its id, a UUID of version 7, begins with it."""
+    return None if message_id is None else from_ms(message_id.int >> 80)
+
+
+def held(visit: Visit) -> Response:
+    """List held messages, the oldest first."""
+    wanted = wanted_of(visit, visit.query)
+    wanted["status"] = Status.HELD
+    found = visit.found(wanted, limit=_MOST_HELD, after=None, oldest_first=True).messages
+    seen = visit.parts.messages.movables([each.id for each in found])
+    versions = {each: Version.of(one) for each, one in seen.items()}
+    return visit.show("held.html", found=found, versions=versions, most=_MOST_HELD)
+
+
+def story(visit: Visit) -> Response:
+    """Show all about a message, and what may be done."""
+    return _story_page(visit, visit.message())
+
+
+def _story_page(visit: Visit, seen: Movable, refusal: SlotRefused | None = None) -> Response:
+    found = visit.dispatcher.story(seen.message.id)
+    message, then = found.message, coming(found)
+    if found.pauses and not visit.may(Right.RECIPIENTS_READ):
+        then = "it is paused", None  # who is paused may be a recipient
+    counts = {f"count.{kind}": name for kind, name in message.scopes.items()}
+    calendar = visit.url(
+        "/calendar",
+        recipient=message.scope,
+        channel=message.channel,
+        zone=message.zone,
+        start=message.send_at.isoformat(),
+        **counts,
+    )
+    return visit.show(
+        "story.html", 200 if refusal is None else 409, story=found, next=then, calendar=calendar,
+        version=Version.of(seen), key=visit.caller.shown_key(message.idempotency_key),
+        refusal=None if refusal is None else visit.error_text(refusal),
+        slot=None if refusal is None else refusal.next_slot,
+    )  # fmt: skip
+
+
+def cancel(visit: Visit) -> Response:
+    """Cancel a scheduled message, if it is as it was shown."""
+    return _acted(visit, "cancel", visit.dispatcher.cancel)
+
+
+def reschedule(visit: Visit) -> Response:
+    """Move a scheduled message, if it is as it was shown. A refusal names the next slot."""
+    move = partial(
+        visit.dispatcher.reschedule,
+        send_at=visit.form["send_at"].replace(" ", "T"),
+        zone=visit.form.get("zone") or visit.zone,
+        on_conflict="shift" if "shift" in visit.form else "reject",
+    )
+    try:
+        return _acted(visit, "reschedule", move)
+    except SlotRefused as refused:
+        return _story_page(visit, visit.message(), refused)
+
+
+def retry(visit: Visit) -> Response:
+    """Give a failed message further attempts."""
+    perhaps_sent = "perhaps_sent" in visit.form
+    return _acted(visit, "retry", partial(visit.dispatcher.retry, perhaps_sent=perhaps_sent))
+
+
+def release(visit: Visit) -> Response:
+    """Release a held message."""
+    return _acted(visit, "release", visit.dispatcher.release)
+
+
+def drop(visit: Visit) -> Response:
+    """Drop a held message, for a reason."""
+    visit.message()
+    if "reason" not in visit.form:
+        raise InvalidDraft("reason", "not given", "a line of text")
+    return _acted(visit, "drop", partial(visit.dispatcher.drop, reason=visit.form["reason"]))
+
+
+def _acted(visit: Visit, verb: str, act: Callable[..., Message]) -> Response:
+    """Do something to the message of the path, if it is as the form showed it."""
+    found = visit.message()
+    if visit.form["version"] != str(Version.of(found)):
+        raise MessageChanged(found.message.id)
+    now = act(found.message.id, if_unchanged=found.message)
+    visit.note(f"{verb} of message {now.id}, now {now.status}")
+    return visit.go(f"/messages/{now.id}", done=verb)
+
+
+ONE = "/messages/{message_id}"
+PAGES = (
+    Page(path="/messages", answer=listed),
+    Page(path="/held", answer=held),
+    Page(path=ONE, answer=story),
+    *(
+        Page(
+            path=f"{ONE}/{act.__name__}",
+            answer=act,
+            method="POST",
+            rights=(Right.MESSAGES_READ, right),
+        )
+        for act, right in (
+            (cancel, Right.MESSAGES_CANCEL),
+            (reschedule, Right.MESSAGES_WRITE),
+            (retry, Right.OPERATE),
+            (release, Right.OPERATE),
+            (drop, Right.OPERATE),
+        )
+    ),
+)

@@ -1,0 +1,95 @@
+"""The first page: how a deployment stands, with live numbers; and the doctor."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+
+from starlette.responses import Response, StreamingResponse
+
+from dispatcher.errors import DispatcherError
+from dispatcher.message import Status
+from dispatcher.operations.overview import Overview
+from dispatcher.web.access import Right
+from dispatcher.web.pages.glances import SECONDS, Glances
+from dispatcher.web.pages.site import Page, Visit
+from dispatcher.web.problems import Refused, forbidden
+
+STATUSES = (Status.SCHEDULED, Status.SENDING, Status.HELD, Status.SENT, Status.FAILED,
+            Status.EXPIRED, Status.CANCELLED)  # fmt: skip
+_MOST_STREAMS = 20
+_STREAM_SECONDS = 600.0
+
+
+def overview(visit: Visit) -> Response:
+    """Show counts, overdue messages, the load of the next hour, limits, workers and beats."""
+    found = None if visit.is_bound() else visit.site.glances.overview(visit.dispatcher)
+    most = max(found.load.minutes, default=0) if found is not None else 0
+    return visit.show("overview.html", found=found, statuses=STATUSES, most=most,
+                      numbers=None if found is None else numbers_of(found))  # fmt: skip
+
+
+def live(visit: Visit) -> Response:
+    """Send the numbers of the overview again and again, until the browser goes."""
+    glances = visit.site.glances
+    if visit.is_bound():
+        raise forbidden("the key is bound to channels or to a scope")
+    if glances.streams >= _MOST_STREAMS:
+        raise Refused(503, "too-many", "too many pages are open; reload instead")
+    return StreamingResponse(_numbers(visit, glances), media_type="text/event-stream")
+
+
+async def _numbers(visit: Visit, glances: Glances) -> AsyncIterator[str]:
+    glances.streams += 1
+    try:
+        for _ in range(int(_STREAM_SECONDS / SECONDS)):
+            try:
+                await visit.site.in_thread(visit.site.enter, visit.request, LIVE)
+                found = await visit.site.in_thread(glances.overview, visit.dispatcher)
+                yield f"event: numbers\ndata: {json.dumps(numbers_of(found))}\n\n"
+            except Refused:
+                return
+            except DispatcherError:
+                yield ": the database does not answer\n\n"
+            await asyncio.sleep(SECONDS)
+    finally:
+        glances.streams -= 1
+
+
+def numbers_of(found: Overview) -> Mapping[str, str]:
+    """Return the numbers that change while a page is looked at, as they are shown."""
+    late = found.overdue
+    numbers = {f"all.{each}": f"{found.total(each):,}" for each in STATUSES}
+    for channel, counts in found.counts.by_channel.items():
+        numbers |= {f"{channel}.{each}": f"{counts.get(each, 0):,}" for each in STATUSES}
+    alive = {name: sum(each.is_alive for each in signs or ())
+             for name, signs in (("workers", found.workers), ("beats", found.beats))}  # fmt: skip
+    return numbers | {
+        "overdue": f"{late.many:,}",
+        "due": f"{sum(found.load.minutes):,}",
+        "now": f"{found.now:%H:%M:%S} UTC",
+        **{name: "–" if found.silence else f"{many:,}" for name, many in alive.items()},
+    }
+
+
+def doctor(visit: Visit) -> Response:
+    """Offer the examination, which asks every server."""
+    visit.caller.check_unbound()
+    return visit.show("doctor.html", examination=None)
+
+
+def examine(visit: Visit) -> Response:
+    """Examine the servers, the clocks, overdue work and the settings."""
+    visit.caller.check_unbound()
+    visit.note("doctor")
+    return visit.show("doctor.html", examination=visit.parts.doctor().examine())
+
+
+LIVE = Page(path="/live", answer=live)
+PAGES = (
+    Page(path="/", answer=overview),
+    LIVE,
+    Page(path="/doctor", answer=doctor, rights=(Right.OPERATE,)),
+    Page(path="/doctor", answer=examine, method="POST", rights=(Right.OPERATE,)),
+)

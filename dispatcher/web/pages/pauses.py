@@ -1,0 +1,64 @@
+"""Pauses: what is not sent until it is resumed; begun and ended for a reason."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from dispatcher.errors import InvalidValue
+from dispatcher.message import check_text
+from dispatcher.store import PAUSED_CAMPAIGN, PAUSED_CHANNEL, PAUSED_RECIPIENT
+from dispatcher.web.access import Right
+from dispatcher.web.pages.site import Page, Visit
+
+_MOST = 200
+_LONGEST_REASON = 200
+
+
+def pauses(visit: Visit) -> Response:
+    """List the pauses in force, and offer to begin one."""
+    visit.caller.check_unbound()
+    found = visit.parts.pause_list.in_force()
+    kinds = (PAUSED_CHANNEL, PAUSED_RECIPIENT, PAUSED_CAMPAIGN, *visit.site.settings.scopes)
+    return visit.show("pauses.html", found=found[:_MOST], many=len(found), kinds=kinds,
+                      longest=_LONGEST_REASON)  # fmt: skip
+
+
+def pause(visit: Visit) -> Response:
+    """Begin a pause."""
+    kind, name, reason = _asked(visit)
+    visit.dispatcher.pause(kind, name)
+    _note(visit, "pause", kind, name, reason)
+    return visit.go("/pauses", done="pause")
+
+
+def resume(visit: Visit) -> Response:
+    """End a pause."""
+    kind, name, reason = _asked(visit)
+    visit.dispatcher.resume(kind, name)
+    _note(visit, "resume", kind, name, reason)
+    return visit.go("/pauses", done="resume")
+
+
+def _asked(visit: Visit) -> tuple[str, str, str]:
+    visit.caller.check_unbound()
+    for field, accepted in (("kind", "a kind"), ("name", "a name"), ("reason", "a line of text")):
+        if field not in visit.form:
+            raise InvalidValue(field, "not given", accepted)
+    reason = check_text("reason", visit.form["reason"], longest=_LONGEST_REASON)
+    return visit.form["kind"], visit.form["name"].strip(), reason
+
+
+def _note(visit: Visit, verb: str, kind: str, name: str, reason: str) -> None:
+    """Write down what was done, and why. A name that may be a recipient's is a digest."""
+    digest = visit.site.digest
+    if kind != PAUSED_CHANNEL:
+        name = "" if digest is None else digest(name)
+    visit.note(f"{verb} of {kind} {name}".rstrip() + f" ({reason})")
+
+
+_RIGHTS = (Right.MESSAGES_READ, Right.OPERATE)
+PAGES = (
+    Page(path="/pauses", answer=pauses, rights=_RIGHTS),
+    Page(path="/pauses", answer=pause, method="POST", rights=_RIGHTS),
+    Page(path="/pauses/end", answer=resume, method="POST", rights=_RIGHTS),
+)

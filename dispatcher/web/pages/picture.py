@@ -1,0 +1,271 @@
+"""Where the parts of a scope's calendar lie in its picture.
+
+A picture has rows of equal length in time, one below the other. In each row a lane of bookings lies
+above a lane for each quota and one for quiet hours; so reading down from a time tells what refuses
+it. Lengths are units of the picture, which the template draws as SVG.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import NamedTuple
+from uuid import UUID
+
+from dispatcher.reservation import QuotaTimeline, Span, Timeline
+from dispatcher.times import zones
+from dispatcher.times.send_time import from_ms, to_ms
+
+WIDTH, LEFT, RIGHT = 1_000, 92, 12
+TOP, BOOKED, LANE, GAP = 18, 20, 9, 28
+PATTERNS = 6
+"""How many colours and patterns there are; further quotas repeat them."""
+_TEXT = 140
+"""How much room a text needs behind its line."""
+_DOT = 14
+"""Bookings that lie nearer to each other are drawn as one mark."""
+_HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How much time a picture shows: rows of this length, with a line at every step."""
+
+    name: str
+    title: str
+    whole: timedelta
+    row: timedelta
+    step: timedelta
+
+
+VIEWS = {
+    each.name: each
+    for each in (
+        View("hours", "6 hours", timedelta(hours=6), timedelta(hours=1), timedelta(minutes=10)),
+        View("day", "Day", timedelta(days=1), timedelta(hours=3), timedelta(minutes=30)),
+        View("week", "Week", timedelta(days=7), timedelta(days=1), timedelta(hours=3)),
+        View("weeks", "4 weeks", timedelta(days=28), timedelta(days=7), timedelta(days=1)),
+    )
+}
+
+
+class Lane(NamedTuple):
+    """A quota of a scope: where it is drawn, and in which colour and pattern."""
+
+    quota: str
+    scope: str
+    pattern: int
+    timeline: QuotaTimeline
+
+
+class Block(NamedTuple):
+    """A blocked span in a row."""
+
+    x: float
+    width: float
+    y: float
+    css: str
+
+
+class Mark(NamedTuple):
+    """One booking, or several that lie close together."""
+
+    x: float
+    many: int
+    at: datetime
+    until: datetime
+    message_id: UUID
+
+
+class Line(NamedTuple):
+    """An upright line at an instant, with a text behind or ``before`` it."""
+
+    x: float
+    text: str
+    css: str
+    before: bool = False
+
+
+@dataclass(slots=True)
+class Row:
+    """One row of a picture, from ``begins_at`` until before ``ends_at``."""
+
+    begins_at: datetime
+    ends_at: datetime
+    y: float
+    width: float
+    past: float
+    blocks: list[Block] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    ticks: list[Line] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A drawn calendar. ``changes`` are the instants at which the clocks change."""
+
+    rows: tuple[Row, ...]
+    lanes: tuple[Lane, ...]
+    height: float
+    row_height: float
+    changes: tuple[Span, ...]
+
+
+def stretch_of(view: View, around: datetime, zone: str) -> tuple[datetime, datetime]:
+    """Return from when until when a view shows: whole hours, or whole days of the zone."""
+    rules = zones.rules(zone)
+    if view.whole < timedelta(days=1):
+        local = zones.wall_at(to_ms(around), rules)
+        start = around - timedelta(minutes=local.minute, seconds=local.second,
+                                   microseconds=local.microsecond)  # fmt: skip
+        return start, start + view.whole
+    midnight = zones.wall_at(to_ms(around), rules).replace(
+        hour=0, minute=0, second=0, microsecond=0
+    )
+    return (
+        zones.first_instant(midnight, rules),
+        zones.first_instant(midnight + view.whole, rules),
+    )
+
+
+def drawn(
+    timeline: Timeline, view: View, *, now: datetime, lines: Sequence[tuple[datetime, str, str]]
+) -> Picture:
+    """Return the picture of a timeline. ``lines`` are instants to mark, their texts and classes."""
+    return _Drawing(timeline, view, now).picture(lines)
+
+
+def lanes_of(timeline: Timeline) -> Iterator[Lane]:
+    """Yield the quotas of a timeline, each with its pattern."""
+    number = 0
+    for window in timeline.windows:
+        for each in window.quotas:
+            yield Lane(str(each.quota), window.scope, number % PATTERNS + 1, each)
+            number += 1
+
+
+def changes_of(timeline: Timeline) -> Iterator[Span]:
+    """Yield the changes of the clocks: the instant, and the instant plus the change as a length.
+
+    So a span is as long as the clocks jump; it ends before it begins where they go back.
+    """
+    pieces = zones.pieces(zones.rules(timeline.zone), to_ms(timeline.start), to_ms(timeline.end))
+    for (_, until_ms, before_ms), (_, _, after_ms) in pairwise(pieces):
+        yield Span(from_ms(until_ms), from_ms(until_ms + after_ms - before_ms))
+
+
+def _rows(timeline: Timeline, view: View) -> Iterator[tuple[datetime, datetime]]:
+    """Cut a timeline into rows; days begin at the midnights of the zone."""
+    start = timeline.start
+    rules = zones.rules(timeline.zone)
+    while start < timeline.end:
+        if view.row >= timedelta(days=1):
+            wall = zones.wall_at(to_ms(start), rules)
+            end = zones.first_instant(wall + view.row, rules)
+        else:
+            end = start + view.row
+        yield start, min(end, timeline.end)
+        start = end
+
+
+class _Drawing:
+    def __init__(self, timeline: Timeline, view: View, now: datetime) -> None:
+        self._timeline = timeline
+        self._view = view
+        self._now = now
+        self._lanes = tuple(lanes_of(timeline))
+        self._edges = [Span(*each) for each in _rows(timeline, view)]
+        self._longest = max(each.ends_at - each.begins_at for each in self._edges)
+
+    def picture(self, lines: Sequence[tuple[datetime, str, str]]) -> Picture:
+        row_height = BOOKED + LANE * (len(self._lanes) + bool(self._timeline.quiet)) + GAP
+        rows = [self._row(each, TOP + n * row_height) for n, each in enumerate(self._edges)]
+        changes = tuple(changes_of(self._timeline))
+        marks = [(each.begins_at, _change_text(each), "change") for each in changes]
+        for row in rows:
+            found = sorted(
+                Line(self._x(row, instant), text, css)
+                for instant, text, css in [*marks, *lines]
+                if row.begins_at <= instant < row.ends_at
+            )
+            behind = [*(each.x for each in found[1:]), WIDTH]
+            row.lines = [
+                each._replace(before=x - each.x < _TEXT)
+                for each, x in zip(found, behind, strict=False)
+            ]
+        height = TOP + len(rows) * row_height
+        return Picture(tuple(rows), self._lanes, height, row_height, changes)
+
+    def _row(self, span: Span, y: float) -> Row:
+        row = Row(span.begins_at, span.ends_at, y, 0, 0)
+        row.width = self._x(row, row.ends_at) - LEFT
+        if self._now > row.begins_at:
+            row.past = self._x(row, min(self._now, row.ends_at)) - LEFT
+        for number, lane in enumerate(self._lanes):
+            top = y + BOOKED + number * LANE
+            row.blocks += self._blocks(row, lane.timeline.blocked, top, f"q{lane.pattern}")
+            row.blocks += self._blocks(row, lane.timeline.unknown, top, "unknown")
+        top = y + BOOKED + len(self._lanes) * LANE
+        row.blocks += self._blocks(row, self._timeline.quiet, top, "quiet")
+        row.marks = list(self._marks(row))
+        row.ticks = list(self._ticks(row))
+        return row
+
+    def _ticks(self, row: Row) -> Iterator[Line]:
+        """Yield a line at each step; those that need it have a text. Days have it once."""
+        view, tick = self._view, row.begins_at
+        while (tick := tick + view.step) < row.ends_at:
+            shown = tick.astimezone(zones.rules(self._timeline.zone))
+            if view.step >= _DAY:
+                text = f"{shown:%a %d}"
+            elif (view.row == _DAY and row.y > TOP) or (shown.minute and view.row > _HOUR):
+                text = ""
+            else:
+                text = f"{shown:%H:%M}"
+            yield Line(self._x(row, tick), text, "tick")
+
+    def _blocks(self, row: Row, spans: Iterable[Span], y: float, css: str) -> Iterator[Block]:
+        """Yield what is seen of spans in a row; those that touch in the picture are one."""
+        joined: list[float] | None = None
+        for span in spans:
+            if span.ends_at <= row.begins_at or span.begins_at >= row.ends_at:
+                continue
+            first = self._x(row, max(span.begins_at, row.begins_at))
+            last = max(self._x(row, min(span.ends_at, row.ends_at)), first + 1)
+            if joined is not None and first <= joined[1] + 1:
+                joined[1] = max(joined[1], last)
+                continue
+            if joined is not None:
+                yield Block(joined[0], round(joined[1] - joined[0], 1), y, css)
+            joined = [first, last]
+        if joined is not None:
+            yield Block(joined[0], round(joined[1] - joined[0], 1), y, css)
+
+    def _marks(self, row: Row) -> Iterator[Mark]:
+        mark: Mark | None = None
+        for each in self._timeline.windows[0].booked:
+            if not row.begins_at <= each.at < row.ends_at:
+                continue
+            x = self._x(row, each.at)
+            if mark is not None and x - mark.x < _DOT:
+                mark = mark._replace(many=mark.many + 1, until=each.at)
+                continue
+            if mark is not None:
+                yield mark
+            mark = Mark(x, 1, each.at, each.at, each.message_id)
+        if mark is not None:
+            yield mark
+
+    def _x(self, row: Row, instant: datetime) -> float:
+        part = (instant - row.begins_at) / self._longest
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * part, 1)
+
+
+def _change_text(change: Span) -> str:
+    seconds = (change.ends_at - change.begins_at).total_seconds()
+    minutes = abs(seconds) / 60
+    length = f"{minutes / 60:g} h" if minutes % 60 == 0 else f"{minutes:g} min"
+    return f"clocks {'go on' if seconds > 0 else 'go back'} {length}"

@@ -1,0 +1,99 @@
+"""Signing in with a key of the HTTP API."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from starlette.responses import Response
+
+from dispatcher.store import ApiKeys, Sessions
+from dispatcher.web.access import Caller, KeyAuth, Remembered, caller_of, digest_of
+from dispatcher.web.problems import Refused, unauthorized
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from dispatcher.web.pages.site import Visit
+
+PATH = "/sign-in"
+_COOKIE = "dispatcher_session"
+_LASTS = timedelta(hours=12)
+
+
+class SignIn:
+    """Access with a key of ``dispatcher keys``, by which a session begins.
+
+    The browser keeps the secret of the session, 256 random bits, until it closes; the store has a
+    digest of it, so that any server knows it. A session ends with its key, with signing out, and
+    after 12 hours; other servers notice within two seconds. No script reads the cookie, and no
+    other site makes a browser send it. Signing in again begins a new session and ends the last one.
+    """
+
+    def __init__(self, keys: ApiKeys, sessions: Sessions) -> None:
+        self._auth = KeyAuth(keys)
+        self._sessions = sessions
+        self._known = Remembered[Caller]()
+
+    def __call__(self, request: Request) -> Caller:
+        """Return who calls. Raises Refused and StoreUnavailable."""
+        secret = request.cookies.get(_COOKIE)
+        if not secret:
+            raise unauthorized("sign in")
+        return self._known.of(digest_of(secret), self._caller)
+
+    def form(self, visit: Visit) -> Response:
+        """Ask for a key."""
+        return visit.show("sign_in.html", to=visit.query.get("to", ""), wrong=False)
+
+    def enter(self, visit: Visit) -> Response:
+        """Sign in, and go where the visit was to lead."""
+        token, to = visit.form.get("key", "").strip(), visit.form.get("to", "")
+        try:
+            key = self._auth.key(token)
+        except Refused:
+            visit.note("sign-in refused")
+            return visit.show("sign_in.html", 401, to=to, wrong=True)
+        self._end(visit)
+        secret = secrets.token_urlsafe(32)
+        self._sessions.begin(digest_of(secret), key.id, lasts=_LASTS)
+        visit.note(f"sign-in of {key.name}")
+        answer = visit.go(_inside(to))
+        answer.set_cookie(
+            _COOKIE,
+            secret,
+            path=visit.root or "/",
+            secure=visit.request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
+        return answer
+
+    def leave(self, visit: Visit) -> Response:
+        """Sign out: the session ends."""
+        self._end(visit)
+        answer = visit.go(PATH)
+        answer.delete_cookie(_COOKIE, path=visit.root or "/", httponly=True, samesite="strict")
+        return answer
+
+    def _caller(self, session_id: str) -> Caller:
+        key = self._sessions.key_of(session_id)
+        if key is None:
+            raise unauthorized("the session has ended")
+        return caller_of(key)
+
+    def _end(self, visit: Visit) -> None:
+        """End the session of the browser, if it has one."""
+        secret = visit.request.cookies.get(_COOKIE)
+        if secret:
+            self._sessions.end(digest_of(secret))
+            self._known.forget(digest_of(secret))
+
+
+def _inside(to: str) -> str:
+    """Return a path of the page, never another site's."""
+    parts = urlsplit(to)
+    is_path = to.startswith("/") and not to.startswith(("//", "/\\")) and not parts.netloc
+    return to if is_path and to.isprintable() else "/"

@@ -1,0 +1,452 @@
+"""What all pages share: paths, access, the refusal of foreign calls, headers, templates."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cached_property
+from importlib import resources
+from typing import Any, TypeVar, TypeVarTuple
+from urllib.parse import urlencode, urlsplit
+
+from anyio import CapacityLimiter, to_thread
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import Message, Receive
+
+from dispatcher.app import App
+from dispatcher.client import Dispatcher
+from dispatcher.errors import DispatcherError, InvalidValue, StoreUnavailable
+from dispatcher.message import Status
+from dispatcher.selection import Page as Found
+from dispatcher.selection import Wanted, id_of
+from dispatcher.store import Movable
+from dispatcher.telemetry.journal import digest_with
+from dispatcher.times import zones
+from dispatcher.web.access import Caller, Right
+from dispatcher.web.admission import RATE, Admission
+from dispatcher.web.pages import sign_in
+from dispatcher.web.pages.glances import Glances
+from dispatcher.web.pages.reading import reading
+from dispatcher.web.pages.sign_in import SignIn
+from dispatcher.web.pages.uploads import Uploads
+from dispatcher.web.problems import Refused, forbidden, problem_of, status_of
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+Access = Callable[[Request], Caller | None]
+"""Returns who visits and what that person may do, or None for a stranger.
+
+It runs in a thread. It may raise :func:`~dispatcher.web.problems.unauthorized`.
+"""
+
+_MOST_FORM_BYTES = 65_536
+_MOST_THREADS = 8
+_PATIENCE = timedelta(milliseconds=60)
+"""How long a page looks for messages before it shows what it has found."""
+_SAFE = frozenset({"GET", "HEAD"})
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    # With no-referrer a browser would not name the origin of a form.
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
+_KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A path, and the function that answers a visit. Unless ``is_public``, it needs ``rights``.
+
+    ``most_bytes`` bounds the form of a POST. Functions run in a thread.
+    """
+
+    path: str
+    answer: Callable[[Visit], Response]
+    method: str = "GET"
+    rights: tuple[Right, ...] = (Right.MESSAGES_READ,)
+    is_public: bool = False
+    most_bytes: int = _MOST_FORM_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """An entry of the navigation. It is shown to those who have ``right``."""
+
+    title: str
+    path: str
+    right: Right = Right.MESSAGES_READ
+    unbound: bool = False
+
+
+class Given(dict[str, str]):
+    """What is given by name. A template that asks for another name gets an empty text."""
+
+    def __missing__(self, name: str) -> str:
+        return ""
+
+
+@dataclass(kw_only=True)
+class Visit:
+    """One call of a page: who visits, what is asked, and how it is answered.
+
+    ``query`` and ``form`` have the last value of each name, without those that are empty; ``files``
+    are the uploaded ones.
+    """
+
+    site: Site
+    request: Request
+    caller: Caller
+    query: Given = field(default_factory=Given)
+    form: Given = field(default_factory=Given)
+    files: Mapping[str, UploadFile] = field(default_factory=dict)
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """What all is asked of. Pages that do not act read on connections of their own."""
+        is_read = self.request.method in _SAFE
+        return self.site.reading if is_read else self.site.dispatcher
+
+    @property
+    def parts(self) -> App:
+        """The parts of :attr:`dispatcher` that no method of it shows."""
+        return self.dispatcher._app
+
+    @property
+    def root(self) -> str:
+        """The path at which the page is mounted."""
+        root: str = self.request.scope.get("root_path", "")
+        return root.rstrip("/")
+
+    @property
+    def zone(self) -> str:
+        """The zone in which times are shown, and read."""
+        return self.query.get("zone") or self.site.settings.zone
+
+    def may(self, right: str) -> bool:
+        """Tell whether the visitor has a right."""
+        return Right(right) in self.caller.rights
+
+    @property
+    def channels(self) -> list[str]:
+        """The channels that the visitor may use."""
+        own = self.caller.channels
+        return [each for each in self.site.settings.channels if own is None or each in own]
+
+    def is_bound(self) -> bool:
+        """Tell whether the visitor sees the messages of some channels or of one scope only."""
+        return self.caller.scope is not None or self.caller.channels is not None
+
+    def url(self, path: str, /, **query: object) -> str:
+        """Return the address of a page. A query that is None or empty is left out."""
+        given = [(name, str(each)) for name, each in query.items() if each or each == 0]
+        return f"{self.root}{path}" + (f"?{urlencode(given)}" if given else "")
+
+    def here(self, **changed: object) -> str:
+        """Return the address of this page with another query."""
+        return self.url(self.path, **{**self.query, **changed})
+
+    @property
+    def path(self) -> str:
+        """The path of this page, without that at which it is mounted."""
+        return self.request.url.path.removeprefix(self.root) or "/"
+
+    def show(self, template: str, status: int = 200, /, **values: Any) -> Response:
+        """Answer with a template, which has ``visit`` and these values."""
+        found = self.site.templates.get_template(template)
+        return HTMLResponse(found.render(visit=self, **values), status)
+
+    def go(self, path: str, /, **query: object) -> RedirectResponse:
+        """Answer an action: the browser shows another page. ``done`` says there what was done."""
+        return RedirectResponse(self.url(path, **query), 303)
+
+    def message(self) -> Movable:
+        """Return the message of the path, if the visitor may see it. Raises MessageNotFound."""
+        message_id = id_of(self.request.path_params["message_id"])
+        found = self.parts.messages.movable(message_id)
+        self.caller.check_sees(found.message)
+        return found
+
+    def found(
+        self, wanted: Wanted, *, limit: int, after: str | None, oldest_first: bool = False
+    ) -> Found:
+        """Return a page of messages, which may end early: it takes a moment at most.
+
+        Raises InvalidDraft and StoreUnavailable.
+        """
+        return self.parts.listing.page(
+            self.dispatcher._chosen(wanted),
+            after=None if after is None else id_of(after, "after"),
+            limit=limit,
+            oldest_first=oldest_first,
+            patience=_PATIENCE,
+        )
+
+    def counted(self, wanted: Wanted) -> tuple[dict[str, dict[Status, int]], bool]:
+        """Return the numbers of messages, and whether all were counted: it takes a moment at most.
+
+        Raises InvalidDraft and StoreUnavailable.
+        """
+        return self.parts.listing.counted(self.dispatcher._chosen(wanted), patience=_PATIENCE)
+
+    def recipient_of(self, recipient: str) -> str:
+        """Return a recipient, or a digest of it for a visitor without the right to see it."""
+        if self.may(Right.RECIPIENTS_READ):
+            return recipient
+        digest = self.site.digest
+        return "hidden" if digest is None else digest(recipient)
+
+    @staticmethod
+    def json(value: object) -> str:
+        """Return a value as JSON to be read by a person."""
+        return json.dumps(value, ensure_ascii=False, indent=2)
+
+    def error_text(self, error: DispatcherError) -> str:
+        """Return an error in words that the visitor may read."""
+        if isinstance(error, StoreUnavailable) and error.timed_out:
+            return "That is too much to read or to count for a page: narrow the filter."
+        return str(problem_of(error, whole=self.caller.sees_conflicts)["detail"])
+
+    def note(self, action: str) -> None:
+        """Write an action into the log, with who did it. It names no recipient."""
+        log.info("page: %s by %s", action, self.caller.name)
+
+
+class Site:
+    """The application: it lets a visit in, and calls the function of its page."""
+
+    def __init__(self, dispatcher: Dispatcher, access: Access, *, rate: str) -> None:
+        self.dispatcher = dispatcher
+        self.settings = dispatcher.settings
+        self.parts = dispatcher._app  # the parts that no method of the dispatcher shows
+        self.access = access
+        self._admission = Admission(self.parts, auth=self._known, rate=rate)
+        self._threads = CapacityLimiter(_MOST_THREADS)
+        self.can_sign_in = isinstance(access, SignIn)
+        self.digest = digest_with(self.settings.log_key)
+        self.files = _files()
+        self.glances = Glances()
+        self.uploads = Uploads()
+        self.templates = Environment(
+            loader=PackageLoader("dispatcher.web.pages"),
+            autoescape=True,
+            auto_reload=False,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self.templates.filters |= {"number": "{:,}".format, "span": length_text}
+        self.templates.globals |= {"local": local_text, "links": ()}
+
+    @cached_property
+    def reading(self) -> Dispatcher:
+        """The dispatcher that reads for pages."""
+        return reading(self.dispatcher)
+
+    async def in_thread(self, act: Callable[[*Ts], T], *given: *Ts) -> T:
+        """Run something in one of the threads of the page: few, so that programs keep theirs."""
+        return await to_thread.run_sync(act, *given, limiter=self._threads)
+
+    def application(self, pages: Sequence[Page], links: Sequence[Link]) -> Starlette:
+        """Return the ASGI application of these pages."""
+        self.templates.globals["links"] = tuple(links)
+        routes = [Route("/static/{name}", self._file, methods=["GET"])]
+        routes += [Route(each.path, self._guarded(each), methods=[each.method]) for each in pages]
+        return Starlette(
+            routes=routes,
+            middleware=[Middleware(GZipMiddleware, minimum_size=1_000)],
+            exception_handlers={HTTPException: self._not_served, Exception: self._broken},
+        )
+
+    def file_url(self, visit: Visit, name: str) -> str:
+        """Return the address of a file, another one whenever its text changes."""
+        text = self.files[name]
+        return visit.url(f"/static/{name}", v=hashlib.sha256(text).hexdigest()[:10])
+
+    def enter(self, request: Request, page: Page) -> Caller:
+        """Return who visits, if that person may. Raises Refused."""
+        caller = self._admission.admit(request)
+        for right in page.rights:
+            caller.check(right)
+        return caller
+
+    def _known(self, request: Request) -> Caller:
+        caller = self.access(request)
+        if caller is None:
+            raise forbidden("you have no access to this page")
+        return caller
+
+    def _guarded(self, page: Page) -> Callable[[Request], Any]:
+        async def answered(request: Request) -> Response:
+            nobody = Caller(name="nobody", rights=frozenset())
+            visit = Visit(site=self, request=request, caller=nobody, query=_last(request))
+            try:
+                if request.method not in _SAFE:
+                    _check_origin(request)
+                if not page.is_public:
+                    visit.caller = await self.in_thread(self.enter, request, page)
+                if request.method in _SAFE:
+                    response = await self.in_thread(page.answer, visit)
+                else:
+                    response = await self._acted(visit, page)
+            except Refused as refused:
+                response = self._refused(visit, refused)
+            except DispatcherError as error:
+                shown = {"status": status_of(error), "detail": visit.error_text(error)}
+                response = visit.show("error.html", status_of(error), **shown)
+            for name, value in _HEADERS.items():
+                response.headers.setdefault(name, value)
+            return response
+
+        return answered
+
+    async def _acted(self, visit: Visit, page: Page) -> Response:
+        """Read a form, and call the page."""
+        request = Request(visit.request.scope, _bounded(visit.request, page.most_bytes))
+        async with request.form(max_files=1, max_fields=1_000) as form:
+            pairs = form.multi_items()
+            visit.form = Given({n: each for n, each in pairs if isinstance(each, str) and each})
+            visit.files = {name: each for name, each in pairs if isinstance(each, UploadFile)}
+            return await self.in_thread(page.answer, visit)
+
+    def _refused(self, visit: Visit, refused: Refused) -> Response:
+        if refused.status == 401 and self.can_sign_in and visit.request.method in _SAFE:  # noqa: PLR2004
+            here = visit.here().removeprefix(visit.root)
+            return visit.go(sign_in.PATH, to=here if visit.path != "/" else None)
+        response = visit.show("error.html", refused.status, status=refused.status,
+                              detail=refused.detail)  # fmt: skip
+        response.headers.update(refused.headers)
+        return response
+
+    async def _file(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in self.files:
+            raise HTTPException(404)
+        kind = _KINDS[name[name.rindex(".") :]]
+        headers = {"Cache-Control": "public, max-age=31536000, immutable"}
+        return Response(self.files[name], media_type=kind, headers={**_HEADERS, **headers})
+
+    async def _not_served(self, request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        detail = str(error.detail) if isinstance(error, HTTPException) else "The call failed."
+        return self._error_page(request, status, detail)
+
+    async def _broken(self, request: Request, _error: Exception) -> Response:
+        return self._error_page(request, 500, "The page failed; the log of the server says why.")
+
+    def _error_page(self, request: Request, status: int, detail: str) -> Response:
+        nobody = Caller(name="nobody", rights=frozenset())
+        visit = Visit(site=self, request=request, caller=nobody)
+        response = visit.show("error.html", status, status=status, detail=detail)
+        response.headers.update(_HEADERS)
+        return response
+
+
+def page(dispatcher: Dispatcher, *, access: Access | None = None, rate: str = RATE) -> Starlette:
+    """Return the page of a dispatcher, an ASGI application to serve or to mount.
+
+    ``access`` takes a request and returns a :class:`~dispatcher.web.Caller` with a name for the log
+    and the rights of that person, or None. ``rate`` limits the visits of a caller that has no rate
+    of its own. The caller of this function closes the dispatcher.
+
+    Raises InvalidValue without ``access``, and for a rate that cannot be read.
+    """
+    from dispatcher.web.pages import navigation  # noqa: PLC0415 - its modules import this one
+
+    if access is None:
+        accepted = (
+            "a function that takes a request and returns a Caller or None; "
+            "Loopback() lets this machine read, behind no proxy"
+        )
+        raise InvalidValue("access", "not given: the page has no default access", accepted)
+    site = Site(dispatcher, access, rate=rate)
+    return site.application([*navigation.PAGES, *_signing_in(site)], navigation.LINKS)
+
+
+def local_text(visit: Visit, instant: datetime, *, zone: str | None = None, form: str = "") -> str:
+    """Return an instant as the clocks of a zone show it, by default that of the visit."""
+    local = instant.astimezone(zones.rules(zone or visit.zone))
+    thousandths = f".{local.microsecond // 1_000:03}" if local.microsecond and not form else ""
+    return f"{local:{form or '%a %d %b %Y %H:%M:%S'}}{thousandths}"
+
+
+def length_text(length: timedelta) -> str:
+    """Return a length in words: ``2 hours``."""
+    seconds = round(length.total_seconds())
+    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= 2 * size or seconds == size:
+            many = seconds // size
+            return f"{many} {unit}{'' if many == 1 else 's'}"
+    return f"{seconds} s" if seconds else f"{length // _MILLISECOND} ms"
+
+
+def _signing_in(site: Site) -> list[Page]:
+    access = site.access
+    if not isinstance(access, SignIn):
+        return []
+    return [
+        Page(path=sign_in.PATH, answer=access.form, is_public=True),
+        Page(path=sign_in.PATH, method="POST", answer=access.enter, is_public=True),
+        Page(path="/sign-out", method="POST", answer=access.leave, is_public=True),
+    ]
+
+
+def _check_origin(request: Request) -> None:
+    """Refuse an action that another site asks for. Raises Refused.
+
+    Browsers say by ``Sec-Fetch-Site`` where a call comes from; older ones by ``Origin``.
+    """
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None:
+        is_own = site in ("same-origin", "none")
+    else:
+        is_own = origin is not None and urlsplit(origin).netloc == request.headers.get("host")
+    if not is_own:
+        log.warning("page: a %s that comes from another site was refused", request.method)
+        raise forbidden("the action comes from another site")
+
+
+def _last(request: Request) -> Given:
+    given = request.query_params.items()
+    return Given({name: each.strip() for name, each in given if each.strip()})
+
+
+def _files() -> dict[str, bytes]:
+    folder = resources.files("dispatcher.web.pages") / "static"
+    return {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
+
+
+def _bounded(request: Request, most_bytes: int) -> Receive:
+    """Return what reads a request. It raises Refused for one that is longer."""
+    read = 0
+
+    async def receive() -> Message:
+        nonlocal read
+        message = await request.receive()
+        read += len(message.get("body", b""))
+        if read > most_bytes:
+            raise Refused(413, "too-large", f"a form has at most {most_bytes:,} bytes")
+        return message
+
+    return receive

@@ -1,0 +1,60 @@
+"""Opt-outs: those of a recipient, or the first ones of all; made and revoked."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from starlette.responses import Response
+
+from dispatcher.errors import InvalidDraft
+from dispatcher.web.access import Right
+from dispatcher.web.pages.site import Page, Visit
+
+_MOST = 200
+
+
+def suppressions(visit: Visit) -> Response:
+    """List opt-outs."""
+    visit.caller.check_unbound()
+    recipient = visit.query.get("recipient")
+    found = list(islice(visit.dispatcher.suppressed(recipient), _MOST))
+    return visit.show("suppressions.html", found=found, recipient=recipient, most=_MOST)
+
+
+def suppress(visit: Visit) -> Response:
+    """Opt a recipient out; cancels its scheduled messages."""
+    recipient, channel = _asked(visit)
+    many = visit.dispatcher.suppress(recipient, channel=channel)
+    _note(visit, "suppress", recipient, channel)
+    return visit.go("/suppressions", recipient=recipient, done="suppress", many=many)
+
+
+def unsuppress(visit: Visit) -> Response:
+    """Revoke an opt-out."""
+    recipient, channel = _asked(visit)
+    visit.dispatcher.unsuppress(recipient, channel=channel)
+    _note(visit, "unsuppress", recipient, channel)
+    return visit.go("/suppressions", done="unsuppress")
+
+
+def _asked(visit: Visit) -> tuple[str, str | None]:
+    visit.caller.check_unbound()
+    recipient = visit.form.get("recipient")
+    if recipient is None:
+        raise InvalidDraft("recipient", "not given", "a recipient")
+    return recipient, visit.form.get("channel")
+
+
+def _note(visit: Visit, verb: str, recipient: str, channel: str | None) -> None:
+    digest = visit.site.digest
+    named = "a recipient" if digest is None else f"recipient {digest(recipient)}"
+    visit.note(f"{verb} of {named} on {channel or 'every channel'}")
+
+
+_RIGHTS = (Right.RECIPIENTS_READ, Right.SUPPRESSIONS_WRITE)
+PAGES = (
+    Page(path="/suppressions", answer=suppressions,
+         rights=(Right.MESSAGES_READ, Right.RECIPIENTS_READ)),
+    Page(path="/suppressions", answer=suppress, method="POST", rights=_RIGHTS),
+    Page(path="/suppressions/revoke", answer=unsuppress, method="POST", rights=_RIGHTS),
+)  # fmt: skip

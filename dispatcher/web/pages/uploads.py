@@ -1,0 +1,275 @@
+"""Files of messages that visitors drop: planned, then booked, each in a thread of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock, Thread
+from typing import BinaryIO
+
+from dispatcher.client import Dispatcher
+from dispatcher.errors import (
+    DispatcherError,
+    InvalidDraft,
+    InvalidValue,
+    Unavailable,
+)
+from dispatcher.message import Draft, OnConflict, Plan, Progress, Rejection, check_text, reason_of
+from dispatcher.submission.rows import BadRow, Format, Source, read
+from dispatcher.web.access import Caller
+from dispatcher.web.problems import Refused
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES = 64 * 1024 * 1024
+"""The longest file."""
+_MOST = 16
+MOST_ROWS = 200_000
+"""Of one file: what is known of each refused row is in memory while a plan is made."""
+_SHOWN = 20
+_PART = 1024 * 1024
+
+
+class State(StrEnum):
+    """How far a file is."""
+
+    DROPPED = "dropped"
+    PLANNING = "planning"
+    PLANNED = "planned"
+    BOOKING = "booking"
+    BOOKED = "booked"
+    FAILED = "failed"
+
+
+class Upload:
+    """One file of messages, and what is known of them.
+
+    ``refused`` has the first refused rows, each with its line and the error; ``reasons`` counts all
+    of them. ``error`` is why the last step has ``FAILED``; then it may be started again: each row
+    has an idempotency key, its own or one of the file's content and its line, so that none is
+    booked twice, also where the same file is dropped again for the same campaign.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        *,
+        name: str,
+        campaign: str,
+        channel: str | None,
+        on_conflict: OnConflict | None,
+        path: Path,
+        at: datetime,
+    ) -> None:
+        self.token = secrets.token_urlsafe(12)
+        self.digest = _digest(path, campaign, channel)
+        self.caller = caller
+        self.name = name
+        self.campaign = campaign
+        self.at = at
+        self.state = State.DROPPED
+        self.counted = Progress(0, 0, None)
+        self.bad = 0
+        self.rows: int | None = None
+        self.reasons: Counter[str] = Counter()
+        self.refused: list[tuple[int, DispatcherError]] = []
+        self.plan: Plan | None = None
+        self.error: DispatcherError | None = None
+        self._channel = channel
+        self._on_conflict = on_conflict
+        self._path = path
+        self._lock = Lock()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a thread works on it."""
+        return self.state in (State.PLANNING, State.BOOKING)
+
+    @property
+    def turned_away(self) -> int:
+        """How many rows are refused, bad ones included."""
+        return self.counted.refused + self.bad
+
+    def start(self, dispatcher: Dispatcher, state: State) -> bool:
+        """Plan or book it in a thread; return False where it is booked, or another one works."""
+        with self._lock:
+            if self.is_running or self.state is State.BOOKED:
+                return False
+            self.state = state
+        work = self._make_plan if state is State.PLANNING else self._book
+        Thread(target=self._run, args=(work, dispatcher), name="upload", daemon=True).start()
+        return True
+
+    def check(self) -> None:
+        """Raise InvalidValue where the file cannot be read, or names no format."""
+        with self._source():
+            pass
+
+    def forget(self) -> None:
+        """Delete the file."""
+        self._path.unlink(missing_ok=True)
+
+    def _run(self, work: Callable[[Dispatcher], State], dispatcher: Dispatcher) -> None:
+        self.counted, self.bad, self.error = Progress(0, 0, None), 0, None
+        self.reasons.clear()
+        self.refused.clear()
+        try:
+            self.state = work(dispatcher)
+        except DispatcherError as error:
+            self.error, self.state = error, State.FAILED
+        except Exception:
+            log.exception("an upload failed")
+            self.error = InvalidValue(
+                "file", "failed; the log of the server says why", "a file that can be read"
+            )
+            self.state = State.FAILED
+
+    def _make_plan(self, dispatcher: Dispatcher) -> State:
+        plan = dispatcher.plan(
+            self._drafts(dispatcher), on_conflict=self._on_conflict, progress=self._count
+        )
+        for each in plan.rejections:
+            self._refuse_draft(each)
+        self.refused.sort(key=lambda each: each[0])
+        self.plan = replace(plan, rejections=())
+        return State.PLANNED
+
+    def _book(self, dispatcher: Dispatcher) -> State:
+        results = dispatcher.submit_many(
+            self._drafts(dispatcher), on_conflict=self._on_conflict, progress=self._count
+        )
+        unknown: DispatcherError | None = None
+        for each in results:
+            if isinstance(each, Rejection):
+                self._refuse_draft(each)
+                if isinstance(each.error, Unavailable):
+                    unknown = each.error
+        if unknown is not None:  # some rows can be booked yet: the file is kept
+            raise unknown
+        self.forget()
+        return State.BOOKED
+
+    def _source(self) -> Source:
+        if Format.of(self.name) is None:
+            raise InvalidValue("file", "its name shows no format", "a file .csv or .jsonl")
+        return Source(str(self._path), label="file")
+
+    def _drafts(self, dispatcher: Dispatcher) -> Iterator[Draft]:
+        with self._source() as source:
+            self.rows = source.total
+            if (self.rows or 0) > MOST_ROWS:
+                problem = f"more than {MOST_ROWS:,} rows"
+                raise InvalidValue("file", problem, "parts, or `dispatcher import`")
+            rows = read(
+                source.lines(),
+                Format.of(self.name) or Format.CSV,
+                channel=self._channel,
+                campaign=self.campaign,
+                longest=dispatcher.settings.body_max_bytes,
+            )
+            for row in rows:
+                if isinstance(row, BadRow):
+                    self._refuse_row(row.line, row.error)
+                    continue
+                try:
+                    yield self._own(row, row.line)
+                except InvalidDraft as error:
+                    self._refuse_row(row.line, error)
+
+    def _own(self, draft: Draft, line: int) -> Draft:
+        """Return a draft of the visitor's. Raises InvalidDraft."""
+        key = draft.idempotency_key
+        if key is not None:
+            check_text("idempotency_key", key)
+        own = f"{self.digest}/{line}" if key is None else key
+        draft = replace(draft, idempotency_key=self.caller.own_key(own))
+        try:
+            return self.caller.own(draft)
+        except Refused as refused:
+            raise InvalidDraft("row", refused.detail, "a message of your own") from None
+        except (TypeError, ValueError):
+            raise InvalidDraft("scopes", "are none", "names by kind") from None
+
+    def _count(self, counted: Progress) -> None:
+        self.counted = counted
+
+    def _refuse_row(self, line: int, error: DispatcherError) -> None:
+        self.bad += 1
+        self._refuse(line, error)
+
+    def _refuse_draft(self, rejection: Rejection) -> None:
+        self._refuse(getattr(rejection.draft, "line", rejection.number + 1), rejection.error)
+
+    def _refuse(self, line: int, error: DispatcherError) -> None:
+        self.reasons[reason_of(error)] += 1
+        if len(self.refused) < _SHOWN:
+            self.refused.append((line, error))
+
+
+class Uploads:
+    """The last files of all visitors, in a folder that ends with this process."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._folder: TemporaryDirectory[str] | None = None
+        self._kept: dict[str, Upload] = {}
+
+    def store(self, stream: BinaryIO) -> Path:
+        """Copy a file. Raises InvalidValue for one that is too long."""
+        with self._lock:
+            if self._folder is None:
+                self._folder = TemporaryDirectory(prefix="dispatcher-page-")
+            path = Path(self._folder.name) / secrets.token_hex(8)
+        written = 0
+        with path.open("xb") as copy:
+            while part := stream.read(_PART):
+                written += len(part)
+                if written > MOST_BYTES:
+                    break
+                copy.write(part)
+        if written > MOST_BYTES:
+            path.unlink()
+            problem = f"more than {MOST_BYTES // _PART} MiB"
+            raise InvalidValue("file", problem, "parts, or `dispatcher import`")
+        return path
+
+    def add(self, upload: Upload) -> None:
+        """Keep one, instead of the oldest that no thread works on. Raises Refused."""
+        with self._lock:
+            if len(self._kept) >= _MOST:
+                old = next((each for each in self._kept.values() if not each.is_running), None)
+                if old is None:
+                    upload.forget()
+                    raise Refused(503, "too-many", "too many files are under way; try again later")
+                del self._kept[old.token]
+                old.forget()
+            self._kept[upload.token] = upload
+
+    def of(self, caller: Caller) -> list[Upload]:
+        """Return a visitor's own, the newest first."""
+        with self._lock:
+            own = [each for each in self._kept.values() if each.caller.identity == caller.identity]
+        return own[::-1]
+
+    def find(self, token: str, caller: Caller) -> Upload:
+        """Return one of a visitor's own. Raises Refused."""
+        for each in self.of(caller):
+            if secrets.compare_digest(each.token.encode(), token.encode()):
+                return each
+        detail = "this file is not kept any more, or was dropped by another person"
+        raise Refused(404, "no-such-upload", detail)
+
+
+def _digest(path: Path, campaign: str, channel: str | None) -> str:
+    with path.open("rb") as file:
+        content = hashlib.file_digest(file, "sha256").hexdigest()
+    asked = repr((content, campaign, channel))
+    return hashlib.sha256(asked.encode("utf-8", "surrogatepass")).hexdigest()[:32]

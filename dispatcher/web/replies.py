@@ -1,0 +1,275 @@
+"""Calls with an ``Idempotency-Key``: repeated, they are answered as the first time.
+
+A call acts and stores its answer; a repeated one gets the stored bytes. The process may die between
+any two steps, and two calls with one key may be under way at once.
+
+A submit is repeated under the message's own idempotency key, and returns the message that was
+accepted (:func:`once`). A change first notes the version of the message that it is about to change,
+and is made only to that version (:func:`change_once`):
+
+=============================  ==========================================================
+the message, to a later call   answer
+=============================  ==========================================================
+is as it was noted             the change is made; of two such calls one makes it
+shows the change               200 with the message as it now is
+has another status             what a new call gets: 409
+was changed otherwise          412; a cancellation is made all the same
+=============================  ==========================================================
+
+A refused call has had no effect, and its key is free again. Where the outcome of a change is not
+known, its note stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from uuid import UUID
+
+from starlette.responses import Response
+
+from dispatcher.errors import (
+    DispatcherError,
+    MessageChanged,
+    OutcomeUnknown,
+    StoreUnavailable,
+)
+from dispatcher.faults import fault
+from dispatcher.message import Message, Status, check_text
+from dispatcher.store import Movable, Replies, Reply
+from dispatcher.web.problems import Refused
+
+LONGEST_KEY = 190
+_MEDIA_TYPE = "application/json"
+_TRIES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a call: a status, a body as JSON, and headers; the message it speaks of."""
+
+    status: int
+    body: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    message_id: UUID | None = None
+
+    def response(self) -> Response:
+        """Return it to be sent."""
+        return Response(self.body, self.status, headers=dict(self.headers), media_type=_MEDIA_TYPE)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call with an idempotency key: the caller and its rights, the key, and all it asks for."""
+
+    caller: str
+    key: str
+    asked: str
+
+    @property
+    def id(self) -> str:
+        """The name of its answer in the store."""
+        return hashlib.sha256(f"{self.caller}\0{self.key}".encode()).hexdigest()
+
+    @property
+    def fingerprint(self) -> str:
+        """The digest of what it asks for."""
+        return hashlib.sha256(self.asked.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """The parts of a message that its changes change. Its text is the message's ``ETag``."""
+
+    move_token: int
+    attempt_count: int
+    max_attempts: int
+    next_attempt_ms: int
+    status: Status
+
+    @classmethod
+    def of(cls, found: Movable) -> Version:
+        """Return the version of a message."""
+        message = found.message
+        at_ms = round(message.next_attempt_at.timestamp() * 1_000)
+        counts = (message.attempt_count, message.max_attempts)
+        return cls(found.token, *counts, at_ms, message.status)
+
+    @classmethod
+    def read(cls, text: str) -> Version:
+        """Return the version with that text."""
+        token, count, most, at_ms, status = text.split("-")
+        return cls(int(token), int(count), int(most), int(at_ms), Status(status))
+
+    def is_edited_since(self, before: Version) -> bool:
+        """Whether the message was changed since then, or sent; that it was snoozed is no change."""
+        return replace(before, next_attempt_ms=self.next_attempt_ms) != self
+
+    def __str__(self) -> str:
+        """Return it as text."""
+        numbers = (self.move_token, self.attempt_count, self.max_attempts, self.next_attempt_ms)
+        return "-".join((*map(str, numbers), self.status.value))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of a message.
+
+    ``make`` makes it, and raises MessageChanged where it gets a message that is not as it was.
+    ``is_made`` returns whether a message shows the change, by its version before; ``answer`` is
+    that of a message. ``if_match`` is the header, None without one. ``in_any_case``: whatever else
+    has changed, it is made.
+    """
+
+    read: Callable[[], Movable]
+    make: Callable[[Message | None], Message]
+    is_made: Callable[[Version, Movable], bool]
+    answer: Callable[[Movable], Answer]
+    if_match: str | None
+    in_any_case: bool = False
+
+
+def key_of(header: str | None) -> str | None:
+    """Return the key of an ``Idempotency-Key`` header, bare or quoted. Raises InvalidDraft."""
+    if header is None:
+        return None
+    quoted = len(header) > 1 and header[0] == header[-1] == '"'
+    return check_text("Idempotency-Key", header[1:-1] if quoted else header, longest=LONGEST_KEY)
+
+
+def once(replies: Replies, call: Call | None, act: Callable[[], Answer]) -> Response:
+    """Answer a call by ``act``, which may be repeated, or as it was answered before.
+
+    A ``call`` of None has no key. Raises Refused where the key was used for another call.
+    """
+    if call is None:
+        return act().response()
+    note = replies.find(call.id)
+    if note is not None:
+        _check_same(note, call)
+        if note.status is not None:
+            return _replayed(note)
+    fault("api.before_act")
+    return _finished(replies, call, act(), begun=False)
+
+
+def change_once(replies: Replies, call: Call | None, change: Change) -> Response:
+    """Change a message and answer the call, or answer it as before.
+
+    A ``call`` of None has no key. Raises as :func:`once` does, and MessageChanged where the
+    ``if_match`` does not name the version.
+    """
+    if call is None:
+        return _changed(change).response()
+    for _ in range(_TRIES):
+        now = change.read()
+        version = Version.of(now)
+        note = _begun(replies, call, str(version))
+        if note.status is not None:
+            return _replayed(note)
+        before = Version.read(note.seen) if note.seen else version
+        if not version.is_edited_since(before):
+            act = partial(_guarded, change, now)
+        elif change.is_made(before, now):
+            return _finished(replies, call, change.answer(now))
+        elif change.in_any_case or version.status is not before.status:
+            act = partial(_guarded, change, now)
+        else:
+            act = partial(_refused, now)
+        try:
+            return _finished(replies, call, _acted(replies, call, act))
+        except _Overtaken:
+            continue  # perhaps by a call with the same key
+    raise StoreUnavailable("others changed the message again and again")
+
+
+class _Overtaken(Exception):
+    """Another change came between reading the message and changing it."""
+
+
+def _changed(change: Change) -> Answer:
+    """Make a change without an idempotency key."""
+    if change.if_match is None:
+        change.make(None)
+        return change.answer(change.read())
+    for _ in range(_TRIES):
+        try:
+            return _guarded(change, change.read())
+        except _Overtaken:
+            continue  # by If-Match it is judged anew
+    raise StoreUnavailable("others changed the message again and again")
+
+
+def _guarded(change: Change, now: Movable) -> Answer:
+    """Make a change to this version only."""
+    if change.if_match is not None and not _matches(change.if_match, now):
+        raise MessageChanged(now.message.id)
+    try:
+        change.make(now.message)
+    except MessageChanged:
+        raise _Overtaken from None
+    return change.answer(change.read())
+
+
+def _refused(now: Movable) -> Answer:
+    raise MessageChanged(now.message.id)
+
+
+def etag_of(found: Movable) -> str:
+    """Return the entity tag of a message."""
+    return f'"{Version.of(found)}"'
+
+
+def _matches(if_match: str, now: Movable) -> bool:
+    tags = {each.strip() for each in if_match.split(",")}
+    return "*" in tags or etag_of(now) in tags
+
+
+def _begun(replies: Replies, call: Call, seen: str | None) -> Reply:
+    note = replies.begin(call.id, fingerprint=call.fingerprint, seen=seen)
+    _check_same(note, call)
+    if note.status is None:
+        fault("api.after_begin")
+    return note
+
+
+def _check_same(note: Reply, call: Call) -> None:
+    if note.fingerprint != call.fingerprint:
+        raise Refused(422, "idempotency-conflict", "the key was used before, for another call")
+
+
+def _acted(replies: Replies, call: Call, act: Callable[[], Answer]) -> Answer:
+    """Act; forget the call where it is refused."""
+    try:
+        return act()
+    except OutcomeUnknown:
+        raise
+    except StoreUnavailable as error:
+        if error.refused:
+            replies.forget(call.id, fingerprint=call.fingerprint)
+        raise
+    except (DispatcherError, Refused):
+        replies.forget(call.id, fingerprint=call.fingerprint)
+        raise
+
+
+def _finished(replies: Replies, call: Call, answer: Answer, *, begun: bool = True) -> Response:
+    fault("api.after_act")
+    stored = replies.finish(
+        call.id,
+        fingerprint=call.fingerprint,
+        status=answer.status,
+        headers=dict(answer.headers),
+        body=answer.body,
+        message_id=answer.message_id,
+        begun=begun,
+    )
+    fault("api.after_finish")
+    return Answer(stored.status or answer.status, stored.body or "", stored.headers).response()
+
+
+def _replayed(reply: Reply) -> Response:
+    headers = {**reply.headers, "Idempotency-Replayed": "true"}
+    return Answer(reply.status or 200, reply.body or "", headers).response()

@@ -1,0 +1,69 @@
+"""What ``dispatcher serve`` serves: the page at ``/``, and the HTTP API at ``/v1``."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from dispatcher.client import Dispatcher
+from dispatcher.web.admission import RATE
+from dispatcher.web.api import api
+from dispatcher.web.pages import SignIn, page
+
+_API = "/v1"
+_HOST, _PORT = "127.0.0.1", 8000
+STREAMS_END_SECONDS = 10
+"""How long the end waits for calls: listeners for events and live numbers never end."""
+
+
+def page_and_api(dispatcher: Dispatcher, *, rate: str = RATE) -> ASGIApp:
+    """Return the page and the API as one application. Both take the keys of ``dispatcher keys``.
+
+    Raises InvalidValue for a rate that cannot be read.
+    """
+    calls = api(dispatcher, rate=rate)
+    parts = dispatcher._app
+    pages = page(dispatcher, access=SignIn(parts.api_keys, parts.sessions), rate=rate)
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        is_call = path == _API or path.startswith(f"{_API}/") or scope["type"] == "lifespan"
+        await (calls if is_call else pages)(scope, receive, send)
+
+    return answer
+
+
+@contextmanager
+def beside(application: ASGIApp) -> Iterator[str]:
+    """Serve an application on this machine, from a thread; yield its address.
+
+    The port is 8000, or any other where that is taken.
+    """
+    config = uvicorn.Config(
+        application,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=STREAMS_END_SECONDS,
+    )
+    server = uvicorn.Server(config)
+    with _listening() as listener:
+        port = listener.getsockname()[1]
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        try:
+            yield f"http://{_HOST}:{port}/"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def _listening() -> socket.socket:
+    try:
+        return socket.create_server((_HOST, _PORT))
+    except OSError:
+        return socket.create_server((_HOST, 0))

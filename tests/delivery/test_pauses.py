@@ -1,0 +1,123 @@
+"""What is paused is not sent, however it was enqueued; resumed, it is sent or caught up."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from dispatcher import InvalidSettings, InvalidValue, Message, Settings, Status, UnknownChannel
+from tests.support.house import House, hour_ago
+from tests.support.house_fixtures import Build
+
+pytestmark = pytest.mark.every_database
+
+SCOPES = {"tenant": {"quotas": ["100/minute"]}}
+CHANNELS = {"memory": {"transport": "memory"}, "other": {"transport": "memory"}}
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture
+def pausing(build: Build) -> House:
+    """Give a house with two channels and tenants, in which what is submitted is due at once."""
+    return build(
+        clock=hour_ago(), channels=CHANNELS, scopes=SCOPES, quotas=["100/minute"],
+        overdue_after="30 minutes",
+    )  # fmt: skip
+
+
+def late(house: House, *these: Message, by: timedelta) -> None:
+    """Let messages be due since so long ago, and not be enqueued since then."""
+    at = house.database_time() - by
+    house.change(these, send_at=at, next_attempt_at=at, enqueue_at=at)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("channel", "memory"), ("recipient", "ada"), ("tenant", "acme"), ("campaign", "summer")],
+)
+def test_a_paused_message_is_neither_claimed_nor_enqueued_until_it_is_resumed(
+    pausing: House, kind: str, name: str
+) -> None:
+    all_of_it = {"scopes": {"tenant": "acme"}, "campaign": "summer"}
+    kept = pausing.submit("ada", **all_of_it)
+    free = pausing.submit("eve", channel="other", scopes={"tenant": "else"})
+    late(pausing, kept, free, by=MINUTE)
+    [pause] = pausing.dispatcher.pause(kind, name)
+    assert (pause.kind, pause.name) == (kind, name)
+    assert pausing.dispatcher.pause(kind, name) == (pause,)  # keeps its time
+
+    assert pausing.parts.sweep.enqueue_due() == 1
+    assert pausing.deliver(kept, free) == 1
+    assert pausing.again(kept).status is Status.SCHEDULED
+    assert pausing.again(free).status is Status.SENT
+    assert pausing.dispatcher.story(kept.id).pauses == (pause,)
+    assert pausing.dispatcher.status().pauses == (pause,)
+    taken = pausing.submit("ada", **all_of_it)
+    assert pausing.deliver(taken) == 0
+
+    assert pausing.dispatcher.resume(kind, name) == ()
+    assert pausing.dispatcher.resume(kind, name) == ()
+    assert pausing.dispatcher.story(kept.id).pauses == ()
+    assert pausing.parts.sweep.enqueue_due() == 2
+    assert pausing.deliver(kept, taken) == 2
+
+
+def test_messages_long_overdue_are_enqueued_by_the_first_sweep_after_a_pause(
+    pausing: House,
+) -> None:
+    kept = pausing.submit("ada")
+    late(pausing, kept, by=10 * MINUTE)
+    pausing.dispatcher.pause("channel", "memory")
+    assert pausing.parts.sweep.enqueue_due() == 0  # it has looked at all that is due
+    pausing.dispatcher.resume("channel", "memory")
+    assert pausing.parts.sweep.enqueue_due() == 1
+
+
+def test_a_second_pause_begins_anew(pausing: House) -> None:
+    [first] = pausing.dispatcher.pause("channel", "memory")
+    pausing.dispatcher.resume("channel", "memory")
+    [second] = pausing.dispatcher.pause("channel", "memory")
+    assert second.paused_at > first.paused_at
+    kept = pausing.submit("ada")
+    assert pausing.deliver(kept) == 0
+
+
+@pytest.mark.parametrize("catch_up", ["expire", "reslot"])
+def test_catch_up_leaves_paused_messages_alone_until_they_are_resumed(
+    build: Build, catch_up: str
+) -> None:
+    house = build(
+        clock=hour_ago(), overdue_after="5 minutes",
+        channels={"memory": {"transport": "memory", "catch_up": catch_up}},
+    )  # fmt: skip
+    kept = house.submit("ada")
+    late(house, kept, by=10 * MINUTE)
+    house.dispatcher.pause("recipient", "ada")
+    before = house.again(kept)
+    house.parts.catch_up.run()
+    assert house.again(kept) == before
+    house.dispatcher.resume("recipient", "ada")
+    house.parts.catch_up.run()
+    after = house.again(kept)
+    assert (
+        after.status is Status.EXPIRED if catch_up == "expire" else after.send_at > before.send_at
+    )
+
+
+def test_bad_kinds_and_names_are_refused_and_named(pausing: House) -> None:
+    with pytest.raises(InvalidValue, match=r"kind: .*channel, recipient, campaign, tenant"):
+        pausing.dispatcher.pause("customer", "acme")
+    with pytest.raises(UnknownChannel):
+        pausing.dispatcher.pause("channel", "fax")
+    with pytest.raises(InvalidValue, match="name"):
+        pausing.dispatcher.resume("tenant", "")
+    with pytest.raises(InvalidValue, match=r"name: .*65 characters"):
+        pausing.dispatcher.pause("campaign", "s" * 65)
+    assert pausing.dispatcher.status().pauses == ()
+
+
+@pytest.mark.parametrize("kind", ["channel", "recipient", "campaign"])
+def test_a_kind_of_scope_cannot_have_the_name_of_what_every_message_has(kind: str) -> None:
+    with pytest.raises(InvalidSettings, match="scopes"):
+        Settings.load(scopes={kind: {"quotas": ["1/day"]}})

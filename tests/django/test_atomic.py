@@ -1,0 +1,290 @@
+"""A submit inside ``transaction.atomic()`` is stored if and when Django commits."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, OperationalError, connection, transaction
+from django.test import TestCase
+
+from dispatcher import InvalidDraft, Message, QuotaExceeded, StoreUnavailable
+from dispatcher.store.engines.mariadb import MariaDBEngine
+from tests.django.conftest import Project
+
+pytestmark = pytest.mark.every_database
+HOUR = timedelta(hours=1)
+
+
+class Undone(Exception):
+    """Ends an atomic block."""
+
+
+def submit(project: Project, recipient: str = "ada@example.org", **asked: Any) -> Message:
+    given: dict[str, Any] = {"channel": "memory", "body": {"text": "é"}, "send_in": HOUR} | asked
+    return project.dispatcher.submit(recipient=recipient, **given)
+
+
+def order(project: Project) -> Any:
+    return project.shop.Order.objects.create(email="a", pickup_at=datetime(2100, 1, 1, tzinfo=UTC))
+
+
+def orders(project: Project) -> int:
+    return int(project.house.sql("SELECT COUNT(*) FROM shop_order")[0][0])
+
+
+def published(project: Project) -> int:
+    return sum(project.house.broker.llen(name) for name in project.house.settings.queues)
+
+
+def test_both_are_stored_by_the_commit_and_not_before(project: Project) -> None:
+    with transaction.atomic():
+        order(project)
+        message = submit(project, send_in=timedelta(seconds=1))
+        assert project.house.rows() == []
+        assert published(project) == 0
+    assert orders(project) == 1
+    assert project.dispatcher.get(message.id).body == {"text": "é"}
+    assert published(project) == 1
+
+
+def test_a_rollback_leaves_neither_row_nor_reservation(project: Project) -> None:
+    with suppress(Undone), transaction.atomic():
+        order(project)
+        submit(project)
+        assert project.house.all_members()
+        raise Undone
+    assert orders(project) == 0
+    assert project.house.rows() == []
+    assert not project.house.all_members()
+
+
+def test_a_rollback_is_noticed_without_the_collector(project: Project) -> None:
+    gc.disable()
+    try:
+        with transaction.atomic():
+            submit(project)
+            transaction.set_rollback(True)
+        assert not project.house.all_members()
+    finally:
+        gc.enable()
+
+
+def test_a_savepoint_that_is_rolled_back_gives_back_its_own_reservation_alone(
+    project: Project,
+) -> None:
+    with transaction.atomic():
+        kept = submit(project)
+        with suppress(Undone), transaction.atomic():
+            submit(project, "grace@example.org")
+            raise Undone
+        assert [*project.house.all_members()] == ["ada@example.org"]
+        with transaction.atomic():
+            inner = submit(project, "alan@example.org")
+    assert {message.id for message in project.dispatcher.select()} == {kept.id, inner.id}
+
+
+def test_a_savepoint_alone_is_noticed_too(project: Project) -> None:
+    with transaction.atomic():
+        with suppress(Undone), transaction.atomic(), transaction.atomic():
+            submit(project)
+            raise Undone
+        assert not project.house.all_members()
+        order(project)
+    assert orders(project) == 1
+
+
+def test_a_released_savepoint_goes_with_the_one_around_it(project: Project) -> None:
+    with transaction.atomic():
+        with suppress(Undone), transaction.atomic():
+            with transaction.atomic():
+                submit(project)
+            assert project.house.all_members()
+            raise Undone
+        assert not project.house.all_members()
+
+
+def test_a_refusal_leaves_the_transaction_as_it_was(project: Project) -> None:
+    with transaction.atomic():
+        order(project)
+        first = submit(project)
+        with pytest.raises(QuotaExceeded):
+            submit(project, send_in=None, send_at=first.send_at)
+        order(project)
+    assert orders(project) == 2
+    assert len(project.house.rows()) == 1
+
+
+def test_a_key_gives_the_message_of_the_same_transaction(project: Project) -> None:
+    with transaction.atomic():
+        first = submit(project, idempotency_key="visit-17")
+        again = submit(project, idempotency_key="visit-17")
+        assert (again.id, again.send_at, again.body) == (first.id, first.send_at, first.body)
+    assert submit(project, idempotency_key="visit-17").id == first.id
+    assert len(project.house.rows()) == 1
+
+
+def test_many_share_one_connection_and_one_look(project: Project) -> None:
+    with transaction.atomic():
+        for name in "abc":
+            submit(project, name, send_in=timedelta(seconds=1))
+        assert len(connection.run_on_commit) == 1
+    assert len(project.house.rows()) == 3
+    assert all(message.enqueued_at for message in project.dispatcher.select())
+
+
+def test_outside_of_a_block_it_stores_by_itself(project: Project) -> None:
+    message = submit(project)
+    assert project.house.dispatcher.get(message.id) == message
+
+
+def test_threads_have_transactions_of_their_own(project: Project) -> None:
+    stored: list[Message] = []
+
+    def elsewhere() -> None:
+        stored.append(submit(project, "grace@example.org"))
+        connection.close()
+
+    with transaction.atomic():
+        other = threading.Thread(target=elsewhere)
+        other.start()
+        other.join()
+        assert [message.id for message in project.dispatcher.select()] == [stored[0].id]
+        submit(project)
+        transaction.set_rollback(True)
+    assert [message.id for message in project.dispatcher.select()] == [stored[0].id]
+    assert [*project.house.all_members()] == ["grace@example.org"]
+
+
+def test_after_an_error_in_the_block_nothing_is_booked(project: Project) -> None:
+    with transaction.atomic():
+        transaction.set_rollback(True)
+        with pytest.raises(InvalidDraft) as refused:
+            submit(project)
+        assert refused.value.field == "transaction.atomic"
+    assert not project.house.all_members()
+
+
+def test_a_transaction_by_hand_is_refused_by_name(project: Project) -> None:
+    transaction.set_autocommit(False)
+    try:
+        with pytest.raises(InvalidDraft) as refused:
+            submit(project)
+        assert "atomic()" in refused.value.accepted
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
+    assert not project.house.all_members()
+
+
+def test_an_unknown_driver_is_refused_by_name(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Other:
+        __name__ = "ibm_db"
+
+    with transaction.atomic():
+        monkeypatch.setattr(connection, "Database", Other())
+        with pytest.raises(InvalidDraft) as refused:
+            submit(project)
+        monkeypatch.undo()
+    assert "ibm_db" in refused.value.problem
+    assert "psycopg" in refused.value.accepted
+
+
+def test_many_at_once_are_refused_inside(project: Project) -> None:
+    with transaction.atomic(), pytest.raises(InvalidDraft) as refused:
+        project.dispatcher.submit_many([])
+    assert "on_commit" in refused.value.accepted
+    assert project.dispatcher.submit_many([]) == []
+
+
+def test_a_connection_that_is_closed_inside_leaves_nothing(project: Project) -> None:
+    try:
+        with transaction.atomic():
+            submit(project)
+            connection.close()
+    except DatabaseError:
+        connection.close()
+    assert project.house.rows() == []
+    assert not project.house.all_members()
+
+
+def test_a_commit_that_fails_may_have_been_done(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing says whether it was: only the sweep may give the reservation back."""
+
+    def fails() -> None:
+        connection.errors_occurred = True
+        raise OperationalError
+
+    with suppress(OperationalError), transaction.atomic():
+        submit(project)
+        monkeypatch.setattr(connection, "commit", fails)
+        monkeypatch.setattr(connection, "rollback", fails)
+    monkeypatch.undo()
+    assert [*project.house.all_members()] == ["ada@example.org"]
+
+
+def test_callbacks_that_a_test_runs_early_settle_nothing(project: Project) -> None:
+    with transaction.atomic():
+        with TestCase.captureOnCommitCallbacks(execute=True) as ran:
+            message = submit(project)
+        assert len(ran) == 1
+        assert project.house.all_members()
+    assert project.dispatcher.get(message.id) == message
+
+
+def test_django_still_has_its_connection_as_it_was(project: Project) -> None:
+    """SQLAlchemy sets nothing up on it, and ends nothing."""
+    with transaction.atomic():
+        raw = connection.connection
+        submit(project)
+        assert connection.connection is raw
+        assert connection.in_atomic_block
+        order(project)
+    if connection.vendor == "sqlite":
+        found = project.shop.Order.objects.filter(email__regex=r"^a$").count()
+        assert found == 1
+    assert connection.connection is raw
+
+
+def test_a_deadlock_that_undid_all_ends_the_block(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MariaDB undoes the whole transaction; the next statement would begin another one."""
+
+    if connection.vendor != "mysql":
+        pytest.skip("only MariaDB undoes all at a deadlock")
+
+    monkeypatch.setattr(MariaDBEngine, "ended_by", lambda _self, error: error)
+    with transaction.atomic():
+        order(project)
+        # A savepoint that is gone fails like a statement of a transaction that was undone.
+        monkeypatch.setattr(MariaDBEngine, "undone_alone", _broken)
+        with pytest.raises(StoreUnavailable):
+            submit(project)
+        assert connection.needs_rollback
+    assert orders(project) == 0
+
+
+def _broken(_self: object, connection: Any) -> Any:
+    connection.exec_driver_sql("RELEASE SAVEPOINT none")
+
+
+def test_a_savepoint_that_an_error_of_the_database_undid_gives_back_its_reservation(
+    project: Project,
+) -> None:
+    with transaction.atomic():
+        with suppress(DatabaseError), transaction.atomic():
+            submit(project)
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT nothing FROM nowhere")
+        assert not project.house.all_members()
+        again = submit(project)
+    assert [message.id for message in project.dispatcher.select()] == [again.id]

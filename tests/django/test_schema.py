@@ -1,0 +1,140 @@
+"""``manage.py migrate`` makes the dispatcher's tables, and its models are these tables."""
+
+from __future__ import annotations
+
+import io
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connection
+from django.test import override_settings
+
+from dispatcher import Message
+from dispatcher.store import Database, migrate
+from dispatcher.store.migrate import schema_standing
+from dispatcher.store.schema import tables_named
+from tests.django.conftest import Project
+from tests.django.test_atomic import submit
+from tests.support.django_project import database_of, default_database, shop
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.every_database
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("[0-9]*.py"))
+
+
+def test_each_migration_of_ours_has_one_of_djangos() -> None:
+    assert names(ROOT / "dispatcher/django/migrations") == names(ROOT / "migrations/versions")
+
+
+def test_the_models_have_no_changes_without_a_migration() -> None:
+    shop()
+
+    call_command("makemigrations", "dispatcher", check=True, dry_run=True, verbosity=0)
+
+
+def test_migrate_makes_what_our_own_migrations_make(project: Project) -> None:
+    standing = schema_standing(project.house.parts.database)
+    assert (standing.revision, standing.missing) == (standing.head, ())
+
+
+def test_it_brings_a_database_of_an_older_version_to_the_newest(empty_database_url: str) -> None:
+    shop()
+
+    database = Database(empty_database_url)
+    migrate(database)  # by `dispatcher migrate`, before Django was asked
+    with default_database(database_of(empty_database_url)), override_settings(DISPATCHER={}):
+        call_command("migrate", "dispatcher", verbosity=0)
+        told = io.StringIO()
+        call_command("showmigrations", "dispatcher", stdout=told)
+    assert "[ ]" not in told.getvalue()
+    assert schema_standing(database).missing == ()
+    database.close()
+
+
+def test_a_prefix_of_the_settings_names_the_tables(tmp_path: Path) -> None:
+    shop()
+
+    url = f"sqlite:///{tmp_path / 'other.db'}"
+    with (
+        default_database(database_of(url)),
+        override_settings(DISPATCHER={"table_prefix": "mail_"}),
+    ):
+        call_command("migrate", "dispatcher", verbosity=0)
+    database = Database(url, table_prefix="mail_")
+    assert schema_standing(database).missing == ()
+    database.close()
+
+
+def test_another_database_and_one_in_memory_are_left_alone() -> None:
+    shop()
+
+    in_memory = database_of("sqlite:///x") | {"NAME": ":memory:"}
+    with default_database(in_memory), override_settings(DISPATCHER={}):
+        call_command("migrate", "dispatcher", verbosity=0)
+        assert connection.introspection.table_names() == ["django_migrations"]
+
+
+def test_the_models_have_the_columns_of_the_tables() -> None:
+    shop()
+    from dispatcher.django.models import Attempt, Suppression  # noqa: PLC0415 - after the set-up
+    from dispatcher.django.models import Message as Model  # noqa: PLC0415 - after the set-up
+
+    def columns(model: Any) -> set[str]:
+        return {each.column for each in model._meta.fields if each.column}
+
+    tables = tables_named("dispatcher_", None)
+    assert columns(Model) == set(Message.__dataclass_fields__)
+    assert columns(Attempt) == set(tables.attempts.c.keys())
+    assert columns(Suppression) == set(tables.suppressions.c.keys())
+    for model, table in ((Model, "messages"), (Attempt, "attempts"), (Suppression, "suppressions")):
+        assert model._meta.db_table == f"dispatcher_{table}"
+        assert not model._meta.managed
+
+
+def test_a_model_reads_what_get_reads(project: Project) -> None:
+    from dispatcher.django.models import Message as Model  # noqa: PLC0415 - after the set-up
+
+    message = submit(
+        project,
+        body={"text": "é", "list": [1, {"a": None}]},
+        idempotency_key="k",
+        expire_after=timedelta(hours=2),
+        zone="Europe/Berlin",
+    )
+    [row] = Model.objects.all()
+    for name in Message.__dataclass_fields__:
+        expected = getattr(message, name)
+        assert getattr(row, name) == (None if expected == {} else expected), name
+    assert Model.objects.get(id=message.id) == row
+    assert Model.objects.filter(send_at=message.send_at, status="scheduled").count() == 1
+    assert Model.objects.filter(send_at__gt=message.send_at).count() == 0
+    assert Model.objects.filter(send_at__gte=message.send_at).count() == 1
+
+
+def test_void_rows_are_no_messages_and_opt_outs_are_seen(project: Project) -> None:
+    from dispatcher.django.models import Message as Model  # noqa: PLC0415 - after the set-up
+    from dispatcher.django.models import Suppression  # noqa: PLC0415 - after the set-up
+
+    message = submit(project)
+    project.house.sql("UPDATE dispatcher_messages SET status = 'void'")
+    assert not Model.objects.filter(id=message.id).exists()
+    project.dispatcher.suppress("ada@example.org")
+    [opted_out] = Suppression.objects.all()
+    assert (opted_out.recipient, opted_out.channel) == ("ada@example.org", "")
+
+
+def test_attempts_are_read_by_their_message(project: Project) -> None:
+    from dispatcher.django.models import Attempt  # noqa: PLC0415 - after the set-up
+
+    message = submit(project)
+    project.house.sql("UPDATE dispatcher_messages SET next_attempt_at = created_at")
+    project.house.deliver(message)
+    [attempt] = Attempt.objects.filter(message_id=message.id)
+    [expected] = project.dispatcher.attempts(message.id)
+    assert (attempt.outcome, attempt.started_at) == (expected.outcome, expected.started_at)

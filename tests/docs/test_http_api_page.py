@@ -1,0 +1,198 @@
+"""docs/http-api.md: its calls by curl get the answers that it names, and it names every call."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import textwrap
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher.web import api, streams
+from dispatcher.web.access import Right, add_key
+from dispatcher.web.problems import STATUSES, kind_of
+from tests.support.environment import child_environment, dispatcher_command
+from tests.support.house import House
+from tests.support.house_fixtures import Build
+from tests.support.nodes import free_port
+from tests.support.waiting import wait_until
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "http-api.md").read_text()
+SERVING = (DOCS / "http-api-serving.md").read_text()
+CURL = shutil.which("curl")
+NODE = shutil.which("node")
+GO = shutil.which("go")
+TYPESCRIPT = """\
+const api = process.env.API, key = process.env.KEY;
+%s
+console.log(JSON.stringify([answer.status, result]));
+"""
+"""A snippet without types is JavaScript, too, which every Node runs."""
+GO_PROGRAM = """\
+package main
+
+import ("io"; "net/http"; "os"; "strings")
+
+func main() {
+	api, key, message := os.Getenv("API"), os.Getenv("KEY"), os.Getenv("MESSAGE")
+%s
+	if err != nil { panic(err) }
+	body, _ := io.ReadAll(answer.Body)
+	os.Stdout.WriteString("[" + answer.Status[:3] + "," + string(body) + "]")
+}
+"""
+
+
+@pytest.fixture
+def served(build: Build, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Serve the API as the page does; give the variables of its shell."""
+    from dispatcher.times.clock import SystemClock  # noqa: PLC0415 - beside its use
+
+    house: House = build(
+        clock=SystemClock(),
+        channels={"sms": {"transport": "memory"}},
+        max_horizon="40000 days",
+        events_kept=1_000,
+    )
+    _, token = add_key(house.parts.api_keys, "shop")
+    port = free_port()
+    log = (tmp_path / "serve.log").open("wb")
+    with log, subprocess.Popen(
+        dispatcher_command("serve", "--port", str(port)),
+        env=child_environment(house.settings), stdout=log, stderr=log,
+    ) as server:  # fmt: skip
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_until(lambda: answers(url))
+            yield {"API": url, "KEY": token}
+        finally:
+            server.terminate()
+
+
+def answers(url: str) -> bool:
+    import socket  # noqa: PLC0415 - beside its use
+
+    host, _, port = url.removeprefix("http://").partition(":")
+    try:
+        with closing(socket.create_connection((host, int(port)), 1)):
+            return True
+    except OSError:
+        return False
+
+
+def shell(block: str, **variables: str) -> Any:
+    """Run a block of the page; return the lines that it prints, as JSON."""
+    ran = subprocess.run(
+        ["sh", "-c", block], env=variables, capture_output=True, text=True, check=True, timeout=30
+    )
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+@pytest.mark.skipif(CURL is None, reason="curl is not installed")
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_the_calls_of_the_page_get_the_answers_it_names(served: dict[str, str]) -> None:
+    blocks = [each for each in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+              if "curl" in each]  # fmt: skip
+    submit, refused, change, listen, batch = blocks
+    served["PATH"] = str(Path(CURL or "").parent) + ":/usr/bin:/bin"
+    listener = subprocess.Popen(["sh", "-c", f"exec {listen}"], env=served, stdout=subprocess.PIPE)
+    with listener as listening:
+        assert listening.stdout is not None
+        assert next(listening.stdout).startswith(b"retry: ")
+        [message] = shell(submit, **served)
+        lines = (line.decode().rstrip().partition(": ") for line in listening.stdout)
+        for _ in range(2):  # the id from which it listens, then an event
+            heard = {name: value for name, _, value in iter(partial(next, lines), ("", "", ""))}
+        listening.terminate()
+    assert heard["event"] == "scheduled"
+    assert json.loads(heard["data"])["message_id"] == message["id"]
+    assert message["status"] == "scheduled"
+    assert shell(submit, **served) == [message]
+    [problem] = shell(refused, **served)
+    [told] = map(json.loads, re.findall(r"^```json\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
+    assert set(problem) == set(told)
+    for name in ("type", "title", "status", "quota", "scope", "send_at", "next_slot"):
+        assert problem[name] == told[name]
+    headers = shell_headers(message["id"], served)
+    changed = shell(change, ID=message["id"], ETAG=headers["etag"], **served)
+    assert changed[0]["body"] == {"text": "See you at 10"}
+    assert shell(change, ID=message["id"], ETAG=headers["etag"], **served)[0]["status"] == 412
+    verdicts = shell(batch, **served)
+    assert [(each["number"], each["status"]) for each in verdicts] == [(0, 201), (1, 409)]
+
+
+def snippet(language: str) -> str:
+    """Return the one snippet of the page in that language."""
+    [found] = re.findall(rf"^ +```{language}\n(.*?)^ +```$", PAGE, re.DOTALL | re.MULTILINE)
+    return textwrap.dedent(found)
+
+
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_the_snippet_in_typescript_submits(served: dict[str, str], tmp_path: Path) -> None:
+    program = tmp_path / "submit.mjs"
+    program.write_text(TYPESCRIPT % snippet("ts"))
+    submitted([NODE or "", str(program)], served)
+
+
+@pytest.mark.skipif(GO is None, reason="go is not installed")
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_the_snippet_in_go_submits(served: dict[str, str], tmp_path: Path) -> None:
+    program = tmp_path / "submit.go"
+    program.write_text(GO_PROGRAM % snippet("go"))
+    draft = {
+        "channel": "sms",
+        "recipient": "ada",
+        "body": {"text": "See you"},
+        "send_in_seconds": 9,
+    }
+    more = {"MESSAGE": json.dumps(draft), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    submitted([GO or "", "run", str(program)], served | more)
+
+
+def submitted(command: list[str], variables: dict[str, str]) -> None:
+    """Run a program twice: it submits one message, and is answered the same."""
+    ran = [
+        subprocess.run(
+            command, env=variables, capture_output=True, text=True, timeout=120, check=False
+        )
+        for _ in range(2)
+    ]
+    assert [each.returncode for each in ran] == [0, 0], ran[0].stderr
+    [(status, message), again] = [json.loads(each.stdout.splitlines()[-1]) for each in ran]
+    assert (status, message["status"]) == (201, "scheduled")
+    assert again == [status, message]
+
+
+def shell_headers(message_id: str, served: dict[str, str]) -> dict[str, str]:
+    command = (
+        f'curl -sS -D - -o /dev/null $API/v1/messages/{message_id} -H "Authorization: Bearer $KEY"'
+    )
+    ran = subprocess.run(
+        ["sh", "-c", command], env=served, capture_output=True, text=True, check=True, timeout=30
+    )
+    lines = (line.partition(": ") for line in ran.stdout.splitlines() if ": " in line)
+    return {name.lower(): value for name, _, value in lines}
+
+
+def test_the_page_names_every_call_right_and_type(house: House) -> None:
+    table = PAGE.split("## Calls")[1].split("\n### ")[0]
+    for path in api(house.dispatcher).openapi()["paths"]:
+        named = path.replace("{message_id}", "{id}")
+        assert named in table or f"`/{named.rpartition('/')[2]}`" in table
+    for right in Right:
+        assert f"`{right}`" in PAGE + SERVING
+    types = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", PAGE.split("## Errors")[1].split("##")[0]))
+    known = {kind_of(each) for each in STATUSES}
+    of_api = {"too-large", "unsupported-media-type", "no-events"}
+    of_api |= {f"too-many-{each}" for each in streams.MOST}
+    assert types >= of_api
+    assert types - of_api <= known

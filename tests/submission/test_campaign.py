@@ -1,0 +1,57 @@
+"""A campaign is a label: stored, found by, counted, and part of what a repeated key must repeat."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from dispatcher import Draft, IdempotencyConflict, InvalidDraft, Message, Status
+from tests.support.house import FAR, House
+
+MINUTE = timedelta(minutes=1)
+
+
+def draft(recipient: str, **more: object) -> Draft:
+    return Draft(channel="memory", recipient=recipient, body={}, send_at=FAR, **more)  # type: ignore[arg-type] # each test names its fields
+
+
+def test_messages_of_a_campaign_are_found_together(house: House) -> None:
+    ada = house.submit("ada", campaign="summer")
+    house.submit("ben", campaign="winter")
+    house.submit("cyd")
+    many = [draft(f"r{number}", campaign="summer") for number in range(3)]
+    assert house.dispatcher.plan(many).accepted == 3
+    found = [each for each in house.dispatcher.submit_many(many) if isinstance(each, Message)]
+    assert [each.campaign for each in found] == ["summer"] * 3
+    assert [*house.dispatcher.select(campaign="summer", oldest_first=True)] == [ada, *found]
+    assert [*house.dispatcher.list(campaign="summer", limit=2)] == found[:0:-1]
+    assert house.dispatcher.get(ada.id).campaign == "summer"
+    house.dispatcher.cancel(ada.id)
+    assert house.dispatcher.counts(campaign="summer") == {
+        "memory": {Status.SCHEDULED: 3, Status.CANCELLED: 1}
+    }
+    assert house.dispatcher.counts(campaign="autumn") == {}
+    assert house.dispatcher.count(campaign="summer", status="scheduled") == 3
+
+
+def test_the_same_key_must_have_the_same_campaign(house: House) -> None:
+    first = house.submit("ada", idempotency_key="k", campaign="summer")
+    assert house.submit("ada", idempotency_key="k", campaign="summer") == first
+    for other in ("winter", None):
+        with pytest.raises(IdempotencyConflict):
+            house.submit("ada", idempotency_key="k", campaign=other)
+
+
+@pytest.mark.parametrize("campaign", ["", "c" * 65, "a\nb", " a", 7])
+def test_a_label_that_is_none_is_refused(house: House, campaign: object) -> None:
+    with pytest.raises(InvalidDraft, match="campaign"):
+        house.submit("ada", campaign=campaign)
+    assert house.members() == {}
+    assert house.submit("ada", campaign="c" * 64).campaign == "c" * 64
+
+
+def test_a_campaign_is_moved_with_its_messages(house: House) -> None:
+    message = house.submit("ada", campaign="summer")
+    moved = house.dispatcher.reschedule(message.id, later=MINUTE)
+    assert (moved.campaign, moved.send_at) == ("summer", message.send_at + MINUTE)

@@ -1,0 +1,143 @@
+"""A change with ``if_unchanged`` loses no other change, whoever comes between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dispatcher import (
+    Message,
+    MessageChanged,
+    MessageNotFound,
+    QuotaExceeded,
+    StoreUnavailable,
+    TooLate,
+)
+from dispatcher.message import new_id
+from dispatcher.times.send_time import to_ms
+from tests.support.doubles import Between
+from tests.support.house import FAR, House
+from tests.support.soak import examples
+
+HOUR, SECOND = timedelta(hours=1), timedelta(seconds=1)
+EDITORS = examples(64)
+
+Edit = Callable[[House, Message], Message]
+EDITS: dict[str, Edit] = {
+    "update": lambda house, read: house.dispatcher.update(
+        read.id, body={"text": "edited"}, if_unchanged=read
+    ),
+    "reschedule": lambda house, read: house.dispatcher.reschedule(
+        read.id, send_at=read.send_at + HOUR, if_unchanged=read
+    ),
+    "expiry": lambda house, read: house.dispatcher.reschedule(
+        read.id, send_at=read.send_at, expire_after=HOUR, if_unchanged=read
+    ),
+    "cancel": lambda house, read: house.dispatcher.cancel(read.id, if_unchanged=read),
+}
+every_edit = pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+
+
+@pytest.fixture
+def message(house: House) -> Message:
+    return house.submit(send_at=FAR + HOUR)
+
+
+@pytest.mark.every_database
+@every_edit
+def test_a_message_as_it_was_submitted_is_changed(
+    house: House, message: Message, edit: Edit
+) -> None:
+    assert edit(house, message) == house.again(message) != message
+
+
+@every_edit
+@pytest.mark.parametrize("other", ["update", "reschedule", "expiry"])
+def test_a_change_since_the_read_refuses_it(
+    house: House, message: Message, edit: Edit, other: str
+) -> None:
+    changed = EDITS[other](house, message)
+    with pytest.raises(MessageChanged):
+        edit(house, message)
+    assert house.again(message) == changed
+    assert house.members() == {message.id: to_ms(changed.send_at)}
+
+
+@every_edit
+@pytest.mark.parametrize("other", ["update", "reschedule"])
+def test_a_change_between_the_check_and_the_write_refuses_it(
+    house: House, message: Message, edit: Edit, other: str
+) -> None:
+    """The token guards the write, also where the other change left the row as it was."""
+
+    def there_and_back() -> None:
+        if other == "update":
+            house.dispatcher.update(message.id, body=message.body)
+        else:
+            house.dispatcher.reschedule(message.id, send_at=message.send_at + 3 * HOUR)
+            house.dispatcher.reschedule(message.id, send_at=message.send_at)
+
+    for use_case in ("changes", "moves"):
+        parts = vars(getattr(house.parts, use_case))
+        hooks: dict[str, Any] = dict.fromkeys(
+            ("update_if_unchanged", "move_if_unchanged", "cancel"), there_and_back
+        )
+        parts["_messages"] = Between(house.parts.messages, before=hooks)
+    with pytest.raises(MessageChanged):
+        edit(house, message)
+    assert house.again(message) == message
+
+
+@every_edit
+def test_edits_of_missing_and_ended_messages_are_refused(
+    house: House, message: Message, edit: Edit
+) -> None:
+    ended = house.dispatcher.cancel(message.id)
+    if edit is not EDITS["cancel"]:
+        with pytest.raises(TooLate):
+            edit(house, ended)
+    unknown = Message(**{f: getattr(message, f) for f in Message.__slots__} | {"id": new_id()})
+    with pytest.raises(MessageNotFound):
+        edit(house, unknown)
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize("what", ["body", "time"])
+def test_editors_side_by_side_lose_no_edit(house: House, message: Message, what: str) -> None:
+    """Each reads, adds one, and begins again where it is refused: all are counted."""
+
+    def add_one(_: int) -> None:
+        while True:
+            read = house.dispatcher.get(message.id)
+            try:
+                if what == "body":
+                    count = int(read.body.get("count", 0)) + 1
+                    house.dispatcher.update(read.id, body={"count": count}, if_unchanged=read)
+                else:
+                    at = read.send_at + SECOND
+                    house.dispatcher.reschedule(read.id, send_at=at, if_unchanged=read)
+            except (MessageChanged, QuotaExceeded):  # another one has the time, or holds it
+                continue
+            return
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(add_one, range(EDITORS)))
+    now = house.again(message)
+    if what == "body":
+        assert now.body == {"count": EDITORS}
+    else:
+        assert now.send_at == message.send_at + EDITORS * SECOND
+        assert house.members() == {message.id: to_ms(now.send_at)}
+
+
+def test_a_lost_answer_is_not_taken_for_another_change(house: House, message: Message) -> None:
+    """The connection broke after the COMMIT: the count of the second run says nothing."""
+    database, [found] = house.parts.database, house.parts.messages.movables([message.id]).values()
+    transact = database.transact
+    vars(database)["transact"] = lambda work: (transact(work), transact(work))[1]
+    with pytest.raises(StoreUnavailable, match="not known"):
+        house.parts.messages.update_if_unchanged(found, body={"text": "edited"})

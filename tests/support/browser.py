@@ -1,0 +1,96 @@
+"""A real Chromium, and a server for what it looks at."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+
+from tests.support.waiting import DEADLINE, wait_until
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_SANDBOX = ["--no-sandbox"]
+"""Chromium has none where root starts it, as in a container. It sees the tests' pages alone."""
+
+_DEADLINE_MS = 3 * DEADLINE * 1_000
+"""For a test that hangs: no verdict depends on the speed of the machine."""
+
+
+def path_of_chromium() -> str:
+    """Return the program of Chromium. Skips where there is none, unless it is required."""
+    found = next(filter(None, map(shutil.which, _NAMES)), None)
+    if found is None:
+        why = "no Chromium: apt-get install chromium"
+        if "chromium" in os.environ.get("DISPATCHER_TESTS_REQUIRE", "").split(","):
+            pytest.fail(why)
+        pytest.skip(why)
+    return found
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Start Chromium."""
+    path = path_of_chromium()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=_SANDBOX)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def served(app: Any) -> Iterator[str]:
+    """Serve an application on a free port of this machine; yield its address."""
+    config = uvicorn.Config(
+        app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+class Tab:
+    """A tab of Chromium on a served application. It keeps every error of the console."""
+
+    def __init__(self, page: Page, address: str) -> None:
+        self.page = page
+        self.address = address
+        self.errors: list[str] = []
+        page.set_default_timeout(_DEADLINE_MS)
+        page.emulate_media(reduced_motion="reduce")  # axe would measure colours on their way
+        page.on("console", self._heard)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+
+    def go(self, path: str) -> Page:
+        """Open a path."""
+        self.page.goto(f"{self.address}{path}", wait_until="load")
+        return self.page
+
+    def violations(self) -> list[str]:
+        """Return what axe finds wrong with the page as it is."""
+        found = Axe().run(self.page).response["violations"]
+        return [
+            f"{each['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
+            for each in found
+            for node in each["nodes"]
+        ]
+
+    def _heard(self, message: ConsoleMessage) -> None:
+        if message.type in {"error", "warning"}:
+            self.errors.append(message.text)

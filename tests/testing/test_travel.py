@@ -1,0 +1,296 @@
+"""Time travel: what happens meanwhile, in which order, and what the assertions say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
+
+from dispatcher import (
+    Draft,
+    InvalidValue,
+    Message,
+    MessageNotFound,
+    PerhapsSent,
+    PermanentFailure,
+    QuietHours,
+    QuotaExceeded,
+    Settings,
+    TemporaryFailure,
+)
+from dispatcher.testing import MemoryDispatcher
+from tests.support import canaries
+
+START = datetime(2026, 11, 23, 12, tzinfo=UTC)
+BODY = {"text": canaries.BODY}
+HOUR = timedelta(hours=1)
+
+
+def made(**more: Any) -> MemoryDispatcher:
+    """Return a dispatcher in memory with a channel ``sms``, whose settings may be given."""
+    sms = {"transport": "memory"} | more.pop("sms", {})
+    channels = {"sms": sms, "mail": {"transport": "memory"}} | more.pop("channels", {})
+    settings = Settings.load(**{"quotas": "5/minute"} | more, channels=channels)
+    return MemoryDispatcher(settings, start=START)
+
+
+@pytest.fixture
+def memory() -> Iterator[MemoryDispatcher]:
+    """Give one with few rules."""
+    with made() as found:
+        yield found
+
+
+def submit(memory: MemoryDispatcher, **more: Any) -> Message:
+    usual = {"channel": "sms", "recipient": "ada", "body": BODY, "send_in": HOUR}
+    if "send_at" in more:
+        del usual["send_in"]
+    return memory.submit(**usual | more)  # type: ignore[arg-type]  # passed on
+
+
+def test_messages_are_sent_at_their_instants_in_order(memory: MemoryDispatcher) -> None:
+    for days in (3, 1, 2):
+        submit(memory, send_in=timedelta(days=days), recipient=f"r{days}")
+    memory.travel(days=2)
+    assert [(each.recipient, each.at) for each in memory.outbox] == [
+        ("r1", START + timedelta(days=1)),
+        ("r2", START + timedelta(days=2)),
+    ]
+    assert memory.travel.until_idle() == START + timedelta(days=3)
+    assert len(memory.outbox) == 3
+
+
+def test_a_failing_send_is_tried_again_until_its_attempts_are_used_up() -> None:
+    with made(sms={"max_attempts": 3, "backoff_base": 60}) as memory:
+
+        def fail(message: Message) -> None:
+            raise TemporaryFailure("busy", retry_after=10 * HOUR)
+
+        memory.outbox.before = fail
+        message = submit(memory)
+        memory.travel.until_idle()
+        attempts = memory.attempts(message.id)
+        assert memory.get(message.id).status == "failed"
+        assert [each.started_at >= START + HOUR + 10 * HOUR * number
+                for number, each in enumerate(attempts)] == [True] * 3  # fmt: skip
+        assert not memory.outbox
+
+
+def test_the_same_seed_has_the_same_waits() -> None:
+    def ends() -> datetime:
+        with made() as memory:
+
+            def fail(message: Message) -> None:
+                if message.attempt_count < 4:
+                    raise TemporaryFailure("busy")
+
+            memory.outbox.before = fail
+            submit(memory)
+            return memory.travel.until_idle()
+
+    assert ends() == ends()
+
+
+def test_a_message_expires_and_its_quota_is_free_again() -> None:
+    with made(quotas="1/day", sms={"backoff_base": 3_600}) as memory:
+
+        def fail(message: Message) -> None:
+            raise TemporaryFailure("busy", retry_after=HOUR)
+
+        memory.outbox.before = fail
+        message = submit(memory, expires_at=START + HOUR * 1.5)
+        with pytest.raises(QuotaExceeded):
+            submit(memory, send_in=3 * HOUR)
+        memory.travel(hours=2)
+        assert memory.get(message.id).status == "expired"
+        submit(memory)
+
+
+def test_limits_put_messages_off_and_keep_their_number() -> None:
+    with made(quotas="100/minute", sms={"limits": ["2/minute", "3/hour in UTC"]}) as memory:
+        for _ in range(5):
+            submit(memory)
+        memory.travel.until_idle()
+        after = [each.at - START - HOUR for each in memory.outbox]
+        minute = timedelta(minutes=1)
+        assert after[:2] == [timedelta(0)] * 2
+        assert minute <= after[2] < minute * 1.1
+        assert HOUR <= after[3] < HOUR * 1.1
+
+
+def test_quiet_hours_shift_and_refuse() -> None:
+    with made(sms={"quiet_hours": "21:00-08:00"}) as memory:
+        at = START.replace(hour=23)
+        with pytest.raises(QuietHours):
+            submit(memory, send_at=at)
+        assert memory.assert_refused(quiet_hours=True).quiet_hours == "21:00-08:00"
+        submit(memory, send_at=at, on_conflict="shift", latest=at + 24 * HOUR)
+        memory.travel(days=1)
+        memory.assert_sent(recipient="ada", at=START.replace(day=24, hour=8))
+
+
+def test_an_unknown_outcome_is_held_until_it_is_released() -> None:
+    with made(sms={"on_unknown": "hold"}) as memory:
+
+        def unsure(message: Message) -> None:
+            if message.attempt_count == 1:
+                raise PerhapsSent("the line broke")
+
+        memory.outbox.before = unsure
+        message = submit(memory)
+        memory.travel(days=1)
+        assert [each.id for each in memory.held()] == [message.id]
+        memory.release(message.id)
+        memory.travel.until_idle()
+        assert memory.get(message.id).status == "sent"
+
+
+def test_an_exception_inside_a_send_reaches_the_test_and_the_message_is_rescued(
+    memory: MemoryDispatcher,
+) -> None:
+    class Stop(BaseException):
+        pass
+
+    def stop(message: Message) -> None:
+        memory.outbox.before = None
+        raise Stop
+
+    memory.outbox.before = stop
+    message = submit(memory)
+    with pytest.raises(Stop):
+        memory.travel(hours=2)
+    memory.travel(hours=2)
+    assert memory.get(message.id).status == "sent"
+
+
+def test_ended_messages_are_deleted_after_the_retention(memory: MemoryDispatcher) -> None:
+    message = submit(memory)
+    memory.travel(days=30)
+    assert memory.get(message.id).status == "sent"
+    submit(memory)
+    memory.travel(days=1)
+    memory.travel(hours=2)
+    with pytest.raises(MessageNotFound):
+        memory.get(message.id)
+
+
+def test_status_messages_are_sent_too() -> None:
+    hooks = {"hooks": {"transport": "webhook", "options": {"payload": "body"}}}
+    with made(channels=hooks, status_channel="hooks") as memory:
+        submit(memory, status_url="https://example.org/hook")
+        memory.travel.until_idle()
+        report = memory.assert_sent(channel="hooks")
+        assert report.body["type"] == "message.sent"
+
+
+def test_opting_out_cancels(memory: MemoryDispatcher) -> None:
+    message = submit(memory)
+    assert memory.suppress("ada") == 1
+    memory.travel.until_idle()
+    assert memory.get(message.id).status == "cancelled"
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_message_in_a_transaction_of_the_caller(
+    memory: MemoryDispatcher, tmp_path: Path, commits: bool
+) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    with Session(engine) as session:
+        session.execute(text("CREATE TABLE orders (id INTEGER)"))
+        kept = submit(memory, session=session)
+        savepoint = session.begin_nested()
+        submit(memory, session=session, recipient="ben")
+        savepoint.rollback()
+        assert memory.count() == 0
+        session.commit() if commits else session.rollback()
+    engine.dispose()
+    memory.travel.until_idle()
+    assert [each.message.id for each in memory.outbox] == [kept.id] * commits
+    assert memory.next_slot(recipient="ben") == memory.travel.now
+
+
+def test_time_does_not_go_back(memory: MemoryDispatcher) -> None:
+    assert memory.travel(to=START + HOUR) == START + HOUR == memory.travel.now
+    with pytest.raises(InvalidValue):
+        memory.travel(to=START)
+    with pytest.raises(InvalidValue):
+        memory.travel(days=-1)
+
+
+def test_a_call_that_needs_servers_says_so(memory: MemoryDispatcher) -> None:
+    for call in (memory.status, memory.top, memory.verify_windows):
+        with pytest.raises(NotImplementedError, match="needs the servers"):
+            call()
+
+
+def test_scheduled_is_asserted_by_fields_and_promised_instant(memory: MemoryDispatcher) -> None:
+    message = submit(memory)
+    assert memory.assert_scheduled(recipient="ada", at=START + HOUR) == message
+    assert memory.assert_scheduled(channel="sms", at="2026-11-23T14:00:00+01:00") == message
+    with pytest.raises(AssertionError, match=r"(?s)nothing scheduled.*2026-11-23T13:00.*ada"):
+        memory.assert_scheduled(recipient="ben")
+    submit(memory)
+    with pytest.raises(AssertionError, match="2 scheduled"):
+        memory.assert_scheduled(recipient="ada")
+    with pytest.raises(TypeError, match="no field 'recepient'"):
+        memory.assert_scheduled(recepient="ada")
+
+
+def test_sent_is_asserted_by_fields_and_instant(memory: MemoryDispatcher) -> None:
+    submit(memory)
+    with pytest.raises(AssertionError, match="nothing sent"):
+        memory.assert_sent(recipient="ada")
+    memory.travel(hours=1)
+    assert memory.assert_sent(recipient="ada", at=START + HOUR).body == BODY
+    with pytest.raises(AssertionError, match=r"(?s)nothing sent.*at=.*sent 2026"):
+        memory.assert_sent(at=START)
+    with pytest.raises(TypeError):
+        memory.assert_sent(no_such_field=1)
+    memory.outbox.clear()
+    assert not memory.outbox
+
+
+def test_a_refusal_is_asserted_by_quota_and_scope() -> None:
+    with made(quotas="1/minute, 2/hour", scopes={"tenant": {"quotas": "1/day"}}) as memory:
+        with pytest.raises(AssertionError, match="nothing refused"):
+            memory.assert_refused()
+        submit(memory, scopes={"tenant": "acme"})
+        with pytest.raises(QuotaExceeded) as caught:
+            submit(memory)
+        assert memory.assert_refused(quota="1/60 second", scope="ada") is caught.value
+        for wrong in ({"quota": "2/hour"}, {"scope": "ben"}):
+            with pytest.raises(AssertionError, match="does not fit the quota 1/minute"):
+                memory.assert_refused(**wrong)
+        with pytest.raises(AssertionError, match="quiet_hours=True"):
+            memory.assert_refused(quiet_hours=True)
+        memory.submit_many(
+            [
+                Draft(
+                    channel="sms",
+                    recipient="ben",
+                    body=BODY,
+                    send_in=HOUR,
+                    scopes={"tenant": "acme"},
+                )
+            ]
+        )
+        assert memory.assert_refused(quota="1/day").scope == "tenant:acme"
+
+
+def test_a_refused_send_fails_for_good(memory: MemoryDispatcher) -> None:
+    def refuse(message: Message) -> None:
+        raise PermanentFailure("no such number")
+
+    memory.outbox.before = refuse
+    message = submit(memory)
+    memory.travel.until_idle()
+    assert memory.get(message.id).status == "failed"
+    memory.outbox.before = None
+    memory.retry(message.id)
+    memory.travel.until_idle()
+    memory.assert_sent(recipient="ada")

@@ -1,0 +1,256 @@
+"""Who is let in, who may do what, and calls that come from other sites."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select, update
+
+from dispatcher.errors import InvalidValue
+from dispatcher.store.engines.types import database_now
+from dispatcher.web import Caller, Loopback, Right, page, page_and_api
+from dispatcher.web.access import add_key, revoke_key
+from dispatcher.web.pages.navigation import PAGES
+from tests.support import canaries
+from tests.support.house import House
+from tests.support.waiting import wait_until
+from tests.web.pages.conftest import Visit
+
+PATHS = sorted({each.path for each in PAGES if each.method == "GET" and "{" not in each.path})
+
+
+def local(app: Any, *, host: str = "localhost", client: str = "127.0.0.1") -> TestClient:
+    return TestClient(
+        app, base_url=f"http://{host}", client=(client, 50_000), follow_redirects=False
+    )
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "[::1]"])
+def test_this_machine_reads_and_does_nothing(house: House, host: str) -> None:
+    message = house.submit()
+    with local(page(house.dispatcher, access=Loopback()), host=host) as client:
+        assert client.get("/").status_code == 200
+        assert "read-only" in client.get("/").text
+        text = client.get(f"/messages/{message.id}").text
+        assert "ada" in text
+        assert canaries.BODY not in text
+        own = {"Sec-Fetch-Site": "same-origin"}
+        assert client.post("/doctor", headers=own).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "headers"),
+    [
+        ("localhost", "192.0.2.7", {}),
+        ("evil.example", "127.0.0.1", {}),
+        ("localhost.evil.example", "127.0.0.1", {}),
+        ("localhost", "127.0.0.1", {"X-Forwarded-For": "192.0.2.7"}),
+        ("localhost", "127.0.0.1", {"Forwarded": "for=192.0.2.7"}),
+    ],
+)
+def test_loopback_lets_in_nobody_else(
+    house: House, host: str, address: str, headers: dict[str, str]
+) -> None:
+    with local(page(house.dispatcher, access=Loopback()), host=host, client=address) as client:
+        answers = {path: client.get(path, headers=headers).status_code for path in PATHS}
+    assert answers == dict.fromkeys(PATHS, 403)
+
+
+def test_a_function_that_knows_nobody_lets_nobody_in(visit: Visit) -> None:
+    client = visit(access=lambda _: None)
+    assert {client.get(path).status_code for path in PATHS} == {403}
+
+
+@pytest.fixture
+def served(house: House) -> Iterator[TestClient]:
+    with local(page_and_api(house.dispatcher)) as client:
+        client.headers["Sec-Fetch-Site"] = "same-origin"
+        yield client
+
+
+def test_a_key_signs_in_until_it_is_revoked(
+    house: House, served: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "dispatcher.web.pages")
+    first = served.get("/messages?channel=memory")
+    assert first.status_code == 303
+    assert first.headers["location"] == "/sign-in?to=%2Fmessages%3Fchannel%3Dmemory"
+    _, token = add_key(house.parts.api_keys, "shop", rights=[Right.MESSAGES_READ])
+
+    wrong = served.post("/sign-in", data={"key": f"{token}x"})
+    assert (wrong.status_code, "set-cookie" in wrong.headers) == (401, False)
+    entered = served.post("/sign-in", data={"key": token, "to": "/messages?channel=memory"})
+    assert (entered.status_code, entered.headers["location"]) == (303, "/messages?channel=memory")
+    cookie = entered.headers["set-cookie"].lower()
+    assert {"httponly", "samesite=strict", "path=/"} <= set(cookie.split("; "))
+    assert "shop" in served.get("/messages").text
+    assert token not in caplog.text
+
+    secret = served.cookies["dispatcher_session"]
+    assert secret not in token, "the cookie is no key"
+    assert served.get("/v1/messages", headers={"Authorization": f"Bearer {secret}"}).is_error
+    revoke_key(house.parts.api_keys, "shop")
+    wait_until(lambda: served.get("/messages").status_code == 303)
+    assert served.get("/v1/messages").status_code == 401, "the cookie is no key of the API"
+
+
+def test_the_cookie_is_secure_under_https(house: House) -> None:
+    _, token = add_key(house.parts.api_keys, "shop")
+    with TestClient(page_and_api(house.dispatcher), base_url="https://x.example") as client:
+        answer = client.post(
+            "/sign-in", data={"key": token}, headers={"Origin": "https://x.example"},
+            follow_redirects=False,
+        )  # fmt: skip
+    assert "; secure" in answer.headers["set-cookie"].lower()
+
+
+@pytest.mark.parametrize("to", ["//evil.example", "https://evil.example", "/\\evil.example", "x"])
+def test_signing_in_leads_to_no_other_site(house: House, served: TestClient, to: str) -> None:
+    _, token = add_key(house.parts.api_keys, "shop")
+    answer = served.post("/sign-in", data={"key": token, "to": to})
+    assert answer.headers["location"] == "/"
+
+
+def test_signing_out_ends_it_for_whoever_has_the_cookie(house: House, served: TestClient) -> None:
+    _, token = add_key(house.parts.api_keys, "shop")
+    served.post("/sign-in", data={"key": token})
+    assert served.get("/").status_code == 200
+    secret = served.cookies["dispatcher_session"]
+    assert served.post("/sign-out").status_code == 303
+    assert served.get("/").status_code == 303
+    assert with_cookie(served, secret).status_code == 303
+
+
+def test_each_sign_in_has_a_session_of_its_own_which_ends(house: House, served: TestClient) -> None:
+    """A cookie that was planted or stolen before a sign-in is worth nothing after it."""
+    _, token = add_key(house.parts.api_keys, "shop")
+    secrets = []
+    for _ in range(2):
+        served.post("/sign-in", data={"key": token})
+        secrets.append(served.cookies["dispatcher_session"])
+    assert served.get("/").status_code == 200
+    tables = house.parts.database.tables
+    [stored] = house.parts.database.read(select(tables.sessions))
+    assert not {*secrets, token} & {*map(str, stored)}, "the store has a digest"
+    first, second = secrets
+    assert with_cookie(served, first).status_code == 303
+    assert with_cookie(served, second).status_code == 200
+    house.parts.database.execute(update(tables.sessions).values(expires_at=database_now()))
+    wait_until(lambda: with_cookie(served, second).status_code == 303, 10)
+
+
+def with_cookie(client: TestClient, secret: str) -> Any:
+    """Visit the page with that cookie alone."""
+    client.cookies.clear()
+    return client.get("/", headers={"Cookie": f"dispatcher_session={secret}"})
+
+
+def test_a_page_that_says_of_nobody_who_may_see_it_is_not_made(house: House) -> None:
+    with pytest.raises(InvalidValue, match=r"access: not given.*Loopback\(\)") as refused:
+        page(house.dispatcher)
+    assert refused.value.field == "access"
+
+
+def test_visits_are_limited_by_caller(house: House) -> None:
+    app = page(house.dispatcher, access=Loopback(), rate="3/hour")
+    with local(app) as client:
+        answers = [client.get("/suppressions") for _ in range(4)]
+    assert [each.status_code for each in answers] == [200, 200, 200, 429]
+    assert "may call 3/hour; try again in" in answers[-1].text
+    assert int(answers[-1].headers["Retry-After"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_own"),
+    [
+        ({"Sec-Fetch-Site": "same-origin"}, True),
+        ({"Sec-Fetch-Site": "none"}, True),
+        ({"Sec-Fetch-Site": "cross-site"}, False),
+        ({"Sec-Fetch-Site": "same-site"}, False),
+        ({"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost"}, False),
+        ({"Origin": "http://localhost"}, True),
+        ({"Origin": "http://evil.example"}, False),
+        ({"Origin": "null"}, False),
+        ({}, False),
+    ],
+)
+def test_an_action_of_another_site_is_refused(
+    house: House, headers: dict[str, str], is_own: bool
+) -> None:
+    app = page(house.dispatcher, access=Loopback(rights=Right))
+    with local(app) as client:
+        assert (client.post("/doctor", headers=headers).status_code == 200) is is_own
+
+
+def test_no_page_acts_on_a_get() -> None:
+    safe = {(each.path, each.answer) for each in PAGES if each.method == "GET"}
+    unsafe = {(each.path, each.answer) for each in PAGES if each.method != "GET"}
+    assert not {answer for _, answer in safe} & {answer for _, answer in unsafe}
+    assert {each.method for each in PAGES} <= {"GET", "POST"}
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/no-such-page", "/static/page.css"])
+def test_each_answer_has_the_headers_that_protect_it(visit: Visit, path: str) -> None:
+    if path == "/live":
+        return  # it never ends; Chromium reads it
+    answer = visit().get(path)
+    policy = answer.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["Referrer-Policy"] == "same-origin"
+
+
+def test_without_the_rights_no_recipient_and_no_body_is_shown(house: House, visit: Visit) -> None:
+    message = house.submit()
+    house.dispatcher.pause("recipient", "ada")
+    client = visit(Right.MESSAGES_READ)
+    for path in ("/", "/messages", f"/messages/{message.id}", "/held"):
+        text = client.get(path).text
+        assert not re.search(r"\bada\b", text), path
+        assert canaries.BODY not in text, path
+    for path in ("/calendar?recipient=ada", "/suppressions", "/messages?recipient=ada"):
+        assert client.get(path).status_code == 403, path
+    assert canaries.BODY in visit().get(f"/messages/{message.id}").text
+
+
+def test_a_tenant_sees_its_own(build: Any, visit: Visit) -> None:
+    house = build(scopes={"tenant": {"quotas": "9/hour"}})
+    own = house.submit(scopes={"tenant": "acme"})
+    other = house.submit("eve", scopes={"tenant": "zeta"})
+    client = visit(of=house, scope=("tenant", "acme"))
+    listed = client.get("/messages").text
+    assert str(own.id) in listed
+    assert str(other.id) not in listed
+    assert client.get(f"/messages/{other.id}").status_code == 404
+    assert client.get("/messages?count.tenant=zeta").status_code == 403
+    assert client.get("/calendar?count.tenant=acme").status_code == 200
+    for path in ("/calendar?count.tenant=zeta", "/calendar?recipient=eve", "/suppressions",
+                 "/calendar?recipient=acme&count.tenant=acme", "/doctor", "/live"):  # fmt: skip
+        assert client.get(path).status_code == 403, path
+
+
+def test_a_caller_is_bound_to_its_channels(build: Any, visit: Visit) -> None:
+    house = build(channels={"memory": {"transport": "memory"}, "sms": {"transport": "memory"}})
+    own, other = house.submit(), house.submit("eve", channel="sms")
+    client = visit(of=house, channels=frozenset({"memory"}))
+    assert str(other.id) not in client.get("/messages").text
+    assert str(own.id) in client.get("/messages").text
+    assert client.get(f"/messages/{other.id}").status_code == 404
+
+
+def test_a_function_of_the_program_is_asked(visit: Visit) -> None:
+    def access(request: Any) -> Caller | None:
+        if request.headers.get("X-Person") != "ada":
+            return None
+        return Caller(name="ada", rights=frozenset({Right.MESSAGES_READ}))
+
+    client = visit(access=access)
+    assert client.get("/").status_code == 403
+    assert "ada" in client.get("/", headers={"X-Person": "ada"}).text

@@ -1,0 +1,346 @@
+"""What a person does on the page: to one message, and to all that match."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from html import unescape
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from dispatcher import Message, Status
+from dispatcher.web import Right
+from dispatcher.web.pages.bulk import ACTIONS, Confirmed
+from dispatcher.web.replies import Version
+from tests.support.house import FAR, House
+from tests.web.pages.conftest import Visit
+
+HOUR = timedelta(hours=1)
+_HIDDEN = re.compile(r'<input type="hidden" name="([^"]*)" value="([^"]*)">')
+
+
+@pytest.fixture
+def person(visit: Visit) -> TestClient:
+    return visit()
+
+
+def hold(house: House, message: Message) -> Message:
+    """Let the outcome of an attempt be unknown."""
+    house.change([message], status=Status.HELD, attempt_count=1)
+    return message
+
+
+def version(house: House, message: Message) -> str:
+    """Return what a form has of a message as it is now."""
+    return str(Version.of(house.parts.messages.movable(message.id)))
+
+
+def confirmed(house: House, *messages: Message) -> str:
+    """Return what a form has of messages that were counted just now."""
+    found = house.parts.messages.movables([each.id for each in messages])
+    return Confirmed.of(list(found.values())).written()
+
+
+def hidden(text: str, action: str) -> dict[str, str]:
+    """Return the hidden fields of the form that leads to ``action``."""
+    form = text.split(f'action="{action}')[1].split("</form>", maxsplit=1)[0]
+    return {name: unescape(value) for name, value in _HIDDEN.findall(form)}
+
+
+def test_a_message_is_moved_and_cancelled(
+    house: House, person: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "dispatcher.web.pages")
+    message = house.submit(send_at=FAR + HOUR)
+    path = f"/messages/{message.id}"
+    form = hidden(person.get(path).text, f"{path}/reschedule")
+    moved = person.post(f"{path}/reschedule", data={**form, "send_at": "2100-01-01 15:00:00"})
+    assert (moved.status_code, moved.headers["location"]) == (303, f"{path}?done=reschedule")
+    assert house.again(message).send_at == FAR + 4 * HOUR
+
+    form = hidden(person.get(path).text, f"{path}/cancel")
+    assert person.post(f"{path}/cancel", data=form).status_code == 303
+    assert house.again(message).status is Status.CANCELLED
+    assert f"page: reschedule of message {message.id}, now scheduled by ops" in caplog.messages
+    assert f"page: cancel of message {message.id}, now cancelled by ops" in caplog.messages
+    assert "Done: cancelled" in person.get(f"{path}?done=cancel").text
+
+
+def test_a_refused_move_names_the_next_slot(house: House, person: TestClient) -> None:
+    house.submit(send_at=FAR + HOUR)
+    message = house.submit(send_at=FAR + 5 * HOUR)
+    path = f"/messages/{message.id}"
+    asked = {"version": version(house, message), "send_at": "2100-01-01T12:00:30"}
+    answer = person.post(f"{path}/reschedule", data=asked)
+    assert answer.status_code == 409
+    assert "does not fit the quota 1/minute" in answer.text
+    assert 'value="2100-01-01 12:01:00"' in answer.text
+    assert house.again(message) == message
+    assert person.post(f"{path}/reschedule", data={**asked, "shift": "on"}).status_code == 303
+    assert house.again(message).send_at == FAR + HOUR + timedelta(minutes=1)
+
+
+@pytest.mark.parametrize("verb", ["cancel", "reschedule"])
+def test_a_form_of_an_old_version_changes_nothing(
+    house: House, person: TestClient, verb: str
+) -> None:
+    message = house.submit(send_at=FAR + HOUR)
+    before = version(house, message)
+    now = house.dispatcher.update(message.id, body={"text": "other"})
+    form = {"version": before, "send_at": "2100-01-02T12:00"}
+    answer = person.post(f"/messages/{message.id}/{verb}", data=form)
+    assert answer.status_code == 412
+    assert "decide anew" in answer.text
+    assert house.again(message) == now
+
+
+def test_held_messages_are_released_and_dropped_with_a_reason(
+    house: House, person: TestClient
+) -> None:
+    first, second = (hold(house, house.submit(each, send_at=FAR)) for each in ("ada", "ben"))
+    listed = person.get("/held").text
+    assert str(first.id) in listed
+    assert str(second.id) in listed
+    form = hidden(listed, f"/messages/{first.id}/release")
+    assert person.post(f"/messages/{first.id}/release", data=form).status_code == 303
+    assert house.again(first).status is Status.SCHEDULED
+    assert person.post(f"/messages/{second.id}/drop").status_code == 422
+    form = {"version": version(house, second), "reason": "the provider has it"}
+    dropped = person.post(f"/messages/{second.id}/drop", data=form)
+    assert dropped.status_code == 303
+    now = house.again(second)
+    assert now.status is Status.FAILED
+    assert (now.last_error or "").endswith("; the provider has it")
+    assert "the provider has it" in person.get(f"/messages/{second.id}").text
+    form = {"version": version(house, second)}
+    assert person.post(f"/messages/{second.id}/retry", data=form).status_code == 303
+    assert house.again(second).status is Status.SCHEDULED
+
+
+def test_all_that_match_are_cancelled_after_a_confirmation(
+    house: House, person: TestClient
+) -> None:
+    meant = [house.submit(each, send_at=FAR + HOUR) for each in ("ada", "ben", "cleo")]
+    other = house.submit("ada", send_at=FAR + 3 * HOUR)
+    query = "do=cancel&until=2100-01-01T13:00"
+    asked = person.get(f"/messages/bulk?{query}").text
+    assert "Cancel 3 messages?" in asked
+    assert {house.again(each).status for each in meant} == {Status.SCHEDULED}
+    late = house.submit("dora", send_at=FAR + HOUR)
+    answer = person.post("/messages/bulk", data=hidden(asked, "/messages/bulk"))
+    assert "Cancel: 3 of 3 done" in answer.text
+    assert {house.again(each).status for each in meant} == {Status.CANCELLED}
+    assert {house.again(each).status for each in (other, late)} == {Status.SCHEDULED}
+
+
+def test_all_that_match_are_moved_once(house: House, person: TestClient) -> None:
+    meant = [house.submit(each, send_at=FAR + HOUR) for each in ("ada", "ben")]
+    asked = person.get("/messages/bulk?do=reschedule&channel=memory").text
+    form = {**hidden(asked, "/messages/bulk"), "later": "2 hours"}
+    assert "Move: 2 of 2 done" in person.post("/messages/bulk", data=form).text
+    again = person.post("/messages/bulk", data=form)
+    assert again.status_code == 409
+    assert {house.again(each).send_at for each in meant} == {FAR + 3 * HOUR}
+
+
+def test_a_form_with_a_mistake_is_sent_again(house: House, person: TestClient) -> None:
+    message = house.submit(send_at=FAR + HOUR)
+    asked = person.get("/messages/bulk?do=reschedule&channel=memory").text
+    form = hidden(asked, "/messages/bulk")
+    for mistake in ({"later": "two hours"}, {}, {"later": "2 hours", "send_at": "12:00"}):
+        assert person.post("/messages/bulk", data={**form, **mistake}).status_code == 422
+    assert house.again(message).send_at == FAR + HOUR
+    done = person.post("/messages/bulk", data={**form, "later": "2 hours"})
+    assert "Move: 1 of 1 done" in done.text
+    assert house.again(message).send_at == FAR + 3 * HOUR
+
+
+def test_a_change_is_of_the_messages_that_were_counted_as_they_were(
+    house: House, person: TestClient
+) -> None:
+    """What moved away, was edited, or came to match meanwhile is left as it is."""
+    counted, moved, edited = (
+        house.submit(each, send_at=FAR + HOUR) for each in ("ada", "ben", "cleo")
+    )
+    other = house.submit("dora", send_at=FAR + 9 * HOUR)
+    asked = person.get("/messages/bulk?do=cancel&until=2100-01-01T13:00").text
+    house.dispatcher.reschedule(moved.id, send_at=FAR + 9 * HOUR)
+    house.dispatcher.update(edited.id, body={"text": "other"})
+    house.dispatcher.reschedule(other.id, send_at=FAR + HOUR)
+    text = person.post("/messages/bulk", data=hidden(asked, "/messages/bulk")).text
+    assert "Cancel: 1 of 3 done" in text
+    assert "changed since they were counted" in text
+    assert house.again(counted).status is Status.CANCELLED
+    assert {house.again(each).status for each in (moved, edited, other)} == {Status.SCHEDULED}
+
+
+def test_a_form_tells_nothing_about_bodies_and_recipients(house: House, visit: Visit) -> None:
+    """A visitor who guesses a body or a recipient finds no digest in the form that confirms it."""
+    client = visit(Right.MESSAGES_READ, Right.MESSAGES_CANCEL)
+    message = house.submit("ada", body={"text": "code 1234"}, send_at=FAR + HOUR)
+
+    def form() -> str:
+        asked = client.get("/messages/bulk?do=cancel&channel=memory").text
+        return hidden(asked, "/messages/bulk")["messages"]
+
+    before = form()
+    house.sql("UPDATE dispatcher_messages SET recipient = 'ben', body = '{}'")
+    assert house.again(message).recipient == "ben"
+    assert form() == before
+
+
+def test_a_message_that_was_snoozed_is_as_it_was(house: House, person: TestClient) -> None:
+    """What a pause keeps back can be cancelled, however often it is looked at meanwhile."""
+    message = house.submit(send_at=FAR + HOUR)
+    asked = person.get("/messages/bulk?do=cancel&channel=memory").text
+    house.change([message], next_attempt_at=FAR + 2 * HOUR)
+    answer = person.post("/messages/bulk", data=hidden(asked, "/messages/bulk"))
+    assert "Cancel: 1 of 1 done" in answer.text
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize("verb", ACTIONS)
+def test_what_another_call_changes_after_the_comparison_is_left(
+    house: House, person: TestClient, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """The change itself is guarded: nothing that comes between is lost."""
+    meant, changed = (house.submit(each, send_at=FAR + HOUR) for each in ("ada", "ben"))
+    by_other: Callable[[], Message]
+    if verb == "retry":
+        for each in (meant, changed):
+            house.dispatcher.drop(hold(house, each).id)
+
+        def by_other() -> Message:
+            house.change([changed], attempt_count=2)
+            return house.again(changed)
+    else:
+
+        def by_other() -> Message:
+            return house.dispatcher.update(changed.id, body={"text": "other"})
+
+    asked = person.get(f"/messages/bulk?do={verb}&channel=memory").text
+    unchanged, now = Confirmed.unchanged, list[Message]()
+
+    def compare(*given: Any) -> Any:
+        same = unchanged(*given)
+        now.append(by_other())
+        return same
+
+    monkeypatch.setattr(Confirmed, "unchanged", compare)
+    form = hidden(asked, "/messages/bulk")
+    if verb == "reschedule":
+        form["later"] = "2 hours"
+    text = person.post("/messages/bulk", data=form).text
+    assert "1 of 2 done" in text
+    assert "1: changed since they were counted" in text
+    assert [house.again(changed)] == now
+    after = house.again(meant)
+    assert (after.status, after.send_at) == {
+        "cancel": (Status.CANCELLED, FAR + HOUR),
+        "reschedule": (Status.SCHEDULED, FAR + 3 * HOUR),
+        "retry": (Status.SCHEDULED, FAR + HOUR),
+    }[verb]
+
+
+def test_pauses_are_begun_and_ended_for_a_reason(
+    house: House, person: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "dispatcher.web.pages")
+    names = {"channel": "memory", "recipient": "ada", "campaign": "summer"}
+    offered = person.get("/pauses").text
+    for kind, name in names.items():
+        assert f"<option>{kind}</option>" in offered
+        pause = {"kind": kind, "name": name}
+        assert person.post("/pauses", data=pause).status_code == 422, "without a reason"
+        begun = person.post("/pauses", data={**pause, "reason": "the provider is down"})
+        assert begun.headers["location"] == "/pauses?done=pause"
+    assert {each.kind: each.name for each in house.parts.pauses.in_force()} == names
+    assert "page: pause of channel memory (the provider is down) by ops" in caplog.messages
+    house.dispatcher.resume("campaign", "summer")
+    form = hidden(person.get("/pauses").text, "/pauses/end")
+    assert form == {"kind": "channel", "name": "memory"}
+    ended = person.post("/pauses/end", data={**form, "reason": "it is up"})
+    assert ended.headers["location"] == "/pauses?done=resume"
+    assert [each.kind for each in house.parts.pauses.in_force()] == ["recipient"]
+    assert "page: resume of channel memory (it is up) by ops" in caplog.messages
+    assert not any("ada" in each for each in caplog.messages)
+    assert person.post("/pauses", data={"kind": "x", "name": "y", "reason": "z"}).status_code == 422
+
+
+def test_pauses_need_the_right_to_operate(house: House, visit: Visit) -> None:
+    client = visit(*(each for each in Right if each is not Right.OPERATE))
+    pause = {"kind": "channel", "name": "memory", "reason": "x"}
+    assert client.get("/pauses").status_code == 403
+    assert client.post("/pauses", data=pause).status_code == 403
+    house.dispatcher.pause("channel", "memory")
+    assert client.post("/pauses/end", data=pause).status_code == 403
+    bound = visit(channels=frozenset({"memory"}))
+    assert bound.post("/pauses/end", data=pause).status_code == 403
+    house.dispatcher.pause("recipient", "ada")
+    shown = visit(Right.MESSAGES_READ, Right.OPERATE).get("/pauses").text
+    assert not re.search(r"\bada\b", shown)
+    assert len(house.parts.pauses.in_force()) == 2
+
+
+def test_all_failed_ones_are_retried(house: House, person: TestClient) -> None:
+    message = hold(house, house.submit(send_at=FAR))
+    house.dispatcher.drop(message.id)
+    asked = person.get("/messages/bulk?do=retry").text
+    assert "Retry 1 message?" in asked
+    assert (
+        "Retry: 1 of 1 done"
+        in person.post("/messages/bulk", data=hidden(asked, "/messages/bulk")).text
+    )
+    assert house.again(message).status is Status.SCHEDULED
+
+
+@pytest.mark.parametrize("query", ["", "do=forget", "do=cancel&status=sent", "do=retry&overdue=on"])
+def test_a_change_that_cannot_be_is_refused(person: TestClient, query: str) -> None:
+    assert person.get(f"/messages/bulk?{query}").status_code == 422
+
+
+def test_a_recipient_is_opted_out_and_in_again(house: House, person: TestClient) -> None:
+    message = house.submit(send_at=FAR + HOUR)
+    made = person.post("/suppressions", data={"recipient": "ada", "channel": ""})
+    assert made.headers["location"] == "/suppressions?recipient=ada&done=suppress&many=1"
+    assert house.again(message).status is Status.CANCELLED
+    asked = person.get("/suppressions").text
+    form = hidden(asked, "/suppressions/revoke")
+    assert form == {"recipient": "ada"}
+    assert person.post("/suppressions/revoke", data=form).status_code == 303
+    assert list(house.dispatcher.suppressed()) == []
+
+
+_NEEDED = {
+    "cancel": Right.MESSAGES_CANCEL,
+    "reschedule": Right.MESSAGES_WRITE,
+    "retry": Right.OPERATE,
+    "release": Right.OPERATE,
+    "drop": Right.OPERATE,
+}
+
+
+@pytest.mark.parametrize("verb", _NEEDED)
+def test_each_action_needs_its_right(house: House, visit: Visit, verb: str) -> None:
+    message = house.submit(send_at=FAR + HOUR)
+    client = visit(*(each for each in Right if each is not _NEEDED[verb]))
+    assert client.post(f"/messages/{message.id}/{verb}").status_code == 403
+    if verb in ("cancel", "reschedule", "retry"):
+        assert client.get(f"/messages/bulk?do={verb}").status_code == 403
+        form = {"do": verb, "messages": confirmed(house, message), "once": "x"}
+        assert client.post("/messages/bulk", data=form).status_code == 403
+    assert house.again(message) == message
+
+
+def test_a_bound_key_cannot_change_other_messages(house: House, visit: Visit) -> None:
+    message = house.submit(send_at=FAR + HOUR)
+    client = visit(channels=frozenset({"console"}))
+    for verb in _NEEDED:
+        assert client.post(f"/messages/{message.id}/{verb}").status_code == 404
+    form = {"do": "cancel", "messages": confirmed(house, message), "once": "x"}
+    assert "0 of 1 done" in client.post("/messages/bulk", data=form).text
+    assert house.again(message) == message

@@ -1,0 +1,249 @@
+"""A campaign from a file: planned exactly, booked once, and watched."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from dispatcher import Draft, OutcomeUnknown, Plan, Rejection, Status, StoreUnavailable
+from dispatcher.web import Caller, Right
+from dispatcher.web.pages import uploads
+from dispatcher.web.pages.campaigns import histogram
+from tests.support.browser import Tab
+from tests.support.house import FAR, House
+from tests.support.house_fixtures import Build
+from tests.support.waiting import wait_until
+from tests.web.pages.conftest import Visit
+
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+
+
+def csv_of(*rows: tuple[str, Any], columns: str = "recipient,text,send_at") -> bytes:
+    lines = [columns, *(f"{name},hello,{at}" for name, at in rows)]
+    return "\n".join(lines).encode()
+
+
+def drop(client: TestClient, content: bytes, name: str = "sale.csv", **form: str) -> Any:
+    given = {"campaign": "summer", "channel": "memory"} | form
+    return client.post("/campaigns", data=given, files={"file": (name, content)})
+
+
+def ended(client: TestClient, answer: Any) -> tuple[str, str]:
+    """Return where a file is shown, and the page once its step has ended."""
+    assert answer.status_code == 303, answer.text
+    path = answer.headers["location"]
+    wait_until(lambda: "data-live" not in client.get(path).text)
+    return path, client.get(path).text
+
+
+def test_a_file_is_planned_booked_and_watched(house: House, visit: Visit) -> None:
+    client = visit()
+    at = (FAR + HOUR).isoformat()
+    rows = [("ada", at), ("ben", at), ("ada", at), ("cyd", "yesterday"), ("dan", FAR + 2 * HOUR)]
+    path, planned = ended(client, drop(client, csv_of(*rows)))
+    assert re.search(r'data-number="accepted">3</b> would be accepted', planned)
+    assert re.search(r'data-number="refused">2</b> refused', planned)
+    assert re.search(r"<td>QuotaExceeded 1/minute</td><td class=\"n\">1</td>", planned)
+    assert re.search(r"<td>InvalidSendTime</td><td class=\"n\">1</td>", planned)
+    assert "line 4: 2100-01-01T12:00:00+00:00 does not fit the quota 1/minute" in planned
+    assert house.members() == {}
+    assert house.dispatcher.count() == 0
+
+    path, booked = ended(client, client.post(path))
+    assert re.search(r'data-number="accepted">3</b> booked', booked)
+    found = [*house.dispatcher.select(campaign="summer", oldest_first=True)]
+    assert [each.recipient for each in found] == ["ada", "ben", "dan"]
+    assert {each.channel for each in found} == {"memory"}
+    client.post(path)
+    assert house.dispatcher.count() == 3, "booked once"
+
+    house.dispatcher.cancel(found[0].id)
+    came = client.get("/campaigns?campaign=summer").text
+    link = r'<a href="/messages\?campaign=summer&amp;channel=memory&amp;status={}">{}</a>'
+    assert re.search(link.format("scheduled", 2), came)
+    assert re.search(link.format("cancelled", 1), came)
+    assert str(found[2].id) in client.get("/messages?campaign=summer&status=scheduled").text
+    assert "Cancel 2 messages?" in client.get("/messages/bulk?do=cancel&campaign=summer").text
+
+
+def test_full_times_take_the_next_slot_and_the_plan_is_exact(build: Build, visit: Visit) -> None:
+    house = build(quotas="1/minute")
+    client, at = visit(of=house), FAR + HOUR
+    line = {"recipient": "ada", "text": "hi", "send_at": at.isoformat()}
+    lines = [{**line, "idempotency_key": "k"}, *[line] * 9]
+    content = "\n".join(map(json.dumps, lines)).encode()
+    path, planned = ended(client, drop(client, content, "sale.jsonl", shift="on"))
+    assert ">9</b> at a later time than asked for" in planned
+    table = planned.split("</svg>")[-1]
+    cells = re.findall(r'<td class="n">(\d+)</td><td class="n">(\d+)</td>', table)
+    assert cells == [("10", "1"), *[("0", "1")] * 9]
+    ended(client, client.post(path))
+    assert sorted(house.members().values()) == [
+        int((at + number * MINUTE).timestamp() * 1000) for number in range(10)
+    ]
+    again, _ = ended(client, drop(client, content, "sale.jsonl", shift="on"))
+    assert "10 of them known before" in client.get(again).text, "the same file books nothing twice"
+    other, _ = ended(client, drop(client, content + b"\n", "sale.jsonl", shift="on"))
+    assert "1 of them known before" in client.get(other).text, "its own key is known"
+    ops = Caller(name="ops")
+    assert len([*house.dispatcher.select(idempotency_key=ops.own_key("k"))]) == 1
+
+
+def test_a_booking_with_an_unknown_outcome_is_kept_and_goes_on(
+    build: Build, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = build(quotas="100/minute")
+    client = visit(of=house)
+    line = {"recipient": "ada", "text": "hi", "send_at": (FAR + HOUR).isoformat()}
+    path, _ = ended(client, drop(client, json.dumps(line).encode(), "sale.jsonl"))
+    real = house.dispatcher.submit_many
+
+    def broken(drafts: Any, **named: Any) -> Any:
+        [made] = real(drafts, **named)
+        draft = Draft(channel="memory", recipient="ada", body={})
+        return [Rejection(0, draft, OutcomeUnknown("the line broke", made.id))]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(house.dispatcher, "submit_many", broken)
+        _, failed = ended(client, client.post(path))
+    assert "booked" not in re.findall(r"<h2>(.*?)</h2>", failed)
+    ended(client, client.post(path))
+    assert house.dispatcher.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "said"),
+    [
+        (b"", "sale.csv", "is empty"),
+        (b"\xff\xfe\xfa", "sale.csv", "UTF"),
+        (b"a", "sale.xlsx", "its name shows no format"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused(
+    visit: Visit, content: bytes, name: str, said: str
+) -> None:
+    answer = drop(visit(), content, name)
+    assert (answer.status_code, said in answer.text) == (422, True)
+
+
+def test_wrong_columns_are_told(visit: Visit) -> None:
+    client = visit()
+    _, shown = ended(client, drop(client, b"name,text\nada,hi"))
+    assert "there is no column" in shown
+    assert "Book" not in shown
+
+
+def test_a_file_that_is_too_long_is_refused(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "MOST_BYTES", 10)
+    answer = drop(visit(), csv_of(("ada", FAR)))
+    assert (answer.status_code, "more than" in answer.text) == (422, True)
+
+
+def test_a_booking_that_broke_off_goes_on_and_books_nothing_twice(
+    house: House, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = visit()
+    path, _ = ended(client, drop(client, csv_of(("ada", FAR + HOUR), ("ben", FAR + HOUR))))
+    real = house.dispatcher.submit_many
+
+    def broken(drafts: Any, **more: Any) -> Any:
+        yield from real([next(iter(drafts))], **more)
+        raise StoreUnavailable("it is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(house.dispatcher, "submit_many", broken)
+        _, shown = ended(client, client.post(path))
+    assert "it is away" in shown
+    assert house.dispatcher.count() == 1
+    _, booked = ended(client, client.post(path))
+    assert "1 of them known before" in booked
+    assert house.dispatcher.count() == 2
+
+
+def test_only_those_with_the_right_and_their_own(house: House, visit: Visit) -> None:
+    client = visit()
+    path, _ = ended(client, drop(client, csv_of(("ada", FAR + HOUR))))
+    reader = visit(Right.MESSAGES_READ)
+    assert drop(reader, csv_of(("ada", FAR))).status_code == 403
+    assert "Plan it" not in reader.get("/campaigns").text
+    assert reader.get(path).status_code == 403
+    assert visit().get(path).status_code == 404, "of another site"
+    bound = visit(scope=None, channels=frozenset({"file"}))
+    _, shown = ended(bound, drop(bound, csv_of(("ada", FAR + HOUR)), channel="memory"))
+    assert "the key may use the channels file" in shown
+    assert house.dispatcher.count() == 0
+
+
+def test_another_person_does_not_see_a_file(house: House, visit: Visit) -> None:
+    who = {"name": "ann"}
+    client = visit(access=lambda _: Caller(name=who["name"], rights=frozenset(Right)))
+    path, _ = ended(client, drop(client, csv_of(("ada", FAR + HOUR))))
+    who["name"] = "bob"
+    assert (client.get(path).status_code, client.post(path).status_code) == (404, 404)
+    assert "sale.csv" not in client.get("/campaigns").text
+
+
+def test_a_histogram_has_few_steps_and_all_times(house: House) -> None:
+    times = [FAR + number * 7 * HOUR for number in range(1, 200)]
+    drafts = [
+        Draft(channel="memory", recipient=f"r{n}", body={}, send_at=at)
+        for n, at in enumerate(times)
+    ]
+    found = histogram(house.dispatcher.plan(drafts))
+    assert found is not None
+    assert len(found.stretches) <= 40
+    assert sum(each.asked for each in found.stretches) == 199
+    assert sum(each.promised for each in found.stretches) == 199
+    empty = Plan(accepted=0, known=0, shifted=0, first_send_at=None, last_send_at=None,
+                 rejections=())  # fmt: skip
+    assert histogram(empty) is None
+
+
+def test_a_campaign_is_booked_in_a_browser(
+    house: House, opened_tab: Callable[..., Tab], tmp_path: Path
+) -> None:
+    file = tmp_path / "sale.csv"
+    at = (FAR + HOUR).isoformat()
+    file.write_bytes(csv_of(*((f"r{number}", at) for number in range(2_500)), ("r0", at)))
+    tab = opened_tab()
+    page = tab.go("/campaigns")
+    assert tab.violations() == []
+    page.locator("#file").set_input_files(file)
+    page.get_by_label("Campaign", exact=True).fill("summer sale")
+    page.get_by_role("combobox", name="Channel").select_option("memory")
+    page.get_by_role("button", name="Plan it").click()
+    page.get_by_role("heading", name="summer sale: the plan").wait_for()
+    assert "QuotaExceeded 1/minute" in page.locator("main").inner_text()
+    for scheme in ("dark", "light"):
+        page.emulate_media(color_scheme=scheme)
+        assert tab.violations() == []
+    page.get_by_role("button", name="Book 2,500 messages").click()
+    page.get_by_role("heading", name="summer sale: booked").wait_for()
+    assert house.dispatcher.counts(campaign="summer sale") == {"memory": {Status.SCHEDULED: 2_500}}
+    page.get_by_role("link", name="See what comes of it").click()
+    page.get_by_role("link", name="2,500").click()
+    page.get_by_role("heading", name="Messages").wait_for()
+    assert tab.errors == []
+
+
+def test_a_file_that_is_too_long_is_refused_with_what_is_accepted(
+    visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = visit()
+    assert "at most 64 MiB and 200,000 rows" in client.get("/campaigns").text
+    monkeypatch.setattr(uploads, "MOST_ROWS", 2)
+    at = (FAR + HOUR).isoformat()
+    path, refused = ended(client, drop(client, csv_of(("a", at), ("b", at), ("c", at))))
+    assert "file: more than 2 rows; accepted: parts, or `dispatcher import`" in refused
+    assert client.post(path).status_code == 409, "there is no plan to book"
+    monkeypatch.setattr(uploads, "MOST_BYTES", uploads._PART)
+    too_long = drop(client, b"x" * (uploads._PART + 1))
+    assert too_long.status_code == 422
+    assert "file: more than 1 MiB; accepted: parts, or `dispatcher import`" in too_long.text

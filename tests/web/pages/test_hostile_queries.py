@@ -1,0 +1,58 @@
+"""What a stranger may write into an address ends in an answer, never in a failure."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from itertools import product
+
+import pytest
+
+from tests.support.house import FAR, House
+from tests.web.pages.conftest import Visit
+
+VALUES = (
+    "%00", "%ed%a0%80", "%F0%9F%92%A9", "x" * 2_000, "'\"<script>alert(1)</script>", "-1", "..",
+    "0001-01-01", "9999-12-31", "9999-12-31T23:59", "0001-01-01T00:00", "24:00", "2026-02-30",
+    "%2B49", "01a209db-c66a-75f8-8347-388b3765dff1", "Europe%2FBerlin", "a%2F..%2Fb", "1e999",
+)  # fmt: skip
+NAMES = {
+    "/calendar": ("recipient", "channel", "zone", "start", "view", "at", "done"),
+    "/messages": ("status", "channel", "recipient", "scope", "key", "from", "until", "zone",
+                  "overdue", "after", "made_after", "done"),
+    "/messages/bulk": ("do", "status", "from", "zone"),
+    "/suppressions": ("recipient", "done"),
+    "/held": ("channel", "zone", "done", "many"),
+    "/": ("done", "many", "refused", "zone"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", NAMES)
+def test_no_query_breaks_a_page(house: House, visit: Visit, path: str) -> None:
+    house.submit(send_at=FAR + timedelta(hours=1))
+    client = visit()
+    base = {"/calendar": "recipient=ada&channel=memory", "/messages/bulk": "do=cancel"}
+    for name, value in product(NAMES[path], VALUES):
+        given = "&".join(filter(None, [base.get(path, ""), f"{name}={value}"]))
+        answer = client.get(f"{path}?{given}")
+        assert answer.status_code < 500, f"{path}?{given}"
+        assert "<script>alert" not in answer.text
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_no_id_breaks_a_page(visit: Visit, value: str) -> None:
+    assert visit().get(f"/messages/{value}").status_code in (404, 422, 200)
+
+
+def test_no_form_breaks_a_page(house: House, visit: Visit) -> None:
+    message = house.submit(send_at=FAR + timedelta(hours=1))
+    client = visit()
+    for value in ("", "x" * 2_000, "\x00", "9999-12-31T23:59", "-1", "1" * 30):
+        for path in (f"/messages/{message.id}/reschedule", f"/messages/{message.id}/drop",
+                     "/messages/bulk", "/suppressions", "/suppressions/revoke"):  # fmt: skip
+            form = dict.fromkeys(
+                ("version", "send_at", "zone", "reason", "many", "last", "once", "recipient",
+                 "channel", "later"), value,
+            ) | {"do": "reschedule"}  # fmt: skip
+            assert client.post(path, data=form).status_code < 500, path
+    big = client.post("/suppressions", data={"recipient": "x" * 100_000})
+    assert big.status_code == 413

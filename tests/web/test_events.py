@@ -1,0 +1,252 @@
+"""Listeners for events hear of each transition that they may see, also after they were away."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from threading import Thread
+from typing import Any
+
+import httpx2
+import pytest
+import uvicorn
+
+from dispatcher.message import new_id
+from dispatcher.telemetry.events import EventStream
+from dispatcher.telemetry.journal import Event, Transition
+from dispatcher.web import Right, api, streams
+from dispatcher.web.access import add_key, revoke_key
+from dispatcher.web.calls import batch
+from tests.support.house import House, hour_ago
+from tests.support.house_fixtures import Build
+from tests.support.waiting import DEADLINE, wait_until
+from tests.web.conftest import Calls, all_but
+from tests.web.test_keys import SCOPES
+
+HOUR = timedelta(hours=1)
+KEPT = 1_000
+
+
+@pytest.fixture
+def telling(build: Build) -> House:
+    """Give a house whose clock is an hour slow, and whose processes tell their transitions."""
+    return build(clock=hour_ago(), events_kept=KEPT, quotas=["1000/minute"], scopes=SCOPES)
+
+
+@pytest.fixture
+def address(telling: House) -> Iterator[str]:
+    """Give the address of a server."""
+    bound = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        api(telling.dispatcher), log_level="warning", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    thread = Thread(target=server.run, kwargs={"sockets": [bound]})
+    thread.start()
+    wait_until(lambda: server.started)
+    yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(20)
+    bound.close()
+
+
+@contextmanager
+def listener(
+    address: str, token: str, after: str | None = None
+) -> Iterator[Iterator[tuple[str, str, Any]]]:
+    """Listen; give an iterator of events as id, name and data. It returns once it has begun."""
+    headers = {"Authorization": f"Bearer {token}"}
+    if after is not None:
+        headers["Last-Event-ID"] = after
+    with httpx2.stream("GET", f"{address}/v1/events", headers=headers, timeout=DEADLINE) as answer:
+        if answer.status_code != 200:
+            answer.read()
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = answer.iter_lines()
+        assert next(lines).startswith("retry: ")
+        yield _events(lines)
+
+
+def _events(lines: Iterator[str]) -> Iterator[tuple[str, str, Any]]:
+    found: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(": ")
+        if name:
+            found[name] = value
+        elif "data" in found:
+            yield found.get("id", ""), found["event"], json.loads(found["data"])
+            found = {}
+
+
+def key(house: House, name: str = "shop", **given: Any) -> str:
+    return add_key(house.parts.api_keys, name, **given)[1]
+
+
+def test_a_listener_hears_each_transition_and_goes_on_where_it_was(
+    telling: House, address: str
+) -> None:
+    token = key(telling)
+    with listener(address, token) as heard:
+        message = telling.submit("ada", send_in=HOUR)
+        telling.dispatcher.reschedule(message.id, send_in=2 * HOUR)
+        first = [next(heard) for _ in range(2)]
+    telling.dispatcher.cancel(message.id)  # while nothing listens
+    with listener(address, token, after=first[-1][0]) as heard:
+        second = next(heard)
+    names = [name for _, name, _ in (*first, second)]
+    assert names == ["scheduled", "rescheduled", "cancelled"]
+    for place, name, data in (*first, second):
+        assert data["id"] == place
+        assert data["message_id"] == str(message.id)
+        assert (data["transition"], data["channel"]) == (name, message.channel)
+
+
+def test_a_listener_is_told_of_a_gap(
+    telling: House, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = key(telling)
+    monkeypatch.setattr(telling.parts.events, "_keep", 1)
+    with listener(address, token) as heard:
+        telling.submit("ada", send_in=HOUR)
+        first = next(heard)[0]
+    client, name = telling.parts.plain_redis, telling.parts.events._name
+    # Redis cuts the stream by whole blocks of a hundred entries.
+    for _ in range(300):
+        telling.submit("ada", send_in=HOUR)
+    wait_until(lambda: not client.xrange(name, min=first, max=first))
+    with listener(address, token, after=first) as heard:
+        assert next(heard)[1] == "gap"
+        assert next(heard)[1] == "scheduled"
+
+
+def test_a_listener_hears_of_its_own_messages_alone(telling: House, address: str) -> None:
+    bound = key(telling, "acme", scope=("tenant", "acme"))
+    texting = key(telling, "texting", channels=["file"])
+    with listener(address, bound) as of_acme, listener(address, texting) as of_file:
+        telling.submit("ada", send_in=HOUR, scopes={"tenant": "other"})
+        own = telling.submit("eve", send_in=HOUR, scopes={"tenant": "acme"})
+        filed = telling.submit("eve", send_in=HOUR, channel="file")
+        assert next(of_acme)[2]["message_id"] == str(own.id)
+        assert next(of_file)[2]["message_id"] == str(filed.id)
+
+
+def test_a_revoked_key_hears_nothing_further(telling: House, address: str) -> None:
+    token = key(telling)
+    with listener(address, token) as heard:
+        telling.submit("ada", send_in=HOUR)
+        next(heard)
+        revoke_key(telling.parts.api_keys, "shop")
+        assert list(heard) == []  # the server ends the answer
+
+
+def test_a_worker_tells_too(telling: House, address: str) -> None:
+    with listener(address, key(telling)) as heard:
+        message = telling.submit("ada")
+        telling.deliver(message)
+        names = [next(heard)[1] for _ in range(2)]
+    assert names == ["scheduled", "sent"]
+
+
+@pytest.mark.parametrize("after", ["now", "1", "-1-1", "1-1\u00e9"])
+def test_an_id_that_is_none_is_refused(telling: House, address: str, after: str) -> None:
+    headers = [
+        (b"Authorization", f"Bearer {key(telling)}".encode()),
+        (b"Last-Event-ID", after.encode()),
+    ]
+    answer = httpx2.get(f"{address}/v1/events", headers=headers)
+    assert (answer.status_code, answer.json()["field"]) == (422, "Last-Event-ID")
+
+
+def test_without_the_setting_no_process_writes_and_the_answer_names_it(
+    house: House, calls: Calls
+) -> None:
+    answer = calls().get("/v1/events")
+    assert answer.status_code == 404
+    assert "DISPATCHER_EVENTS_KEPT" in answer.json()["detail"]
+    house.submit("ada")
+    assert "events" not in vars(house.parts)
+    blind = calls("blind", rights=all_but(Right.MESSAGES_READ))
+    assert blind.get("/v1/events").status_code == 403
+
+
+def test_a_message_is_accepted_and_the_loss_is_logged_where_redis_takes_no_events(
+    telling: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = EventStream(
+        lambda: telling.parts.plain_redis, namespace=telling.settings.namespace, keep=KEPT
+    )
+    name = stream._name
+    telling.parts.plain_redis.set(name, "no stream")
+    telling.submit("ada", send_in=HOUR)
+    wait_until(lambda: "dropped 1 events" in caplog.text)
+
+
+def test_a_listener_is_told_where_events_are_cut_off_while_it_listens(
+    telling: House, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = telling.parts.events
+    with listener(address, key(telling)) as heard:
+        telling.submit("ada", send_in=HOUR)
+        next(heard)
+        monkeypatch.setattr(stream, "_keep", 1)
+        some = [Event(Transition.SENT, new_id(), "memory", {}) for _ in range(3_000)]
+        stream._write(some)
+        names = [next(heard)[1] for _ in range(2)]
+    assert names == ["gap", "sent"]
+
+
+def test_listeners_of_a_key_are_bounded(
+    telling: House, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(streams.MOST, "listeners", (2, 3, 60))
+    token = key(telling)
+    with listener(address, token), listener(address, token):
+        headers = {"Authorization": f"Bearer {token}"}
+        refused = httpx2.get(f"{address}/v1/events", headers=headers)
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "60")
+        with listener(address, key(telling, "other")):
+            third = {"Authorization": f"Bearer {key(telling, 'third')}"}
+            assert httpx2.get(f"{address}/v1/events", headers=third).status_code == 503
+    wait_until(lambda: _is_free(address, headers))
+
+
+def test_a_key_has_few_batches_at_a_time(
+    telling: House, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Callers that send slowly take no more places than their key has."""
+    monkeypatch.setitem(streams.MOST, "batches", (1, 2, 5))
+    monkeypatch.setattr(batch, "_LINES_AT_ONCE", 1)
+    headers = {
+        "Authorization": f"Bearer {key(telling)}", "Content-Type": "application/x-ndjson",
+    }  # fmt: skip
+    draft = {"channel": "memory", "recipient": "ada", "body": {}}
+    line = json.dumps(draft | {"send_in_seconds": 3_600}).encode() + b"\n"
+    sent = f"{len(line):x}\r\n".encode() + line + b"\r\n"
+    slow = http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
+
+    def post() -> Any:
+        return httpx2.post(f"{address}/v1/messages/batch", content=line, headers=headers)
+
+    with closing(slow):
+        slow.putrequest("POST", "/v1/messages/batch")
+        for name, value in {**headers, "Transfer-Encoding": "chunked"}.items():
+            slow.putheader(name, value)
+        slow.endheaders(sent)
+        answer = slow.getresponse()
+        assert json.loads(answer.readline())["status"] == 201
+        refused = post()
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "5")
+        assert refused.json()["type"].endswith(":too-many-batches")
+        slow.send(b"0\r\n\r\n")
+        answer.read()
+    wait_until(lambda: post().status_code == 200)
+
+
+def _is_free(address: str, headers: dict[str, str]) -> bool:
+    with httpx2.stream("GET", f"{address}/v1/events", headers=headers) as answer:
+        return answer.status_code == 200

@@ -1,0 +1,324 @@
+"""FastAPI and Flask: a dispatcher for each app, errors as problems, limiters of requests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from datetime import datetime, timedelta
+from typing import Annotated, Any, NamedTuple
+
+import pytest
+import redis
+import redis.asyncio
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.testclient import TestClient
+from flask import Flask, abort, jsonify
+from flask import Request as FlaskRequest
+
+import dispatcher.fastapi as ours_in_fastapi
+import dispatcher.flask as ours_in_flask
+from dispatcher import Dispatcher, DispatcherError, InvalidSettings, InvalidValue
+from dispatcher.limiters import Concurrency, CoolDown, Limits, parse
+from dispatcher.limiters.algorithm import Bindable
+from dispatcher.times.clock import SystemClock
+from tests.support.canaries import BODY
+from tests.support.house import House
+from tests.support.house_fixtures import Build
+from tests.support.servers import RedisServer
+
+TOMORROW = SystemClock().now().replace(microsecond=0) + timedelta(days=1)
+WAYS = (
+    "fastapi dependency",
+    "fastapi decorator",
+    "fastapi decorator of a function",
+    "fastapi middleware",
+    "flask decorator",
+    "flask decorator of a coroutine",
+    "flask middleware",
+)
+Ours = Annotated[Dispatcher, Depends(ours_in_fastapi.dispatcher())]
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+each_way = pytest.mark.parametrize("way", WAYS)
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: Any
+    json: Any
+
+
+Ask = Callable[..., Answer]
+
+
+@contextmanager
+def asked_of_fastapi(app: FastAPI) -> Iterator[Ask]:
+    with TestClient(app) as client:
+
+        def ask(path: str = "/", **headers: str) -> Answer:
+            answer = client.get(path, headers=headers)
+            return Answer(answer.status_code, answer.headers, answer.json())
+
+        yield ask
+
+
+@contextmanager
+def asked_of_flask(app: Flask) -> Iterator[Ask]:
+    def ask(path: str = "/", **headers: str) -> Answer:
+        with app.test_client().get(path, headers=headers) as answer:
+            return Answer(answer.status_code, answer.headers, answer.get_json())
+
+    yield ask
+
+
+def submit(to: Dispatcher) -> dict[str, str]:
+    message = to.submit(
+        channel="memory", recipient="ada@example.org", body={"text": BODY}, send_at=TOMORROW
+    )
+    return {"id": str(message.id)}
+
+
+@contextmanager
+def fastapi_shop(house: House) -> Iterator[Ask]:
+    app = FastAPI(lifespan=ours_in_fastapi.lifespan(house.settings))
+    app.add_exception_handler(DispatcherError, ours_in_fastapi.answer_error)
+    inner = FastAPI()
+
+    @app.get("/")
+    def remind(to: Ours) -> dict[str, str]:
+        return submit(to)
+
+    @inner.get("/count")
+    async def count(to: Ours) -> int:
+        return await to.acount()
+
+    app.mount("/inner", inner)
+    with asked_of_fastapi(app) as ask:
+        yield ask
+
+
+@contextmanager
+def flask_shop(house: House) -> Iterator[Ask]:
+    app = Flask(__name__)
+    opened = ours_in_flask.init_app(app, house.settings)
+
+    @app.get("/")
+    def remind() -> dict[str, str]:
+        return submit(ours_in_flask.dispatcher())
+
+    @app.get("/inner/count")
+    def count() -> Any:
+        return jsonify(ours_in_flask.dispatcher().count())
+
+    with opened, asked_of_flask(app) as ask:
+        yield ask
+
+
+@on_sqlite
+@pytest.mark.parametrize("shop", [fastapi_shop, flask_shop])
+def test_errors_are_problems_that_name_no_recipient(
+    build: Build, shop: Callable[[House], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    house = build(clock=SystemClock())
+    with shop(house) as ask:
+        assert ask().status == 200
+        assert ask("/inner/count").json == 1
+        refused = ask()
+        assert (refused.status, refused.json["title"]) == (409, "quota exceeded")
+        assert refused.headers["Content-Type"] == "application/problem+json"
+        slot = datetime.fromisoformat(refused.json["next_slot"])
+        assert slot == TOMORROW + timedelta(minutes=1)
+        assert "ada@" not in str(refused)
+        house.redis.flushall()
+        caplog.set_level(logging.ERROR, "dispatcher.problems")
+        away = ask()
+        assert (away.status, away.json["title"]) == (503, "reservations unavailable")
+        assert int(away.headers["Retry-After"]) >= 1
+        told = [each for each in caplog.records if each.name == "dispatcher.problems"]
+        assert [each.levelname for each in told] == ["ERROR"]
+
+
+def test_an_app_without_a_dispatcher_is_told_how_to_open_one() -> None:
+    app = FastAPI()
+
+    @app.get("/")
+    def remind(to: Ours) -> str:
+        return type(to).__name__
+
+    with TestClient(app) as client:
+        with pytest.raises(InvalidSettings, match=r"FastAPI\(lifespan=lifespan\(\)\)"):
+            client.get("/")
+        app.dependency_overrides[ours_in_fastapi.dispatcher()] = object
+        assert client.get("/").json() == "object"
+    with (
+        Flask(__name__).app_context(),
+        pytest.raises(InvalidSettings, match=r"init_app\(app\)"),
+    ):
+        ours_in_flask.dispatcher()
+
+
+def name_of(request: Request | FlaskRequest) -> str | None:
+    return request.headers.get("X-Name")
+
+
+@contextmanager
+def limited(
+    way: str,
+    limit: Bindable,
+    server: RedisServer,
+    inside: Callable[[], None] = lambda: None,
+    **how: Any,
+) -> Iterator[Ask]:
+    """Give an app whose requests at ``/`` are limited, and at ``/missing`` are not found."""
+    if way.startswith("fastapi"):
+        with limited_fastapi(way, limit, server, inside, **how) as ask:
+            yield ask
+    else:
+        with limited_flask(way, limit, server, inside, **how) as ask:
+            yield ask
+
+
+@contextmanager
+def limited_fastapi(
+    way: str, limit: Bindable, server: RedisServer, inside: Callable[[], None], **how: Any
+) -> Iterator[Ask]:
+    client = redis.asyncio.Redis.from_url(server.url)
+    limiter = limit.on(client, **how)
+
+    @asynccontextmanager
+    async def closing(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await client.aclose()
+
+    app = FastAPI(lifespan=closing)
+    app.add_exception_handler(DispatcherError, ours_in_fastapi.answer_error)
+
+    async def answer(page: int = 1) -> dict[str, int]:
+        inside()
+        return {"page": page}
+
+    def answer_too(page: int = 1) -> dict[str, int]:
+        inside()
+        return {"page": page}
+
+    async def missing() -> None:
+        raise HTTPException(404)
+
+    app.get("/missing")(missing)
+    if way.endswith("dependency"):
+        needs = [Depends(ours_in_fastapi.permit(limiter, name_of))]
+        app.get("/", dependencies=needs)(answer)
+    elif way.endswith("decorator"):
+        app.get("/")(ours_in_fastapi.limited(limiter, name_of)(answer))
+    elif way.endswith("function"):
+        app.get("/")(ours_in_fastapi.limited(limiter, name_of)(answer_too))
+    else:
+        app.get("/")(answer)
+        app.add_middleware(ours_in_fastapi.LimiterMiddleware, limiter=limiter, key=name_of)
+    with asked_of_fastapi(app) as ask:
+        yield ask
+
+
+@contextmanager
+def limited_flask(
+    way: str, limit: Bindable, server: RedisServer, inside: Callable[[], None], **how: Any
+) -> Iterator[Ask]:
+    app = Flask(__name__)
+    app.register_error_handler(DispatcherError, ours_in_flask.answer_error)
+
+    def answer() -> dict[str, int]:
+        inside()
+        return {"page": 1}
+
+    async def answer_too() -> dict[str, int]:
+        inside()
+        return {"page": 1}
+
+    app.add_url_rule("/missing", "missing", lambda: abort(404))
+    with redis.Redis.from_url(server.url) as client:
+        limiter = limit.on(client, **how)
+        if way.endswith("middleware"):
+            app.add_url_rule("/", "answer", answer)
+            within = app.wsgi_app
+            app.wsgi_app = ours_in_flask.LimiterMiddleware(within, limiter, name_of)  # type: ignore[assignment,method-assign]  # as Flask documents
+        else:
+            view: Any = answer_too if way.endswith("coroutine") else answer
+            app.add_url_rule("/", "answer", ours_in_flask.limited(limiter, name_of)(view))
+        with asked_of_flask(app) as ask:
+            yield ask
+
+
+@each_way
+def test_requests_are_limited_and_told_of_it(redis_server: RedisServer, way: str) -> None:
+    limit = parse("2/minute; 3/hour in UTC")
+    policy = '"2/minute";q=2;w=60, "3/hour in UTC";q=3;w=3600'
+    with limited(way, limit, redis_server) as ask:
+        found = [ask(**{"X-Name": "ada"}) for _ in range(3)]
+        assert [each.status for each in found] == [200, 200, 429]
+        assert [each.json for each in found[:2]] == [{"page": 1}] * 2
+        assert [each.headers["RateLimit-Policy"] for each in found[:2]] == [policy] * 2
+        left = [each.headers["RateLimit"].split(";t=")[0] for each in found]
+        assert left == ['"2/minute";r=1', '"2/minute";r=0', '"2/minute";r=0']
+        refused = found[2]
+        assert (refused.json["title"], refused.json["limit"]) == ("limit reached", "2/minute")
+        seconds = refused.headers["Retry-After"]
+        assert 0 < int(seconds) <= 60
+        assert refused.headers["RateLimit"] == f'"2/minute";r=0;t={seconds}'
+        assert ask(**{"X-Name": "ben"}).status == 200
+        free = [ask() for _ in range(3)]
+        assert [each.status for each in free] == [200] * 3
+        assert all("RateLimit" not in each.headers for each in free)
+        if way.endswith("middleware"):
+            missing = ask("/missing", **{"X-Name": "cyd"})
+            assert (missing.status, missing.headers["RateLimit"]) == (404, '"2/minute";r=1')
+
+
+@each_way
+def test_holds_last_as_long_as_the_request(redis_server: RedisServer, way: str) -> None:
+    limit = Limits([Concurrency(1), CoolDown()])
+    nested: list[int] = []
+    with ExitStack() as opened:
+        other = opened.enter_context(limited(way, limit, redis_server))
+
+        def inside() -> None:
+            nested.append(other(**{"X-Name": "ada"}).status)
+            if len(nested) > 1:
+                raise ZeroDivisionError
+
+        ask = opened.enter_context(limited(way, limit, redis_server, inside))
+        first = ask(**{"X-Name": "ada"})
+        assert first.headers["RateLimit-Policy"] == '"1 at once";q=1'
+        assert first.headers["RateLimit"] == '"1 at once";r=0'
+        with suppress(ZeroDivisionError):  # Starlette's client raises what the application raises
+            assert ask(**{"X-Name": "ada"}).status == 500
+        assert nested == [429, 429]
+        assert other(**{"X-Name": "ada"}).status == 200
+
+
+@pytest.mark.parametrize("way", [*WAYS[::3]])
+def test_a_redis_that_does_not_answer(own_redis: RedisServer, way: str) -> None:
+    limit = parse("2/minute")
+    with (
+        limited(way, limit, own_redis) as ask,
+        limited(way, limit, own_redis, on_error="unknown") as ask_open,
+    ):
+        own_redis.stop()
+        away = ask(**{"X-Name": "ada"})
+        assert (away.status, away.json["title"]) == (503, "limiters unavailable")
+        assert away.headers["Retry-After"] == "1"
+        goes_on = ask_open(**{"X-Name": "ada"})
+        assert (goes_on.status, "RateLimit" in goes_on.headers) == (200, False)
+
+
+def test_a_limiter_on_the_wrong_client_is_refused(redis_client: redis.Redis) -> None:
+    limit = parse("2/s")
+    waiting: Any = limit.on(redis_client)
+    awaited: Any = limit.on(redis.asyncio.Redis())
+    with pytest.raises(InvalidValue, match=r"limiter: a Limiter.*redis\.asyncio"):
+        ours_in_fastapi.limited(waiting, "all")
+    with pytest.raises(InvalidValue, match=r"limiter: a Limiter.*redis\.asyncio"):
+        ours_in_fastapi.LimiterMiddleware(FastAPI(), waiting, "all")
+    with pytest.raises(InvalidValue, match="limiter: an AsyncLimiter"):
+        ours_in_flask.limited(awaited, "all")
+    with pytest.raises(InvalidValue, match="limiter: an AsyncLimiter"):
+        ours_in_flask.LimiterMiddleware(Flask(__name__).wsgi_app, awaited, "all")

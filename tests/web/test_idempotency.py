@@ -1,0 +1,418 @@
+"""A call that is repeated with its ``Idempotency-Key`` has one effect and one answer.
+
+Whatever process dies between: before the call acted, after it, and before its answer was stored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from dispatcher import Dispatcher, Status, StoreUnavailable
+from dispatcher.faults import arm
+from dispatcher.store import StoreUpkeep
+from dispatcher.times.clock import SystemClock
+from dispatcher.web import Caller, Right, api
+from dispatcher.web.access import add_key, revoke_key
+from tests.support.crashes import die
+from tests.support.house import FAR, House
+from tests.web.test_messages import AT, new
+
+HOUR = timedelta(hours=1)
+LATER = (FAR + 2 * HOUR).isoformat()
+OF_API = ("api.after_act", "api.after_finish")
+OF_SUBMIT = ("submit.after_reserve", "submit.after_commit", "submit.after_enqueue")
+
+Change = Callable[[TestClient, str, dict[str, str]], Any]
+CHANGES: dict[str, tuple[Change, tuple[str, ...]]] = {
+    "cancel": (lambda client, path, key: client.delete(path, headers=key), ("cancel.after_row",)),
+    "update": (
+        lambda client, path, key: client.patch(path, json={"body": {"n": 1}}, headers=key),
+        (),
+    ),
+    "reschedule": (
+        lambda client, path, key: client.post(
+            f"{path}/reschedule", json={"send_at": LATER}, headers=key
+        ),
+        # Not after_hold: until reconcile ends the hold, the new time is refused.
+        ("reschedule.after_row", "reschedule.after_take"),
+    ),
+}
+
+
+def key(text: str = "k-1") -> dict[str, str]:
+    return {"Idempotency-Key": text}
+
+
+@pytest.fixture
+def falling(shop: TestClient) -> Iterator[TestClient]:
+    """Give a client that gets an answer where its call falls over, and disarm the faults."""
+    yield TestClient(shop.app, raise_server_exceptions=False, headers=dict(shop.headers))
+    arm(None)
+
+
+def test_a_repeated_call_is_answered_with_the_same_bytes(house: House, shop: TestClient) -> None:
+    first = shop.post("/v1/messages", json=new(), headers=key())
+    house.dispatcher.cancel(first.json()["id"])
+    for header in ("k-1", '"k-1"'):
+        again = shop.post("/v1/messages", json=new(), headers=key(header))
+        assert (again.status_code, again.content) == (201, first.content)
+        assert again.headers["Idempotency-Replayed"] == "true"
+        assert again.headers["Location"] == first.headers["Location"]
+    assert "Idempotency-Replayed" not in first.headers
+    other = shop.post("/v1/messages", json=new("eve"), headers=key())
+    assert (other.status_code, other.json()["type"].rpartition(":")[2]) == (
+        422,
+        "idempotency-conflict",
+    )
+    path = first.headers["Location"]
+    assert shop.delete(path, headers=key()).status_code == 422
+    assert len(house.rows()) == 1
+
+
+@pytest.mark.parametrize("text", ["", '""', "x" * 191, "a\tb"])
+def test_a_key_that_cannot_be_kept_is_refused(house: House, shop: TestClient, text: str) -> None:
+    answer = shop.post("/v1/messages", json=new(), headers=key(text))
+    assert (answer.status_code, answer.json()["field"]) == (422, "Idempotency-Key")
+    assert house.rows() == []
+
+
+def test_a_refused_call_leaves_its_key_free(shop: TestClient) -> None:
+    shop.post("/v1/messages", json=new())
+    refused = shop.post("/v1/messages", json=new(), headers=key())
+    assert refused.status_code == 409
+    slot = refused.json()["next_slot"]
+    assert shop.post("/v1/messages", json=new(at=slot), headers=key()).status_code == 201
+
+
+def test_keys_of_two_callers_are_two_keys(house: House, calls: Callable[..., TestClient]) -> None:
+    one, other = calls("one"), calls("other")
+    made = [each.post("/v1/messages", json=new(to), headers=key())
+            for each, to in ((one, "ada"), (other, "eve"))]  # fmt: skip
+    assert [each.status_code for each in made] == [201, 201]
+    assert made[0].json()["idempotency_key"] == "k-1"
+    assert len(house.rows()) == 2
+
+
+@pytest.mark.parametrize("point", ["api.before_act", *OF_API, *OF_SUBMIT])
+def test_a_submit_that_falls_over_is_repeated_as_one_message(
+    house: House, shop: TestClient, falling: TestClient, point: str
+) -> None:
+    arm(f"{point}=raise")
+    assert falling.post("/v1/messages", json=new(), headers=key()).status_code == 500
+    arm(None)
+    again = shop.post("/v1/messages", json=new(), headers=key())
+    assert again.status_code == 201, again.text
+    third = shop.post("/v1/messages", json=new(), headers=key())
+    assert (third.content, third.headers["Idempotency-Replayed"]) == (again.content, "true")
+    [row] = house.rows()
+    assert str(row[0]) == again.json()["id"]
+    assert len(house.members()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "point"),
+    [
+        (name, point)
+        for name, (_, own) in CHANGES.items()
+        for point in ("api.after_begin", *OF_API, *own)
+    ],
+)
+def test_a_change_that_falls_over_is_repeated_once(
+    house: House, shop: TestClient, falling: TestClient, name: str, point: str
+) -> None:
+    path = shop.post("/v1/messages", json=new()).headers["Location"]
+    change = CHANGES[name][0]
+    arm(f"{point}=raise")
+    assert change(falling, path, key()).status_code == 500
+    arm(None)
+    again = change(shop, path, key())
+    assert again.status_code == 200, again.text
+    now = shop.get(path).json()
+    assert again.json() == now
+    assert (now["status"], now["body"].get("n"), now["send_at"]) == (
+        "cancelled" if name == "cancel" else "scheduled",
+        1 if name == "update" else None,
+        LATER.replace("+00:00", "Z") if name == "reschedule" else AT.replace("+00:00", "Z"),
+    )
+    assert change(shop, path, key()).content == again.content
+
+
+def test_a_retry_whose_answer_was_lost_is_not_made_twice(
+    house: House, shop: TestClient, falling: TestClient
+) -> None:
+    """It failed again meanwhile: a second retry would give it attempts nobody asked for."""
+    message = house.submit(send_at=FAR + HOUR)
+    failed = {"status": Status.FAILED.value, "finished_at": house.database_time()}
+    house.change([message], **failed, attempt_count=1, max_attempts=1)
+    path = f"/v1/messages/{message.id}/retry"
+    arm("api.after_act=raise")
+    assert falling.post(path, headers=key()).status_code == 500
+    arm(None)
+    retried = house.again(message)
+    assert retried.status is Status.SCHEDULED
+    house.change([message], **failed, attempt_count=2)
+    before = house.again(message)
+    assert shop.post(path, headers=key()).json()["status"] == "failed"
+    assert house.again(message) == before
+
+
+def begun(falling: TestClient, call: Callable[[TestClient], Any]) -> None:
+    """Make a call whose server falls over before it acts."""
+    arm("api.after_begin=raise")
+    assert call(falling).status_code == 500
+    arm(None)
+
+
+def cancel(client: TestClient, path: str, text: str = "k-1") -> Any:
+    return client.delete(path, headers=key(text))
+
+
+def patch(client: TestClient, path: str, **more: str) -> Any:
+    return client.patch(path, json={"body": {"n": 1}}, headers={**key(), **more})
+
+
+@pytest.mark.parametrize("meanwhile", ["enqueued", "edited"])
+def test_a_repeated_cancel_is_answered_as_made_only_when_it_is(
+    house: House, shop: TestClient, falling: TestClient, meanwhile: str
+) -> None:
+    path = shop.post("/v1/messages", json=new()).headers["Location"]
+    message = house.dispatcher.get(path.rpartition("/")[2])
+    begun(falling, lambda client: cancel(client, path))
+    if meanwhile == "enqueued":
+        house.change([message], enqueued_at=house.database_time())
+    else:
+        house.dispatcher.update(message.id, body={"n": 2})
+    again = cancel(shop, path)
+    assert (again.status_code, again.json()["status"]) == (200, "cancelled")
+    assert house.again(message).status is Status.CANCELLED
+
+
+def test_a_repeated_change_is_refused_like_a_new_one(
+    house: House, shop: TestClient, falling: TestClient
+) -> None:
+    path = shop.post("/v1/messages", json=new()).headers["Location"]
+    message = house.dispatcher.get(path.rpartition("/")[2])
+    stale = {"If-Match": '"stale"'}
+    begun(falling, lambda client: patch(client, path, **stale))
+    assert patch(shop, path, **stale).status_code == 412
+    assert patch(shop, path).status_code == 200, "a refused call leaves its key free"
+    house.change([message], status="sent", finished_at=house.database_time())
+    begun(falling, lambda client: cancel(client, path, "k-2"))
+    assert cancel(shop, path, "k-2").status_code == 409
+
+
+def test_a_change_is_not_repeated_over_that_of_another_caller(
+    house: House, shop: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first call was made and answered 503; another caller came before it was repeated."""
+    path = shop.post("/v1/messages", json=new()).headers["Location"]
+    real = house.dispatcher.reschedule
+
+    def broken(*given: Any, **named: Any) -> Any:
+        real(*given, **named)
+        raise StoreUnavailable("the connection to the database broke")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(house.dispatcher, "reschedule", broken)
+        first = shop.post(f"{path}/reschedule", json={"send_at": LATER}, headers=key())
+    assert first.status_code == 503
+    other = (FAR + 3 * HOUR).isoformat()
+    assert shop.post(f"{path}/reschedule", json={"send_at": other}).status_code == 200
+    again = shop.post(f"{path}/reschedule", json={"send_at": LATER}, headers=key())
+    assert again.status_code == 412
+    assert shop.get(path).json()["send_at"] == other.replace("+00:00", "Z")
+
+
+@pytest.mark.parametrize("act", ["retry", "release", "drop"])
+def test_a_decision_is_made_once_by_twins(
+    house: House, shop: TestClient, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    """One twin is slow; after the other one the message is where it was, by a further attempt."""
+    message = house.submit(send_at=FAR + HOUR)
+    status = "failed" if act == "retry" else "held"
+    ended = house.database_time() if act == "retry" else None
+    stands = {"status": status, "finished_at": ended}
+    house.change([message], **stands, attempt_count=1, max_attempts=1, on_unknown="hold")
+    path = f"/v1/messages/{message.id}/{act}"
+    real = getattr(house.dispatcher, act)
+    answers = []
+
+    def slow(*given: Any, **named: Any) -> Any:
+        monkeypatch.setattr(house.dispatcher, act, real)
+        answers.append(shop.post(path, headers=key()))
+        if act != "drop":
+            house.change([message], **stands, attempt_count=2)
+        return real(*given, **named)
+
+    monkeypatch.setattr(house.dispatcher, act, slow)
+    answers.append(shop.post(path, headers=key()))
+    assert [each.status_code for each in answers] == [200, 200]
+    assert answers[0].content == answers[1].content
+    assert house.again(message).status.value == ("failed" if act == "drop" else status)
+
+
+def test_an_answer_is_not_stored_for_another_call_that_took_the_key(house: House) -> None:
+    replies, name = house.parts.replies, "x" * 64
+    mine, other = "b" * 64, "c" * 64
+    replies.begin(name, fingerprint=mine, seen=None)
+    replies.forget(name, fingerprint=mine)  # by a twin that was refused
+    replies.begin(name, fingerprint=other, seen=None)
+    given: dict[str, Any] = {"status": 200, "headers": {}, "message_id": None}
+    assert replies.finish(name, fingerprint=mine, body="mine", **given).body == "mine"
+    assert replies.finish(name, fingerprint=other, body="other", **given).body == "other"
+
+
+def test_an_answer_is_whole_also_where_a_twin_begins_while_it_is_stored(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replies, name, mine = house.parts.replies, "n" * 64, "m" * 64
+    find = replies.find
+
+    def begin_then_find(reply_id: str) -> Any:
+        monkeypatch.setattr(replies, "find", find)
+        replies.begin(reply_id, fingerprint=mine, seen=None)
+        return find(reply_id)
+
+    monkeypatch.setattr(replies, "find", begin_then_find)
+    stored = replies.finish(
+        name, fingerprint=mine, status=200, headers={}, body="mine", message_id=None
+    )
+    assert (stored.status, stored.body) == (200, "mine")
+
+
+def test_a_call_that_was_repeated_and_refused_leaves_its_key_free(
+    shop: TestClient, falling: TestClient
+) -> None:
+    shop.post("/v1/messages", json=new())
+    arm("api.before_act=raise")
+    assert falling.post("/v1/messages", json=new(), headers=key()).status_code == 500
+    arm(None)
+    refused = shop.post("/v1/messages", json=new(), headers=key())
+    assert refused.status_code == 409
+    slot = refused.json()["next_slot"]
+    assert shop.post("/v1/messages", json=new(at=slot), headers=key()).status_code == 201
+
+
+def test_a_body_that_cannot_be_stored_is_refused_with_a_key_as_without(
+    falling: TestClient,
+) -> None:
+    content = json.dumps(new(body={"text": "\ud800"}))
+    typed = {"Content-Type": "application/json"}
+    for headers in (typed, {**typed, **key()}):
+        answer = falling.post("/v1/messages", content=content, headers=headers)
+        assert answer.status_code == 422
+
+
+def test_an_answer_is_for_a_caller_with_the_same_rights(build: Callable[..., House]) -> None:
+    house = build(scopes={"tenant": {"quotas": ["100/minute"]}})
+
+    def of_header(request: Any) -> Caller:
+        return Caller(name="web", scope=("tenant", request.headers["Tenant"]))
+
+    client = TestClient(api(house.dispatcher, auth=of_header))
+    answers = [
+        client.post("/v1/messages", json=new(), headers={"Tenant": each, **key()})
+        for each in ("acme", "umbrella", "acme")
+    ]
+    assert [each.status_code for each in answers] == [201, 409, 201]
+    assert answers[2].content == answers[0].content
+    keys = house.parts.api_keys
+    all_rights = add_key(keys, "shop")[1]
+    call: dict[str, Any] = {"json": new("eve"), "headers": key()}
+    app = api(house.dispatcher)
+    first = TestClient(app, headers={"Authorization": f"Bearer {all_rights}"})
+    made = first.post("/v1/messages", **call)
+    revoke_key(keys, "shop")
+    few = add_key(keys, "shop", rights=[Right.MESSAGES_WRITE])[1]
+    second = TestClient(app, headers={"Authorization": f"Bearer {few}"})
+    again = second.post("/v1/messages", **call)
+    assert again.json()["id"] == made.json()["id"]
+    assert "recipient" not in again.json()
+
+
+@pytest.mark.every_database
+def test_twins_have_one_effect_and_one_answer(house: House, shop: TestClient) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(
+            threads.map(lambda _: shop.post("/v1/messages", json=new(), headers=key()), range(8))
+        )
+        done = [each for each in answers if each.status_code == 201]
+        assert {each.status_code for each in answers} <= {201, 409}
+        assert {each.status_code for each in answers if each not in done} <= {409}
+        assert len({each.content for each in done}) == 1
+        [row] = house.rows()
+        path = f"/v1/messages/{row[0]}"
+        moved = list(
+            threads.map(
+                lambda _: shop.post(
+                    f"{path}/reschedule", json={"send_at": LATER}, headers=key("move")
+                ),
+                range(8),
+            )
+        )
+    assert {each.status_code for each in moved} <= {200, 409}
+    assert len({each.content for each in moved if each.status_code == 200}) == 1
+    assert len(house.members()) == 1
+
+
+def test_an_answer_is_kept_as_long_as_its_message(house: House, shop: TestClient) -> None:
+    shop.post("/v1/messages", json=new(), headers=key())
+    shop.put("/v1/suppressions/eve", headers=key("s-1"))
+    prune = house.parts.sweep.prune
+    prune()
+    count = "SELECT count(*) FROM dispatcher_api_replies"
+    assert house.sql(count) == [(2,)]
+    house.sql("UPDATE dispatcher_api_replies SET keep_until = created_at")
+    prune()
+    assert house.sql(count) == [(1,)], "the message is still stored"
+    again = shop.post("/v1/messages", json=new(), headers=key())
+    assert again.headers["Idempotency-Replayed"] == "true"
+    [row] = house.rows()
+    ended = house.database_time() - 2 * house.settings.retention
+    house.sql("UPDATE dispatcher_api_replies SET keep_until = created_at")
+    house.change([house.dispatcher.get(row[0])], status="sent", finished_at=ended)
+    assert StoreUpkeep(house.database).prune(older_than=house.settings.retention, limit=9) == 1
+    prune()
+    assert house.sql(count) == [(0,)]
+
+
+def posts(dispatcher: Dispatcher, token: str, text: str) -> None:
+    """Make one call in a server that dies in it."""
+    headers = {"Authorization": f"Bearer {token}", **key(text)}
+    TestClient(api(dispatcher)).post("/v1/messages", json=new(text, AT_ONCE), headers=headers)
+
+
+AT_ONCE = "2099-01-01T00:00:00+00:00"
+"""Beyond the horizon: the clock of a server that is killed is the machine's."""
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("rounds", [18, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.timeout(1_800)
+def test_a_server_that_is_killed_in_a_call_leaves_one_message(
+    build: Callable[..., House], rounds: int
+) -> None:
+    house = build(clock=SystemClock(), max_horizon="40000 days")
+    _, token = add_key(house.parts.api_keys, "shop")
+    points = (*OF_API, *OF_SUBMIT)
+    client = TestClient(
+        api(house.dispatcher, rate="100000/second"), headers={"Authorization": f"Bearer {token}"}
+    )
+    for number in range(rounds):
+        text = f"round {number}"
+        die(points[number % len(points)], posts, house.settings, token, text)
+        answers = [
+            client.post("/v1/messages", json=new(text, AT_ONCE), headers=key(text))
+            for _ in range(2)
+        ]
+        assert [each.status_code for each in answers] == [201, 201], answers[0].text
+        assert answers[0].content == answers[1].content
+        assert len(house.members(text)) == 1
+    assert len(house.rows()) == rounds

@@ -1,0 +1,436 @@
+"""Keys: what they allow, whose messages they see, and when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from threading import Barrier
+from typing import Any, NoReturn
+
+import pytest
+from fastapi.testclient import TestClient
+
+from dispatcher import InvalidValue, StoreUnavailable
+from dispatcher.message import Message
+from dispatcher.web import Caller, Right, access, api
+from dispatcher.web.access import KeyAuth, add_key, revoke_key, rotate_key
+from dispatcher.web.calls import batch
+from tests.support.house import House
+from tests.support.house_fixtures import Build
+from tests.web.conftest import Calls, all_but
+from tests.web.test_messages import AT, new
+
+SCOPES = {"tenant": {"quotas": ["100/minute"]}}
+
+
+def kind(answer: Any) -> tuple[int, str]:
+    return answer.status_code, answer.json()["type"].rpartition(":")[2]
+
+
+def test_a_stranger_is_refused(house: House, calls: Calls) -> None:
+    shop = calls()
+    for header in ("", "Basic abc", "Bearer", "Bearer abc", "Bearer dsp_000000000000_abc"):
+        answer = shop.get("/v1/messages", headers={"Authorization": header})
+        assert kind(answer) == (401, "unauthorized")
+        assert answer.headers["WWW-Authenticate"] == "Bearer"
+
+
+def test_the_store_has_no_secret(house: House) -> None:
+    _, token = add_key(house.parts.api_keys, "shop")
+    assert token.startswith("dsp_")
+    stored = str(house.sql("SELECT * FROM dispatcher_api_keys"))
+    assert token.rpartition("_")[2] not in stored
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "right"),
+    [
+        ("GET", "", Right.MESSAGES_READ),
+        ("POST", "", Right.MESSAGES_WRITE),
+        ("GET", "/{id}", Right.MESSAGES_READ),
+        ("PATCH", "/{id}", Right.MESSAGES_WRITE),
+        ("POST", "/{id}/reschedule", Right.MESSAGES_WRITE),
+        ("DELETE", "/{id}", Right.MESSAGES_CANCEL),
+        ("POST", "/{id}/retry", Right.OPERATE),
+        ("POST", "/{id}/release", Right.OPERATE),
+        ("POST", "/{id}/drop", Right.OPERATE),
+        ("GET", "/../scopes/recipient/ada/timeline", Right.RECIPIENTS_READ),
+        ("GET", "/../scopes/recipient/ada/next-slot", Right.MESSAGES_READ),
+        ("GET", "/../suppressions/ada", Right.RECIPIENTS_READ),
+        ("PUT", "/../suppressions/ada", Right.SUPPRESSIONS_WRITE),
+        ("DELETE", "/../suppressions/ada", Right.SUPPRESSIONS_WRITE),
+        ("GET", "/../status", Right.OPERATE),
+        ("GET", "/../pauses", Right.OPERATE),
+        ("PUT", "/../pauses/channel/memory", Right.OPERATE),
+        ("DELETE", "/../pauses/channel/memory", Right.OPERATE),
+        ("GET", "/../events", Right.MESSAGES_READ),
+        ("POST", "/../plans", Right.MESSAGES_WRITE),
+    ],
+)
+def test_each_call_needs_its_right(
+    house: House, calls: Calls, method: str, path: str, right: Right
+) -> None:
+    message = house.submit(send_at=AT)
+    bodies = {"POST": new("eve"), "PATCH": {"body": {}}}
+    body: Any = bodies.get(method)
+    if path.endswith("reschedule"):
+        body = {"send_at": AT}
+    if path.endswith("plans"):
+        body = {"messages": []}
+    if path.endswith(("retry", "release", "drop")):
+        body = None
+    where = f"/v1/messages{path}".replace("{id}", str(message.id)).replace("messages/../", "")
+    refused = calls("few", rights=all_but(right)).request(method, where, json=body)
+    assert kind(refused) == (403, "forbidden")
+    assert str(right) in refused.json()["detail"]
+    assert house.again(message) == message
+    allowed = calls("all").request(method, where, json=body)
+    assert allowed.status_code != 403
+
+
+def test_bodies_and_recipients_leave_with_their_rights_alone(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every answer about a message, its refusals and its lists; a digest names the recipient."""
+    house = build(log_key="a log key of the test")
+    house.open()
+    with TestClient(api(house.dispatcher)) as client:
+
+        def calling(name: str, **given: Any) -> dict[str, str]:
+            return {"Authorization": f"Bearer {add_key(house.parts.api_keys, name, **given)[1]}"}
+
+        few = calling("few", rights=all_but(Right.BODIES_READ, Right.RECIPIENTS_READ))
+        body = {"text": "the secret text"}
+        asked = new("ada.lovelace", scopes={}, body=body)
+        made = client.post("/v1/messages", json=asked, headers=few)
+        path = f"/v1/messages/{made.json()['id']}"
+        answers = [
+            made,
+            client.post("/v1/messages", json=asked, headers=few),
+            client.get(path, headers=few),
+            client.get("/v1/messages", headers=few),
+            client.post(f"{path}/reschedule", json={"send_at": AT}, headers=few),
+            client.post("/v1/plans", json={"messages": [asked]}, headers=few),
+            client.delete(path, headers=few),
+        ]
+        for answer in answers:
+            assert "lovelace" not in answer.text
+            assert "secret text" not in answer.text
+        assert len(made.json()["recipient_digest"]) == 16
+        whole = client.get(path, headers=calling("whole")).json()
+        assert (whole["recipient"], whole["body"]) == ("ada.lovelace", body)
+
+
+@pytest.fixture
+def tenants(build: Build) -> Iterator[dict[str, Any]]:
+    """Give a tenant's client, what exists of another tenant, and all words that tell of it."""
+    house = build(scopes=SCOPES)
+    house.open()
+    theirs: list[Message] = [
+        house.submit("ada", send_at=AT, scopes={"tenant": "umbrella"}),
+        house.submit("umbrella-only", send_at=AT),
+    ]
+    _, token = add_key(house.parts.api_keys, "acme", scope=("tenant", "acme"))
+    headers = {"Authorization": f"Bearer {token}"}
+    with TestClient(api(house.dispatcher, rate="100000/second"), headers=headers) as client:
+        yield {"house": house, "client": client, "theirs": theirs}
+
+
+def test_a_tenant_sees_and_changes_its_own_messages_only(tenants: dict[str, Any]) -> None:
+    """A crawl of every call: no answer has an id, a name or a recipient of another tenant."""
+    house, client, theirs = tenants["house"], tenants["client"], tenants["theirs"]
+    own = client.post("/v1/messages", json=new("bob"))
+    assert own.status_code == 201, own.text
+    assert own.json()["scopes"] == {"tenant": "acme"}
+    document = client.get("/v1/openapi.json").json()
+    before = [house.again(each) for each in theirs]
+    answers = []
+    for path, operations in document["paths"].items():
+        for method in operations:
+            for message in theirs:
+                where = path.format(
+                    message_id=message.id,
+                    kind="recipient",
+                    scope="ada",
+                    recipient="ada",
+                    name="ada",
+                )
+                bodies: tuple[Any, ...] = (
+                    new("ada"),
+                    {},
+                    {"send_at": AT},
+                    {"body": {"x": 1}},
+                    None,
+                )
+                answers += [client.request(method.upper(), where, json=body) for body in bodies]
+        if "{kind}" in path:
+            answers.append(
+                client.get(path.format(kind="tenant", scope="umbrella", name="umbrella"))
+            )
+    answers += [
+        client.get("/v1/messages", params=params)
+        for params in ({}, {"count": "tenant=umbrella"}, {"recipient": "ada"}, {"status": "sent"})
+    ]
+    lines = json.dumps(new("ada", scopes={"tenant": "umbrella"}))
+    ndjson = {"Content-Type": "application/x-ndjson"}
+    answers.append(client.post("/v1/messages/batch", content=lines, headers=ndjson))
+    told = ("umbrella", *(str(each.id) for each in theirs))
+    for answer in answers:
+        text = answer.text
+        for asked in theirs:  # an answer may repeat what the call named
+            if str(asked.id) in str(answer.request.url):
+                text = text.replace(str(asked.id), "")
+        if "umbrella" in str(answer.request.url) or answer.request.url.path.endswith("batch"):
+            text = text.replace("'umbrella'", "")
+        assert not any(word in text for word in told), (answer.request.url, answer.text)
+    assert [house.again(each) for each in theirs] == before
+    mine = client.get("/v1/messages").json()["messages"]
+    assert own.json()["id"] in {each["id"] for each in mine}
+    assert {each["scopes"]["tenant"] for each in mine} == {"acme"}
+
+
+def test_a_key_of_one_channel_uses_no_other(build: Build) -> None:
+    house = build()
+    house.open()
+    channels = [*house.settings.channels]
+    other = next(each for each in channels if each != "memory")
+    message = house.dispatcher.submit(channel=other, recipient="eve", body={}, send_at=AT)
+    _, token = add_key(house.parts.api_keys, "sms", channels=["memory"])
+    headers = {"Authorization": f"Bearer {token}"}
+    with TestClient(api(house.dispatcher), headers=headers) as client:
+        assert kind(client.post("/v1/messages", json=new(channel=other))) == (403, "forbidden")
+        assert kind(client.get(f"/v1/messages/{message.id}")) == (404, "message-not-found")
+        assert kind(client.get("/v1/messages", params={"channel": other})) == (403, "forbidden")
+        assert client.get("/v1/messages").json()["messages"] == []
+        assert client.post("/v1/messages", json=new()).status_code == 201
+
+
+def test_two_keys_of_a_name_are_valid_while_one_replaces_the_other(house: House) -> None:
+    keys = house.parts.api_keys
+    (first, old), app = add_key(keys, "shop"), api(house.dispatcher)
+
+    def status(token: str) -> int:
+        auth = KeyAuth(keys)  # one that has not seen the key before
+        fresh = TestClient(api(house.dispatcher, auth=auth))
+        headers = {"Authorization": f"Bearer {token}"}
+        return int(fresh.get("/v1/messages", headers=headers).status_code)
+
+    del app
+    with pytest.raises(InvalidValue, match="has a key"):
+        add_key(keys, "shop")
+    _, second = rotate_key(keys, "shop", overlap=timedelta(hours=1))
+    assert (status(old), status(second)) == (200, 200)
+    with pytest.raises(InvalidValue, match="two valid keys"):
+        rotate_key(keys, "shop", overlap=timedelta(hours=1))
+    revoke_key(keys, first.id)
+    assert (status(old), status(second)) == (401, 200)
+    _, third = rotate_key(keys, "shop", overlap=timedelta(0))
+    assert (status(second), status(third)) == (401, 200)
+    revoke_key(keys, "shop")
+    assert status(third) == 401
+    assert all(each.last_used_at for each in keys.named("shop"))
+    with pytest.raises(InvalidValue, match="no key"):
+        revoke_key(keys, "nobody")
+
+
+def test_a_key_has_its_own_limit_and_is_told_of_it(house: House, calls: Calls) -> None:
+    few, many = calls("few", rate="2/minute"), calls("many")
+    answers = [few.get("/v1/messages") for _ in range(3)]
+    assert [each.status_code for each in answers] == [200, 200, 429]
+    assert answers[0].headers["RateLimit-Policy"] == '"key";q=2;w=60'
+    assert answers[0].headers["RateLimit"].startswith('"key";r=1')
+    assert 0 < int(answers[2].headers["Retry-After"]) <= 60
+    assert kind(answers[2]) == (429, "limit-reached")
+    assert many.get("/v1/messages").status_code == 200
+
+
+def test_a_host_says_who_calls(house: House) -> None:
+    """``auth`` of a program that mounts the API takes the place of the keys."""
+
+    def auth(request: Any) -> Caller:
+        return Caller(name=request.headers["X-User"], rights=frozenset({Right.MESSAGES_READ}))
+
+    with TestClient(api(house.dispatcher, auth=auth), headers={"X-User": "ada"}) as client:
+        assert client.get("/v1/messages").status_code == 200
+        assert kind(client.post("/v1/messages", json=new())) == (403, "forbidden")
+
+
+def test_an_entity_tag_tells_nothing_that_the_key_may_not_see(house: House, calls: Calls) -> None:
+    few = calls("few", rights=all_but(Right.RECIPIENTS_READ, Right.BODIES_READ))
+    message = house.submit("ada", send_at=AT)
+    path = f"/v1/messages/{message.id}"
+    tag = few.get(path).headers["ETag"]
+    house.change([message], recipient="eve", scope="eve", body={"code": 4711}, last_error="eve")
+    assert few.get(path).headers["ETag"] == tag
+
+
+def test_a_key_of_a_channel_learns_nothing_of_other_channels(build: Build) -> None:
+    house = build()
+    other = house.submit("ada", channel="file", send_at=AT)
+    _, token = add_key(house.parts.api_keys, "memory", channels=["memory"])
+    with TestClient(api(house.dispatcher), headers={"Authorization": f"Bearer {token}"}) as client:
+        refused = client.post("/v1/messages", json=new("ada"))
+        assert kind(refused) == (409, "quota-exceeded")
+        assert str(other.id) not in refused.text
+
+
+def test_a_pause_names_its_recipient_to_keys_that_may_see_recipients(
+    house: House, calls: Calls
+) -> None:
+    house.dispatcher.pause("recipient", "ada@example.org")
+    few = calls("few", rights=all_but(Right.RECIPIENTS_READ))
+    campaign, pause = few.put("/v1/pauses/campaign/summer%20sale").json()["pauses"]
+    assert (campaign["kind"], campaign["name"]) == ("campaign", "summer sale")
+    assert not re.search(r"\bada\b", str(pause))
+    [_, pause] = calls("all").get("/v1/pauses").json()["pauses"]
+    assert pause["name"] == "ada@example.org"
+    [pause] = few.delete("/v1/pauses/campaign/summer%20sale").json()["pauses"]
+    assert pause["kind"] == "recipient"
+
+
+def test_idempotency_keys_of_callers_are_apart_whatever_their_names(
+    house: House, calls: Calls
+) -> None:
+    one, other = calls("acme"), calls("acme/eu")
+    first = other.post("/v1/messages", json=new("eve"), headers={"Idempotency-Key": "k"})
+    second = one.post("/v1/messages", json=new("ada"), headers={"Idempotency-Key": "eu/k"})
+    assert [each.status_code for each in (first, second)] == [201, 201]
+    assert len(house.rows()) == 2
+
+
+def test_a_caller_without_channels_sees_nothing(house: House) -> None:
+    client = TestClient(
+        api(house.dispatcher, auth=lambda _: Caller(name="x", channels=frozenset()))
+    )
+    assert kind(client.get("/v1/messages")) == (403, "forbidden")
+
+
+def test_the_body_of_a_stranger_is_not_read(house: House) -> None:
+    app = api(house.dispatcher)
+    for method, path in (("POST", "/v1/messages"), ("PATCH", "/v1/messages/batch")):
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            raise AssertionError("the body was read")
+
+        async def send(message: Any, sent: list[Any] = sent) -> None:
+            sent.append(message)
+
+        scope = {
+            "type": "http", "http_version": "1.1", "method": method, "path": path,
+            "query_string": b"", "headers": [(b"content-type", b"application/json")],
+        }  # fmt: skip
+        asyncio.run(app(scope, receive, send))
+        assert sent[0]["status"] == 401
+
+
+def test_no_path_but_the_batch_takes_a_body_of_any_length(house: House, calls: Calls) -> None:
+    big = json.dumps({"body": {"text": "x" * 2_000_000}})
+    shop = calls()
+    typed = {"Content-Type": "application/json"}
+    for method, path in (("PATCH", "/v1/messages/batch"), ("PUT", "/v1/suppressions/batch")):
+        answer = shop.request(method, path, content=big, headers=typed)
+        assert kind(answer) == (413, "too-large")
+
+
+def test_a_batch_ends_with_its_key_and_counts_against_its_limit(
+    house: House, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "_LINES_AT_ONCE", 2)
+    ndjson = {"Content-Type": "application/x-ndjson"}
+
+    def statuses(client: TestClient, lines: Iterator[bytes]) -> list[int]:
+        answer = client.post("/v1/messages/batch", content=lines, headers=ndjson)
+        return [json.loads(each)["status"] for each in answer.text.splitlines()]
+
+    def lines(start: int) -> Iterator[bytes]:
+        for number in range(start, start + 4):
+            yield json.dumps(new(f"number {number}")).encode() + b"\n"
+
+    assert statuses(calls("few", rate="1/day"), lines(0)) == [201, 201, 429, 429]
+    submit_many = house.dispatcher.submit_many
+
+    def then_revoked(drafts: Any) -> Any:
+        revoke_key(house.parts.api_keys, "short")
+        monkeypatch.setattr(access, "_REMEMBERED_SECONDS", -1.0)
+        return submit_many(drafts)
+
+    monkeypatch.setattr(access, "_REMEMBERED_SECONDS", -1.0)
+    monkeypatch.setattr(house.dispatcher, "submit_many", then_revoked)
+    assert statuses(calls("short"), lines(4)) == [201, 201, 401, 401]
+
+
+def test_a_batch_whose_key_cannot_be_looked_up_is_answered_to_its_end(
+    house: House, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line gets a verdict: those that were not submitted are told from those that were."""
+    monkeypatch.setattr(batch, "_LINES_AT_ONCE", 2)
+    monkeypatch.setattr(access, "_REMEMBERED_SECONDS", -1.0)
+    shop, submit_many = calls(), house.dispatcher.submit_many
+
+    def find(_: object) -> NoReturn:
+        raise StoreUnavailable("the server is gone")
+
+    def then_gone(drafts: Any) -> Any:
+        monkeypatch.setattr(house.parts.api_keys, "find", find)
+        return submit_many(drafts)
+
+    monkeypatch.setattr(house.dispatcher, "submit_many", then_gone)
+    lines = (json.dumps(new(f"number {each}")).encode() + b"\n" for each in range(5))
+    typed = {"Content-Type": "application/x-ndjson"}
+    answer = shop.post("/v1/messages/batch", content=lines, headers=typed)
+    told = [json.loads(each) for each in answer.text.splitlines()]
+    assert [each["number"] for each in told] == [0, 1, 2, 3, 4]
+    assert [each["status"] for each in told] == [201, 201, 503, 503, 503]
+    assert house.sql("SELECT count(*) FROM dispatcher_messages")[0][0] == 2
+
+
+def test_keys_follow_one_another_also_when_the_clock_goes_back(house: House) -> None:
+    """A name whose newest key is not its last one can be used again."""
+    keys = house.parts.api_keys
+    first, _ = add_key(keys, "shop")
+    second, _ = rotate_key(keys, "shop", overlap=timedelta(hours=1))
+    house.sql("UPDATE dispatcher_api_keys SET created_at = '2001-01-01' WHERE follows <> ''")
+    assert [each.id for each in keys.named("shop")] == [second.id, first.id]
+    revoke_key(keys, "shop")
+    third, _ = add_key(keys, "shop")
+    assert (second.follows, third.follows) == (first.id, second.id)
+
+
+@pytest.mark.every_database
+def test_keys_of_one_name_that_are_made_at_the_same_time_are_one(house: House) -> None:
+    """Also a rotation is made once: no two callers get a key each."""
+    keys = house.parts.api_keys
+
+    def race(act: Callable[[int], Any]) -> list[Any]:
+        barrier = Barrier(8)
+
+        def one(number: int) -> Any:
+            barrier.wait()
+            try:
+                return act(number)
+            except InvalidValue as error:
+                return error
+
+        with ThreadPoolExecutor(8) as threads:
+            return list(threads.map(one, range(8)))
+
+    for act in (
+        lambda _: add_key(keys, "shop"),
+        lambda _: rotate_key(keys, "shop", overlap=timedelta(hours=1)),
+    ):
+        before = len(keys.named("shop"))
+        lost = [each for each in race(act) if isinstance(each, InvalidValue)]
+        assert ([each.field for each in lost], len(keys.named("shop"))) == (
+            ["name"] * 7,
+            before + 1,
+        )
+    revoke_key(keys, "shop")
+    assert (
+        len([each for each in race(lambda _: add_key(keys, "shop")) if isinstance(each, tuple)])
+        == 1
+    )

@@ -1,0 +1,289 @@
+"""The calls on messages: what Python does, by HTTP."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from dispatcher import Status, StoreUnavailable
+from dispatcher.message import new_id
+from dispatcher.times.send_time import to_ms
+from dispatcher.web import Right
+from tests.support.house import FAR, House
+from tests.support.soak import examples
+from tests.web.conftest import Calls
+
+HOUR = timedelta(hours=1)
+NDJSON = {"Content-Type": "application/x-ndjson"}
+AT = (FAR + HOUR).isoformat()
+
+
+def new(recipient: str = "ada", at: str = AT, **more: object) -> dict[str, object]:
+    body = {"text": "hello"}
+    return {"channel": "memory", "recipient": recipient, "body": body, "send_at": at, **more}
+
+
+def test_a_message_is_accepted_read_moved_changed_and_cancelled(
+    house: House, shop: TestClient
+) -> None:
+    made = shop.post("/v1/messages", json=new())
+    assert made.status_code == 201, made.text
+    path = made.headers["Location"]
+    message = house.dispatcher.get(made.json()["id"])
+    assert house.members() == {message.id: to_ms(FAR + HOUR)}
+
+    read = shop.get(path)
+    assert (read.status_code, read.json()) == (200, made.json())
+    tag = read.headers["ETag"]
+    assert shop.get(path, headers={"If-None-Match": tag}).status_code == 304
+
+    later = (FAR + 2 * HOUR).isoformat()
+    moved = shop.post(f"{path}/reschedule", json={"send_at": later}, headers={"If-Match": tag})
+    assert moved.status_code == 200, moved.text
+    assert house.members() == {message.id: to_ms(FAR + 2 * HOUR)}
+    lost = shop.patch(path, json={"body": {"text": "bye"}}, headers={"If-Match": tag})
+    assert (lost.status_code, lost.json()["type"]) == (
+        412,
+        "urn:problem-type:dispatcher:message-changed",
+    )
+    tag = moved.headers["ETag"]
+    changed = shop.patch(path, json={"body": {"text": "bye"}}, headers={"If-Match": tag})
+    assert changed.json()["body"] == {"text": "bye"}
+    gone = shop.delete(path)
+    assert (gone.status_code, gone.json()["status"]) == (200, "cancelled")
+    assert house.members() == {}
+    assert house.again(message).status is Status.CANCELLED
+
+
+def test_a_refused_slot_names_the_next_one(shop: TestClient) -> None:
+    first = shop.post("/v1/messages", json=new()).json()
+    refused = shop.post("/v1/messages", json=new())
+    assert refused.status_code == 409
+    assert refused.headers["content-type"] == "application/problem+json"
+    problem = refused.json()
+    assert problem["type"] == "urn:problem-type:dispatcher:quota-exceeded"
+    assert (problem["quota"], problem["scope"]) == ("1/minute", "ada")
+    assert problem["conflicting"] == [first["id"]]
+    again = shop.post("/v1/messages", json=new(at=problem["next_slot"]))
+    assert again.status_code == 201
+    assert again.json()["send_at"] == problem["next_slot"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "kind", "field"),
+    [
+        (b"{", 400, "unreadable", None),
+        (b"[]", 422, "invalid-draft", "body"),
+        (b'{"channel": "memory"}', 422, "invalid-draft", "recipient"),
+        (json.dumps(new(colour="red")).encode(), 422, "invalid-draft", "colour"),
+        (json.dumps(new(channel="fax")).encode(), 422, "unknown-channel", "channel"),
+        (json.dumps(new(at="tomorrow")).encode(), 422, "invalid-send-time", "send_at"),
+        (json.dumps(new(recipient="\ud800")).encode(), 422, "invalid-draft", "recipient"),
+        (json.dumps(new(send_in_seconds=float("nan"))).encode(), 422, "invalid-draft", None),
+        (b'{"body": ' + b"[" * 100_000, 400, "unreadable", None),
+        (b'{"text": "' + b"x" * 2_000_000 + b'"}', 413, "too-large", None),
+    ],
+)
+def test_each_problem_has_its_status_and_type(  # noqa: PLR0917 - parameters of the cases
+    house: House, shop: TestClient, body: bytes, status: int, kind: str, field: str | None
+) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = shop.post("/v1/messages", content=body, headers=headers)
+    problem = answer.json()
+    found = (answer.status_code, problem["status"], problem["type"].rpartition(":")[2])
+    assert found == (status, status, kind), problem
+    assert field is None or problem["field"] == field
+    assert house.members() == {}
+
+
+def test_the_page_of_a_list_leads_to_the_next_while_messages_are_added(
+    shop: TestClient,
+) -> None:
+    made = [shop.post("/v1/messages", json=new(f"r{n}")).json()["id"] for n in range(7)]
+    found, path = [], "/v1/messages?limit=3&status=scheduled"
+    while path:
+        page = shop.get(path)
+        found += [each["id"] for each in page.json()["messages"]]
+        shop.post("/v1/messages", json=new(f"later {len(found)}"))
+        path = page.links["next"]["url"] if "next" in page.links else ""
+    assert found == made[::-1]
+    ada = shop.get("/v1/messages", params={"recipient": "r3"}).json()["messages"]
+    assert [each["id"] for each in ada] == [made[3]]
+
+
+def test_a_batch_answers_each_line_in_order(house: House, shop: TestClient) -> None:
+    lines = [
+        json.dumps(new("ada")),
+        json.dumps(new("ada")),
+        "{",
+        json.dumps(new("eve", idempotency_key="k")),
+        json.dumps(new("eve", idempotency_key="k")),
+        json.dumps(new("bob", channel="fax")),
+    ]
+    answer = shop.post(
+        "/v1/messages/batch",
+        content="\n".join(lines),
+        headers={"Content-Type": "application/x-ndjson"},
+    )
+    verdicts = [json.loads(line) for line in answer.text.splitlines()]
+    assert [each["number"] for each in verdicts] == list(range(6))
+    assert [each["status"] for each in verdicts] == [201, 409, 422, 201, 201, 422]
+    assert verdicts[3]["message"] == verdicts[4]["message"]
+    assert len(house.all_members()) == 2
+
+
+def test_a_plan_books_nothing(house: House, shop: TestClient) -> None:
+    found = shop.post("/v1/plans", json={"messages": [new(), new(), new("eve")]}).json()
+    assert (found["accepted"], found["by_reason"]) == (2, {"QuotaExceeded 1/minute": 1})
+    assert found["rejections"][0]["number"] == 1
+    assert (list(found["asked"].values()), list(found["promised"].values())) == ([3], [2])
+    assert house.members() == {}
+
+
+def test_a_scope_shows_what_is_booked_and_the_next_slot(shop: TestClient) -> None:
+    made = shop.post("/v1/messages", json=new()).json()
+    timeline = shop.get("/v1/scopes/recipient/ada/timeline", params={"start": AT}).json()
+    [window] = timeline["windows"]
+    assert [each["message_id"] for each in window["booked"]] == [made["id"]]
+    slot = shop.get("/v1/scopes/recipient/ada/next-slot", params={"after": AT}).json()
+    assert slot["next_slot"] == timeline["slots"][0]
+    channel = shop.get("/v1/scopes/fax/ada/next-slot", params={"after": AT})
+    assert (channel.status_code, channel.json()["field"]) == (422, "scopes")
+
+
+def test_an_opt_out_cancels_and_refuses(house: House, shop: TestClient) -> None:
+    made = shop.post("/v1/messages", json=new()).json()
+    assert shop.put("/v1/suppressions/ada").json() == {"cancelled": 1}
+    assert shop.get(f"/v1/messages/{made['id']}").json()["status"] == "cancelled"
+    refused = shop.post("/v1/messages", json=new())
+    assert (refused.status_code, refused.json()["type"]) == (
+        409,
+        "urn:problem-type:dispatcher:suppressed",
+    )
+    [found] = shop.get("/v1/suppressions/ada").json()["suppressions"]
+    assert (found["recipient"], found["channel"]) == ("ada", None)
+    assert shop.delete("/v1/suppressions/ada").json() == {"suppressions": []}
+    assert shop.post("/v1/messages", json=new()).status_code == 201
+
+
+def test_operators_see_the_state_and_decide(house: House, shop: TestClient) -> None:
+    made = shop.post("/v1/messages", json=new()).json()
+    assert shop.get("/v1/status").json()["counts"]["memory"]["scheduled"] == 1
+    path = f"/v1/messages/{made['id']}"
+    for act in ("retry", "release", "drop"):
+        refused = shop.post(f"{path}/{act}")
+        assert (refused.status_code, refused.json()["status"]) == (409, 409), refused.text
+    missing = shop.get(f"/v1/messages/{new_id()}")
+    assert (missing.status_code, missing.json()["type"].rpartition(":")[2]) == (
+        404,
+        "message-not-found",
+    )
+    assert shop.get("/v1/messages/abc").status_code == 422
+    assert shop.get("/v1/messages?cursor=abc").json()["field"] == "cursor"
+    assert shop.get("/v1/messages?from=abc").json()["field"] == "from"
+    assert shop.get("/v1/nothing").json()["type"].endswith("no-such-path")
+    assert shop.put("/v1/messages").status_code == 405
+
+
+def test_editors_side_by_side_lose_no_change(house: House, shop: TestClient) -> None:
+    editors = examples(64)
+    path = shop.post("/v1/messages", json=new()).headers["Location"]
+
+    def add_one(_: int) -> None:
+        while True:
+            read = shop.get(path)
+            body = {"count": read.json()["body"].get("count", 0) + 1}
+            answer = shop.patch(
+                path, json={"body": body}, headers={"If-Match": read.headers["ETag"]}
+            )
+            if answer.status_code == 200:
+                return
+            assert answer.status_code == 412, answer.text
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(add_one, range(editors)))
+    assert shop.get(path).json()["body"] == {"count": editors}
+
+
+def test_changes_are_logged_with_their_caller_and_without_names(
+    shop: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "dispatcher.web.api"):
+        shop.put("/v1/suppressions/ada.lovelace")
+        shop.get("/v1/suppressions/ada.lovelace")
+    lines = [line.getMessage() for line in caplog.records if line.name == "dispatcher.web.api"]
+    assert lines == ["PUT /v1/suppressions/{recipient} by shop: 200"]
+
+
+def test_messages_of_a_campaign_are_listed_and_counted(shop: TestClient, calls: Calls) -> None:
+    made = shop.post("/v1/messages", json=new(campaign="summer")).json()
+    shop.post("/v1/messages", json=new("ben", campaign="winter"))
+    assert made["campaign"] == "summer"
+    assert shop.get(f"/v1/messages/{made['id']}").json()["campaign"] == "summer"
+    listed = shop.get("/v1/messages", params={"campaign": "summer"}).json()["messages"]
+    assert [each["id"] for each in listed] == [made["id"]]
+    counts = shop.get("/v1/counts", params={"campaign": "summer"})
+    assert (counts.status_code, counts.json()) == (200, {"counts": {"memory": {"scheduled": 1}}})
+    refused = shop.post("/v1/messages", json=new(campaign="c" * 65))
+    assert (refused.status_code, refused.json()["field"]) == (422, "campaign")
+    bound = calls("bound", channels=["memory", "mail"])
+    assert bound.get("/v1/counts", params={"campaign": "summer"}).status_code == 422
+
+
+def test_the_load_and_the_refusals_need_the_right_to_operate(
+    house: House, shop: TestClient, calls: Calls
+) -> None:
+    assert shop.post("/v1/messages", json=new()).status_code == 201
+    assert shop.post("/v1/messages", json=new()).status_code == 409
+    found = shop.get("/v1/refusals", params={"what_if": "2/minute"})
+    assert found.status_code == 200, found.text
+    [rule] = found.json()["rules"]
+    assert (rule["quota"], rule["refused"]) == ("1/minute", 1)
+    assert 60 <= rule["wait_p50_seconds"] <= 66
+    assert found.json()["replay"]["accepted"] == 1
+    assert found.json()["last"][0]["next_slot"] == (FAR + HOUR + HOUR / 60).isoformat().replace(
+        "+00:00", "Z"
+    )
+    load = shop.get("/v1/load", params={"hours": 168})
+    assert (load.status_code, load.json()["channels"], load.json()["complete"]) == (200, [], True)
+    assert shop.get("/v1/refusals", params={"what_if": "many"}).status_code == 422
+    reader = calls("reader", rights=[Right.MESSAGES_READ])
+    bound = calls("bound", channels=["memory"])
+    for path in ("/v1/load", "/v1/refusals"):
+        assert [each.get(path).status_code for each in (reader, bound)] == [403, 403]
+
+
+def test_a_line_that_is_too_long_ends_a_batch_with_a_verdict(shop: TestClient) -> None:
+    lines = json.dumps(new()).encode() + b"\n" + b"x" * 300_000
+    answer = shop.post("/v1/messages/batch", content=lines, headers=NDJSON)
+    verdicts = [json.loads(each) for each in answer.text.splitlines()]
+    assert [(each["number"], each["status"]) for each in verdicts] == [(0, 201), (1, 413)]
+
+
+def test_a_line_without_a_key_is_not_called_repeatable_where_it_may_be_stored(
+    house: House, shop: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit_many = house.dispatcher.submit_many
+
+    def broken(drafts: Any) -> Any:
+        submit_many(drafts[:1])
+        raise StoreUnavailable("the connection to the database broke")
+
+    monkeypatch.setattr(house.dispatcher, "submit_many", broken)
+    lines = [json.dumps(new("ada")), json.dumps(new("eve", idempotency_key="k"))]
+    answer = shop.post("/v1/messages/batch", content="\n".join(lines), headers=NDJSON)
+    verdicts = [json.loads(each) for each in answer.text.splitlines()]
+    assert [each["status"] for each in verdicts] == [500, 503]
+    assert verdicts[0]["problem"]["type"].endswith(":outcome-unknown")
+
+
+def test_a_plan_takes_a_thousand_messages(shop: TestClient) -> None:
+    text = "See you at nine, at the usual place"
+    some = [new(f"+49151{number:08}", body={"text": text}) for number in range(1_000)]
+    answer = shop.post("/v1/plans", json={"messages": some})
+    assert (answer.status_code, answer.json().get("accepted")) == (200, 1_000)

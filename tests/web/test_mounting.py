@@ -1,0 +1,72 @@
+"""The HTTP API in programs of others, under a prefix: links, keys and batches work as at a root."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from dispatcher import Dispatcher
+from dispatcher.web import api
+from dispatcher.web.access import add_key
+from tests.support.django_project import shop
+from tests.support.house import House
+from tests.web.test_messages import new
+
+PREFIX = "/ops/later"
+
+
+def in_django(dispatcher: Dispatcher) -> Any:
+    from django.core.asgi import get_asgi_application  # noqa: PLC0415 - as a program does
+    from starlette.applications import Starlette  # noqa: PLC0415 - as a program does
+    from starlette.routing import Mount  # noqa: PLC0415 - as a program does
+
+    shop()
+    django: Any = get_asgi_application()
+    return Starlette(routes=[Mount(PREFIX, api(dispatcher)), Mount("/", django)])
+
+
+def in_flask(dispatcher: Dispatcher) -> Any:
+    from a2wsgi import ASGIMiddleware, WSGIMiddleware  # noqa: PLC0415 - as a program does
+    from flask import Flask  # noqa: PLC0415 - as a program does
+    from werkzeug.middleware.dispatcher import DispatcherMiddleware  # noqa: PLC0415 - as a program does
+
+    app = Flask(__name__)
+    ours: Any = api(dispatcher)
+    later: Any = ASGIMiddleware(ours)
+    mounted: Any = DispatcherMiddleware(app.wsgi_app, {PREFIX: later})
+    return WSGIMiddleware(mounted)
+
+
+@pytest.mark.parametrize("mounted", [in_django, in_flask])
+def test_a_mounted_api_answers_as_one_at_the_root(house: House, mounted: Any) -> None:
+    _, token = add_key(house.parts.api_keys, "shop")
+    with TestClient(mounted(house.dispatcher), base_url="http://localhost") as client:
+        base = f"{PREFIX}/v1/messages"
+        assert client.get(base).status_code == 401
+        client.headers["Authorization"] = f"Bearer {token}"
+        key = {"Idempotency-Key": "k-1"}
+        made = client.post(base, json=new(), headers=key)
+        assert made.status_code == 201, made.text
+        path = made.headers["Location"]
+        assert path == f"{base}/{made.json()['id']}"
+        assert client.post(base, json=new(), headers=key).content == made.content
+        read = client.get(path)
+        match = {"If-Match": read.headers["ETag"]}
+        assert client.patch(path, json={"body": {"n": 1}}, headers=match).status_code == 200
+        assert client.patch(path, json={"body": {"n": 2}}, headers=match).status_code == 412
+        lines = "\n".join(json.dumps(new(name)) for name in ("ben", "ben", "eve"))
+        ndjson = {"Content-Type": "application/x-ndjson"}
+        verdicts = client.post(f"{base}/batch", content=lines, headers=ndjson).text.splitlines()
+        assert [json.loads(each)["status"] for each in verdicts] == [201, 409, 201]
+        listed, url = [], f"{base}?limit=1"
+        while url:
+            page = client.get(url)
+            listed += [each["id"] for each in page.json()["messages"]]
+            url = page.links.get("next", {}).get("url", "")
+        assert sorted(listed) == sorted(str(row[0]) for row in house.rows())
+        assert len(listed) == 3
+        assert client.get(f"{PREFIX}/v1/openapi.json").status_code == 200
+        assert client.get("/v1/messages").status_code == 404

@@ -1,0 +1,142 @@
+"""Types of bodies by HTTP: the OpenAPI document has them, and the API judges as it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+from uuid import UUID, uuid4
+
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonschema_rs import Draft202012Validator
+from pydantic import BaseModel, ConfigDict, Field
+
+from dispatcher.faults import arm
+from tests.support.house import FAR, House
+from tests.support.house_fixtures import Build
+
+HERE = __name__
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: Annotated[str, Field(max_length=3)]
+    parts: list[Part] = []
+
+
+class Message(BaseModel):
+    """It shares its name with a schema of the API's own."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    kind: Literal["news", "bill"]
+    part: Annotated[Part | None, Field(alias="thePart")] = None
+    priority: int = 3
+
+
+class Numbered(Message):
+    made: UUID = Field(default_factory=uuid4)
+
+
+@pytest.fixture
+def house(build: Build) -> House:
+    channel = {"transport": "memory", "quotas": ()}
+    return build(
+        channels={
+            "typed": channel | {"body": f"{HERE}:Message"},
+            "numbered": channel | {"body": f"{HERE}:Numbered"},
+            "plain": channel,
+        },
+        quotas=("100000/day",),
+    )
+
+
+PARTS = st.recursive(
+    st.fixed_dictionaries({"name": st.sampled_from(["a", "abcd", 1])}),
+    lambda parts: st.fixed_dictionaries(
+        {"name": st.just("a")}, optional={"parts": st.lists(parts, max_size=2)}
+    ),
+    max_leaves=4,
+)
+BODIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "kind": st.sampled_from(["news", "bill", "gift", 1]),
+        "thePart": st.none() | PARTS,
+        "part": PARTS,
+        "priority": st.sampled_from([1, "1", None]),
+    },
+) | st.sampled_from([{}, {"kind": "news"}])
+
+
+def asked(body: object, channel: str = "typed") -> dict[str, object]:
+    return {"channel": channel, "recipient": "ada", "body": body, "send_at": FAR.isoformat()}
+
+
+def test_the_server_judges_bodies_as_its_document_says(shop: TestClient) -> None:
+    document = shop.get("/v1/openapi.json").json()
+    of_new = Draft202012Validator(
+        {"$ref": "#/components/schemas/NewMessage", "components": document["components"]}
+    )
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(body=BODIES, channel=st.sampled_from(["typed", "typed", "plain"]))
+    def judge(body: Mapping[str, Any], channel: str) -> None:
+        answer = shop.post("/v1/plans", json={"messages": [asked(body, channel)]})
+        assert answer.status_code == 200, answer.text
+        is_accepted = answer.json()["accepted"] == 1
+        assert is_accepted == of_new.is_valid(asked(body, channel)), answer.text
+
+    judge()
+
+
+def test_each_call_judges_bodies_and_stores_what_the_type_writes(
+    house: House, shop: TestClient
+) -> None:
+    made = shop.post("/v1/messages", json=asked({"kind": "news"}))
+    stored = {"kind": "news", "thePart": None, "priority": 3}
+    assert (made.status_code, made.json()["body"]) == (201, stored)
+    path, before = made.headers["Location"], house.snapshot().messages
+    wrong = {"kind": "gift"}
+    refused = [
+        shop.post("/v1/messages", json=asked(wrong)),
+        shop.patch(path, json={"body": wrong}),
+    ]
+    for each in refused:
+        assert each.status_code == 422
+        told = {name: each.json()[name] for name in ("field", "problem", "accepted")}
+        assert told == {"field": "body.kind", "problem": "a str", "accepted": "'news' or 'bill'"}
+    assert house.snapshot().messages == before
+    assert len(house.members()) == 1
+
+
+@pytest.mark.parametrize("channel", ["typed", "numbered"])
+def test_a_repeated_change_is_recognised_by_what_the_type_made_of_it(
+    house: House, shop: TestClient, channel: str
+) -> None:
+    """P8: its process died before it could answer; the type adds to the body of the call."""
+    made = shop.post("/v1/messages", json=asked({"kind": "news"}, channel))
+    path = made.headers["Location"]
+    falling = TestClient(shop.app, headers=dict(shop.headers), raise_server_exceptions=False)
+
+    def change(client: TestClient, key: str = "k") -> int:
+        body = {"body": {"kind": "bill"}}
+        return client.patch(path, json=body, headers={"Idempotency-Key": key}).status_code
+
+    def fall(point: str, key: str) -> None:
+        arm(f"{point}=raise")
+        try:
+            assert change(falling, key) == 500
+        finally:
+            arm(None)
+
+    fall("api.after_act", "k")
+    changed = house.dispatcher.get(made.json()["id"])
+    assert change(shop) == 200
+    assert house.again(changed) == changed
+    fall("api.after_begin", "l")  # nothing is changed yet
+    house.dispatcher.update(changed.id, body={"kind": "news"})
+    assert change(shop, "l") == 412
