@@ -54,6 +54,25 @@ def no_log_tells_a_secret() -> Iterator[None]:
     assert leaks == []
 
 
+@pytest.fixture(autouse=True)
+def the_environment_stays() -> Iterator[None]:
+    """Fail a test that leaves a variable behind: the processes of later tests would inherit it."""
+    before = _variables()
+    yield
+    left = {name for name, _ in before.items() ^ _variables().items()}
+    for name in left:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+    assert left == set()
+
+
+def _variables() -> dict[str, str]:
+    """Return the variables, without those of pytest and of the Django project, set up once."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "SHOP_"))}
+
+
 @pytest.fixture(scope="session")
 def redis_session() -> Iterator[RedisServer]:
     """One Redis for the whole run. Tests that stop or starve a server start their own."""

@@ -38,7 +38,11 @@ def test_the_settings_of_the_page_load(project: Project) -> None:
         assert found.database_url == project.house.settings.database_url
 
 
-def test_the_celery_app_of_the_page_delivers(project: Project) -> None:
+def test_the_celery_app_of_the_page_delivers(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "")  # the page names a project of its own
+    monkeypatch.delenv("DJANGO_SETTINGS_MODULE")
     with override_settings(CELERY_BROKER_URL=project.dispatcher.settings.broker_url):
         names = ran("# shop/celery.py")
         assert settings_of(names["app"]) == project.dispatcher.settings
