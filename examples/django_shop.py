@@ -3,7 +3,7 @@
 The order and its reminder are stored in one transaction: both or neither. ``migrate`` makes the
 tables of both, the admin shows the messages, and ``send_mail`` books::
 
-    pip install "quota-dispatcher[django]"
+    pip install '<path of the clone>[django]'
     python -m examples.django_shop migrate --run-syncdb
     python -m examples.django_shop createsuperuser
     python -m examples.django_shop runserver

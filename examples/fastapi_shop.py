@@ -2,7 +2,7 @@
 
 ::
 
-    pip install 'quota-dispatcher[fastapi]' uvicorn
+    pip install '<path of the clone>[fastapi]' uvicorn
     uvicorn examples.fastapi_shop:app
 
 Its event loop does not block: threads call Redis and the database. Each request has an idempotency

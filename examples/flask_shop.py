@@ -2,7 +2,7 @@
 
 ::
 
-    pip install 'quota-dispatcher[flask]'
+    pip install '<path of the clone>[flask]'
     flask --app examples.flask_shop run
 
 ``dispatcher up`` sends the reminders.
