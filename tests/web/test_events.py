@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
-from collections.abc import Iterator
+from asyncio import Event as Signal
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from threading import Thread
@@ -14,6 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 import uvicorn
+from starlette.types import Message
 
 from dispatcher.message import new_id
 from dispatcher.telemetry.events import EventStream
@@ -215,29 +218,32 @@ def test_listeners_of_a_key_are_bounded(
     wait_until(lambda: _is_free(address, headers))
 
 
+@contextmanager
+def batch_under_way(address: str, token: str) -> Iterator[tuple[Any, http.client.HTTPResponse]]:
+    """Send a line of a batch, and leave the call open; give the connection and the answer."""
+    line = b'{"channel": "memory", "recipient": "ada", "body": {}, "send_in_seconds": 3600}\n'
+    with closing(http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)) as slow:
+        slow.putrequest("POST", "/v1/messages/batch")
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/x-ndjson"}
+        for name, value in {**headers, "Transfer-Encoding": "chunked"}.items():
+            slow.putheader(name, value)
+        slow.endheaders(f"{len(line):x}\r\n".encode() + line + b"\r\n")
+        yield slow, slow.getresponse()
+
+
 def test_a_key_has_few_batches_at_a_time(
     telling: House, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Callers that send slowly take no more places than their key has."""
     monkeypatch.setitem(streams.MOST, "batches", (1, 2, 5))
     monkeypatch.setattr(batch, "_LINES_AT_ONCE", 1)
-    headers = {
-        "Authorization": f"Bearer {key(telling)}", "Content-Type": "application/x-ndjson",
-    }  # fmt: skip
-    draft = {"channel": "memory", "recipient": "ada", "body": {}}
-    line = json.dumps(draft | {"send_in_seconds": 3_600}).encode() + b"\n"
-    sent = f"{len(line):x}\r\n".encode() + line + b"\r\n"
-    slow = http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
+    token = key(telling)
 
     def post() -> Any:
-        return httpx2.post(f"{address}/v1/messages/batch", content=line, headers=headers)
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/x-ndjson"}
+        return httpx2.post(f"{address}/v1/messages/batch", content=b"\n", headers=headers)
 
-    with closing(slow):
-        slow.putrequest("POST", "/v1/messages/batch")
-        for name, value in {**headers, "Transfer-Encoding": "chunked"}.items():
-            slow.putheader(name, value)
-        slow.endheaders(sent)
-        answer = slow.getresponse()
+    with batch_under_way(address, token) as (slow, answer):
         assert json.loads(answer.readline())["status"] == 201
         refused = post()
         assert (refused.status_code, refused.headers["Retry-After"]) == (429, "5")
@@ -245,6 +251,43 @@ def test_a_key_has_few_batches_at_a_time(
         slow.send(b"0\r\n\r\n")
         answer.read()
     wait_until(lambda: post().status_code == 200)
+
+
+def test_a_batch_whose_caller_falls_silent_ends_with_a_verdict(
+    telling: House, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "STALL_SECONDS", 0.2)
+    with batch_under_way(address, key(telling)) as (_, answer):
+        verdicts = [json.loads(line) for line in answer]
+    assert [(each["number"], each["status"]) for each in verdicts] == [(0, 201), (1, 408)]
+    assert verdicts[1]["problem"]["type"].endswith(":too-slow")
+
+
+@pytest.mark.parametrize("version", ["2.3", "2.4"])
+@pytest.mark.parametrize("kind", [streams.EventResponse, streams.VerdictResponse])
+def test_a_caller_that_reads_nothing_loses_its_place(
+    kind: type[streams.LongResponse], version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "STALL_SECONDS", 0.05)
+    monkeypatch.setitem(streams.MOST, kind.kind, (1, 1, 5))
+    all_streams = streams.Streams()
+
+    async def content() -> AsyncIterator[str]:
+        yield "a line"
+
+    async def nobody_reads(_: object) -> None:
+        await Signal().wait()
+
+    async def says_nothing() -> Message:
+        await Signal().wait()
+        raise AssertionError
+
+    async def answered() -> None:
+        scope = {"type": "http", "asgi": {"spec_version": version}}
+        await kind(content(), all_streams, "ada")(scope, says_nothing, nobody_reads)
+
+    asyncio.run(asyncio.wait_for(answered(), DEADLINE))
+    all_streams.take(kind.kind, "ada")
 
 
 def _is_free(address: str, headers: dict[str, str]) -> bool:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+from anyio import fail_after
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from dispatcher.errors import DispatcherError, InvalidDraft, Unavailable
 from dispatcher.message import Draft, Message, Rejection, check_text
-from dispatcher.web import models, problems
+from dispatcher.web import models, problems, streams
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.context import CallContext, Context
 from dispatcher.web.problems import Refused, invalid_body
 from dispatcher.web.replies import LONGEST_KEY
-from dispatcher.web.streams import VerdictResponse
 
 _NDJSON = "application/x-ndjson"
 _LINES_AT_ONCE = 1_000
@@ -40,7 +40,7 @@ async def submit_batch(context: CallContext) -> Response:
         raise Refused(415, "unsupported-media-type", f"send lines of JSON as {_NDJSON}")
     if "idempotency-key" in headers:
         raise InvalidDraft("Idempotency-Key", "given for a batch", "idempotency_key in lines")
-    return VerdictResponse(_verdicts(context), context.service.streams, caller.name)
+    return streams.VerdictResponse(_verdicts(context), context.service.streams, caller.name)
 
 
 async def _verdicts(context: Context) -> AsyncIterator[str]:
@@ -61,7 +61,7 @@ async def _verdicts(context: Context) -> AsyncIterator[str]:
                 yield await submitted()
         if lines:
             yield await submitted()
-    except Refused as refused:  # a line that is too long: what comes after it is not read
+    except Refused as refused:  # too long a line, or too long a wait: what follows is not read
         if lines:
             yield await submitted()
         yield f"{_verdict(context, number, problems.refusal_of(refused))}\n"
@@ -135,9 +135,9 @@ def _verdict(context: Context, number: int, answer: dict[str, Any] | Message) ->
 
 
 async def _lines(chunks: AsyncIterator[bytes], *, longest: int) -> AsyncIterator[bytes]:
-    """Yield the lines that are not empty. Raises Refused for one that is too long."""
+    """Yield the lines that are not empty. Raises Refused for one that is too long or too slow."""
     rest = b""
-    async for chunk in chunks:
+    while (chunk := await _next(chunks)) is not None:
         *whole, rest = (rest + chunk).split(b"\n")
         for line in whole:
             if line.strip():
@@ -146,3 +146,13 @@ async def _lines(chunks: AsyncIterator[bytes], *, longest: int) -> AsyncIterator
             raise Refused(413, "too-large", f"a line has at most {longest} bytes")
     if rest.strip():
         yield rest
+
+
+async def _next(chunks: AsyncIterator[bytes]) -> bytes | None:
+    """Return the next bytes of the call, None at its end. Raises Refused."""
+    try:
+        with fail_after(streams.STALL_SECONDS):
+            return await anext(chunks, None)
+    except TimeoutError:
+        detail = f"nothing came for {streams.STALL_SECONDS:g} s; send the lines from here on again"
+        raise Refused(408, "too-slow", detail) from None
