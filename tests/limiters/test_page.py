@@ -11,6 +11,7 @@ from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 import redis
@@ -97,10 +98,11 @@ def test_a_batch_pauses_when_its_limit_is_reached(own_redis: RedisServer) -> Non
 
 @pytest.fixture
 def logging_as_before() -> Iterator[None]:
-    """A worker in this process makes the logging of the process its own."""
+    """A worker in this process makes its logging its own, and tells children by variables."""
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
-    yield
+    with patch.dict(os.environ):
+        yield
     root.setLevel(level)
     root.handlers[:] = handlers
 
