@@ -67,7 +67,8 @@ SendTime = datetime | str
 
 _MOST_FOUND = 10_000
 _PAGE = 500
-_MOST_AWAITED = 8
+_MOST_AWAITED = 4
+"""With more, the loop waits longer for the interpreter's lock (decision 0051, point 6)."""
 _MOST_BEGUN = 2 * _MOST_AWAITED
 """As many wait for a thread as run, so that none is idle until the loop comes round."""
 
