@@ -30,7 +30,7 @@ from dispatcher.message import dump_json
 from dispatcher.web import Loopback, Right, page
 
 MESSAGES = 1_000_000
-ROUNDS = 20
+ROUNDS = 40
 DAYS = 30
 MAILING = 20_000
 AT_ONCE = 100_000

@@ -34,7 +34,7 @@ from dispatcher.web.pages.site import Given, Page, Visit
 from dispatcher.web.problems import Refused
 from dispatcher.web.replies import Call, Version
 
-MOST = 2_000
+MOST = 1_000
 """How many messages one confirmation changes at most."""
 _SHOWN = 10
 _MARK_BYTES = 8
