@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, is_dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
 from functools import cached_property
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Generic, final, get_args
+from uuid import UUID
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, RootModel, TypeAdapter, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic_core import ErrorDetails, PydanticSerializationError
 from pydantic_core.core_schema import ErrorType
@@ -32,6 +36,8 @@ else:  # typing has no defaults of type variables before Python 3.13, and only c
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 REF_TEMPLATE = "#/$defs/{model}"
 """Where a JSON Schema that stands alone keeps the schemas of its parts."""
 
@@ -44,6 +50,8 @@ _OF_KEY = "[key]"
 """Stands for a key of the caller's; pydantic writes it after one that is itself wrong."""
 _NO_WORDS = frozenset({"default", "metadata"})
 """Parts of a core schema that have no names of fields and may be anything."""
+_PLAIN = (str, int, float, bytes, date, time, timedelta, Decimal, Enum, UUID)
+"""Types of values that nobody can change; a datetime is a date."""
 _ACCEPTED = "a model of pydantic, a dataclass or a TypedDict"
 _SHOULD = {" should be ": "", " should have ": "", " should match ": "what matches "}
 
@@ -98,23 +106,33 @@ class BodyType:
             problem = f"{self._name} is no type of bodies ({type(error).__name__}: {reason})"
             raise InvalidValue("body", problem, _ACCEPTED) from error
 
-    def read(self, body: object) -> Any:
-        """Validate a body of Python values; return its JSON. Raises InvalidDraft.
+    def read(self, body: object) -> tuple[Any, Any]:
+        """Validate a body of Python values; return its JSON, and that to compare it by.
 
+        The latter lacks what a ``default_factory`` may make anew for the same body.
         An instance of a model has been validated when it was made, and one of a dataclass has not.
+        Raises InvalidDraft.
         """
-        validate = self._adapter.validate_python
-        if is_dataclass(body) and not (isinstance(body, type) or is_pydantic_dataclass(type(body))):
-            value = body
-            return self._json(lambda: validate(asdict(value), by_name=True, by_alias=True))
-        return self._json(lambda: validate(body))
+
+        def written() -> tuple[Any, Any]:
+            if is_dataclass(body) and not (
+                isinstance(body, type) or is_pydantic_dataclass(type(body))
+            ):
+                value = self._adapter.validate_python(asdict(body), by_name=True, by_alias=True)
+            else:
+                value = self._adapter.validate_python(body)
+            whole = self._write(value)
+            made = _made(value)
+            return whole, self._write(value, exclude=made) if made else whole
+
+        return self._guarded(written)
 
     def read_json(self, text: str) -> Any:
         """Validate a body that is JSON; return its JSON as the type writes it.
 
         Raises InvalidDraft.
         """
-        return self._json(lambda: self._adapter.validate_json(text))
+        return self._guarded(lambda: self._write(self._adapter.validate_json(text)))
 
     def json_schema(self, ref_template: str = REF_TEMPLATE) -> dict[str, Any]:
         """Return the JSON Schema of what :meth:`read_json` accepts. Raises InvalidValue."""
@@ -124,11 +142,14 @@ class BodyType:
             problem = f"{self._name} has no JSON Schema ({type(error).__name__})"
             raise InvalidValue("body", problem, _ACCEPTED) from error
 
-    def _json(self, validated: Callable[[], object]) -> Any:
+    def _write(self, value: object, exclude: dict[Any, Any] | None = None) -> Any:
+        return self._adapter.dump_python(
+            value, mode="json", by_alias=True, warnings="error", exclude=exclude
+        )
+
+    def _guarded(self, work: Callable[[], T]) -> T:
         try:
-            return self._adapter.dump_python(
-                validated(), mode="json", by_alias=True, warnings="error"
-            )
+            return work()
         except ValidationError as error:
             raise self._refusal(error) from None
         except PydanticSerializationError:
@@ -249,6 +270,31 @@ class BodyTypes:
             else:
                 found[_setting(channel)] = None
         return found
+
+
+def _made(value: object) -> dict[Any, Any]:
+    """Return where models in a value have a plain value of a ``default_factory``, to exclude it.
+
+    Objects and arrays that one has made are left: a caller may have changed them since.
+    """
+    if isinstance(value, RootModel):
+        return _made(value.root)
+    found: dict[Any, Any] = {}
+    parts: Iterable[tuple[Any, object]] = ()
+    if isinstance(value, BaseModel):
+        parts = vars(value).items()
+        for name, info in type(value).model_fields.items():
+            is_made = info.default_factory is not None and name not in value.model_fields_set
+            if is_made and isinstance(getattr(value, name), _PLAIN):
+                found[name] = True
+    elif isinstance(value, Mapping):
+        parts = ((key, each) for key, each in value.items() if isinstance(key, str))
+    elif isinstance(value, list | tuple):
+        parts = enumerate(value)
+    for name, part in parts:
+        if name not in found and (inner := _made(part)):
+            found[name] = inner
+    return found
 
 
 def _setting(channel: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import (
     Sequence,
     Sized,
 )
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -48,7 +48,7 @@ from dispatcher.scope import of_channel, of_scope_on
 from dispatcher.selection import Page, Selection, Wanted, id_of
 from dispatcher.settings import Settings
 from dispatcher.store import Of, Pause, Suppression
-from dispatcher.store.loop_session import LoopSession
+from dispatcher.store.loop_session import LoopSession, in_own_thread
 from dispatcher.store.outbox import connection_of
 from dispatcher.submission import OnProgress, Result, Story, Unread, Wish, terms_for
 from dispatcher.times import send_time
@@ -85,15 +85,16 @@ def awaited(
     @wraps(call)
     async def waits(self: Dispatcher, /, *args: P.args, **kwargs: P.kwargs) -> T:
         session = kwargs.get("session")
-        in_loop = None if session is None else LoopSession(session)
-        if in_loop is not None:
-            kwargs["session"] = in_loop
-            # Before the turn: a call that waits for a connection with a turn of its own would block
-            # the calls of those transactions that have the connections.
+        if session is None:
+            async with self._turn(asyncio.get_running_loop(), _MOST_BEGUN):
+                return await wrap_future(self._in_thread(partial(call, self, *args, **kwargs)))
+        in_loop = LoopSession(session)
+        kwargs["session"] = in_loop
+        async with self._turn(session, 1):
+            # A call waits for its connection before it has a thread: so there are never more
+            # threads of such calls than connections of the caller's.
             await in_loop.prepare(connection_of)
-        async with self._turn():
-            running = self._in_thread(partial(call, self, *args, **kwargs))
-            return await (wrap_future(running) if in_loop is None else in_loop.until_done(running))
+            return await in_loop.until_done(self._joining(partial(call, self, *args, **kwargs)))
 
     waits.__doc__ = f"Await :meth:`{getattr(call, '__name__', 'call')}`, which runs in a thread."
     return waits
@@ -144,15 +145,17 @@ class Dispatcher:
         self.settings = settings if settings is not None else Settings.load()
         self._app = App(self.settings, clock)
         self._threads = _awaiting()
+        self._joined: set[Future[Any]] = set()
         self._closing = Lock()
-        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
-        self._turns = WeakKeyDictionary()
+        self._turns: WeakKeyDictionary[object, asyncio.Semaphore] = WeakKeyDictionary()
 
     def close(self) -> None:
         """Wait for awaited calls under way, then close the connections."""
         with self._closing:  # else a call that begins meanwhile finds threads that take none
             threads, self._threads = self._threads, _awaiting()
+            joined = self._joined.copy()
         threads.shutdown()
+        wait(joined)
         self._app.close()
 
     async def aclose(self) -> None:
@@ -181,17 +184,28 @@ class Dispatcher:
     ) -> None:
         await self.aclose()
 
-    def _turn(self) -> asyncio.Semaphore:
-        """Return what lets a few awaited calls of a loop begin, so that thousands cost it little.
+    def _turn(self, of: object, most: int) -> asyncio.Semaphore:
+        """Return what lets ``most`` awaited calls of a loop or of a session begin.
 
         The others wait in the loop: giving each to the threads at once would hold it for long.
         """
-        return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_MOST_BEGUN))
+        return self._turns.setdefault(of, asyncio.Semaphore(most))
 
     def _in_thread(self, work: Callable[[], T]) -> Future[T]:
         """Begin work in a thread of the awaited calls, in the context of the caller."""
         with self._closing:
             return self._threads.submit(copy_context().run, work)
+
+    def _joining(self, work: Callable[[], T]) -> Future[T]:
+        """Begin work in a caller's transaction, which waits for no other awaited call.
+
+        Calls that wait for locks of the transaction could have all threads and turns.
+        """
+        with self._closing:
+            running = in_own_thread(work)
+            self._joined.add(running)
+        running.add_done_callback(self._joined.discard)
+        return running
 
     # Submit.
 

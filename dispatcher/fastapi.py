@@ -24,15 +24,19 @@ from dispatcher.client import Dispatcher
 from dispatcher.errors import (
     DispatcherError,
     InvalidSettings,
-    InvalidValue,
     LimitersUnavailable,
     LimitReached,
-    kind_of,
 )
 from dispatcher.extras import needs
-from dispatcher.limiters import AsyncLimiter, Decision
-from dispatcher.limiters.limit_set import Keys
-from dispatcher.problems import answer_to, limit_headers
+from dispatcher.limiters import AsyncLimiter
+from dispatcher.problems import (
+    KeyOf,
+    answer_to,
+    check_limiter,
+    going_on,
+    keys_of,
+    limit_headers,
+)
 from dispatcher.settings import Settings
 
 with needs("fastapi", "dispatcher.fastapi"):
@@ -43,8 +47,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Key = str | Callable[[Request], Keys | None]
-"""Whose permits a request needs; None for a request that is not limited."""
+Key = KeyOf[Request]
 
 _STATE = "dispatcher"
 _PERMIT = "dispatcher_permit"
@@ -109,7 +112,7 @@ def permit(
     too. Where Redis does not answer, LimitersUnavailable is raised; with ``on_error="unknown"``
     the request goes on. Raises InvalidValue for a limiter on a client that is not asynchronous.
     """
-    _check(limiter)
+    check_limiter(limiter, AsyncLimiter)
 
     async def take(request: Request, response: Response) -> AsyncIterator[None]:
         async with AsyncExitStack() as held:
@@ -160,7 +163,7 @@ class LimiterMiddleware:
     """
 
     def __init__(self, app: ASGIApp, limiter: AsyncLimiter, key: Key, n: int = 1) -> None:
-        _check(limiter)
+        check_limiter(limiter, AsyncLimiter)
         self._app = app
         self._limiter = limiter
         self._key = key
@@ -192,19 +195,11 @@ async def _taken(
     held: AsyncExitStack, limiter: AsyncLimiter, key: Key, n: int, request: Request
 ) -> dict[str, str]:
     """Take permits, which end with ``held``; return the headers that tell of them."""
-    keys = key(request) if callable(key) else key
-    if keys is None:
-        return {}
-    try:
-        decision: Decision = await held.enter_async_context(limiter.permit(keys, n))
-    except LimitersUnavailable:
-        if limiter.on_error == "raise":
-            raise
-        return {}
-    return limit_headers(limiter.limits, decision)
-
-
-def _check(limiter: object) -> None:
-    if not isinstance(limiter, AsyncLimiter):
-        accepted = "a limiter on a client of redis.asyncio"
-        raise InvalidValue("limiter", kind_of(limiter), accepted)
+    told: dict[str, str] = {}
+    keys = keys_of(key, request)
+    if keys is not None:
+        with going_on(limiter):
+            told = limit_headers(
+                limiter.limits, await held.enter_async_context(limiter.permit(keys, n))
+            )
+    return told

@@ -24,15 +24,19 @@ from dispatcher.client import Dispatcher
 from dispatcher.errors import (
     DispatcherError,
     InvalidSettings,
-    InvalidValue,
     LimitersUnavailable,
     LimitReached,
-    kind_of,
 )
 from dispatcher.extras import needs
 from dispatcher.limiters import Limiter
-from dispatcher.limiters.limit_set import Keys
-from dispatcher.problems import answer_to, limit_headers
+from dispatcher.problems import (
+    KeyOf,
+    answer_to,
+    check_limiter,
+    going_on,
+    keys_of,
+    limit_headers,
+)
 from dispatcher.settings import Settings
 
 with needs("flask", "dispatcher.flask"):
@@ -44,8 +48,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Key = str | Callable[[Request], Keys | None]
-"""Whose permits a request needs; None for a request that is not limited."""
+Key = KeyOf[Request]
 
 _EXTENSION = "dispatcher"
 
@@ -87,7 +90,7 @@ def limited(limiter: Limiter, key: Key, n: int = 1) -> Callable[[Callable[P, T]]
     LimitersUnavailable is raised; with ``on_error="unknown"`` the request goes on. Raises
     InvalidValue for a limiter on an asynchronous client. It stands below ``@app.get(…)``.
     """
-    _check(limiter)
+    check_limiter(limiter, Limiter)
 
     def decorate(view: Callable[P, T]) -> Callable[P, T]:
         @wraps(view)
@@ -116,7 +119,7 @@ class LimiterMiddleware:
     """
 
     def __init__(self, app: WSGIApplication, limiter: Limiter, key: Key, n: int = 1) -> None:
-        _check(limiter)
+        check_limiter(limiter, Limiter)
         self._app = app
         self._limiter = limiter
         self._key = key
@@ -142,18 +145,10 @@ class LimiterMiddleware:
 
 def _taken(held: ExitStack, limiter: Limiter, key: Key, n: int, asking: Request) -> dict[str, str]:
     """Take permits, which end with ``held``; return the headers that tell of them."""
-    keys = key(asking) if callable(key) else key
-    if keys is None:
-        return {}
-    try:
-        decision = held.enter_context(limiter.permit(keys, n))
-    except LimitersUnavailable:
-        if limiter.on_error == "raise":
-            raise
-        return {}
-    return limit_headers(limiter.limits, decision)
-
-
-def _check(limiter: object) -> None:
-    if not isinstance(limiter, Limiter):
-        raise InvalidValue("limiter", kind_of(limiter), "a limiter on a client of redis")
+    told: dict[str, str] = {}
+    keys = keys_of(key, asking)
+    if keys is not None:
+        with going_on(limiter):
+            decision = held.enter_context(limiter.permit(keys, n))
+            told = limit_headers(limiter.limits, decision)
+    return told

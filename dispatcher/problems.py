@@ -1,4 +1,4 @@
-"""Errors and limits as answers of HTTP: problems of RFC 9457, headers of limits.
+"""Errors and limits of requests over HTTP: problems of RFC 9457, headers of limits.
 
 A problem has one type for each class of ``dispatcher.errors``.
 """
@@ -9,17 +9,22 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
 from dispatcher import errors
-from dispatcher.errors import DispatcherError
-from dispatcher.limiters import Algorithm, Decision
-from dispatcher.limiters.limit_set import texts_of
+from dispatcher.errors import DispatcherError, InvalidValue
+from dispatcher.limiters import Algorithm, AsyncLimiter, Decision, Limiter
+from dispatcher.limiters.limit_set import Keys, texts_of
 
 log = logging.getLogger(__name__)
+
+RequestT = TypeVar("RequestT")
+KeyOf: TypeAlias = str | Callable[[RequestT], Keys | None]
+"""Whose permits a request needs; None for a request that is not limited."""
 
 MEDIA_TYPE = "application/problem+json"
 _TYPE_PREFIX = "urn:problem-type:dispatcher:"
@@ -145,6 +150,28 @@ def limit_headers(
         left = _rate_limit(names[decision.position], decision.remaining, decision.retry_after)
         headers["RateLimit"] = left
     return headers
+
+
+def keys_of(key: KeyOf[RequestT], request: RequestT) -> Keys | None:
+    """Return the keys whose permits a request needs, None for one that is not limited."""
+    return key(request) if callable(key) else key
+
+
+@contextmanager
+def going_on(limiter: Limiter | AsyncLimiter) -> Iterator[None]:
+    """Let a request go on where Redis does not answer, unless the limiter is to raise then."""
+    try:
+        yield
+    except errors.LimitersUnavailable:
+        if limiter.on_error == "raise":
+            raise
+
+
+def check_limiter(limiter: object, kind: type[Limiter] | type[AsyncLimiter]) -> None:
+    """Raise InvalidValue for a limiter that is not of this kind."""
+    if not isinstance(limiter, kind):
+        client = "redis.asyncio" if kind is AsyncLimiter else "redis"
+        raise InvalidValue("limiter", errors.kind_of(limiter), f"a limiter on a client of {client}")
 
 
 def _rate_limit(name: str, left: int, wait: timedelta) -> str:

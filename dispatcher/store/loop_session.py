@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy.util import await_only
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_LOOK_SECONDS = 1.0
 _ACCEPTED = "an AsyncSession or an AsyncConnection of SQLAlchemy"
 
 
@@ -54,6 +54,9 @@ class LoopSession:
         except RuntimeError:
             running.close()
             raise StoreUnavailable("the event loop of the session has ended") from None
+        while not wait([answer], _LOOK_SECONDS).done:
+            if self._loop.is_closed():
+                raise StoreUnavailable("the event loop of the session has ended")
         try:
             return answer.result()
         except CancelledError:
@@ -81,14 +84,22 @@ class LoopSession:
 def beside_the_loop(work: Callable[[], T]) -> T:
     """Do work that waits for servers: where a session of an event loop calls, in a thread.
 
-    Raises CancelledError where the task of the session is cancelled; the work is done all the same,
-    also where no thread has begun it yet.
+    Raises CancelledError where the task of the session is cancelled; the work is done all the same.
     """
     if "greenlet" not in sys.modules or not in_greenlet():
         return work()
-    call = partial(copy_context().run, work)
-    running = asyncio.get_running_loop().run_in_executor(None, call)
-    return await_only(asyncio.shield(running))
+    return await_only(asyncio.shield(asyncio.wrap_future(in_own_thread(work))))
+
+
+def in_own_thread(work: Callable[[], T]) -> Future[T]:
+    """Begin work of a caller's transaction in a new thread, in the context of the caller.
+
+    In a bounded pool it could wait for work that waits for a lock of that transaction.
+    """
+    thread = ThreadPoolExecutor(1, thread_name_prefix="dispatcher")
+    running = thread.submit(copy_context().run, work)
+    thread.shutdown(wait=False)  # it ends with the work
+    return running
 
 
 def _checked(session: object) -> AsyncSession | AsyncConnection:

@@ -65,10 +65,13 @@ class Watch(Generic[T]):
         """Whether COMMIT was sent, so that only an answer shows whether the database committed."""
         self._connection = ref(connection)
 
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the garbage collector returns the connection, in the midst of anything."""
+        return self._connection() is None
+
     def end(self, *, answered: bool) -> None:
         """Call ``on_end``; ``answered`` is False where the connection broke."""
-        if self._connection() is None:
-            return  # this is the garbage collector at work, in the midst of anything
         try:
             self.on_end(self.joined, answered or not self.may_commit)
         except Exception:
@@ -298,12 +301,15 @@ def _returns(driver: object, entry: ConnectionPoolEntry) -> None:
 
 
 def _end(watches: Sequence[Watch[Any]], *, answered: bool) -> None:
+    # Asked now: a thread may come when the caller's task, cancelled, has let go of the connection.
+    ended = [each for each in watches if not each.is_abandoned]
+
     def end_each() -> None:
-        for watch in watches:
+        for watch in ended:
             watch.end(answered=answered)
 
     try:
-        if watches:
+        if ended:
             beside_the_loop(end_each)
     except CancelledError:
         # The pool must get its connection back: the task is cancelled at its next await instead.

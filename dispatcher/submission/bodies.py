@@ -41,8 +41,9 @@ class Bodies:
         if typed is not None:
             own = typed.body_type
             if draft.template is None:
-                body = own.read(body)
+                body, written = own.read(body)
                 asked = self._as_given(draft.body)
+                asked = written if asked is None else asked
             else:
                 body = own.read_json(self._checked(body)[1])
             if general is not None and general.type == own.type:
@@ -53,7 +54,8 @@ class Bodies:
                 asked = checked if asked is None else asked
                 body = general.read_json(text)
             else:
-                body = general.read(body)
+                body, written = general.read(body)
+                asked = written if asked is None else asked
         return Filled(replace(draft, body=body), asked)
 
     def _as_given(self, body: object) -> Body | None:

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dispatcher.client import Dispatcher
 from dispatcher.errors import DispatcherError
+from dispatcher.problems import headers_of, problem_of
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.web import models, problems
 from dispatcher.web.access import Auth
@@ -25,7 +26,7 @@ from dispatcher.web.admission import RATE, Admission
 from dispatcher.web.calls import batch, changes, events, messages, operations, scopes, suppressions
 from dispatcher.web.context import Service, problem_for
 from dispatcher.web.openapi import describe
-from dispatcher.web.problems import Refused, invalid_body, problem_of
+from dispatcher.web.problems import Refused, invalid_body
 from dispatcher.web.streams import Streams
 
 log = logging.getLogger(__name__)
@@ -203,7 +204,7 @@ async def _failed(request: Request, error: Exception) -> Response:
     if not isinstance(error, DispatcherError):
         raise error
     problem = problem_for(getattr(request.state, "caller", None), error)
-    return problems.response_of(problem, problems.headers_of(error))
+    return problems.response_of(problem, headers_of(error))
 
 
 async def _counted(request: Request) -> Response | None:

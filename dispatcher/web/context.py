@@ -15,13 +15,13 @@ from dispatcher.app import App
 from dispatcher.client import Dispatcher
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Message
+from dispatcher.problems import problem_of
 from dispatcher.selection import id_of
 from dispatcher.settings import Settings
 from dispatcher.store import Movable
 from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.admission import Admission
-from dispatcher.web.problems import problem_of
 from dispatcher.web.replies import Answer, Call, etag_of, key_of, once
 from dispatcher.web.streams import Streams
 

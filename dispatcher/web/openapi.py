@@ -9,8 +9,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from dispatcher.body_types import BodyTypes
+from dispatcher.problems import MEDIA_TYPE
 from dispatcher.web import models
-from dispatcher.web.problems import MEDIA_TYPE
 
 _OF_ALL = (400, 401, 403, 422, 429, 500, 503)
 _MORE: Mapping[str, tuple[int, ...]] = {

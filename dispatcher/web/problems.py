@@ -9,30 +9,7 @@ from typing import Any
 from starlette.responses import Response
 
 from dispatcher.errors import InvalidDraft
-from dispatcher.problems import (
-    MEDIA_TYPE,
-    STATUSES,
-    headers_of,
-    kind_of,
-    problem,
-    problem_of,
-    status_of,
-)
-
-__all__ = [
-    "MEDIA_TYPE",
-    "STATUSES",
-    "Refused",
-    "forbidden",
-    "headers_of",
-    "invalid_body",
-    "kind_of",
-    "problem_of",
-    "refusal_of",
-    "response_of",
-    "status_of",
-    "unauthorized",
-]
+from dispatcher.problems import MEDIA_TYPE, problem
 
 
 class Refused(Exception):

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from dispatcher.problems import STATUSES, kind_of
 from dispatcher.web import api, streams
 from dispatcher.web.access import Right, add_key
-from dispatcher.web.problems import STATUSES, kind_of
 from tests.support.environment import child_environment, dispatcher_command
 from tests.support.house import House
 from tests.support.house_fixtures import Build

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 import time
@@ -13,7 +14,7 @@ from functools import partial
 from typing import Any, TypeAlias, cast
 
 import pytest
-from sqlalchemy import Engine, insert
+from sqlalchemy import Engine, insert, text
 from sqlalchemy.ext.asyncio import (
     AsyncConnection,
     AsyncEngine,
@@ -25,8 +26,9 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session
 from sqlalchemy.util import greenlet_spawn
 
-from dispatcher import InvalidDraft, Message, QuotaExceeded
-from dispatcher.store.loop_session import beside_the_loop
+from dispatcher import InvalidDraft, Message, QuotaExceeded, StoreUnavailable
+from dispatcher.store.loop_session import LoopSession, beside_the_loop
+from dispatcher.store.outbox import watch_of
 from tests.support.callers import SOON, metadata, ordered, orders, queued
 from tests.support.environment import frozen
 from tests.support.house import BODY, House
@@ -273,16 +275,142 @@ def test_each_call_takes_the_session_of_its_kind(house: House) -> None:
     assert house.reservations() == house.all_members() != {}
 
 
-def test_work_beside_the_loop_is_done_though_its_task_is_cancelled_before_a_thread_begins() -> None:
+@on_postgresql
+def test_calls_of_other_transactions_that_wait_for_its_lock_leave_a_thread_to_a_transaction(
+    house: House,
+) -> None:
+    """They had all threads, and the transaction which had the lock waited for one."""
+    others = 20
+
+    async def story() -> None:
+        async def repeating() -> Message:
+            async with AsyncSession(engine) as caller:
+                message = await remind(house, caller, idempotency_key="key")
+                await caller.commit()
+                return message
+
+        async with callers(house, pool_size=others + 1) as engine, AsyncSession(engine) as caller:
+            first = await remind(house, caller, idempotency_key="key")
+            every = [asyncio.create_task(repeating()) for _ in range(others)]
+            await asyncio.to_thread(wait_until, lambda: blocked(house) == others)
+            await asyncio.wait_for(remind(house, caller, "ben"), DEADLINE)
+            await caller.commit()
+            assert {each.id for each in await asyncio.gather(*every)} == {first.id}
+
+    asyncio.run(story())
+    assert len(house.rows()) == len(house.all_members()) == 2
+
+
+def blocked(house: House) -> int:
+    """Return how many statements wait for a lock."""
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    return house.database.run(lambda connection: int(connection.scalar(text(waits)) or 0))
+
+
+@on_sqlite
+def test_calls_without_a_session_leave_a_thread_to_a_transaction(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such calls may wait for a lock of the transaction."""
+    free, reserve = threading.Event(), house.parts.reserver.reserve
+
+    def held(requests: Any, **more: Any) -> Any:
+        if not more["ahead"]:  # it joins no transaction
+            free.wait(DEADLINE)
+        return reserve(requests, **more)
+
+    monkeypatch.setattr(house.parts.reserver, "reserve", held)
+
+    async def story() -> None:
+        async with callers(house) as engine, AsyncSession(engine) as caller:
+            every = [asyncio.create_task(remind(house, None, f"name {n}")) for n in range(20)]
+            await asyncio.sleep(0)
+            await remind(house, caller)
+            await caller.commit()
+            assert not any(each.done() for each in every)
+            free.set()
+            await asyncio.gather(*every)
+
+    asyncio.run(story())
+    assert len(house.rows()) == len(house.all_members()) == 21
+
+
+@on_sqlite
+def test_calls_on_one_connection_follow_each_other(house: House) -> None:
+    async def story() -> None:
+        async with callers(house) as engine, engine.connect() as caller:
+            await asyncio.gather(*(remind(house, caller, f"name {n}") for n in range(50)))
+            assert sum(each.name.startswith("dispatcher") for each in threading.enumerate()) <= 8
+            await caller.commit()
+
+    asyncio.run(story())
+    assert len(house.rows()) == len(house.all_members()) == 50
+
+
+@on_sqlite
+def test_closing_waits_for_a_call_with_a_session(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserving, free, reserve = threading.Event(), threading.Event(), house.parts.reserver.reserve
+
+    def held(*words: Any, **more: Any) -> Any:
+        reserving.set()
+        free.wait(DEADLINE)
+        return reserve(*words, **more)
+
+    monkeypatch.setattr(house.parts.reserver, "reserve", held)
+
+    async def story() -> None:
+        async with callers(house) as engine, AsyncSession(engine) as caller:
+            task = asyncio.create_task(remind(house, caller))
+            await asyncio.to_thread(reserving.wait, DEADLINE)
+            closing = asyncio.create_task(house.dispatcher.aclose())
+            assert await asyncio.wait([closing], timeout=0.2) == (set(), {closing})
+            free.set()
+            await closing
+            await task
+            await caller.commit()
+
+    asyncio.run(story())
+    assert len(house.rows()) == 1
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # its loop is closed
+def test_a_thread_does_not_wait_for_a_loop_that_was_closed_before_it_ran_the_statements() -> None:
+    loop = asyncio.new_event_loop()
+    engine = create_async_engine("sqlite+aiosqlite://")
+
+    async def begun() -> LoopSession:
+        return LoopSession(AsyncSession(engine))
+
+    session = loop.run_until_complete(begun())
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(session.run, lambda _: None)
+        wait_until(lambda: bool(loop._ready))  # type: ignore[attr-defined]
+        loop.close()
+        assert isinstance(running.exception(DEADLINE), StoreUnavailable)
+    del running
+    gc.collect()  # now, where the warning is ignored
+
+
+def test_work_beside_the_loop_waits_for_no_thread_and_is_done_though_its_task_is_cancelled() -> (
+    None
+):
     """The promise: what follows a commit or a rollback happens."""
-    free, done = threading.Event(), threading.Event()
+    free, begun, done = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        free.wait(DEADLINE)
+        done.set()
 
     async def story() -> None:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(1))
         busy = loop.run_in_executor(None, free.wait, DEADLINE)
-        task = asyncio.create_task(greenlet_spawn(beside_the_loop, done.set))
-        await asyncio.sleep(0)  # the work waits for the thread
+        task = asyncio.create_task(greenlet_spawn(beside_the_loop, work))
+        await asyncio.sleep(0)
+        assert begun.wait(DEADLINE)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -291,3 +419,53 @@ def test_work_beside_the_loop_is_done_though_its_task_is_cancelled_before_a_thre
 
     asyncio.run(story())
     assert done.wait(DEADLINE)
+
+
+@on_sqlite
+def test_the_garbage_collector_does_not_give_the_loop_away(house: House) -> None:
+    """It may return an abandoned connection in the midst of anything, where locks are held."""
+    in_its_midst = seen = False
+
+    def abandon() -> None:
+        connection = house.database.engine.connect().execution_options(
+            isolation_level="SERIALIZABLE"
+        )
+        watch_of(connection, lambda *_: None)
+
+    def collect() -> None:
+        nonlocal in_its_midst
+        in_its_midst = True
+        abandon()
+        gc.collect()
+        in_its_midst = False
+
+    async def story() -> None:
+        nonlocal seen
+        task = asyncio.create_task(greenlet_spawn(collect))
+        while not task.done():
+            await asyncio.sleep(0)
+            seen |= in_its_midst
+        await task
+
+    asyncio.run(story())
+    assert not seen
+
+
+@on_sqlite
+def test_the_end_of_a_transaction_is_noticed_though_its_connection_is_gone_before_a_thread_begins(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancelled task lets go of the connection while the work waits for its turn."""
+    works: list[Any] = []
+    ended: list[bool] = []
+    monkeypatch.setattr("dispatcher.store.outbox.beside_the_loop", works.append)
+
+    def commit() -> None:
+        with house.database.engine.connect() as connection:
+            watch_of(connection, lambda _, is_certain: ended.append(is_certain))
+
+    commit()
+    gc.collect()
+    for work in works:
+        work()
+    assert ended == [True]

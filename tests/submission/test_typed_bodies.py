@@ -10,14 +10,23 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import partial
 from ipaddress import IPv4Address
-from itertools import product
+from itertools import count, product
 from typing import Annotated, Any, Literal
 from uuid import UUID, uuid4
 
 import pydantic
 import pytest
-from pydantic import AnyUrl, BaseModel, ConfigDict, Field, computed_field, field_validator
+from pydantic import (
+    AnyUrl,
+    BaseModel,
+    ConfigDict,
+    Field,
+    RootModel,
+    computed_field,
+    field_validator,
+)
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 from typing_extensions import TypedDict  # pydantic asks for it before Python 3.12
@@ -382,6 +391,72 @@ def test_a_repeated_typed_submit_is_compared_by_what_the_caller_gave(
     assert house.dispatcher.submit(channel, body=whole, **asked) == second
     with pytest.raises(IdempotencyConflict):
         house.dispatcher.submit(channel, body=whole | {"made": UUID(int=8)}, **asked)
+
+
+class Letter(BaseModel):
+    kind: Literal["letter"] = "letter"
+    made: UUID = Field(default_factory=uuid4)
+    on: date = DAY
+
+
+class Card(BaseModel):
+    kind: Literal["card"] = "card"
+    made: UUID = Field(default_factory=uuid4)
+    on: date = DAY
+
+
+class Post(BaseModel):
+    parts: list[Letter | Card]
+    tags: list[str] = Field(default_factory=list)
+    at: UUID = Field(default_factory=uuid4, alias="of")
+    number: int = Field(default_factory=partial(next, count()))
+    named: dict[str, Letter] = Field(default_factory=dict)
+    by_day: dict[date, tuple[Letter, ...]] = Field(default_factory=dict)
+
+
+class Posts(RootModel[list[Post]]):
+    pass
+
+
+def test_a_list_of_models_that_is_built_again_is_the_same() -> None:
+    body = BodyType(dict[str, Posts])
+    one, other = (body.read({"all": Posts([Post(parts=[])])}) for _ in range(2))
+    assert one[0] != other[0]
+    assert one[1] == other[1]
+
+
+def test_a_model_that_is_built_again_is_the_same_body(house: House) -> None:
+    """P8: what a ``default_factory`` makes is no change, and anything else is one."""
+    channel: Channel[Any] = Channel[Post]("memory")
+    made = UUID(int=7)
+
+    def build_tagged() -> Post:
+        post = Post(parts=[Letter()])
+        post.tags.append("urgent")
+        return post
+
+    bodies: list[Callable[[], Any]] = [
+        lambda: Post(parts=[Letter()]),
+        lambda: Post(parts=[Card()]),
+        lambda: Post(parts=[Letter(), Letter()]),
+        lambda: Post(parts=[Letter(made=made)]),
+        lambda: Post(parts=[Letter()], of=made),
+        lambda: Post(parts=[], named={"a": Letter(), "b": Letter()}),
+        lambda: Post(parts=[], number=-1),
+        lambda: {"parts": [{"on": date(2100, 1, 1)}]},
+        build_tagged,
+    ]
+    for number, build in enumerate(bodies):
+        asked: dict[str, Any] = {
+            "recipient": f"r{number}",
+            "idempotency_key": f"k{number}",
+            "send_at": LATER,
+        }
+        first = house.dispatcher.submit(channel, body=build(), **asked)
+        assert house.dispatcher.submit(channel, body=build(), **asked) == first
+        for other in bodies[:number] + bodies[number + 1 :]:
+            with pytest.raises(IdempotencyConflict):
+                house.dispatcher.submit(channel, body=other(), **asked)
 
 
 def test_a_rendered_template_is_judged_by_either_type(build: Build) -> None:

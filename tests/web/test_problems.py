@@ -9,10 +9,9 @@ from datetime import timedelta
 import pytest
 from fastapi.testclient import TestClient
 
-from dispatcher import errors
+from dispatcher import errors, problems
 from dispatcher.message import new_id
 from dispatcher.problems import answer_to
-from dispatcher.web import problems
 from tests.support.house import House
 from tests.web.test_messages import new
 

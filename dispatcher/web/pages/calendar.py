@@ -22,13 +22,13 @@ from dispatcher.errors import (
     Unavailable,
 )
 from dispatcher.message import Draft, Message
+from dispatcher.problems import status_of
 from dispatcher.reservation import Span, Timeline
 from dispatcher.times import send_time, zones
 from dispatcher.times.send_time import from_ms, to_ms
 from dispatcher.web.access import Right
 from dispatcher.web.pages import picture
 from dispatcher.web.pages.site import Given, Page, Visit
-from dispatcher.web.problems import status_of
 
 _MOST_ROWS = 120
 """Rows of the table."""

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from dispatcher.errors import InvalidDraft, MessageChanged, SlotRefused, StoreUnavailable
 from dispatcher.message import Message, Status
+from dispatcher.problems import status_of
 from dispatcher.selection import Wanted
 from dispatcher.store import Movable
 from dispatcher.submission import coming
@@ -19,7 +20,7 @@ from dispatcher.times.send_time import from_ms
 from dispatcher.web.access import Right
 from dispatcher.web.pages.calendar import scopes_of
 from dispatcher.web.pages.site import Given, Page, Visit
-from dispatcher.web.problems import forbidden, status_of
+from dispatcher.web.problems import forbidden
 from dispatcher.web.replies import Version
 
 _LISTED = 50

@@ -29,6 +29,7 @@ from dispatcher.app import App
 from dispatcher.client import Dispatcher
 from dispatcher.errors import DispatcherError, InvalidValue, StoreUnavailable
 from dispatcher.message import Status
+from dispatcher.problems import problem_of, status_of
 from dispatcher.selection import Page as Found
 from dispatcher.selection import Wanted, id_of
 from dispatcher.store import Movable
@@ -41,7 +42,7 @@ from dispatcher.web.pages.glances import Glances
 from dispatcher.web.pages.reading import reading
 from dispatcher.web.pages.sign_in import SignIn
 from dispatcher.web.pages.uploads import Uploads
-from dispatcher.web.problems import Refused, forbidden, problem_of, status_of
+from dispatcher.web.problems import Refused, forbidden
 
 log = logging.getLogger(__name__)
 
