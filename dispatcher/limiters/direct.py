@@ -66,8 +66,8 @@ class Commands:
         return b"*%d\r\n%b" % (many, _packed(*start)), _packed(*rest)
 
 
-class _Way:
-    """The way over connections of one client's pool, where it may be used."""
+class _PooledCalls:
+    """The connections of one client's pool, and whether plain calls may use them."""
 
     def __init__(self, client: Client | AsyncClient, commands: Commands) -> None:
         self._client: Any = client
@@ -90,7 +90,7 @@ class _Way:
         )
 
 
-class Direct(_Way):
+class DirectCalls(_PooledCalls):
     """Sends plain calls over connections of one client's pool. Safe to share between threads."""
 
     def call(self, asked: PlainCall) -> Any:
@@ -127,11 +127,11 @@ class Direct(_Way):
             pool.release(connection)
 
 
-class AsyncDirect(_Way):
-    """:class:`Direct` for clients of ``redis.asyncio``."""
+class AsyncDirectCalls(_PooledCalls):
+    """:class:`DirectCalls` for clients of ``redis.asyncio``."""
 
     async def call(self, asked: PlainCall) -> Any:
-        """Make a plain call and return its reply. See :meth:`Direct.call`."""
+        """Make a plain call and return its reply. See :meth:`DirectCalls.call`."""
         command = self._commands.command(*asked)
         pool = self._client.connection_pool
         connection = await pool.get_connection()

@@ -17,9 +17,9 @@ from dispatcher.store.database import Database
 from dispatcher.store.decisions import FailedMessages, HeldMessages, Standstill
 from dispatcher.store.engines.base import Backlog, Days, Durability, Housekeeping, Slot
 from dispatcher.store.listing import (
-    Busy,
     Counts,
     DueByMinute,
+    DueCount,
     Figures,
     Listing,
     Load,
@@ -68,7 +68,6 @@ __all__ = [
     "ApiKeys",
     "Backlog",
     "BulkMessages",
-    "Busy",
     "Claim",
     "Claims",
     "Counts",
@@ -76,6 +75,7 @@ __all__ = [
     "Days",
     "Due",
     "DueByMinute",
+    "DueCount",
     "Durability",
     "FailedMessages",
     "Failure",

@@ -13,7 +13,7 @@ from dispatcher.message import Message, Outcome, Status
 from dispatcher.scope import NO_SCOPE, of_channel, of_scope_on
 from dispatcher.selection import Page, Selection
 from dispatcher.store.decisions import DROPPED, MOST_ATTEMPTS, Standstill
-from dispatcher.store.listing import Traced
+from dispatcher.store.listing import MessageDetails
 from dispatcher.store.notifications import body_of, id_of
 from dispatcher.store.schema import NOTIFIED_STATUSES
 from dispatcher.testing.memory.messages import MemoryMessages
@@ -77,11 +77,11 @@ class MemoryListing:
             found[row.channel][row.status] += 1
         return {channel: dict(found[channel]) for channel in sorted(found)}, True
 
-    def traced(self, message_id: UUID) -> Traced:
+    def details(self, message_id: UUID) -> MessageDetails:
         row = self._tables.messages.get(message_id)
         if row is None:
             raise MessageNotFound(message_id)
-        return Traced(
+        return MessageDetails(
             row.message(),
             row.enqueue_at,
             row.claim_expires_at,
