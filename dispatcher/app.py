@@ -381,7 +381,7 @@ class App:
             clock=self.clock,
             enqueuer=self.enqueuer,
             check=self.checks,
-            fill=self.bodies.fill,
+            prepare=self.bodies.prepare,
             journal=self.journal,
             tracing=self.tracing,
         )
@@ -464,7 +464,7 @@ class App:
             moves=self.moves,
             enqueuer=self.enqueuer,
             check=self.checks,
-            fill=self.bodies.fill,
+            prepare=self.bodies.prepare,
             journal=self.journal,
         )
 

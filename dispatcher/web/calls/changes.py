@@ -77,7 +77,7 @@ def update(call: Changing, change: models.MessageChange) -> Response:
         if change.body is not None:
             message = now.message
             draft = Draft(channel=message.channel, recipient=message.recipient, body=change.body)
-            body, again = (call.bodies.fill(draft).draft.body for _ in range(2))
+            body, again = (call.bodies.prepare(draft).draft.body for _ in range(2))
             if body == again or not (isinstance(body, Mapping) and isinstance(again, Mapping)):
                 return message.body == body
             # A type makes some fields anew each time: they cannot be compared.
