@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from django.core.signals import setting_changed
 
-from dispatcher.client import Dispatcher
+from dispatcher.client import Dispatcher, parts_of
 from dispatcher.django import configuration
 from dispatcher.django.transactions import AtomicBlocks
 from dispatcher.errors import InvalidDraft
@@ -63,7 +63,7 @@ class ProjectDispatcher(Dispatcher):
                 client = Dispatcher(configuration.load())
                 if built is not None:
                     # Not client.close(): it waits for awaited calls, of which this may be one.
-                    built.client._app.close()
+                    parts_of(built.client).close()
                 alias = configuration.database_alias()
                 blocks = None if alias is None else AtomicBlocks(alias)
                 self._built = built = _Built(database, client, blocks)

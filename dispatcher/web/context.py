@@ -12,7 +12,7 @@ from fastapi import Depends, Header, Request
 from starlette.responses import Response
 
 from dispatcher.app import App
-from dispatcher.client import Dispatcher
+from dispatcher.client import Dispatcher, parts_of
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Message
 from dispatcher.selection import id_of
@@ -49,7 +49,7 @@ class Service:
     @property
     def parts(self) -> App:
         """The parts that no method of the dispatcher shows."""
-        return self.dispatcher._app
+        return parts_of(self.dispatcher)
 
     @property
     def settings(self) -> Settings:

@@ -16,11 +16,11 @@ import pytest
 from fastapi import FastAPI
 
 from dispatcher import Status
+from dispatcher.client import parts_of
 from dispatcher.store import listing
 from dispatcher.web import Caller, page
 from dispatcher.web.pages import glances, site
 from dispatcher.web.pages.glances import Glance
-from dispatcher.web.pages.reading import reading
 from dispatcher.web.problems import Refused
 from tests.support.house import FAR, House
 from tests.web.pages.conftest import Visit
@@ -90,7 +90,7 @@ def test_a_statement_that_takes_too_long_asks_for_a_narrower_filter(
     assert client.get("/messages").status_code == 200
     bounds = [
         each.database.run(lambda line: line.exec_driver_sql("SHOW statement_timeout").scalar())
-        for each in (house.parts, reading(house.dispatcher)._app)
+        for each in (house.parts, parts_of(house.dispatcher).for_pages())
     ]
     assert bounds == ["10s", "1s"]
 
