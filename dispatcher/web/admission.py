@@ -40,7 +40,7 @@ class Admission:
         """Find the caller. Raises Refused for a stranger, and StoreUnavailable."""
         caller = None
         if isinstance(self.caller_of, KeyAuth):
-            caller = self.caller_of.remembered(request)
+            caller = self.caller_of.cached(request)
         request.state.caller = caller or await run_in_threadpool(self.caller_of, request)
 
     def admit(self, request: Request) -> Caller:

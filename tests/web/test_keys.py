@@ -356,10 +356,10 @@ def test_a_batch_ends_with_its_key_and_counts_against_its_limit(
 
     def then_revoked(drafts: Any) -> Any:
         revoke_key(house.parts.api_keys, "short")
-        monkeypatch.setattr(access, "_REMEMBERED_SECONDS", -1.0)
+        monkeypatch.setattr(access, "_TTL_SECONDS", -1.0)
         return submit_many(drafts)
 
-    monkeypatch.setattr(access, "_REMEMBERED_SECONDS", -1.0)
+    monkeypatch.setattr(access, "_TTL_SECONDS", -1.0)
     monkeypatch.setattr(house.dispatcher, "submit_many", then_revoked)
     assert statuses(calls("short"), lines(4)) == [201, 201, 401, 401]
 
@@ -369,7 +369,7 @@ def test_a_batch_whose_key_cannot_be_looked_up_is_answered_to_its_end(
 ) -> None:
     """Each line gets a verdict: those that were not submitted are told from those that were."""
     monkeypatch.setattr(batch, "_LINES_AT_ONCE", 2)
-    monkeypatch.setattr(access, "_REMEMBERED_SECONDS", -1.0)
+    monkeypatch.setattr(access, "_TTL_SECONDS", -1.0)
     shop, submit_many = calls(), house.dispatcher.submit_many
 
     def find(_: object) -> NoReturn:

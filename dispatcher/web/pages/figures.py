@@ -12,7 +12,7 @@ from starlette.responses import Response
 from dispatcher.errors import InvalidValue, ReservationsUnavailable
 from dispatcher.operations.overview import ChannelLoad, LoadedMinute, LoadToCome
 from dispatcher.web.access import Right
-from dispatcher.web.pages.glances import LOADS
+from dispatcher.web.pages.cached_figures import LOADS
 from dispatcher.web.pages.site import Page, Visit
 
 WIDTH, HEIGHT = 960, 96
@@ -51,7 +51,7 @@ def load(visit: Visit) -> Response:
     visit.caller.check_unbound()
     name = visit.query.get("within", "")
     name = name if name in LOADS else "day"
-    found = visit.site.glances.load(visit.dispatcher, LOADS[name])
+    found = visit.site.figures.load(visit.dispatcher, LOADS[name])
     only = visit.query.get("channel")
     shown = [_shown(each, found) for each in found.channels if only is None or each.channel == only]
     step = (found.end - found.start) / _BARS

@@ -37,7 +37,7 @@ from dispatcher.times import zones
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.admission import RATE, Admission
 from dispatcher.web.pages import sign_in
-from dispatcher.web.pages.glances import Glances
+from dispatcher.web.pages.cached_figures import CachedFigures
 from dispatcher.web.pages.sign_in import SignIn
 from dispatcher.web.pages.uploads import Uploads
 from dispatcher.web.problems import Refused, forbidden, problem_of, status_of
@@ -246,7 +246,7 @@ class Site:
         self.can_sign_in = isinstance(access, SignIn)
         self.digest = digest_with(self.settings.log_key)
         self.files = _files()
-        self.glances = Glances()
+        self.figures = CachedFigures()
         self.uploads = Uploads()
         self.templates = Environment(
             loader=PackageLoader("dispatcher.web.pages"),
