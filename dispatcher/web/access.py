@@ -160,7 +160,7 @@ class TTLCache(Generic[T]):
         self._entries: dict[str, tuple[float, T]] = {}
 
     def of(self, digest: str, find: Callable[[str], T]) -> T:
-        """Return the value of a digest: the cached one, else that of ``find``. Raises as it does."""
+        """Return the cached value of a digest, else that of ``find``. Raises as ``find``."""
         cached, now = self.get(digest), time.monotonic()
         if cached is not None:
             return cached

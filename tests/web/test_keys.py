@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from threading import Barrier
 from typing import Any, NoReturn
 
 import pytest
+import redis
 from fastapi.testclient import TestClient
 
 from dispatcher import InvalidValue, StoreUnavailable
@@ -246,6 +248,30 @@ def test_a_key_has_its_own_limit_and_is_told_of_it(house: House, calls: Calls) -
     assert 0 < int(answers[2].headers["Retry-After"]) <= 60
     assert kind(answers[2]) == (429, "limit-reached")
     assert many.get("/v1/messages").status_code == 200
+
+
+def test_an_outage_of_redis_is_logged_once_and_calls_go_on(
+    house: House,
+    calls: Calls,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise redis.ConnectionError("Connection refused")
+
+    caplog.set_level(logging.INFO, "dispatcher.web.admission")
+    shop, pool = calls("few", rate="1/day"), house.parts.plain_redis.connection_pool
+    for _ in range(2):
+        with monkeypatch.context() as outage:
+            outage.setattr(pool, "get_connection", refuse)
+            answers = [shop.get("/v1/messages") for _ in range(3)]
+        assert [each.status_code for each in answers] == [200, 200, 200]
+        shop.get("/v1/messages")
+    said = [each.getMessage() for each in caplog.records if each.name.endswith("admission")]
+    assert [each.partition(":")[0] for each in said] == [
+        "calls are not limited until Redis answers",
+        "Redis answers again",
+    ] * 2
 
 
 def test_a_host_says_who_calls(house: House) -> None:

@@ -80,7 +80,7 @@ class CachedRead(Generic[T]):
 
 
 class CachedFigures:
-    """The overview and the load to come, each a cached read. Raises StoreUnavailable and Refused."""
+    """Reads of the overview and the load to come. Raises StoreUnavailable and Refused."""
 
     def __init__(self) -> None:
         self._overview = CachedRead[Overview]()
