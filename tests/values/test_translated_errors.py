@@ -295,6 +295,11 @@ def test_a_version_of_redis_py_that_kombu_refuses_is_said_with_the_remedy(
         BrokerSurvey(app, app, settings).server()
     assert caught.value.remedy == "install 'kombu<5.7', or redis 6.1 or newer"
     app.close()
+    parts = App(settings, MovableClock())
+    with pytest.raises(QueueUnavailable, match=r"requires redis-py 6\.1\.0") as caught:
+        parts.queue.enqueue([Ticket(new_id(), "sms", NOON)])
+    assert caught.value.remedy == "install 'kombu<5.7', or redis 6.1 or newer"
+    parts.close()
 
 
 @pytest.mark.parametrize("word", ["connection", "MAIL", "message"])
