@@ -79,10 +79,10 @@ def demo(
                     channels={"file": {"transport": "file"}},
                 ) as to,
                 Dispatcher(to) as dispatcher,
-                page_beside(to, signs_in=False) as told,
+                page_beside(to, signs_in=False) as sentence,
             ):
-                if told is not None:
-                    output.out.print(told)
+                if sentence is not None:
+                    output.out.print(sentence)
                 play = _Play(dispatcher, stopped)
                 output.out.print(f"quotas for each recipient: [bold]{QUOTAS}[/]\n")
                 _submit_all(play)
@@ -101,13 +101,13 @@ def _stay(folder: str, stopped: Event) -> None:
     with (
         environment(folder, tell=say_error, **shop.SETTINGS) as to,
         Dispatcher(to) as dispatcher,
-        page_beside(to, signs_in=False) as told,
+        page_beside(to, signs_in=False) as sentence,
     ):
-        if told is None:
+        if sentence is None:
             raise _StepFailed(f"the page needs an extra: {install_line('web')}")
         made = shop.Shop(dispatcher)
         made.open()
-        output.out.print(f"{told} – Ctrl-C ends it")
+        output.out.print(f"{sentence} – Ctrl-C ends it")
         made.run(stopped)
 
 

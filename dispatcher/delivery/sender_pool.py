@@ -298,8 +298,8 @@ class Destinations:
         try:
             return self._name_of(message) if self._name_of is not None else None
         except Exception as error:  # noqa: BLE001 - a transport may raise anything
-            told = type(error).__name__  # its text may quote an address
-            log.warning("message %s: its transport names no destination (%s)", message.id, told)
+            kind = type(error).__name__  # its text may quote an address
+            log.warning("message %s: its transport names no destination (%s)", message.id, kind)
             return None
 
     def _most(self, name: str | None) -> int:

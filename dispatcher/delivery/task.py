@@ -279,8 +279,8 @@ class GroupQueue:
                 except StoreUnavailable:
                     raise  # none of those that wait can be claimed either
                 except Exception as error:  # noqa: BLE001 - theirs alone: the others go on
-                    told = type(error).__name__  # its text may quote a body
-                    log.error("channel %s: a group was broken off (%s)", channel, told)  # noqa: TRY400
+                    kind = type(error).__name__  # its text may quote a body
+                    log.error("channel %s: a group was broken off (%s)", channel, kind)  # noqa: TRY400
                     failure = failure or error
                 with self._lock:
                     waiting = queue.again or queue.first

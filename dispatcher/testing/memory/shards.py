@@ -140,7 +140,8 @@ class MemoryShards:
         is_alive = moving.held_at_ms > now_ms - self._life_ms
         names = dict(zip(leg.windows, windows.values(), strict=True))
         is_late = {
-            name: self._server.told(leg.keys, moving.message_id, name) >= token for name in names
+            name: self._server.move_token(leg.keys, moving.message_id, name) >= token
+            for name in names
         }
         for name, window in names.items():
             if not is_late[name] and not (is_alive and window.get(hold) == at_ms):
