@@ -87,7 +87,7 @@ class ProjectDispatcher(Dispatcher):
         vars(self).clear()
         self._building = RLock()
 
-    def submit_many(self, drafts: Iterable[Draft], **asked: Any) -> Any:
+    def submit_many(self, drafts: Iterable[Draft], **options: Any) -> Any:
         """Submit many drafts, as :meth:`Dispatcher.submit_many` does.
 
         Raises InvalidDraft inside ``transaction.atomic()``, which it cannot join.
@@ -95,7 +95,7 @@ class ProjectDispatcher(Dispatcher):
         if self.joins:
             accepted = "submit for each draft, or transaction.on_commit(lambda: submit_many(…))"
             raise InvalidDraft("submit_many", "does not join transaction.atomic()", accepted)
-        return super().submit_many(drafts, **asked)
+        return super().submit_many(drafts, **options)
 
     def _submit(self, draft: Draft, session: object) -> Message:
         blocks = self._present().blocks

@@ -28,7 +28,7 @@ class Arguments:
 
     def reserve(
         self,
-        asked: Sequence[LegRequest],
+        requests: Sequence[LegRequest],
         *,
         pending_ahead_ms: int = 0,
         step: int = 0,
@@ -39,12 +39,12 @@ class Arguments:
         ``step`` tells how often the search went on, ``judged`` is a hold at the time asked for that
         needs no judging.
         """
-        keys = asked[0].leg.keys
+        keys = requests[0].leg.keys
         names: list[str] = [keys.pending, keys.epoch]
         messages: list[bytes | str] = []
         numbers: dict[_ScriptTerms, int] = {}
         encode: Callable[[tuple[_ScriptTerms, ...]], bytes] = _encoded_once
-        for leg, message_id, asked_ms, latest_ms, submit, *_ in asked:
+        for leg, message_id, asked_ms, latest_ms, submit, *_ in requests:
             scopes, table = leg.scopes, None
             if leg.terms.quiet is None:
                 table = self._rules.unchanging(tuple(map(_kind_of, scopes)))
@@ -65,9 +65,9 @@ class Arguments:
         words = [b"%d" % pending_ahead_ms, b"%d" % (self._under_way_ms + pending_ahead_ms)]
         return names, [*words, encode(tuple(numbers)), *messages]
 
-    def move(self, asked: LegRequest, *, step: int = 0) -> Call:
+    def move(self, request: LegRequest, *, step: int = 0) -> Call:
         """Encode ``move.lua``."""
-        leg, message_id, asked_ms, latest_ms, _, hold, beside = asked
+        leg, message_id, asked_ms, latest_ms, _, hold, beside = request
         words = [message_id.bytes, hold, beside, asked_ms, latest_ms]
         names = [leg.keys.pending, leg.keys.epoch, *leg.windows]
         return names, [*words, self._judged(leg, asked_ms, step)]

@@ -66,19 +66,19 @@ class Shards:
         self._take = script("reservation/take")
         self._release = script("reservation/release")
 
-    def book(self, asked: Sequence[LegRequest], *, pending_ahead_ms: int = 0) -> list[Answer]:
+    def book(self, requests: Sequence[LegRequest], *, pending_ahead_ms: int = 0) -> list[Answer]:
         """Reserve legs, those of each shard one after the other, each seeing those before it.
 
         All shards are asked in one round trip, as long as each judgement ends in one call.
         """
         answers: dict[int, Answer] = {}
         waiting: dict[int, list[int]] = {}
-        for number, request in enumerate(asked):
+        for number, request in enumerate(requests):
             waiting.setdefault(request.leg.keys.shard, []).append(number)
         while waiting:
             calls = [
                 self._arguments.reserve(
-                    [asked[number] for number in numbers[:_MOST_AT_ONCE]],
+                    [requests[number] for number in numbers[:_MOST_AT_ONCE]],
                     pending_ahead_ms=pending_ahead_ms,
                 )
                 for numbers in waiting.values()
@@ -90,18 +90,18 @@ class Shards:
                     answers[number] = (
                         reply
                         if isinstance(reply, int)
-                        else self._searched(asked[number], reply, pending_ahead_ms)
+                        else self._searched(requests[number], reply, pending_ahead_ms)
                     )
                 del numbers[: len(replies)]
                 if not numbers:
                     del waiting[shard]
-        return [answers[number] for number in range(len(asked))]
+        return [answers[number] for number in range(len(requests))]
 
-    def hold(self, asked: Sequence[LegRequest]) -> list[Reservation | Blocked]:
+    def hold(self, requests: Sequence[LegRequest]) -> list[Reservation | Blocked]:
         """Hold times for messages that keep their reservations, one after the other."""
-        calls = [self._arguments.move(request) for request in asked]
+        calls = [self._arguments.move(request) for request in requests]
         replies = self._run(self._move, calls)
-        found = [self._searched(*each) for each in zip(asked, replies, strict=True)]
+        found = [self._searched(*each) for each in zip(requests, replies, strict=True)]
         return cast("list[Reservation | Blocked]", found)
 
     def slot(self, leg: Leg, start_ms: int, mover: UUID | None = None) -> int:

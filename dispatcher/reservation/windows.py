@@ -393,10 +393,10 @@ class Windows:
         self, wish: _Wish, leg: Leg, reservation: Reservation, latest_ms: int
     ) -> Reservation | Blocked:
         """Book one leg at the time and under the id of ``reservation``, or at the next slot."""
-        asked = _leg_request(wish, leg, reservation, latest_ms)
+        leg_request = _leg_request(wish, leg, reservation, latest_ms)
         if wish.hold:
-            return self.shards.hold([asked])[0]
-        [found] = self.shards.book([asked], pending_ahead_ms=wish.pending_ahead_ms)
+            return self.shards.hold([leg_request])[0]
+        [found] = self.shards.book([leg_request], pending_ahead_ms=wish.pending_ahead_ms)
         if isinstance(found, IdempotencyConflict):
             raise found
         return Reservation(reservation.message_id, found) if isinstance(found, int) else found

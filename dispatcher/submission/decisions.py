@@ -141,8 +141,8 @@ class Decisions:
             if refused is not None:
                 answers[each] = refused
         left = [found[each] for each in message_ids if each not in answers]
-        asked = {(each.message.recipient, each.message.channel) for each in left}
-        unwanted = self._suppressions.among(asked)
+        recipients = {(each.message.recipient, each.message.channel) for each in left}
+        unwanted = self._suppressions.among(recipients)
         wanted: list[tuple[Standstill, int]] = []
         for before in left:
             message = before.message

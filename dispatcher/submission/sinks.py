@@ -463,8 +463,10 @@ class CallersTransaction:
         self.reservations.withdraw(requests_of([joined.entry]))
 
 
-def _check_wanted(transaction: _Transaction, asked: tuple[str, str], _: Joinable) -> None:
-    transaction.check_wanted(*asked)
+def _check_wanted(
+    transaction: _Transaction, recipient_on_channel: tuple[str, str], _: Joinable
+) -> None:
+    transaction.check_wanted(*recipient_on_channel)
 
 
 class DryRun:

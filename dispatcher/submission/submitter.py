@@ -147,10 +147,10 @@ class Submitter:
 
     def _refuse_suppressed(self, entries: Iterable[Entry], sink: Sink) -> None:
         """Refuse the entries whose recipients have opted out."""
-        asked = [(entry, (entry.valid.recipient, entry.valid.channel)) for entry in entries]
-        if asked:
-            found = sink.suppressed([each for _, each in asked])
-            for entry, each in asked:
+        named = [(entry, (entry.valid.recipient, entry.valid.channel)) for entry in entries]
+        if named:
+            found = sink.suppressed([each for _, each in named])
+            for entry, each in named:
                 if each in found:
                     entry.result = Suppressed(entry.valid.channel)
 

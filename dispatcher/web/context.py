@@ -99,8 +99,8 @@ class Context:
             return None
         request, digest = self.request, self.request.state.body_digest.hexdigest()
         path = request.url.path.removeprefix(self.root)
-        asked = f"{request.method} {path}?{request.url.query} {digest}"
-        return Call(self.caller.identity, key, asked)
+        content = f"{request.method} {path}?{request.url.query} {digest}"
+        return Call(self.caller.identity, key, content)
 
     def admit(self, *rights: Right) -> Caller:
         """Count the call against its limit, and return the caller, if it has these rights.

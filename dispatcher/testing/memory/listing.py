@@ -101,9 +101,9 @@ class MemoryListing:
             "idempotency_key": wanted.idempotency_key,
             "campaign": wanted.campaign,
         }
-        asked = {name: value for name, value in named.items() if value is not None}
+        filters = {name: value for name, value in named.items() if value is not None}
         tests: list[Callable[[Row], bool]] = [
-            lambda row: all(getattr(row, name) == value for name, value in asked.items()),
+            lambda row: all(getattr(row, name) == value for name, value in filters.items()),
             lambda row: all(_counts_against(row, *each) for each in wanted.scopes),
         ]
         from_at, until_at, prefix = wanted.from_at, wanted.until_at, wanted.key_prefix
