@@ -24,7 +24,6 @@ from dispatcher.errors import (
 )
 from dispatcher.faults import fault
 from dispatcher.redis.keys import ShardKeys
-from dispatcher.reservation.arguments import ENDLESS
 from dispatcher.reservation.booking import (
     EVERYONE,
     Blocked,
@@ -39,7 +38,7 @@ from dispatcher.reservation.booking import (
     legs_of,
     new_hold,
 )
-from dispatcher.reservation.shards import Shards
+from dispatcher.reservation.shards import ENDLESS, Shards
 from dispatcher.reservation.terms import Rules, Terms
 from dispatcher.scope import Scope
 from dispatcher.times.send_time import from_ms, to_ms
