@@ -51,7 +51,7 @@ from dispatcher.settings import Settings
 from dispatcher.store import Of, Pause, Suppression
 from dispatcher.store.loop_session import LoopSession
 from dispatcher.store.outbox import connection_of
-from dispatcher.submission import OnProgress, Result, Story, Unread, Wish, terms_for
+from dispatcher.submission import LazyResults, OnProgress, Result, Story, Wish, terms_for
 from dispatcher.times import send_time
 from dispatcher.times.clock import Clock
 
@@ -361,7 +361,7 @@ class Dispatcher:
         total = len(drafts) if isinstance(drafts, Sized) else None
         if isinstance(drafts, Sequence):
             return list(batches.submit_each(every, total=total, progress=progress))
-        return Unread(batches.submit_each(every, total=total, progress=progress))
+        return LazyResults(batches.submit_each(every, total=total, progress=progress))
 
     def plan(
         self,

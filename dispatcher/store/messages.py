@@ -43,7 +43,7 @@ from dispatcher.errors import (
 from dispatcher.message import Attempt, Body, Message, Status, dump_json
 from dispatcher.store.changes import Change, Given
 from dispatcher.store.database import Database
-from dispatcher.store.engines import Prepared, Unanswered
+from dispatcher.store.engines import InsertFailed, Prepared
 from dispatcher.store.engines.errors import (
     cause,
     translated,
@@ -216,7 +216,7 @@ class Messages:
             try:
                 if insert_directly((*to_values(addition), fingerprint)):
                     return message
-            except Unanswered as fault:
+            except InsertFailed as fault:
                 unknown = fault.perhaps_done
         for tries_left in reversed(range(_ADD_TRIES - unknown)):
             was_connected = False

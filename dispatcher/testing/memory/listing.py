@@ -12,7 +12,7 @@ from dispatcher.errors import MessageNotFound
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.scope import NO_SCOPE, of_channel, of_scope_on
 from dispatcher.selection import Page, Selection
-from dispatcher.store.decisions import DROPPED, MOST_ATTEMPTS, Standstill
+from dispatcher.store.decisions import DROPPED, MOST_ATTEMPTS, StoppedMessage
 from dispatcher.store.listing import MessageDetails
 from dispatcher.store.notifications import body_of, id_of
 from dispatcher.store.schema import NOTIFIED_STATUSES
@@ -178,12 +178,12 @@ class MemoryFailed:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
-    def look(self, message_ids: Sequence[UUID]) -> dict[UUID, Standstill]:
+    def look(self, message_ids: Sequence[UUID]) -> dict[UUID, StoppedMessage]:
         rows = filter(None, map(self._tables.messages.get, message_ids))
-        return {row.id: Standstill(row.message(), row.claim_token, self._is_unknown(row))
+        return {row.id: StoppedMessage(row.message(), row.claim_token, self._is_unknown(row))
                 for row in rows}  # fmt: skip
 
-    def retry(self, wanted: Sequence[tuple[Standstill, int]]) -> dict[UUID, Standstill]:
+    def retry(self, wanted: Sequence[tuple[StoppedMessage, int]]) -> dict[UUID, StoppedMessage]:
         now = self._tables.now()
         for found, more in wanted:
             row = self._tables.messages.get(found.message.id)

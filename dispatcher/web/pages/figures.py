@@ -35,7 +35,7 @@ class Bar(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class ChannelChart:
     """The load of a channel as it is drawn. ``minutes`` are the fullest, by time."""
 
     load: ChannelLoad
@@ -59,11 +59,11 @@ def load(visit: Visit) -> Response:
                       step=step, width=WIDTH, height=HEIGHT)  # fmt: skip
 
 
-def _shown(channel: ChannelLoad, found: LoadToCome) -> Shown:
+def _shown(channel: ChannelLoad, found: LoadToCome) -> ChannelChart:
     overbooked = [each for each in channel.minutes if each.overbooked]
     fullest = sorted(channel.minutes, key=lambda each: (not each.overbooked, -each.due))
     bars = list(_bars(channel.minutes, found))
-    return Shown(
+    return ChannelChart(
         load=channel,
         due=sum(each.due for each in channel.minutes),
         overbooked=len(overbooked),
