@@ -381,7 +381,7 @@ class App:
             clock=self.clock,
             enqueuer=self.enqueuer,
             check=self.checks,
-            fill=self.bodies.fill,
+            prepare=self.bodies.prepare,
             journal=self.journal,
             tracing=self.tracing,
         )
@@ -464,7 +464,7 @@ class App:
             moves=self.moves,
             enqueuer=self.enqueuer,
             check=self.checks,
-            fill=self.bodies.fill,
+            prepare=self.bodies.prepare,
             journal=self.journal,
         )
 
@@ -527,6 +527,18 @@ class App:
         return Database.of(
             self.settings, connections=_PAGE_CONNECTIONS, statement_seconds=_PAGE_SECONDS
         )
+
+    def for_pages(self) -> App:
+        """Return these parts, but those that read the store do so on ``page_database``.
+
+        So the page never waits for the connections of the program, nor the program for the page's.
+        """
+        made = App(self.settings, self.clock)
+        # These parts have no connections to the store, and a process has one journal.
+        shared = ("fence", "redis", "plain_redis", "journal", "tracing", "checks", "templates")
+        vars(made).update({name: getattr(self, name) for name in shared})
+        vars(made)["database"] = self.page_database
+        return made
 
     @built_once
     def replies(self) -> Replies:

@@ -17,6 +17,7 @@ from collections.abc import (
 )
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
+from copy import copy
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial, wraps
@@ -50,7 +51,7 @@ from dispatcher.settings import Settings
 from dispatcher.store import Of, Pause, Suppression
 from dispatcher.store.loop_session import LoopSession, in_own_thread
 from dispatcher.store.outbox import connection_of
-from dispatcher.submission import OnProgress, Result, Story, Unread, Wish, terms_for
+from dispatcher.submission import LazyResults, OnProgress, Result, Story, Wish, terms_for
 from dispatcher.times import send_time
 from dispatcher.times.clock import Clock
 
@@ -374,7 +375,7 @@ class Dispatcher:
         total = len(drafts) if isinstance(drafts, Sized) else None
         if isinstance(drafts, Sequence):
             return list(batches.submit_each(every, total=total, progress=progress))
-        return Unread(batches.submit_each(every, total=total, progress=progress))
+        return LazyResults(batches.submit_each(every, total=total, progress=progress))
 
     def plan(
         self,
@@ -752,7 +753,7 @@ class Dispatcher:
         Messages that change meanwhile may be missed. Raises InvalidDraft and StoreUnavailable, and
         TypeError for a filter that does not exist, as :meth:`select` and :meth:`list` do.
         """
-        return self._app.listing.count(self._chosen(wanted))
+        return self._app.listing.count(selection_of(wanted, self.settings))
 
     def counts(self, **wanted: Unpack[Wanted]) -> dict[str, dict[Status, int]]:
         """Return how many messages match all filters, by channel and status.
@@ -760,7 +761,7 @@ class Dispatcher:
         ``counts(campaign="summer")`` is what has come of a campaign so far. Raises like
         :meth:`count`.
         """
-        return self._app.listing.counts(self._chosen(wanted))
+        return self._app.listing.counts(selection_of(wanted, self.settings))
 
     def select(self, *, oldest_first: bool = False, **wanted: Unpack[Wanted]) -> Iterator[Message]:
         """Yield the messages that match all filters (:class:`~dispatcher.Wanted`).
@@ -769,7 +770,7 @@ class Dispatcher:
         database as the result is, some hundreds at a time, so any number may be yielded. Raises
         InvalidDraft, and StoreUnavailable at any time.
         """
-        selection = self._chosen(wanted)
+        selection = selection_of(wanted, self.settings)
         pages = self._app.listing.pages(
             selection, size=_PAGE, before=new_id(), oldest_first=oldest_first
         )
@@ -920,24 +921,7 @@ class Dispatcher:
         """
         _check_limit(limit)
         start = None if after is None else id_of(after, "after")
-        return self._app.listing.page(self._chosen(wanted), after=start, limit=limit)
-
-    def _chosen(self, wanted: Wanted) -> Selection:
-        """Validate filters, and spell the recipient as it is stored.
-
-        Refuses a kind of scope that the settings do not have.
-        """
-        selection = Selection.of(wanted)
-        near = (word(each) for each in self.settings.channels for word in (of_scope_on, of_channel))
-        kinds = [*self.settings.scopes, *near]
-        for kind, _ in selection.scopes:
-            if kind not in kinds:
-                accepted = f"names by kind; the kinds are {', '.join(kinds)}"
-                raise InvalidDraft("scopes", f"there is no kind {kind[:80]!r}", accepted)
-        if selection.recipient is None:
-            return selection
-        spelt = self.settings.spellings.one(selection.recipient, selection.channel)
-        return replace(selection, recipient=spelt)
+        return self._app.listing.page(selection_of(wanted, self.settings), after=start, limit=limit)
 
     # The awaited calls.
 
@@ -1049,6 +1033,39 @@ class Dispatcher:
 
     alist = awaited(list)  # noqa: A003 - the method
     """Await :meth:`list`."""
+
+
+def parts_of(dispatcher: Dispatcher) -> App:
+    """Return the parts of a dispatcher, for the ways in that need more than its methods."""
+    return dispatcher._app
+
+
+def for_pages(dispatcher: Dispatcher) -> Dispatcher:
+    """Return a dispatcher whose calls read the store on the connections for pages.
+
+    Closing ``dispatcher`` closes them.
+    """
+    made = copy(dispatcher)
+    made._app = dispatcher._app.for_pages()
+    return made
+
+
+def selection_of(wanted: Wanted, settings: Settings) -> Selection:
+    """Validate filters, and spell the recipient as it is stored.
+
+    Raises InvalidDraft, also for a kind of scope that the settings do not have.
+    """
+    selection = Selection.of(wanted)
+    near = (word(each) for each in settings.channels for word in (of_scope_on, of_channel))
+    kinds = [*settings.scopes, *near]
+    for kind, _ in selection.scopes:
+        if kind not in kinds:
+            accepted = f"names by kind; the kinds are {', '.join(kinds)}"
+            raise InvalidDraft("scopes", f"there is no kind {kind[:80]!r}", accepted)
+    if selection.recipient is None:
+        return selection
+    spelt = settings.spellings.one(selection.recipient, selection.channel)
+    return replace(selection, recipient=spelt)
 
 
 def _awaiting() -> ThreadPoolExecutor:

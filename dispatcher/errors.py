@@ -263,10 +263,12 @@ class LimitReached(DispatcherError):
         others: tuple[str, ...] = (),
     ) -> None:
         if retry_after == timedelta.max:
-            told = f"the limit {limit} never gives so many permits at once"
+            problem = f"the limit {limit} never gives so many permits at once"
         else:
-            told = f"the limit {limit} is reached; try again in {retry_after.total_seconds():g} s"
-        super().__init__(f"{told}; also refused by {', '.join(others)}" if others else told)
+            problem = (
+                f"the limit {limit} is reached; try again in {retry_after.total_seconds():g} s"
+            )
+        super().__init__(f"{problem}; also refused by {', '.join(others)}" if others else problem)
         self.limit = limit
         self.others = others
         self.retry_after = retry_after

@@ -92,7 +92,7 @@ class _Fault:
     again: bool
 
 
-class _Armed:
+class _FaultPoints:
     """The faults of this process, and how often each point was passed."""
 
     def __init__(self, spec: str) -> None:
@@ -113,7 +113,7 @@ class _Armed:
             _happen(point, found)
 
 
-_armed: _Armed | None = None
+_armed: _FaultPoints | None = None
 
 
 def fault(point: str) -> None:
@@ -125,7 +125,7 @@ def fault(point: str) -> None:
 def arm(spec: str | None) -> None:
     """Arm the faults of ``spec``, none for None. Raises InvalidSettings."""
     global _armed  # noqa: PLW0603 - one process, one set of faults
-    _armed = _Armed(spec) if spec else None
+    _armed = _FaultPoints(spec) if spec else None
 
 
 def arm_by_environment() -> None:

@@ -119,7 +119,7 @@ def _tolerant_frames(*args: Any, **more: Any) -> Callable[[Any], Any]:
 
 @cache
 def _tolerant(channel: type[Any]) -> type[Any]:
-    return type(channel.__name__, (_Tolerant, channel), {})
+    return type(channel.__name__, (_TolerantChannel, channel), {})
 
 
 class _AnyMessage(Message):
@@ -137,7 +137,7 @@ class _AnyMessage(Message):
             self.errors = [failure]
 
 
-class _Tolerant:
+class _TolerantChannel:
     """The overrides of a Redis channel of kombu that let unreadable items pass."""
 
     Message = _AnyMessage

@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 
 from celery import Celery
 
+from dispatcher.broker.errors import translated
 from dispatcher.celery_app import DELIVER
 from dispatcher.errors import QueueUnavailable
 from dispatcher.settings import Settings
@@ -108,9 +109,7 @@ class Queue:
         except Exception as error:
             self._declared.clear()
             self._paused_until = self._clock.monotonic() + _PAUSE_SECONDS
-            raise QueueUnavailable(
-                f"the broker did not take the tasks ({type(error).__name__})"
-            ) from error
+            raise translated(error, "the broker did not take the tasks") from error
         for each in tickets:
             self._journal.tell_of(
                 Transition.ENQUEUED, each.message_id, each.channel, due_at=each.due_at

@@ -14,27 +14,14 @@ from typing import Any
 from celery import Celery
 from celery.app.utils import find_app
 from kombu import Connection
-from kombu.exceptions import VersionMismatch
 
+from dispatcher.broker.errors import translated
 from dispatcher.celery_app import DELIVER, beat_schedule
-from dispatcher.errors import InvalidSettings, InvalidValue, QueueUnavailable, quoted
+from dispatcher.errors import InvalidSettings, InvalidValue, quoted
 from dispatcher.settings import Settings
 
 _NOT_THERE, _INEQUIVALENT = 404, 406
 """Answers of AMQP to a declaration."""
-_REFUSALS: dict[object, tuple[str, str]] = {
-    403: (
-        "the broker refuses: wrong user or password, or no right",
-        "correct broker_url, or give its user rights to its virtual host",
-    ),
-    530: (
-        "the broker refuses: no such virtual host, or no right to it",
-        "create the virtual host and give the user rights to it, or correct broker_url",
-    ),
-}
-"""AMQP's refusals of a client: meaning and remedy."""
-_FITTING_VERSIONS = "install 'kombu<5.7', or redis 6.1 or newer"
-"""The remedy where kombu refuses the installed redis-py."""
 _ANSWERS_WITHIN = {"read_timeout": 1.0}
 """Seconds, of AMQP; other transports do not have this option."""
 _DEFAULT_VISIBILITY = timedelta(hours=1)
@@ -195,13 +182,8 @@ def load_app(name: str) -> Celery:
 def _translated(what: str) -> Iterator[None]:
     try:
         yield
-    except VersionMismatch as error:
-        raise QueueUnavailable(f"{what}: {error}", remedy=_FITTING_VERSIONS) from error
     except Exception as error:
-        reason, remedy = _REFUSALS.get(
-            getattr(error, "reply_code", None), (f"{what} ({type(error).__name__})", "")
-        )
-        raise QueueUnavailable(reason, remedy=remedy) from error
+        raise translated(error, what) from error
 
 
 def _other_queues(connection: Any, ours: Iterable[Any]) -> tuple[str, ...]:

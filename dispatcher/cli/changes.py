@@ -43,7 +43,7 @@ group = typer.Typer(rich_markup_mode="rich")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Meant(Filters):
+class _ChangeFilters(Filters):
     """Options of every change: the messages that are meant, by id or by filter."""
 
     message_ids: Annotated[list[str] | None, typer.Argument(metavar="ID")] = None
@@ -53,7 +53,7 @@ class _Meant(Filters):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _MeantBesideZone(_Meant):
+class _ZonedChangeFilters(_ChangeFilters):
     """The same where ``--zone`` has another meaning; it is the default of the filters' zone."""
 
     filter_zone: Annotated[
@@ -73,7 +73,7 @@ class _MeantBesideZone(_Meant):
     )
 )
 @with_options
-def cancel(meant: _Meant) -> None:
+def cancel(meant: _ChangeFilters) -> None:
     """Cancel scheduled messages, by id or by filter; their quotas are free again at once."""
     with Dispatcher() as dispatcher:
         _Change(
@@ -93,7 +93,7 @@ def cancel(meant: _Meant) -> None:
 )
 @with_options
 def reschedule(
-    meant: _MeantBesideZone,
+    meant: _ZonedChangeFilters,
     send_at: SendAt = None,
     send_in: SendIn = None,
     later: Annotated[
@@ -160,7 +160,7 @@ def reschedule(
 )
 @with_options
 def retry(
-    meant: _Meant,
+    meant: _ChangeFilters,
     perhaps_sent: Annotated[
         bool,
         typer.Option(
@@ -184,7 +184,7 @@ def retry(
 
 @group.command(epilog=examples("dispatcher release 0199…", "dispatcher release --channel sms"))
 @with_options
-def release(meant: _Meant) -> None:
+def release(meant: _ChangeFilters) -> None:
     """Release held messages to be sent, perhaps for the second time, by id or by filter.
 
     They are due at once; a message past its expiry ends as expired.
@@ -196,7 +196,7 @@ def release(meant: _Meant) -> None:
 @group.command(epilog=examples("dispatcher drop 0199…", "dispatcher drop --recipient ada"))
 @with_options
 def drop(
-    meant: _Meant,
+    meant: _ChangeFilters,
     reason: Annotated[str | None, typer.Option(help="It becomes part of last_error.")] = None,
 ) -> None:
     """End held messages as failed, by id or by filter. They keep their reservations.
@@ -241,7 +241,7 @@ class _Change:
         self._refused: Counter[str] = Counter()
         self._refusals: list[tuple[UUID, DispatcherError]] = []
 
-    def do(self, meant: _Meant) -> None:
+    def do(self, meant: _ChangeFilters) -> None:
         """Change the messages with these ids, or those that match, and print the result.
 
         Raises InvalidDraft, and InvalidValue for neither ids nor filters, for both together, and
@@ -282,7 +282,7 @@ class _Change:
         if refusals:
             raise typer.Exit(exit_code(refusals[0]))
 
-    def _by_filter(self, wanted: Wanted, meant: _Meant) -> None:
+    def _by_filter(self, wanted: Wanted, meant: _ChangeFilters) -> None:
         matched = self._dispatcher.count(**wanted)
         what = f"{matched:,} message{'' if matched == 1 else 's'}"
         if matched and not meant.yes:

@@ -38,7 +38,7 @@ class _StepFailed(Exception):
 
 
 @dataclass
-class _Play:
+class _DemoRun:
     dispatcher: Dispatcher
     stopped: Event
     clock: SystemClock = field(default_factory=SystemClock)
@@ -79,11 +79,11 @@ def demo(
                     channels={"file": {"transport": "file"}},
                 ) as to,
                 Dispatcher(to) as dispatcher,
-                page_beside(to, signs_in=False) as told,
+                page_beside(to, signs_in=False) as sentence,
             ):
-                if told is not None:
-                    output.out.print(told)
-                play = _Play(dispatcher, stopped)
+                if sentence is not None:
+                    output.out.print(sentence)
+                play = _DemoRun(dispatcher, stopped)
                 output.out.print(f"quotas for each recipient: [bold]{QUOTAS}[/]\n")
                 _submit_all(play)
                 _deliver(play)
@@ -101,17 +101,17 @@ def _stay(folder: str, stopped: Event) -> None:
     with (
         environment(folder, tell=say_error, **shop.SETTINGS) as to,
         Dispatcher(to) as dispatcher,
-        page_beside(to, signs_in=False) as told,
+        page_beside(to, signs_in=False) as sentence,
     ):
-        if told is None:
+        if sentence is None:
             raise _StepFailed(f"the page needs an extra: {install_line('web')}")
         made = shop.Shop(dispatcher)
         made.open()
-        output.out.print(f"{told} – Ctrl-C ends it")
+        output.out.print(f"{sentence} – Ctrl-C ends it")
         made.run(stopped)
 
 
-def _submit_all(play: _Play) -> None:
+def _submit_all(play: _DemoRun) -> None:
     _require(not play.stopped.is_set(), "stopped before its end")
     start = play.clock.now().replace(microsecond=0) + _LEAD + _SECOND
     output.out.print("[bold]1. Messages for three people, some seconds ahead[/]")
@@ -138,7 +138,7 @@ def _submit_all(play: _Play) -> None:
     play.promised = [first, ben, cleo, second, instead]
 
 
-def _deliver(play: _Play) -> None:
+def _deliver(play: _DemoRun) -> None:
     output.out.print("\n[bold]4. The worker delivers[/]")
     waiting = {message.id: message for message in play.promised}
     deadline = play.clock.monotonic() + _DEADLINE_SECONDS
@@ -155,7 +155,7 @@ def _deliver(play: _Play) -> None:
     _require(not waiting, f"{len(waiting)} messages were not delivered in time")
 
 
-def _check(play: _Play, path: Path) -> None:
+def _check(play: _DemoRun, path: Path) -> None:
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     sent: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
@@ -188,7 +188,7 @@ def _check(play: _Play, path: Path) -> None:
     output.out.print("\n[green]✓ every promise was kept[/]")
 
 
-def _refusal(play: _Play, name: str, text: str, at: datetime) -> QuotaExceeded:
+def _refusal(play: _DemoRun, name: str, text: str, at: datetime) -> QuotaExceeded:
     try:
         play.submit(name, text, at)
     except QuotaExceeded as error:

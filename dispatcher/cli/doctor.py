@@ -70,10 +70,10 @@ def check_before_start(settings: Settings) -> None:
 def _say(examination: Examination) -> None:
     rows = []
     for each in examination.findings:
-        told = escape(each.found)
+        text = escape(each.found)
         if each.remedy:
-            told += f"\n[bold]remedy:[/] {escape(each.remedy)}"
-        rows.append((f"[{_STYLES[each.level]}]{each.level.value}[/]", each.check, told))
+            text += f"\n[bold]remedy:[/] {escape(each.remedy)}"
+        rows.append((f"[{_STYLES[each.level]}]{each.level.value}[/]", each.check, text))
     output.out.print(output.described(rows))
     counts = (f"{many} {level.value}" for level, many in examination.counts.items() if many)
     output.out.print(", ".join(counts))

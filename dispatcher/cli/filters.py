@@ -108,10 +108,10 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         }
         command(**{name: given[name] for name in own}, **made)
 
-    told: Any = call  # typer reads the parameters there
+    typed: Any = call  # typer reads the parameters there
     every = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in options.values()]
-    told.__signature__ = inspect.Signature(every)
-    told.__annotations__ = {each.name: each.annotation for each in every}
+    typed.__signature__ = inspect.Signature(every)
+    typed.__annotations__ = {each.name: each.annotation for each in every}
     return call
 
 

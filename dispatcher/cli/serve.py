@@ -14,7 +14,7 @@ from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, OptionNames, examples
 from dispatcher.cli.filters import complete_channel, scopes_of
 from dispatcher.cli.services import log_to_standard_error
-from dispatcher.client import Dispatcher
+from dispatcher.client import Dispatcher, parts_of
 from dispatcher.errors import InvalidValue, MissingExtra
 from dispatcher.extras import needs
 from dispatcher.quota import parse_length
@@ -87,9 +87,9 @@ def page_beside(settings: Settings, *, signs_in: bool) -> Iterator[str | None]:
             with beside(page(dispatcher, access=Loopback(name="demo", rights=Right))) as address:
                 yield f"page: {address}"
             return
-        stored = dispatcher._app.api_keys
+        stored = parts_of(dispatcher).api_keys
         stored.revoke([each.id for each in stored.named(_OF_UP) if each.is_valid])
-        ends = dispatcher._app.clock.now() + _KEY_OF_UP
+        ends = parts_of(dispatcher).clock.now() + _KEY_OF_UP
         key, token = add_key(stored, _OF_UP, expires_at=ends)
         try:
             with beside(page_and_api(dispatcher)) as address:

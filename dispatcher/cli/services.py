@@ -103,9 +103,9 @@ def up() -> None:
                 '--recipient ada@example.org --text hello --send-in "5 seconds"',
                 soft_wrap=True,
             )
-        with page_beside(running, signs_in=True) as told, _shown(running) as show_more:
-            if told is not None:
-                output.out.print(told, soft_wrap=True)
+        with page_beside(running, signs_in=True) as sentence, _shown(running) as show_more:
+            if sentence is not None:
+                output.out.print(sentence, soft_wrap=True)
             while not stopped.wait(_LOOK_SECONDS):
                 show_more()
         output.out.print("stopping …")

@@ -90,15 +90,15 @@ def _data(story: Story) -> dict[str, Any]:
 
 def _events(story: Story) -> list[_Entry]:
     message = story.message
-    asked = message.asked_at
+    asked_at = message.asked_at
     # Only the last time asked for is stored.
     events = [
         _Entry(message.created_at, "submitted"),
-        _Entry(None, "asked for", _moment(asked or message.send_at)),
+        _Entry(None, "asked for", _moment(asked_at or message.send_at)),
     ]
-    if asked is not None:
+    if asked_at is not None:
         events.append(
-            _Entry(None, "shifted", f"from {_moment(asked)} to {_moment(message.send_at)}")
+            _Entry(None, "shifted", f"from {_moment(asked_at)} to {_moment(message.send_at)}")
         )
     if story.reservations is None:
         events.append(_Entry(None, "[yellow]reserved[/]", "Redis does not answer"))

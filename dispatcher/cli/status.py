@@ -246,26 +246,26 @@ def _troubles(found: Overview) -> list[Text]:
         named = ", ".join(f"{each.kind} {each.name}" for each in found.pauses)
         lines.append(_line("paused", f"{named}: dispatcher resume", "yellow"))
     if found.items_rejected:
-        told = f"{found.items_rejected:,} items of the broker were no tasks: see the workers' logs"
-        lines.append(_line("rejected", told, "red"))
+        text = f"{found.items_rejected:,} items of the broker were no tasks: see the workers' logs"
+        lines.append(_line("rejected", text, "red"))
     return lines
 
 
-def _line(name: str, told: str, style: str) -> Text:
-    return Text(f"{name:9}", style="bold").append(told, style=style)
+def _line(name: str, text: str, style: str) -> Text:
+    return Text(f"{name:9}", style="bold").append(text, style=style)
 
 
 def _limits(channels: Iterable[ChannelFill]) -> RenderableType:
     rows: list[tuple[str, str, Text, str]] = []
     for channel in channels:
         for number, each in enumerate(channel.limits):
-            told = []
+            notes = []
             if number == 0 and channel.waiting:
-                told.append(f"{channel.waiting:,} wait")
+                notes.append(f"{channel.waiting:,} wait")
             if number == 0 and channel.closed_until is not None:
-                told.append(f"[red]closed until {channel.closed_until:%H:%M:%S}[/]")
+                notes.append(f"[red]closed until {channel.closed_until:%H:%M:%S}[/]")
             name = output.as_it_is(channel.channel) if number == 0 else ""
-            rows.append((name, each.limit, _bar(each.used, each.most), ", ".join(told)))
+            rows.append((name, each.limit, _bar(each.used, each.most), ", ".join(notes)))
     return output.listed(("limits", "", "", ""), rows)
 
 
@@ -276,15 +276,15 @@ def _signs(what: str, signs: Sequence[Sign] | None) -> list[Text]:
         line = _line(f"{what}s", f"{len(alive)} alive  ", "green")
         line.append(", ".join(alive), style="dim")
     lost = [each for each in signs if not each.is_alive]
-    told = (f"{'':9}{each.name} was last seen {length_text(each.age)} ago" for each in lost)
-    return [line, *(Text(each, style="yellow") for each in told)]
+    ages = (f"{'':9}{each.name} was last seen {length_text(each.age)} ago" for each in lost)
+    return [line, *(Text(each, style="yellow") for each in ages)]
 
 
 def _duties(found: Overview) -> Text:
     line = _line("sweep", "", "dim")
     ages = {each.name: each.age for each in found.duties or ()}
-    told = [name for name, each in DUTIES.items() if name in ages or not each.is_needed]
-    for number, name in enumerate(told):
+    shown = [name for name, each in DUTIES.items() if name in ages or not each.is_needed]
+    for number, name in enumerate(shown):
         age = ages.get(name)
         slow = DUTIES[name].interval == "sweep_interval" and (age is None or age > _LATE_DUTY)
         text = "never" if age is None else f"{length_text(age)} ago"
@@ -307,14 +307,14 @@ def tops_picture(found: Tops) -> RenderableType:
         ],
         right=("messages",),
     )
-    told: list[RenderableType] = [table] if found.tops else []
+    parts: list[RenderableType] = [table] if found.tops else []
     if not found.tops:
-        told.append(Text(f"nothing is due within {length_text(found.within)}"))
+        parts.append(Text(f"nothing is due within {length_text(found.within)}"))
     if not found.complete:
-        told.append(Text("more than 1,000,000 are due: only the soonest are counted", style="red"))
+        parts.append(Text("more than 1,000,000 are due: only the soonest are counted", style="red"))
     if found.silence is not None:
-        told.append(Text(f"quotas are not known: {found.silence}", style="red"))
-    return Group(*told)
+        parts.append(Text(f"quotas are not known: {found.silence}", style="red"))
+    return Group(*parts)
 
 
 def overview_data(found: Overview) -> dict[str, Any]:

@@ -177,19 +177,19 @@ def picture(timeline: Timeline, *, width: int) -> list[Text]:
             until = f"{_local(many[-1].ends_at, timeline):%a %d %H:%M}"
             lines.append(Text(f"{'':{_LABEL + 1}}nothing booked until {until}", style="dim"))
     for each in timeline.windows:
-        told = [
+        notes = [
             "too many to read, so they are counted; ? may be blocked or free" * (not each.complete),
             "nothing is booked, at any time" * (not each.exists),
         ]
-        for text in filter(None, told):
+        for text in filter(None, notes):
             lines += _about(Text(f"{each.scope}:", style="yellow"), text, width)
     return [*lines, *_slots(timeline)]
 
 
-def _about(name: Text, told: str, width: int) -> list[Text]:
+def _about(name: Text, about: str, width: int) -> list[Text]:
     """Return a name and a text about it: on one line, or below each other."""
-    line = Text.assemble(name, " ", told)
-    return [line] if line.cell_len <= width else [name, Text(f"  {told}")]
+    line = Text.assemble(name, " ", about)
+    return [line] if line.cell_len <= width else [name, Text(f"  {about}")]
 
 
 class _Column(NamedTuple):

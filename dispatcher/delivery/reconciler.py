@@ -45,7 +45,7 @@ OnRows = Callable[[int, int], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Reconciled:
+class ReconcileResult:
     """What one ``reconcile`` did.
 
     ``rebuilt`` parts of Redis, ``restored`` reservations that were missing or at another time than
@@ -80,7 +80,7 @@ class Reconciler:
         self._upkeep = upkeep
         self._permits = permits
 
-    def reconcile(self, *, settle: timedelta | None = None) -> Reconciled:
+    def reconcile(self, *, settle: timedelta | None = None) -> ReconcileResult:
         """Make Redis agree with the store.
 
         - rebuild what Redis lost;
@@ -104,7 +104,7 @@ class Reconciler:
             self._upkeep.set_aside()
             raise
 
-    def _reconcile(self, settle: timedelta) -> Reconciled:
+    def _reconcile(self, settle: timedelta) -> ReconcileResult:
         rebuild = self._upkeep.begin()
         rebuilt = 0
         if rebuild is not None:
@@ -116,7 +116,7 @@ class Reconciler:
         self._bring_forward()
         if rebuild is not None and rebuild.failure is not None:
             raise rebuild.failure
-        return Reconciled(
+        return ReconcileResult(
             rebuilt,
             restored + unconfirmed["corrected"],
             unconfirmed["confirmed"],

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from dispatcher.broker.queue import Ticket
 from dispatcher.delivery.send_log import ClaimLog
-from dispatcher.delivery.sender import NO_WAIT, Ended, Escaped, Group, Parts
+from dispatcher.delivery.sender import NO_WAIT, BrokenSend, EndedSend, Group, Parts
 from dispatcher.delivery.sender_pool import SenderPool
 from dispatcher.errors import LimitersUnavailable, QueueUnavailable, StoreUnavailable
 from dispatcher.faults import fault
@@ -51,7 +51,7 @@ class Recorder:
         self._pool = pool
         self._group = group
         self._sending: dict[UUID, Claim] = {}
-        self._ended: list[Ended] = []
+        self._ended: list[EndedSend] = []
         self._is_broken_off = False
         self._ttl = parts.settings.claim_ttl.total_seconds()
         self._timeout = parts.settings.transport_timeout.total_seconds()
@@ -161,11 +161,11 @@ class Recorder:
         while group.reports:
             report = group.reports.popleft()
             del self._sending[report.claim.message.id]
-            if isinstance(report, Ended):
+            if isinstance(report, EndedSend):
                 has_ended = True
                 self._ended.append(report)
                 self.sent += isinstance(report.outcome, Result)
-            elif isinstance(report, Escaped):
+            elif isinstance(report, BrokenSend):
                 self.error = report.error
                 group.send_log.keep()
             else:
@@ -236,7 +236,7 @@ class Recorder:
 
     # Outcomes.
 
-    def _record(self, ended: Sequence[Ended]) -> bool:
+    def _record(self, ended: Sequence[EndedSend]) -> bool:
         """Record outcomes and settle their permits; False when the store is to be tried again."""
         try:
             self._store(ended)
@@ -254,7 +254,7 @@ class Recorder:
         self._settle(ended)
         return True
 
-    def _store_each(self, ended: Sequence[Ended]) -> None:
+    def _store_each(self, ended: Sequence[EndedSend]) -> None:
         """Store one by one, so that an outcome that the store refuses affects no other."""
         for each in ended:
             try:
@@ -262,7 +262,7 @@ class Recorder:
             except StoreUnavailable as error:
                 _lost(error)
 
-    def _store(self, ended: Sequence[Ended]) -> None:
+    def _store(self, ended: Sequence[EndedSend]) -> None:
         results = [each.outcome for each in ended if isinstance(each.outcome, Result)]
         failures = [each.outcome for each in ended if isinstance(each.outcome, Failure)]
         enqueue_in = -self._parts.settings.horizon
@@ -283,7 +283,7 @@ class Recorder:
             else:
                 tell(Transition.RETRIED, message, **facts, wait_seconds=each.wait)
 
-    def _settle(self, ended: Sequence[Ended]) -> None:
+    def _settle(self, ended: Sequence[EndedSend]) -> None:
         now = self._parts.clock.monotonic()
         used = [(permit_of(each.claim), timedelta(seconds=now - each.at)) for each in ended]
         try:

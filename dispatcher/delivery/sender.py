@@ -61,7 +61,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedSend:
     """A send that came to an end, at a time of the monotonic clock.
 
     It began ``late_by`` seconds after the promised time of its message. ``answered`` is False where
@@ -76,7 +76,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsent:
+class UnsentClaim:
     """A claim whose message was not sent, and when to come back."""
 
     claim: Claim
@@ -84,14 +84,14 @@ class Unsent:
 
 
 @dataclass(frozen=True, slots=True)
-class Escaped:
+class BrokenSend:
     """A claim whose send ended in what no transport should raise. Its outcome is unknown."""
 
     claim: Claim
     error: BaseException
 
 
-Report = Ended | Unsent | Escaped
+Report = EndedSend | UnsentClaim | BrokenSend
 
 
 class Group:
@@ -135,22 +135,22 @@ class Sender:
         """Send a message of a group if it still may be sent; report what came of it.
 
         An ``Exception`` of the transport is a failure. Anything else that it raises is reported as
-        :class:`Escaped`, and no other message of the group is sent.
+        :class:`BrokenSend`, and no other message of the group is sent.
         """
         try:
             return self._sent(group, claim)
         except BaseException as error:  # noqa: BLE001 - the thread of the recorder raises it
             group.is_over = True
-            return Escaped(claim, error)
+            return BrokenSend(claim, error)
 
-    def _sent(self, group: Group, claim: Claim) -> Ended | Unsent:
+    def _sent(self, group: Group, claim: Claim) -> EndedSend | UnsentClaim:
         clock = self._parts.clock
         fault("deliver.before_send")
         unsent = self._refusal(group, claim, clock.monotonic())
         if unsent is not None:
             return unsent
         if not group.send_log.begin(claim.message.id):
-            return Unsent(claim)
+            return UnsentClaim(claim)
         fault("deliver.after_begin")
         now = clock.monotonic()
         unsent = self._refusal(group, claim, now)  # the note may have waited for a slow disk
@@ -166,17 +166,17 @@ class Sender:
         ended_at = clock.monotonic()
         late_by = now - group.received_at + claim.late_by
         in_time = ended_at - now < self._timeout * _IN_TIME
-        return Ended(claim, outcome, ended_at, late_by, isinstance(outcome, Result) or in_time)
+        return EndedSend(claim, outcome, ended_at, late_by, isinstance(outcome, Result) or in_time)
 
-    def _refusal(self, group: Group, claim: Claim, now: float) -> Unsent | None:
+    def _refusal(self, group: Group, claim: Claim, now: float) -> UnsentClaim | None:
         """Return the report on a message that must not be sent; None for one that may be sent."""
         is_ours = claim.message.id not in group.lost and group.ends_at - now >= self._timeout
         if group.is_over or self._parts.is_stopping or not is_ours:
-            return Unsent(claim)
+            return UnsentClaim(claim)
         if claim.expires_in is not None and now - group.claimed_at >= claim.expires_in:
-            return Unsent(claim)
+            return UnsentClaim(claim)
         if now < group.closed_until:
-            return Unsent(claim, timedelta(seconds=group.closed_until - now))
+            return UnsentClaim(claim, timedelta(seconds=group.closed_until - now))
         return None
 
     def _traced(self, group: Group, claim: Claim, tracing: Tracing) -> Result | Failure:

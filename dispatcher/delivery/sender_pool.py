@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import NamedTuple
 from uuid import UUID
 
-from dispatcher.delivery.sender import NO_WAIT, Ended, Group, Report
+from dispatcher.delivery.sender import NO_WAIT, EndedSend, Group, Report
 from dispatcher.message import Message
 from dispatcher.store import Claim
 from dispatcher.times.clock import Clock
@@ -157,7 +157,7 @@ class SenderPool:
                 self._call_another(group)
                 report = self._send(group, claim)
                 group.reports.append(report)
-                answered = report.answered if isinstance(report, Ended) else None
+                answered = report.answered if isinstance(report, EndedSend) else None
                 for parked in self._destinations.leave(claim, answered=answered):
                     parked.group.left.appendleft((parked.due_at, parked.claim))
                     if parked.group is not group:
@@ -197,7 +197,7 @@ class SenderPool:
         self._work(group)
 
 
-class Parked(NamedTuple):
+class WaitingMessage(NamedTuple):
     """A message that waits until its destination may have one more sender."""
 
     group: Group
@@ -232,7 +232,7 @@ class Destinations:
         self._lock = threading.Lock()
         self._busy: Counter[str | None] = Counter()
         self._names: dict[tuple[UUID, int], str | None] = {}
-        self._parked: defaultdict[str | None, deque[Parked]] = defaultdict(deque)
+        self._parked: defaultdict[str | None, deque[WaitingMessage]] = defaultdict(deque)
         self._timeouts: dict[str, int] = {}
         self._turns: dict[str, float] = {}
 
@@ -243,13 +243,13 @@ class Destinations:
         name = self._name(claim.message)
         with self._lock:
             if self._busy[name] >= self._most(name):
-                self._parked[name].append(Parked(group, due_at, claim))
+                self._parked[name].append(WaitingMessage(group, due_at, claim))
                 return False
             self._busy[name] += 1
             self._names[_key(claim)] = name
         return True
 
-    def leave(self, claim: Claim, *, answered: bool | None) -> Sequence[Parked]:
+    def leave(self, claim: Claim, *, answered: bool | None) -> Sequence[WaitingMessage]:
         """Note that a sender is free again; return the parked messages that may be sent instead.
 
         ``answered`` is False where the destination did not answer in time, and None where the
@@ -298,8 +298,8 @@ class Destinations:
         try:
             return self._name_of(message) if self._name_of is not None else None
         except Exception as error:  # noqa: BLE001 - a transport may raise anything
-            told = type(error).__name__  # its text may quote an address
-            log.warning("message %s: its transport names no destination (%s)", message.id, told)
+            kind = type(error).__name__  # its text may quote an address
+            log.warning("message %s: its transport names no destination (%s)", message.id, kind)
             return None
 
     def _most(self, name: str | None) -> int:

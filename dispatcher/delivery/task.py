@@ -190,13 +190,13 @@ class Delivery:
         for pool in self._pools.values():
             pool.close()
 
-    def _wait_for_early(self, asked: Sequence[UUID], claims: Sequence[Claim]) -> list[UUID]:
+    def _wait_for_early(self, message_ids: Sequence[UUID], claims: Sequence[Claim]) -> list[UUID]:
         """Wait for messages that are due in a moment, and return them.
 
         Those that are due later are left to the sweep; those that have ended go into the journal.
         """
         claimed = {claim.message.id for claim in claims}
-        found = self.parts.claims.unclaimed([each for each in asked if each not in claimed])
+        found = self.parts.claims.unclaimed([each for each in message_ids if each not in claimed])
         for message_id, channel in found.expired.items():
             self.parts.journal.tell_of(Transition.EXPIRED, message_id, channel)
         for message_id, channel in found.cancelled.items():
@@ -279,8 +279,8 @@ class GroupQueue:
                 except StoreUnavailable:
                     raise  # none of those that wait can be claimed either
                 except Exception as error:  # noqa: BLE001 - theirs alone: the others go on
-                    told = type(error).__name__  # its text may quote a body
-                    log.error("channel %s: a group was broken off (%s)", channel, told)  # noqa: TRY400
+                    kind = type(error).__name__  # its text may quote a body
+                    log.error("channel %s: a group was broken off (%s)", channel, kind)  # noqa: TRY400
                     failure = failure or error
                 with self._lock:
                     waiting = queue.again or queue.first

@@ -167,8 +167,8 @@ class MessageAdmin(admin.ModelAdmin):
         except MessageNotFound as error:
             raise Http404(str(error)) from None
         except Unavailable as error:
-            told = {"title": "Message", "problem": str(error)}
-            return self._page(request, "message", told, _status_of(error))
+            values = {"title": "Message", "problem": str(error)}
+            return self._page(request, "message", values, _status_of(error))
         message = story.message
         names = [each for each in Message.__dataclass_fields__ if sees_all or each not in _PERSONAL]
         context: dict[str, Any] = {

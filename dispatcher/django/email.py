@@ -27,7 +27,7 @@ from dispatcher.transports.mail import check_address
 log = logging.getLogger(__name__)
 
 _OURS = frozenset({"channel", "recipient", "body", "template", "data"})
-_ASKED = frozenset(each.name for each in fields(Draft)) - _OURS
+_OPTIONS = frozenset(each.name for each in fields(Draft)) - _OURS
 _KINDS = {"plain": "text", "html": "html"}
 _NOW = timedelta(0)
 
@@ -49,16 +49,16 @@ class EmailBackend(BaseEmailBackend):
         username: str | None = None,
         password: str | None = None,
         channel: str | None = None,
-        **asked: Any,
+        **options: Any,
     ) -> None:
         super().__init__(fail_silently=fail_silently)
         if username or password:
             accepted = "none: the channel's transport logs in"
             raise InvalidDraft("username", "an e-mail that is booked needs no login", accepted)
-        for name in asked.keys() - _ASKED:
-            raise TypeError(f"there is no {name!r}; the keywords are {', '.join(sorted(_ASKED))}")
+        for name in options.keys() - _OPTIONS:
+            raise TypeError(f"there is no {name!r}; the keywords are {', '.join(sorted(_OPTIONS))}")
         self._channel = channel
-        self._asked = {"on_conflict": "shift"} | asked
+        self._options = {"on_conflict": "shift"} | options
 
     def send_messages(self, email_messages: Sequence[EmailMessage]) -> int:
         """Book these e-mails; return how many.
@@ -85,7 +85,7 @@ class EmailBackend(BaseEmailBackend):
         channel = self._channel or configuration.email_channel()
         body = body_of(email, channel=channel)
         drafts = [
-            Draft(channel=channel, recipient=each, body=body, **self._asked_now())
+            Draft(channel=channel, recipient=each, body=body, **self._options_now())
             for each in recipients
         ]
         if dispatcher.joins and len(drafts) > 1:
@@ -106,9 +106,9 @@ class EmailBackend(BaseEmailBackend):
             dispatcher.submit(**_fields(drafts[0]))
         return bool(drafts)
 
-    def _asked_now(self) -> dict[str, Any]:
-        is_timed = "send_at" in self._asked or "send_in" in self._asked
-        return self._asked if is_timed else {"send_in": _NOW} | self._asked
+    def _options_now(self) -> dict[str, Any]:
+        is_timed = "send_at" in self._options or "send_in" in self._options
+        return self._options if is_timed else {"send_in": _NOW} | self._options
 
 
 def body_of(email: EmailMessage, *, channel: str) -> dict[str, Any]:

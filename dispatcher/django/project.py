@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from django.core.signals import setting_changed
 
-from dispatcher.client import Dispatcher
+from dispatcher.client import Dispatcher, parts_of
 from dispatcher.django import configuration
 from dispatcher.django.transactions import AtomicBlocks
 from dispatcher.errors import InvalidDraft
@@ -63,7 +63,7 @@ class ProjectDispatcher(Dispatcher):
                 client = Dispatcher(configuration.load())
                 if built is not None:
                     # Not client.close(): it waits for awaited calls, of which this may be one.
-                    built.client._app.close()
+                    parts_of(built.client).close()
                 alias = configuration.database_alias()
                 blocks = None if alias is None else AtomicBlocks(alias)
                 self._built = built = _Built(database, client, blocks)
@@ -87,7 +87,7 @@ class ProjectDispatcher(Dispatcher):
         vars(self).clear()
         self._building = RLock()
 
-    def submit_many(self, drafts: Iterable[Draft], **asked: Any) -> Any:
+    def submit_many(self, drafts: Iterable[Draft], **options: Any) -> Any:
         """Submit many drafts, as :meth:`Dispatcher.submit_many` does.
 
         Raises InvalidDraft inside ``transaction.atomic()``, which it cannot join.
@@ -95,7 +95,7 @@ class ProjectDispatcher(Dispatcher):
         if self.joins:
             accepted = "submit for each draft, or transaction.on_commit(lambda: submit_many(…))"
             raise InvalidDraft("submit_many", "does not join transaction.atomic()", accepted)
-        return super().submit_many(drafts, **asked)
+        return super().submit_many(drafts, **options)
 
     def _submit(self, draft: Draft, session: object) -> Message:
         blocks = self._present().blocks

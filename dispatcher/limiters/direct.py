@@ -66,8 +66,8 @@ class Commands:
         return b"*%d\r\n%b" % (many, _packed(*start)), _packed(*rest)
 
 
-class _Way:
-    """The way over connections of one client's pool, where it may be used."""
+class _PooledCalls:
+    """The connections of one client's pool, and whether plain calls may use them."""
 
     def __init__(self, client: Client | AsyncClient, commands: Commands) -> None:
         self._client: Any = client
@@ -90,17 +90,17 @@ class _Way:
         )
 
 
-class Direct(_Way):
+class DirectCalls(_PooledCalls):
     """Sends plain calls over connections of one client's pool. Safe to share between threads."""
 
-    def call(self, asked: PlainCall) -> Any:
+    def call(self, plain_call: PlainCall) -> Any:
         """Make a plain call and return its reply; empty where the script is not known.
 
         It is repeated on the same connection, after the same faults and as often as redis-py would.
         It may have taken its permits, so its id is not new any more. Raises the errors of redis-py.
         No reply stays unread on a connection, whatever happens.
         """
-        command = self._commands.command(*asked)
+        command = self._commands.command(*plain_call)
         pool = self._client.connection_pool
         connection = pool.get_connection()
 
@@ -118,7 +118,7 @@ class Direct(_Way):
 
         def failed(_: Exception) -> None:
             nonlocal command
-            command = self._commands.command(*asked[:-1], is_new=False)
+            command = self._commands.command(*plain_call[:-1], is_new=False)
             connection.disconnect()
 
         try:
@@ -127,12 +127,12 @@ class Direct(_Way):
             pool.release(connection)
 
 
-class AsyncDirect(_Way):
-    """:class:`Direct` for clients of ``redis.asyncio``."""
+class AsyncDirectCalls(_PooledCalls):
+    """:class:`DirectCalls` for clients of ``redis.asyncio``."""
 
-    async def call(self, asked: PlainCall) -> Any:
-        """Make a plain call and return its reply. See :meth:`Direct.call`."""
-        command = self._commands.command(*asked)
+    async def call(self, plain_call: PlainCall) -> Any:
+        """Make a plain call and return its reply. See :meth:`DirectCalls.call`."""
+        command = self._commands.command(*plain_call)
         pool = self._client.connection_pool
         connection = await pool.get_connection()
 
@@ -145,7 +145,7 @@ class AsyncDirect(_Way):
 
         async def failed(_: Exception) -> None:
             nonlocal command
-            command = self._commands.command(*asked[:-1], is_new=False)
+            command = self._commands.command(*plain_call[:-1], is_new=False)
             await connection.disconnect()
 
         try:

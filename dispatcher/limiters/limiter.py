@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 from dispatcher.errors import InvalidValue, LimitersUnavailable
 from dispatcher.limiters import operations
 from dispatcher.limiters.decision import Decision
-from dispatcher.limiters.direct import AsyncClient, AsyncDirect, Client, Commands, Direct
+from dispatcher.limiters.direct import AsyncClient, AsyncDirectCalls, Client, Commands, DirectCalls
 from dispatcher.limiters.limit_set import (
     Keys,
     LimitSet,
@@ -117,7 +117,7 @@ class Limiter(_OnClient):
         self, client: Client, limit_set: LimitSet, local: LocalShare | None = None
     ) -> None:
         super().__init__(client, limit_set, local)
-        self._direct = Direct(client, self._commands)
+        self._direct = DirectCalls(client, self._commands)
 
     def acquire(
         self,
@@ -311,7 +311,7 @@ class AsyncLimiter(_OnClient):
         self, client: AsyncClient, limit_set: LimitSet, local: LocalShare | None = None
     ) -> None:
         super().__init__(client, limit_set, local)
-        self._direct = AsyncDirect(client, self._commands)
+        self._direct = AsyncDirectCalls(client, self._commands)
         self._sleep = client.sleep if isinstance(client, AsyncMemoryRedis) else asyncio.sleep
         self._unfinished: set[asyncio.Task[None]] = set()
 

@@ -15,13 +15,14 @@ T = TypeVar("T")
 P = ParamSpec("P")
 Operation = Callable[Concatenate[LimitSet, P], Steps[T]]
 
-_ASKED_AGAIN_SECONDS = 1.0
-"""How long a process decides alone before one of its calls asks Redis again."""
-_TAKING: tuple[object, ...] = (
+_RETRY_SECONDS = 1.0
+"""How long a process decides by its share before one of its calls tries Redis again."""
+_DECISIONS: tuple[object, ...] = (
     operations.acquire, operations.enter, operations.acquire_up_to, operations.acquire_each,
     operations.peek,
 )  # fmt: skip
-_OF_PERMITS: dict[object, Callable[..., Steps[Any]]] = {
+"""The operations that the share answers while Redis is away."""
+_ON_PERMITS: dict[object, Callable[..., Steps[Any]]] = {
     operations.give_back: operations.give_back,
     operations.abandon: operations.give_back,
     operations.end_holds: operations.end_holds,
@@ -29,8 +30,9 @@ _OF_PERMITS: dict[object, Callable[..., Steps[Any]]] = {
     operations.renew: operations.renew,
     operations.keep: operations.renew,
 }
-"""What is done about permits, and what that is where the share has granted them."""
-_OF_BOTH: tuple[object, ...] = (operations.reset, operations.close)
+"""The operations on granted permits, and what the share does with permits that it granted."""
+_ON_BOTH: tuple[object, ...] = (operations.reset, operations.close)
+"""The operations that change the share and Redis."""
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +40,8 @@ log = logging.getLogger(__name__)
 class LocalShare:
     """A share of some limits, counted in the memory of this process.
 
-    It counts what it grants itself: nothing that Redis granted before, and Redis counts nothing of
-    it afterwards.
+    The share counts only the permits that it grants. It does not know those that Redis granted
+    before, and Redis does not learn of the share's permits.
     """
 
     def __init__(self, limit_set: LimitSet, share: float | None) -> None:
@@ -49,71 +51,70 @@ class LocalShare:
             raise InvalidValue("share", quoted(share), accepted)
         self._limit_set = limit_set
         self._clock = limit_set.clock
-        self._set = limit_set.shared(share)
+        self._shared_set = limit_set.shared(share)
         self._memory = MemoryRedis(clock=self._clock)
-        self._is_used = False
-        self._is_away = False
-        self._ask_at = 0.0
+        self._has_decided = False
+        self._redis_is_away = False
+        self._retry_at = 0.0
 
     def steps(self, operation: Operation[P, T], *args: P.args, **named: P.kwargs) -> Steps[T]:
-        """Return the steps of an operation: on Redis, or without it where that is away."""
-        if operation in _OF_BOTH:
-            yield from self._alone(operation, *args, **named)
-        elif operation in _OF_PERMITS and self._is_used:
-            found = yield from self._alone(_OF_PERMITS[operation], *args, **named)
-            if found:
-                known: T = found
-                return known
-        if operation not in _TAKING:
+        """Return the steps of an operation: on Redis, or on the share while Redis is away."""
+        if operation in _ON_BOTH:
+            yield from self._in_memory(operation, *args, **named)
+        elif operation in _ON_PERMITS and self._has_decided:
+            result = yield from self._in_memory(_ON_PERMITS[operation], *args, **named)
+            if result:  # the share had granted these permits
+                done: T = result
+                return done
+        if operation not in _DECISIONS:
             return (yield from operation(self._limit_set, *args, **named))
-        if not self._is_away or self._is_to_ask():
+        if not self._redis_is_away or self._is_retry_due():
             try:
-                answer = yield from operation(self._limit_set, *args, **named)
+                decision = yield from operation(self._limit_set, *args, **named)
             except LimitersUnavailable as error:
-                self._begin(error)
+                self._note_failure(error)
             else:
-                self._end()
-                return answer
-        return (yield from self._alone(operation, *args, **named))
+                self._note_answer()
+                return decision
+        return (yield from self._in_memory(operation, *args, **named))
 
-    def _alone(self, operation: Operation[P, T], *args: P.args, **named: P.kwargs) -> Steps[T]:
-        steps = operation(self._set, *args, **named)
+    def _in_memory(self, operation: Operation[P, T], *args: P.args, **named: P.kwargs) -> Steps[T]:
+        """Run an operation on the share: its scripts run in memory, its pauses are yielded."""
+        steps = operation(self._shared_set, *args, **named)
         try:
             step = next(steps)
             while True:
+                reply: Any = ()
                 if isinstance(step, Pause):
                     yield step
-                    reply: Any = ()
                 elif isinstance(step, Call):
-                    script = self._memory.register_script(self._set.text(step.script))
+                    script = self._memory.register_script(self._shared_set.text(step.script))
                     reply = script(keys=step.keys, args=step.args)
                     reply = reply if isinstance(reply, list) else (reply,)
-                else:
-                    reply = ()
                 step = steps.send(reply)
-        except StopIteration as done:
-            answer: T = done.value
-            return answer
+        except StopIteration as ended:
+            result: T = ended.value
+            return result
 
-    def _is_to_ask(self) -> bool:
-        """Whether it is time to ask Redis again; then this is the call that does."""
+    def _is_retry_due(self) -> bool:
+        """Whether this call is to try Redis; the next one is due a second later."""
         now = self._clock.monotonic()
-        if now < self._ask_at:
+        if now < self._retry_at:
             return False
-        self._ask_at = now + _ASKED_AGAIN_SECONDS
+        self._retry_at = now + _RETRY_SECONDS
         return True
 
-    def _begin(self, error: LimitersUnavailable) -> None:
-        if not self._is_away:
+    def _note_failure(self, error: LimitersUnavailable) -> None:
+        if not self._redis_is_away:
             log.warning(
                 "limiters: Redis does not answer (%s); this process decides by its share until "
                 "it answers",
                 error,
             )
-        self._is_away = self._is_used = True
-        self._ask_at = self._clock.monotonic() + _ASKED_AGAIN_SECONDS
+        self._redis_is_away = self._has_decided = True
+        self._retry_at = self._clock.monotonic() + _RETRY_SECONDS
 
-    def _end(self) -> None:
-        if self._is_away:
-            log.info("Redis answers again and decides about limits")
-        self._is_away = False
+    def _note_answer(self) -> None:
+        if self._redis_is_away:
+            log.info("limiters: Redis answers again and decides")
+        self._redis_is_away = False

@@ -341,17 +341,17 @@ class _Group:
         """Take permits for some requests, in one script."""
         limit_set, some = self.limit_set, dict[str, int]()
         requests: list[str | int] = []
-        asked = dict[str, list[int]]()
+        wanted_of = dict[str, list[int]]()
         for each in wanted:
             requests += (each.permit, _LOOK_UP, each.n, each.n, len(each.chosen))
             for index, name in zip(each.chosen, each.states, strict=True):
                 self.states.setdefault(name, _State(index))
                 requests.append(some.setdefault(name, len(some) + 1))
-                asked.setdefault(name, []).append(each.n)
+                wanted_of.setdefault(name, []).append(each.n)
         states = [self.states[name] for name in some]
         parts = [limit_set.parts[state.index] for state in states]
         turns = [
-            ceil((state.ahead + sum(n for n in asked[name] if n <= part.most)) / part.most)
+            ceil((state.ahead + sum(n for n in wanted_of[name] if n <= part.most)) / part.most)
             if part.aligned
             else 0
             for name, state, part in zip(some, states, parts, strict=True)

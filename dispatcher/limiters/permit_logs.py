@@ -140,17 +140,17 @@ class PermitLogs:
         shards: dict[str, list[int]] = defaultdict(list)
         for number, leg in enumerate(legs):
             shards[leg.keys.tag].append(number)
-        asked = [_Asked(legs, numbers, kinds) for numbers in shards.values()]
+        requests = [_ShardRequest(legs, numbers, kinds) for numbers in shards.values()]
         for _ in range(_TRIES):
             local_ms = to_ms(self._clock.now())
             calls = [
                 (each.names, each.words(hold, local_ms + self._ahead_ms.get(each.tag, 0)))
-                for each in asked
+                for each in requests
             ]
             with translated:
                 replies = replies_of(self._client, self._acquire, calls)
             elsewhere = []
-            for each, reply in zip(asked, replies, strict=True):
+            for each, reply in zip(requests, replies, strict=True):
                 if reply[0] == b"closed":
                     raise LimitersUnavailable(CLOSED)
                 if reply[0] == b"elsewhere":
@@ -160,8 +160,8 @@ class PermitLogs:
                 for number, wait, left in zip(each.numbers, reply[::2], reply[1::2], strict=True):
                     pause = wait * _MILLISECOND if wait else _NO_WAIT
                     answers[number] = PermitAnswer(wait == 0, left, pause)
-            asked = elsewhere
-            if not asked:
+            requests = elsewhere
+            if not requests:
                 return [answers[number] for number in range(len(legs))]
         raise LimitersUnavailable("the clock of Redis or of this machine keeps jumping")
 
@@ -284,8 +284,8 @@ class PermitLogs:
             replies_of(self._client, self._restore, calls)
 
 
-class _Asked:
-    """What one script is asked: those legs that lie in one shard, by their numbers."""
+class _ShardRequest:
+    """The legs that lie in one shard, by their numbers: one call of the script."""
 
     def __init__(
         self, legs: Sequence[PermitLeg], numbers: Sequence[int], kinds: Mapping[str, LogKind]

@@ -16,7 +16,7 @@ from dispatcher.operations.server_checks import StoreFacts
 from dispatcher.redis.errors import START_REDIS
 from dispatcher.reservation import RedisFacts, RedisSurvey
 from dispatcher.settings import Settings, config_file
-from dispatcher.store import MOST_GRACES, Late, StoreSurvey
+from dispatcher.store import MOST_GRACES, LateCount, StoreSurvey
 from dispatcher.telemetry import hooks
 from dispatcher.telemetry.liveness import Kind, Signs
 from dispatcher.templating import Templates
@@ -147,24 +147,24 @@ class Doctor:
 
         def processes() -> checks.ProcessFacts:
             signs = self._signs.read()
-            late = not_enqueued() if isinstance(store, StoreFacts) else Late()
+            late = not_enqueued() if isinstance(store, StoreFacts) else LateCount()
             late = late if late.many or isinstance(store, Unavailable) else overdue()
             workers, beats = (
                 sum(each.is_alive for each in signs[kind]) for kind in (Kind.WORKER, Kind.BEAT)
             )
             return checks.ProcessFacts(workers, beats, late)
 
-        def not_enqueued() -> Late:
+        def not_enqueued() -> LateCount:
             return ask.not_enqueued(older_than=patience)
 
-        def overdue() -> Late:
+        def overdue() -> LateCount:
             grace = given.enqueue_grace
             return ask.overdue(older_than=grace + patience, grace=MOST_GRACES * grace)
 
         def orphans() -> int:
             return self._redis.unconfirmed(older_than=given.reconcile_grace + patience)
 
-        def late_notifications() -> Late:
+        def late_notifications() -> LateCount:
             return ask.late_notifications(older_than=patience_to_tell)
 
         def pruned() -> housekeeping_checks.PruneFacts:

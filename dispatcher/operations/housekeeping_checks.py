@@ -42,11 +42,11 @@ def store_dead_rows(facts: Housekeeping | None) -> Finding:
     if facts is None:
         return ok(_NO_HOUSEKEEPING)
     found = ", ".join(f"{each.name} {each.versions:,}" for each in facts.backlogs)
-    told = f"old versions of rows: {found}"
+    text = f"old versions of rows: {found}"
     if all(each.versions <= each.usual for each in facts.backlogs):
-        return ok(told)
+        return ok(text)
     return warning(
-        f"{told}: more than is removed in time, so reads and the sweep get slower",
+        f"{text}: more than is removed in time, so reads and the sweep get slower",
         "see store.transactions and store.replication first. On PostgreSQL look whether autovacuum "
         "is on and gets done (pg_stat_progress_vacuum): raise autovacuum_vacuum_cost_limit and "
         "maintenance_work_mem, or run VACUUM",

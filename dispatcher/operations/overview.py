@@ -19,9 +19,9 @@ from dispatcher.reservation import QuotaTimeline, Terms, Timelines
 from dispatcher.scope import Scope, of_channel, own_scope
 from dispatcher.settings import Settings
 from dispatcher.store import (
-    Busy,
     Counts,
     DueByMinute,
+    DueCount,
     Figures,
     Load,
     Of,
@@ -288,7 +288,7 @@ class Overviews:
         )
 
     def _with_fills(
-        self, of: Of, busiest: Iterable[Busy], within: timedelta
+        self, of: Of, busiest: Iterable[DueCount], within: timedelta
     ) -> tuple[list[Top], str | None]:
         silence = None
         tops = []

@@ -63,12 +63,12 @@ def redis_vulnerabilities(facts: RedisFacts) -> Finding:
         return ok(
             f"{name} {version} has no vulnerability that this version of the dispatcher knows"
         )
-    told = f"{name} {version} may lack the fixes of {_VULNERABILITIES}"
+    problem = f"{name} {version} may lack the fixes of {_VULNERABILITIES}"
     if facts.is_private:
-        return ok(f"{told}; only the user of this process reaches it, by a socket")
+        return ok(f"{problem}; only the user of this process reaches it, by a socket")
     versions = ", ".join(f"{'.'.join(map(str, each))}.{last}" for each, last in fixed.items())
     return warning(
-        f"{told}: a client that may run scripts on it may run any code as its user",
+        f"{problem}: a client that may run scripts on it may run any code as its user",
         f"run {name} {versions} or newer. Distributions mend older versions: look whether the "
         "changelog of your package names them. Until then let only the dispatcher reach it",
     )
@@ -470,9 +470,9 @@ def measure(ask: Callable[[], datetime], clock: Clock) -> Offset:
     looks = []
     for _ in range(_LOOKS):
         before = clock.now()
-        told = ask()
+        server_time = ask()
         after = clock.now()
-        looks.append(Offset(told - after - _ROUNDED, told - before + _ROUNDED))
+        looks.append(Offset(server_time - after - _ROUNDED, server_time - before + _ROUNDED))
     best = Offset(max(each.least for each in looks), min(each.most for each in looks))
     if best.least <= best.most:
         return best

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from dispatcher.redis.keys import ShardKeys, kind_of, scope_of
-from dispatcher.reservation import Contents, Held, Seen, longest_ms
+from dispatcher.reservation import Contents, Held, MemberState, longest_ms
 from dispatcher.scope import Scope
 from dispatcher.settings import Settings
 from dispatcher.store import ReservationRow, ReservationState, ReservationStates, StoreUpkeep
@@ -215,7 +215,7 @@ class Verification:
         self,
         at: _At,
         expected_ms: int | None,
-        seen: Seen,
+        seen: MemberState,
         standing: ReservationState | None,
         now_ms: int,
     ) -> Fault | None:

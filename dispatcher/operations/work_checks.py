@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from dispatcher.errors import InvalidSettings
 from dispatcher.operations.findings import Check, Finding, check, error, ok, warning
-from dispatcher.store import Late
+from dispatcher.store import LateCount
 from dispatcher.transports import Probed
 
 
@@ -18,7 +18,7 @@ class ProcessFacts(NamedTuple):
 
     workers: int
     beats: int
-    late: Late
+    late: LateCount
 
 
 # Work.
@@ -42,10 +42,10 @@ def processes(facts: ProcessFacts) -> Finding:
     return warning(f"{missing} is alive: due messages are not sent", remedy)
 
 
-def _late(name: str, *, otherwise: str, where: str, why: str, remedy: str) -> Check[Late]:
+def _late(name: str, *, otherwise: str, where: str, why: str, remedy: str) -> Check[LateCount]:
     """Return a check that warns of messages which wait ``where``; ``otherwise`` if none does."""
 
-    def judge(late: Late) -> Finding:
+    def judge(late: LateCount) -> Finding:
         return warning(_waiting(late, where) + why, remedy) if late.many else ok(otherwise)
 
     return Check(name, judge)
@@ -110,7 +110,7 @@ def channels(strange: Mapping[str, int]) -> Finding:
     )
 
 
-def notifications(status_channel: str) -> Check[Late]:
+def notifications(status_channel: str) -> Check[LateCount]:
     """Return the check for messages whose status webhook is late."""
     return _late(
         "work.notifications",
@@ -126,7 +126,7 @@ def notifications(status_channel: str) -> Check[Late]:
     )
 
 
-def _waiting(late: Late, where: str = "") -> str:
+def _waiting(late: LateCount, where: str = "") -> str:
     waits = f"{_counted(late.many, 'message')} {'waits' if late.many == 1 else 'wait'}"
     longest = timedelta(seconds=round(late.longest.total_seconds()))
     return f"{f'{waits} {where}'.rstrip()}, the first one for {longest}"

@@ -18,9 +18,9 @@ from dispatcher.reservation.booking import (
     Submit,
 )
 from dispatcher.reservation.bulk import Booked, Bulk
-from dispatcher.reservation.contents import Contents, Held, Seen
+from dispatcher.reservation.contents import Contents, Held, MemberState
 from dispatcher.reservation.fence import Fence
-from dispatcher.reservation.plan import Answered, Copies
+from dispatcher.reservation.plan import Copies, PlannedKey
 from dispatcher.reservation.refusals import (
     LastRefusal,
     RefusalLog,
@@ -42,7 +42,6 @@ from dispatcher.reservation.windows import Windows
 
 __all__ = [
     "CELLS",
-    "Answered",
     "Blocked",
     "Booked",
     "Booking",
@@ -55,7 +54,9 @@ __all__ = [
     "ForeignFacts",
     "Held",
     "LastRefusal",
+    "MemberState",
     "Moving",
+    "PlannedKey",
     "QuotaTimeline",
     "Readiness",
     "Rebooked",
@@ -70,7 +71,6 @@ __all__ = [
     "Reserved",
     "RuleRefusals",
     "Rules",
-    "Seen",
     "Span",
     "Submit",
     "Terms",

@@ -76,13 +76,13 @@ class Bulk:
         legs = [self._windows.legs(each.terms) for each in requests]
         found: Sequence[_Found]
         if max(map(len, legs), default=1) == 1:  # the scripts decide in order
-            asked = [
+            leg_requests = [
                 LegRequest(leg, message_id, asked_ms, latest_ms, submit)
                 for (message_id, _, asked_ms, latest_ms, submit), [leg] in zip(
                     requests, legs, strict=True
                 )
             ]
-            found = self._shards.book(asked, pending_ahead_ms=ahead // _MILLISECOND)
+            found = self._shards.book(leg_requests, pending_ahead_ms=ahead // _MILLISECOND)
         elif len(requests) == 1:
             found = [self._alone(requests[0], ahead)]
         else:
@@ -171,13 +171,13 @@ class _Open:
     """A message that is not decided yet.
 
     ``number`` is its index in the batch. A message that is ``odd`` is booked on its own when its
-    turn comes: it has a duplicate, or shards have answered what the steps cannot use. ``asked`` is
-    the request as the caller gave it. ``request`` is the one that is booked now: it is renewed
-    whenever a reservation of it is released.
+    turn comes: it has a duplicate, or shards have answered what the steps cannot use.
+    ``original`` is the request as the caller gave it. ``request`` is the one that is booked now: it
+    is renewed whenever a reservation of it is released.
     """
 
     number: int
-    asked: Request
+    original: Request
     request: Request
     legs: list[_OpenLeg]
     odd: bool = False
@@ -205,8 +205,8 @@ class _Open:
         return at_ms if at_ms <= self.request.latest_ms else None
 
     def result(self, found: int | Reservation) -> int | Reservation | Rebooked:
-        """Return the answer to ``asked``; it names the renewed request, if there is one."""
-        if self.request is self.asked:
+        """Return the answer to ``original``; it names the renewed request, if there is one."""
+        if self.request is self.original:
             return found
         if isinstance(found, int):
             found = Reservation(self.request.message_id, found)
@@ -348,7 +348,7 @@ class _Batch:
 
     def renewed(self) -> list[Request]:
         """Return the requests that were renewed, as they are now."""
-        return [each.request for each in self._all if each.request is not each.asked]
+        return [each.request for each in self._all if each.request is not each.original]
 
     def _step(self) -> None:
         """Release wrong reservations, settle odd messages, book each other in its next leg."""

@@ -34,7 +34,7 @@ class Held(NamedTuple):
     at_ms: int
 
 
-class Seen(NamedTuple):
+class MemberState(NamedTuple):
     """What Redis says of one member: its time, None without one, and since when it is pending."""
 
     at_ms: int | None
@@ -100,7 +100,7 @@ class Contents:
             raise closed()
         return found
 
-    def look(self, members: Sequence[tuple[bytes, bytes]]) -> list[Seen]:
+    def look(self, members: Sequence[tuple[bytes, bytes]]) -> list[MemberState]:
         """Return what Redis says of these members, each given as window and member."""
         by_shard: dict[str, list[int]] = {}
         for number, (window, _) in enumerate(members):
@@ -120,10 +120,10 @@ class Contents:
             calls.append(([pending_of(tag), *windows], words))
         with translated(ReservationsUnavailable):
             replies = replies_of(self._client, self._look, calls)
-        seen = [Seen(None, None)] * len(members)
+        seen = [MemberState(None, None)] * len(members)
         for (_, numbers), reply in zip(batches, replies, strict=True):
             for number, *each in zip(numbers, reply[::2], reply[1::2], strict=True):
-                seen[number] = Seen(*each)
+                seen[number] = MemberState(*each)
         return seen
 
     def foreign(self) -> set[bytes]:

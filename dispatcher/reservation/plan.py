@@ -36,7 +36,7 @@ _AT_ONCE = 1_000
 _LOST = "the copies of the plan are gone; plan again"
 
 
-class Answered(NamedTuple):
+class PlannedKey(NamedTuple):
     """The idempotency key of a draft that was booked, and the message that has the reservation."""
 
     key: str
@@ -107,7 +107,7 @@ class Copies(AbstractContextManager["Copies"]):
     def note(self, refused: Sequence[tuple[Request, SlotRefused]]) -> None:
         """Note nothing: refusals of a plan are not counted."""
 
-    def remember(self, answered: Iterable[Answered]) -> None:
+    def remember(self, answered: Iterable[PlannedKey]) -> None:
         """Keep the idempotency keys of drafts that were booked."""
         words = {digest_of(each.key): each.message_id.bytes + each.fingerprint.encode()
                  for each in answered}  # fmt: skip
@@ -120,7 +120,7 @@ class Copies(AbstractContextManager["Copies"]):
             pipeline.execute()
         self._has_answered = True
 
-    def recall(self, keys: Sequence[str]) -> Mapping[str, Answered]:
+    def recall(self, keys: Sequence[str]) -> Mapping[str, PlannedKey]:
         """Return those of these idempotency keys that :meth:`remember` was given."""
         if not keys or not self._has_answered:
             return {}
@@ -132,7 +132,7 @@ class Copies(AbstractContextManager["Copies"]):
         if not there:
             raise ReservationsUnavailable(_LOST)
         return {
-            key: Answered(key, UUID(bytes=value[:16]), value[16:].decode())
+            key: PlannedKey(key, UUID(bytes=value[:16]), value[16:].decode())
             for key, value in zip(keys, values, strict=True)
             if value is not None
         }

@@ -133,7 +133,7 @@ class _Record(NamedTuple):
     """A refusal that is kept. ``full`` is the index of the scope whose quota was full, or -1."""
 
     at: int
-    asked: int
+    asked_ms: int
     slot: int
     kind: str
     quota: str
@@ -250,7 +250,7 @@ class RefusalLog:
             scopes = [scope for leg in self._windows.legs(request.terms) for scope in leg.scopes]
             yield _Record(
                 at=now_ms,
-                asked=request.asked_ms,
+                asked_ms=request.asked_ms,
                 slot=to_ms(error.next_slot),
                 kind=kind,
                 quota=quota,
@@ -290,7 +290,7 @@ class RefusalLog:
             at=from_ms(record.at),
             kind=record.kind if record.quota else "",
             quota=record.quota or None,
-            send_at=from_ms(record.asked),
+            send_at=from_ms(record.asked_ms),
             next_slot=from_ms(record.slot),
             scope=record.booked[record.full].scope if has_scope else None,
         )
@@ -305,7 +305,7 @@ class RefusalLog:
             found[accepted] += 1
             if accepted:
                 for each in record.booked:
-                    insort(more[each.kind, each.scope], record.asked)
+                    insort(more[each.kind, each.scope], record.asked_ms)
         return Replay(
             what_if=str(what_if),
             since=from_ms(examined[0].at) if examined else None,
@@ -344,7 +344,7 @@ def _is_full(
     quota: AnyQuota, booked: _Booked, times: Sequence[int], record: _Record
 ) -> bool | None:
     """Return whether a quota refuses the time asked for; None where too few times are known."""
-    at, count = record.asked, quota.count
+    at, count = record.asked_ms, quota.count
     if isinstance(quota, Quota):
         start, end = at - quota.length_ms + 1, at + quota.length_ms
         near = times[bisect_left(times, start) : bisect_left(times, end)]

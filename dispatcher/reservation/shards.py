@@ -6,9 +6,11 @@ the time is held, so that all others count it, and judged in bounded steps (``lu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from functools import lru_cache
 from itertools import islice
+from operator import attrgetter
 from typing import Any, cast
 from uuid import UUID
 
@@ -16,8 +18,7 @@ import redis
 
 from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
 from dispatcher.redis.errors import translated
-from dispatcher.redis.scripts import Call, Script, replies_of, script
-from dispatcher.reservation.arguments import ENDLESS, Arguments
+from dispatcher.redis.scripts import Call, Script, packed, replies_of, script
 from dispatcher.reservation.booking import (
     Blocked,
     Leg,
@@ -27,7 +28,7 @@ from dispatcher.reservation.booking import (
     Submit,
     new_hold,
 )
-from dispatcher.reservation.terms import Rules
+from dispatcher.reservation.terms import Blackouts, Judged, Rules, RuleSet
 from dispatcher.times.send_time import to_ms
 
 CLOSED = (
@@ -41,6 +42,11 @@ _MOST_AT_ONCE = 250
 _MOST_CALLS = 10_000
 _CLOSED_REPLY = [b"closed"]
 _ID_BYTES = 16
+
+_ScriptTerms = tuple[bool, Judged]
+"""Terms as ``reserve.lua`` reads them: has the message extra words; rule sets and blackouts."""
+_kind_of = attrgetter("kind")
+ENDLESS = "no slot was found in a bounded search"
 
 Answer = int | Reservation | Blocked | IdempotencyConflict
 """The reserved time in ms; or a hold or the reservation of a duplicate submit; or a refusal."""
@@ -66,19 +72,19 @@ class Shards:
         self._take = script("reservation/take")
         self._release = script("reservation/release")
 
-    def book(self, asked: Sequence[LegRequest], *, pending_ahead_ms: int = 0) -> list[Answer]:
+    def book(self, requests: Sequence[LegRequest], *, pending_ahead_ms: int = 0) -> list[Answer]:
         """Reserve legs, those of each shard one after the other, each seeing those before it.
 
         All shards are asked in one round trip, as long as each judgement ends in one call.
         """
         answers: dict[int, Answer] = {}
         waiting: dict[int, list[int]] = {}
-        for number, request in enumerate(asked):
+        for number, request in enumerate(requests):
             waiting.setdefault(request.leg.keys.shard, []).append(number)
         while waiting:
             calls = [
                 self._arguments.reserve(
-                    [asked[number] for number in numbers[:_MOST_AT_ONCE]],
+                    [requests[number] for number in numbers[:_MOST_AT_ONCE]],
                     pending_ahead_ms=pending_ahead_ms,
                 )
                 for numbers in waiting.values()
@@ -90,18 +96,18 @@ class Shards:
                     answers[number] = (
                         reply
                         if isinstance(reply, int)
-                        else self._searched(asked[number], reply, pending_ahead_ms)
+                        else self._searched(requests[number], reply, pending_ahead_ms)
                     )
                 del numbers[: len(replies)]
                 if not numbers:
                     del waiting[shard]
-        return [answers[number] for number in range(len(asked))]
+        return [answers[number] for number in range(len(requests))]
 
-    def hold(self, asked: Sequence[LegRequest]) -> list[Reservation | Blocked]:
+    def hold(self, requests: Sequence[LegRequest]) -> list[Reservation | Blocked]:
         """Hold times for messages that keep their reservations, one after the other."""
-        calls = [self._arguments.move(request) for request in asked]
+        calls = [self._arguments.move(request) for request in requests]
         replies = self._run(self._move, calls)
-        found = [self._searched(*each) for each in zip(asked, replies, strict=True)]
+        found = [self._searched(*each) for each in zip(requests, replies, strict=True)]
         return cast("list[Reservation | Blocked]", found)
 
     def slot(self, leg: Leg, start_ms: int, mover: UUID | None = None) -> int:
@@ -285,3 +291,98 @@ def _final(request: LegRequest, reply: Any) -> Answer | None:
 def closed() -> ReservationsUnavailable:
     """Return the error for windows that are not complete."""
     return ReservationsUnavailable(CLOSED, retry_after=RETRY_AFTER)
+
+
+class Arguments:
+    """The keys and arguments of the scripts that judge, in the form in which they read them.
+
+    Raises ReservationsUnavailable for searches beyond the year 9999.
+    """
+
+    def __init__(self, rules: Rules, under_way_ms: int) -> None:
+        self._rules = rules
+        self._under_way_ms = under_way_ms
+
+    def reserve(
+        self,
+        requests: Sequence[LegRequest],
+        *,
+        pending_ahead_ms: int = 0,
+        step: int = 0,
+        judged: bytes = b"",
+    ) -> Call:
+        """Encode ``reserve.lua`` for requests in one shard.
+
+        ``step`` tells how often the search went on, ``judged`` is a hold at the time asked for that
+        needs no judging.
+        """
+        keys = requests[0].leg.keys
+        names: list[str] = [keys.pending, keys.epoch]
+        messages: list[bytes | str] = []
+        numbers: dict[_ScriptTerms, int] = {}
+        encode: Callable[[tuple[_ScriptTerms, ...]], bytes] = _encoded_once
+        for leg, message_id, asked_ms, latest_ms, submit, *_ in requests:
+            scopes, table = leg.scopes, None
+            if leg.terms.quiet is None:
+                table = self._rules.unchanging(tuple(map(_kind_of, scopes)))
+            has_extra = submit is not None or judged != b""
+            if table is None:
+                table, encode = self._table(leg, asked_ms, step), _encoded
+            terms = (has_extra, table)
+            number = numbers.setdefault(terms, len(numbers) + 1)
+            at = b"%d" % asked_ms
+            latest = at if latest_ms == asked_ms else b"%d" % latest_ms
+            messages += (message_id.bytes, at, latest, b"%d" % number)
+            if submit is not None:
+                names.append(keys.duplicates(submit.key))
+                messages += (judged, submit.fingerprint, submit.token)
+            elif has_extra:
+                messages += (judged, b"", b"")
+            names += [keys.window(scope.name, scope.kind) for scope in scopes]
+        words = [b"%d" % pending_ahead_ms, b"%d" % (self._under_way_ms + pending_ahead_ms)]
+        return names, [*words, encode(tuple(numbers)), *messages]
+
+    def move(self, request: LegRequest, *, step: int = 0) -> Call:
+        """Encode ``move.lua``."""
+        leg, message_id, asked_ms, latest_ms, _, hold, beside = request
+        words = [message_id.bytes, hold, beside, asked_ms, latest_ms]
+        names = [leg.keys.pending, leg.keys.epoch, *leg.windows]
+        return names, [*words, self._judged(leg, asked_ms, step)]
+
+    def next_slot(self, leg: Leg, start_ms: int, own: bytes, *, step: int) -> Call:
+        """Encode ``next_slot.lua``; ``own`` is the id of a message whose reservation is free."""
+        words = [start_ms, own, self._judged(leg, start_ms, step)]
+        return [leg.keys.epoch, *leg.windows], words
+
+    def check(self, leg: Leg, at_ms: int, own: bytes, hold: bytes, resume: Sequence[int]) -> Call:
+        """Encode ``check.lua``; ``resume`` is what the last call answered, zeros at first."""
+        words = [at_ms, own, hold, *resume, self._judged(leg, at_ms, 0)]
+        return [leg.keys.epoch, *leg.windows], words
+
+    def _judged(self, leg: Leg, at_ms: int, step: int) -> bytes:
+        return packed(self._table(leg, at_ms, step))
+
+    def _table(self, leg: Leg, at_ms: int, step: int) -> Judged:
+        try:
+            return self._rules.table(leg.terms, leg.scopes, at_ms, step=step)
+        except OverflowError:
+            raise ReservationsUnavailable(ENDLESS) from None
+
+
+def _encoded(different: tuple[_ScriptTerms, ...]) -> bytes:
+    """Return the different terms of a batch as ``reserve.lua`` reads them."""
+    sets: dict[RuleSet, int] = {}
+    blackouts: dict[Blackouts, int] = {}
+    terms = []
+    for has_extra, (rule_sets, blackout) in different:
+        indexes = tuple(sets.setdefault(each, len(sets) + 1) for each in rule_sets)
+        covered = blackouts.setdefault(blackout, len(blackouts) + 1)
+        terms.append((int(has_extra), covered, indexes))
+    return packed((tuple(sets), tuple(blackouts), tuple(terms)))
+
+
+_encoded_once = lru_cache(maxsize=256)(_encoded)
+"""The same, kept for terms that do not depend on the time: most batches have the same ones.
+
+Terms that depend on the time seldom come again, and a batch may have hundreds of them.
+"""

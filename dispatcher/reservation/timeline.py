@@ -44,9 +44,9 @@ _STEPS: tuple[tuple[CalendarUnit, int], ...] = (
     ("week", 1),
 )  # fmt: skip
 
-Filled = tuple[int, int, int]
-"""From, until, and how many times are counted together there."""
-Count = Callable[[Sequence[Interval]], list[Filled]]
+StretchCount = tuple[int, int, int]
+"""The start and the end of a stretch, and how many times are counted together there."""
+Count = Callable[[Sequence[Interval]], list[StretchCount]]
 
 
 class Span(NamedTuple):
@@ -202,7 +202,7 @@ class Timelines:
         earliest, latest = _reach(quotas, zone, start, end)
         _, window = self._contents.fence.window_of(scope)
 
-        def count(stretches: Sequence[Interval]) -> list[Filled]:
+        def count(stretches: Sequence[Interval]) -> list[StretchCount]:
             many = self._contents.counts(window, stretches)
             return [(*each, found) for each, found in zip(stretches, many, strict=True)]
 
@@ -251,10 +251,10 @@ class Timelines:
 
 def _quota(quota: AnyQuota, times: Sequence[int], zone: str, edges: Sequence[int]) -> QuotaTimeline:
     if isinstance(quota, CalendarQuota):
-        fills = list(_filled_periods(times, quota, zone))
+        fills = list(_period_counts(times, quota, zone))
         blocked = _blocked_by_periods(fills, quota)
     else:
-        fills = list(_filled_steps(times, quota, edges))
+        fills = list(_step_counts(times, quota, edges))
         blocked = _blocked_by_runs(times, quota)
     start, end = edges[0], edges[-1]
     shown = [each for each in fills if each[0] < end and each[1] > start]
@@ -270,12 +270,14 @@ def _blocked_by_runs(times: Sequence[int], quota: Quota) -> list[Interval]:
     )
 
 
-def _blocked_by_periods(periods: Iterable[Filled], quota: CalendarQuota) -> list[Interval]:
+def _blocked_by_periods(periods: Iterable[StretchCount], quota: CalendarQuota) -> list[Interval]:
     """Return the periods in which a calendar quota refuses a new time."""
     return _united((start, end) for start, end, count in periods if count >= quota.count)
 
 
-def _filled_steps(times: Sequence[int], quota: Quota, edges: Sequence[int]) -> Iterator[Filled]:
+def _step_counts(
+    times: Sequence[int], quota: Quota, edges: Sequence[int]
+) -> Iterator[StretchCount]:
     """Yield for each step the most times within a span of the quota's length that ends in it.
 
     As with the quota itself, a span holds times that lie less than its length apart.
@@ -289,7 +291,7 @@ def _filled_steps(times: Sequence[int], quota: Quota, edges: Sequence[int]) -> I
         yield start, end, max(map(ending_at, (start, *inside)))
 
 
-def _filled_periods(times: Sequence[int], quota: CalendarQuota, zone: str) -> Iterator[Filled]:
+def _period_counts(times: Sequence[int], quota: CalendarQuota, zone: str) -> Iterator[StretchCount]:
     """Yield the calendar periods that hold some of the times, and how many each holds."""
     index = 0
     while index < len(times):
@@ -409,8 +411,8 @@ def _cut(intervals: Iterable[Interval], start: int, end: int) -> list[Interval]:
     ]
 
 
-def _fills(filled: Iterable[Filled]) -> tuple[Fill, ...]:
-    return tuple(Fill(from_ms(start), from_ms(end), count) for start, end, count in filled)
+def _fills(counts: Iterable[StretchCount]) -> tuple[Fill, ...]:
+    return tuple(Fill(from_ms(start), from_ms(end), count) for start, end, count in counts)
 
 
 def _spans(intervals: Iterable[Interval]) -> tuple[Span, ...]:

@@ -282,8 +282,8 @@ class Upkeep:
             )
             for keys, entries in self._restored(rebuild, rows)
         ]
-        told = {keys for keys, _, _ in calls}
-        calls += [(part, (), ()) for part in rebuild.parts if part not in told]
+        called = {keys for keys, _, _ in calls}
+        calls += [(part, (), ()) for part in rebuild.parts if part not in called]
         with translated(ReservationsUnavailable):
             self._run("restore", rebuild, calls)
 

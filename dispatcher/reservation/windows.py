@@ -24,7 +24,6 @@ from dispatcher.errors import (
 )
 from dispatcher.faults import fault
 from dispatcher.redis.keys import ShardKeys
-from dispatcher.reservation.arguments import ENDLESS
 from dispatcher.reservation.booking import (
     EVERYONE,
     Blocked,
@@ -39,7 +38,7 @@ from dispatcher.reservation.booking import (
     legs_of,
     new_hold,
 )
-from dispatcher.reservation.shards import Shards
+from dispatcher.reservation.shards import ENDLESS, Shards
 from dispatcher.reservation.terms import Rules, Terms
 from dispatcher.scope import Scope
 from dispatcher.times.send_time import from_ms, to_ms
@@ -393,10 +392,10 @@ class Windows:
         self, wish: _Wish, leg: Leg, reservation: Reservation, latest_ms: int
     ) -> Reservation | Blocked:
         """Book one leg at the time and under the id of ``reservation``, or at the next slot."""
-        asked = _leg_request(wish, leg, reservation, latest_ms)
+        leg_request = _leg_request(wish, leg, reservation, latest_ms)
         if wish.hold:
-            return self.shards.hold([asked])[0]
-        [found] = self.shards.book([asked], pending_ahead_ms=wish.pending_ahead_ms)
+            return self.shards.hold([leg_request])[0]
+        [found] = self.shards.book([leg_request], pending_ahead_ms=wish.pending_ahead_ms)
         if isinstance(found, IdempotencyConflict):
             raise found
         return Reservation(reservation.message_id, found) if isinstance(found, int) else found

@@ -14,12 +14,12 @@ For submission there are ``messages``, and ``outbox`` in a transaction of the ca
 from dispatcher.store.api import ApiKey, ApiKeys, Replies, Reply, Sessions
 from dispatcher.store.claims import Claim, Claims, Failure, Result, Unclaimed
 from dispatcher.store.database import Database
-from dispatcher.store.decisions import FailedMessages, HeldMessages, Standstill
+from dispatcher.store.decisions import FailedMessages, HeldMessages, StoppedMessage
 from dispatcher.store.engines.base import Backlog, Days, Durability, Housekeeping, Slot
 from dispatcher.store.listing import (
-    Busy,
     Counts,
     DueByMinute,
+    DueCount,
     Figures,
     Listing,
     Load,
@@ -30,9 +30,9 @@ from dispatcher.store.maintenance import (
     MOST_GRACES,
     Due,
     Overdue,
-    Rescued,
+    RescuedMessage,
     StoreUpkeep,
-    Unbegun,
+    UnbegunClaim,
     overdue,
 )
 from dispatcher.store.messages import BulkMessages, GivenUp, Messages, NewTime
@@ -55,7 +55,7 @@ from dispatcher.store.schema import (
     Movable,
 )
 from dispatcher.store.suppressions import REASON, Suppression, Suppressions
-from dispatcher.store.survey import Late, StoreSurvey
+from dispatcher.store.survey import LateCount, StoreSurvey
 
 __all__ = [
     "MOST_GRACES",
@@ -68,7 +68,6 @@ __all__ = [
     "ApiKeys",
     "Backlog",
     "BulkMessages",
-    "Busy",
     "Claim",
     "Claims",
     "Counts",
@@ -76,6 +75,7 @@ __all__ = [
     "Days",
     "Due",
     "DueByMinute",
+    "DueCount",
     "Durability",
     "FailedMessages",
     "Failure",
@@ -86,7 +86,7 @@ __all__ = [
     "Joinable",
     "JoinedMessages",
     "JoinedTransaction",
-    "Late",
+    "LateCount",
     "Listing",
     "Load",
     "Messages",
@@ -100,7 +100,7 @@ __all__ = [
     "Pauses",
     "Replies",
     "Reply",
-    "Rescued",
+    "RescuedMessage",
     "ReservationRow",
     "ReservationState",
     "ReservationStates",
@@ -110,12 +110,12 @@ __all__ = [
     "Sessions",
     "Settled",
     "Slot",
-    "Standstill",
+    "StoppedMessage",
     "StoreSurvey",
     "StoreUpkeep",
     "Suppression",
     "Suppressions",
-    "Unbegun",
+    "UnbegunClaim",
     "Unclaimed",
     "migrate",
     "overdue",

@@ -76,7 +76,7 @@ class HeldMessages:
         return changed(self._database, found.id, change.values(**values))
 
 
-class Standstill(NamedTuple):
+class StoppedMessage(NamedTuple):
     """A message as it is stored, and what decides whether it may be retried.
 
     ``is_unknown``: the outcome of its last attempt is unknown.
@@ -95,11 +95,11 @@ class FailedMessages:
         self._tables = database.tables
         self._retried = _retried(database)
 
-    def look(self, message_ids: Sequence[UUID]) -> dict[UUID, Standstill]:
+    def look(self, message_ids: Sequence[UUID]) -> dict[UUID, StoppedMessage]:
         """Return those of these messages that are stored."""
         return _standing(self._database.read(self._query(message_ids)))
 
-    def retry(self, wanted: Sequence[tuple[Standstill, int]]) -> dict[UUID, Standstill]:
+    def retry(self, wanted: Sequence[tuple[StoppedMessage, int]]) -> dict[UUID, StoppedMessage]:
         """Give failed messages so many more attempts, the first at once, in one transaction.
 
         Each only if it has not changed since it was read, and is not past its expiry. Return them
@@ -129,9 +129,10 @@ class FailedMessages:
         return select(*columns).where(these, tables.is_message)
 
 
-def _standing(rows: Sequence[Row[Any]]) -> dict[UUID, Standstill]:
+def _standing(rows: Sequence[Row[Any]]) -> dict[UUID, StoppedMessage]:
     return {
-        row.id: Standstill(to_message(row), row.claim_token, bool(row.is_unknown)) for row in rows
+        row.id: StoppedMessage(to_message(row), row.claim_token, bool(row.is_unknown))
+        for row in rows
     }
 
 

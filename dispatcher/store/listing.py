@@ -94,7 +94,7 @@ class DueByMinute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Busy:
+class DueCount:
     """A scope, recipient or channel, how many of its messages are due, and when the first is."""
 
     name: str
@@ -102,7 +102,7 @@ class Busy:
     next_at: datetime
 
 
-class Traced(NamedTuple):
+class MessageDetails(NamedTuple):
     """A message, when maintenance is to enqueue it, the end of its claim, and its attempts.
 
     ``status_url`` receives its status webhooks, and ``notified_status`` is the status that was last
@@ -117,7 +117,7 @@ class Traced(NamedTuple):
     notified_status: Status | None
 
 
-class _Way(NamedTuple):
+class _IndexScan(NamedTuple):
     """The index along which messages are read: the primary key, or one of ``value`` and id.
 
     The column of ``value`` is compared as a range, and ordered by: were it compared for equality, a
@@ -205,9 +205,9 @@ class Listing:
         """Yield as :meth:`pages`, each with the id up to which it looked, None at the end."""
         tables = self._tables
         messages = tables.messages
-        found_by_index, way = _is_found_by_index(wanted), self._way(wanted)
-        where = self._conditions(wanted, way)
-        bounds = self._bounds(wanted.made_after, before) + way.bounds
+        found_by_index, scan = _is_found_by_index(wanted), self._scan(wanted)
+        where = self._conditions(wanted, scan)
+        bounds = self._bounds(wanted.made_after, before) + scan.bounds
         by: ColumnElement[UUID] = messages.c.id
         if found_by_index and wanted.status is not Status.HELD:
             # By an expression, or the primary key would be read in its order until enough is found.
@@ -216,11 +216,11 @@ class Listing:
         cursor, end, is_last = start, None, found_by_index
         while True:
             if end is None and not is_last:
-                end = self._edge(way, cursor, bounds, oldest_first=oldest_first, many=_EXAMINED)
+                end = self._edge(scan, cursor, bounds, oldest_first=oldest_first, many=_EXAMINED)
                 is_last = end is None
-            stretch = way.between(cursor, end, oldest_first=oldest_first)
+            stretch = scan.between(cursor, end, oldest_first=oldest_first)
             first = select(messages.c.id).where(*where, *bounds, *stretch).limit(size)
-            ordered_by = [by] if found_by_index else way.columns
+            ordered_by = [by] if found_by_index else scan.columns
             query = tables.found_by(first.order_by(*_order(ordered_by, oldest_first=oldest_first)))
             ordered = query.order_by(*_order([messages.c.id], oldest_first=oldest_first))
             found = [to_message(row) for row in self._database.read(ordered)]
@@ -282,9 +282,9 @@ class Listing:
 
         It is looked at between two statements; the oldest messages are counted first.
         """
-        messages, way = self._tables.messages, self._way(wanted)
-        bounds = self._bounds(wanted.made_after, None) + way.bounds
-        where = self._conditions(wanted, way) + bounds
+        messages, scan = self._tables.messages, self._scan(wanted)
+        bounds = self._bounds(wanted.made_after, None) + scan.bounds
+        where = self._conditions(wanted, scan) + bounds
         kinds = (messages.c.channel, messages.c.status)
         until = None if patience is None else self._clock.monotonic() + patience.total_seconds()
         many_at_once = _COUNTED if patience is None else _EXAMINED
@@ -294,15 +294,15 @@ class Listing:
         while True:
             stretch: list[ColumnElement[bool]] = []
             if not is_last:
-                end = self._edge(way, cursor, way.bounds, oldest_first=True, many=many_at_once)
-                stretch = way.between(cursor, end, oldest_first=True)
+                end = self._edge(scan, cursor, scan.bounds, oldest_first=True, many=many_at_once)
+                stretch = scan.between(cursor, end, oldest_first=True)
                 cursor, is_last = end, end is None
             for channel, status, many in self._database.read(counted.where(*stretch)):
                 found.setdefault(channel, Counter())[Status(status)] += many
             if is_last or (until is not None and self._clock.monotonic() >= until):
                 return {channel: dict(found[channel]) for channel in sorted(found)}, is_last
 
-    def traced(self, message_id: UUID) -> Traced:
+    def details(self, message_id: UUID) -> MessageDetails:
         """Return a message, its attempts and its claim. Raises MessageNotFound."""
         tables = self._tables
         messages = tables.messages
@@ -317,7 +317,7 @@ class Listing:
         if not rows:
             raise MessageNotFound(message_id)
         [row] = rows
-        return Traced(
+        return MessageDetails(
             to_message(row),
             row.enqueue_at,
             row.claim_expires_at,
@@ -328,7 +328,7 @@ class Listing:
 
     def _edge(
         self,
-        way: _Way,
+        scan: _IndexScan,
         cursor: UUID | None,
         bounds: Sequence[ColumnElement[bool]],
         *,
@@ -339,33 +339,33 @@ class Listing:
         messages = self._tables.messages
         query = (
             select(messages.c.id)
-            .where(*way.between(cursor, None, oldest_first=oldest_first), *bounds)
-            .order_by(*_order(way.columns, oldest_first=oldest_first))
+            .where(*scan.between(cursor, None, oldest_first=oldest_first), *bounds)
+            .order_by(*_order(scan.columns, oldest_first=oldest_first))
             .offset(many - 1)
             .limit(1)
         )
         rows = self._database.read(query)
         return rows[0].id if rows else None
 
-    def _way(self, wanted: Selection) -> _Way:
+    def _scan(self, wanted: Selection) -> _IndexScan:
         tables, row = self._tables, self._tables.messages.c
         if _is_found_by_index(wanted):
-            return _Way([row.id])
+            return _IndexScan([row.id])
         if wanted.campaign is not None:
-            return _Way([row.campaign, row.id], wanted.campaign)
+            return _IndexScan([row.campaign, row.id], wanted.campaign)
         if wanted.status in _UNSENT and self._database.backend.has_partial_indexes:
             where = [tables.has_ended, tables.is_unsent]
-            return _Way([row.status, row.id], wanted.status, where)
+            return _IndexScan([row.status, row.id], wanted.status, where)
         if wanted.status is not None:
-            return _Way([row.id], where=[tables.lies_with(wanted.status)])
-        return _Way([row.id])
+            return _IndexScan([row.id], where=[tables.lies_with(wanted.status)])
+        return _IndexScan([row.id])
 
     def _bounds(self, made_after: UUID | None, before: UUID | None) -> list[ColumnElement[bool]]:
         by = self._tables.messages.c.id
         found = [] if before is None else [by < before]
         return found if made_after is None else [*found, by > made_after]
 
-    def _conditions(self, wanted: Selection, way: _Way) -> list[ColumnElement[bool]]:
+    def _conditions(self, wanted: Selection, scan: _IndexScan) -> list[ColumnElement[bool]]:
         tables = self._tables
         messages, keys = tables.messages, tables.keys
         named = {
@@ -392,7 +392,7 @@ class Listing:
         if wanted.until_at is not None:
             where.append(messages.c.send_at < wanted.until_at)
         status = Status.SCHEDULED if wanted.overdue else wanted.status
-        if status is not None and way.columns[0] is not messages.c.status:
+        if status is not None and scan.columns[0] is not messages.c.status:
             where.append(tables.is_plainly(status))
         # Redundant, so that the index of claims is used: a message that is being sent has a
         # claim; a held one has none, by which MariaDB finds it.
@@ -531,7 +531,7 @@ class Figures:
         rows = self._database.read(query)
         return rows[0][0] if rows else None
 
-    def busiest(self, of: Of, *, within: timedelta, limit: int) -> tuple[list[Busy], bool]:
+    def busiest(self, of: Of, *, within: timedelta, limit: int) -> tuple[list[DueCount], bool]:
         """Return those with most messages due ``within`` from now; whether all were counted."""
         messages = self._tables.messages
         [(now,)] = self._database.read(select(database_now()))
@@ -547,7 +547,7 @@ class Figures:
         )
         rows = self._database.read(query)
         [(total,)] = self._database.read(select(func.count()).select_from(due))
-        busy = [Busy(name=name, messages=count, next_at=at) for name, count, at in rows]
+        busy = [DueCount(name=name, messages=count, next_at=at) for name, count, at in rows]
         return busy, total <= MOST_COUNTED
 
     def _due(self, start: datetime | None, end: datetime, *columns: Any) -> Any:

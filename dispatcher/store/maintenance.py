@@ -75,7 +75,7 @@ class Due(NamedTuple):
     is_first: bool
 
 
-class Rescued(NamedTuple):
+class RescuedMessage(NamedTuple):
     """A message whose claim ran out, and its new status."""
 
     message_id: UUID
@@ -84,7 +84,7 @@ class Rescued(NamedTuple):
     status: Status
 
 
-class Unbegun(NamedTuple):
+class UnbegunClaim(NamedTuple):
     """A message whose worker died before it began to send it, and the claim.
 
     ``counts``: the worker before died too, so the message may be the cause. Then the attempt
@@ -186,7 +186,7 @@ class StoreUpkeep:
         lately = pauses.c.resumed_at > later(database_now(), -within)
         return bool(self._database.read(select(pauses.c.kind).where(lately).limit(1)))
 
-    def rescue(self, *, limit: int, within: timedelta | None = None) -> list[Rescued]:
+    def rescue(self, *, limit: int, within: timedelta | None = None) -> list[RescuedMessage]:
         """End the claims that have run out, no longer ago than ``within``; return their messages.
 
         The outcome of the attempt is unknown: its worker may have died anywhere between claim and
@@ -207,7 +207,7 @@ class StoreUpkeep:
         used_up = messages.c.attempt_count >= messages.c.max_attempts
         too_late = messages.c.expires_at <= now
 
-        def work(connection: Connection) -> list[Rescued]:
+        def work(connection: Connection) -> list[RescuedMessage]:
             rows = connection.execute(chosen).all()
             if not rows:
                 return []
@@ -239,13 +239,13 @@ class StoreUpkeep:
             standing = select(messages.c.id, messages.c.status).where(messages.c.id.in_(ids))
             now_is = dict(tuple(row) for row in connection.execute(standing))
             return sorted(
-                Rescued(row.id, row.channel, row.attempt_count, Status(now_is[row.id]))
+                RescuedMessage(row.id, row.channel, row.attempt_count, Status(now_is[row.id]))
                 for row in rows
             )
 
         return self._database.transact(work)
 
-    def unbegun(self, message_ids: Sequence[UUID], *, mark: UUID) -> list[Unbegun]:
+    def unbegun(self, message_ids: Sequence[UUID], *, mark: UUID) -> list[UnbegunClaim]:
         """Return those of these messages that the claim with this mark has; none was sent."""
         row = self._tables.messages.c
         columns = (row.id, row.claim_token, row.scope, row.channel, row.attempt_count)
@@ -260,11 +260,11 @@ class StoreUpkeep:
             .order_by(row.id)
         )
         return [
-            Unbegun._make((*found, bool(counts), Status.FAILED if fails else Status.SCHEDULED))
+            UnbegunClaim._make((*found, bool(counts), Status.FAILED if fails else Status.SCHEDULED))
             for *found, counts, fails in self._database.read(query)
         ]
 
-    def put_back(self, unbegun: Sequence[Unbegun], *, wait: timedelta) -> None:
+    def put_back(self, unbegun: Sequence[UnbegunClaim], *, wait: timedelta) -> None:
         """Put back messages that no worker has begun to send.
 
         Each is due as before, and no attempt counts; those whose attempt counts are due ``wait``

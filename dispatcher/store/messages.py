@@ -43,7 +43,7 @@ from dispatcher.errors import (
 from dispatcher.message import Attempt, Body, Message, Status, dump_json
 from dispatcher.store.changes import Change, Given
 from dispatcher.store.database import Database
-from dispatcher.store.engines import Prepared, Unanswered
+from dispatcher.store.engines import InsertFailed, Prepared
 from dispatcher.store.engines.errors import (
     cause,
     translated,
@@ -216,13 +216,13 @@ class Messages:
             try:
                 if insert_directly((*to_values(addition), fingerprint)):
                     return message
-            except Unanswered as fault:
+            except InsertFailed as fault:
                 unknown = fault.perhaps_done
         for tries_left in reversed(range(_ADD_TRIES - unknown)):
-            asked = False
+            was_connected = False
             try:
                 with self._database.engine.connect() as connection:
-                    asked = True
+                    was_connected = True
                     if self._is_inserted(connection, addition):
                         return message
                     stored = self._stored(connection, message)
@@ -230,9 +230,11 @@ class Messages:
                     # Perhaps the row is this call's own, whose answer was lost.
                     return message if unknown and stored.id == message.id else stored
             except (DBAPIError, PoolTimeout) as error:
-                broken = asked and isinstance(error, DBAPIError) and error.connection_invalidated
+                broken = (
+                    was_connected and isinstance(error, DBAPIError) and error.connection_invalidated
+                )
                 unknown = unknown or broken
-                if tries_left and asked and worth_another_try(error):
+                if tries_left and was_connected and worth_another_try(error):
                     continue
                 failure = unavailable(error)
                 if unknown:

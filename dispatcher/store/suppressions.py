@@ -67,10 +67,10 @@ class Suppressions:
         if self._database.run(lambda each: is_suppressed(self._tables, each, recipient, channel)):
             raise Suppressed(channel)
 
-    def among(self, asked: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    def among(self, recipients: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
         """Return those of these recipients and channels that are suppressed."""
         suppressions = self._tables.suppressions
-        wanted = set(asked)
+        wanted = set(recipients)
         by_recipient: dict[str, set[str]] = {}
         for recipient, channel in wanted:
             by_recipient.setdefault(recipient, set()).add(channel)

@@ -25,11 +25,11 @@ _TRIED_BYTES = 8_192
 """Above a page of PostgreSQL's: a table without room has to grow."""
 
 
-class _TakenBack(Exception):
+class _RolledBack(Exception):
     pass
 
 
-class Late(NamedTuple):
+class LateCount(NamedTuple):
     """How many messages are late for something, and by how much the first one is."""
 
     many: int = 0
@@ -88,9 +88,9 @@ class StoreSurvey:
 
         def work(connection: Connection) -> None:
             connection.execute(row)
-            raise _TakenBack
+            raise _RolledBack
 
-        with suppress(_TakenBack):
+        with suppress(_RolledBack):
             self._database.transact(work)
 
     def durability(self) -> Durability:
@@ -122,12 +122,12 @@ class StoreSurvey:
             return late
         return timedelta(0)
 
-    def not_enqueued(self, *, older_than: timedelta) -> Late:
+    def not_enqueued(self, *, older_than: timedelta) -> LateCount:
         """Return the messages that maintenance should have enqueued longer ago than that."""
         messages = self._tables.messages
         return self._late(messages.c.enqueue_at, Status.SCHEDULED, older_than)
 
-    def overdue(self, *, older_than: timedelta, grace: timedelta) -> Late:
+    def overdue(self, *, older_than: timedelta, grace: timedelta) -> LateCount:
         """Return the messages that were due longer ago than that and are not claimed.
 
         ``grace`` is how long after it was due a message may be enqueued again: with it the
@@ -137,7 +137,7 @@ class StoreSurvey:
         where = overdue_since(self._tables, older_than, grace)
         return self._late(messages.c.next_attempt_at, Status.SCHEDULED, older_than, *where)
 
-    def waiting(self, *, older_than: timedelta) -> Late:
+    def waiting(self, *, older_than: timedelta) -> LateCount:
         """Return the messages whose send time is longer ago and whose next attempt is to come.
 
         A limit or a silent destination put them back, or they wait for a retry.
@@ -146,12 +146,12 @@ class StoreSurvey:
         to_come = messages.c.next_attempt_at > database_now()
         return self._late(messages.c.send_at, Status.SCHEDULED, older_than, to_come)
 
-    def not_rescued(self, *, older_than: timedelta) -> Late:
+    def not_rescued(self, *, older_than: timedelta) -> LateCount:
         """Return the messages whose claim ended longer ago than that."""
         messages = self._tables.messages
         return self._late(messages.c.claim_expires_at, Status.SENDING, older_than)
 
-    def late_notifications(self, *, older_than: timedelta) -> Late:
+    def late_notifications(self, *, older_than: timedelta) -> LateCount:
         """Return the messages whose report to a status URL was due longer ago than that."""
         messages = self._tables.messages
         since = func.coalesce(messages.c.finished_at, messages.c.next_attempt_at)
@@ -173,14 +173,14 @@ class StoreSurvey:
         )
         return {each.channel: each.many for each in self._database.read(query)}
 
-    def _late(self, since: Any, status: Status, older_than: timedelta, *more: Any) -> Late:
+    def _late(self, since: Any, status: Status, older_than: timedelta, *more: Any) -> LateCount:
         tables = self._tables
         has_status = tables.messages.c.status == status.value
         return self._late_where(since, older_than, tables.is_live, has_status, *more)
 
-    def _late_where(self, since: Any, older_than: timedelta, *where: Any) -> Late:
+    def _late_where(self, since: Any, older_than: timedelta, *where: Any) -> LateCount:
         now = database_now()
         before = later(now, -older_than)
         query = select(func.count(), func.min(since), now).where(since <= before, *where)
         many, first, present = self._database.read(query)[0]
-        return Late(many, present - first) if many else Late()
+        return LateCount(many, present - first) if many else LateCount()

@@ -14,11 +14,11 @@ overdue messages, ``suppression`` keeps the suppression list, ``pauses`` the lis
 from dispatcher.submission.batch import OnProgress, Result
 from dispatcher.submission.bodies import Bodies
 from dispatcher.submission.cancellation import Cancellation
-from dispatcher.submission.catch_up import CatchUp, CaughtUp
+from dispatcher.submission.catch_up import CatchUp, CatchUpResult
 from dispatcher.submission.changes import Changes, Wish
 from dispatcher.submission.decisions import Decisions
 from dispatcher.submission.enqueuer import Enqueuer
-from dispatcher.submission.many import Batches, Unread
+from dispatcher.submission.many import Batches, LazyResults
 from dispatcher.submission.moves import Moves
 from dispatcher.submission.pauses import PauseList
 from dispatcher.submission.reserver import Reserver
@@ -35,11 +35,12 @@ __all__ = [
     "CallersTransactions",
     "Cancellation",
     "CatchUp",
-    "CaughtUp",
+    "CatchUpResult",
     "Changes",
     "Decisions",
     "DryRun",
     "Enqueuer",
+    "LazyResults",
     "Moves",
     "OnProgress",
     "OwnTransaction",
@@ -52,7 +53,6 @@ __all__ = [
     "Submitter",
     "SuppressionList",
     "TimelineReader",
-    "Unread",
     "ValidDraft",
     "Wish",
     "coming",

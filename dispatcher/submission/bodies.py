@@ -9,7 +9,7 @@ from dispatcher.body_types import Channel
 from dispatcher.errors import InvalidDraft
 from dispatcher.message import Body, Draft, check_body
 from dispatcher.settings import Settings
-from dispatcher.submission.schedule import Filled
+from dispatcher.submission.schedule import PreparedDraft
 from dispatcher.templating import Templates
 
 
@@ -25,7 +25,7 @@ class Bodies:
         self._settings = settings
         self._templates = templates
 
-    def fill(self, draft: Draft) -> Filled:
+    def prepare(self, draft: Draft) -> PreparedDraft:
         """Return the draft with its body as it is stored, and with its channel by name.
 
         Raises InvalidDraft, and InvalidValue for a type or a template that cannot be used at all.
@@ -35,28 +35,28 @@ class Bodies:
             draft = replace(draft, channel=typed.name)
         draft = self._templates.fill(draft)
         general = self._settings.body_types.of(draft.channel)
-        body, asked = draft.body, None
+        body, given_body = draft.body, None
         if body is None or (typed is None and general is None):
-            return Filled(draft)
+            return PreparedDraft(draft)
         if typed is not None:
             own = typed.body_type
             if draft.template is None:
                 body, written = own.read(body)
-                asked = self._as_given(draft.body)
-                asked = written if asked is None else asked
+                given_body = self._as_given(draft.body)
+                given_body = written if given_body is None else given_body
             else:
                 body = own.read_json(self._checked(body)[1])
             if general is not None and general.type == own.type:
-                return Filled(replace(draft, body=body), asked)
+                return PreparedDraft(replace(draft, body=body), given_body)
         if general is not None:
             if isinstance(body, Mapping):
                 checked, text = self._checked(body)
-                asked = checked if asked is None else asked
+                given_body = checked if given_body is None else given_body
                 body = general.read_json(text)
             else:
                 body, written = general.read(body)
-                asked = written if asked is None else asked
-        return Filled(replace(draft, body=body), asked)
+                given_body = written if given_body is None else given_body
+        return PreparedDraft(replace(draft, body=body), given_body)
 
     def _as_given(self, body: object) -> Body | None:
         """Return a mapping as it was given; None where it is another value, or not all JSON."""

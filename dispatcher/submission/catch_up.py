@@ -34,7 +34,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class CaughtUp:
+class CatchUpResult:
     """The counts of one run: messages that expired, and messages that were booked again."""
 
     expired: int = 0
@@ -65,10 +65,10 @@ class CatchUp:
         self._reslots = bool(settings.caught_up_by("reslot"))
         self._is_needed = self._reslots or bool(settings.caught_up_by("expire"))
 
-    def run(self) -> CaughtUp:
+    def run(self) -> CatchUpResult:
         """Expire and book again, in bounded batches. Raises StoreUnavailable."""
         if not self._is_needed:
-            return CaughtUp()
+            return CatchUpResult()
         expired = moved = 0
         for _ in range(_MOST_BATCHES):
             ended = self._store.expire(limit=_EXPIRED_AT_ONCE)
@@ -88,7 +88,7 @@ class CatchUp:
                 break
         if expired or moved:
             log.warning("%d overdue messages expired, %d booked again", expired, moved)
-        return CaughtUp(expired, moved)
+        return CatchUpResult(expired, moved)
 
     def _reslot(self, taken: list[Movable], now: datetime) -> tuple[int, int, list[Message]]:
         """Book messages again; return how many were, how many expired, and the others."""

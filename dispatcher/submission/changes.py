@@ -31,10 +31,8 @@ from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.moves import Moves, Order
 from dispatcher.submission.schedule import (
     Check,
-    Fill,
-    as_given,
+    Prepare,
     judge_times,
-    no_check,
     schedule,
 )
 from dispatcher.telemetry.journal import Journal, Transition
@@ -81,11 +79,11 @@ class Changes:
         moves: Moves,
         enqueuer: Enqueuer,
         journal: Journal,
-        check: Check = no_check,
-        fill: Fill = as_given,
+        check: Check,
+        prepare: Prepare,
     ) -> None:
         self._settings = settings
-        self._fill = fill
+        self._prepare = prepare
         self._clock = clock
         self._messages = messages
         self._suppressions = suppressions
@@ -142,7 +140,7 @@ class Changes:
             data=data,
         )
         clean, _ = check_body(
-            self._fill(draft).draft.body,
+            self._prepare(draft).draft.body,
             max_bytes=self._settings.body_max_bytes,
             max_depth=self._settings.body_max_depth,
         )

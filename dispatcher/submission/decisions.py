@@ -17,7 +17,7 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Message, Status, check_text, is_unchanged
 from dispatcher.settings import Settings
-from dispatcher.store import FailedMessages, HeldMessages, Messages, Standstill, Suppressions
+from dispatcher.store import FailedMessages, HeldMessages, Messages, StoppedMessage, Suppressions
 from dispatcher.telemetry.journal import Journal, Transition
 
 _AT_ONCE = 500
@@ -141,9 +141,9 @@ class Decisions:
             if refused is not None:
                 answers[each] = refused
         left = [found[each] for each in message_ids if each not in answers]
-        asked = {(each.message.recipient, each.message.channel) for each in left}
-        unwanted = self._suppressions.among(asked)
-        wanted: list[tuple[Standstill, int]] = []
+        recipients = {(each.message.recipient, each.message.channel) for each in left}
+        unwanted = self._suppressions.among(recipients)
+        wanted: list[tuple[StoppedMessage, int]] = []
         for before in left:
             message = before.message
             if (message.recipient, message.channel) in unwanted:
@@ -159,7 +159,7 @@ class Decisions:
     def _refusal(
         self,
         message_id: UUID,
-        found: Standstill | None,
+        found: StoppedMessage | None,
         perhaps_sent: bool,
         if_unchanged: Message | None,
     ) -> DispatcherError | None:
@@ -180,7 +180,9 @@ class Decisions:
             return UnknownChannel(message.channel, tuple(self._settings.channels))
         return None
 
-    def _answer(self, before: Standstill, now: Standstill | None) -> Message | DispatcherError:
+    def _answer(
+        self, before: StoppedMessage, now: StoppedMessage | None
+    ) -> Message | DispatcherError:
         if now is None:
             return MessageNotFound(before.message.id)
         if now.message.status is Status.FAILED and now.token == before.token:

@@ -133,7 +133,7 @@ def _by_minute(counted: Mapping[int, int]) -> dict[datetime, int]:
     return {from_ms(minute * MINUTE_MS): counted[minute] for minute in sorted(counted)}
 
 
-class Unread(Iterator[Result]):
+class LazyResults(Iterator[Result]):
     """Results that are computed while they are read. Warns when they are never read."""
 
     def __init__(self, results: Iterator[Result]) -> None:

@@ -154,9 +154,9 @@ class Moves:
         is_last: bool,
     ) -> list[int]:
         """Move the messages that can move now; return the indexes of those to judge again."""
-        asked = [index for index in left if not orders[index].keeps_its_time]
-        found = self._windows.move_many([orders[index].request for index in asked])
-        judged = dict(zip(asked, found, strict=True))
+        moving = [index for index in left if not orders[index].keeps_its_time]
+        found = self._windows.move_many([orders[index].request for index in moving])
+        judged = dict(zip(moving, found, strict=True))
         again = [] if is_last else self._judged_too_early(orders, judged)
         held: dict[int, Moving] = {}
         for index, each in judged.items():

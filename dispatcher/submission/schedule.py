@@ -38,19 +38,19 @@ Check = Callable[[str, str, Body], object]
 """Takes channel, recipient and body; raises InvalidDraft for a message that could never be sent."""
 
 
-class Filled(NamedTuple):
+class PreparedDraft(NamedTuple):
     """A draft with its body as it is stored and its channel by name.
 
-    ``asked`` is the body that the caller gave, where a type has made another one of it: repeated
-    submits are compared by it, because a default of the type may be another one each time.
+    ``given_body`` is the body that the caller gave, where a type has made another one of it.
+    Repeated submits are compared by it: a default of the type may differ each time.
     """
 
     draft: Draft
-    asked: Body | None = None
+    given_body: Body | None = None
 
 
-Fill = Callable[[Draft], Filled]
-"""Gives a draft its body; raises InvalidDraft."""
+Prepare = Callable[[Draft], PreparedDraft]
+"""Prepares a draft; raises InvalidDraft."""
 
 _MILLISECOND = timedelta(milliseconds=1)
 _FIRST = send_time.from_ms(0)
@@ -98,13 +98,12 @@ class ValidDraft(NamedTuple):
 
 
 def schedule(
-    draft: Draft, *, settings: Settings, now: datetime, asked: Body | None = None
+    draft: Draft, *, settings: Settings, now: datetime, given_body: Body | None = None
 ) -> ValidDraft:
     """Validate every field of ``draft`` but the order of its times, which :func:`judge_times` does.
 
-    ``asked`` is that of :class:`Filled`.
-    A duplicate submit may come when a time has passed; it still gets its message. Raises
-    InvalidDraft, InvalidSendTime, UnknownChannel.
+    ``given_body`` is that of :class:`PreparedDraft`. A duplicate submit may come when a time has
+    passed; it still gets its message. Raises InvalidDraft, InvalidSendTime, UnknownChannel.
     """
     channel, key = _known_channel(draft.channel, settings), draft.idempotency_key
     recipient = settings.spellings.on(channel, check_text("recipient", draft.recipient))
@@ -159,7 +158,7 @@ def schedule(
             channel=channel,
             recipient=recipient,
             scope=scope,
-            body=(body if asked is None else asked) if draft.template is None else None,
+            body=(body if given_body is None else given_body) if draft.template is None else None,
             time=(
                 asked_time.isoformat()
                 if isinstance(asked_time, datetime)
@@ -188,16 +187,6 @@ def schedule(
         status_url=status_url,
         campaign=draft.campaign,
     )
-
-
-def no_check(channel: str, recipient: str, body: Body) -> None:
-    """Accept every message."""
-    del channel, recipient, body
-
-
-def as_given(draft: Draft) -> Filled:
-    """Return the draft unchanged."""
-    return Filled(draft)
 
 
 def judge_times(valid: ValidDraft, *, now: datetime) -> None:

@@ -19,7 +19,7 @@ from dispatcher.errors import (
 )
 from dispatcher.faults import fault
 from dispatcher.message import Message
-from dispatcher.reservation import Answered, Booked, Copies, Request
+from dispatcher.reservation import Booked, Copies, PlannedKey, Request
 from dispatcher.settings import Settings
 from dispatcher.store import (
     BulkMessages,
@@ -463,8 +463,10 @@ class CallersTransaction:
         self.reservations.withdraw(requests_of([joined.entry]))
 
 
-def _check_wanted(transaction: _Transaction, asked: tuple[str, str], _: Joinable) -> None:
-    transaction.check_wanted(*asked)
+def _check_wanted(
+    transaction: _Transaction, recipient_on_channel: tuple[str, str], _: Joinable
+) -> None:
+    transaction.check_wanted(*recipient_on_channel)
 
 
 class DryRun:
@@ -508,7 +510,7 @@ class DryRun:
     def store(self, batch: Batch) -> None:
         """Remember the idempotency keys of what would be stored."""
         self.reservations.remember(
-            Answered(
+            PlannedKey(
                 each.valid.idempotency_key, each.reservation.message_id, each.valid.fingerprint
             )
             for each in batch.booked

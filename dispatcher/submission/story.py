@@ -96,7 +96,7 @@ class StoryReader:
 
     def read(self, message_id: UUID) -> Story:
         """Return the story of a message. Raises MessageNotFound and StoreUnavailable."""
-        found = self._listing.traced(message_id)
+        found = self._listing.details(message_id)
         message = found.message
         is_scheduled = message.status is Status.SCHEDULED
         ended = message.finished_at

@@ -20,11 +20,9 @@ from dispatcher.submission.batch import Batch, Entry, compose, recalled, request
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.schedule import (
     Check,
-    Fill,
+    Prepare,
     ValidDraft,
-    as_given,
     judge_times,
-    no_check,
     schedule,
 )
 from dispatcher.submission.sinks import Sink
@@ -48,8 +46,8 @@ class Submitter:
         clock: Clock,
         enqueuer: Enqueuer,
         journal: Journal,
-        check: Check = no_check,
-        fill: Fill = as_given,
+        check: Check,
+        prepare: Prepare,
         tracing: Tracing | None = None,
     ) -> None:
         self._settings = settings
@@ -57,7 +55,7 @@ class Submitter:
         self._enqueuer = enqueuer
         self._journal = journal
         self._check = check
-        self._fill = fill
+        self._prepare = prepare
         self._tracing = tracing
 
     def submit(self, draft: Draft, sink: Sink) -> Message:
@@ -104,8 +102,8 @@ class Submitter:
         """
         if not isinstance(draft, Draft):
             raise InvalidDraft("draft", f"a {type(draft).__name__}", "a Draft")
-        filled, asked = self._fill(draft)
-        valid = schedule(filled, settings=self._settings, now=now, asked=asked)
+        prepared, given_body = self._prepare(draft)
+        valid = schedule(prepared, settings=self._settings, now=now, given_body=given_body)
         self._check(valid.channel, valid.recipient, valid.body)
         if valid.status_url is not None:
             try:
@@ -149,10 +147,10 @@ class Submitter:
 
     def _refuse_suppressed(self, entries: Iterable[Entry], sink: Sink) -> None:
         """Refuse the entries whose recipients have opted out."""
-        asked = [(entry, (entry.valid.recipient, entry.valid.channel)) for entry in entries]
-        if asked:
-            found = sink.suppressed([each for _, each in asked])
-            for entry, each in asked:
+        named = [(entry, (entry.valid.recipient, entry.valid.channel)) for entry in entries]
+        if named:
+            found = sink.suppressed([each for _, each in named])
+            for entry, each in named:
                 if each in found:
                     entry.result = Suppressed(entry.valid.channel)
 

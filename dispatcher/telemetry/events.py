@@ -34,7 +34,7 @@ _LEFT_OUT = frozenset({Transition.ENQUEUED, Transition.SNOOZED})
 """Steps that every message takes, or takes often, and that change nothing for its caller."""
 
 
-class Recorded(NamedTuple):
+class StreamEntry(NamedTuple):
     """A transition in the stream. ``id`` is its place there, ``at`` when it was written."""
 
     id: str
@@ -91,7 +91,7 @@ class EventStream:
             found: Any = self._connect().xrevrange(self._name, count=1)
         return found[0][0].decode() if found else _BEGINNING
 
-    def after(self, last: str, *, most: int) -> tuple[list[Recorded], bool]:
+    def after(self, last: str, *, most: int) -> tuple[list[StreamEntry], bool]:
         """Return the transitions after one of that id, the oldest first, and at most ``most``.
 
         And whether some before them are not kept any more. Raises ReservationsUnavailable.
@@ -131,9 +131,9 @@ class EventStream:
             pipeline.execute()
 
 
-def _read(entry: tuple[bytes, dict[bytes, bytes]]) -> Recorded:
+def _read(entry: tuple[bytes, dict[bytes, bytes]]) -> StreamEntry:
     place, found = entry[0].decode(), entry[1]
-    return Recorded(
+    return StreamEntry(
         id=place,
         at=datetime.fromtimestamp(int(place.partition("-")[0]) / 1_000, tz=UTC),
         transition=found[b"transition"].decode(),

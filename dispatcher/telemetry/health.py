@@ -126,7 +126,7 @@ class Health:
         return [*self._questions]
 
     def _away(self, names: Sequence[str]) -> Sequence[str]:
-        answers = {name: self._questions[name].asked() for name in names}
+        answers = {name: self._questions[name].answer() for name in names}
         until = self._clock.monotonic() + self._patience_seconds
         away = []
         for name, answer in answers.items():
@@ -152,7 +152,7 @@ class _Question:
         self._lock = Lock()
         self._under_way: Future[bool] | None = None
 
-    def asked(self) -> Future[bool]:
+    def answer(self) -> Future[bool]:
         """Ask, unless that is under way, and return the answer to come."""
         with self._lock:
             answer = self._under_way

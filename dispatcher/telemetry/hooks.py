@@ -71,7 +71,7 @@ class Hooks:
         self._calls = {
             name: getattr(target, name) for name in KNOWN if callable(getattr(target, name, None))
         }
-        self._asked = {
+        self._hooked = {
             kind
             for kind, names in _NAMES.items()
             if not self._calls.keys().isdisjoint(names.values())
@@ -87,7 +87,7 @@ class Hooks:
 
         In any case where it was accepted or moved: the event has the message as it was then.
         """
-        if event.kind not in self._asked:
+        if event.kind not in self._hooked:
             return
         names = _NAMES[event.kind]
         if event.kind not in _AT_HAND:
@@ -142,11 +142,11 @@ class Hooks:
                 log.error("hooks not called: %s", type(error).__name__)  # noqa: TRY400 - same
 
     def _make(self, some: Sequence[_Call]) -> None:
-        asked = [each.message_id for each in some if each.message is None]
+        unread = [each.message_id for each in some if each.message is None]
         try:
-            found = {each.id: each for each in self._read(asked)} if asked else {}
+            found = {each.id: each for each in self._read(unread)} if unread else {}
         except StoreUnavailable as error:
-            log.warning("hooks not called for %d messages: %s", len(asked), error)
+            log.warning("hooks not called for %d messages: %s", len(unread), error)
             found = {}
         for each in some:
             message = each.message or found.get(each.message_id)

@@ -182,13 +182,13 @@ class Journal:
         level = _LEVELS.get(event.kind, logging.INFO)
         if not log.isEnabledFor(level):
             return
-        told: dict[str, Fact] = {"channel": event.channel}
+        facts: dict[str, Fact] = {"channel": event.channel}
         if event.message is not None and self._digest is not None:
-            told["recipient"] = self._digest(event.message.recipient)
-        told |= {name: _plain(fact) for name, fact in event.details.items() if fact is not None}
-        known = " ".join(f"{name}={fact}" for name, fact in told.items())
+            facts["recipient"] = self._digest(event.message.recipient)
+        facts |= {name: _plain(fact) for name, fact in event.details.items() if fact is not None}
+        known = " ".join(f"{name}={fact}" for name, fact in facts.items())
         kind, message_id = event.kind.value, event.message_id
-        record = told | {"transition": kind, "message_id": str(message_id)}
+        record = facts | {"transition": kind, "message_id": str(message_id)}
         log.log(level, "message %s %s %s", message_id, kind, known, extra=record)
 
 

@@ -90,8 +90,8 @@ class Spans:
             try:
                 context.run(answers.close)  # where the caller reads no further
             finally:
-                told = {**counts, "messaging.batch.message_count": counts.total()}
-                self._quietly(lambda: span.set_attributes(told))
+                attributes = {**counts, "messaging.batch.message_count": counts.total()}
+                self._quietly(lambda: span.set_attributes(attributes))
                 self._quietly(span.end)
 
     def current(self) -> str | None:

@@ -74,7 +74,7 @@ _TURNS, _PAID, _SOUGHT, _TOLL = (f"{each} by the sandbox" for each in ("a", "b",
 _left: ContextVar[list[int]] = ContextVar("what is left, in characters")
 
 
-class _TooMuch(Exception):
+class _BudgetExceeded(Exception):
     """The template takes more than it may."""
 
 
@@ -101,7 +101,7 @@ class Part:
         steps = _left.set([most_steps * STEP])
         try:
             return self._text(data, limit)
-        except _TooMuch:
+        except _BudgetExceeded:
             problem = f"takes more than {most_steps} steps or {limit} characters"
         except _Refused as refused:
             problem = f"{refused}, which no template may"
@@ -122,7 +122,7 @@ class Part:
             pieces.append(piece)
             limit -= len(piece)
             if limit < 0:
-                raise _TooMuch
+                raise _BudgetExceeded
         return "".join(pieces)
 
 
@@ -204,7 +204,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length(), right.bit_length()
             if (bits[0] * right if operator == "**" else sum(bits)) > _MOST_BITS:
-                raise _TooMuch
+                raise _BudgetExceeded
         elif operator == "+":
             self._pay(left, right)
         elif not all(isinstance(each, int | float | Undefined) for each in (left, right)):
@@ -271,20 +271,20 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _short(self, text: str) -> int:
         """Return the length of a text that may be put out."""
         if len(text) > self._most:
-            raise _TooMuch
+            raise _BudgetExceeded
         return len(text)
 
     @pass_eval_context
     def _join(self, context: Any, items: Any, d: Any = "", attribute: Any = None) -> Any:
         entries = list(items)
         if len(entries) * len(str(d)) > self._most:
-            raise _TooMuch
+            raise _BudgetExceeded
         return FILTERS["join"](context, entries, d, attribute)
 
     @pass_eval_context
     def _replace(self, context: Any, text: Any, old: Any, new: Any, count: Any = None) -> Any:
         if str(text).count(str(old)) * len(str(new)) > self._most:
-            raise _TooMuch
+            raise _BudgetExceeded
         return FILTERS["replace"](context, text, old, new, count)
 
     def _generate(
@@ -330,7 +330,7 @@ def _spend(characters: int) -> None:
     left = _left.get()
     left[0] -= characters
     if left[0] < 0:
-        raise _TooMuch
+        raise _BudgetExceeded
 
 
 def _toll(characters: int) -> str:
@@ -365,13 +365,13 @@ def _map(context: Any, items: Any, name: Any = None, **more: Any) -> Any:
 
 def _decimals(number: float, places: int = 2) -> str:
     if abs(places) > _MOST_DIGITS:
-        raise _TooMuch
+        raise _BudgetExceeded
     return f"{number:.{places}f}"
 
 
 def _round(value: Any, precision: int = 0, method: Any = "common") -> Any:
     if abs(precision) > _MOST_DIGITS:
-        raise _TooMuch
+        raise _BudgetExceeded
     return FILTERS["round"](value, precision, method)
 
 

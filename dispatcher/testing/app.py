@@ -56,7 +56,7 @@ from dispatcher.testing.memory.redis_reads import MemoryContents, MemoryCopies
 from dispatcher.testing.memory.server import Server
 from dispatcher.testing.memory.shards import MemoryShards, windows_on
 from dispatcher.testing.memory.store_upkeep import MemoryOverdue, MemoryStoreUpkeep
-from dispatcher.testing.memory.tables import CatchingUp, Tables
+from dispatcher.testing.memory.tables import CatchUpRules, Tables
 from dispatcher.testing.memory.windows_upkeep import MemoryUpkeep
 from dispatcher.times.clock import Clock
 from dispatcher.transports import Transport
@@ -334,8 +334,8 @@ class MemoryApp(TravelApp):
         return _as(Listing, MemoryListing(self.tables, late=late, put_off=put_off))
 
     @property
-    def _catching_up(self) -> CatchingUp:
-        return CatchingUp(
+    def _catching_up(self) -> CatchUpRules:
+        return CatchUpRules(
             self.settings.overdue_after,
             expire=self.settings.caught_up_by("expire"),
             reslot=self.settings.caught_up_by("reslot"),

@@ -331,8 +331,8 @@ def _the_one(status: str, wanted: Mapping[str, Any], found: list[T], there: Sequ
 
 def _report(status: str, wanted: Mapping[str, Any], many: int, there: Sequence[object]) -> str:
     """Say what was looked for, and what there is."""
-    asked = ", ".join(f"{name}={value!r}" for name, value in wanted.items() if value is not None)
-    lines = [f"{many or 'nothing'} {status} with {asked or 'any fields'}; there is:"]
+    filters = ", ".join(f"{name}={value!r}" for name, value in wanted.items() if value is not None)
+    lines = [f"{many or 'nothing'} {status} with {filters or 'any fields'}; there is:"]
     lines += [f"  {_line(each)}" for each in there[-_SHOWN:]] or ["  nothing"]
     return "\n".join(lines)
 

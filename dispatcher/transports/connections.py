@@ -63,7 +63,7 @@ def connect(addresses: Sequence[str], port: int, deadline: Deadline) -> socket.s
     raise OSError("no address")
 
 
-class Idle(Generic[C]):
+class IdleConnections(Generic[C]):
     """Connections that wait for the next message, for ``seconds`` at most. For many threads.
 
     ``end`` ends those that have waited for longer, and the oldest of more than ``most``.

@@ -17,7 +17,7 @@ GROUP = "dispatcher.transports"
 """The entry points by which distributions of others offer transports."""
 
 
-class Shipped(NamedTuple):
+class ShippedTransport(NamedTuple):
     """Where a transport that ships is, and the extra that installs what it needs."""
 
     path: str
@@ -25,12 +25,12 @@ class Shipped(NamedTuple):
 
 
 SHIPPED = {
-    "console": Shipped("dispatcher.transports.local:ConsoleTransport"),
-    "file": Shipped("dispatcher.transports.local:FileTransport"),
-    "memory": Shipped("dispatcher.transports.local:MemoryTransport"),
-    "smtp": Shipped("dispatcher.transports.smtp:SmtpTransport"),
-    "webhook": Shipped("dispatcher.transports.webhook:WebhookTransport", "webhook"),
-    "apprise": Shipped("dispatcher.transports.apprise:AppriseTransport", "apprise"),
+    "console": ShippedTransport("dispatcher.transports.local:ConsoleTransport"),
+    "file": ShippedTransport("dispatcher.transports.local:FileTransport"),
+    "memory": ShippedTransport("dispatcher.transports.local:MemoryTransport"),
+    "smtp": ShippedTransport("dispatcher.transports.smtp:SmtpTransport"),
+    "webhook": ShippedTransport("dispatcher.transports.webhook:WebhookTransport", "webhook"),
+    "apprise": ShippedTransport("dispatcher.transports.apprise:AppriseTransport", "apprise"),
 }
 
 
@@ -62,7 +62,7 @@ def accepted() -> str:
     return f"{names}, or package.module:attribute of a callable or a class"
 
 
-def _shipped(field: str, text: str, shipped: Shipped) -> Any:
+def _shipped(field: str, text: str, shipped: ShippedTransport) -> Any:
     if shipped.extra is None:
         return resolve_name(shipped.path)
     with needs(shipped.extra, field, what=f"the transport {quoted(text)}"):

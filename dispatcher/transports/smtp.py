@@ -21,9 +21,9 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Message
 from dispatcher.times.clock import Clock, SystemClock
-from dispatcher.transports.connections import Deadline, Idle, address_of
+from dispatcher.transports.connections import Deadline, IdleConnections, address_of
 from dispatcher.transports.mail import Mail, check_mail, compose, read_allowed, read_sender
-from dispatcher.transports.smtp_connection import Broke, Connection, Security, Server
+from dispatcher.transports.smtp_connection import Connection, ConnectionBroken, Security, Server
 
 _OPTIONS = "url, from, ca_file, plaintext, name, idle_seconds, allow_headers"
 _LONGEST_SECONDS = 86_400.0
@@ -79,7 +79,7 @@ class SmtpTransport:
         self._clock = clock or SystemClock()
         self._timeout = _seconds("timeout", timeout)
         self._server = _read_server(url, name=name, ca_file=ca_file, plaintext=plaintext)
-        self._idle: Idle[Connection] = Idle(
+        self._idle: IdleConnections[Connection] = IdleConnections(
             self._clock, Connection.close, seconds=_seconds("idle_seconds", idle_seconds)
         )
 
@@ -118,12 +118,13 @@ class SmtpTransport:
         deadline = Deadline(self._clock, self._timeout)
         connection = self._idle.take()
         if connection is not None:
-            with suppress(Broke):  # closed while it was idle; it has seen nothing of the message
+            # A connection that was closed while it was idle has seen nothing of the message.
+            with suppress(ConnectionBroken):
                 return self._deliver(connection, mail, deadline)
         connection = Connection.open(self._server, deadline)
         try:
             return self._deliver(connection, mail, deadline)
-        except Broke as broke:
+        except ConnectionBroken as broke:
             raise TemporaryFailure(str(broke)) from None
 
     def probe(self) -> None:
@@ -144,7 +145,7 @@ class SmtpTransport:
     def _deliver(self, connection: Connection, mail: Mail, deadline: Deadline) -> str:
         try:
             return str(connection.deliver(mail, deadline))
-        except (Broke, DeliveryError):
+        except (ConnectionBroken, DeliveryError):
             raise
         except BaseException:
             connection.break_off()  # its state is unknown

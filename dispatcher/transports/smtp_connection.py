@@ -51,11 +51,11 @@ class Server:
         return f"{self.host}:{self.port}"
 
 
-class Broke(Exception):
+class ConnectionBroken(Exception):
     """The connection broke, fell silent or made no sense."""
 
 
-LINE_ERRORS = (Broke, OSError, smtplib.SMTPException)
+LINE_ERRORS = (ConnectionBroken, OSError, smtplib.SMTPException)
 """What a wire raises when its connection fails."""
 
 
@@ -69,7 +69,7 @@ def _why(error: BaseException, deadline: Deadline) -> str:
         return f"TLS broke ({getattr(error, 'reason', None) or type(error).__name__})"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return str(error) if isinstance(error, Broke) else type(error).__name__
+    return str(error) if isinstance(error, ConnectionBroken) else type(error).__name__
 
 
 class Reply(NamedTuple):
@@ -97,7 +97,7 @@ class Reply(NamedTuple):
         return self.code // 100 == _PERMANENT
 
 
-class Wire(smtplib.SMTP):
+class BoundedSMTP(smtplib.SMTP):
     """Speaks on a socket that is connected: every byte by ``deadline``, however slowly they come.
 
     smtplib's own timeout is one for each read, and a server that says one byte a second never meets
@@ -124,7 +124,7 @@ class Wire(smtplib.SMTP):
             line = self._line()
             size += len(line)
             if size > _LONGEST_REPLY or not re.match(rb"[2-5]\d\d(?:[ -]|$)", line):
-                raise Broke("it answered something that is not SMTP")
+                raise ConnectionBroken("it answered something that is not SMTP")
             lines.append(line[4:].strip())
             if line[3:4] != b"-":
                 return int(line[:3]), b"\n".join(lines)
@@ -132,7 +132,7 @@ class Wire(smtplib.SMTP):
     def secure(self, context: ssl.SSLContext, host: str) -> None:
         """Begin TLS, and forget what was said before it."""
         if self._unread:  # sent before the encryption began, perhaps by an attacker
-            raise Broke("it said something between STARTTLS and the encryption")
+            raise ConnectionBroken("it said something between STARTTLS and the encryption")
         self.sock = context.wrap_socket(self._socket, server_hostname=host)
         self.ehlo_resp = None
         self.esmtp_features = {}
@@ -141,10 +141,10 @@ class Wire(smtplib.SMTP):
     def _line(self) -> bytes:
         while b"\n" not in self._unread:
             if len(self._unread) > _LONGEST_REPLY:
-                raise Broke("it answered something that is not SMTP")
+                raise ConnectionBroken("it answered something that is not SMTP")
             read = self._socket.recv(4096)
             if not read:
-                raise Broke("it closed the connection")
+                raise ConnectionBroken("it closed the connection")
             self._unread += read
         line, _, rest = bytes(self._unread).partition(b"\n")
         self._unread = bytearray(rest)
@@ -154,7 +154,7 @@ class Wire(smtplib.SMTP):
     def _socket(self) -> socket.socket:
         """The socket, which waits until the deadline and no longer."""
         if self.sock is None:
-            raise Broke("it closed the connection")
+            raise ConnectionBroken("it closed the connection")
         self.sock.settimeout(self.deadline.left())
         return self.sock
 
@@ -165,7 +165,7 @@ class Connection:
     ``is_open``: whether it can carry another one. ``carried``: how many it has.
     """
 
-    def __init__(self, server: Server, wire: Wire) -> None:
+    def __init__(self, server: Server, wire: BoundedSMTP) -> None:
         self.is_open = True
         self.carried = 0
         self._server = server
@@ -179,7 +179,7 @@ class Connection:
             sock = connect(resolve(server.host, server.port), server.port, deadline)
         except OSError as error:
             raise TemporaryFailure(f"{server}: {_why(error, deadline)}") from None
-        connection = cls(server, Wire(sock, server.name, deadline))
+        connection = cls(server, BoundedSMTP(sock, server.name, deadline))
         try:
             connection._greet()
         except LINE_ERRORS as error:
@@ -204,15 +204,15 @@ class Connection:
     def deliver(self, mail: Mail, deadline: Deadline) -> Reply:
         """Send the mail; return the server's reply to it.
 
-        Raises Broke where the connection failed before a byte of the mail was written, so that
-        another one may be tried; TemporaryFailure and PermanentFailure where the server does not
-        have it; PerhapsSent where that is unknown.
+        Raises ConnectionBroken where the connection failed before a byte of the mail was written,
+        so that another one may be tried; TemporaryFailure and PermanentFailure where the server
+        does not have it; PerhapsSent where that is unknown.
         """
         self._wire.deadline = deadline
         try:
             self._announce(mail)
         except LINE_ERRORS as error:
-            raise Broke(self._broken(error)) from None
+            raise ConnectionBroken(self._broken(error)) from None
         try:
             self._write(mail, deadline)
         except LINE_ERRORS as error:
@@ -303,7 +303,9 @@ class Connection:
         """Write all but the final dot, and see that its answer could be waited for."""
         self._wire.send(re.sub(rb"(?m)^\.", b"..", mail.content))
         if deadline.left() < deadline.seconds * _SPARE:
-            raise Broke("it took the message so slowly that no time is left for its answer")
+            raise ConnectionBroken(
+                "it took the message so slowly that no time is left for its answer"
+            )
 
     def _expect(self, said: tuple[int, bytes | str], to: str, code: int) -> None:
         """Raise TemporaryFailure for another answer: it concerns no message yet."""
@@ -317,10 +319,13 @@ class Connection:
             raise self._refusal(reply, words.split(" ", 1)[0])
 
     def _said(self, words: str, mail: Mail) -> Reply:
-        """Say something that comes before the mail. Raises Broke where the server says good-bye."""
+        """Say something that comes before the mail.
+
+        Raises ConnectionBroken where the server says good-bye.
+        """
         reply = self._reply(self._wire.docmd(words), mail.recipient)
         if reply.code == _CLOSING:
-            raise Broke(f"it answered {reply}")
+            raise ConnectionBroken(f"it answered {reply}")
         return reply
 
     def _reply(self, said: tuple[int, bytes | str], *further: str) -> Reply:

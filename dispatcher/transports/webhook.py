@@ -28,7 +28,7 @@ from dispatcher.errors import (
 from dispatcher.message import Body, Message, dump_json
 from dispatcher.times.clock import Clock, SystemClock
 from dispatcher.times.send_time import as_text
-from dispatcher.transports.connections import Deadline, Idle, resolve
+from dispatcher.transports.connections import Deadline, IdleConnections, resolve
 from dispatcher.transports.library_logs import silence
 from dispatcher.transports.webhook_connection import Answer, Connection, Resolve, tls_context
 from dispatcher.transports.webhook_urls import Addresses, Loopback, Reader, Target
@@ -115,7 +115,7 @@ class WebhookTransport:
             self._target = _fixed(url, self._addresses, http)
         self._tls = _tls(ca_file)
         self._resolver = resolver
-        self._idle: Idle[Connection] = Idle(
+        self._idle: IdleConnections[Connection] = IdleConnections(
             self._clock, Connection.end, seconds=_KEEP_SECONDS, most=_KEEP
         )
         silence(_TALKATIVE)

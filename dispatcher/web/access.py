@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 _PREFIX = "dsp_"
 _LONGEST_NAME = 63
-_REMEMBERED_SECONDS = 2.0
-_MOST_REMEMBERED = 10_000
+_TTL_SECONDS = 2.0
+_MOST_CACHED = 10_000
 
 
 class Right(StrEnum):
@@ -153,57 +153,57 @@ Auth = Callable[["Request"], Caller]
 """Returns who calls. It raises :func:`~dispatcher.web.problems.unauthorized` for a stranger."""
 
 
-class Remembered(Generic[T]):
-    """What was found lately, by digest: it is believed for two seconds."""
+class TTLCache(Generic[T]):
+    """Values by digest; each is kept for two seconds."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[float, T]] = {}
+        self._entries: dict[str, tuple[float, T]] = {}
 
     def of(self, digest: str, find: Callable[[str], T]) -> T:
-        """Return what ``find`` returns for a digest, or did so lately. Raises as ``find``."""
-        known, now = self.get(digest), time.monotonic()
-        if known is not None:
-            return known
+        """Return the cached value of a digest, else that of ``find``. Raises as ``find``."""
+        cached, now = self.get(digest), time.monotonic()
+        if cached is not None:
+            return cached
         found = find(digest)
-        if len(self._known) >= _MOST_REMEMBERED:
-            self._known.clear()
-        self._known[digest] = (now + _REMEMBERED_SECONDS, found)
+        if len(self._entries) >= _MOST_CACHED:
+            self._entries.clear()
+        self._entries[digest] = (now + _TTL_SECONDS, found)
         return found
 
     def get(self, digest: str) -> T | None:
-        """Return what was found lately for a digest, else None."""
-        known = self._known.get(digest)
-        return known[1] if known is not None and known[0] > time.monotonic() else None
+        """Return the cached value of a digest, None without one."""
+        entry = self._entries.get(digest)
+        return entry[1] if entry is not None and entry[0] > time.monotonic() else None
 
     def forget(self, digest: str) -> None:
-        """Look again at the next call."""
-        self._known.pop(digest, None)
+        """Drop a value: the next call looks it up."""
+        self._entries.pop(digest, None)
 
 
 class KeyAuth:
     """Finds the caller of a request by its key: ``Authorization: Bearer dsp_…``.
 
-    A key that was read is believed for two seconds, so that a revoked one ends within that time.
+    A key is cached for two seconds, so that a revoked one ends within that time.
     """
 
     def __init__(self, keys: ApiKeys) -> None:
         self._keys = keys
-        self._known = Remembered[Caller]()
+        self._callers = TTLCache[Caller]()
 
     def __call__(self, request: Request) -> Caller:
         """Return the caller. Raises Refused and StoreUnavailable."""
         return self.caller(_token_of(request))
 
-    def remembered(self, request: Request) -> Caller | None:
-        """Return the caller of a key that is believed, without asking the store; else None.
+    def cached(self, request: Request) -> Caller | None:
+        """Return the caller of a cached key, None for another one. Does not read the store.
 
         Raises Refused for a call without a key.
         """
-        return self._known.get(digest_of(_token_of(request)))
+        return self._callers.get(digest_of(_token_of(request)))
 
     def caller(self, token: str) -> Caller:
         """Return the caller of a key. Raises Refused and StoreUnavailable."""
-        return self._known.of(digest_of(token), lambda _: caller_of(self.key(token)))
+        return self._callers.of(digest_of(token), lambda _: caller_of(self.key(token)))
 
     def key(self, token: str) -> ApiKey:
         """Return the valid key of that text. Raises Refused and StoreUnavailable."""

@@ -34,13 +34,14 @@ class Admission:
         self._prefix = f"{parts.settings.namespace}.api"
         self._rate = rate
         self._limits: dict[str, Limiter] = {}
+        self._is_limiting = True
         parse(rate)
 
     async def identify(self, request: Request) -> None:
         """Find the caller. Raises Refused for a stranger, and StoreUnavailable."""
         caller = None
         if isinstance(self.caller_of, KeyAuth):
-            caller = self.caller_of.remembered(request)
+            caller = self.caller_of.cached(request)
         request.state.caller = caller or await run_in_threadpool(self.caller_of, request)
 
     def admit(self, request: Request) -> Caller:
@@ -62,8 +63,13 @@ class Admission:
         try:
             decision = limiter.acquire(caller.name)
         except LimitersUnavailable as error:
-            log.warning("calls are not limited: %s", error)
+            if self._is_limiting:
+                self._is_limiting = False
+                log.warning("calls are not limited until Redis answers: %s", error)
             return
+        if not self._is_limiting:
+            self._is_limiting = True
+            log.info("Redis answers again: calls are limited")
         request.state.headers = limit_headers(limiter.limits, decision, name="key")
         if not decision:
             wait = max(1, -(-decision.retry_after // timedelta(seconds=1)))

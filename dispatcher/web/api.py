@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dispatcher.client import Dispatcher
+from dispatcher.client import Dispatcher, parts_of
 from dispatcher.errors import DispatcherError
 from dispatcher.problems import headers_of, problem_of
 from dispatcher.telemetry.journal import digest_with
@@ -101,7 +101,7 @@ def api(
     )
     service = app.state.service = Service(
         dispatcher,
-        Admission(dispatcher._app, auth=auth, rate=rate),
+        Admission(parts_of(dispatcher), auth=auth, rate=rate),
         Streams(),
         digest_with(dispatcher.settings.log_key),
     )

@@ -12,7 +12,7 @@ from fastapi import Depends, Header, Request
 from starlette.responses import Response
 
 from dispatcher.app import App
-from dispatcher.client import Dispatcher
+from dispatcher.client import Dispatcher, parts_of
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Message
 from dispatcher.problems import problem_of
@@ -49,7 +49,7 @@ class Service:
     @property
     def parts(self) -> App:
         """The parts that no method of the dispatcher shows."""
-        return self.dispatcher._app
+        return parts_of(self.dispatcher)
 
     @property
     def settings(self) -> Settings:
@@ -99,8 +99,8 @@ class Context:
             return None
         request, digest = self.request, self.request.state.body_digest.hexdigest()
         path = request.url.path.removeprefix(self.root)
-        asked = f"{request.method} {path}?{request.url.query} {digest}"
-        return Call(self.caller.identity, key, asked)
+        content = f"{request.method} {path}?{request.url.query} {digest}"
+        return Call(self.caller.identity, key, content)
 
     def admit(self, *rights: Right) -> Caller:
         """Count the call against its limit, and return the caller, if it has these rights.

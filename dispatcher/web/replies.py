@@ -66,7 +66,7 @@ class Call:
 
     caller: str
     key: str
-    asked: str
+    content: str
 
     @property
     def id(self) -> str:
@@ -76,7 +76,7 @@ class Call:
     @property
     def fingerprint(self) -> str:
         """The digest of what it asks for."""
-        return hashlib.sha256(self.asked.encode("utf-8", "surrogatepass")).hexdigest()
+        return hashlib.sha256(self.content.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ from celery.signals import (
 from dispatcher.app import App
 from dispatcher.broker.items import item_rejected
 from dispatcher.celery_app import settings_of, tasks_dropped
-from dispatcher.delivery.reconciler import Reconciled
+from dispatcher.delivery.reconciler import ReconcileResult
 from dispatcher.errors import DispatcherError, Unavailable
-from dispatcher.submission import CaughtUp
+from dispatcher.submission import CatchUpResult
 from dispatcher.telemetry.liveness import EVERY, Kind
 
 log = logging.getLogger(__name__)
@@ -137,7 +137,9 @@ def _run(duty: str, work: Callable[[], object]) -> None:
 
 
 def _counts(did: object) -> dict[str, int]:
-    return {"messages": did} if isinstance(did, int) else asdict(cast("Reconciled | CaughtUp", did))
+    if isinstance(did, int):
+        return {"messages": did}
+    return asdict(cast("ReconcileResult | CatchUpResult", did))
 
 
 @worker_ready.connect

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, event, select, true
 
 from dispatcher import Message, QuotaExceeded, Status, StoreUnavailable
 from dispatcher.store import Claims, Database, Overdue
-from dispatcher.submission import CaughtUp
+from dispatcher.submission import CatchUpResult
 from dispatcher.times.clock import SystemClock
 from dispatcher.times.send_time import to_ms
 from tests.support.doubles import Between, at_once, once, raising
@@ -36,7 +36,7 @@ def back(build: Build) -> House:
     return build(clock=hour_ago(), channels=CHANNELS)
 
 
-def catch_up(house: House) -> CaughtUp:
+def catch_up(house: House) -> CatchUpResult:
     return house.parts.catch_up.run()
 
 
@@ -53,20 +53,22 @@ def test_only_who_catches_up_takes_what_is_overdue(back: House, way: str) -> Non
     assert back.deliver(overdue, other) == 1, "also where its task has waited in the broker"
     assert back.again(overdue) == overdue
     assert back.again(other).status is Status.SENT
-    assert catch_up(back) == (CaughtUp(expired=1) if way == "expire" else CaughtUp(moved=1))
+    assert catch_up(back) == (
+        CatchUpResult(expired=1) if way == "expire" else CatchUpResult(moved=1)
+    )
 
 
 @pytest.mark.every_database
 def test_expired_it_gives_its_quota_back(back: House) -> None:
     message = back.submit(channel="expire")
-    assert catch_up(back) == CaughtUp(expired=1)
+    assert catch_up(back) == CatchUpResult(expired=1)
     ended = back.again(message)
     assert ended.status is Status.EXPIRED
     assert ended.last_error is not None
     assert ended.last_error.startswith("overdue")
     assert back.parts.reconciler.reconcile().released == 1
     assert back.members() == {}
-    assert catch_up(back) == CaughtUp()
+    assert catch_up(back) == CatchUpResult()
 
 
 @pytest.mark.every_database
@@ -74,14 +76,14 @@ def test_reslotted_messages_break_no_quota_and_keep_their_order(back: House) -> 
     start = back.clock.now()
     late_first = [back.submit(channel="reslot", send_at=start + n * MINUTE) for n in (3, 1, 2)]
     other = back.submit("ben", channel="reslot", send_at=start + MINUTE)
-    assert catch_up(back) == CaughtUp(moved=4)
+    assert catch_up(back) == CatchUpResult(moved=4)
     third, first, second = (back.again(each).send_at for each in late_first)
     assert timedelta(0) <= first - back.database_time() + 5 * SECOND < 6 * SECOND
     assert (second - first, third - second) == (MINUTE, MINUTE), "1/minute, soonest first"
     assert abs(back.again(other).send_at - first) < SECOND
     assert back.all_members() == back.reservations()
     assert back.dispatcher.verify_windows().equal
-    assert catch_up(back) == CaughtUp()
+    assert catch_up(back) == CatchUpResult()
 
 
 def test_a_reslotted_message_is_delivered_at_its_new_time(back: House) -> None:
@@ -160,7 +162,7 @@ def test_catch_up_changes_overdue_messages_alone(back: House, way: str) -> None:
     cancelled = back.submit("cancelled", channel=way)
     back.dispatcher.cancel(cancelled.id)
     before = back.rows()
-    assert catch_up(back) == CaughtUp()
+    assert catch_up(back) == CatchUpResult()
     assert back.rows() == before
     assert back.deliver(near, tried, snoozed) == 3
 
@@ -170,7 +172,7 @@ def test_an_expiry_stays_where_it_is(back: House) -> None:
     asked: dict[str, Any] = {"channel": "reslot", "expire_after": 2 * HOUR}
     message = back.submit(**asked)
     gone = back.submit("ben", **asked | {"expire_after": 30 * MINUTE})
-    assert catch_up(back) == CaughtUp(expired=1, moved=1)
+    assert catch_up(back) == CatchUpResult(expired=1, moved=1)
     moved = back.again(message)
     assert (moved.expires_at, moved.expire_after) == (message.expires_at, 2 * HOUR)
     assert back.again(gone).status is Status.EXPIRED
@@ -180,7 +182,7 @@ def test_without_a_slot_before_its_expiry_it_ends(back: House) -> None:
     until = back.database_time() + MINUTE
     first = back.submit(channel="reslot", expires_at=until)
     second = back.submit(channel="reslot", expires_at=until, send_in=MINUTE)
-    assert catch_up(back) == CaughtUp(expired=1, moved=1)
+    assert catch_up(back) == CatchUpResult(expired=1, moved=1)
     assert back.again(first).status is Status.SCHEDULED
     ended = back.again(second)
     assert ended.status is Status.EXPIRED
@@ -198,7 +200,7 @@ def test_a_snoozed_message_is_not_overdue_before_its_turn(build: Build) -> None:
     waiting = house.again(second)
     assert waiting.next_attempt_at > now + 50 * MINUTE
     house.change([second], send_at=now - 2 * HOUR)
-    assert catch_up(house) == CaughtUp()
+    assert catch_up(house) == CatchUpResult()
 
 
 def test_while_redis_is_away_what_is_to_be_booked_waits(
@@ -208,12 +210,12 @@ def test_while_redis_is_away_what_is_to_be_booked_waits(
     messages = [house.submit(name, channel="reslot") for name in ("ada", "ben")]
     ended = house.submit("cyd", channel="expire")
     own_redis.stop()
-    assert catch_up(house) == CaughtUp(expired=1)
+    assert catch_up(house) == CatchUpResult(expired=1)
     assert [house.again(each) for each in messages] == messages
     assert house.again(ended).status is Status.EXPIRED
     own_redis.start()
     house.open()
-    assert catch_up(house) == CaughtUp(moved=2), "at once: they were given back"
+    assert catch_up(house) == CatchUpResult(moved=2), "at once: they were given back"
     assert house.reconciled().all_members() == house.reservations()
 
 
@@ -228,7 +230,7 @@ def test_sweeps_side_by_side_catch_up_with_each_message_once(build: Build, way: 
         for n in range(20)
     ]
     answers = at_once([each.parts.catch_up.run for each in houses])
-    done = [each for each in answers if isinstance(each, CaughtUp)]
+    done = [each for each in answers if isinstance(each, CatchUpResult)]
     assert len(done) == 3
     # Each of two that meet may leave the rest of its batch to the other: the next turn takes it.
     done.append(catch_up(house))
@@ -276,7 +278,7 @@ def test_a_message_cancelled_during_a_reslot_stays_cancelled(back: House) -> Non
     message, other = back.submit(channel="reslot"), back.submit("ben", channel="reslot")
     act = once(lambda: back.parts.messages.cancel(message.id))
     vars(back.parts.moves)["_messages"] = Between(back.parts.messages, after={"move": act})
-    assert catch_up(back) == CaughtUp(moved=1)
+    assert catch_up(back) == CatchUpResult(moved=1)
     assert back.again(message).status is Status.CANCELLED
     assert back.again(other).status is Status.SCHEDULED
     assert back.reconciled().all_members() == back.reservations()
@@ -295,16 +297,16 @@ def test_a_failed_reslot_is_made_by_the_next_sweep(back: House, error: Exception
     message, other = back.submit(channel="reslot"), back.submit("ben", channel="reslot")
     disturbed = Between(back.parts.moves, before={"move": raising(error)})
     vars(back.parts.catch_up)["_moves"] = disturbed
-    assert catch_up(back) == CaughtUp(moved=1)
+    assert catch_up(back) == CatchUpResult(moved=1)
     assert back.again(message) == message
     assert back.again(other) != other
-    assert catch_up(back) == CaughtUp(moved=1)
+    assert catch_up(back) == CatchUpResult(moved=1)
 
 
 def test_a_message_without_a_slot_does_not_stop_the_others(back: House) -> None:
     strange, other = back.submit("ada", channel="reslot"), back.submit("ben", channel="reslot")
     back.change([strange], zone="Nowhere/Town", quiet_hours="21:00-08:00")
-    assert catch_up(back) == CaughtUp(expired=1, moved=1)
+    assert catch_up(back) == CatchUpResult(expired=1, moved=1)
     assert back.again(strange).status is Status.EXPIRED
     assert back.again(other).status is Status.SCHEDULED
 
@@ -393,16 +395,16 @@ def test_messages_taken_by_a_dead_sweep_are_taken_again(back: House) -> None:
     message = back.submit(channel="reslot")
     store = Overdue(back.database, after=5 * MINUTE, reslot=["reslot"])
     assert store.take(limit=9, ttl=MINUTE) is not None
-    assert catch_up(back) == CaughtUp()
+    assert catch_up(back) == CatchUpResult()
     back.change([message], enqueue_at=back.database_time() - SECOND)
-    assert catch_up(back) == CaughtUp(moved=1)
+    assert catch_up(back) == CatchUpResult(moved=1)
 
 
 def test_where_all_channels_send_late_nothing_is_asked_or_left(build: Build) -> None:
     house = build(clock=hour_ago())
     message = house.submit()
     vars(house.parts.catch_up)["_store"] = None
-    assert catch_up(house) == CaughtUp()
+    assert catch_up(house) == CatchUpResult()
     assert house.parts.sweep.enqueue_due() == 1
     assert house.deliver(message) == 1
 

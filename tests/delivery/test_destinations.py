@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dispatcher import Message, Outcome, Status
-from dispatcher.delivery.sender import Ended, Group, Report
+from dispatcher.delivery.sender import EndedSend, Group, Report
 from dispatcher.delivery.sender_pool import Destinations, SenderPool, SenderThreads
 from dispatcher.store import Claim, Result
 from dispatcher.testing import a_message
@@ -49,8 +49,8 @@ class Sends:
         return self._pool.withdraw(self._group, only_silent=True)
 
 
-def ended(claim: Claim, *, answered: bool) -> Ended:
-    return Ended(claim, Result(claim, None), 0.0, answered=answered)
+def ended(claim: Claim, *, answered: bool) -> EndedSend:
+    return EndedSend(claim, Result(claim, None), 0.0, answered=answered)
 
 
 class World:

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from dispatcher.delivery.sender import Group, Report, Unsent
+from dispatcher.delivery.sender import Group, Report, UnsentClaim
 from dispatcher.delivery.sender_pool import Destinations, SenderPool, SenderThreads
 from dispatcher.store import Claim
 from dispatcher.times.clock import SystemClock
@@ -37,7 +37,7 @@ class Hand:
         self._meanwhile()
         with self._lock:
             self._now -= 1
-        return Unsent(claim)
+        return UnsentClaim(claim)
 
 
 class Monotonic(SystemClock):

@@ -11,7 +11,7 @@ import pytest
 
 from dispatcher import Message, Outcome, Status
 from dispatcher.delivery import sweep as sweep_module
-from dispatcher.delivery.reconciler import Reconciled
+from dispatcher.delivery.reconciler import ReconcileResult
 from dispatcher.message import new_id
 from dispatcher.reservation import Terms
 from dispatcher.times.send_time import to_ms
@@ -176,7 +176,7 @@ def test_a_run_of_prune_deletes_what_ends_in_a_minute_at_1000_a_second(
 def test_an_orphan_keeps_its_reservation_within_the_grace_and_loses_it_after(build: Build) -> None:
     house = build()
     message_id = orphan(house)
-    assert house.parts.reconciler.reconcile() == Reconciled()
+    assert house.parts.reconciler.reconcile() == ReconcileResult()
     assert set(house.members()) == house.pending() == {message_id}
     quick = build(opened=False, **QUICK)
     assert wait_until(lambda: quick.parts.reconciler.reconcile().released) == 1
@@ -191,7 +191,7 @@ def test_a_stored_message_is_confirmed_and_keeps_its_reservation(build: Build) -
     assert wait_until(lambda: house.parts.reconciler.reconcile().confirmed) == 1
     assert house.pending() == set()
     assert house.members() == {message.id: to_ms(message.send_at)}
-    assert house.parts.reconciler.reconcile() == Reconciled()
+    assert house.parts.reconciler.reconcile() == ReconcileResult()
 
 
 def test_a_reservation_whose_cancel_found_redis_down_is_released_by_the_sweep(
@@ -225,7 +225,7 @@ def test_after_a_flush_the_windows_are_exactly_what_the_store_says(house: House)
     reconciled = house.parts.reconciler.reconcile()
     assert reconciled.rebuilt == 2 * house.settings.shards, "windows and permit logs"
     assert house.all_members() == before
-    assert house.parts.reconciler.reconcile() == Reconciled(), "once is enough"
+    assert house.parts.reconciler.reconcile() == ReconcileResult(), "once is enough"
     assert house.all_members() == before
 
 
@@ -249,7 +249,7 @@ def test_two_sweeps_side_by_side_reconcile_once(build: Build, flush: bool) -> No
     if flush:
         house.redis.flushall()
     answers = at_once([each.parts.reconciler.reconcile for each in sweeps])
-    done = [each for each in answers if isinstance(each, Reconciled)]
+    done = [each for each in answers if isinstance(each, ReconcileResult)]
     assert len(done) == 3
     assert sum(each.rebuilt for each in done) == (2 * house.settings.shards if flush else 0)
     assert house.all_members() == before == house.reservations()

@@ -25,7 +25,7 @@ from dispatcher.limiters import (
     SlidingLog,
     State,
 )
-from dispatcher.limiters.direct import AsyncDirect, Commands, Direct
+from dispatcher.limiters.direct import AsyncDirectCalls, Commands, DirectCalls
 from tests.support.limiters import ALL
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
@@ -76,8 +76,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
         monkeypatch.setattr(of, "call", call)
 
-    noted(Direct)
-    noted(AsyncDirect)
+    noted(DirectCalls)
+    noted(AsyncDirectCalls)
     return found
 
 

@@ -13,9 +13,9 @@ from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.quota import CalendarQuota, Quota
 from dispatcher.redis.keys import ShardKeys
-from dispatcher.reservation import Bulk, Request, Terms, arguments
-from dispatcher.reservation.arguments import Arguments
+from dispatcher.reservation import Bulk, Request, Terms, shards
 from dispatcher.reservation.booking import Leg, LegRequest
+from dispatcher.reservation.shards import Arguments
 from dispatcher.reservation.terms import Rules
 from dispatcher.scope import OWN_SCOPE, Scope
 from dispatcher.times.quiet_hours import Hours
@@ -118,7 +118,7 @@ from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.redis.scripts import _command
-from dispatcher.reservation.arguments import Arguments
+from dispatcher.reservation.shards import Arguments
 from dispatcher.reservation.booking import Leg, LegRequest
 from dispatcher.reservation.terms import Rules, Terms
 from dispatcher.scope import OWN_SCOPE
@@ -151,12 +151,12 @@ def test_arguments_that_depend_on_a_time_are_not_cached() -> None:
     rules = Rules({OWN_SCOPE: [CalendarQuota(10, "day", None)], "rolling": [Quota(7, 61_003)]})
     asked = Arguments(rules, 60_000)
     rolling = Terms((Scope("rolling", "ada", "ada"),))
-    before = arguments._encoded_once.cache_info().misses
+    before = shards._encoded_once.cache_info().misses
     for each in (Terms.own("ada"), rolling._replace(quiet=Hours.parse("22:00-08:00"))):
         asked.reserve([_request(rolling), _request(each)])
-    assert arguments._encoded_once.cache_info().misses == before
+    assert shards._encoded_once.cache_info().misses == before
     asked.reserve([_request(rolling)])
-    assert arguments._encoded_once.cache_info().misses == before + 1
+    assert shards._encoded_once.cache_info().misses == before + 1
 
 
 def _request(terms: Terms) -> LegRequest:

@@ -397,9 +397,9 @@ def test_a_duplicate_that_is_changing_its_time_stops_only_its_own_message_of_man
         # Its reservations stay while ours is asked for on its own: we rely on them then.
         real_book = shards.book
 
-        def book(asked: Sequence[LegRequest], **more: Any) -> Any:
-            found = real_book(asked, **more)
-            if len(asked) == 1:
+        def book(requests: Sequence[LegRequest], **more: Any) -> Any:
+            found = real_book(requests, **more)
+            if len(requests) == 1:
                 end()
             return found
 

@@ -64,10 +64,10 @@ def book_slowly(real: Reserving, of: Terms, before: Step, after: Step) -> Bookin
     """Book shard by shard, with something to do before and after each; None when refused."""
     book = real.windows.shards.book
 
-    def call(asked: Sequence[LegRequest], **named: Any) -> Any:
-        before(asked[0].leg)
-        found = book(asked, **named)
-        after(asked[0].leg)
+    def call(requests: Sequence[LegRequest], **named: Any) -> Any:
+        before(requests[0].leg)
+        found = book(requests, **named)
+        after(requests[0].leg)
         return found
 
     real.windows.shards.book = call  # type: ignore[method-assign]  # this one, to wait in it

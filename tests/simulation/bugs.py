@@ -218,6 +218,8 @@ BUGS: Mapping[str, Seams] = {
         "reservation.Bulk.withdraw": _first_legs,
     },
     "suppressed recipients are claimed": {f"{_CLAIMS}.claim": _suppressed_too},
-    "tried messages count as overdue": {"testing.memory.tables.CatchingUp.is_overdue": _tried_too},
+    "tried messages count as overdue": {
+        "testing.memory.tables.CatchUpRules.is_overdue": _tried_too
+    },
     "a message booked again gets no reservation": {"submission.CatchUp._moved": _row_only},
 }

@@ -13,7 +13,7 @@ from dispatcher.message import Outcome, Status
 from dispatcher.store import Claim, Failure, Result
 from dispatcher.testing.memory.claims import MemoryClaims
 from dispatcher.testing.memory.store_upkeep import MemoryStoreUpkeep
-from dispatcher.testing.memory.tables import AttemptRow, CatchingUp, Row, Tables
+from dispatcher.testing.memory.tables import AttemptRow, CatchUpRules, Row, Tables
 from tests.simulation.setting import RETENTION
 
 _OptOut = tuple[str, str | None]
@@ -107,7 +107,9 @@ class WatchedClaims(MemoryClaims):
     And whether a claim is ended by one that is not the last: by a success alone.
     """
 
-    def __init__(self, tables: Tables, facts: Facts, *, ttl: timedelta, leaves: CatchingUp) -> None:
+    def __init__(
+        self, tables: Tables, facts: Facts, *, ttl: timedelta, leaves: CatchUpRules
+    ) -> None:
         super().__init__(tables, ttl=ttl, leaves=leaves)
         self._rows = tables
         self._facts = facts
@@ -162,7 +164,7 @@ class WatchedClaims(MemoryClaims):
 class WatchedUpkeep(MemoryStoreUpkeep):
     """The store of the sweep. What it deletes is kept for the judge."""
 
-    def __init__(self, tables: Tables, facts: Facts, *, leaves: CatchingUp) -> None:
+    def __init__(self, tables: Tables, facts: Facts, *, leaves: CatchUpRules) -> None:
         super().__init__(tables, leaves=leaves)
         self._rows = tables
         self._facts = facts

@@ -30,7 +30,7 @@ from dispatcher.store import (
     Result,
     StoreUpkeep,
     Suppressions,
-    Unbegun,
+    UnbegunClaim,
     overdue,
 )
 from dispatcher.store.schema import VOID
@@ -42,7 +42,7 @@ from dispatcher.testing.memory.messages import (
     MemorySuppressions,
 )
 from dispatcher.testing.memory.store_upkeep import MemoryOverdue, MemoryStoreUpkeep
-from dispatcher.testing.memory.tables import NAMES, AttemptRow, CatchingUp, Tables
+from dispatcher.testing.memory.tables import NAMES, AttemptRow, CatchUpRules, Tables
 from tests.simulation.joined import Session
 from tests.support.clock import MovableClock
 from tests.support.soak import a_third_of
@@ -64,7 +64,7 @@ class Both:
         self.database = Database(f"sqlite:///{path}")
         event.listen(self.database.engine, "connect", self._tell_time)
         self.tables = Tables(self.clock.now)
-        late = CatchingUp(LATE, expire=["page"], reslot=["push"])
+        late = CatchUpRules(LATE, expire=["page"], reslot=["push"])
         left = overdue(TABLES, ["page", "push"], LATE)
         self.stores = [
             (Messages(self.database), MemoryMessages(self.tables)),
@@ -86,7 +86,7 @@ class Both:
         self.known: list[Message] = []
         self.claims: list[Claim] = []
         self.marks: list[UUID] = []
-        self.unbegun: list[Unbegun] = []
+        self.unbegun: list[UnbegunClaim] = []
 
     def _tell_time(self, connection: sqlite3.Connection, record: object) -> None:
         del record

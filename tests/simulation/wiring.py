@@ -26,6 +26,7 @@ from dispatcher.submission import (
     Submitter,
     SuppressionList,
 )
+from dispatcher.submission.schedule import PreparedDraft
 from dispatcher.telemetry.journal import Journal
 from dispatcher.testing.memory.joined import MemoryTransaction
 from dispatcher.testing.memory.messages import (
@@ -172,8 +173,9 @@ class Wiring:
             upkeep=self._reached(self._windows_upkeep, "windows", process),
             messages=parts["messages"],
         )
+        bodies: dict[str, Any] = {"check": lambda *_: None, "prepare": PreparedDraft}
         submitter = Submitter(
-            settings=_SETTINGS, clock=process, enqueuer=enqueuer, journal=Journal()
+            settings=_SETTINGS, clock=process, enqueuer=enqueuer, journal=Journal(), **bodies
         )
         own = OwnTransaction(
             settings=_SETTINGS,
@@ -199,6 +201,7 @@ class Wiring:
             Batches(submitter=submitter, own=own, dry_run=_no_plans, journal=Journal()),
             Changes(
                 moves=Moves(**_without_journal(parts)),
+                **bodies,
                 **{name: part for name, part in parts.items() if name != "windows"},
             ),
             SuppressionList(

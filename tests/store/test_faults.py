@@ -12,7 +12,7 @@ from sqlalchemy import make_url, select
 from dispatcher.errors import MessageNotFound, OutcomeUnknown, StoreUnavailable
 from dispatcher.message import Outcome, Status
 from dispatcher.store import Claims, Database, Failure, Messages, Result
-from dispatcher.store.engines import Unanswered
+from dispatcher.store.engines import InsertFailed
 from dispatcher.store.engines.postgresql import BoundedConnection
 from tests.support import rows
 from tests.support.far import FarDatabase
@@ -291,4 +291,4 @@ def test_a_message_is_stored_past_sqlalchemy_as_it_would_be_through_it(
 
 
 def unanswered(*_: object) -> None:
-    raise Unanswered(perhaps_done=False)
+    raise InsertFailed(perhaps_done=False)

@@ -24,7 +24,7 @@ from dispatcher.store import (
     StoreUpkeep,
     Suppressions,
 )
-from dispatcher.store.engines import Unanswered
+from dispatcher.store.engines import InsertFailed
 from tests.support import rows
 from tests.support.tables import keys
 
@@ -39,7 +39,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         return
 
     def unanswered(*_: object) -> None:
-        raise Unanswered(perhaps_done=False)
+        raise InsertFailed(perhaps_done=False)
 
     monkeypatch.setattr("dispatcher.store.engines.postgresql.DirectInsert.__call__", unanswered)
 

@@ -203,7 +203,7 @@ def test_overdue_is_what_is_scheduled_and_was_due_for_a_while(
 
 def test_a_message_is_traced_with_its_tries(database: Database, listing: Listing) -> None:
     claim = rows.claimed(database)
-    found = listing.traced(claim.message.id)
+    found = listing.details(claim.message.id)
     assert found.message.status is Status.SENDING
     assert found.claim_expires_at is not None
     assert [each.token for each in found.attempts] == [claim.token]

@@ -22,7 +22,7 @@ from dispatcher import (
     StoreUnavailable,
 )
 from dispatcher.reservation import Terms
-from dispatcher.store.engines import Unanswered
+from dispatcher.store.engines import InsertFailed
 from dispatcher.submission import terms_for
 from dispatcher.submission.reserver import LOOKING_SECONDS
 from dispatcher.times.send_time import to_ms
@@ -415,7 +415,7 @@ def test_a_row_whose_insert_was_not_answered_is_looked_at_as_ones_own(
         other.open()
         other.submit("ada", send_at=SOON)
         insert(values)
-        raise Unanswered(perhaps_done=True)
+        raise InsertFailed(perhaps_done=True)
 
     monkeypatch.setattr(house.parts.messages, name, lose_the_answer)
     with pytest.raises(QuotaExceeded):

@@ -106,7 +106,7 @@ def test_an_offer_that_cannot_be_loaded_names_its_distribution(site: Path) -> No
 
 def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch, site: Path) -> None:
     (site / "needy_for_tests.py").write_text("import a_library_of_nobody\n")
-    needy = registry.Shipped("needy_for_tests:Needy", "needy")
+    needy = registry.ShippedTransport("needy_for_tests:Needy", "needy")
     monkeypatch.setitem(SHIPPED, "needy", needy)
     error = refused("needy")
     assert error.field == "channels.post.transport"
@@ -141,7 +141,7 @@ def test_a_class_that_takes_a_timeout_is_given_that_of_the_settings(site: Path) 
 def test_a_transport_that_ships_has_the_timeout_of_the_settings(
     monkeypatch: pytest.MonkeyPatch, site: Path
 ) -> None:
-    shipped = registry.Shipped("pigeons_for_tests:Pigeon")
+    shipped = registry.ShippedTransport("pigeons_for_tests:Pigeon")
     monkeypatch.setitem(SHIPPED, "pigeon", shipped)
     assert made("pigeon").timeout == 7
     error = refused("pigeon", timeout=2)

@@ -42,7 +42,7 @@ from dispatcher.store.database import Database
 from dispatcher.store.engines.errors import translated as in_store
 from dispatcher.store.engines.errors import unavailable
 from dispatcher.testing import a_message
-from dispatcher.transports.smtp_connection import Wire
+from dispatcher.transports.smtp_connection import BoundedSMTP
 from dispatcher.transports.webhook import WebhookTransport
 from tests.support.clock import NOON, MovableClock
 from tests.support.mail import ScriptedServer, an_email, smtp
@@ -295,6 +295,11 @@ def test_a_version_of_redis_py_that_kombu_refuses_is_said_with_the_remedy(
         BrokerSurvey(app, app, settings).server()
     assert caught.value.remedy == "install 'kombu<5.7', or redis 6.1 or newer"
     app.close()
+    parts = App(settings, MovableClock())
+    with pytest.raises(QueueUnavailable, match=r"requires redis-py 6\.1\.0") as caught:
+        parts.queue.enqueue([Ticket(new_id(), "sms", NOON)])
+    assert caught.value.remedy == "install 'kombu<5.7', or redis 6.1 or newer"
+    parts.close()
 
 
 @pytest.mark.parametrize("word", ["connection", "MAIL", "message"])
@@ -316,16 +321,16 @@ def test_errors_of_smtplib_are_translated_without_their_text(
     error: Exception, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = {"connection": 0, "MAIL": 2, "message": 5}[word]
-    real = Wire.getreply
+    real = BoundedSMTP.getreply
 
-    def fail(wire: Wire) -> tuple[int, bytes]:
+    def fail(wire: BoundedSMTP) -> tuple[int, bytes]:
         nonlocal answers
         answers -= 1
         if answers < 0:
             raise error
         return real(wire)
 
-    monkeypatch.setattr(Wire, "getreply", fail)
+    monkeypatch.setattr(BoundedSMTP, "getreply", fail)
     with ScriptedServer() as server, pytest.raises(DeliveryError) as caught:
         smtp(f"smtp://127.0.0.1:{server.port}").send(an_email())
     assert type(caught.value) is (PerhapsSent if word == "message" else TemporaryFailure)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from threading import Barrier
 from typing import Any, NoReturn
 
 import pytest
+import redis
 from fastapi.testclient import TestClient
 
 from dispatcher import InvalidValue, StoreUnavailable
@@ -248,6 +250,30 @@ def test_a_key_has_its_own_limit_and_is_told_of_it(house: House, calls: Calls) -
     assert many.get("/v1/messages").status_code == 200
 
 
+def test_an_outage_of_redis_is_logged_once_and_calls_go_on(
+    house: House,
+    calls: Calls,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise redis.ConnectionError("Connection refused")
+
+    caplog.set_level(logging.INFO, "dispatcher.web.admission")
+    shop, pool = calls("few", rate="1/day"), house.parts.plain_redis.connection_pool
+    for _ in range(2):
+        with monkeypatch.context() as outage:
+            outage.setattr(pool, "get_connection", refuse)
+            answers = [shop.get("/v1/messages") for _ in range(3)]
+        assert [each.status_code for each in answers] == [200, 200, 200]
+        shop.get("/v1/messages")
+    said = [each.getMessage() for each in caplog.records if each.name.endswith("admission")]
+    assert [each.partition(":")[0] for each in said] == [
+        "calls are not limited until Redis answers",
+        "Redis answers again",
+    ] * 2
+
+
 def test_a_host_says_who_calls(house: House) -> None:
     """``auth`` of a program that mounts the API takes the place of the keys."""
 
@@ -356,10 +382,10 @@ def test_a_batch_ends_with_its_key_and_counts_against_its_limit(
 
     def then_revoked(drafts: Any) -> Any:
         revoke_key(house.parts.api_keys, "short")
-        monkeypatch.setattr(access, "_REMEMBERED_SECONDS", -1.0)
+        monkeypatch.setattr(access, "_TTL_SECONDS", -1.0)
         return submit_many(drafts)
 
-    monkeypatch.setattr(access, "_REMEMBERED_SECONDS", -1.0)
+    monkeypatch.setattr(access, "_TTL_SECONDS", -1.0)
     monkeypatch.setattr(house.dispatcher, "submit_many", then_revoked)
     assert statuses(calls("short"), lines(4)) == [201, 201, 401, 401]
 
@@ -369,7 +395,7 @@ def test_a_batch_whose_key_cannot_be_looked_up_is_answered_to_its_end(
 ) -> None:
     """Each line gets a verdict: those that were not submitted are told from those that were."""
     monkeypatch.setattr(batch, "_LINES_AT_ONCE", 2)
-    monkeypatch.setattr(access, "_REMEMBERED_SECONDS", -1.0)
+    monkeypatch.setattr(access, "_TTL_SECONDS", -1.0)
     shop, submit_many = calls(), house.dispatcher.submit_many
 
     def find(_: object) -> NoReturn:

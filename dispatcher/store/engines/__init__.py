@@ -13,7 +13,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from dispatcher.errors import InvalidSettings, MissingExtra
 from dispatcher.extras import install_line
-from dispatcher.store.engines.base import Prepared, StoreEngine, Unanswered
+from dispatcher.store.engines.base import InsertFailed, Prepared, StoreEngine
 
 _ACCEPTED = "sqlite:///…, postgresql://…, mysql://… or mariadb://…"
 _DRIVERS = {
@@ -30,7 +30,7 @@ _ENGINES = {
 }
 _EXTRAS = {"postgresql+psycopg": "postgres", "mysql+pymysql": "mysql"}
 
-__all__ = ["Prepared", "StoreEngine", "Unanswered", "engine_of"]
+__all__ = ["InsertFailed", "Prepared", "StoreEngine", "engine_of"]
 
 
 def engine_of(text: str) -> StoreEngine:

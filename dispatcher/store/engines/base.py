@@ -95,7 +95,7 @@ def files_of(paths: Iterable[Path]) -> Location:
     return frozenset((found.st_dev, found.st_ino) for found in map(Path.stat, paths))
 
 
-class Unanswered(Exception):
+class InsertFailed(Exception):
     """An INSERT that was run past SQLAlchemy failed.
 
     ``perhaps_done``: the connection broke, so the statement may have been done.
@@ -309,8 +309,8 @@ class StoreEngine(ABC):
     ) -> Callable[[Sequence[Any]], bool] | None:
         """Return what runs an INSERT of one row past SQLAlchemy; None where that is not done.
 
-        It returns whether it added the row. Raises StoreUnavailable like :meth:`direct`, Unanswered
-        for any other failure.
+        It returns whether it added the row. Raises StoreUnavailable like :meth:`direct`, and
+        InsertFailed for any other failure.
         """
         del engine, insert
         return None

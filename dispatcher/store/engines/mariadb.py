@@ -104,17 +104,17 @@ class BoundedConnection(pymysql.Connection):
     def connect(self, sock: Any = None) -> None:
         """Connect; the greetings, too, must come within the time for connecting."""
         patience, self._read_timeout = self._read_timeout, self.connect_timeout
-        asked, self.init_command = self.init_command, None
+        init_command, self.init_command = self.init_command, None
         try:
             super().connect(sock)
-            self._prepare(asked)
+            self._prepare(init_command)
         except pymysql.OperationalError as error:
             if error.args[0] in {CR.CR_SERVER_LOST, CR.CR_SERVER_GONE_ERROR}:
                 # Nothing was asked, so nothing was done: not a line that broke.
                 raise pymysql.OperationalError(CR.CR_CONN_HOST_ERROR, error.args[1]) from None
             raise
         finally:
-            self._read_timeout, self.init_command = patience, asked
+            self._read_timeout, self.init_command = patience, init_command
 
     def _create_ssl_ctx(self, asked: Any) -> ssl.SSLContext:
         """Return the TLS context; unless certificates are asked for, one for all connections.
@@ -147,15 +147,15 @@ class BoundedConnection(pymysql.Connection):
         """Let statements take any time."""
         self._read_timeout = self._write_timeout = None
 
-    def _prepare(self, asked: str | None) -> None:
+    def _prepare(self, init_command: str | None) -> None:
         with self.cursor() as cursor:
             cursor.execute(_ISOLATION)
             cursor.execute("SELECT @@max_allowed_packet, VERSION()")
             self.largest, version = cursor.fetchone() or (None, "")
             check_version(version)
             cursor.execute(_SESSION)
-            if asked is not None:
-                cursor.execute(asked)
+            if init_command is not None:
+                cursor.execute(init_command)
 
 
 class MariaDBEngine(StoreEngine):

@@ -47,12 +47,12 @@ from dispatcher.store.engines.base import (
     Days,
     DurableSettings,
     Housekeeping,
+    InsertFailed,
     Location,
     NewIndex,
     Prepared,
     Slot,
     StoreEngine,
-    Unanswered,
     run_on_connect,
 )
 from dispatcher.store.engines.errors import answered
@@ -342,7 +342,7 @@ class _Direct:
         try:
             pooled = self._engine.raw_connection()
         except (psycopg.Error, SQLAlchemyError):
-            raise Unanswered(perhaps_done=False) from None
+            raise InsertFailed(perhaps_done=False) from None
         driver = cast("psycopg.Connection[Any]", pooled.driver_connection)
         try:
             cursor = pooled.info.get(_CURSOR)
@@ -354,7 +354,7 @@ class _Direct:
         except (psycopg.Error, ValueError, OverflowError) as error:
             if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
                 raise  # a mistake in our call of the driver
-            raise Unanswered(perhaps_done=driver.closed) from None
+            raise InsertFailed(perhaps_done=driver.closed) from None
         except BaseException:
             driver.close()
             raise
@@ -381,7 +381,7 @@ class DirectStatement(_Direct):
         }
         try:
             return self._run(given, _rows)
-        except Unanswered as fault:
+        except InsertFailed as fault:
             if not fault.perhaps_done:
                 log.warning("statement sent past SQLAlchemy failed: running it through SQLAlchemy")
             return None

@@ -10,10 +10,10 @@ from dispatcher.message import Outcome, Status
 from dispatcher.store import Claim, Failure, Result, Unclaimed
 from dispatcher.store.suppressions import REASON
 from dispatcher.testing.memory.tables import (
-    NOBODY_CATCHES_UP,
+    NO_CATCH_UP,
     OPEN,
     AttemptRow,
-    CatchingUp,
+    CatchUpRules,
     Row,
     Tables,
     rounded,
@@ -26,7 +26,7 @@ class MemoryClaims:
     """Stands in for ``dispatcher.store.Claims``."""
 
     def __init__(
-        self, tables: Tables, *, ttl: timedelta, leaves: CatchingUp = NOBODY_CATCHES_UP
+        self, tables: Tables, *, ttl: timedelta, leaves: CatchUpRules = NO_CATCH_UP
     ) -> None:
         self._tables = tables
         self._ttl = ttl

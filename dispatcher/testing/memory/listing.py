@@ -12,8 +12,8 @@ from dispatcher.errors import MessageNotFound
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.scope import NO_SCOPE, of_channel, of_scope_on
 from dispatcher.selection import Page, Selection
-from dispatcher.store.decisions import DROPPED, MOST_ATTEMPTS, Standstill
-from dispatcher.store.listing import Traced
+from dispatcher.store.decisions import DROPPED, MOST_ATTEMPTS, StoppedMessage
+from dispatcher.store.listing import MessageDetails
 from dispatcher.store.notifications import body_of, id_of
 from dispatcher.store.schema import NOTIFIED_STATUSES
 from dispatcher.testing.memory.messages import MemoryMessages
@@ -77,11 +77,11 @@ class MemoryListing:
             found[row.channel][row.status] += 1
         return {channel: dict(found[channel]) for channel in sorted(found)}, True
 
-    def traced(self, message_id: UUID) -> Traced:
+    def details(self, message_id: UUID) -> MessageDetails:
         row = self._tables.messages.get(message_id)
         if row is None:
             raise MessageNotFound(message_id)
-        return Traced(
+        return MessageDetails(
             row.message(),
             row.enqueue_at,
             row.claim_expires_at,
@@ -101,9 +101,9 @@ class MemoryListing:
             "idempotency_key": wanted.idempotency_key,
             "campaign": wanted.campaign,
         }
-        asked = {name: value for name, value in named.items() if value is not None}
+        filters = {name: value for name, value in named.items() if value is not None}
         tests: list[Callable[[Row], bool]] = [
-            lambda row: all(getattr(row, name) == value for name, value in asked.items()),
+            lambda row: all(getattr(row, name) == value for name, value in filters.items()),
             lambda row: all(_counts_against(row, *each) for each in wanted.scopes),
         ]
         from_at, until_at, prefix = wanted.from_at, wanted.until_at, wanted.key_prefix
@@ -178,12 +178,12 @@ class MemoryFailed:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
-    def look(self, message_ids: Sequence[UUID]) -> dict[UUID, Standstill]:
+    def look(self, message_ids: Sequence[UUID]) -> dict[UUID, StoppedMessage]:
         rows = filter(None, map(self._tables.messages.get, message_ids))
-        return {row.id: Standstill(row.message(), row.claim_token, self._is_unknown(row))
+        return {row.id: StoppedMessage(row.message(), row.claim_token, self._is_unknown(row))
                 for row in rows}  # fmt: skip
 
-    def retry(self, wanted: Sequence[tuple[Standstill, int]]) -> dict[UUID, Standstill]:
+    def retry(self, wanted: Sequence[tuple[StoppedMessage, int]]) -> dict[UUID, StoppedMessage]:
         now = self._tables.now()
         for found, more in wanted:
             row = self._tables.messages.get(found.message.id)

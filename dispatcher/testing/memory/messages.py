@@ -223,8 +223,8 @@ class MemorySuppressions:
         if self._tables.is_suppressed(recipient, channel):
             raise Suppressed(channel)
 
-    def among(self, asked: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-        return {each for each in asked if self._tables.is_suppressed(*each)}
+    def among(self, recipients: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+        return {each for each in recipients if self._tables.is_suppressed(*each)}
 
     def scheduled(
         self, recipient: str, channel: str | None, *, after: UUID | None, limit: int

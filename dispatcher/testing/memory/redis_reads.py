@@ -10,8 +10,8 @@ from typing import Self
 from dispatcher.errors import DispatcherError
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation import Booked, Bulk, Fence, Request
-from dispatcher.reservation.contents import Held, Member, Seen
-from dispatcher.reservation.plan import Answered
+from dispatcher.reservation.contents import Held, Member, MemberState
+from dispatcher.reservation.plan import PlannedKey
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.testing.memory.server import Contents, Server
 from dispatcher.testing.memory.shards import MemoryShards, windows_on
@@ -39,7 +39,7 @@ class MemoryContents:
         members = self._server.holds.windows[window.decode()]
         return [members.between(from_ms, until_ms) for from_ms, until_ms in stretches]
 
-    def look(self, members: Sequence[tuple[bytes, bytes]]) -> list[Seen]:
+    def look(self, members: Sequence[tuple[bytes, bytes]]) -> list[MemberState]:
         found = []
         for name, member in members:
             window = name.decode()
@@ -49,7 +49,7 @@ class MemoryContents:
                 for waiting in self._server.holds.pending.values()
                 if (member, window) in waiting
             ]
-            found.append(Seen(None if at is None else int(at), since[0] if since else None))
+            found.append(MemberState(None if at is None else int(at), since[0] if since else None))
         return found
 
     def foreign(self) -> set[bytes]:
@@ -80,7 +80,7 @@ class MemoryCopies:
         )
         shards = MemoryShards(copied, quotas, under_way=under_way)
         self._bulk = Bulk(windows_on(shards, quotas, keys=copied.keys, under_way=under_way))
-        self._answered: dict[str, Answered] = {}
+        self._answered: dict[str, PlannedKey] = {}
 
     def reserve(
         self, requests: Sequence[Request], *, ahead: timedelta = timedelta(0)
@@ -94,10 +94,10 @@ class MemoryCopies:
     def note(self, refused: object) -> None:
         """Note nothing."""
 
-    def remember(self, answered: Iterable[Answered]) -> None:
+    def remember(self, answered: Iterable[PlannedKey]) -> None:
         self._answered |= {each.key: each for each in answered}
 
-    def recall(self, keys: Sequence[str]) -> Mapping[str, Answered]:
+    def recall(self, keys: Sequence[str]) -> Mapping[str, PlannedKey]:
         return {key: self._answered[key] for key in keys if key in self._answered}
 
     def __enter__(self) -> Self:

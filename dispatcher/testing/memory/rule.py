@@ -15,7 +15,7 @@ from uuid import UUID
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.quota import CalendarQuota, Quota
 from dispatcher.reservation import Blocked, Terms
-from dispatcher.reservation.arguments import ENDLESS
+from dispatcher.reservation.shards import ENDLESS
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import Scope
 from dispatcher.times.quiet_hours import Hours, Interval

@@ -166,7 +166,7 @@ class Server:
         self.holds.markers.clear()
         self.number += 1
 
-    def told(self, keys: ShardKeys, message_id: UUID, window: str) -> int:
+    def move_token(self, keys: ShardKeys, message_id: UUID, window: str) -> int:
         """Return the token of the last move of a message that a window was told of, or -1."""
         found = self.holds.moved.get(keys.moved(message_id))
         if found is None or found.ends_at_ms < self.now_ms():

@@ -35,12 +35,12 @@ class MemoryShards:
         self._rule = Rule(quotas)
         self._life_ms = under_way // MILLISECOND
 
-    def book(self, asked: Sequence[LegRequest], *, pending_ahead_ms: int = 0) -> list[Answer]:
-        self._opened(asked)
-        return [self._booked(each, pending_ahead_ms) for each in asked]
+    def book(self, requests: Sequence[LegRequest], *, pending_ahead_ms: int = 0) -> list[Answer]:
+        self._opened(requests)
+        return [self._booked(each, pending_ahead_ms) for each in requests]
 
-    def _booked(self, asked: LegRequest, ahead_ms: int) -> Answer:
-        leg, message_id, submit = asked.leg, asked.message_id, asked.submit
+    def _booked(self, request: LegRequest, ahead_ms: int) -> Answer:
+        leg, message_id, submit = request.leg, request.message_id, request.submit
         windows = self._windows(leg)
         duplicates = self._duplicates(leg, submit)
         if duplicates is not None and submit is not None:
@@ -56,10 +56,10 @@ class MemoryShards:
         own = message_id.bytes
         places = [int(window[own]) for window in windows.values() if own in window]
         missing = {scope: each for scope, each in windows.items() if own not in each}
-        at_ms = places[-1] if places else asked.asked_ms
+        at_ms = places[-1] if places else request.asked_ms
         if missing:
             judge = self._judge(missing, leg, ())
-            found = judge.found(at_ms, at_ms if places else asked.latest_ms)
+            found = judge.found(at_ms, at_ms if places else request.latest_ms)
             if isinstance(found, Blocked):
                 return found
             at_ms = found
@@ -75,7 +75,7 @@ class MemoryShards:
             ends_at_ms = self._server.now_ms() + self._life_ms + ahead_ms
             duplicates.ends_at_ms = max(duplicates.ends_at_ms, ends_at_ms)
             duplicates.by.add(submit.token)
-        return at_ms if message_id == asked.message_id else Reservation(message_id, at_ms)
+        return at_ms if message_id == request.message_id else Reservation(message_id, at_ms)
 
     def release(self, leg: Leg, message_id: UUID, submit: Submit | None) -> bool:
         windows, own = self._windows(leg), message_id.bytes
@@ -98,20 +98,20 @@ class MemoryShards:
     def release_many(self, booked: Iterable[tuple[Leg, UUID, Submit | None]]) -> list[bool]:
         return [self.release(*each) for each in booked]
 
-    def hold(self, asked: Sequence[LegRequest]) -> list[Reservation | Blocked]:
-        self._opened(asked)
-        return [self._held(each) for each in asked]
+    def hold(self, requests: Sequence[LegRequest]) -> list[Reservation | Blocked]:
+        self._opened(requests)
+        return [self._held(each) for each in requests]
 
-    def _held(self, asked: LegRequest) -> Reservation | Blocked:
-        leg, message_id, hold = asked.leg, asked.message_id, asked.hold
+    def _held(self, request: LegRequest) -> Reservation | Blocked:
+        leg, message_id, hold = request.leg, request.message_id, request.hold
         windows = self._windows(leg)
         now_ms = self._server.now_ms()
         held = {window.get(hold) for window in windows.values()}
         at_ms = held.pop()
-        if not held and at_ms is not None and asked.asked_ms <= at_ms <= asked.latest_ms:
+        if not held and at_ms is not None and request.asked_ms <= at_ms <= request.latest_ms:
             return Reservation(message_id, int(at_ms), now_ms)
-        free = {message_id.bytes, hold, asked.beside}
-        found = self._judge(windows, leg, free).found(asked.asked_ms, asked.latest_ms)
+        free = {message_id.bytes, hold, request.beside}
+        found = self._judge(windows, leg, free).found(request.asked_ms, request.latest_ms)
         if isinstance(found, Blocked):
             return found
         for name, window in zip(leg.windows, windows.values(), strict=True):
@@ -140,7 +140,8 @@ class MemoryShards:
         is_alive = moving.held_at_ms > now_ms - self._life_ms
         names = dict(zip(leg.windows, windows.values(), strict=True))
         is_late = {
-            name: self._server.told(leg.keys, moving.message_id, name) >= token for name in names
+            name: self._server.move_token(leg.keys, moving.message_id, name) >= token
+            for name in names
         }
         for name, window in names.items():
             if not is_late[name] and not (is_alive and window.get(hold) == at_ms):
@@ -180,8 +181,8 @@ class MemoryShards:
         windows = self._server.holds.windows
         return {scope: windows[name] for scope, name in zip(leg.scopes, leg.windows, strict=True)}
 
-    def _opened(self, asked: Iterable[LegRequest]) -> None:
-        for each in asked:
+    def _opened(self, requests: Iterable[LegRequest]) -> None:
+        for each in requests:
             self._open(each.leg)
 
     def _open(self, leg: Leg) -> None:

@@ -8,15 +8,23 @@ from typing import Any
 from uuid import UUID
 
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.store import Due, Movable, Rescued, ReservationRow, ReservedTime, Settled, Unbegun
+from dispatcher.store import (
+    Due,
+    Movable,
+    RescuedMessage,
+    ReservationRow,
+    ReservedTime,
+    Settled,
+    UnbegunClaim,
+)
 from dispatcher.store.maintenance import NOT_BEGUN, UNKNOWN, OverdueBatch
 from dispatcher.store.reservations import PermitRow
 from dispatcher.testing.memory.tables import (
+    NO_CATCH_UP,
     NO_PLACE,
-    NOBODY_CATCHES_UP,
     OPEN,
     AttemptRow,
-    CatchingUp,
+    CatchUpRules,
     Row,
     Tables,
     rounded,
@@ -32,7 +40,7 @@ _PAGE = 20
 class MemoryStoreUpkeep:
     """Stands in for ``dispatcher.store.StoreUpkeep``."""
 
-    def __init__(self, tables: Tables, *, leaves: CatchingUp = NOBODY_CATCHES_UP) -> None:
+    def __init__(self, tables: Tables, *, leaves: CatchUpRules = NO_CATCH_UP) -> None:
         self._tables = tables
         self._leaves = leaves
 
@@ -78,7 +86,7 @@ class MemoryStoreUpkeep:
         ]
         return sorted(due, key=lambda each: each.next_attempt_at)
 
-    def rescue(self, *, limit: int, within: timedelta | None = None) -> list[Rescued]:
+    def rescue(self, *, limit: int, within: timedelta | None = None) -> list[RescuedMessage]:
         now = self._tables.now()
         rows = [
             row
@@ -92,7 +100,8 @@ class MemoryStoreUpkeep:
         for row in rows[:limit]:
             self._rescue(row, now)
         return sorted(
-            Rescued(row.id, row.channel, row.attempt_count, row.status) for row in rows[:limit]
+            RescuedMessage(row.id, row.channel, row.attempt_count, row.status)
+            for row in rows[:limit]
         )
 
     def _rescue(self, row: Row, now: datetime) -> None:
@@ -111,10 +120,10 @@ class MemoryStoreUpkeep:
         else:
             row.status = Status.SCHEDULED
 
-    def unbegun(self, message_ids: Sequence[UUID], *, mark: UUID) -> list[Unbegun]:
+    def unbegun(self, message_ids: Sequence[UUID], *, mark: UUID) -> list[UnbegunClaim]:
         found = (self._tables.messages.get(each) for each in sorted(set(message_ids)))
         return [
-            Unbegun(
+            UnbegunClaim(
                 row.id,
                 row.claim_token,
                 row.scope,
@@ -129,14 +138,14 @@ class MemoryStoreUpkeep:
             if row and row.status is Status.SENDING and row.claimed_by == mark
         ]
 
-    def put_back(self, unbegun: Sequence[Unbegun], *, wait: timedelta) -> None:
+    def put_back(self, unbegun: Sequence[UnbegunClaim], *, wait: timedelta) -> None:
         for each in unbegun:
             row = self._tables.messages.get(each.message_id)
             if row and row.claim_token == each.token and row.status in OPEN:
                 self._put_back(row, each, wait)
             self._undo(each)
 
-    def _put_back(self, row: Row, unbegun: Unbegun, wait: timedelta) -> None:
+    def _put_back(self, row: Row, unbegun: UnbegunClaim, wait: timedelta) -> None:
         now = self._tables.now()
         row.claim_expires_at, row.last_error = None, NOT_BEGUN
         if unbegun.status is Status.FAILED:
@@ -148,7 +157,7 @@ class MemoryStoreUpkeep:
         else:
             row.attempt_count -= 1
 
-    def _undo(self, unbegun: Unbegun) -> None:
+    def _undo(self, unbegun: UnbegunClaim) -> None:
         tries = self._tables.attempts[unbegun.message_id]
         attempt = tries.get(unbegun.token)
         if attempt is None:
@@ -161,7 +170,7 @@ class MemoryStoreUpkeep:
         elif is_open or (is_unknown and self._was_held(unbegun)):
             del tries[unbegun.token]
 
-    def _was_held(self, unbegun: Unbegun) -> bool:
+    def _was_held(self, unbegun: UnbegunClaim) -> bool:
         row = self._tables.messages[unbegun.message_id]
         is_ours = row.claim_token == unbegun.token and row.on_unknown == "hold"
         return is_ours and row.status in (Status.SCHEDULED, Status.HELD)
@@ -323,7 +332,7 @@ class MemoryStoreUpkeep:
 class MemoryOverdue:
     """Stands in for ``dispatcher.store.Overdue``."""
 
-    def __init__(self, tables: Tables, catching_up: CatchingUp) -> None:
+    def __init__(self, tables: Tables, catching_up: CatchUpRules) -> None:
         self._tables = tables
         self._rules = catching_up
 

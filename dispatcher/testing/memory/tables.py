@@ -286,7 +286,7 @@ class Tables:
 
 
 @dataclass(frozen=True, slots=True)
-class CatchingUp:
+class CatchUpRules:
     """Which channels do not simply send what is overdue, and how long after its time it is that."""
 
     after: timedelta
@@ -307,7 +307,7 @@ class CatchingUp:
         )
 
 
-NOBODY_CATCHES_UP = CatchingUp(timedelta(0))
+NO_CATCH_UP = CatchUpRules(timedelta(0))
 
 
 def cut(instant: datetime) -> datetime:

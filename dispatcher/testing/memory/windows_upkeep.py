@@ -121,7 +121,7 @@ class MemoryUpkeep:
         asked_ms = self._server.holds.pending[each.keys].get((own, name), each.before_ms)
         if not self._is_waiting(each) or asked_ms > each.before_ms:
             return False
-        is_old = self._server.told(each.keys, each.message_id, name) > token
+        is_old = self._server.move_token(each.keys, each.message_id, name) > token
         if is_old and not each.is_hold:
             return False
         if each.is_hold:

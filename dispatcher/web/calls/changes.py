@@ -77,7 +77,7 @@ def update(call: Changing, change: models.MessageChange) -> Response:
         if change.body is not None:
             message = now.message
             draft = Draft(channel=message.channel, recipient=message.recipient, body=change.body)
-            body, again = (call.bodies.fill(draft).draft.body for _ in range(2))
+            body, again = (call.bodies.prepare(draft).draft.body for _ in range(2))
             if body == again or not (isinstance(body, Mapping) and isinstance(again, Mapping)):
                 return message.body == body
             # A type makes some fields anew each time: they cannot be compared.
@@ -116,9 +116,9 @@ def reschedule(call: Changing, time: models.NewTime) -> Response:
     return call.answer(Right.MESSAGES_WRITE, make, is_made)
 
 
-def retry(call: Changing, asked: models.Retry | None = None) -> Response:
+def retry(call: Changing, payload: models.Retry | None = None) -> Response:
     """Give a failed message further attempts."""
-    perhaps_sent = asked is not None and asked.perhaps_sent
+    perhaps_sent = payload is not None and payload.perhaps_sent
 
     def make(message_id: UUID, unless: Message | None) -> Message:
         return call.dispatcher.retry(message_id, perhaps_sent=perhaps_sent, if_unchanged=unless)
@@ -142,9 +142,9 @@ def release(call: Changing) -> Response:
     return call.answer(Right.OPERATE, make, is_made)
 
 
-def drop(call: Changing, asked: models.Drop | None = None) -> Response:
+def drop(call: Changing, payload: models.Drop | None = None) -> Response:
     """End a held message as failed."""
-    reason = None if asked is None else asked.reason
+    reason = None if payload is None else payload.reason
 
     def make(message_id: UUID, unless: Message | None) -> Message:
         return call.dispatcher.drop(message_id, reason=reason, if_unchanged=unless)

@@ -33,10 +33,10 @@ def submit(context: KeyedContext, new: models.NewMessage) -> Response:
     return context.once(act)
 
 
-def plan(context: CallContext, asked: models.Plans) -> Response:
+def plan(context: CallContext, payload: models.Plans) -> Response:
     """Return the result that messages would have if they were submitted now."""
     caller = context.admit(Right.MESSAGES_WRITE)
-    found = context.dispatcher.plan([caller.own(each.draft()) for each in asked.messages])
+    found = context.dispatcher.plan([caller.own(each.draft()) for each in payload.messages])
     return Answer(200, models.PlanOut.of(found, context.problem).text()).response()
 
 

@@ -21,11 +21,11 @@ def suppressions(context: CallContext, recipient: str) -> Response:
 
 
 def suppress(
-    context: KeyedContext, recipient: str, asked: models.SuppressionIn | None = None
+    context: KeyedContext, recipient: str, payload: models.SuppressionIn | None = None
 ) -> Response:
     """Opt a recipient out of one channel or of all; cancels its scheduled messages."""
     context.admit(Right.SUPPRESSIONS_WRITE).check_unbound()
-    channel = None if asked is None else asked.channel
+    channel = None if payload is None else payload.channel
 
     def act() -> Answer:
         many = context.dispatcher.suppress(recipient, channel=channel)

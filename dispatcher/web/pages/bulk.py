@@ -94,7 +94,7 @@ ACTIONS = {
 
 
 @dataclass(frozen=True)
-class Confirmed:
+class CountedMessages:
     """The messages that a person saw counted, each with a digest of its version then."""
 
     marks: dict[UUID, bytes]
@@ -145,7 +145,7 @@ def confirm(visit: Visit) -> Response:
     return visit.show(
         "bulk.html", action=action, many=len(counted), further=found.after,
         ended_early=found.after is not None and len(found) < MOST,
-        messages=Confirmed.of(counted).written(),
+        messages=CountedMessages.of(counted).written(),
         some=[each.message for each in counted[:_SHOWN]], most=MOST,
         filters=filters_of(visit.query), once=secrets.token_urlsafe(16),
     )  # fmt: skip
@@ -154,7 +154,7 @@ def confirm(visit: Visit) -> Response:
 def act(visit: Visit) -> Response:
     """Change the messages that were confirmed, as far as they are what they were then."""
     action, _ = _asked(visit, visit.form)
-    confirmed = Confirmed.read(visit.form["messages"])
+    confirmed = CountedMessages.read(visit.form["messages"])
     with _once(visit):
         found = visit.parts.messages.movables(list(confirmed.marks))
         own = {

@@ -142,7 +142,7 @@ def _kept(visit: Visit) -> Upload:
 
 def uploaded(visit: Visit) -> Response:
     """Show the plan of a file, or how far it is, or what was booked."""
-    upload = _asked(visit)
+    upload = _chosen_upload(visit)
     found = None if upload.plan is None else histogram(upload.plan)
     return visit.show("upload.html", upload=upload, histogram=found, width=WIDTH, height=HEIGHT,
                       numbers=numbers_of(upload))  # fmt: skip
@@ -150,7 +150,7 @@ def uploaded(visit: Visit) -> Response:
 
 def book(visit: Visit) -> Response:
     """Book the messages of a file, once."""
-    upload = _asked(visit)
+    upload = _chosen_upload(visit)
     if upload.plan is None:
         raise Refused(409, "not-planned", "the file is not planned yet")
     if upload.start(visit.dispatcher, State.BOOKING):
@@ -160,7 +160,7 @@ def book(visit: Visit) -> Response:
 
 def live(visit: Visit) -> Response:
     """Send how far a file is, until its step has ended."""
-    return StreamingResponse(_numbers(visit, _asked(visit)), media_type="text/event-stream")
+    return StreamingResponse(_numbers(visit, _chosen_upload(visit)), media_type="text/event-stream")
 
 
 async def _numbers(visit: Visit, upload: Upload) -> AsyncIterator[str]:
@@ -178,7 +178,7 @@ def numbers_of(upload: Upload) -> Mapping[str, str]:
     return {"accepted": f"{upload.counted.accepted:,}", "refused": f"{upload.turned_away:,}"}
 
 
-def _asked(visit: Visit) -> Upload:
+def _chosen_upload(visit: Visit) -> Upload:
     return visit.site.uploads.find(visit.request.path_params["token"], visit.caller)
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from dispatcher.errors import InvalidValue, ReservationsUnavailable
 from dispatcher.operations.overview import ChannelLoad, LoadedMinute, LoadToCome
 from dispatcher.web.access import Right
-from dispatcher.web.pages.glances import LOADS
+from dispatcher.web.pages.cached_figures import LOADS
 from dispatcher.web.pages.site import Page, Visit
 
 WIDTH, HEIGHT = 960, 96
@@ -35,7 +35,7 @@ class Bar(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class ChannelChart:
     """The load of a channel as it is drawn. ``minutes`` are the fullest, by time."""
 
     load: ChannelLoad
@@ -51,7 +51,7 @@ def load(visit: Visit) -> Response:
     visit.caller.check_unbound()
     name = visit.query.get("within", "")
     name = name if name in LOADS else "day"
-    found = visit.site.glances.load(visit.dispatcher, LOADS[name])
+    found = visit.site.figures.load(visit.dispatcher, LOADS[name])
     only = visit.query.get("channel")
     shown = [_shown(each, found) for each in found.channels if only is None or each.channel == only]
     step = (found.end - found.start) / _BARS
@@ -59,11 +59,11 @@ def load(visit: Visit) -> Response:
                       step=step, width=WIDTH, height=HEIGHT)  # fmt: skip
 
 
-def _shown(channel: ChannelLoad, found: LoadToCome) -> Shown:
+def _shown(channel: ChannelLoad, found: LoadToCome) -> ChannelChart:
     overbooked = [each for each in channel.minutes if each.overbooked]
     fullest = sorted(channel.minutes, key=lambda each: (not each.overbooked, -each.due))
     bars = list(_bars(channel.minutes, found))
-    return Shown(
+    return ChannelChart(
         load=channel,
         due=sum(each.due for each in channel.minutes),
         overbooked=len(overbooked),

@@ -43,10 +43,10 @@ def wanted_of(visit: Visit, given: Given) -> Wanted:
         raise forbidden(f"the key has no right {Right.RECIPIENTS_READ}")
     if visit.is_bound() and any(name in given for name in ("key", "key_prefix")):
         raise forbidden("the key is bound; messages may have idempotency keys of others")
-    asked = given.get("channel")
-    if asked is None and visit.caller.channels is not None:
-        asked = next(iter(visit.channels), "")
-    channel, scopes = visit.caller.narrowed(asked, scopes_of(visit, given))
+    channel_given = given.get("channel")
+    if channel_given is None and visit.caller.channels is not None:
+        channel_given = next(iter(visit.channels), "")
+    channel, scopes = visit.caller.narrowed(channel_given, scopes_of(visit, given))
     return {
         "status": given.get("status"),
         "channel": channel,

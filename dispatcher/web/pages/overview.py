@@ -12,7 +12,7 @@ from dispatcher.errors import DispatcherError
 from dispatcher.message import Status
 from dispatcher.operations.overview import Overview
 from dispatcher.web.access import Right
-from dispatcher.web.pages.glances import SECONDS, Glances
+from dispatcher.web.pages.cached_figures import SECONDS, CachedFigures
 from dispatcher.web.pages.site import Page, Visit
 from dispatcher.web.problems import Refused, forbidden
 
@@ -24,7 +24,7 @@ _STREAM_SECONDS = 600.0
 
 def overview(visit: Visit) -> Response:
     """Show counts, overdue messages, the load of the next hour, limits, workers and beats."""
-    found = None if visit.is_bound() else visit.site.glances.overview(visit.dispatcher)
+    found = None if visit.is_bound() else visit.site.figures.overview(visit.dispatcher)
     most = max(found.load.minutes, default=0) if found is not None else 0
     return visit.show("overview.html", found=found, statuses=STATUSES, most=most,
                       numbers=None if found is None else numbers_of(found))  # fmt: skip
@@ -32,21 +32,21 @@ def overview(visit: Visit) -> Response:
 
 def live(visit: Visit) -> Response:
     """Send the numbers of the overview again and again, until the browser goes."""
-    glances = visit.site.glances
+    figures = visit.site.figures
     if visit.is_bound():
         raise forbidden("the key is bound to channels or to a scope")
-    if glances.streams >= _MOST_STREAMS:
+    if figures.streams >= _MOST_STREAMS:
         raise Refused(503, "too-many", "too many pages are open; reload instead")
-    return StreamingResponse(_numbers(visit, glances), media_type="text/event-stream")
+    return StreamingResponse(_numbers(visit, figures), media_type="text/event-stream")
 
 
-async def _numbers(visit: Visit, glances: Glances) -> AsyncIterator[str]:
-    glances.streams += 1
+async def _numbers(visit: Visit, figures: CachedFigures) -> AsyncIterator[str]:
+    figures.streams += 1
     try:
         for _ in range(int(_STREAM_SECONDS / SECONDS)):
             try:
                 await visit.site.in_thread(visit.site.enter, visit.request, LIVE)
-                found = await visit.site.in_thread(glances.overview, visit.dispatcher)
+                found = await visit.site.in_thread(figures.overview, visit.dispatcher)
                 yield f"event: numbers\ndata: {json.dumps(numbers_of(found))}\n\n"
             except Refused:
                 return
@@ -54,7 +54,7 @@ async def _numbers(visit: Visit, glances: Glances) -> AsyncIterator[str]:
                 yield ": the database does not answer\n\n"
             await asyncio.sleep(SECONDS)
     finally:
-        glances.streams -= 1
+        figures.streams -= 1
 
 
 def numbers_of(found: Overview) -> Mapping[str, str]:

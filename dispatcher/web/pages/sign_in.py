@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from starlette.responses import Response
 
 from dispatcher.store import ApiKeys, Sessions
-from dispatcher.web.access import Caller, KeyAuth, Remembered, caller_of, digest_of
+from dispatcher.web.access import Caller, KeyAuth, TTLCache, caller_of, digest_of
 from dispatcher.web.problems import Refused, unauthorized
 
 if TYPE_CHECKING:
@@ -35,14 +35,14 @@ class SignIn:
     def __init__(self, keys: ApiKeys, sessions: Sessions) -> None:
         self._auth = KeyAuth(keys)
         self._sessions = sessions
-        self._known = Remembered[Caller]()
+        self._callers = TTLCache[Caller]()
 
     def __call__(self, request: Request) -> Caller:
         """Return who calls. Raises Refused and StoreUnavailable."""
         secret = request.cookies.get(_COOKIE)
         if not secret:
             raise unauthorized("sign in")
-        return self._known.of(digest_of(secret), self._caller)
+        return self._callers.of(digest_of(secret), self._caller)
 
     def form(self, visit: Visit) -> Response:
         """Ask for a key."""
@@ -89,7 +89,7 @@ class SignIn:
         secret = visit.request.cookies.get(_COOKIE)
         if secret:
             self._sessions.end(digest_of(secret))
-            self._known.forget(digest_of(secret))
+            self._callers.forget(digest_of(secret))
 
 
 def _inside(to: str) -> str:

@@ -26,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive
 
 from dispatcher.app import App
-from dispatcher.client import Dispatcher
+from dispatcher.client import Dispatcher, for_pages, parts_of, selection_of
 from dispatcher.errors import DispatcherError, InvalidValue, StoreUnavailable
 from dispatcher.message import Status
 from dispatcher.problems import problem_of, status_of
@@ -38,8 +38,7 @@ from dispatcher.times import zones
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.admission import RATE, Admission
 from dispatcher.web.pages import sign_in
-from dispatcher.web.pages.glances import Glances
-from dispatcher.web.pages.reading import reading
+from dispatcher.web.pages.cached_figures import CachedFigures
 from dispatcher.web.pages.sign_in import SignIn
 from dispatcher.web.pages.uploads import Uploads
 from dispatcher.web.problems import Refused, forbidden
@@ -125,14 +124,14 @@ class Visit:
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """What all is asked of. Pages that do not act read on connections of their own."""
+        """The dispatcher. Pages that only read have connections of their own to the store."""
         is_read = self.request.method in _SAFE
-        return self.site.reading if is_read else self.site.dispatcher
+        return self.site.reader if is_read else self.site.dispatcher
 
     @property
     def parts(self) -> App:
         """The parts of :attr:`dispatcher` that no method of it shows."""
-        return self.dispatcher._app
+        return parts_of(self.dispatcher)
 
     @property
     def root(self) -> str:
@@ -197,7 +196,7 @@ class Visit:
         Raises InvalidDraft and StoreUnavailable.
         """
         return self.parts.listing.page(
-            self.dispatcher._chosen(wanted),
+            selection_of(wanted, self.site.settings),
             after=None if after is None else id_of(after, "after"),
             limit=limit,
             oldest_first=oldest_first,
@@ -209,7 +208,8 @@ class Visit:
 
         Raises InvalidDraft and StoreUnavailable.
         """
-        return self.parts.listing.counted(self.dispatcher._chosen(wanted), patience=_PATIENCE)
+        selection = selection_of(wanted, self.site.settings)
+        return self.parts.listing.counted(selection, patience=_PATIENCE)
 
     def recipient_of(self, recipient: str) -> str:
         """Return a recipient, or a digest of it for a visitor without the right to see it."""
@@ -240,14 +240,14 @@ class Site:
     def __init__(self, dispatcher: Dispatcher, access: Access, *, rate: str) -> None:
         self.dispatcher = dispatcher
         self.settings = dispatcher.settings
-        self.parts = dispatcher._app  # the parts that no method of the dispatcher shows
+        self.parts = parts_of(dispatcher)
         self.access = access
         self._admission = Admission(self.parts, auth=self._known, rate=rate)
         self._threads = CapacityLimiter(_MOST_THREADS)
         self.can_sign_in = isinstance(access, SignIn)
         self.digest = digest_with(self.settings.log_key)
         self.files = _files()
-        self.glances = Glances()
+        self.figures = CachedFigures()
         self.uploads = Uploads()
         self.templates = Environment(
             loader=PackageLoader("dispatcher.web.pages"),
@@ -261,9 +261,9 @@ class Site:
         self.templates.globals |= {"local": local_text, "links": ()}
 
     @cached_property
-    def reading(self) -> Dispatcher:
+    def reader(self) -> Dispatcher:
         """The dispatcher that reads for pages."""
-        return reading(self.dispatcher)
+        return for_pages(self.dispatcher)
 
     async def in_thread(self, act: Callable[[*Ts], T], *given: *Ts) -> T:
         """Run something in one of the threads of the page: few, so that programs keep theirs."""

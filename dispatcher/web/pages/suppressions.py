@@ -23,7 +23,7 @@ def suppressions(visit: Visit) -> Response:
 
 def suppress(visit: Visit) -> Response:
     """Opt a recipient out; cancels its scheduled messages."""
-    recipient, channel = _asked(visit)
+    recipient, channel = _recipient_and_channel(visit)
     many = visit.dispatcher.suppress(recipient, channel=channel)
     _note(visit, "suppress", recipient, channel)
     return visit.go("/suppressions", recipient=recipient, done="suppress", many=many)
@@ -31,13 +31,13 @@ def suppress(visit: Visit) -> Response:
 
 def unsuppress(visit: Visit) -> Response:
     """Revoke an opt-out."""
-    recipient, channel = _asked(visit)
+    recipient, channel = _recipient_and_channel(visit)
     visit.dispatcher.unsuppress(recipient, channel=channel)
     _note(visit, "unsuppress", recipient, channel)
     return visit.go("/suppressions", done="unsuppress")
 
 
-def _asked(visit: Visit) -> tuple[str, str | None]:
+def _recipient_and_channel(visit: Visit) -> tuple[str, str | None]:
     visit.caller.check_unbound()
     recipient = visit.form.get("recipient")
     if recipient is None:

@@ -271,5 +271,5 @@ class Uploads:
 def _digest(path: Path, campaign: str, channel: str | None) -> str:
     with path.open("rb") as file:
         content = hashlib.file_digest(file, "sha256").hexdigest()
-    asked = repr((content, campaign, channel))
-    return hashlib.sha256(asked.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    content_and_target = repr((content, campaign, channel))
+    return hashlib.sha256(content_and_target.encode("utf-8", "surrogatepass")).hexdigest()[:32]

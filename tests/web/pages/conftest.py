@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from playwright.sync_api import Browser
 
 from dispatcher.web import Access, Caller, Loopback, Right, page
-from dispatcher.web.pages import glances
+from dispatcher.web.pages import cached_figures
 from tests.support.browser import Tab, chromium, served
 from tests.support.house import House
 
@@ -44,7 +44,7 @@ def visit(house: House) -> Iterator[Visit]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let visits wait for the first figure also on a machine that is busy."""
-    monkeypatch.setattr(glances, "_FIRST_WAIT_SECONDS", 30.0)
+    monkeypatch.setattr(cached_figures, "_FIRST_WAIT_SECONDS", 30.0)
 
 
 @pytest.fixture(scope="module")

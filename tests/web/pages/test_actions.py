@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 from dispatcher import Message, Status
 from dispatcher.web import Right
-from dispatcher.web.pages.bulk import ACTIONS, Confirmed
+from dispatcher.web.pages.bulk import ACTIONS, CountedMessages
 from dispatcher.web.replies import Version
 from tests.support.house import FAR, House
 from tests.web.pages.conftest import Visit
@@ -42,7 +42,7 @@ def version(house: House, message: Message) -> str:
 def confirmed(house: House, *messages: Message) -> str:
     """Return what a form has of messages that were counted just now."""
     found = house.parts.messages.movables([each.id for each in messages])
-    return Confirmed.of(list(found.values())).written()
+    return CountedMessages.of(list(found.values())).written()
 
 
 def hidden(text: str, action: str) -> dict[str, str]:
@@ -223,14 +223,14 @@ def test_what_another_call_changes_after_the_comparison_is_left(
             return house.dispatcher.update(changed.id, body={"text": "other"})
 
     asked = person.get(f"/messages/bulk?do={verb}&channel=memory").text
-    unchanged, now = Confirmed.unchanged, list[Message]()
+    unchanged, now = CountedMessages.unchanged, list[Message]()
 
     def compare(*given: Any) -> Any:
         same = unchanged(*given)
         now.append(by_other())
         return same
 
-    monkeypatch.setattr(Confirmed, "unchanged", compare)
+    monkeypatch.setattr(CountedMessages, "unchanged", compare)
     form = hidden(asked, "/messages/bulk")
     if verb == "reschedule":
         form["later"] = "2 hours"

@@ -16,11 +16,11 @@ import pytest
 from fastapi import FastAPI
 
 from dispatcher import Status
+from dispatcher.client import parts_of
 from dispatcher.store import listing
 from dispatcher.web import Caller, page
-from dispatcher.web.pages import glances, site
-from dispatcher.web.pages.glances import Glance
-from dispatcher.web.pages.reading import reading
+from dispatcher.web.pages import cached_figures, site
+from dispatcher.web.pages.cached_figures import CachedRead
 from dispatcher.web.problems import Refused
 from tests.support.house import FAR, House
 from tests.web.pages.conftest import Visit
@@ -90,7 +90,7 @@ def test_a_statement_that_takes_too_long_asks_for_a_narrower_filter(
     assert client.get("/messages").status_code == 200
     bounds = [
         each.database.run(lambda line: line.exec_driver_sql("SHOW statement_timeout").scalar())
-        for each in (house.parts, reading(house.dispatcher)._app)
+        for each in (house.parts, parts_of(house.dispatcher).for_pages())
     ]
     assert bounds == ["10s", "1s"]
 
@@ -127,9 +127,9 @@ def test_visits_leave_a_program_its_threads(house: House) -> None:
 
 def test_a_figure_that_is_read_for_long_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first visit is told to come again; later ones see the figure from before."""
-    monkeypatch.setattr(glances, "_FIRST_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(glances, "SECONDS", 0.0)
-    glance, may_end, ended = Glance[int](), Event(), Event()
+    monkeypatch.setattr(cached_figures, "_FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(cached_figures, "SECONDS", 0.0)
+    cached, may_end, ended = CachedRead[int](), Event(), Event()
     many = iter(range(9))
 
     def read() -> int:
@@ -138,25 +138,25 @@ def test_a_figure_that_is_read_for_long_keeps_nobody(monkeypatch: pytest.MonkeyP
         return next(many)
 
     with pytest.raises(Refused) as refused:
-        glance.of(read)
+        cached.of(read)
     assert refused.value.headers == {"Retry-After": "2"}
     may_end.set()
     ended.wait(30)
-    monkeypatch.setattr(glances, "_FIRST_WAIT_SECONDS", 30)
-    assert glance.of(read) in (0, 1)
-    glance._until = -inf
+    monkeypatch.setattr(cached_figures, "_FIRST_WAIT_SECONDS", 30)
+    assert cached.of(read) in (0, 1)
+    cached._until = -inf
     may_end.clear()
-    monkeypatch.setattr(glances, "_WAIT_SECONDS", 0.01)
-    assert glance.of(read) in (0, 1), "while another read is under way"
+    monkeypatch.setattr(cached_figures, "_WAIT_SECONDS", 0.01)
+    assert cached.of(read) in (0, 1), "while another read is under way"
     may_end.set()
 
 
 def test_an_error_of_a_figure_is_told_and_the_next_visit_reads_again() -> None:
-    glance = Glance[Status]()
+    cached = CachedRead[Status]()
 
     def fails() -> Status:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        glance.of(fails)
-    assert glance.of(lambda: Status.SENT) is Status.SENT
+        cached.of(fails)
+    assert cached.of(lambda: Status.SENT) is Status.SENT

@@ -29,8 +29,8 @@ _WAIT_SECONDS, _OLD_WAIT_SECONDS, _FIRST_WAIT_SECONDS = 0.05, 0.5, 5.0
 """How long a visit waits for a read: beside a figure, beside an old one, and without any."""
 
 
-class Glance(Generic[T]):
-    """Something that is read for all visitors together, every two seconds at most.
+class CachedRead(Generic[T]):
+    """A value that is read once for all visitors, every two seconds at most.
 
     A visit does not wait for a long read: it is shown what was read before, which says when that
     was. Only the first visits of a process wait, for some seconds at most.
@@ -49,7 +49,7 @@ class Glance(Generic[T]):
             now, seen, coming = self._clock.monotonic(), self._seen, self._under_way
             if coming is None and now >= self._until:
                 coming = self._under_way = Future()
-                Thread(target=self._read, args=(read, coming), name="glance", daemon=True).start()
+                Thread(target=self._read, args=(read, coming), name="figures", daemon=True).start()
             patience = _WAIT_SECONDS
             if now >= self._seen_at + _OLD_SECONDS:
                 patience = _FIRST_WAIT_SECONDS if seen is None else _OLD_WAIT_SECONDS
@@ -79,12 +79,12 @@ class Glance(Generic[T]):
         coming.set_result(found)
 
 
-class Glances:
-    """Reads the overview and the load to come. Raises StoreUnavailable and Refused."""
+class CachedFigures:
+    """Reads of the overview and the load to come. Raises StoreUnavailable and Refused."""
 
     def __init__(self) -> None:
-        self._overview = Glance[Overview]()
-        self._loads = {within: Glance[LoadToCome]() for within in LOADS.values()}
+        self._overview = CachedRead[Overview]()
+        self._loads = {within: CachedRead[LoadToCome]() for within in LOADS.values()}
         self.streams = 0
 
     def overview(self, dispatcher: Dispatcher) -> Overview:
