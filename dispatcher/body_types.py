@@ -285,7 +285,7 @@ def _made(value: object) -> dict[Any, Any]:
         parts = vars(value).items()
         for name, info in type(value).model_fields.items():
             is_made = info.default_factory is not None and name not in value.model_fields_set
-            if is_made and isinstance(getattr(value, name), _PLAIN):
+            if is_made and isinstance(vars(value).get(name), _PLAIN):
                 found[name] = True
     elif isinstance(value, Mapping):
         parts = ((key, each) for key, each in value.items() if isinstance(key, str))
