@@ -19,17 +19,19 @@ SELECT concat_ws(' ',
   (SELECT string_agg(version_num, ' ') FROM dispatcher_alembic_version))
 """
 """Asks for how many rows the catalogs have, and for the last transaction that wrote one."""
-# TRUNCATE of a partitioned table would take each of its partitions, which is six times slower.
+# TRUNCATE makes new files for a table, its indexes and all that refers to it: 30 ms where a DELETE of
+# a few rows takes one. It is for what has grown. No foreign key is asked: all rows go.
 _EMPTY = """
-DO $$ DECLARE each text; holds boolean; filled text; BEGIN
+DO $$ DECLARE each regclass; grown text; BEGIN
+  PERFORM set_config('session_replication_role', 'replica', true);
   FOR each IN SELECT oid::regclass FROM pg_class
     WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'
-    AND relname <> 'dispatcher_alembic_version' ORDER BY 1
+    AND relname <> 'dispatcher_alembic_version' AND pg_relation_size(oid) > 0 ORDER BY 1
   LOOP
-    EXECUTE 'SELECT EXISTS (SELECT FROM ' || each || ')' INTO holds;
-    IF holds THEN filled := concat_ws(', ', filled, each); END IF;
+    IF pg_relation_size(each) > 100000 THEN grown := concat_ws(', ', grown, each);
+    ELSE EXECUTE 'DELETE FROM ' || each; END IF;
   END LOOP;
-  IF filled IS NOT NULL THEN EXECUTE 'TRUNCATE ' || filled || ' CASCADE'; END IF;
+  IF grown IS NOT NULL THEN EXECUTE 'TRUNCATE ' || grown || ' CASCADE'; END IF;
 END $$
 """
 
