@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 _ON_EVERY_DATABASE = "tests/store/"
+_ON_POSTGRESQL = ("tests/acceptance/", "tests/delivery/", "tests/submission/")
 _SERVERS = {
     "redis_session", "own_redis", "postgres", "mariadb", "rabbitmq", "database_url",
     "empty_database_url", "far",
@@ -165,11 +167,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run also what `make test` leaves out")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect without looking for garbage: what is imported stays, and half the time went there."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out tests on MariaDB that do not ask for it and, without ``--all``, the long way round.
 
-    Without ``--all`` a test of the store runs on every database, any other one on PostgreSQL where
-    it can, and those marked ``long`` do not run.
+    Without ``--all`` a test of the store runs on every database, one of the use cases and of the
+    whole system on PostgreSQL, any other one on SQLite, where they can. Those marked ``long`` do
+    not run.
     """
     for item in items:
         if not _SERVERS.isdisjoint(getattr(item, "fixturenames", ())):
@@ -183,16 +197,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _elsewhere(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Return the tests beside the store's that run on PostgreSQL, too."""
+    """Return the tests beside the store's that run on another database, too."""
     names = {item.nodeid for item in items}
-    return {
-        item
-        for item in items
-        for kind in ("sqlite", "mariadb")
-        if _is_on(kind, item)
-        and not item.nodeid.startswith(_ON_EVERY_DATABASE)
-        and item.nodeid.replace(kind, "postgresql") in names
-    }
+    left_out = set()
+    for item in items:
+        kinds = ["sqlite", "postgresql", "mariadb"]
+        if item.nodeid.startswith(_ON_EVERY_DATABASE):
+            continue
+        if item.nodeid.startswith(_ON_POSTGRESQL):
+            kinds.sort(key="postgresql".__ne__)
+        for place, kind in enumerate(kinds):
+            if _is_on(kind, item) and any(
+                item.nodeid.replace(kind, better) in names for better in kinds[:place]
+            ):
+                left_out.add(item)
+    return left_out
 
 
 def _is_on(kind: str, item: pytest.Item) -> bool:

@@ -33,6 +33,7 @@ from tests.support.environment import (
 )
 from tests.support.rabbitmq import queue_of_own, url_at
 from tests.support.servers import RedisServer
+from tests.support.soak import a_third_of
 from tests.support.waiting import wait_until
 from tests.support.workplace import workplace
 
@@ -372,12 +373,12 @@ def over_rabbitmq(
     return Poisoned(running, push, left)
 
 
-@pytest.mark.parametrize("item", [*ITEMS, *ON_REDIS])
+@pytest.mark.parametrize("item", a_third_of([*ITEMS, *ON_REDIS]))
 def test_a_worker_on_redis_deletes_it_and_goes_on(over_redis: Poisoned, item: str) -> None:
     over_redis.survives((ITEMS | ON_REDIS)[item])
 
 
-@pytest.mark.parametrize("item", [*ITEMS, *ON_RABBITMQ])
+@pytest.mark.parametrize("item", a_third_of([*ITEMS, *ON_RABBITMQ]))
 def test_a_worker_on_rabbitmq_deletes_it_and_goes_on(over_rabbitmq: Poisoned, item: str) -> None:
     over_rabbitmq.survives((ITEMS | ON_RABBITMQ)[item])
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from dispatcher import cli
 from dispatcher.cli import output
 from dispatcher.times.clock import SystemClock
 from tests.support.house import House, house_on
+from tests.support.processes import run_command
 from tests.support.servers import RedisServer
 
 
@@ -83,12 +84,5 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def run_process(*arguments: str, cwd: Path) -> Ran:
     """Run ``python -m dispatcher …`` as a process."""
-    done = subprocess.run(
-        [sys.executable, "-m", "dispatcher", *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_command(arguments, cwd, os.environ, 60)
     return Ran(done.returncode, done.stdout, done.stderr)

@@ -18,10 +18,11 @@ import pytest
 from dispatcher.problems import STATUSES, kind_of
 from dispatcher.web import api, streams
 from dispatcher.web.access import Right, add_key
-from tests.support.environment import child_environment, dispatcher_command
+from tests.support.environment import child_environment
 from tests.support.house import House
 from tests.support.house_fixtures import Build
 from tests.support.nodes import free_port
+from tests.support.processes import command_line
 from tests.support.waiting import wait_until
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -64,17 +65,17 @@ def served(build: Build, tmp_path: Path) -> Iterator[dict[str, str]]:
     )
     _, token = add_key(house.parts.api_keys, "shop")
     port = free_port()
-    log = (tmp_path / "serve.log").open("wb")
-    with log, subprocess.Popen(
-        dispatcher_command("serve", "--port", str(port)),
-        env=child_environment(house.settings), stdout=log, stderr=log,
-    ) as server:  # fmt: skip
-        try:
-            url = f"http://127.0.0.1:{port}"
-            wait_until(lambda: answers(url))
-            yield {"API": url, "KEY": token}
-        finally:
-            server.terminate()
+    server = command_line(
+        ["serve", "--port", str(port)],
+        tmp_path / "serve.log", tmp_path, child_environment(house.settings),
+    )  # fmt: skip
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until(lambda: answers(url))
+        yield {"API": url, "KEY": token}
+    finally:
+        server.terminate()
+        server.join()
 
 
 def answers(url: str) -> bool:

@@ -21,7 +21,7 @@ from dispatcher.times.quiet_hours import Hours
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.browser import chromium
 from tests.support.reserving import Reserving
-from tests.support.soak import examples
+from tests.support.soak import a_third_of, examples
 
 RULE = Path(__file__).parents[2] / "docs/assets/rule.js"
 BASE = 4_102_444_800_000  # 2100-01-01, a Friday
@@ -108,7 +108,7 @@ class Scene:
         return found
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", a_third_of(range(2)))
 def test_the_rule_of_the_site_answers_as_the_windows_do(
     seed: int, opened: Callable[..., Reserving]
 ) -> None:

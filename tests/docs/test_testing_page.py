@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.processes import LIGHT
+
 PAGE = Path(__file__).parents[2] / "docs" / "testing.md"
 _HEAD = """
 from datetime import UTC, datetime, timedelta
@@ -22,7 +24,7 @@ def test_the_tests_of_the_page_pass(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("\n".join(conftest))
     (tmp_path / "test_page.py").write_text(_HEAD + "\n".join(tests))
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--rootdir", str(tmp_path), "."],
+        [sys.executable, "-m", "pytest", "-q", *LIGHT, "--rootdir", str(tmp_path), "."],
         capture_output=True,
         text=True,
         check=False,

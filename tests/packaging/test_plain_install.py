@@ -25,6 +25,7 @@ from dispatcher.store import migrate
 from dispatcher.times.clock import SystemClock
 from tests.support.house import House, house_on
 from tests.support.servers import RedisServer
+from tests.support.soak import a_third_of
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -123,7 +124,7 @@ def test_redis_as_the_broker_needs_no_extra(
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.parametrize("name", ["fastapi", "flask"])
+@pytest.mark.parametrize("name", a_third_of(["fastapi", "flask"]))
 def test_a_framework_needs_its_extra_alone(name: str) -> None:
     module = f"dispatcher.{name}"
     ran = _run_with((name,), (module,))
@@ -133,7 +134,7 @@ def test_a_framework_needs_its_extra_alone(name: str) -> None:
     assert lacking.endswith(f"accepted: {install_line(name)}\n")
 
 
-@pytest.mark.parametrize("line", ["--help", "submit", "worker"])
+@pytest.mark.parametrize("line", a_third_of(["--help", "submit", "worker"]))
 def test_a_command_without_its_extra_names_it(line: str) -> None:
     ran = _run_with((), ("dispatcher",), "dispatcher", line)
     assert (ran.returncode, ran.stdout) == (2, "")

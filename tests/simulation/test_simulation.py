@@ -16,8 +16,9 @@ from tests.simulation.judge import accepted
 from tests.simulation.runs import played, search, told
 from tests.simulation.scheduler import Process
 from tests.simulation.world import World
+from tests.support.soak import examples
 
-FAULTS = 5_000
+FAULTS = examples(5_000)
 """Faults of an ordinary run; ``make simulate`` has 200,000."""
 
 

@@ -26,6 +26,7 @@ from tests.support.examining import OK, examined
 from tests.support.house import House, house_on
 from tests.support.migrations import HEAD
 from tests.support.servers import RedisServer
+from tests.support.soak import a_third_of
 
 pytestmark = pytest.mark.every_database
 
@@ -134,7 +135,7 @@ def application(house: House, tmp_path: Path) -> Iterator[Application]:
 
 
 @everywhere
-@pytest.mark.parametrize("first", ["ours", "theirs"])
+@pytest.mark.parametrize("first", a_third_of(["theirs", "ours"]))
 def test_both_migrate_in_either_order(house: House, application: Application, first: str) -> None:
     if first == "theirs":
         application.migrate("0001")
@@ -149,7 +150,7 @@ def test_both_migrate_in_either_order(house: House, application: Application, fi
 
 
 @everywhere
-@pytest.mark.parametrize("function", ["include_name", "include_object"])
+@pytest.mark.parametrize("function", a_third_of(["include_name", "include_object"]))
 def test_a_generated_migration_of_theirs_leaves_our_tables_alone(
     house: House, application: Application, function: str
 ) -> None:

@@ -24,6 +24,7 @@ from dispatcher.store import (
     StoreUpkeep,
 )
 from tests.support import rows
+from tests.support.soak import a_third_of
 from tests.support.waiting import DEADLINE, wait_until
 
 pytestmark = pytest.mark.every_database
@@ -246,7 +247,7 @@ def record(database: Database, *told: Result | Failure) -> None:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("on_unknown", ["retry", "hold"])
+@pytest.mark.parametrize("on_unknown", a_third_of(["retry", "hold"]))
 def test_a_success_ends_the_message_whatever_comes_of_the_next_try(
     database: Database, ending: str, on_unknown: str
 ) -> None:

@@ -19,17 +19,29 @@ SELECT concat_ws(' ',
   (SELECT string_agg(version_num, ' ') FROM dispatcher_alembic_version))
 """
 """Asks for how many rows the catalogs have, and for the last transaction that wrote one."""
-# TRUNCATE of a partitioned table would take each of its partitions, which is six times slower.
+_DROP_OTHERS = """
+DO $$ DECLARE each text; BEGIN
+  FOR each IN SELECT oid::regclass FROM pg_class
+    WHERE relnamespace = 'public'::regnamespace AND relkind = 'r' AND relname !~ '^dispatcher_'
+  LOOP
+    EXECUTE 'DROP TABLE IF EXISTS ' || each || ' CASCADE';
+  END LOOP;
+END $$
+"""
+"""Drops the tables that a test made for its program: without them the schema is as it was made."""
+# TRUNCATE makes new files for a table, its indexes and all that refers to it: 30 ms, where a DELETE
+# of a few rows takes one. It is for what has grown. All rows go, so no foreign key is looked at.
 _EMPTY = """
-DO $$ DECLARE each text; holds boolean; filled text; BEGIN
+DO $$ DECLARE each regclass; grown text; BEGIN
+  PERFORM set_config('session_replication_role', 'replica', true);
   FOR each IN SELECT oid::regclass FROM pg_class
     WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'
-    AND relname <> 'dispatcher_alembic_version' ORDER BY 1
+    AND relname <> 'dispatcher_alembic_version' AND pg_relation_size(oid) > 0 ORDER BY 1
   LOOP
-    EXECUTE 'SELECT EXISTS (SELECT FROM ' || each || ')' INTO holds;
-    IF holds THEN filled := concat_ws(', ', filled, each); END IF;
+    IF pg_relation_size(each) > 100000 THEN grown := concat_ws(', ', grown, each);
+    ELSE EXECUTE 'DELETE FROM ' || each; END IF;
   END LOOP;
-  IF filled IS NOT NULL THEN EXECUTE 'TRUNCATE ' || filled || ' CASCADE'; END IF;
+  IF grown IS NOT NULL THEN EXECUTE 'TRUNCATE ' || grown || ' CASCADE'; END IF;
 END $$
 """
 
@@ -54,6 +66,7 @@ def end_others(connection: psycopg.Connection[Any]) -> None:
 def emptied(connection: psycopg.Connection[Any], made: str) -> bool:
     """Empty a database whose schema is still as it was made."""
     end_others(connection)
+    connection.execute(_DROP_OTHERS)
     is_as_made = schema_of(connection) == made
     if is_as_made:
         connection.execute(_EMPTY)

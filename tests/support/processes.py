@@ -20,6 +20,8 @@ from typing import Any
 
 from dispatcher import cli
 
+LIGHT = ("-p", "no:schemathesis")
+"""Options of a pytest that a test starts: that plugin takes a second of each start."""
 _SECONDS = 60
 _PRELOADED = [
     "celery.apps.beat",

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import LIGHT
+
 HEAVY = "dispatcher celery kombu pydantic redis sqlalchemy"
 
 
@@ -17,7 +19,18 @@ def ran(folder: Path, *options: str, **files: str) -> subprocess.CompletedProces
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text)
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-s", "--rootdir", str(folder), *options, "."],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-s",
+            *LIGHT,
+            "--rootdir",
+            str(folder),
+            *options,
+            ".",
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -105,7 +118,7 @@ def test_ours(travel): ...
 """)
     start = [sys.executable, *command] if command else [Path(sys.executable).with_name("pytest")]
     done = subprocess.run(
-        [*start, "-q", "--rootdir", tmp_path, "."],
+        [*start, "-q", *LIGHT, "--rootdir", tmp_path, "."],
         capture_output=True, text=True, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert "1 passed, 1 error" in done.stdout, done.stdout + done.stderr

@@ -394,7 +394,7 @@ AT_ONCE = "2099-01-01T00:00:00+00:00"
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("rounds", [18, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [10, pytest.param(300, marks=pytest.mark.long)])
 @pytest.mark.timeout(1_800)
 def test_a_server_that_is_killed_in_a_call_leaves_one_message(
     build: Callable[..., House], rounds: int

@@ -20,7 +20,7 @@ from dispatcher.web.access import add_key
 from dispatcher.web.openapi import _MORE
 from tests.support.house import House
 
-CALLS = 15
+CALLS = 8
 CALLS_IN_ALL = 700
 """Of each of the 17 operations: together more than 10,000."""
 

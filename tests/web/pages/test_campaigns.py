@@ -206,6 +206,7 @@ def test_a_histogram_has_few_steps_and_all_times(house: House) -> None:
     assert histogram(empty) is None
 
 
+@pytest.mark.long
 def test_a_campaign_is_booked_in_a_browser(
     house: House, opened_tab: Callable[..., Tab], tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_numbers_change_without_a_reload(house: House, opened_tab: Open) -> None
     assert tab.errors == []
 
 
+@pytest.mark.long
 def test_signing_in_and_out(house: House, opened_tab: Open) -> None:
     _, token = add_key(house.parts.api_keys, "shop")
     tab = opened_tab(page_and_api(house.dispatcher))
@@ -111,6 +112,7 @@ def test_signing_in_and_out(house: House, opened_tab: Open) -> None:
     assert tab.errors == []
 
 
+@pytest.mark.long
 def test_a_form_of_another_site_does_nothing(house: House, opened_tab: Open) -> None:
     """The other site is another port of this machine under another name."""
     tab = opened_tab()
@@ -144,6 +146,7 @@ def test_a_person_moves_and_cancels_a_message(house: House, opened_tab: Open) ->
     assert (tab.violations(), tab.errors) == ([], [])
 
 
+@pytest.mark.long
 def test_a_person_releases_and_drops_held_messages(house: House, opened_tab: Open) -> None:
     first, second = (hold(house, house.submit(each, send_at=FAR)) for each in ("ada", "ben"))
     tab = opened_tab()
@@ -161,6 +164,7 @@ def test_a_person_releases_and_drops_held_messages(house: House, opened_tab: Ope
     assert tab.errors == []
 
 
+@pytest.mark.long
 def test_a_person_cancels_all_that_match(house: House, opened_tab: Open) -> None:
     meant = [house.submit(each, send_at=FAR + HOUR) for each in ("ada", "ben")]
     tab = opened_tab()
@@ -175,6 +179,7 @@ def test_a_person_cancels_all_that_match(house: House, opened_tab: Open) -> None
     assert {house.again(each).status for each in meant} == {Status.CANCELLED}
 
 
+@pytest.mark.long
 def test_every_page_is_used_without_scripts(house: House, opened_tab: Open) -> None:
     tab = opened_tab(java_script=False)
     for path in paths(house).values():

@@ -84,6 +84,7 @@ def test_load_and_refusals_need_a_key_without_bounds(refused: House, visit: Visi
     assert "/refusals" not in reader.get("/").text
 
 
+@pytest.mark.long
 def test_a_what_if_replay_in_a_browser(refused: House, opened_tab: Callable[..., Tab]) -> None:
     tab = opened_tab()
     page = tab.go("/refusals")

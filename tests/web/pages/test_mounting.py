@@ -12,6 +12,7 @@ from dispatcher import Dispatcher
 from dispatcher.web import Loopback, page
 from tests.support.django_project import shop
 from tests.support.house import House
+from tests.support.soak import a_third_of
 
 _LINK = re.compile(r'(?:href|action|src|data-live)="([^"#]*)"')
 
@@ -48,7 +49,7 @@ def in_flask(dispatcher: Dispatcher) -> Any:
     return WSGIMiddleware(mounted)
 
 
-@pytest.mark.parametrize("mounted", [in_fastapi, in_django, in_flask])
+@pytest.mark.parametrize("mounted", a_third_of([in_fastapi, in_django, in_flask]))
 def test_every_link_leads_to_a_page_under_the_prefix(house: House, mounted: Any) -> None:
     message = house.submit()
     app = mounted(house.dispatcher)
