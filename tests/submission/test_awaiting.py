@@ -96,7 +96,7 @@ def test_two_hundred_submits_at_once_leave_the_loop_free(
 @on_sqlite
 def test_a_cancelled_asubmit_goes_on_or_never_began(build: Build, own_redis: RedisServer) -> None:
     house = build(server=own_redis)
-    names = [f"name {number}" for number in range(9)]
+    names = [f"name {number}" for number in range(5)]
 
     async def story() -> None:
         with frozen(own_redis.pid):
@@ -110,10 +110,10 @@ def test_a_cancelled_asubmit_goes_on_or_never_began(build: Build, own_redis: Red
 
     asyncio.run(story())
     stored = {message.recipient: message.id for message in house.dispatcher.select()}
-    assert set(stored) == set(names[:8])
+    assert set(stored) == set(names[:4])
     assert house.all_members() == house.reservations()
     again = {name: house.dispatcher.submit(**asked(name)).id for name in names}
-    assert again == stored | {names[8]: again[names[8]]}
+    assert again == stored | {names[4]: again[names[4]]}
 
 
 @on_sqlite
@@ -131,21 +131,21 @@ def test_thousands_wait_in_the_loop_and_few_for_a_thread(
             tasks = [asyncio.create_task(each) for each in every]
             for _ in range(3):
                 await asyncio.sleep(0)
-                assert pool._work_queue.qsize() <= 16
+                assert pool._work_queue.qsize() <= 8
             for each in tasks:
                 each.cancel()
             await asyncio.wait(tasks)
         await house.dispatcher.aclose()
 
     asyncio.run(story())
-    assert len(house.rows()) - 1 <= 8
+    assert len(house.rows()) - 1 <= 4
     assert house.all_members() == house.reservations()
 
 
 def waiting(house: House) -> bool:
     """Whether one call waits because all threads are at work."""
     pool = house.dispatcher._threads
-    return len(pool._threads) == 8 and pool._work_queue.qsize() == 1
+    return len(pool._threads) == 4 and pool._work_queue.qsize() == 1
 
 
 def test_cancelled_at_any_moment_and_submitted_again_each_is_there_once(house: House) -> None:
