@@ -25,7 +25,10 @@ def examples(usual: int) -> int:
 
 def a_third_of(cases: Sequence[Any]) -> list[Any]:
     """Return cases for ``parametrize``: every third runs always, the others with ``--all``."""
-    return [
-        case if number % _FEW == 0 else pytest.param(case, marks=pytest.mark.long)
-        for number, case in enumerate(cases)
-    ]
+    return [case if number % _FEW == 0 else _long(case) for number, case in enumerate(cases)]
+
+
+def _long(case: Any) -> Any:
+    if isinstance(case, type(pytest.param())):
+        return pytest.param(*case.values, id=case.id, marks=[*case.marks, pytest.mark.long])
+    return pytest.param(case, marks=pytest.mark.long)
