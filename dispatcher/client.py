@@ -928,9 +928,9 @@ class Dispatcher:
     asubmit = awaited(submit)
     """Await :meth:`submit`, which runs in a thread, so that the loop is not blocked.
 
-    Every call above has such a twin, with its parameters, results and errors. At most eight
-    awaited calls run at a time; further ones wait. ``session`` is an AsyncSession or an
-    AsyncConnection of SQLAlchemy: see docs/transactions.md.
+    Every call above has such a twin, with its parameters, results and errors. At most four
+    awaited calls run at a time, and others wait; one with ``session`` has a thread of its own.
+    ``session`` is an AsyncSession or an AsyncConnection of SQLAlchemy: see docs/transactions.md.
 
     A call that is cancelled before it begins is not made. One under way continues; submit again
     with the same idempotency key to get its message. With a ``session`` the cancellation waits

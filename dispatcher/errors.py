@@ -1,5 +1,7 @@
 """Every error the dispatcher raises, in one tree.
 
+The first sentence of a class's documentation is its text for callers by HTTP who may not see more.
+
 ::
 
     DispatcherError

@@ -80,7 +80,7 @@ def problem_of(error: DispatcherError, *, whole: bool = True) -> dict[str, Any]:
     """Return an error as a problem, with its data.
 
     Unless ``whole``, it names no scope, which may be a recipient, no messages of others, no servers
-    and no settings: then its detail is the kind of the error.
+    and no settings: then its detail is the first sentence of the documentation of its class.
     """
     data = {name: value for name, value in vars(error).items() if not name.startswith("_")}
     detail = str(error)

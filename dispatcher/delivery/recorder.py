@@ -306,7 +306,7 @@ class Recorder:
         try:
             self._parts.queue.enqueue(tickets)
         except QueueUnavailable as error:
-            log.warning("could not enqueue %d messages, maintenance will: %s", len(snoozed), error)
+            log.warning("could not enqueue %d messages, enqueue_due will: %s", len(snoozed), error)
 
 
 class LateRecorders:

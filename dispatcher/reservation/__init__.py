@@ -5,7 +5,7 @@
 settles what the store did not confirm, ``fence`` closes those of a server that may have lost data.
 ``contents``, ``timeline`` and ``survey`` read; ``refusals`` notes refused submits;
 ``foreign_keys`` sets aside keys that others wrote.
-``booking`` has the values, ``terms`` what a time is judged by, ``arguments`` what scripts are sent.
+``booking`` has the values, ``terms`` what a time is judged by.
 """
 
 from dispatcher.reservation.booking import (

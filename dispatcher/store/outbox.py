@@ -76,7 +76,7 @@ class Watch(Generic[T]):
             self.on_end(self.joined, answered or not self.may_commit)
         except Exception:
             count = len(self.joined)
-            log.warning("could not confirm %d messages; maintenance will", count, exc_info=True)
+            log.warning("could not confirm %d messages; reconcile will", count, exc_info=True)
 
 
 class JoinedTransaction(Generic[T]):

@@ -152,7 +152,7 @@ class Reserver:
         log.log(
             logging.ERROR if isinstance(why, SlotRefused) else logging.WARNING,
             "reservation lost for message %s: it keeps its time, and a quota may be exceeded; "
-            "maintenance restores the reservation: %s", message.id, type(why).__name__,
+            "reconcile restores the reservation: %s", message.id, type(why).__name__,
         )  # fmt: skip
         if not is_answered:
             return

@@ -357,7 +357,7 @@ class CallersTransactions:
             found = self._store.stored([each.message.id for each in joined])
         except StoreUnavailable as error:
             log.warning(
-                "could not confirm %d messages; maintenance enqueues those that are stored: %s",
+                "could not confirm %d messages; enqueue_due enqueues those that are stored: %s",
                 len(joined), error,
             )  # fmt: skip
             return

@@ -10,8 +10,9 @@
 
 ``api`` is the application and the list of its paths, ``calls`` their functions, ``context`` what
 these get. ``access`` turns keys into callers with rights, ``admission`` counts their calls,
-``replies`` answers repeated calls as the first one was answered, ``problems`` turns errors into
-answers, ``streams`` bounds long answers, and ``models`` are the bodies. The page is in ``pages``.
+``replies`` answers repeated calls as the first one was answered, ``problems`` refuses calls that
+the dispatcher does not see, ``streams`` bounds long answers, and ``models`` are the bodies. The
+page is in ``pages``.
 """
 
 from dispatcher.extras import needs

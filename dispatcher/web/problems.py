@@ -1,4 +1,4 @@
-"""Errors of the API as answers, and its refusals before the dispatcher sees a call."""
+"""What the API refuses before the dispatcher sees a call. Errors are in ``dispatcher.problems``."""
 
 from __future__ import annotations
 
