@@ -87,7 +87,7 @@ def awaited(
     async def waits(self: Dispatcher, /, *args: P.args, **kwargs: P.kwargs) -> T:
         session = kwargs.get("session")
         if session is None:
-            async with self._turn(asyncio.get_running_loop(), _MOST_BEGUN):
+            async with self._turn(None, _MOST_BEGUN):
                 return await wrap_future(self._in_thread(partial(call, self, *args, **kwargs)))
         in_loop = LoopSession(session)
         kwargs["session"] = in_loop
@@ -148,7 +148,9 @@ class Dispatcher:
         self._threads = _awaiting()
         self._joined: set[Future[Any]] = set()
         self._closing = Lock()
-        self._turns: WeakKeyDictionary[object, asyncio.Semaphore] = WeakKeyDictionary()
+        self._turns: WeakKeyDictionary[
+            asyncio.AbstractEventLoop, WeakKeyDictionary[object, asyncio.Semaphore]
+        ] = WeakKeyDictionary()
 
     def close(self) -> None:
         """Wait for awaited calls under way, then close the connections."""
@@ -185,12 +187,14 @@ class Dispatcher:
     ) -> None:
         await self.aclose()
 
-    def _turn(self, of: object, most: int) -> asyncio.Semaphore:
-        """Return what lets ``most`` awaited calls of a loop or of a session begin.
+    def _turn(self, session: object, most: int) -> asyncio.Semaphore:
+        """Return what lets ``most`` awaited calls of this loop, or of a session in it, begin.
 
         The others wait in the loop: giving each to the threads at once would hold it for long.
         """
-        return self._turns.setdefault(of, asyncio.Semaphore(most))
+        loop = asyncio.get_running_loop()
+        turns = self._turns.setdefault(loop, WeakKeyDictionary())
+        return turns.setdefault(loop if session is None else session, asyncio.Semaphore(most))
 
     def _in_thread(self, work: Callable[[], T]) -> Future[T]:
         """Begin work in a thread of the awaited calls, in the context of the caller."""

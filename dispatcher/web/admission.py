@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 RATE = "100/second"
 """The limit of a caller that has none of its own."""
+_WARN_SECONDS = 60.0
 
 
 class Admission:
@@ -34,7 +35,8 @@ class Admission:
         self._prefix = f"{parts.settings.namespace}.api"
         self._rate = rate
         self._limits: dict[str, Limiter] = {}
-        self._is_limiting = True
+        self._clock = parts.clock
+        self._warns_at = 0.0
         parse(rate)
 
     async def identify(self, request: Request) -> None:
@@ -63,13 +65,11 @@ class Admission:
         try:
             decision = limiter.acquire(caller.name)
         except LimitersUnavailable as error:
-            if self._is_limiting:
-                self._is_limiting = False
-                log.warning("calls are not limited until Redis answers: %s", error)
+            now = self._clock.monotonic()
+            if now >= self._warns_at:
+                self._warns_at = now + _WARN_SECONDS
+                log.warning("calls are not limited while Redis does not answer: %s", error)
             return
-        if not self._is_limiting:
-            self._is_limiting = True
-            log.info("Redis answers again: calls are limited")
         request.state.headers = limit_headers(limiter.limits, decision, name="key")
         if not decision:
             wait = max(1, -(-decision.retry_after // timedelta(seconds=1)))

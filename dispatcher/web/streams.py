@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Literal
 
-from anyio import CapacityLimiter, fail_after
+from anyio import CapacityLimiter
 from starlette.responses import StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from dispatcher.web.problems import Refused
 
 Kind = Literal["batches", "listeners"]
 MOST: dict[Kind, tuple[int, int, int]] = {"batches": (8, 32, 5), "listeners": (50, 200, 60)}
 """The most of one key, the most in all, and after how many seconds to ask again."""
-STALL_SECONDS = 60.0
-"""The longest time for which a caller may send nothing of a batch, or read nothing of an answer."""
 _LISTEN_THREADS = 4
-
-log = logging.getLogger(__name__)
 
 
 class Streams:
@@ -50,10 +45,6 @@ class Streams:
             del taken[name]
 
 
-class _Stalled(Exception):
-    """The caller does not read."""
-
-
 class LongResponse(StreamingResponse):
     """The answer to a long call, which has a place while it lasts. Raises Refused without one."""
 
@@ -66,19 +57,9 @@ class LongResponse(StreamingResponse):
         super().__init__(content)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer. A caller that stops reading is cut off, so that its place is free again."""
-
-        async def write(message: Message) -> None:
-            try:
-                with fail_after(STALL_SECONDS):
-                    await send(message)
-            except TimeoutError as error:
-                raise _Stalled from error
-
+        """Answer."""
         try:
-            await self.stream(scope, receive, write)
-        except _Stalled:
-            log.warning("ended a call: its caller read nothing for %g s", STALL_SECONDS)
+            await self.stream(scope, receive, send)
         finally:
             self._streams.free(self.kind, self._name)
 

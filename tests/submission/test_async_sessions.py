@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeAlias, cast
 
 import pytest
-from sqlalchemy import Engine, insert, text
+from sqlalchemy import Engine, NullPool, insert, text
 from sqlalchemy.ext.asyncio import (
     AsyncConnection,
     AsyncEngine,
@@ -333,6 +333,20 @@ def test_calls_without_a_session_leave_a_thread_to_a_transaction(
 
     asyncio.run(story())
     assert len(house.rows()) == len(house.all_members()) == 21
+
+
+@on_sqlite
+def test_a_session_is_used_in_one_loop_after_another(house: House) -> None:
+    url = house.database.url.set(drivername="sqlite+aiosqlite")
+    caller = AsyncSession(create_async_engine(url, poolclass=NullPool))
+
+    async def story(day: int) -> None:
+        await asyncio.gather(*(remind(house, caller, f"name {day} {n}") for n in range(3)))
+        await caller.commit()
+
+    for day in range(2):
+        asyncio.run(story(day))
+    assert len(house.rows()) == 6
 
 
 @on_sqlite

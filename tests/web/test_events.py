@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 import socket
-from asyncio import Event as Signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from threading import Thread
@@ -16,7 +14,6 @@ from typing import Any
 import httpx2
 import pytest
 import uvicorn
-from starlette.types import Message
 
 from dispatcher.message import new_id
 from dispatcher.telemetry.events import EventStream
@@ -256,38 +253,11 @@ def test_a_key_has_few_batches_at_a_time(
 def test_a_batch_whose_caller_falls_silent_ends_with_a_verdict(
     telling: House, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(batch, "_SILENT_SECONDS", 0.2)
     with batch_under_way(address, key(telling)) as (_, answer):
         verdicts = [json.loads(line) for line in answer]
     assert [(each["number"], each["status"]) for each in verdicts] == [(0, 201), (1, 408)]
     assert verdicts[1]["problem"]["type"].endswith(":too-slow")
-
-
-@pytest.mark.parametrize("version", ["2.3", "2.4"])
-@pytest.mark.parametrize("kind", [streams.EventResponse, streams.VerdictResponse])
-def test_a_caller_that_reads_nothing_loses_its_place(
-    kind: type[streams.LongResponse], version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streams, "STALL_SECONDS", 0.05)
-    monkeypatch.setitem(streams.MOST, kind.kind, (1, 1, 5))
-    all_streams = streams.Streams()
-
-    async def content() -> AsyncIterator[str]:
-        yield "a line"
-
-    async def nobody_reads(_: object) -> None:
-        await Signal().wait()
-
-    async def says_nothing() -> Message:
-        await Signal().wait()
-        raise AssertionError
-
-    async def answered() -> None:
-        scope = {"type": "http", "asgi": {"spec_version": version}}
-        await kind(content(), all_streams, "ada")(scope, says_nothing, nobody_reads)
-
-    asyncio.run(asyncio.wait_for(answered(), DEADLINE))
-    all_streams.take(kind.kind, "ada")
 
 
 def _is_free(address: str, headers: dict[str, str]) -> bool:

@@ -12,15 +12,18 @@ from starlette.responses import Response
 
 from dispatcher.errors import DispatcherError, InvalidDraft, Unavailable
 from dispatcher.message import Draft, Message, Rejection, check_text
-from dispatcher.web import models, problems, streams
+from dispatcher.web import models, problems
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.context import CallContext, Context
 from dispatcher.web.problems import Refused, invalid_body
 from dispatcher.web.replies import LONGEST_KEY
+from dispatcher.web.streams import VerdictResponse
 
 _NDJSON = "application/x-ndjson"
 _LINES_AT_ONCE = 1_000
 _BYTES_AT_ONCE = 1_000_000
+_SILENT_SECONDS = 60.0
+"""How long a caller may send nothing: a batch has one of few places."""
 _NOT_KNOWN = Refused(
     500,
     "outcome-unknown",
@@ -40,7 +43,7 @@ async def submit_batch(context: CallContext) -> Response:
         raise Refused(415, "unsupported-media-type", f"send lines of JSON as {_NDJSON}")
     if "idempotency-key" in headers:
         raise InvalidDraft("Idempotency-Key", "given for a batch", "idempotency_key in lines")
-    return streams.VerdictResponse(_verdicts(context), context.service.streams, caller.name)
+    return VerdictResponse(_verdicts(context), context.service.streams, caller.name)
 
 
 async def _verdicts(context: Context) -> AsyncIterator[str]:
@@ -151,8 +154,8 @@ async def _lines(chunks: AsyncIterator[bytes], *, longest: int) -> AsyncIterator
 async def _next(chunks: AsyncIterator[bytes]) -> bytes | None:
     """Return the next bytes of the call, None at its end. Raises Refused."""
     try:
-        with fail_after(streams.STALL_SECONDS):
+        with fail_after(_SILENT_SECONDS):
             return await anext(chunks, None)
     except TimeoutError:
-        detail = f"nothing came for {streams.STALL_SECONDS:g} s; send the lines from here on again"
+        detail = f"nothing came for {_SILENT_SECONDS:g} s; send the lines from here on again"
         raise Refused(408, "too-slow", detail) from None
