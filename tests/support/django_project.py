@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,9 +27,9 @@ def shop() -> Any:
     """Set Django up, once in a process, and return the module of the example."""
     if find_spec("MySQLdb") is None:
         pymysql.install_as_MySQLdb()
-    os.environ["SHOP_DATABASE"] = str(
-        Path(tempfile.mkdtemp(prefix="dispatcher-django-")) / "shop.db"
-    )
+    folder = tempfile.mkdtemp(prefix="dispatcher-django-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["SHOP_DATABASE"] = str(Path(folder) / "shop.db")
     os.environ.setdefault("DISPATCHER_REDIS_URL", "redis://127.0.0.1:1/0")  # until a test names one
     try:
         return importlib.import_module("examples.django_shop")
