@@ -177,11 +177,11 @@ class LimiterMiddleware:
         request = Request(scope)
         async with AsyncExitStack() as held:
             try:
-                told = await _taken(held, self._limiter, self._key, self._n, request)
+                given = await _taken(held, self._limiter, self._key, self._n, request)
             except (LimitReached, LimitersUnavailable) as error:
                 await answer_error(request, error)(scope, receive, send)
                 return
-            headers = [(name.lower().encode(), value.encode()) for name, value in told.items()]
+            headers = [(name.lower().encode(), value.encode()) for name, value in given.items()]
 
             async def send_more(message: Message) -> None:
                 if message["type"] == "http.response.start":
@@ -194,12 +194,12 @@ class LimiterMiddleware:
 async def _taken(
     held: AsyncExitStack, limiter: AsyncLimiter, key: Key, n: int, request: Request
 ) -> dict[str, str]:
-    """Take permits, which end with ``held``; return the headers that tell of them."""
-    told: dict[str, str] = {}
+    """Take permits, which end with ``held``; return the headers about them."""
+    headers: dict[str, str] = {}
     keys = keys_of(key, request)
     if keys is not None:
         with going_on(limiter):
-            told = limit_headers(
+            headers = limit_headers(
                 limiter.limits, await held.enter_async_context(limiter.permit(keys, n))
             )
-    return told
+    return headers

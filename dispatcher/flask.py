@@ -129,12 +129,12 @@ class LimiterMiddleware:
         """Answer a request, or pass it on with permits."""
         held = ExitStack()
         try:
-            told = _taken(held, self._limiter, self._key, self._n, Request(environ))
+            given = _taken(held, self._limiter, self._key, self._n, Request(environ))
         except (LimitReached, LimitersUnavailable) as error:
             return answer_error(error)(environ, start)
 
         def start_with(status: str, headers: list[tuple[str, str]], *error: Any) -> Any:
-            return start(status, [*headers, *told.items()], *error)
+            return start(status, [*headers, *given.items()], *error)
 
         try:
             return ClosingIterator(self._app(environ, start_with), held.close)
@@ -144,11 +144,11 @@ class LimiterMiddleware:
 
 
 def _taken(held: ExitStack, limiter: Limiter, key: Key, n: int, asking: Request) -> dict[str, str]:
-    """Take permits, which end with ``held``; return the headers that tell of them."""
-    told: dict[str, str] = {}
+    """Take permits, which end with ``held``; return the headers about them."""
+    headers: dict[str, str] = {}
     keys = keys_of(key, asking)
     if keys is not None:
         with going_on(limiter):
             decision = held.enter_context(limiter.permit(keys, n))
-            told = limit_headers(limiter.limits, decision)
-    return told
+            headers = limit_headers(limiter.limits, decision)
+    return headers

@@ -175,8 +175,8 @@ def check_limiter(limiter: object, kind: type[Limiter] | type[AsyncLimiter]) -> 
 
 
 def _rate_limit(name: str, left: int, wait: timedelta) -> str:
-    told = f"{_quoted(name)};r={left}"
-    return f"{told};t={_seconds(wait)}" if timedelta(0) < wait < timedelta.max else told
+    text = f"{_quoted(name)};r={left}"
+    return f"{text};t={_seconds(wait)}" if timedelta(0) < wait < timedelta.max else text
 
 
 def _quoted(text: str) -> str:
@@ -194,11 +194,11 @@ def answer_to(error: DispatcherError) -> tuple[str, int, dict[str, str]]:
     It names no scope, which may be a recipient, no messages of others, no servers and no settings.
     An error of the server is written into the log with its text.
     """
-    told = problem_of(error, whole=False)
-    status: int = told["status"]
+    answer = problem_of(error, whole=False)
+    status: int = answer["status"]
     if status >= _SERVER_ERROR:
         log.error("answered with %d: %s", status, error, exc_info=status == _SERVER_ERROR)
-    return json.dumps(told), status, {"Content-Type": MEDIA_TYPE, **headers_of(error)}
+    return json.dumps(answer), status, {"Content-Type": MEDIA_TYPE, **headers_of(error)}
 
 
 def problem(

@@ -67,7 +67,7 @@ class CachedRead(Generic[T]):
         began = self._clock.monotonic()
         try:
             found = read()
-        except BaseException as error:  # noqa: BLE001 - those who wait get it
+        except BaseException as error:  # noqa: BLE001 - the waiting threads raise it
             with self._lock:
                 self._under_way = None
             coming.set_exception(error)

@@ -92,7 +92,7 @@ class Page:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """An entry of the navigation. It is shown to those who have ``right``."""
+    """An entry of the navigation. Visitors with ``right`` see it."""
 
     title: str
     path: str

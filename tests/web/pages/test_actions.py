@@ -162,7 +162,7 @@ def test_a_form_with_a_mistake_is_sent_again(house: House, person: TestClient) -
 def test_a_change_is_of_the_messages_that_were_counted_as_they_were(
     house: House, person: TestClient
 ) -> None:
-    """What moved away, was edited, or came to match meanwhile is left as it is."""
+    """Messages that were moved or edited, or began to match, are left as they are."""
     counted, moved, edited = (
         house.submit(each, send_at=FAR + HOUR) for each in ("ada", "ben", "cleo")
     )
