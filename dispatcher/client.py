@@ -148,9 +148,9 @@ class Dispatcher:
         self._threads = _awaiting()
         self._joined: set[Future[Any]] = set()
         self._closing = Lock()
-        self._turns: WeakKeyDictionary[
+        self._turns: dict[
             asyncio.AbstractEventLoop, WeakKeyDictionary[object, asyncio.Semaphore]
-        ] = WeakKeyDictionary()
+        ] = {}
 
     def close(self) -> None:
         """Wait for awaited calls under way, then close the connections."""
@@ -193,6 +193,9 @@ class Dispatcher:
         The others wait in the loop: giving each to the threads at once would hold it for long.
         """
         loop = asyncio.get_running_loop()
+        if loop not in self._turns:  # a semaphore that was waited for holds its loop for ever
+            for closed in [each for each in list(self._turns) if each.is_closed()]:
+                self._turns.pop(closed, None)
         turns = self._turns.setdefault(loop, WeakKeyDictionary())
         return turns.setdefault(loop if session is None else session, asyncio.Semaphore(most))
 

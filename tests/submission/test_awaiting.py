@@ -94,6 +94,17 @@ def test_two_hundred_submits_at_once_leave_the_loop_free(
 
 
 @on_sqlite
+def test_a_closed_loop_is_forgotten(house: House) -> None:
+    async def story(day: int) -> None:
+        every = (house.dispatcher.asubmit(**asked(f"name {day} {n}")) for n in range(20))
+        await asyncio.gather(*every)
+
+    for day in range(3):
+        asyncio.run(story(day))
+    assert len(house.dispatcher._turns) == 1
+
+
+@on_sqlite
 def test_a_cancelled_asubmit_goes_on_or_never_began(build: Build, own_redis: RedisServer) -> None:
     house = build(server=own_redis)
     names = [f"name {number}" for number in range(5)]
