@@ -204,8 +204,11 @@ def fill(
     step: timedelta,
     ended: bool = False,
 ) -> None:
-    """Store messages, from ``start`` after now on, one each ``step``."""
-    made = min(start, timedelta(0))
+    """Store messages, from ``start`` after now on, one each ``step``, submitted a day ago or more.
+
+    Later ones would be read again after the rebuild of windows that ended just before.
+    """
+    made = min(start, timedelta(days=-1))
     for first in range(0, many, AT_ONCE):
         connection.execute(
             FILL,
