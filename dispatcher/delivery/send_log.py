@@ -75,7 +75,7 @@ class ClaimLog:
         file = self._file
         if not self._holders:
             return False
-        return file is None or _is_written(file[1], message_id.hex) or _is_deleted(file[0])
+        return file is None or _is_written(file, message_id.hex) or _is_deleted(file[0])
 
     def hold(self) -> None:
         """Keep the file until one more call of :meth:`let_go`."""
@@ -136,7 +136,7 @@ class SendLogs:
             if self._own is None:
                 self._own = self._opened()
             file = self._own and _made(self._own[0] / mark.hex, self._spares)
-            if file and not _is_written(file[1], " ".join([each.hex for each in message_ids])):
+            if file and not _is_written(file, " ".join([each.hex for each in message_ids])):
                 _discard(file)  # where it stays, its line has no end: it proves nothing
                 file = None
         return ClaimLog(self, mark, file)
@@ -144,7 +144,7 @@ class SendLogs:
     def take_back(self, used: LogFile) -> None:
         """Empty the file of a claim that is over, and keep it for another one."""
         with self._lock:
-            if not self._is_closed and _is_emptied(used[1]):
+            if not self._is_closed and _is_emptied(used):
                 self._spares.append(used)
             else:
                 _discard(used)
@@ -163,7 +163,10 @@ class SendLogs:
             finally:
                 os.close(lock)
         except OSError as error:
-            log.warning("a send log is not left to the rescue: %s", error.strerror)
+            log.warning(
+                "could not leave the send log %s to the rescue, the claim ends later: %s",
+                path, error.strerror,
+            )  # fmt: skip
 
     def settle(self, act: Callable[[LeftLog], object], *, limit: int) -> bool:
         """Call ``act`` with each log that is left, and delete the log when ``act`` has returned.
@@ -237,15 +240,19 @@ def _made(path: Path, spares: list[LogFile]) -> LogFile | None:
     try:
         return path, os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
-        log.warning("a claim has no send log: %s", error.strerror)
+        log.warning(
+            "could not make the send log %s (%s): if the worker is killed, all messages of the "
+            "claim have an unknown outcome", path, error.strerror,
+        )  # fmt: skip
         return None
 
 
-def _is_emptied(descriptor: int) -> bool:
+def _is_emptied(file: LogFile) -> bool:
+    path, descriptor = file
     try:
         os.ftruncate(descriptor, 0)
     except OSError as error:
-        log.warning("a send log is not emptied: %s", error.strerror)
+        log.warning("could not empty the send log %s: %s", path, error.strerror)
         return False
     return True
 
@@ -256,7 +263,8 @@ def _discard(file: LogFile) -> None:
     _is_deleted(path)
 
 
-def _is_written(descriptor: int, line: str) -> bool:
+def _is_written(file: LogFile, line: str) -> bool:
+    path, descriptor = file
     data = line.encode() + b"\n"
     try:
         if _write(descriptor, data) == len(data):
@@ -264,7 +272,7 @@ def _is_written(descriptor: int, line: str) -> bool:
         problem: str | None = "only a part was written"
     except OSError as error:
         problem = error.strerror
-    log.warning("a send log takes no more: %s", problem)
+    log.warning("could not write to the send log %s: %s", path, problem)
     return False
 
 
@@ -281,7 +289,7 @@ def _is_deleted(path: Path) -> bool:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        log.warning("a send log is not deleted: %s", error.strerror)
+        log.warning("could not delete the send log %s: %s", path, error.strerror)
         return False
     return True
 
@@ -298,7 +306,9 @@ def _read(path: Path) -> LeftLog | None:
         unbegun = [each for each in claimed.split() if each not in begun]
         return LeftLog(UUID(path.name), tuple(map(UUID, unbegun)))
     except (OSError, ValueError) as error:
-        log.warning("a send log cannot be read (%s); its claim ends later", type(error).__name__)
+        log.warning(
+            "could not read the send log %s (%s): its claim ends later", path, type(error).__name__
+        )
         return None
 
 

@@ -337,10 +337,11 @@ def test_a_note_that_the_disk_has_no_room_for_is_noticed(
 ) -> None:
     log = SendLogs(tmp_path).open(IDS)
     full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, vars(log)["_file"][1])
+    path, descriptor = vars(log)["_file"]
+    os.dup2(full, descriptor)
     os.close(full)
     assert log.begin(IDS[0])
-    assert "a send log takes no more: No space left on device" in caplog.text
+    assert f"could not write to the send log {path}: No space left on device" in caplog.text
     assert list(tmp_path.glob(f"*/{log.mark.hex}")) == []
     log.let_go()
 
