@@ -160,7 +160,9 @@ class BodyType:
             kind = type(error).__name__
             text = "the type of bodies %s raised %s: the draft is refused; correct the type"
             log.error(text, self._name, kind)  # noqa: TRY400 - same
-            raise InvalidDraft("body", f"{self._name} raised {kind}", "another") from None
+            raise InvalidDraft(
+                "body", f"{self._name} raised {kind}", f"a body that {self._name} can validate"
+            ) from None
 
     def _refusal(self, error: ValidationError) -> InvalidDraft:
         """Return the error for the first wrong field, without its value."""

@@ -92,7 +92,9 @@ class Spellings:
             kind = type(error).__name__
             text = "the spelling rule %r raised %s: the draft is refused; correct the function"
             log.error(text, rule, kind)  # noqa: TRY400 - same
-            raise InvalidDraft("recipient", f"its spelling raised {kind}", "another") from None
+            raise InvalidDraft(
+                "recipient", f"its spelling raised {kind}", f"a recipient that {rule!r} can spell"
+            ) from None
         return check_text("recipient", spelt)
 
 

@@ -14,7 +14,6 @@ from dispatcher.errors import (
     DispatcherError,
     IdempotencyConflict,
     SlotRefused,
-    StoreUnavailable,
 )
 from dispatcher.message import Draft, Message, Progress, Rejection, Status, new_id
 from dispatcher.reservation import Booked, Rebooked, Request, Reservation, Submit
@@ -58,7 +57,7 @@ class Entry:
         result = self.result
         if isinstance(result, Message):
             return result
-        raise result or StoreUnavailable("a draft was not decided")
+        raise result or RuntimeError("a draft was not decided")
 
     def ask(self) -> Request:
         """Return the request for a reservation, under a new id."""
@@ -288,5 +287,5 @@ def _result(entry: Entry) -> Result:
     if isinstance(result, Message):
         return result
     if result is None:
-        raise StoreUnavailable("a draft was not decided")
+        raise RuntimeError("a draft was not decided")
     return Rejection(entry.number, entry.draft, result)

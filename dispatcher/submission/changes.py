@@ -258,7 +258,9 @@ class Changes:
         if token not in (None, found.token):
             raise MessageChanged(message_id)
         if message.scope == NO_SCOPE:
-            raise InvalidDraft("id", "it is a status message, which has no reservation", "another")
+            raise InvalidDraft(
+                "id", "it is a status message, which has no reservation", "the id of a message"
+            )
         now = self._clock.now()
         draft = _draft(message, wish)
         valid = schedule(draft, settings=self._settings, now=now)
