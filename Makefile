@@ -41,7 +41,7 @@ OF_VERSIONS := tests/worker tests/store tests/limiters/test_conformance.py \
 	tests/values/test_settings.py tests/values/test_redis_urls.py tests/values/test_translated_errors.py \
 	tests/telemetry/test_traces.py tests/cli/test_commands.py tests/acceptance/test_celery_ways.py \
 	tests/acceptance/test_delivery.py tests/acceptance/test_installed_app.py \
-	tests/acceptance/test_poisoned_items.py
+	tests/acceptance/test_poisoned_items.py tests/django tests/web/test_frameworks.py
 
 # A set of versions in an environment of its own, with the first of these interpreters that runs.
 # uv installs it in seconds, pip in minutes.

@@ -34,7 +34,7 @@ def resolved(name: str, folder: Path) -> str:
     command = [
         *(sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--upgrade"),
         *("--python-version", oldest, "--no-header", "--no-annotate", "--no-emit-index-url"),
-        *("--extra", "test", str(ROOT / "pyproject.toml"), str(further)),
+        *("--extra", "test", "--universal", str(ROOT / "pyproject.toml"), str(further)),
     ]
     if name == "lowest":
         command += ["--resolution", "lowest-direct", "--constraint", str(tools)]
