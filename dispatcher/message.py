@@ -31,6 +31,8 @@ MAX_CAMPAIGN = 64
 dump_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 """Return compact JSON; NaN and infinities raise ValueError."""
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_PLAIN = 2**63
+"""The largest whole number that is written without the encoder."""
 _last_id = 0
 """The last id of this process, without the bits that say its version."""
 
@@ -311,20 +313,26 @@ def check_body(
 
 
 def _flat_json(body: Mapping[Any, object]) -> str | None:
-    """Return the JSON of a flat body of plain ASCII text, which is valid; None for any other body.
+    """Return the JSON of a flat body of plain ASCII texts and whole numbers, which is valid.
 
-    This is the most common body. It needs no escapes, and takes a fifth of the encoder's time.
+    None for any other body. This is the most common one. It needs no escapes, and takes a fifth of
+    the encoder's time.
     """
     if type(body) is not dict:
         return None
     written = []
     for name, value in body.items():
-        if type(name) is not str or type(value) is not str:
+        if type(name) is not str:
             return None
-        both = name + value
-        if not (both.isascii() and both.isprintable()) or '"' in both or "\\" in both:
+        if type(value) is str:
+            texts, text = name + value, f'"{value}"'
+        elif type(value) is int and -_PLAIN <= value <= _PLAIN:
+            texts, text = name, str(value)
+        else:
             return None
-        written.append(f'"{name}":"{value}"')
+        if not (texts.isascii() and texts.isprintable()) or '"' in texts or "\\" in texts:
+            return None
+        written.append(f'"{name}":{text}')
     return f"{{{','.join(written)}}}"
 
 

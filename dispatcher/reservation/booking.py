@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
 from dispatcher.message import new_id
-from dispatcher.redis.keys import ShardKeys, shard_of
+from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation.terms import AnyQuota, Terms
 from dispatcher.scope import Scope
 
@@ -44,31 +43,6 @@ class Leg(NamedTuple):
     def windows(self) -> list[str]:
         """The names of the windows, in the order of the scopes."""
         return [self.keys.window(scope.name, scope.kind) for scope in self.scopes]
-
-
-def legs_of(terms: Terms, shards: Sequence[ShardKeys]) -> list[Leg]:
-    """Return the legs of a booking with these terms, in the order in which they are booked.
-
-    All messages book the windows that they share in the same order, so that of two that want the
-    same last reservations one gets them. The first leg is that of the message's own scope. Other
-    scopes in the same shard join it only where no other shard comes before.
-    """
-    if len(shards) == 1:
-        return [Leg(shards[0], terms, terms.scopes)]
-    home = terms.scopes[0].home
-    own = shards[shard_of(home, len(shards))]
-    if len(terms.scopes) == 1:
-        return [Leg(own, terms, terms.scopes)]
-    near = [scope for scope in terms.scopes if scope.home == home]
-    far: dict[ShardKeys, list[Scope]] = {}
-    for scope in terms.scopes:
-        if scope.home != home:
-            far.setdefault(shards[shard_of(scope.home, len(shards))], []).append(scope)
-    ordered = sorted(far, key=lambda keys: keys.shard)
-    if ordered and ordered[0] == own:
-        near += far[ordered.pop(0)]
-    others = [Leg(keys, terms, tuple(far[keys])) for keys in ordered]
-    return [Leg(own, terms, tuple(near)), *others]
 
 
 class Reservation(NamedTuple):

@@ -23,7 +23,7 @@ from dispatcher.errors import (
     SlotRefused,
 )
 from dispatcher.faults import fault
-from dispatcher.redis.keys import ShardKeys
+from dispatcher.redis.keys import ShardKeys, shard_of
 from dispatcher.reservation.booking import (
     EVERYONE,
     Blocked,
@@ -35,7 +35,6 @@ from dispatcher.reservation.booking import (
     Request,
     Reservation,
     Submit,
-    legs_of,
     new_hold,
 )
 from dispatcher.reservation.shards import ENDLESS, Shards
@@ -101,8 +100,29 @@ class Windows:
         self.shards = Shards(client, rules, under_way_ms=under_way // _MILLISECOND)
 
     def legs(self, terms: Terms) -> list[Leg]:
-        """Return the legs of a booking with these terms, in the order in which they are booked."""
-        return legs_of(terms, self._keys)
+        """Return the legs of a booking with these terms, in the order in which they are booked.
+
+        All messages book the windows that they share in the same order, so that of two that want
+        the same last reservations one gets them. The first leg is that of the message's own scope.
+        Other scopes in the same shard join it only where no other shard comes before.
+        """
+        shards = self._keys
+        if len(shards) == 1:
+            return [Leg(shards[0], terms, terms.scopes)]
+        home = terms.scopes[0].home
+        own = shards[shard_of(home, len(shards))]
+        if len(terms.scopes) == 1:
+            return [Leg(own, terms, terms.scopes)]
+        near = [scope for scope in terms.scopes if scope.home == home]
+        far: dict[ShardKeys, list[Scope]] = {}
+        for scope in terms.scopes:
+            if scope.home != home:
+                far.setdefault(shards[shard_of(scope.home, len(shards))], []).append(scope)
+        ordered = sorted(far, key=lambda keys: keys.shard)
+        if ordered and ordered[0] == own:
+            near += far[ordered.pop(0)]
+        others = [Leg(keys, terms, tuple(far[keys])) for keys in ordered]
+        return [Leg(own, terms, tuple(near)), *others]
 
     def reserve(
         self,

@@ -297,7 +297,9 @@ def _undoes(connection: Connection, *_: object) -> None:
 
 def _returns(driver: object, entry: ConnectionPoolEntry) -> None:
     """End the transactions of a connection that goes back; ``driver`` is None if it broke."""
-    _end(entry.info.pop(_WATCHES, []), answered=driver is not None)
+    watches = entry.info.pop(_WATCHES, None)
+    if watches:
+        _end(watches, answered=driver is not None)
 
 
 def _end(watches: Sequence[Watch[Any]], *, answered: bool) -> None:

@@ -264,7 +264,7 @@ class Tally:
             ):
                 self.known += 1
                 continue
-            send_at, send_ms = result.send_at, to_ms(result.send_at)
+            send_at, send_ms = result.send_at, entry.reservation.at_ms
             self.shifted += send_ms != entry.request.asked_ms
             self.promised[send_ms // MINUTE_MS] += 1
             if self.first_send_at is None or send_at < self.first_send_at:

@@ -24,6 +24,7 @@ class Bodies:
     def __init__(self, settings: Settings, templates: Templates) -> None:
         self._settings = settings
         self._templates = templates
+        self._has_types = bool(settings.body_types.channels)
 
     def prepare(self, draft: Draft) -> PreparedDraft:
         """Return the draft with its body as it is stored, and with its channel by name.
@@ -33,8 +34,10 @@ class Bodies:
         typed = draft.channel if isinstance(draft.channel, Channel) else None
         if typed is not None:
             draft = replace(draft, channel=typed.name)
-        draft = self._templates.fill(draft)
-        general = self._settings.body_types.of(draft.channel)
+        if draft.body is None or draft.template is not None or draft.data is not None:
+            draft = self._templates.fill(draft)
+        types = self._settings.body_types
+        general = types.of(draft.channel) if self._has_types else None
         body, given_body = draft.body, None
         if body is None or (typed is None and general is None):
             return PreparedDraft(draft)

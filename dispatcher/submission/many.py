@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import chain
 
 from dispatcher.message import Draft, Plan, Rejection
 from dispatcher.submission.batch import (
@@ -69,11 +70,11 @@ class Batches:
         refused, of the batch under way some may be stored. Run again with the same idempotency
         keys, it ends as if run once.
         """
-        return self._traced(self._each(drafts, Tally(total, progress)))
+        return chain.from_iterable(self._traced(self._each(drafts, Tally(total, progress))))
 
     def submit_all(self, drafts: Sequence[Draft], *, progress: OnProgress | None) -> list[Result]:
         """Accept all drafts or none. Raises like :meth:`submit_each`; then none is accepted."""
-        return list(self._traced(self._all(drafts, progress)))
+        return [each for some in self._traced(self._all(drafts, progress)) for each in some]
 
     def plan(
         self, drafts: Iterable[Draft], *, total: int | None, progress: OnProgress | None
@@ -107,12 +108,12 @@ class Batches:
     def _each(self, drafts: Iterable[Draft], tally: Tally) -> Answers:
         for batch in batches(drafts):
             self._run(batch, self._own)
-            yield from self._journaled(tally.add(batch.entries))
+            yield self._journaled(tally.add(batch.entries))
 
     def _all(self, drafts: Sequence[Draft], progress: OnProgress | None) -> Answers:
         batch = batch_of(drafts, atomic=True)
         self._run(batch, self._own)
-        yield from self._journaled(Tally(len(batch.entries), progress).add(batch.entries))
+        yield self._journaled(Tally(len(batch.entries), progress).add(batch.entries))
 
     def _run(self, batch: Batch, sink: Sink) -> None:
         """Run a batch, and again the entries that are judged anew because of a refusal."""

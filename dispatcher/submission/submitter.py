@@ -245,7 +245,8 @@ class Submitter:
         trace = None if self._tracing is None else self._tracing.current()
         for entry in booked:
             valid, (message_id, at_ms, _) = entry.valid, entry.reservation
-            send_at = from_ms(at_ms)
+            is_as_asked = entry.request is not None and at_ms == entry.request.asked_ms
+            send_at = valid.send_at if is_as_asked else from_ms(at_ms)
             enqueue_at = self._enqueuer.enqueue_at(send_at, now=created_at)
             entry.result = message = compose(
                 valid,

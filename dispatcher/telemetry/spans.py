@@ -79,10 +79,12 @@ class Spans:
         context.run(attach, set_span_in_context(span))
         counts: Counter[str] = Counter()
         try:
-            while (answer := context.run(next, answers, None)) is not None:
-                is_refused = isinstance(answer, Rejection)
-                counts["dispatcher.refused" if is_refused else "dispatcher.accepted"] += 1
-                yield answer
+            while (some := context.run(next, answers, None)) is not None:
+                refused = sum(isinstance(each, Rejection) for each in some)
+                counts += Counter(
+                    {"dispatcher.refused": refused, "dispatcher.accepted": len(some) - refused}
+                )
+                yield some
         except Exception as error:
             self._failed(span, type(error).__name__)
             raise

@@ -16,7 +16,8 @@ Accepted = Callable[[Message], object]
 """Takes the message that a submit is answered with."""
 CameTo = Callable[[Outcome, str | None], object]
 """Takes the outcome of a try, and the name of its error's type where it failed."""
-Answers = Generator[Message | Rejection, None, None]
+Answers = Generator[list[Message | Rejection], None, None]
+"""Yields the results of a batch at a time."""
 
 
 class Tracing(Protocol):

@@ -249,7 +249,7 @@ def test_a_span_of_many_ends_where_nobody_reads_on(traced: House, spans: Collect
     assert spans.named("dispatcher.submit") == []
     del answers
     (submit,) = spans.named("dispatcher.submit")
-    assert attributes(submit)["messaging.batch.message_count"] == 1
+    assert attributes(submit)["messaging.batch.message_count"] == 2
     assert submit.status.status_code is StatusCode.UNSET
 
 
