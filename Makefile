@@ -11,7 +11,7 @@ comma := ,
 PLAYABLE := $(VENV)/.playable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-fast test-slow test-hosts test-logs test-lowest test-newest test-redis resolve dist openapi simulate soak soak-bugs check docs format bench migrate clean
+.PHONY: help demo test test-all test-fast test-slow test-hosts test-logs test-lowest test-newest test-redis resolve dist openapi simulate soak soak-bugs check docs format bench bench-scale migrate clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -141,6 +141,13 @@ format: $(READY) ## Format the code
 
 bench: $(READY) ## Measure; prints figures for benchmarks/RESULTS.md
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+SCALE := "growth 10000 30000000 4GB" "endurance 500 8 --one-by-one --ahead 45 --stored 30000000" \
+	"endurance 800 30 --open" "endurance 1000 60" "endurance 2500 10" "rebuild 2500000" delivery \
+	lateness workers reservation submit bulk end_to_end
+bench-scale: $(READY) ## Measure what large tables, lasting loads and other schedulers cost: 3 hours
+	@for each in $(SCALE); do set -- $$each; script=benchmarks/$$1.py; shift; \
+	echo "== $$script $$*"; $(BIN)/python $$script "$$@" || exit 1; done
 
 migrate: $(READY) ## Bring the configured database to the current schema
 	$(BIN)/dispatcher migrate

@@ -177,12 +177,17 @@ def cpu_of_all(pid: int, settings: Settings) -> tuple[float, float, float]:
     """Return the CPU time of a worker, of Redis, and of PostgreSQL with all its processes."""
     with redis.Redis.from_url(settings.redis_url) as client:
         used = cast("dict[str, float]", client.info("cpu"))
-    folder = Path(Database(settings.database_url).run(_data_directory))
-    postmaster = int((folder / "postmaster.pid").read_text().split()[0])
-    tree = [postmaster, *_children(postmaster)]
-    ended = sum(_times(postmaster)[2:])
+    tree = processes_of_postgres(settings)
+    ended = sum(_times(tree[0])[2:])
     sql = ended + sum(sum(_times(each)[:2]) for each in tree)
     return cpu_seconds(pid), used["used_cpu_sys"] + used["used_cpu_user"], sql
+
+
+def processes_of_postgres(settings: Settings) -> list[int]:
+    """Return the ids of PostgreSQL's processes, the postmaster first."""
+    folder = Path(Database(settings.database_url).run(_data_directory))
+    postmaster = int((folder / "postmaster.pid").read_text().split()[0])
+    return [postmaster, *_children(postmaster)]
 
 
 def _data_directory(connection: Connection) -> str:
