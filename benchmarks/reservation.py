@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from uuid import UUID
 
 from limits import parse
 from limits.storage import RedisStorage
@@ -20,10 +21,12 @@ from dispatcher.app import App
 from dispatcher.embedded import embedded
 from dispatcher.message import new_id
 from dispatcher.redis.scripts import source
-from dispatcher.reservation import Terms
+from dispatcher.reservation import Bulk, Request, Terms
 from dispatcher.settings import Settings
+from dispatcher.times.send_time import to_ms
 
 CALLS = 2_000
+HOUR_MS = 3_600_000
 
 
 def main() -> None:
@@ -35,13 +38,21 @@ def main() -> None:
 def compare(settings: Settings, log: str) -> None:
     """Measure on a Redis with or without its append-only log, which only writes pay for."""
     parts = App(settings)
+    bulk = Bulk(parts.windows)
     parts.redis.config_set("appendonly", log)
     start = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
     bare = parts.redis.register_script("return 1")
     script = parts.redis.register_script(source("reservation/reserve"))
     first, terms = new_id(), Terms.own("recorded")
+    start_ms = to_ms(start)
+
+    def reserve(message_id: UUID, scope: Terms, at_ms: int) -> None:
+        """Reserve one message, as a submit does."""
+        [booked] = bulk.reserve([Request(message_id, scope, at_ms, at_ms)])
+        assert booked == at_ms
+
     (*names, window), words = call_of(
-        "reservation/reserve", lambda: parts.windows.reserve(first, terms=terms, send_at=start)
+        "reservation/reserve", lambda: reserve(first, terms, start_ms)
     )
     turns = count()
 
@@ -51,13 +62,12 @@ def compare(settings: Settings, log: str) -> None:
         which(keys=[*names, f"{window}-{next(turns)}"], args=args)
 
     def ours() -> None:
-        turn = next(turns)
-        parts.windows.reserve(new_id(), terms=Terms.own(f"new-{turn}"), send_at=start)
+        reserve(new_id(), Terms.own(f"new-{next(turns)}"), start_ms)
 
     def ours_filled() -> None:
         turn = next(turns)
-        at = start + timedelta(hours=3 * (turn // 500))
-        parts.windows.reserve(new_id(), terms=Terms.own(f"old-{turn % 500}"), send_at=at)
+        at_ms = start_ms + 3 * HOUR_MS * (turn // 500)
+        reserve(new_id(), Terms.own(f"old-{turn % 500}"), at_ms)
 
     storage = RedisStorage(settings.redis_url.replace("unix://", "redis+unix://"))
     three = [parse("1/minute"), parse("5/hour"), parse("10/day")]
@@ -72,8 +82,8 @@ def compare(settings: Settings, log: str) -> None:
         {
             "empty script": lambda: call(bare),
             "reserve.lua, called the same way": lambda: call(script),
-            "Windows.reserve, new scope": ours,
-            "Windows.reserve, scope with some bookings": ours_filled,
+            "a reservation, new scope": ours,
+            "a reservation, scope with some bookings": ours_filled,
             "limits, fixed window × 3": lambda: peer(fixed),
             "limits, moving window × 3": lambda: peer(moving),
         },
