@@ -200,7 +200,7 @@ class LimitSet:
         """Return the arguments of all limits, at about that time (ms since 1970)."""
         if not self.aligned:
             return self._fixed_words
-        # The words tell of windows to come, so they may be as old as the shortest is long.
+        # The words name the coming windows too, so they hold for the length of the shortest one.
         turn = now_ms // self._words_kept_ms
         if self._kept_words[0] != turn:
             self._kept_words = (turn, self.words_of(now_ms, self.parts))

@@ -181,7 +181,7 @@ def _is_private(path: str | None) -> bool:
 def _has_snapshots(server: redis.Redis) -> bool | None:
     try:
         found = cast("dict[str, str]", server.config_get("save"))
-    except redis.ResponseError:  # hosted servers do not let everybody ask
+    except redis.ResponseError:  # hosted servers may refuse CONFIG
         return None
     return bool(found.get("save"))
 

@@ -299,9 +299,9 @@ class _Run(Protocol):
 class CallersTransactions:
     """Transactions of callers: messages are stored if and when those commit.
 
-    What is reserved meanwhile is settled when the transaction has ended, by what the store then
-    has. Between the INSERT and that end nothing else is asked of the store: on SQLite the caller's
-    transaction keeps everybody else from writing. Until ``transaction_grace`` and
+    Their reservations are confirmed or released when the transaction has ended, by the rows that
+    the store then has. Between the INSERT and that end no other statement runs: on SQLite the
+    caller's transaction keeps all other connections from writing. Until ``transaction_grace`` and
     ``reconcile_grace`` have passed, reconcile does not release the reservations of an open
     transaction.
     """

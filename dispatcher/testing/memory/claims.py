@@ -1,4 +1,4 @@
-"""The store of those who deliver, in memory."""
+"""What ``store/claims.py`` does, in memory."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ OnEnd = Callable[[Sequence[Any], bool], None]
 
 
 class MemoryTransaction:
-    """One transaction on the database: nobody else sees what is in it."""
+    """One transaction on the database: others do not see its rows."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables

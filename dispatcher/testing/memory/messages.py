@@ -1,4 +1,4 @@
-"""The store of those who submit, in memory: the same answers and the same rows as SQL.
+"""What ``store/messages.py`` does, in memory: the same answers and the same rows.
 
 Each call is one transaction. ``test_store_double.py`` compares all of the store with SQLite.
 """

@@ -50,9 +50,9 @@ class _Period:
 
 @dataclass(slots=True)
 class _State:
-    """A log as one call sees it. ``line`` is None where nobody gets a turn.
+    """A log as one call sees it. ``line`` is None where no message gets a turn.
 
-    ``note`` has those who wait: it is the line, where there is one.
+    ``note`` has the waiting messages: it is the line, where there is one.
     """
 
     log: Log
@@ -76,7 +76,7 @@ class _State:
         return None if found is None else int(found)
 
     def free_at(self, ahead: int, now_ms: int) -> tuple[int, float]:
-        """When the log alone has room for whoever comes after ``ahead`` others, and its room."""
+        """Return when the log has room for a message behind ``ahead`` others, and its room now."""
         at_ms, room = now_ms, math.inf
         for limit, taken in zip(self.kind.limits, self.taken, strict=True):
             room = min(room, limit.count - taken)
@@ -128,7 +128,10 @@ class _State:
             self.line.scores.pop(member, None)
 
     def late_one(self, now_ms: int) -> bytes | None:
-        """Who has not come at its turn; whoever takes that room gives it another."""
+        """Return a message that did not come at its turn.
+
+        The message that takes its room gives it another turn.
+        """
         if self.line is None or not self.line.scores:
             return None
         turn_ms, first = self.line.scores.ordered[0]
@@ -166,7 +169,7 @@ class _State:
         self.log.ends_at_ms = now_ms + hold_ms + self.kind.reach_ms
 
     def forget_restored(self, known: bytes, now_ms: int) -> None:
-        """Let a permit that a rebuild put there count no more; whoever asks for it is judged."""
+        """Forget a permit that a rebuild restored: the message that asks for it is judged anew."""
         at_ms = self.log.scores.get(known, 0)
         if at_ms % 1:
             del self.log.scores[known]

@@ -103,7 +103,7 @@ class Duplicates:
 
 @dataclass(slots=True)
 class Moved:
-    """The token of the last move of a message that each of its windows in a shard was told of."""
+    """The token of the last move of a message in each of its windows in a shard."""
 
     ends_at_ms: int
     tokens: dict[str, int] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Moved:
 
 @dataclass(slots=True)
 class Log:
-    """Permits with their times, those who wait for them with their turns, or logs with room."""
+    """A ZSET: permits with their times, waiting messages with their turns, or logs with room."""
 
     scores: ScoredSet = field(default_factory=ScoredSet)
     ends_at_ms: int = 0
@@ -167,7 +167,7 @@ class Server:
         self.number += 1
 
     def move_token(self, keys: ShardKeys, message_id: UUID, window: str) -> int:
-        """Return the token of the last move of a message that a window was told of, or -1."""
+        """Return the token of the last move of a message that a window took, or -1."""
         found = self.holds.moved.get(keys.moved(message_id))
         if found is None or found.ends_at_ms < self.now_ms():
             return -1

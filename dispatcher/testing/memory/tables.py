@@ -68,7 +68,7 @@ class Row:
     notified_status: Status | None = None
 
     def message(self) -> Message:
-        """Return it as those who read see it."""
+        """Return the message of this row."""
         return Message(**dict(zip(NAMES, _values(self), strict=True)))
 
     def end(self, status: Status, at: datetime, error: str | None = None) -> None:

@@ -55,7 +55,7 @@ class MemoryUpkeep:
     def wipe(self, rebuild: Rebuild) -> None:
         holds = self._server.holds
         for part in rebuild.parts:
-            # Where there is nothing to delete nobody asks for the marker.
+            # Where there is nothing to delete the marker is not checked.
             if isinstance(part, PermitKeys):
                 if part != self._server.permit_keys:
                     continue
@@ -161,11 +161,11 @@ class MemoryUpkeep:
         return added
 
     def set_aside(self) -> int:
-        """Find nothing: nobody else writes here."""
+        """Find nothing: no other program writes here."""
         return 0
 
     def tidy(self, *, keys_at_once: int) -> int:
-        del keys_at_once  # nothing gets as old as that
+        del keys_at_once  # no reservation gets that old here
         return 0
 
     def release(self, rows: Sequence[Reserved]) -> None:

@@ -17,7 +17,7 @@ _OF_PROXIES = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", 
 
 
 class Loopback:
-    """Lets in whoever calls from this machine by a name of this machine, and nobody else.
+    """Lets in callers on this machine that use a name of this machine, and no others.
 
     The name is checked because a site may let its own name mean 127.0.0.1 (DNS rebinding). A call
     that a proxy passes on comes from elsewhere: it is known by its headers, or by HTTP/1.0. Behind
