@@ -2,10 +2,9 @@
 
 ``submitter`` is the one pipeline (validate, recall, reserve, store, confirm), over a ``batch``;
 ``sinks`` store its result in a transaction of their own, in one of the caller's, or not at all;
-``many`` runs it for many drafts. ``bodies`` gives a draft its body as it is stored, ``schedule``
-validates it, ``reserver`` reserves, releases
-and reads reservations, ``enqueuer`` enqueues messages inside the horizon. ``changes`` cancels,
-reschedules and updates messages, ``moves`` gives them other times, ``cancellation`` cancels many,
+``many`` runs it for many drafts. ``bodies`` gives a draft its body as it is stored, ``validation``
+judges its fields, ``reserver`` reserves, releases and looks again, ``enqueuer`` enqueues messages
+inside the horizon. ``changes`` cancels, reschedules and updates messages, ``moves`` gives them other times, ``cancellation`` cancels many,
 ``decisions`` retries failed messages and releases or drops held ones, ``catch_up`` expires or moves
 overdue messages, ``suppression`` keeps the suppression list, ``pauses`` the list of pauses.
 ``timeline`` reads which times of a scope fit, ``story`` all about one message.
@@ -22,12 +21,12 @@ from dispatcher.submission.many import Batches, LazyResults
 from dispatcher.submission.moves import Moves
 from dispatcher.submission.pauses import PauseList
 from dispatcher.submission.reserver import Reserver
-from dispatcher.submission.schedule import ValidDraft, schedule, terms_for
 from dispatcher.submission.sinks import CallersTransactions, DryRun, OwnTransaction
 from dispatcher.submission.story import Reservation, Story, StoryReader, coming
 from dispatcher.submission.submitter import Submitter
 from dispatcher.submission.suppression import SuppressionList
 from dispatcher.submission.timeline import TimelineReader
+from dispatcher.submission.validation import ValidDraft, terms_for, validate
 
 __all__ = [
     "Batches",
@@ -56,6 +55,6 @@ __all__ = [
     "ValidDraft",
     "Wish",
     "coming",
-    "schedule",
     "terms_for",
+    "validate",
 ]

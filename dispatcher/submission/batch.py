@@ -18,7 +18,7 @@ from dispatcher.errors import (
 from dispatcher.message import Draft, Message, Progress, Rejection, Status, new_id
 from dispatcher.reservation import Booked, Rebooked, Request, Reservation, Submit
 from dispatcher.store import Addition
-from dispatcher.submission.schedule import ValidDraft
+from dispatcher.submission.validation import ValidDraft
 from dispatcher.times.send_time import to_ms
 
 Result = Message | Rejection

@@ -9,7 +9,7 @@ from dispatcher.body_types import Channel
 from dispatcher.errors import InvalidDraft
 from dispatcher.message import Body, Draft, check_body
 from dispatcher.settings import Settings
-from dispatcher.submission.schedule import PreparedDraft
+from dispatcher.submission.validation import PreparedDraft
 from dispatcher.templating import Templates
 
 

@@ -18,7 +18,7 @@ from dispatcher.message import Message, Status
 from dispatcher.reservation import Bulk, Request, Terms
 from dispatcher.settings import Settings
 from dispatcher.store import BulkMessages, Movable
-from dispatcher.submission.schedule import scopes_of
+from dispatcher.submission.validation import scopes_of
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.send_time import to_ms
 

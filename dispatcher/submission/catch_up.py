@@ -20,7 +20,7 @@ from dispatcher.settings import Settings
 from dispatcher.store import Movable, Overdue
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.moves import Moves, Order
-from dispatcher.submission.schedule import read_hours, scopes_of
+from dispatcher.submission.validation import read_hours, scopes_of
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.send_time import after
 

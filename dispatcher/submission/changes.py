@@ -29,11 +29,11 @@ from dispatcher.settings import Settings
 from dispatcher.store import Messages, Movable, Suppressions
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.moves import Moves, Order
-from dispatcher.submission.schedule import (
+from dispatcher.submission.validation import (
     Check,
     Prepare,
     judge_times,
-    schedule,
+    validate,
 )
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
@@ -263,7 +263,7 @@ class Changes:
             )
         now = self._clock.now()
         draft = _draft(message, wish)
-        valid = schedule(draft, settings=self._settings, now=now)
+        valid = validate(draft, settings=self._settings, now=now)
         if draft.expire_after is None:  # the setting of its channel may have changed
             valid = valid._replace(expire_after=None)
         judge_times(valid, now=now)

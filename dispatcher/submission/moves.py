@@ -29,7 +29,7 @@ from dispatcher.scope import Scope
 from dispatcher.settings import Settings
 from dispatcher.store import Messages, Movable, NewTime
 from dispatcher.submission.enqueuer import Enqueuer
-from dispatcher.submission.schedule import scopes_of
+from dispatcher.submission.validation import scopes_of
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import to_ms
 

@@ -18,14 +18,14 @@ from dispatcher.settings import Settings
 from dispatcher.store import Addition, GivenUp
 from dispatcher.submission.batch import Batch, Entry, compose, recalled, requests_of
 from dispatcher.submission.enqueuer import Enqueuer
-from dispatcher.submission.schedule import (
+from dispatcher.submission.sinks import Sink
+from dispatcher.submission.validation import (
     Check,
     Prepare,
     ValidDraft,
     judge_times,
-    schedule,
+    validate,
 )
-from dispatcher.submission.sinks import Sink
 from dispatcher.telemetry.journal import Journal
 from dispatcher.telemetry.tracing import Tracing
 from dispatcher.times.clock import Clock
@@ -103,7 +103,7 @@ class Submitter:
         if not isinstance(draft, Draft):
             raise InvalidDraft("draft", f"a {type(draft).__name__}", "a Draft")
         prepared, given_body = self._prepare(draft)
-        valid = schedule(prepared, settings=self._settings, now=now, given_body=given_body)
+        valid = validate(prepared, settings=self._settings, now=now, given_body=given_body)
         self._check(valid.channel, valid.recipient, valid.body)
         if valid.status_url is not None:
             try:

@@ -10,7 +10,7 @@ from dispatcher.message import check_text
 from dispatcher.reservation import Terms, Timeline, Timelines
 from dispatcher.scope import NO_SCOPE, of_channel
 from dispatcher.settings import Settings
-from dispatcher.submission.schedule import terms_for
+from dispatcher.submission.validation import terms_for
 from dispatcher.times import send_time
 from dispatcher.times.clock import Clock
 

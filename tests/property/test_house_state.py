@@ -27,7 +27,7 @@ from dispatcher.message import Message, Rejection, new_id
 from dispatcher.reservation import Submit
 from dispatcher.store import NewTime
 from dispatcher.submission import Result
-from dispatcher.submission.schedule import schedule
+from dispatcher.submission.validation import validate
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.all_windows import (
     let_graces_pass,
@@ -248,7 +248,7 @@ class HouseMachine(RuleBasedStateMachine):
             return
         if self.model.duplicates(ask) in self.model.orphans:
             return
-        valid = schedule(
+        valid = validate(
             ask.draft(self.model.start), settings=self.house.settings, now=self.house.clock.now()
         )
         submit = Submit(ask.key, valid.fingerprint or "") if ask.key else None

@@ -26,7 +26,7 @@ from dispatcher.submission import (
     Submitter,
     SuppressionList,
 )
-from dispatcher.submission.schedule import PreparedDraft
+from dispatcher.submission.validation import PreparedDraft
 from dispatcher.telemetry.journal import Journal
 from dispatcher.testing.memory.joined import MemoryTransaction
 from dispatcher.testing.memory.messages import (

@@ -25,7 +25,7 @@ from dispatcher import (
 )
 from dispatcher.message import new_id
 from dispatcher.reservation import Copies, Submit
-from dispatcher.submission.schedule import schedule
+from dispatcher.submission.validation import validate
 from dispatcher.times.send_time import to_ms
 from tests.support.house import BODY, FAR, House, house_on
 from tests.support.house_fixtures import Build
@@ -195,7 +195,7 @@ def test_a_key_of_an_earlier_batch_is_known_and_other_content_is_a_conflict(hous
 
 def test_a_submit_under_way_with_the_same_key_shares_its_place(house: House) -> None:
     one = draft(idempotency_key="k")
-    valid = schedule(one, settings=house.settings, now=house.clock.now())
+    valid = validate(one, settings=house.settings, now=house.clock.now())
     house.parts.windows.reserve(
         new_id(), terms=valid.terms, send_at=valid.send_at,
         submit=Submit("k", valid.fingerprint or ""),

@@ -13,7 +13,7 @@ from dateutil import tz
 from dispatcher import Settings
 from dispatcher.errors import InvalidSendTime, kind_of
 from dispatcher.message import Draft
-from dispatcher.submission import ValidDraft, schedule
+from dispatcher.submission import ValidDraft, validate
 from dispatcher.times import send_time
 from tests.support.clock import NOON
 
@@ -299,7 +299,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 def scheduled(settings: Settings, **asked: Any) -> ValidDraft:
     draft = Draft(**{"channel": "file", "recipient": "ada", "body": {}} | asked)
-    return schedule(draft, settings=settings, now=NOON)
+    return validate(draft, settings=settings, now=NOON)
 
 
 @pytest.mark.parametrize(

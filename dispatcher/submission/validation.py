@@ -97,7 +97,7 @@ class ValidDraft(NamedTuple):
         return f"ValidDraft(channel={self.channel!r}, send_at={self.send_at!r})"
 
 
-def schedule(
+def validate(
     draft: Draft, *, settings: Settings, now: datetime, given_body: Body | None = None
 ) -> ValidDraft:
     """Validate every field of ``draft`` but the order of its times, which :func:`judge_times` does.
