@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from contextlib import closing
 from typing import Annotated
 
@@ -68,12 +69,25 @@ def check_before_start(settings: Settings) -> None:
 
 
 def _say(examination: Examination) -> None:
-    rows = []
+    """Print a row for each finding; checks that are skipped for one reason share a row."""
+    rows: list[tuple[str, str, str]] = []
+    skipped: dict[str, list[str]] = defaultdict(list)
     for each in examination.findings:
+        if each.level is Level.SKIPPED:
+            skipped[each.found].append(each.check)
+            continue
         text = escape(each.found)
         if each.remedy:
             text += f"\n[bold]remedy:[/] {escape(each.remedy)}"
-        rows.append((f"[{_STYLES[each.level]}]{each.level.value}[/]", each.check, text))
+        rows.append((_styled(each.level), each.check, text))
+    for reason, checks in skipped.items():
+        many = checks[0] if len(checks) == 1 else f"{len(checks)} checks"
+        names = "" if len(checks) == 1 else f"\n{', '.join(checks)}"
+        rows.append((_styled(Level.SKIPPED), many, escape(reason + names)))
     output.out.print(output.described(rows))
     counts = (f"{many} {level.value}" for level, many in examination.counts.items() if many)
     output.out.print(", ".join(counts))
+
+
+def _styled(level: Level) -> str:
+    return f"[{_STYLES[level]}]{level.value}[/]"

@@ -264,7 +264,7 @@ def _of_server(server: str, answer: Answer[F], checks: Sequence[Check[F]]) -> li
 
 def _finding(check: Check[F], answer: Answer[F]) -> Finding:
     if isinstance(answer, _NotAsked):
-        found = f"not looked at: {answer.reason}"
+        found = f"not examined: {answer.reason}"
         return Finding(check=check.name, level=Level.SKIPPED, found=found)
     if isinstance(answer, Unavailable):
         return Finding(

@@ -4,9 +4,10 @@
 ``sinks`` store its result in a transaction of their own, in one of the caller's, or not at all;
 ``many`` runs it for many drafts. ``bodies`` gives a draft its body as it is stored, ``validation``
 judges its fields, ``reserver`` reserves, releases and looks again, ``enqueuer`` enqueues messages
-inside the horizon. ``changes`` cancels, reschedules and updates messages, ``moves`` gives them other times, ``cancellation`` cancels many,
-``decisions`` retries failed messages and releases or drops held ones, ``catch_up`` expires or moves
-overdue messages, ``suppression`` keeps the suppression list, ``pauses`` the list of pauses.
+inside the horizon. ``changes`` cancels, reschedules and updates messages, ``moves`` gives them
+other times, ``cancellation`` cancels many, ``decisions`` retries failed messages and releases or
+drops held ones, ``catch_up`` expires or moves overdue messages, ``suppression`` keeps the
+suppression list, ``pauses`` the list of pauses.
 ``timeline`` reads which times of a scope fit, ``story`` all about one message.
 """
 

@@ -163,7 +163,7 @@ def test_a_redis_that_is_away_is_one_error_and_stops_no_worker(lone: House) -> N
     away = f"Redis at {lone.server.socket} cannot be reached"
     assert found["redis.answers"].found == away
     assert "`dispatcher up` runs one here" in (found["redis.answers"].remedy or "")
-    assert found["clock.redis"].found == f"not looked at: {away}"
+    assert found["clock.redis"].found == f"not examined: {away}"
     assert found["broker.answers"].level is ERROR
     assert {name for name, each in found.items() if each.level is SKIPPED} == {
         *(name for name in found if name.startswith("redis.") and name != "redis.answers"),
@@ -259,7 +259,7 @@ def test_a_database_that_is_away_is_one_error(house: House, tmp_path: Path) -> N
         "`dispatcher up` or `dispatcher migrate`"
     )
     assert found["clock.store"].found == (
-        "not looked at: the file cannot be opened (SQLITE_CANTOPEN)"
+        "not examined: the file cannot be opened (SQLITE_CANTOPEN)"
     )
     assert levels(found, "store") == {
         "store.answers": ERROR, "store.migrations": SKIPPED, "store.indexes": SKIPPED,
