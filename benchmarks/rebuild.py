@@ -57,7 +57,7 @@ FROM (SELECT n, 'to ' || n %% (%(many)s / 2) AS who,
 
 def main() -> None:
     with folder() as path, embedded(path / "redis") as settings, postgres() as url:
-        compare(settings.model_copy(update={"database_url": url}))
+        compare(settings.model_copy(update={"database_url": url, "shards": SHARDS}))
     several(ROWS, TURNS)
     with folder() as path, embedded(path / "redis") as settings, postgres() as url:
         almost_empty(settings.model_copy(update={"database_url": url, "shards": SHARDS}))
