@@ -12,6 +12,7 @@ from functools import cached_property
 from importlib import resources
 from typing import Any, TypeVar, TypeVarTuple
 from urllib.parse import urlencode, urlsplit
+from uuid import UUID
 
 from anyio import CapacityLimiter, to_thread
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -32,7 +33,7 @@ from dispatcher.message import Status
 from dispatcher.problems import problem_of, status_of
 from dispatcher.selection import Page as Found
 from dispatcher.selection import Wanted, id_of
-from dispatcher.store import Movable
+from dispatcher.store import Movable, StoredVersion
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.times import zones
 from dispatcher.web.access import Caller, Right
@@ -200,6 +201,17 @@ class Visit:
             after=None if after is None else id_of(after, "after"),
             limit=limit,
             oldest_first=oldest_first,
+            patience=_PATIENCE,
+        )
+
+    def versions(
+        self, wanted: Wanted, *, limit: int, after: str | None
+    ) -> tuple[list[StoredVersion], UUID | None]:
+        """Return the versions of messages, oldest first, and where to go on, as :meth:`found`."""
+        return self.parts.listing.versions(
+            selection_of(wanted, self.site.settings),
+            after=None if after is None else id_of(after, "after"),
+            limit=limit,
             patience=_PATIENCE,
         )
 
