@@ -240,28 +240,32 @@ class Listing:
         oldest_first: bool,
     ) -> Iterator[tuple[list[FoundT], UUID | None]]:
         """Yield as :meth:`pages`, each with the id up to which it looked, None at the end."""
-        tables = self._tables
-        messages = tables.messages
         found_by_index, scan = _is_found_by_index(wanted), self._scan(wanted)
         where = self._conditions(wanted, scan)
         bounds = self._bounds(wanted.made_after, before) + scan.bounds
-        by: ColumnElement[UUID] = messages.c.id
-        if found_by_index and wanted.status is not Status.HELD:
-            # By an expression, or the primary key would be read in its order until enough is found.
-            by = func.coalesce(messages.c.id, messages.c.id)
         start = after or wanted.made_after if oldest_first else after
-        cursor, end, is_last = start, None, found_by_index
+        cursor: UUID | None = start
+        end: UUID | None = None
+        is_last = found_by_index
         while True:
             if end is None and not is_last:
                 end = self._edge(scan, cursor, bounds, oldest_first=oldest_first, many=_EXAMINED)
                 is_last = end is None
             stretch = scan.between(cursor, end, oldest_first=oldest_first)
-            first = select(messages.c.id).where(*where, *bounds, *stretch).limit(size)
-            ordered_by = [by] if found_by_index else scan.columns
-            ids = first.order_by(*_order(ordered_by, oldest_first=oldest_first))
-            query = tables.found_by(ids, reader.columns)
-            ordered = query.order_by(*_order([messages.c.id], oldest_first=oldest_first))
-            found = [reader.read(row) for row in self._database.read(ordered)]
+            if found_by_index:  # one statement, which no stretch bounds
+                query = self._found_by_index(
+                    wanted, where + bounds + stretch, reader, size, oldest_first=oldest_first
+                )
+            else:
+                # Not by their ids: PostgreSQL would look for each of them in every partition.
+                order = _order(scan.columns, oldest_first=oldest_first)
+                query = (
+                    select(*reader.columns)
+                    .where(*where, *bounds, *stretch)
+                    .order_by(*order)
+                    .limit(size)
+                )
+            found: list[FoundT] = [reader.read(row) for row in self._database.read(query)]
             if len(found) == size:
                 cursor = found[-1].id
             elif end is None:
@@ -270,6 +274,25 @@ class Listing:
             else:
                 cursor, end = end, None
             yield found, cursor
+
+    def _found_by_index(
+        self,
+        wanted: Selection,
+        where: Sequence[ColumnElement[bool]],
+        reader: _Reader[FoundT],
+        size: int,
+        *,
+        oldest_first: bool,
+    ) -> Select[Any]:
+        """Return the query of what an index of its own leads to: ids first, by that index alone."""
+        message_id = self._tables.messages.c.id
+        by: ColumnElement[UUID] = message_id
+        if wanted.status is not Status.HELD:
+            # By an expression, or the primary key would be read in its order until enough is found.
+            by = func.coalesce(message_id, message_id)
+        ids = select(message_id).where(*where).order_by(*_order([by], oldest_first=oldest_first))
+        query = self._tables.found_by(ids.limit(size), reader.columns)
+        return query.order_by(*_order([message_id], oldest_first=oldest_first))
 
     def page(
         self,
