@@ -86,7 +86,6 @@ class CachedFigures:
     def __init__(self) -> None:
         self._overview = CachedRead[Overview]()
         self._loads = {within: CachedRead[LoadCharts]() for within in LOADS.values()}
-        self.streams = 0
 
     def overview(self, dispatcher: Dispatcher) -> Overview:
         """Return an overview."""

@@ -43,6 +43,7 @@ from dispatcher.web.pages.cached_figures import CachedFigures
 from dispatcher.web.pages.sign_in import SignIn
 from dispatcher.web.pages.uploads import Uploads
 from dispatcher.web.problems import Refused, forbidden
+from dispatcher.web.streams import Streams
 
 log = logging.getLogger(__name__)
 
@@ -260,6 +261,7 @@ class Site:
         self.digest = digest_with(self.settings.log_key)
         self.files = _files()
         self.figures = CachedFigures()
+        self.streams = Streams()
         self.uploads = Uploads()
         self.templates = Environment(
             loader=PackageLoader("dispatcher.web.pages"),
