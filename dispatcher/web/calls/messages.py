@@ -17,6 +17,7 @@ from dispatcher.web.access import Caller, Right
 from dispatcher.web.context import CallContext, Context
 from dispatcher.web.replies import Answer, etag_of
 
+_OF_DRAFTS = tuple(each.name for each in fields(Draft))
 Id = Annotated[str, Path(json_schema_extra={"format": "uuid"})]
 
 
@@ -98,7 +99,7 @@ def _wanted(filters: models.Filters, caller: Caller) -> Wanted:
 
 
 def _fields(draft: Draft) -> dict[str, Any]:
-    return {each.name: getattr(draft, each.name) for each in fields(draft)}
+    return {name: getattr(draft, name) for name in _OF_DRAFTS}
 
 
 def _scopes(count: list[str] | None) -> dict[str, str]:
