@@ -1,7 +1,8 @@
 """Measure what a submit costs by HTTP, against the same one in Python; and batches.
 
 `dispatcher serve` runs in a process of its own, on PostgreSQL; one client with one open connection.
-The Python submits are made by this process, so that each has a core where there are two.
+The Python submits are made by this process, so that each has a core where there are two. A call
+that is refused without a key does nothing: it costs what HTTP costs alone.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -40,11 +41,15 @@ def main() -> None:
         serve = dispatcher_command("serve", "--port", str(port), "--rate", RATE)
         with running(settings, path, serve), Dispatcher(settings) as dispatcher:
             wait_for(port)
-            with closing(http.client.HTTPConnection("127.0.0.1", port)) as line:
-                compare(dispatcher, poster(line, token))
+            lines = [http.client.HTTPConnection("127.0.0.1", port) for _ in range(2)]
+            with closing(lines[0]), closing(lines[1]):
+                strangers = poster(lines[1], "none", answers=(401,))
+                compare(dispatcher, poster(lines[0], token), strangers)
 
 
-def compare(dispatcher: Dispatcher, post: Callable[..., bytes]) -> None:
+def compare(
+    dispatcher: Dispatcher, post: Callable[..., bytes], refused: Callable[..., bytes]
+) -> None:
     numbers = count()
     at = datetime.now(UTC) + timedelta(days=2)
 
@@ -61,13 +66,16 @@ def compare(dispatcher: Dispatcher, post: Callable[..., bytes]) -> None:
     def by_http() -> None:
         post("/v1/messages", json.dumps(new() | {"send_at": at.isoformat()}))
 
+    def nothing() -> None:
+        refused("/v1/messages", json.dumps(new() | {"send_at": at.isoformat()}))
+
     def keyed_by_http() -> None:
         text = json.dumps(new() | {"send_at": at.isoformat()})
         post("/v1/messages", text, **{"Idempotency-Key": f"http {next(numbers)}"})
 
     single = {
         "submit": ours, "submit with a key": keyed, "by HTTP": by_http,
-        "by HTTP with an Idempotency-Key": keyed_by_http,
+        "by HTTP with an Idempotency-Key": keyed_by_http, "by HTTP, refused without a key": nothing,
     }  # fmt: skip
     figures = measure(single, calls=CALLS)
     report("One submit by HTTP, PostgreSQL (fsync on)", figures, floor="submit")
@@ -88,8 +96,10 @@ def compare(dispatcher: Dispatcher, post: Callable[..., bytes]) -> None:
     print(f"\nlines/s: {rates[len(rates) // 2]:,.0f} ({rates[0]:,.0f}–{rates[-1]:,.0f})")
 
 
-def poster(line: http.client.HTTPConnection, token: str) -> Callable[..., bytes]:
-    """Return what makes a call on one connection."""
+def poster(
+    line: http.client.HTTPConnection, token: str, *, answers: Collection[int] = (200, 201)
+) -> Callable[..., bytes]:
+    """Return what makes a call on one connection, which is answered so."""
     line.connect()
     line.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -98,7 +108,7 @@ def poster(line: http.client.HTTPConnection, token: str) -> Callable[..., bytes]
         line.request("POST", path, text.encode(), headers)
         answer = line.getresponse()
         body = answer.read()
-        if answer.status not in (200, 201):
+        if answer.status not in answers:
             raise SystemExit(f"{answer.status}: {body!r}")
         return body
 

@@ -17,7 +17,6 @@ from collections.abc import (
 )
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
-from copy import copy
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial, wraps
@@ -1052,7 +1051,7 @@ def for_pages(dispatcher: Dispatcher) -> Dispatcher:
 
     Closing ``dispatcher`` closes them.
     """
-    made = copy(dispatcher)
+    made = Dispatcher(dispatcher.settings)
     made._app = dispatcher._app.for_pages()
     return made
 

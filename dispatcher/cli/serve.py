@@ -13,7 +13,7 @@ from dispatcher.app import App
 from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, OptionNames, examples
 from dispatcher.cli.filters import complete_channel, scopes_of
-from dispatcher.cli.services import log_to_standard_error
+from dispatcher.cli.services import collect_rarely, log_to_standard_error
 from dispatcher.client import Dispatcher, parts_of
 from dispatcher.errors import InvalidValue, MissingExtra
 from dispatcher.extras import needs
@@ -59,8 +59,10 @@ def serve(
 
     with Dispatcher() as dispatcher:
         log_to_standard_error(dispatcher.settings.log_format)
+        application = page_and_api(dispatcher, rate=rate)
+        collect_rarely()
         uvicorn.run(
-            page_and_api(dispatcher, rate=rate),
+            application,
             host=host,
             port=port,
             access_log=False,

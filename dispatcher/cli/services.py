@@ -165,7 +165,7 @@ def worker(
     if not no_doctor:
         check_before_start(settings)
     queues = ",".join(settings.queues)
-    worker_ready.connect(_collect_rarely, weak=False)
+    worker_ready.connect(collect_rarely, weak=False)
     _write_logs(settings.log_format)
     _celery(
         "worker", "--pool=threads", f"--concurrency={concurrency}", f"--queues={queues}",
@@ -272,7 +272,7 @@ def _counting_together() -> Iterator[None]:
         yield
 
 
-def _collect_rarely(**_: object) -> None:
+def collect_rarely(**_: object) -> None:
     """Exclude all loaded objects from garbage collection, and raise its thresholds.
 
     With Python's own thresholds a collection now and then stops all threads for 0.1 s.

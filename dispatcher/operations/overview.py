@@ -337,7 +337,8 @@ class _Outflow:
         self, due: Mapping[datetime, int], late: int, *, until: datetime
     ) -> Iterator[LoadedMinute]:
         """Yield the minutes, in order."""
-        by_number = {(to_ms(at) - self._start_ms) // _MINUTE_MS: many for at, many in due.items()}
+        at_of = {(to_ms(at) - self._start_ms) // _MINUTE_MS: at for at in sorted(due)}
+        by_number = {number: due[at] for number, at in at_of.items()}
         end = (to_ms(until) - self._start_ms) // _MINUTE_MS
         queue: deque[list[int]] = deque()
         waits: dict[int, int] = {}
@@ -345,7 +346,7 @@ class _Outflow:
         waiting, carried = late, 0.0
         if late:
             queue.append([-1, late])
-        coming = deque(sorted(by_number))
+        coming = deque(by_number)
         number = 0
         while number < end and (queue or coming):
             if not queue:
@@ -371,9 +372,9 @@ class _Outflow:
                 self._numbers.append(number)
                 self._gone.append(self._gone[-1] + gone)
             number += 1
-        for each in sorted(by_number):
+        for each, at in at_of.items():
             yield LoadedMinute(
-                at=self._instant(each, 0),
+                at=at,
                 due=by_number[each],
                 waiting=waits.get(each, waiting),
                 last_at=last_at.get(each),

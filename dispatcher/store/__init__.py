@@ -25,6 +25,7 @@ from dispatcher.store.listing import (
     Load,
     Of,
     OverdueFigure,
+    StoredVersion,
 )
 from dispatcher.store.maintenance import (
     MOST_GRACES,
@@ -113,6 +114,7 @@ __all__ = [
     "StoppedMessage",
     "StoreSurvey",
     "StoreUpkeep",
+    "StoredVersion",
     "Suppression",
     "Suppressions",
     "UnbegunClaim",

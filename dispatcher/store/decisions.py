@@ -36,7 +36,8 @@ class HeldMessages:
         # A held message has no claim, so MariaDB reads the ids, in order, in the index of
         # claims; asked for whole rows, it would rather read all messages from the oldest on.
         first = select(messages.c.id).where(self._is_held, messages.c.claim_expires_at.is_(None))
-        query = tables.found_by(first.order_by(messages.c.id).limit(limit)).order_by(messages.c.id)
+        ids = first.order_by(messages.c.id).limit(limit)
+        query = tables.found_by(ids, tables.message_columns).order_by(messages.c.id)
         return [to_message(row) for row in self._database.read(query)]
 
     def release(self, found: Message) -> Message:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 from uuid import UUID
 
 from sqlalchemy import (
     Column,
     ColumnElement,
+    Row,
     Select,
     Table,
     and_,
@@ -28,7 +29,7 @@ from dispatcher.selection import Page, Selection
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, later, minute_of
 from dispatcher.store.messages import attempts_of
-from dispatcher.store.schema import Tables, to_message
+from dispatcher.store.schema import Movable, Tables, to_message
 from dispatcher.times.clock import SystemClock
 from dispatcher.times.send_time import from_ms, to_ms
 
@@ -117,6 +118,37 @@ class MessageDetails(NamedTuple):
     notified_status: Status | None
 
 
+class StoredVersion(NamedTuple):
+    """The id of a message, and the parts that its changes change. That it was snoozed is none.
+
+    ``token`` rises whenever its time or its body changes.
+    """
+
+    id: UUID
+    token: int
+    attempt_count: int
+    max_attempts: int
+    status: Status
+
+    @classmethod
+    def of(cls, found: Movable) -> Self:
+        """Return the version of a message that was read as a whole."""
+        message, token = found.message, found.token
+        counts = (message.attempt_count, message.max_attempts)
+        return cls(message.id, token, *counts, message.status)
+
+
+FoundT = TypeVar("FoundT", Message, StoredVersion)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader(Generic[FoundT]):
+    """The columns that are read of a message, and what is made of a row of them."""
+
+    columns: Sequence[ColumnElement[Any]]
+    read: Callable[[Row[Any]], FoundT]
+
+
 class _IndexScan(NamedTuple):
     """The index along which messages are read: the primary key, or one of ``value`` and id.
 
@@ -174,6 +206,10 @@ class Listing:
         self._clock = SystemClock()
         self._late = late
         self._put_off = put_off
+        row = self._tables.messages.c
+        version = (row.id, row.move_token, row.attempt_count, row.max_attempts, row.status)
+        self._whole = _Reader(self._tables.message_columns, to_message)
+        self._versions = _Reader(version, _to_version)
 
     def pages(
         self,
@@ -189,41 +225,47 @@ class Listing:
         Pages may be empty. Only ids behind ``after`` in that order, and smaller than ``before``.
         """
         found = self._stretches(
-            wanted, size=size, after=after, before=before, oldest_first=oldest_first
+            wanted, self._whole, size=size, after=after, before=before, oldest_first=oldest_first
         )
         return (some for some, _ in found)
 
     def _stretches(
         self,
         wanted: Selection,
+        reader: _Reader[FoundT],
         *,
         size: int,
         after: UUID | None,
         before: UUID | None = None,
         oldest_first: bool,
-    ) -> Iterator[tuple[list[Message], UUID | None]]:
+    ) -> Iterator[tuple[list[FoundT], UUID | None]]:
         """Yield as :meth:`pages`, each with the id up to which it looked, None at the end."""
-        tables = self._tables
-        messages = tables.messages
         found_by_index, scan = _is_found_by_index(wanted), self._scan(wanted)
         where = self._conditions(wanted, scan)
         bounds = self._bounds(wanted.made_after, before) + scan.bounds
-        by: ColumnElement[UUID] = messages.c.id
-        if found_by_index and wanted.status is not Status.HELD:
-            # By an expression, or the primary key would be read in its order until enough is found.
-            by = func.coalesce(messages.c.id, messages.c.id)
         start = after or wanted.made_after if oldest_first else after
-        cursor, end, is_last = start, None, found_by_index
+        cursor: UUID | None = start
+        end: UUID | None = None
+        is_last = found_by_index
         while True:
             if end is None and not is_last:
                 end = self._edge(scan, cursor, bounds, oldest_first=oldest_first, many=_EXAMINED)
                 is_last = end is None
             stretch = scan.between(cursor, end, oldest_first=oldest_first)
-            first = select(messages.c.id).where(*where, *bounds, *stretch).limit(size)
-            ordered_by = [by] if found_by_index else scan.columns
-            query = tables.found_by(first.order_by(*_order(ordered_by, oldest_first=oldest_first)))
-            ordered = query.order_by(*_order([messages.c.id], oldest_first=oldest_first))
-            found = [to_message(row) for row in self._database.read(ordered)]
+            if found_by_index:  # one statement, which no stretch bounds
+                query = self._found_by_index(
+                    wanted, where + bounds + stretch, reader, size, oldest_first=oldest_first
+                )
+            else:
+                # Not by their ids: PostgreSQL would look for each of them in every partition.
+                order = _order(scan.columns, oldest_first=oldest_first)
+                query = (
+                    select(*reader.columns)
+                    .where(*where, *bounds, *stretch)
+                    .order_by(*order)
+                    .limit(size)
+                )
+            found: list[FoundT] = [reader.read(row) for row in self._database.read(query)]
             if len(found) == size:
                 cursor = found[-1].id
             elif end is None:
@@ -232,6 +274,25 @@ class Listing:
             else:
                 cursor, end = end, None
             yield found, cursor
+
+    def _found_by_index(
+        self,
+        wanted: Selection,
+        where: Sequence[ColumnElement[bool]],
+        reader: _Reader[FoundT],
+        size: int,
+        *,
+        oldest_first: bool,
+    ) -> Select[Any]:
+        """Return the query of what an index of its own leads to: ids first, by that index alone."""
+        message_id = self._tables.messages.c.id
+        by: ColumnElement[UUID] = message_id
+        if wanted.status is not Status.HELD:
+            # By an expression, or the primary key would be read in its order until enough is found.
+            by = func.coalesce(message_id, message_id)
+        ids = select(message_id).where(*where).order_by(*_order([by], oldest_first=oldest_first))
+        query = self._tables.found_by(ids.limit(size), reader.columns)
+        return query.order_by(*_order([message_id], oldest_first=oldest_first))
 
     def page(
         self,
@@ -251,17 +312,40 @@ class Listing:
         if patience is not None and wanted.until_at is not None and not oldest_first:
             first = UUID(int=max(0, to_ms(wanted.until_at) + _HOUR_MS) << 80)
             after = first if after is None else min(after, first)
-        found: list[Message] = []
+        stretches = self._stretches(
+            wanted, self._whole, size=limit + 1, after=after, oldest_first=oldest_first
+        )
+        found, after = self._some(stretches, limit, patience)
+        return Page(messages=tuple(found), after=after)
+
+    def versions(
+        self, wanted: Selection, *, after: UUID | None, limit: int, patience: timedelta
+    ) -> tuple[list[StoredVersion], UUID | None]:
+        """Return the versions of at most so many selected messages, oldest first.
+
+        And the id from behind which to go on, None at the end. As :meth:`page` it may end early.
+        """
+        stretches = self._stretches(
+            wanted, self._versions, size=limit + 1, after=after, oldest_first=True
+        )
+        return self._some(stretches, limit, patience)
+
+    def _some(
+        self,
+        stretches: Iterator[tuple[list[FoundT], UUID | None]],
+        limit: int,
+        patience: timedelta | None,
+    ) -> tuple[list[FoundT], UUID | None]:
+        """Return what is found until ``limit`` or ``patience`` ends, and where to go on."""
+        found: list[FoundT] = []
         until = None if patience is None else self._clock.monotonic() + patience.total_seconds()
-        for some, looked in self._stretches(
-            wanted, size=limit + 1, after=after, oldest_first=oldest_first
-        ):
+        for some, looked in stretches:
             found += some
             if len(found) > limit:
-                return Page(messages=tuple(found[:limit]), after=found[limit - 1].id)
+                return found[:limit], found[limit - 1].id
             if until is not None and self._clock.monotonic() >= until:
-                return Page(messages=tuple(found), after=looked)
-        return Page(messages=tuple(found), after=None)
+                return found, looked
+        return found, None
 
     def count(self, wanted: Selection) -> int:
         """Return how many messages are selected; concurrent changes may be missed."""
@@ -561,6 +645,12 @@ class Figures:
         if start is not None:
             query = query.where(messages.c.next_attempt_at >= start)
         return query.order_by(messages.c.enqueue_at).limit(MOST_COUNTED + 1).subquery()
+
+
+def _to_version(row: Row[Any]) -> StoredVersion:
+    return StoredVersion(
+        row.id, row.move_token, row.attempt_count, row.max_attempts, Status(row.status)
+    )
 
 
 def overdue_since(tables: Tables, late: timedelta, put_off: timedelta) -> list[ColumnElement[bool]]:

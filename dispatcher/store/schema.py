@@ -275,13 +275,15 @@ class Tables:
         applies = or_(*(and_(pause.kind == kind, pause.name == names[kind]) for kind in names))
         return exists().where(pause.resumed_at.is_(None), applies).correlate_except(self.pauses)
 
-    def found_by(self, ids: Select[tuple[UUID]]) -> Select[Any]:
-        """Return the query of the messages whose ids ``ids`` finds, which has a limit.
+    def found_by(
+        self, ids: Select[tuple[UUID]], columns: Sequence[ColumnElement[Any]]
+    ) -> Select[Any]:
+        """Return the query of these columns of the messages that ``ids`` finds; it has a limit.
 
         Ids are found in an index alone, so that whole rows are read for a page and no more.
         """
         first = ids.subquery()
-        return select(*self.message_columns).join(first, first.c.id == self.messages.c.id)
+        return select(*columns).join(first, first.c.id == self.messages.c.id)
 
     def described(self, *, partial_indexes: bool) -> MetaData:
         """Return the tables as they are on databases with, or without, partial indexes."""

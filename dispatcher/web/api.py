@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from anyio import to_thread
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import request_response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dispatcher.client import Dispatcher, parts_of
@@ -21,7 +23,7 @@ from dispatcher.errors import DispatcherError
 from dispatcher.problems import headers_of, problem_of
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.web import models, problems
-from dispatcher.web.access import Auth
+from dispatcher.web.access import Auth, Caller
 from dispatcher.web.admission import RATE, Admission
 from dispatcher.web.calls import batch, changes, events, messages, operations, scopes, suppressions
 from dispatcher.web.context import Service, problem_for
@@ -71,6 +73,8 @@ _LENGTHS: dict[tuple[str, str], int | None] = {
     ("POST", f"{_PREFIX}{_PLANS}"): 8_000_000,
 }
 """The most bytes of calls that may be longer than one message; None for any number."""
+_PLAIN = (messages.submit, batch.submit_batch)
+"""The functions that take the request, and read it by themselves."""
 _MOST_THREADS = 24
 """Calls at a time: fewer than the database has connections for."""
 
@@ -105,7 +109,19 @@ def api(
         Streams(),
         digest_with(dispatcher.settings.log_key),
     )
-    app.include_router(_router())
+    for method, path, call, status, answer in _PATHS:
+        # Not by a router of their own, which FastAPI asks for its paths with each call.
+        app.router.add_api_route(
+            f"{_PREFIX}{path}",
+            call,
+            methods=[method],
+            status_code=status,
+            operation_id=call.__name__,
+            response_class=Response,
+            response_model=None,
+            responses={status: {"model": answer}} if answer else None,
+            route_class_override=PlainRoute if call in _PLAIN else None,
+        )
     app.add_middleware(CallMiddleware, service=service)
     app.add_exception_handler(DispatcherError, _failed)
     app.add_exception_handler(Refused, _failed)
@@ -116,20 +132,15 @@ def api(
     return app
 
 
-def _router() -> APIRouter:
-    router = APIRouter(prefix=_PREFIX)
-    for method, path, call, status, answer in _PATHS:
-        router.add_api_route(
-            path,
-            call,
-            methods=[method],
-            status_code=status,
-            operation_id=call.__name__,
-            response_class=Response,
-            response_model=None,
-            responses={status: {"model": answer}} if answer else None,
-        )
-    return router
+class PlainRoute(APIRoute):
+    """A path that FastAPI describes in the document, and whose calls Starlette answers.
+
+    A call that FastAPI answers itself takes 0.1 ms longer.
+    """
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.app = request_response(self.endpoint)
 
 
 @asynccontextmanager
@@ -177,12 +188,7 @@ class CallMiddleware:
                 more = {"Cache-Control": "no-store", **state.get("headers", {})}
                 named = [(name.lower().encode(), value.encode()) for name, value in more.items()]
                 message["headers"] = [*message.get("headers", ()), *named]
-                caller, route = state.get("caller"), scope.get("route")
-                if scope["method"] != "GET" and caller is not None and route is not None:
-                    log.info(
-                        "%s %s by %s: %d", scope["method"], route.path, caller.name,
-                        message["status"],
-                    )  # fmt: skip
+                state["status"] = message["status"]
             await send(message)
 
         state["body_digest"] = digest
@@ -194,7 +200,18 @@ class CallMiddleware:
                 answer = await _failed(request, error)
                 await answer(scope, receive, send_more)
                 return
-        await self._app(scope, receive_some, send_more)
+        try:
+            await self._app(scope, receive_some, send_more)
+        finally:
+            _note(scope)
+
+
+def _note(scope: Scope) -> None:
+    """Write a change into the log. The caller has its answer by now, and does not wait for it."""
+    state, route = scope["state"], scope.get("route")
+    caller: Caller | None = state.get("caller")
+    if scope["method"] != "GET" and caller and route is not None and "status" in state:
+        log.info("%s %s by %s: %d", scope["method"], route.path, caller.name, state["status"])
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlencode
 from uuid import UUID
 
-from fastapi import Depends, Header, Request
+from fastapi import Depends, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from dispatcher.app import App
@@ -25,7 +28,10 @@ from dispatcher.web.admission import Admission
 from dispatcher.web.replies import Answer, Call, etag_of, key_of, once
 from dispatcher.web.streams import Streams
 
-IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key")]
+BodyT = TypeVar("BodyT", bound=BaseModel)
+
+KEY_HEADER = "Idempotency-Key"
+_JSON = "application/json"
 _OVERHEAD_BYTES = 65_536
 """How much longer a call may be than the longest body of a message."""
 _NAMED_ELSE = {
@@ -63,12 +69,11 @@ class Service:
 
 
 class Context:
-    """A call that was admitted. ``key_header`` is its ``Idempotency-Key``."""
+    """A call that was admitted."""
 
-    def __init__(self, request: Request, key_header: str | None = None) -> None:
+    def __init__(self, request: Request) -> None:
         self.request = request
         self.service: Service = request.app.state.service
-        self._key_header = key_header
 
     @property
     def dispatcher(self) -> Dispatcher:
@@ -89,7 +94,7 @@ class Context:
     @property
     def key(self) -> str | None:
         """The idempotency key. Raises InvalidDraft for one that cannot be read."""
-        return key_of(self._key_header)
+        return key_of(self.request.headers.get(KEY_HEADER))
 
     @property
     def keyed_call(self) -> Call | None:
@@ -101,6 +106,22 @@ class Context:
         path = request.url.path.removeprefix(self.root)
         content = f"{request.method} {path}?{request.url.query} {digest}"
         return Call(self.caller.identity, key, content)
+
+    async def body(self, model: type[BodyT]) -> BodyT:
+        """Return the body, by this model. For functions that FastAPI does not read it for.
+
+        Raises RequestValidationError, and HTTPException where it is no JSON or too long.
+        """
+        media_type = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if not (media_type == _JSON or media_type.endswith("+json")):
+            wrong = {"type": "media_type", "loc": ("body",), "msg": f"is not sent as {_JSON}"}
+            raise RequestValidationError([wrong])
+        try:
+            return model.model_validate(await self.request.json())
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from None
+        except (ValueError, RecursionError):
+            raise HTTPException(400, "the body is not JSON") from None
 
     def admit(self, *rights: Right) -> Caller:
         """Count the call against its limit, and return the caller, if it has these rights.
@@ -159,11 +180,4 @@ async def _called(request: Request) -> Context:
     return Context(request)
 
 
-async def _keyed(request: Request, idempotency_key: IdempotencyKey = None) -> Context:
-    return Context(request, idempotency_key)
-
-
 CallContext = Annotated[Context, Depends(_called)]
-"""A call without an idempotency key."""
-KeyedContext = Annotated[Context, Depends(_keyed)]
-"""A call that may have an idempotency key."""

@@ -7,10 +7,12 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 
 from dispatcher.body_types import BodyTypes
 from dispatcher.problems import MEDIA_TYPE
 from dispatcher.web import models
+from dispatcher.web.context import KEY_HEADER
 
 _OF_ALL = (400, 401, 403, 422, 429, 500, 503)
 _MORE: Mapping[str, tuple[int, ...]] = {
@@ -64,6 +66,13 @@ _HEADERS = {
     }.items()
 }
 _NDJSON = "application/x-ndjson"
+_BODIES: Mapping[str, tuple[str, type[BaseModel]]] = {
+    "submit": ("application/json", models.NewMessage),
+    "submit_batch": (_NDJSON, models.NewMessageLine),
+}
+"""Bodies that the functions read by themselves."""
+_KEY = {"name": KEY_HEADER, "in": "header", "required": False, "schema": {"type": "string"}}
+_WITHOUT_KEY = ("submit_batch", "plan")
 
 
 def describe(app: FastAPI, body_types: BodyTypes) -> None:
@@ -101,8 +110,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"key": []}]
     for path in document["paths"].values():
-        for operation in path.values():
-            _complete(operation)
+        for method, operation in path.items():
+            _complete(method, operation)
     return document
 
 
@@ -126,8 +135,8 @@ def _add_bodies(schemas: dict[str, Any], body_types: BodyTypes) -> None:
             schemas[each.__name__].setdefault("allOf", []).append(rule)
 
 
-def _complete(operation: dict[str, Any]) -> None:
-    """Add the problems and the headers of one operation."""
+def _complete(method: str, operation: dict[str, Any]) -> None:
+    """Add the problems, the headers and the bodies of one operation that FastAPI does not see."""
     name, responses = operation["operationId"], operation["responses"]
     for each in responses.values():
         each["headers"] = _HEADERS
@@ -142,11 +151,13 @@ def _complete(operation: dict[str, Any]) -> None:
         responses["200"]["content"] = {
             "text/event-stream": {"schema": {"$ref": "#/components/schemas/EventOut"}}
         }
+    if name in _BODIES:
+        media_type, body = _BODIES[name]
+        schema = {"$ref": f"#/components/schemas/{body.__name__}"}
+        operation["requestBody"] = {"required": True, "content": {media_type: {"schema": schema}}}
+    if method != "get" and name not in _WITHOUT_KEY:
+        operation.setdefault("parameters", []).append(_KEY)
     if name == "submit_batch":
-        operation["requestBody"] = {
-            "required": True,
-            "content": {_NDJSON: {"schema": {"$ref": "#/components/schemas/NewMessageLine"}}},
-        }
         responses["200"]["content"] = {
             _NDJSON: {"schema": {"$ref": "#/components/schemas/Verdict"}}
         }

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator
+from threading import Lock
 from typing import Literal
 
-from anyio import CapacityLimiter
+from anyio import CapacityLimiter, move_on_after
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from dispatcher.web.problems import Refused
 
-Kind = Literal["batches", "listeners"]
-MOST: dict[Kind, tuple[int, int, int]] = {"batches": (8, 32, 5), "listeners": (50, 200, 60)}
+Kind = Literal["batches", "listeners", "pages"]
+MOST: dict[Kind, tuple[int, int, int]] = {
+    "batches": (8, 32, 5),
+    "listeners": (50, 200, 60),
+    "pages": (20, 20, 60),
+}
 """The most of one key, the most in all, and after how many seconds to ask again."""
 _LISTEN_THREADS = 4
+_PAGE_SECONDS, _END_SECONDS = 600.0, 1.0
+"""How long numbers are sent to a page, which then asks again; how long their end may take."""
 
 
 class Streams:
@@ -23,26 +30,29 @@ class Streams:
 
     def __init__(self) -> None:
         self._under_way: dict[Kind, Counter[str]] = {kind: Counter() for kind in MOST}
+        self._lock = Lock()
         self.threads = CapacityLimiter(_LISTEN_THREADS)
 
     def take(self, kind: Kind, name: str) -> None:
         """Take a place for a call of that key's. Raises Refused where none is free."""
         taken, (of_one, in_all, seconds) = self._under_way[kind], MOST[kind]
         headers = {"Retry-After": f"{seconds}"}
-        if taken[name] >= of_one:
-            detail = f"the key has {of_one} {kind} under way; it may have no more"
-            raise Refused(429, f"too-many-{kind}", detail, headers=headers)
-        if taken.total() >= in_all:
-            detail = f"this server has {in_all} {kind} under way; it takes no more"
-            raise Refused(503, f"too-many-{kind}", detail, headers=headers)
-        taken[name] += 1
+        with self._lock:
+            if taken[name] >= of_one:
+                detail = f"the key has {of_one} {kind} under way; it may have no more"
+                raise Refused(429, f"too-many-{kind}", detail, headers=headers)
+            if taken.total() >= in_all:
+                detail = f"this server has {in_all} {kind} under way; it takes no more"
+                raise Refused(503, f"too-many-{kind}", detail, headers=headers)
+            taken[name] += 1
 
     def free(self, kind: Kind, name: str) -> None:
         """Give the place back."""
-        taken = self._under_way[kind]
-        taken[name] -= 1
-        if not taken[name]:
-            del taken[name]
+        with self._lock:
+            taken = self._under_way[kind]
+            taken[name] -= 1
+            if not taken[name]:
+                del taken[name]
 
 
 class LongResponse(StreamingResponse):
@@ -73,6 +83,24 @@ class EventResponse(LongResponse):
 
     kind = "listeners"
     media_type = "text/event-stream"
+
+
+class NumbersResponse(LongResponse):
+    """The numbers that change on a page. They end after ten minutes, whether they are read or not.
+
+    A browser that does not read holds its place no longer. The page asks again.
+    """
+
+    kind = "pages"
+    media_type = "text/event-stream"
+
+    async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write until the numbers end, the browser goes, or the time is over."""
+        with move_on_after(_PAGE_SECONDS) as bound:
+            await super().stream(scope, receive, send)
+        if bound.cancelled_caught:
+            with move_on_after(_END_SECONDS):
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class VerdictResponse(LongResponse):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
 from typing import Any, cast
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Connection, event
@@ -133,6 +134,32 @@ def _all_pages(listing: Listing, selection: Selection, limit: int) -> list[Messa
         if after is None:
             return found
         assert len(page.messages) == limit, "a page that is not the last one is full"
+
+
+def test_versions_are_read_without_whole_rows_and_look_ups_by_id(
+    database: Database, listing: Listing, stored: list[Message]
+) -> None:
+    """PostgreSQL would look for each id in every partition."""
+    asked: list[str] = []
+
+    def note(*given: Any) -> None:
+        asked.append(str(given[2]))
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    found: list[UUID] = []
+    after = None
+    while True:
+        some, after = listing.versions(
+            chosen(status="scheduled"), after=after, limit=4, patience=timedelta(minutes=1)
+        )
+        found += [each.id for each in some]
+        assert {(each.token, each.attempt_count, each.status) for each in some} <= {
+            (0, 0, Status.SCHEDULED)
+        }
+        if after is None:
+            break
+    assert found == [each.id for each in stored if each.status is Status.SCHEDULED]
+    assert not [each for each in asked if "body" in each or "JOIN" in each]
 
 
 def test_times_bound_the_promised_time(listing: Listing, stored: list[Message]) -> None:

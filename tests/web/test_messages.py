@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -13,7 +14,7 @@ from fastapi.testclient import TestClient
 from dispatcher import Status, StoreUnavailable
 from dispatcher.message import new_id
 from dispatcher.times.send_time import to_ms
-from dispatcher.web import Right
+from dispatcher.web import Right, api
 from tests.support.house import FAR, House
 from tests.support.soak import examples
 from tests.web.conftest import Calls
@@ -99,6 +100,29 @@ def test_each_problem_has_its_status_and_type(  # noqa: PLR0917 - parameters of 
     assert found == (status, status, kind), problem
     assert field is None or problem["field"] == field
     assert house.members() == {}
+
+
+@pytest.mark.parametrize(
+    ("media_type", "status"),
+    [
+        ("application/json", 201),
+        ("Application/JSON; charset=utf-8", 201),
+        ("application/problem+json", 201),
+        ("text/plain", 422),
+        ("", 422),
+    ],
+)
+def test_a_body_is_read_as_json_if_it_is_sent_as_json(
+    house: House, shop: TestClient, media_type: str, status: int
+) -> None:
+    headers = {"Content-Type": media_type}
+    answer = shop.post("/v1/messages", content=json.dumps(new()).encode(), headers=headers)
+    assert answer.status_code == status
+    assert "RateLimit" in answer.headers, "a call of the wrong shape counts, too"
+    if status != 201:
+        assert answer.json()["field"] == "body"
+        assert "application/json" in answer.json()["detail"]
+        assert house.members() == {}
 
 
 def test_the_page_of_a_list_leads_to_the_next_while_messages_are_added(
@@ -218,6 +242,34 @@ def test_changes_are_logged_with_their_caller_and_without_names(
         shop.get("/v1/suppressions/ada.lovelace")
     lines = [line.getMessage() for line in caplog.records if line.name == "dispatcher.web.api"]
     assert lines == ["PUT /v1/suppressions/{recipient} by shop: 200"]
+
+
+def test_a_caller_does_not_wait_for_the_log(
+    house: House, shop: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = json.dumps(new()).encode()
+    headers = {"authorization": shop.headers["Authorization"], "content-type": "application/json"}
+    lines_at: list[int] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            lines_at.append(len(lines()))
+
+    def lines() -> list[str]:
+        return [line.getMessage() for line in caplog.records if line.name == "dispatcher.web.api"]
+
+    scope = {
+        "type": "http", "http_version": "1.1", "method": "POST", "path": "/v1/messages",
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }  # fmt: skip
+    with caplog.at_level("INFO", "dispatcher.web.api"):
+        asyncio.run(api(house.dispatcher)(scope, receive, send))
+    assert lines_at == [0]
+    assert lines() == ["POST /v1/messages by shop: 201"]
 
 
 def test_messages_of_a_campaign_are_listed_and_counted(shop: TestClient, calls: Calls) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 from anyio import fail_after
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.errors import DispatcherError, InvalidDraft, Unavailable
 from dispatcher.message import Draft, Message, Rejection, check_text
 from dispatcher.web import models, problems
 from dispatcher.web.access import Caller, Right
-from dispatcher.web.context import CallContext, Context
+from dispatcher.web.context import Context
 from dispatcher.web.problems import Refused, invalid_body
 from dispatcher.web.replies import LONGEST_KEY
 from dispatcher.web.streams import VerdictResponse
@@ -31,14 +32,14 @@ _NOT_KNOWN = Refused(
 )
 
 
-async def submit_batch(context: CallContext) -> Response:
+async def submit_batch(request: Request) -> Response:
     """Accept messages, one JSON object a line; answer each with a verdict on a line.
 
     The answer begins before the call has ended, and neither is in memory as a whole. A line has
     its own `idempotency_key`.
     """
+    context, headers = Context(request), request.headers
     caller = await run_in_threadpool(context.admit, Right.MESSAGES_WRITE)
-    headers = context.request.headers
     if headers.get("content-type", "").partition(";")[0].strip() != _NDJSON:
         raise Refused(415, "unsupported-media-type", f"send lines of JSON as {_NDJSON}")
     if "idempotency-key" in headers:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import Depends, Header, Request
+from fastapi import Depends, Header
 from starlette.responses import Response
 
 from dispatcher.message import Draft, Message, Status
@@ -15,7 +15,7 @@ from dispatcher.store import Movable
 from dispatcher.web import models
 from dispatcher.web.access import Right
 from dispatcher.web.calls.messages import Id
-from dispatcher.web.context import Context, IdempotencyKey
+from dispatcher.web.context import CallContext, Context
 from dispatcher.web.replies import Change, Version, change_once
 
 
@@ -55,12 +55,11 @@ class ChangeCall:
 
 
 async def _change_call(
-    request: Request,
+    context: CallContext,
     message_id: Id,
-    idempotency_key: IdempotencyKey = None,
     if_match: Annotated[str | None, Header(alias="If-Match")] = None,
 ) -> ChangeCall:
-    return ChangeCall(Context(request, idempotency_key), message_id, if_match)
+    return ChangeCall(context, message_id, if_match)
 
 
 Changing = Annotated[ChangeCall, Depends(_change_call)]

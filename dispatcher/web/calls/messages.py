@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Annotated, Any
 
-from fastapi import Path, Query
+from fastapi import Path, Query, Request
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from dispatcher.errors import InvalidDraft
@@ -13,14 +14,20 @@ from dispatcher.message import Draft
 from dispatcher.selection import Wanted, id_of
 from dispatcher.web import models, problems
 from dispatcher.web.access import Caller, Right
-from dispatcher.web.context import CallContext, KeyedContext
+from dispatcher.web.context import CallContext, Context
 from dispatcher.web.replies import Answer, etag_of
 
+_OF_DRAFTS = tuple(each.name for each in fields(Draft))
 Id = Annotated[str, Path(json_schema_extra={"format": "uuid"})]
 
 
-def submit(context: KeyedContext, new: models.NewMessage) -> Response:
+async def submit(request: Request) -> Response:
     """Accept a message for a future time."""
+    context = Context(request)
+    return await run_in_threadpool(_submitted, context, await context.body(models.NewMessage))
+
+
+def _submitted(context: Context, new: models.NewMessage) -> Response:
     caller = context.admit(Right.MESSAGES_WRITE)
     key = context.key
     draft = caller.own(new.draft(None if key is None else caller.own_key(key)))
@@ -92,7 +99,7 @@ def _wanted(filters: models.Filters, caller: Caller) -> Wanted:
 
 
 def _fields(draft: Draft) -> dict[str, Any]:
-    return {each.name: getattr(draft, each.name) for each in fields(draft)}
+    return {name: getattr(draft, name) for name in _OF_DRAFTS}
 
 
 def _scopes(count: list[str] | None) -> dict[str, str]:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from dispatcher.store import Pause
 from dispatcher.web import models
 from dispatcher.web.access import Right
-from dispatcher.web.context import CallContext, Context, KeyedContext
+from dispatcher.web.context import CallContext, Context
 from dispatcher.web.replies import Answer
 
 _LONGEST_LOAD_HOURS = 168
@@ -25,13 +25,13 @@ def pauses(context: CallContext) -> Response:
     return _paused(context, context.service.parts.pause_list.in_force()).response()
 
 
-def pause(context: KeyedContext, kind: str, name: str) -> Response:
+def pause(context: CallContext, kind: str, name: str) -> Response:
     """Send nothing of a `channel`, `recipient`, `campaign` or scope; return all pauses."""
     context.admit(Right.OPERATE).check_unbound()
     return context.once(lambda: _paused(context, context.dispatcher.pause(kind, name)))
 
 
-def resume(context: KeyedContext, kind: str, name: str) -> Response:
+def resume(context: CallContext, kind: str, name: str) -> Response:
     """End a pause; return those that remain."""
     context.admit(Right.OPERATE).check_unbound()
     return context.once(lambda: _paused(context, context.dispatcher.resume(kind, name)))

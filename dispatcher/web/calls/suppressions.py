@@ -10,7 +10,7 @@ from starlette.responses import Response
 from dispatcher.store import Suppression
 from dispatcher.web import models
 from dispatcher.web.access import Right
-from dispatcher.web.context import CallContext, KeyedContext
+from dispatcher.web.context import CallContext
 from dispatcher.web.replies import Answer
 
 
@@ -21,7 +21,7 @@ def suppressions(context: CallContext, recipient: str) -> Response:
 
 
 def suppress(
-    context: KeyedContext, recipient: str, payload: models.SuppressionIn | None = None
+    context: CallContext, recipient: str, payload: models.SuppressionIn | None = None
 ) -> Response:
     """Opt a recipient out of one channel or of all; cancels its scheduled messages."""
     context.admit(Right.SUPPRESSIONS_WRITE).check_unbound()
@@ -34,7 +34,7 @@ def suppress(
     return context.once(act)
 
 
-def unsuppress(context: KeyedContext, recipient: str, channel: str | None = None) -> Response:
+def unsuppress(context: CallContext, recipient: str, channel: str | None = None) -> Response:
     """Revoke an opt-out; return those that remain."""
     context.admit(Right.SUPPRESSIONS_WRITE).check_unbound()
     return context.once(lambda: _answer(context.dispatcher.unsuppress(recipient, channel=channel)))

@@ -8,7 +8,7 @@ from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Self
 from uuid import UUID
@@ -23,16 +23,16 @@ from dispatcher.errors import (
     StoreUnavailable,
     TooLate,
 )
-from dispatcher.message import Message, Status, is_unchanged, reason_of
+from dispatcher.message import Message, Status, reason_of
 from dispatcher.quota import parse_length
 from dispatcher.selection import Selection, Wanted
-from dispatcher.store import Movable
+from dispatcher.store import Movable, StoredVersion
 from dispatcher.submission.changes import Wish
 from dispatcher.web.access import Right
 from dispatcher.web.pages.messages import filters_of, wanted_of
 from dispatcher.web.pages.site import Given, Page, Visit
 from dispatcher.web.problems import Refused
-from dispatcher.web.replies import Call, Version
+from dispatcher.web.replies import Call
 
 MOST = 1_000
 """How many messages one confirmation changes at most."""
@@ -100,9 +100,9 @@ class CountedMessages:
     marks: dict[UUID, bytes]
 
     @classmethod
-    def of(cls, found: Sequence[Movable]) -> Self:
+    def of(cls, found: Sequence[StoredVersion]) -> Self:
         """Return these messages as they were found."""
-        return cls({each.message.id: _mark(each) for each in found})
+        return cls({each.id: _mark(each) for each in found})
 
     @classmethod
     def read(cls, text: str) -> Self:
@@ -124,29 +124,30 @@ class CountedMessages:
     def unchanged(self, now: Mapping[UUID, Movable]) -> list[Movable]:
         """Return those of ``now`` that are as they were counted, in the order shown."""
         both = ((now[each], mark) for each, mark in self.marks.items() if each in now)
-        return [each for each, mark in both if _mark(each) == mark]
+        return [each for each, mark in both if _mark(StoredVersion.of(each)) == mark]
 
 
-def _mark(found: Movable) -> bytes:
-    """Return a digest of the version of a message; that it was snoozed is no change.
+def _mark(found: StoredVersion) -> bytes:
+    """Return a digest of the version of a message.
 
     Any visitor may read a form, so nothing goes into it from which a recipient or a body could be
-    guessed. The version rises with each change of a time or a body.
+    guessed.
     """
-    version = replace(Version.of(found), next_attempt_ms=0)
-    return hashlib.blake2b(str(version).encode(), digest_size=_MARK_BYTES).digest()
+    version = f"{found.token}-{found.attempt_count}-{found.max_attempts}-{found.status}"
+    return hashlib.blake2b(version.encode(), digest_size=_MARK_BYTES).digest()
 
 
 def confirm(visit: Visit) -> Response:
     """Count the messages, and ask."""
     action, wanted = _asked(visit, visit.query)
-    found = visit.found(wanted, limit=MOST, after=visit.query.get("after"), oldest_first=True)
-    counted = _with_tokens(visit, found.messages)
+    found, further = visit.versions(wanted, limit=MOST, after=visit.query.get("after"))
+    first = [each.id for each in found[:_SHOWN]]
+    shown = visit.parts.messages.movables(first)
     return visit.show(
-        "bulk.html", action=action, many=len(counted), further=found.after,
-        ended_early=found.after is not None and len(found) < MOST,
-        messages=CountedMessages.of(counted).written(),
-        some=[each.message for each in counted[:_SHOWN]], most=MOST,
+        "bulk.html", action=action, many=len(found), further=further,
+        ended_early=further is not None and len(found) < MOST,
+        messages=CountedMessages.of(found).written(),
+        some=[shown[each].message for each in first if each in shown], most=MOST,
         filters=filters_of(visit.query), once=secrets.token_urlsafe(16),
     )  # fmt: skip
 
@@ -170,17 +171,6 @@ def act(visit: Visit) -> Response:
     return visit.show("bulk_done.html", action=action, done=done, many=many,
                       refused=[(why, n) for why, n in refused.most_common() if n],
                       filters=filters_of(visit.form))  # fmt: skip
-
-
-def _with_tokens(visit: Visit, found: Sequence[Message]) -> list[Movable]:
-    """Return the messages with their move tokens; those that changed since are left out."""
-    now = visit.parts.messages.movables([each.id for each in found])
-    pairs = ((each, now[each.id]) for each in found if each.id in now)
-    return [
-        movable for each, movable in pairs
-        if is_unchanged(replace(each, next_attempt_at=movable.message.next_attempt_at),
-                        movable.message)
-    ]  # fmt: skip
 
 
 def _asked(visit: Visit, given: Given) -> tuple[Action, Wanted]:

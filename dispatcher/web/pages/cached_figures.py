@@ -11,8 +11,9 @@ from threading import Lock, Thread
 from typing import Generic, TypeVar
 
 from dispatcher.client import Dispatcher
-from dispatcher.operations.overview import LoadToCome, Overview
+from dispatcher.operations.overview import Overview
 from dispatcher.times.clock import SystemClock
+from dispatcher.web.pages.load_chart import LoadCharts
 from dispatcher.web.problems import Refused
 
 T = TypeVar("T")
@@ -84,13 +85,12 @@ class CachedFigures:
 
     def __init__(self) -> None:
         self._overview = CachedRead[Overview]()
-        self._loads = {within: CachedRead[LoadToCome]() for within in LOADS.values()}
-        self.streams = 0
+        self._loads = {within: CachedRead[LoadCharts]() for within in LOADS.values()}
 
     def overview(self, dispatcher: Dispatcher) -> Overview:
         """Return an overview."""
         return self._overview.of(lambda: dispatcher.status(since=_SINCE))
 
-    def load(self, dispatcher: Dispatcher, within: timedelta) -> LoadToCome:
-        """Return the load of one of the lengths in ``LOADS``."""
-        return self._loads[within].of(lambda: dispatcher.load(within=within))
+    def load(self, dispatcher: Dispatcher, within: timedelta) -> LoadCharts:
+        """Return the load of one of the lengths in ``LOADS``, as it is drawn."""
+        return self._loads[within].of(lambda: LoadCharts.of(dispatcher.load(within=within)))

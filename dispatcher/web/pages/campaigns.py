@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from dispatcher.errors import InvalidDraft, InvalidValue
 from dispatcher.message import MAX_CAMPAIGN, Plan, check_text
@@ -18,6 +18,7 @@ from dispatcher.web.pages.overview import STATUSES
 from dispatcher.web.pages.site import Given, Page, Visit
 from dispatcher.web.pages.uploads import MOST_BYTES, MOST_ROWS, State, Upload
 from dispatcher.web.problems import Refused
+from dispatcher.web.streams import NumbersResponse
 
 WIDTH, HEIGHT = 960, 110
 _MOST_STEPS = 40
@@ -27,7 +28,6 @@ _STEPS = tuple(
     for each in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1_440, 2_880, 10_080, 40_320)
 )
 _LOOK_SECONDS = 0.5
-_STREAM_SECONDS = 600.0
 _FORM_BYTES = 65_536
 
 
@@ -160,17 +160,16 @@ def book(visit: Visit) -> Response:
 
 def live(visit: Visit) -> Response:
     """Send how far a file is, until its step has ended."""
-    return StreamingResponse(_numbers(visit, _chosen_upload(visit)), media_type="text/event-stream")
+    numbers = _numbers(visit, _chosen_upload(visit))
+    return NumbersResponse(numbers, visit.site.streams, visit.caller.name)
 
 
 async def _numbers(visit: Visit, upload: Upload) -> AsyncIterator[str]:
-    for _ in range(int(_STREAM_SECONDS / _LOOK_SECONDS)):
-        if not upload.is_running:
-            yield "event: ended\ndata: {}\n\n"
-            return
+    while upload.is_running:
         numbers = await visit.site.in_thread(numbers_of, upload)
         yield f"event: numbers\ndata: {json.dumps(numbers)}\n\n"
         await asyncio.sleep(_LOOK_SECONDS)
+    yield "event: ended\ndata: {}\n\n"
 
 
 def numbers_of(upload: Upload) -> Mapping[str, str]:

@@ -6,20 +6,19 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Status
 from dispatcher.operations.overview import Overview
 from dispatcher.web.access import Right
-from dispatcher.web.pages.cached_figures import SECONDS, CachedFigures
+from dispatcher.web.pages.cached_figures import SECONDS
 from dispatcher.web.pages.site import Page, Visit
 from dispatcher.web.problems import Refused, forbidden
+from dispatcher.web.streams import NumbersResponse
 
 STATUSES = (Status.SCHEDULED, Status.SENDING, Status.HELD, Status.SENT, Status.FAILED,
             Status.EXPIRED, Status.CANCELLED)  # fmt: skip
-_MOST_STREAMS = 20
-_STREAM_SECONDS = 600.0
 
 
 def overview(visit: Visit) -> Response:
@@ -32,29 +31,23 @@ def overview(visit: Visit) -> Response:
 
 def live(visit: Visit) -> Response:
     """Send the numbers of the overview again and again, until the browser goes."""
-    figures = visit.site.figures
     if visit.is_bound():
         raise forbidden("the key is bound to channels or to a scope")
-    if figures.streams >= _MOST_STREAMS:
-        raise Refused(503, "too-many", "too many pages are open; reload instead")
-    return StreamingResponse(_numbers(visit, figures), media_type="text/event-stream")
+    return NumbersResponse(_numbers(visit), visit.site.streams, visit.caller.name)
 
 
-async def _numbers(visit: Visit, figures: CachedFigures) -> AsyncIterator[str]:
-    figures.streams += 1
-    try:
-        for _ in range(int(_STREAM_SECONDS / SECONDS)):
-            try:
-                await visit.site.in_thread(visit.site.enter, visit.request, LIVE)
-                found = await visit.site.in_thread(figures.overview, visit.dispatcher)
-                yield f"event: numbers\ndata: {json.dumps(numbers_of(found))}\n\n"
-            except Refused:
-                return
-            except DispatcherError:
-                yield ": the database does not answer\n\n"
-            await asyncio.sleep(SECONDS)
-    finally:
-        figures.streams -= 1
+async def _numbers(visit: Visit) -> AsyncIterator[str]:
+    site = visit.site
+    while True:
+        try:
+            await site.in_thread(site.enter, visit.request, LIVE)
+            found = await site.in_thread(site.figures.overview, visit.dispatcher)
+            yield f"event: numbers\ndata: {json.dumps(numbers_of(found))}\n\n"
+        except Refused:
+            return
+        except DispatcherError:
+            yield ": the database does not answer\n\n"
+        await asyncio.sleep(SECONDS)
 
 
 def numbers_of(found: Overview) -> Mapping[str, str]:

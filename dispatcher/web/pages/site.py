@@ -12,6 +12,7 @@ from functools import cached_property
 from importlib import resources
 from typing import Any, TypeVar, TypeVarTuple
 from urllib.parse import urlencode, urlsplit
+from uuid import UUID
 
 from anyio import CapacityLimiter, to_thread
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -32,7 +33,7 @@ from dispatcher.message import Status
 from dispatcher.problems import problem_of, status_of
 from dispatcher.selection import Page as Found
 from dispatcher.selection import Wanted, id_of
-from dispatcher.store import Movable
+from dispatcher.store import Movable, StoredVersion
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.times import zones
 from dispatcher.web.access import Caller, Right
@@ -42,6 +43,7 @@ from dispatcher.web.pages.cached_figures import CachedFigures
 from dispatcher.web.pages.sign_in import SignIn
 from dispatcher.web.pages.uploads import Uploads
 from dispatcher.web.problems import Refused, forbidden
+from dispatcher.web.streams import Streams
 
 log = logging.getLogger(__name__)
 
@@ -203,6 +205,17 @@ class Visit:
             patience=_PATIENCE,
         )
 
+    def versions(
+        self, wanted: Wanted, *, limit: int, after: str | None
+    ) -> tuple[list[StoredVersion], UUID | None]:
+        """Return the versions of messages, oldest first, and where to go on, as :meth:`found`."""
+        return self.parts.listing.versions(
+            selection_of(wanted, self.site.settings),
+            after=None if after is None else id_of(after, "after"),
+            limit=limit,
+            patience=_PATIENCE,
+        )
+
     def counted(self, wanted: Wanted) -> tuple[dict[str, dict[Status, int]], bool]:
         """Return the numbers of messages, and whether all were counted: it takes a moment at most.
 
@@ -248,6 +261,7 @@ class Site:
         self.digest = digest_with(self.settings.log_key)
         self.files = _files()
         self.figures = CachedFigures()
+        self.streams = Streams()
         self.uploads = Uploads()
         self.templates = Environment(
             loader=PackageLoader("dispatcher.web.pages"),

@@ -13,6 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from dispatcher import Message, Status
+from dispatcher.store import StoredVersion
 from dispatcher.web import Right
 from dispatcher.web.pages.bulk import ACTIONS, CountedMessages
 from dispatcher.web.replies import Version
@@ -42,7 +43,7 @@ def version(house: House, message: Message) -> str:
 def confirmed(house: House, *messages: Message) -> str:
     """Return what a form has of messages that were counted just now."""
     found = house.parts.messages.movables([each.id for each in messages])
-    return CountedMessages.of(list(found.values())).written()
+    return CountedMessages.of([StoredVersion.of(each) for each in found.values()]).written()
 
 
 def hidden(text: str, action: str) -> dict[str, str]:

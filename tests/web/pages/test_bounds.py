@@ -15,10 +15,10 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
-from dispatcher import Status
-from dispatcher.client import parts_of
+from dispatcher import Dispatcher, Status
+from dispatcher.client import for_pages, parts_of
 from dispatcher.store import listing
-from dispatcher.web import Caller, page
+from dispatcher.web import Caller, page, streams
 from dispatcher.web.pages import cached_figures, site
 from dispatcher.web.pages.cached_figures import CachedRead
 from dispatcher.web.problems import Refused
@@ -160,3 +160,55 @@ def test_an_error_of_a_figure_is_told_and_the_next_visit_reads_again() -> None:
     with pytest.raises(ZeroDivisionError):
         cached.of(fails)
     assert cached.of(lambda: Status.SENT) is Status.SENT
+
+
+def test_a_browser_that_does_not_read_its_numbers_holds_a_place_for_a_while_only(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(streams.MOST, "pages", (1, 1, 60))
+    monkeypatch.setattr(streams, "_PAGE_SECONDS", 1.0)
+    monkeypatch.setattr(streams, "_END_SECONDS", 0.1)
+    application = page(house.dispatcher, access=lambda _: Caller(name="ops"))
+
+    async def visited() -> int:
+        """Read the numbers until the first has come; return the status."""
+        status, is_stuck = 0, asyncio.Event()
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            if message.get("more_body"):
+                is_stuck.set()
+                await asyncio.Event().wait()
+
+        scope = {
+            "type": "http", "asgi": {"spec_version": "2.4"}, "method": "GET", "path": "/live",
+            "query_string": b"", "headers": [],
+        }  # fmt: skip
+        call = asyncio.ensure_future(application(scope, receive, send))
+        first = asyncio.ensure_future(is_stuck.wait())
+        await asyncio.wait([call, first], return_when=asyncio.FIRST_COMPLETED)
+        first.cancel()
+        calls.append(call)
+        return status
+
+    calls: list[asyncio.Future[None]] = []
+
+    async def visits() -> list[int]:
+        found = [await visited(), await visited()]
+        await asyncio.wait_for(calls[0], 20)
+        found.append(await visited())
+        calls[-1].cancel()
+        return found
+
+    assert asyncio.run(visits()) == [200, 429, 200]
+
+
+def test_the_reader_of_pages_has_threads_of_its_own(house: House) -> None:
+    with Dispatcher(house.settings) as dispatcher:
+        reader = for_pages(dispatcher)
+    assert asyncio.run(reader.acount()) == 0
+    parts_of(reader).close()
