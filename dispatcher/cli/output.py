@@ -132,9 +132,7 @@ def outcome_text(message: Message, *, with_time: bool = False) -> str:
         return text
     text += f" for {local_text(message.send_at, message.zone)}"
     asked_at = message.asked_at
-    return (
-        text if asked_at is None else f"{text}; asked for was {local_text(asked_at, message.zone)}"
-    )
+    return text if asked_at is None else f"{text}; requested: {local_text(asked_at, message.zone)}"
 
 
 def local_text(instant: datetime, zone: str | None) -> str:

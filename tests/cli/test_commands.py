@@ -83,7 +83,7 @@ def test_submit_says_the_time_by_the_clocks_of_its_zone_and_what_was_asked_for(
     first, second = (run("submit", *TO, "--text", each, *at).out for each in ("one", "two"))
     assert first.endswith(" is scheduled for 2028-07-03T09:00:00.000+05:30\n")
     assert " is scheduled for 2028-07-03T09:01:00.000+05:30;" in second
-    assert second.endswith("; asked for was 2028-07-03T09:00:00.000+05:30\n")
+    assert second.endswith("; requested: 2028-07-03T09:00:00.000+05:30\n")
 
 
 @pytest.mark.parametrize("quiet", ["none", "08:00-10:00"])
