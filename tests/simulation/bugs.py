@@ -198,8 +198,8 @@ BUGS: Mapping[str, Seams] = {
         "delivery.recorder.Recorder.__init__": _blind,
     },
     "sent without waiting for the instant": {
-        "delivery.sender_pool.SenderPool._take": lambda _: (
-            lambda _, group: group.left.popleft()[1] if group.left else None
+        "delivery.sender_pool.SenderPool.send": lambda real: (
+            lambda self, group, claims: real(self, group, [(0.0, claim) for _, claim in claims])
         )
     },
     "no rescue": {"delivery.sweep.Sweep.rescue": lambda _: lambda _: 0},
