@@ -62,9 +62,10 @@ class SenderPool:
     def send(self, group: Group, claims: Sequence[tuple[float, Claim]]) -> None:
         """Send these, none before its instant by the monotonic clock."""
         with self._lock:
+            group.left += len(claims)
             group.unreported += len(claims)
             for due_at, claim in claims:
-                self._push(due_at, group, claim)
+                heappush(self._left, (due_at, next(self._numbers), group, claim))
             is_closed = self._is_closed
             if is_closed:
                 self._waits.append(_ON_ITS_WAY)
@@ -102,10 +103,6 @@ class SenderPool:
             self._waits += [_ON_ITS_WAY] * len(self._free)
             while self._free:
                 self._free.pop().release()
-
-    def _push(self, due_at: float, group: Group, claim: Claim) -> None:
-        group.left += 1
-        heappush(self._left, (due_at, next(self._numbers), group, claim))
 
     def _is_awaited(self) -> bool:
         """Whether a thread waits that comes in time for the next message."""
@@ -172,22 +169,22 @@ class SenderPool:
                 is_new = self._is_new_one_needed()
             if is_new:
                 self._start()
-            resumed: Sequence[WaitingMessage] = ()
-            if self._destinations is None:
-                report = self._send(group, claim)
-            elif self._destinations.admit(group, due_at, claim):
-                report = self._send(group, claim)
-                answered = report.answered if isinstance(report, EndedSend) else None
-                resumed = self._destinations.leave(claim, answered=answered)
-            else:
-                continue
-            group.reports.append(report)
-            with self._lock:
-                for each in resumed:
-                    self._push(each.due_at, each.group, each.claim)
-                group.unreported -= 1
-                if not group.unreported:
-                    group.changed.set()
+            if self._destinations is None or self._destinations.admit(group, due_at, claim):
+                self._report(group, self._send(group, claim))
+
+    def _report(self, group: Group, report: Report) -> None:
+        group.reports.append(report)
+        resumed: Sequence[WaitingMessage] = ()
+        if self._destinations is not None:
+            answered = report.answered if isinstance(report, EndedSend) else None
+            resumed = self._destinations.leave(report.claim, answered=answered)
+        with self._lock:
+            for each in resumed:
+                each.group.left += 1
+                heappush(self._left, (each.due_at, next(self._numbers), each.group, each.claim))
+            group.unreported -= 1
+            if not group.unreported:
+                group.changed.set()
 
     def _is_next_mine(self) -> bool:
         """Whether the thread that asks shall take the message that is due next."""

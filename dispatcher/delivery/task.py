@@ -140,7 +140,7 @@ class Delivery:
         if not claims or self.parts.is_stopping or asked_at < recorder.ask_at:
             return
         try:
-            permits = [permit_of(each) for each in claims]
+            permits = [*map(permit_of, claims)]
             answers = self.parts.permits.acquire(permits, hold=recorder.hold)
         except LimitersUnavailable as error:
             log.warning(
