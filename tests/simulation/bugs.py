@@ -25,7 +25,7 @@ ENOUGH = 50_000
 """Faults within which each bug is found."""
 LATE = {
     "lost claims may record": 58,
-    "tried messages count as overdue": 119,
+    "tried messages count as overdue": 114,
     "suppressed recipients are claimed": 8,
 }
 """Stories that tell of a bug that few tell of. Where they do not any more, all are looked at."""
