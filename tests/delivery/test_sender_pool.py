@@ -133,6 +133,19 @@ def test_a_message_due_before_all_others_is_not_kept_waiting(make: Make) -> None
     released.set()
 
 
+def test_one_thread_at_a_time_waits_for_an_instant_that_is_far_away(make: Make) -> None:
+    """The other one is free for what is added and due at once."""
+    hand, later = Hand(), a_group()
+    pool = make(hand, most=2)
+    far = time.monotonic() + 20
+    pool.send(later, claims(far, far))
+    wait_until(lambda: later.left == 1)
+    for number in (7, 8):
+        pool.send(a_group(), [(0.0, cast("Claim", number))])
+        wait_until(lambda: number in hand.at)  # noqa: B023 - called before the next round
+    pool.withdraw(later)
+
+
 def test_so_many_threads_are_started_as_sends_last_at_a_time(make: Make) -> None:
     """A thread that has sent takes the next message, so none is called for it."""
     hand = Hand(meanwhile=lambda: time.sleep(0.01))
