@@ -123,7 +123,7 @@ def test_a_message_due_before_all_others_is_not_kept_waiting(make: Make) -> None
     hand = Hand(meanwhile=lambda: released.wait(60))
     released, later = threading.Event(), a_group()
     pool = make(hand, most=4)
-    far = time.monotonic() + 20
+    far = time.monotonic() + 2 * DEADLINE
     pool.send(later, claims(far, far))
     wait_until(lambda: later.left == 1)
     pool.send(a_group(), [(0.0, cast("Claim", 7)), (0.0, cast("Claim", 8))])
@@ -137,7 +137,7 @@ def test_one_thread_at_a_time_waits_for_an_instant_that_is_far_away(make: Make) 
     """The other one is free for what is added and due at once."""
     hand, later = Hand(), a_group()
     pool = make(hand, most=2)
-    far = time.monotonic() + 20
+    far = time.monotonic() + 2 * DEADLINE
     pool.send(later, claims(far, far))
     wait_until(lambda: later.left == 1)
     for number in (7, 8):
