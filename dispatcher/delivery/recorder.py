@@ -50,6 +50,7 @@ class Recorder:
         self._pool = pool
         self._group = group
         self._sending: dict[UUID, Claim] = {}
+        self._permits: dict[UUID, Permit] = {}
         self._ended: list[EndedSend] = []
         self._is_broken_off = False
         self._ttl = parts.settings.claim_ttl.total_seconds()
@@ -66,11 +67,12 @@ class Recorder:
         """What is left of the claims."""
         return timedelta(seconds=max(0.0, self._group.ends_at - self._parts.clock.monotonic()))
 
-    def send(self, granted: Sequence[Claim]) -> None:
-        """Let the senders send these, each at its instant."""
+    def send(self, granted: Sequence[tuple[Claim, Permit]]) -> None:
+        """Let the senders send these by their permits, each at its instant."""
         due: list[tuple[float, Claim]] = []
-        for claim in granted:
+        for claim, permit in granted:
             self._sending[claim.message.id] = claim
+            self._permits[claim.message.id] = permit
             due.append((self._group.received_at + claim.due_in, claim))
         self._pool.send(self._group, due)
 
@@ -291,7 +293,10 @@ class Recorder:
 
     def _settle(self, ended: Sequence[EndedSend]) -> None:
         now = self._parts.clock.monotonic()
-        used = [(permit_of(each.claim), timedelta(seconds=now - each.at)) for each in ended]
+        used = [
+            (self._permits[each.claim.message.id], timedelta(seconds=now - each.at))
+            for each in ended
+        ]
         try:
             self._parts.permits.settle(used)
         except LimitersUnavailable as error:

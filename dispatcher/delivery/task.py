@@ -151,10 +151,10 @@ class Delivery:
             return
         fault("deliver.after_permits")
         granted, soon, refused = [], [], []
-        for claim, answer in zip(claims, answers, strict=True):
+        for claim, permit, answer in zip(claims, permits, answers, strict=True):
             comes_at = asked_at + answer.retry_after.total_seconds()
             if answer.allowed:
-                granted.append(claim)
+                granted.append((claim, permit))
             elif comes_at <= ask_until:
                 soon.append(claim)
                 recorder.ask_at = max(recorder.ask_at, comes_at)

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
 
@@ -27,8 +26,6 @@ from dispatcher.scope import NO_SCOPE
 from dispatcher.times.clock import Clock
 
 _SCOPES = "scopes"
-_MOST_REMEMBERED = 5_000
-"""Permits whose keys a process remembers."""
 _MOST_OWED = 1_000
 """The most permits remembered that Redis did not take back; others count until they end."""
 
@@ -84,8 +81,6 @@ class Permits:
             if limits
         }
         self._of_channel: dict[str, tuple[PermitKeys, tuple[str, ...], str]] = {}
-        # Asked twice for each permit: when it is taken and when it is settled.
-        self._legs = lru_cache(maxsize=_MOST_REMEMBERED)(self._legs_of)
         self._owed: deque[PermitLeg] = deque(maxlen=_MOST_OWED)
         longest = max(reaches_ms(scope_limits, channel_limits).values(), default=0)
         self.memory = timedelta(milliseconds=longest)
@@ -218,13 +213,14 @@ class Permits:
             longest=self.memory,
         )
 
-    def _legs_of(self, permit: Permit) -> _Legs:
+    def _legs(self, permit: Permit) -> _Legs:
         message_id, token, scope, channel = permit
         permit_id = message_id.bytes + token.to_bytes(4, "big")
         keys, logs, closing = self._of_channel.get(channel) or self._named(channel)
         if scope == NO_SCOPE or not self._scope_kind.limits:
             return (PermitLeg(permit_id, keys, logs, closing),)
-        home = self._keys_of(scope)
+        shards = self._shards
+        home = shards[shard_of(scope, len(shards))] if len(shards) > 1 else keys
         log = home.scope(scope)
         if home is keys:
             return (PermitLeg(permit_id, keys, (log, *logs), closing),)
@@ -240,8 +236,7 @@ class Permits:
 
     def _keys_of(self, name: str) -> PermitKeys:
         """Return the keys of the shard of a scope or a channel."""
-        shards = self._shards
-        return shards[shard_of(name, len(shards))] if len(shards) > 1 else shards[0]
+        return self._shards[shard_of(name, len(self._shards))]
 
 
 def _reach_ms(limit: LogLimit) -> int:
