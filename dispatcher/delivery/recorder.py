@@ -15,7 +15,6 @@ from dispatcher.delivery.sender_pool import SenderPool
 from dispatcher.errors import LimitersUnavailable, QueueUnavailable, StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.limiters import Permit
-from dispatcher.message import Outcome
 from dispatcher.store import Claim, Failure, Result
 from dispatcher.telemetry.journal import Transition
 
@@ -51,6 +50,7 @@ class Recorder:
         self._pool = pool
         self._group = group
         self._sending: dict[UUID, Claim] = {}
+        self._permits: dict[UUID, Permit] = {}
         self._ended: list[EndedSend] = []
         self._is_broken_off = False
         self._ttl = parts.settings.claim_ttl.total_seconds()
@@ -67,11 +67,14 @@ class Recorder:
         """What is left of the claims."""
         return timedelta(seconds=max(0.0, self._group.ends_at - self._parts.clock.monotonic()))
 
-    def send(self, granted: Sequence[Claim]) -> None:
-        """Let the senders send these, each at its instant."""
-        self._sending |= {claim.message.id: claim for claim in granted}
-        begin = self._group.received_at
-        self._pool.send(self._group, [(begin + claim.due_in, claim) for claim in granted])
+    def send(self, granted: Sequence[tuple[Claim, Permit]]) -> None:
+        """Let the senders send these by their permits, each at its instant."""
+        due: list[tuple[float, Claim]] = []
+        for claim, permit in granted:
+            self._sending[claim.message.id] = claim
+            self._permits[claim.message.id] = permit
+            due.append((self._group.received_at + claim.due_in, claim))
+        self._pool.send(self._group, due)
 
     def step(self) -> bool:
         """Do what is due now; return whether more will be.
@@ -247,9 +250,9 @@ class Recorder:
                 return False
             else:
                 _lost(error)
-        for each in ended:
-            outcome = Outcome.SENT if isinstance(each.outcome, Result) else each.outcome.outcome
-            self._parts.journal.attempted(each.claim.message, outcome.value, each.late_by)
+        self._parts.journal.attempted(
+            (each.claim.message, each.outcome.outcome.value, each.late_by) for each in ended
+        )
         fault("deliver.after_record")
         self._settle(ended)
         return True
@@ -263,8 +266,13 @@ class Recorder:
                 _lost(error)
 
     def _store(self, ended: Sequence[EndedSend]) -> None:
-        results = [each.outcome for each in ended if isinstance(each.outcome, Result)]
-        failures = [each.outcome for each in ended if isinstance(each.outcome, Failure)]
+        results: list[Result] = []
+        failures: list[Failure] = []
+        for send in ended:
+            if isinstance(send.outcome, Result):
+                results.append(send.outcome)
+            else:
+                failures.append(send.outcome)
         enqueue_in = -self._parts.settings.horizon
         expired = self._parts.claims.record(results, failures, enqueue_in=enqueue_in)
         tell = self._parts.journal.tell
@@ -285,7 +293,10 @@ class Recorder:
 
     def _settle(self, ended: Sequence[EndedSend]) -> None:
         now = self._parts.clock.monotonic()
-        used = [(permit_of(each.claim), timedelta(seconds=now - each.at)) for each in ended]
+        used = [
+            (self._permits[each.claim.message.id], timedelta(seconds=now - each.at))
+            for each in ended
+        ]
         try:
             self._parts.permits.settle(used)
         except LimitersUnavailable as error:

@@ -99,8 +99,9 @@ class Group:
 
     The recorder says until when and of which messages a send may begin: ``ends_at`` is when the
     claims end, ``lost`` are those that another process has by now, ``is_over`` allows none.
-    ``closed_until`` is when the provider wants to be asked again. The senders take from ``left``,
-    add to ``reports`` and set ``changed`` when nothing is left; the other fields are theirs.
+    ``closed_until`` is when the provider wants to be asked again. The senders add to ``reports``
+    and set ``changed`` with the last one. ``left`` counts the messages that no sender has taken,
+    ``unreported`` those without a report; both are the sender pool's.
     """
 
     def __init__(
@@ -113,13 +114,11 @@ class Group:
         self.lost: set[UUID] = set()
         self.is_over = False
         self.closed_until = 0.0
-        self.left: deque[tuple[float, Claim]] = deque()
+        self.left = 0
+        self.unreported = 0
         self.reports: deque[Report] = deque()
         self.changed = threading.Event()
-        self.turn = threading.Lock()
         self.lock = threading.Lock()
-        self.senders = 0
-        self.is_one_coming = False
 
 
 class Sender:

@@ -1,347 +1,195 @@
-"""The senders of a channel: threads that send side by side, each message at its own instant.
-
-The destinations of a channel, such as hosts and domains, share its senders: one that does not
-answer leaves senders to others.
-"""
+"""The senders of a channel: threads that send side by side, each message at its own instant."""
 
 from __future__ import annotations
 
-import logging
-import random
 import threading
-from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
-from queue import SimpleQueue
-from typing import NamedTuple
-from uuid import UUID
+from heapq import heapify, heappop, heappush
+from itertools import count
+from math import inf
 
+from dispatcher.delivery.destinations import Destinations, WaitingMessage
 from dispatcher.delivery.sender import NO_WAIT, EndedSend, Group, Report
-from dispatcher.message import Message
 from dispatcher.store import Claim
 from dispatcher.times.clock import Clock
 
-log = logging.getLogger(__name__)
-
 _SPACING_SECONDS = 0.000_2
-"""How long after one thread another one joins in: quick sends need no second one."""
-_TIMEOUTS_IN_A_ROW = 3
-"""After so many a destination is silent: one sender at a time tries it."""
-_APART = 1.25
-"""How far apart messages for a silent destination come back, in transport timeouts."""
-_MOST_REMEMBERED = 10_000
-"""Silent destinations that a process remembers of a channel; the oldest is forgotten first."""
+"""How long a thread waits before it joins others that send: quick sends need no second one."""
+_SOON_SECONDS = 0.005
+"""A thread that has sent waits so long for the next instant, though another one waits already."""
+_ON_ITS_WAY = -inf
 
-
-class SenderThreads:
-    """At most ``most`` threads, started when they are needed. They do not keep a process alive."""
-
-    def __init__(self, name: str, *, most: int) -> None:
-        self.most = most
-        self._name = name
-        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._threads = 0
-        self._free = 0
-        self._waiting = 0
-        self._is_closed = False
-
-    def call(self, act: Callable[[], object]) -> None:
-        """Run ``act`` on a thread as soon as one is free; after ``close`` on the caller's own."""
-        with self._lock:
-            is_closed = self._is_closed
-            start = False
-            if not is_closed:
-                self._waiting += 1
-                start = self._waiting > self._free and self._threads < self.most
-                self._threads += start
-                self._calls.put(act)
-        if is_closed:
-            act()
-        elif start:
-            self._start()
-
-    def close(self) -> None:
-        """Let the threads end once all calls made so far are done."""
-        with self._lock:
-            self._is_closed = True
-            for _ in range(self._threads):
-                self._calls.put(None)
-
-    def _start(self) -> None:
-        name = f"{self._name}-{self._threads}"
-        try:
-            threading.Thread(target=self._serve, name=name, daemon=True).start()
-        except RuntimeError:  # the system gives no more threads
-            with self._lock:
-                self._threads -= 1
-                is_alone = self._threads == 0
-                self._waiting -= is_alone
-            act = self._calls.get() if is_alone else None
-            if act is not None:
-                act()
-
-    def _serve(self) -> None:
-        while True:
-            with self._lock:
-                self._free += 1
-            act = self._calls.get()
-            if act is None:
-                return
-            with self._lock:
-                self._free -= 1
-                self._waiting -= 1
-            act()
+_Unsent = tuple[float, int, Group, Claim]
+"""When it may be sent, by the monotonic clock; a number, which keeps those of an instant in order;
+its group, and the claim."""
 
 
 class SenderPool:
-    """Sends the messages of a channel's groups.
+    """At most ``most`` threads, which send the messages of a channel's groups.
 
-    One thread waits for the instant of a group's next message while others send theirs. A thread
-    that takes a message calls another one. ``send`` makes one send and must not raise.
+    A thread takes the message that is due next, waits for its instant, sends it and takes another
+    one. Before it sends it calls a thread that is free, where none waits for the next message. So
+    a channel has as many threads at work as it has sends at a time, and each is woken twice for a
+    message: for its instant and by the provider's answer. Threads are started when they are needed
+    and do not keep a process alive. ``send`` makes one send and must not raise.
     """
 
     def __init__(
         self,
-        threads: SenderThreads,
+        name: str,
         send: Callable[[Group, Claim], Report],
-        destinations: Destinations,
         clock: Clock,
+        *,
+        most: int,
+        destinations: Destinations | None = None,
     ) -> None:
-        self._threads = threads
+        self.name = name
         self._send = send
-        self._destinations = destinations
         self._clock = clock
+        self._most = most
+        self._destinations = destinations
+        self._lock = threading.Lock()
+        self._numbers = count()
+        self._left: list[_Unsent] = []
+        # For what the threads wait that are not sending: an instant, or their first message.
+        self._waits: list[float] = []
+        # Each thread that is free waits for its lock; the last one comes first.
+        self._free: list[threading.Lock] = []
+        self._threads = 0
+        self._is_closed = False
 
     def send(self, group: Group, claims: Sequence[tuple[float, Claim]]) -> None:
-        """Send these, none before its instant by the monotonic clock; soonest first."""
-        group.left.extend(claims)
-        self._go_on(group)
+        """Send these, none before its instant by the monotonic clock."""
+        with self._lock:
+            group.left += len(claims)
+            group.unreported += len(claims)
+            for due_at, claim in claims:
+                heappush(self._left, (due_at, next(self._numbers), group, claim))
+            is_closed = self._is_closed
+            if is_closed:
+                self._waits.append(_ON_ITS_WAY)
+            is_new = self._is_new_one_needed()
+        if is_closed:
+            self._work(None)
+        elif is_new:
+            self._start()
 
     def has_left(self, group: Group) -> bool:
         """Whether a group has messages that no sender has taken yet."""
-        return bool(group.left) or self._destinations.has(group)
+        return bool(group.left) or bool(self._destinations and self._destinations.has(group))
 
     def withdraw(self, group: Group, *, only_silent: bool = False) -> list[tuple[Claim, timedelta]]:
         """Return the claims that no sender has taken, each with its wait, and forget them.
 
         Where ``only_silent``, only those that wait for silent destinations.
         """
-        found = self._destinations.withdraw(group, only_silent=only_silent)
-        while not only_silent:
-            try:
-                found.append((group.left.popleft()[1], NO_WAIT))
-            except IndexError:
-                break
+        found: list[tuple[Claim, timedelta]] = []
+        if self._destinations is not None:
+            found = self._destinations.withdraw(group, only_silent=only_silent)
+        with self._lock:
+            if group.left and not only_silent:
+                found += [(claim, NO_WAIT) for _, _, each, claim in self._left if each is group]
+                self._left = [each for each in self._left if each[2] is not group]
+                heapify(self._left)
+                group.left = 0
+            group.unreported -= len(found)
         return found
 
     def close(self) -> None:
-        """Let the threads end."""
-        self._threads.close()
+        """Let the threads end once nothing is left."""
+        with self._lock:
+            self._is_closed = True
+            self._waits += [_ON_ITS_WAY] * len(self._free)
+            while self._free:
+                self._free.pop().release()
 
-    def _go_on(self, group: Group) -> None:
-        with group.lock:
-            start = group.senders == 0
-            group.senders += start
-        if start:
-            self._threads.call(partial(self._work, group))
-        else:  # the senders at work may hang in their sends
-            self._call_another(group)
+    def _is_awaited(self) -> bool:
+        """Whether a thread waits that comes in time for the next message."""
+        return bool(self._waits) and min(self._waits) <= self._left[0][0]
 
-    def _work(self, group: Group) -> None:
+    def _is_new_one_needed(self) -> bool:
+        """Call a thread where none waits for the next message; whether it has to be started."""
+        if not self._left or self._is_closed or self._is_awaited():
+            return False
+        if self._free:
+            self._waits.append(_ON_ITS_WAY)
+            self._free.pop().release()
+            return False
+        if self._threads == self._most:
+            return False
+        self._waits.append(_ON_ITS_WAY)
+        self._threads += 1
+        return True
+
+    def _start(self) -> None:
+        name = f"{self.name}-{self._threads}"
+        try:
+            threading.Thread(target=self._serve, name=name, daemon=True).start()
+        except RuntimeError:  # the system gives no more threads
+            with self._lock:
+                self._threads -= 1
+                is_alone = self._threads == 0
+                if not is_alone:
+                    self._waits.remove(_ON_ITS_WAY)
+            if is_alone:
+                self._work(None)
+
+    def _serve(self) -> None:
+        call = threading.Lock()
+        call.acquire()
         while True:
-            with group.turn:
-                claim = self._take(group)
-            if claim is not None:
-                self._call_another(group)
-                report = self._send(group, claim)
-                group.reports.append(report)
-                answered = report.answered if isinstance(report, EndedSend) else None
-                for parked in self._destinations.leave(claim, answered=answered):
-                    parked.group.left.appendleft((parked.due_at, parked.claim))
-                    if parked.group is not group:
-                        self._go_on(parked.group)
-                continue
-            with group.lock:
-                if not group.left:
-                    group.senders -= 1
-                    break
-        group.changed.set()
+            if not self._work(call):
+                return
+            call.acquire()
 
-    def _take(self, group: Group) -> Claim | None:
-        """Return the next message, at its instant; None where none is left."""
+    def _work(self, call: threading.Lock | None) -> bool:
+        """Send what is left; return whether the thread is free, and waits for its next call."""
+        with self._lock:
+            are_sending = self._threads > len(self._waits) + len(self._free)
+        if are_sending:
+            self._clock.sleep(_SPACING_SECONDS)
+        with self._lock:
+            self._waits.remove(_ON_ITS_WAY)
         while True:
-            try:
-                due_at, claim = group.left.popleft()
-            except IndexError:
-                return None
+            with self._lock:
+                if not self._is_next_mine():
+                    is_free = call is not None and not self._is_closed
+                    if call is not None and is_free:
+                        self._free.append(call)
+                    return is_free
+                due_at, _, group, claim = heappop(self._left)
+                group.left -= 1
+                self._waits.append(due_at)
             wait = due_at - self._clock.monotonic()
             if wait > 0:
                 self._clock.sleep(wait)
-            if self._destinations.admit(group, due_at, claim):
-                return claim
+            with self._lock:
+                self._waits.remove(due_at)
+                is_new = self._is_new_one_needed()
+            if is_new:
+                self._start()
+            if self._destinations is None or self._destinations.admit(group, due_at, claim):
+                self._report(group, self._send(group, claim))
 
-    def _call_another(self, group: Group) -> None:
-        with group.lock:
-            if not group.left or group.is_one_coming or group.senders >= self._threads.most:
-                return
-            group.is_one_coming = True
-            group.senders += 1
-        self._threads.call(partial(self._join, group))
-
-    def _join(self, group: Group) -> None:
-        self._clock.sleep(_SPACING_SECONDS)
-        with group.lock:
-            group.is_one_coming = False
-        self._work(group)
-
-
-class WaitingMessage(NamedTuple):
-    """A message that waits until its destination may have one more sender."""
-
-    group: Group
-    due_at: float
-    claim: Claim
-
-
-class Destinations:
-    """Admits a message to a sender, or parks it while its destination has all that it may have.
-
-    A destination may have ``share`` senders, a silent one a single sender until it answers. Other
-    messages overtake a parked one. ``name_of`` is the transport's ``destination``. Without it every
-    message is admitted; messages for which it returns None share one destination that is never
-    silent. ``timeout`` is that of a send, in seconds, ``longest`` the longest wait of a message for
-    a silent destination.
-    """
-
-    def __init__(
-        self,
-        name_of: Callable[[Message], str | None] | None,
-        *,
-        share: int,
-        timeout: float,
-        longest: timedelta,
-        clock: Clock,
-    ) -> None:
-        self._name_of = name_of
-        self._share = share
-        self._timeout = timeout
-        self._longest = longest.total_seconds()
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._busy: Counter[str | None] = Counter()
-        self._names: dict[tuple[UUID, int], str | None] = {}
-        self._parked: defaultdict[str | None, deque[WaitingMessage]] = defaultdict(deque)
-        self._timeouts: dict[str, int] = {}
-        self._turns: dict[str, float] = {}
-
-    def admit(self, group: Group, due_at: float, claim: Claim) -> bool:
-        """Let a sender have this message of a group; or park it and return False."""
-        if self._name_of is None:
-            return True
-        name = self._name(claim.message)
+    def _report(self, group: Group, report: Report) -> None:
+        group.reports.append(report)
+        resumed: Sequence[WaitingMessage] = ()
+        if self._destinations is not None:
+            answered = report.answered if isinstance(report, EndedSend) else None
+            resumed = self._destinations.leave(report.claim, answered=answered)
         with self._lock:
-            if self._busy[name] >= self._most(name):
-                self._parked[name].append(WaitingMessage(group, due_at, claim))
-                return False
-            self._busy[name] += 1
-            self._names[_key(claim)] = name
-        return True
+            for each in resumed:
+                each.group.left += 1
+                heappush(self._left, (each.due_at, next(self._numbers), each.group, each.claim))
+            group.unreported -= 1
+            if not group.unreported:
+                group.changed.set()
 
-    def leave(self, claim: Claim, *, answered: bool | None) -> Sequence[WaitingMessage]:
-        """Note that a sender is free again; return the parked messages that may be sent instead.
-
-        ``answered`` is False where the destination did not answer in time, and None where the
-        message was not sent.
-        """
-        if self._name_of is None:
-            return ()
-        with self._lock:
-            name = self._names.pop(_key(claim))
-            self._busy[name] -= 1
-            if name is not None and answered is not None:
-                self._note(name, claim, answered=answered)
-            parked = self._parked.get(name, ())
-            room = min(len(parked), self._most(name) - self._busy[name])
-            resumed = [self._parked[name].popleft() for _ in range(room)]
-            self._forget_if_idle(name)
-        return resumed
-
-    def has(self, group: Group) -> bool:
-        """Whether anything of this group is parked."""
-        if not self._parked:  # without the lock, which all senders share: mostly none is parked
+    def _is_next_mine(self) -> bool:
+        """Whether the thread that asks shall take the message that is due next."""
+        if not self._left:
             return False
-        with self._lock:
-            return any(each.group is group for some in self._parked.values() for each in some)
-
-    def withdraw(self, group: Group, *, only_silent: bool) -> list[tuple[Claim, timedelta]]:
-        """Return the parked messages of a group, each with a wait, and forget them.
-
-        A message for a silent destination waits for a turn of its own, so that it is not claimed
-        over and over. The others do not wait.
-        """
-        found: list[tuple[Claim, timedelta]] = []
-        if not self._parked:
-            return found
-        with self._lock:
-            for name in list(self._parked):
-                if only_silent and not self._is_silent(name):
-                    continue
-                some = self._parked[name]
-                found += [(each.claim, self._turn(name)) for each in some if each.group is group]
-                self._parked[name] = deque(each for each in some if each.group is not group)
-                self._forget_if_idle(name)
-        return found
-
-    def _name(self, message: Message) -> str | None:
-        try:
-            return self._name_of(message) if self._name_of is not None else None
-        except Exception as error:  # noqa: BLE001 - a transport may raise anything
-            kind = type(error).__name__  # its text may quote an address
-            log.warning("message %s: its transport names no destination (%s)", message.id, kind)
-            return None
-
-    def _most(self, name: str | None) -> int:
-        return 1 if self._is_silent(name) else self._share
-
-    def _is_silent(self, name: str | None) -> bool:
-        return name is not None and self._timeouts.get(name, 0) >= _TIMEOUTS_IN_A_ROW
-
-    def _note(self, name: str, claim: Claim, *, answered: bool) -> None:
-        if answered:
-            self._timeouts.pop(name, None)
-            self._turns.pop(name, None)
-            return
-        self._timeouts[name] = self._timeouts.get(name, 0) + 1
-        if self._timeouts[name] == _TIMEOUTS_IN_A_ROW:
-            log.warning(
-                "message %s: its destination did not answer %d times in a row; one sender at a "
-                "time tries it until it does",
-                claim.message.id, _TIMEOUTS_IN_A_ROW,
-            )  # fmt: skip
-        if len(self._timeouts) > _MOST_REMEMBERED:
-            oldest = next(iter(self._timeouts))
-            self._timeouts.pop(oldest)
-            self._turns.pop(oldest, None)
-
-    def _turn(self, name: str | None) -> timedelta:
-        """Return how long the next message is to wait; no time for one that is not silent."""
-        if name is None or not self._is_silent(name):
-            return NO_WAIT
-        now = self._clock.monotonic()
-        turn = max(now, self._turns.get(name, now)) + self._timeout * _APART
-        self._turns[name] = min(turn, now + self._longest)
-        if turn - now < self._longest:
-            return timedelta(seconds=turn - now)
-        return timedelta(seconds=self._longest * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
-
-    def _forget_if_idle(self, name: str | None) -> None:
-        if not self._busy[name]:
-            del self._busy[name]
-        if not self._parked.get(name):
-            self._parked.pop(name, None)
-
-
-def _key(claim: Claim) -> tuple[UUID, int]:
-    return claim.message.id, claim.token
+        if not self._is_awaited():
+            return True
+        return self._left[0][0] - self._clock.monotonic() <= _SOON_SECONDS

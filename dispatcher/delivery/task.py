@@ -14,10 +14,11 @@ from datetime import timedelta
 from uuid import UUID
 
 from dispatcher.broker.queue import EARLY
+from dispatcher.delivery.destinations import Destinations
 from dispatcher.delivery.recorder import LateRecorders, Recorder, permit_of, put_back
 from dispatcher.delivery.send_log import ClaimLog, SendLogs
 from dispatcher.delivery.sender import NO_WAIT, Group, Parts, Sender
-from dispatcher.delivery.sender_pool import Destinations, SenderPool, SenderThreads
+from dispatcher.delivery.sender_pool import SenderPool
 from dispatcher.errors import LimitersUnavailable, StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.store import Claim
@@ -139,7 +140,7 @@ class Delivery:
         if not claims or self.parts.is_stopping or asked_at < recorder.ask_at:
             return
         try:
-            permits = [permit_of(each) for each in claims]
+            permits = [*map(permit_of, claims)]
             answers = self.parts.permits.acquire(permits, hold=recorder.hold)
         except LimitersUnavailable as error:
             log.warning(
@@ -150,10 +151,10 @@ class Delivery:
             return
         fault("deliver.after_permits")
         granted, soon, refused = [], [], []
-        for claim, answer in zip(claims, answers, strict=True):
+        for claim, permit, answer in zip(claims, permits, answers, strict=True):
             comes_at = asked_at + answer.retry_after.total_seconds()
             if answer.allowed:
-                granted.append(claim)
+                granted.append((claim, permit))
             elif comes_at <= ask_until:
                 soon.append(claim)
                 recorder.ask_at = max(recorder.ask_at, comes_at)
@@ -218,17 +219,20 @@ class Delivery:
         parts = self.parts
         channel = parts.settings.channels[name]
         name_of = getattr(transport, "destination", None)
-        for_others = max(1, channel.senders // 4) if channel.senders > 1 else 0
-        destinations = Destinations(
-            name_of if callable(name_of) else None,
-            share=channel.senders - for_others,
-            timeout=parts.settings.transport_timeout.total_seconds(),
-            longest=channel.backoff_longest,
-            clock=parts.clock,
-        )
-        threads = SenderThreads(f"send {name}", most=channel.senders)
+        destinations = None
+        if callable(name_of):
+            for_others = max(1, channel.senders // 4) if channel.senders > 1 else 0
+            destinations = Destinations(
+                name_of,
+                share=channel.senders - for_others,
+                timeout=parts.settings.transport_timeout.total_seconds(),
+                longest=channel.backoff_longest,
+                clock=parts.clock,
+            )
         send = Sender(name, transport, parts).send
-        return SenderPool(threads, send, destinations, parts.clock)
+        return SenderPool(
+            f"send {name}", send, parts.clock, most=channel.senders, destinations=destinations
+        )
 
 
 @dataclass(slots=True)

@@ -182,7 +182,7 @@ class PermitLogs:
         for some in shards.values():
             logs, numbers = _numbered([leg for leg, _ in some])
             uses = [
-                [since // _MILLISECOND, *[numbers[log] for log in leg.logs]] for leg, since in some
+                [since // _MILLISECOND, *map(numbers.__getitem__, leg.logs)] for leg, since in some
             ]
             calls.append((logs, [json.dumps(uses), *[leg.permit_id for leg, _ in some]]))
         with translated:
@@ -199,7 +199,7 @@ class PermitLogs:
         calls: list[Call] = []
         for some in shards.values():
             logs, numbers = _numbered(some)
-            numbers_of = [[numbers[log] for log in leg.logs] for leg in some]
+            numbers_of = [[*map(numbers.__getitem__, leg.logs)] for leg in some]
             ids = [leg.permit_id for leg in some]
             names = [some[0].keys.room, *logs, *map(line_of, logs)]
             calls.append((names, [_ROOM_NOTED_MS, len(logs), json.dumps(numbers_of), *ids]))
@@ -295,12 +295,12 @@ class _ShardRequest:
         logs, places = _numbered(some)
         self.tag, self.numbers = keys.tag, numbers
         self.names = [keys.epoch, *logs, *map(line_of, logs)]
-        closings = dict.fromkeys(each.closing for each in some if each.closing)
+        closings = {each.closing: None for each in some if each.closing}
         place_of = {name: place for place, name in enumerate(closings, start=1 + len(self.names))}
         self.names += place_of
         self._wanted = json.dumps(
             [
-                [place_of.get(each.closing or "", 0), *[places[log] for log in each.logs]]
+                [place_of.get(each.closing or "", 0), *map(places.__getitem__, each.logs)]
                 for each in some
             ]
         )

@@ -219,7 +219,8 @@ class Permits:
         keys, logs, closing = self._of_channel.get(channel) or self._named(channel)
         if scope == NO_SCOPE or not self._scope_kind.limits:
             return (PermitLeg(permit_id, keys, logs, closing),)
-        home = self._keys_of(scope)
+        shards = self._shards
+        home = shards[shard_of(scope, len(shards))] if len(shards) > 1 else keys
         log = home.scope(scope)
         if home is keys:
             return (PermitLeg(permit_id, keys, (log, *logs), closing),)

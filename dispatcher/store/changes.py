@@ -117,10 +117,9 @@ class Change:
         """
         if not rows:
             return 0
-        ones = [{name: row[name] for name in self._names} for row in rows]
-        if self._many is not None and len(ones) > 1:
-            return connection.execute(self._many, arrays(ones)).rowcount
-        given = [{f"given_{name}": value for name, value in one.items()} for one in ones]
+        if self._many is not None and len(rows) > 1:
+            return connection.execute(self._many, arrays(rows, self._names)).rowcount
+        given = [{f"given_{name}": row[name] for name in self._names} for row in rows]
         return connection.execute(self._one, given).rowcount
 
     def run_and_read(
@@ -135,9 +134,12 @@ class Change:
         return database.transact(work) if len(rows) > 1 else database.run(work)
 
 
-def arrays(rows: Sequence[GivenRow]) -> dict[str, list[Any]]:
-    """Return rows as the arrays that a statement for many is given; at least one row."""
-    return {f"given_{name}": [row[name] for row in rows] for name in rows[0]}
+def arrays(rows: Sequence[GivenRow], names: Iterable[str] = ()) -> dict[str, list[Any]]:
+    """Return rows as the arrays that a statement for many is given; at least one row.
+
+    Only the values with these ``names``, by default all.
+    """
+    return {f"given_{name}": [row[name] for row in rows] for name in names or rows[0]}
 
 
 def change(make: Callable[[Changes, Given], Update | Delete]) -> cached_property[Change]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from uuid import UUID, uuid4
 
 from sqlalchemy import (
@@ -65,6 +65,7 @@ class Result:
 
     claim: Claim
     receipt: str | None
+    outcome: ClassVar[Outcome] = Outcome.SENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ class Claims:
                 to_message(row),
                 row[-2],
                 max(0.0, (row[_NEXT_ATTEMPT_AT] - row[-1]).total_seconds()),
-                _seconds_until(row[_EXPIRES_AT], row[-1]),
+                row[_EXPIRES_AT] and (row[_EXPIRES_AT] - row[-1]).total_seconds(),
                 (row[-1] - row[_SEND_AT]).total_seconds(),
             )
             for row in rows
@@ -228,12 +229,34 @@ class Claims:
         message is held because its outcome was unknown. Messages to retry are due ``wait`` from now
         and enqueued by maintenance ``enqueue_in`` after that.
         """
-        sent = [_key(each.claim) | {"receipt": each.receipt} for each in results]
+        sent: list[GivenRow] = [
+            {"id": each.claim.message.id, "token": each.claim.token, "receipt": each.receipt}
+            for each in results
+        ]
         if not failures and sent and self._sent_at_once(arrays(sent)) == []:
             return set()
-        again = [each for each in failures if each.wait is not None and not each.is_held]
-        held = [each for each in failures if each.is_held]
-        ended = [each for each in failures if each.wait is None and not each.is_held]
+        ended: list[GivenRow] = []
+        held: list[GivenRow] = []
+        again: list[GivenRow] = []
+        dated: dict[UUID, int] = {}
+        outcomes: list[GivenRow] = [
+            each | {"outcome": Outcome.SENT.value, "error": None} for each in sent
+        ]
+        for each in failures:
+            claim = each.claim
+            row: GivenRow = {
+                "id": claim.message.id, "token": claim.token,
+                "outcome": each.outcome.value, "error": each.error, "receipt": None,
+            }  # fmt: skip
+            outcomes.append(row)
+            if each.is_held:
+                held.append(row)
+            elif each.wait is None:
+                ended.append(row)
+            else:
+                again.append(row | _waits(each.wait, enqueue_in))
+                if claim.expires_in is not None:
+                    dated[claim.message.id] = claim.token
 
         def work(connection: Connection) -> set[UUID]:
             tokens = _tokens(sent)
@@ -242,15 +265,11 @@ class Claims:
                 connection, [row for row in last if row["token"] > tokens[row["id"]]]
             )
             self._changes.sent.run(connection, sent)
-            self._changes.failed.run(connection, [_failed(each) for each in ended])
-            self._changes.held.run(connection, [_failed(each) for each in held])
-            rows = [_failed(each) | _waits(each.wait, enqueue_in) for each in again]
-            self._changes.again.run(connection, rows)
-            dated = [_key(each.claim) for each in again if each.claim.expires_in is not None]
-            expired = self._without_time(connection, _tokens(dated)) if dated else set()
-            self._changes.expired.run(connection, rows)
-            success = {"outcome": Outcome.SENT.value, "error": None}
-            outcomes = [each | success for each in sent] + [_failed(each) for each in failures]
+            self._changes.failed.run(connection, ended)
+            self._changes.held.run(connection, held)
+            self._changes.again.run(connection, again)
+            expired = self._without_time(connection, dated) if dated else set()
+            self._changes.expired.run(connection, again)
             self._changes.outcome.run(connection, outcomes)
             return expired
 
@@ -329,17 +348,8 @@ class Claims:
         return {row.id for row in rows if row.token == tokens[row.id]}
 
 
-def _seconds_until(instant: datetime | None, now: datetime) -> float | None:
-    return (instant - now).total_seconds() if instant else None
-
-
 def _key(claim: Claim) -> GivenRow:
     return {"id": claim.message.id, "token": claim.token}
-
-
-def _failed(failure: Failure) -> GivenRow:
-    details = {"outcome": failure.outcome.value, "error": failure.error, "receipt": None}
-    return _key(failure.claim) | details
 
 
 def _tokens(rows: Sequence[GivenRow]) -> dict[UUID, int]:

@@ -145,11 +145,18 @@ class Journal:
         for listen in self._listeners:
             listen(event)
 
-    def attempted(self, message: Message, outcome: str, late_seconds: float) -> None:
-        """Count a try that was recorded, and how long after its time it began."""
-        if self._meter is not None:
-            late = late_seconds if message.attempt_count == 1 else None
-            self._count(lambda meter: meter.attempted(message.channel, outcome, late))
+    def attempted(self, tries: Iterable[tuple[Message, str, float]]) -> None:
+        """Count tries that were recorded, each with its outcome and how late it began, in seconds.
+
+        Only the lateness of a message's first try is counted.
+        """
+
+        def count(meter: Meter) -> None:
+            for message, outcome, late_seconds in tries:
+                late = late_seconds if message.attempt_count == 1 else None
+                meter.attempted(message.channel, outcome, late)
+
+        self._count(count)
 
     def refused(self, error: DispatcherError) -> None:
         """Count a submit that was refused. The caller has the error, so no line is written."""

@@ -76,7 +76,7 @@ def made_here() -> App | None:
 @shared_task(name="dispatcher.deliver", **OPTIONS)
 def deliver(message_ids: list[str], channel: str = "", is_first: bool = True) -> None:
     """Deliver these messages."""
-    here().group_queue.deliver([UUID(each) for each in message_ids], channel, is_first=is_first)
+    here().group_queue.deliver([*map(UUID, message_ids)], channel, is_first=is_first)
 
 
 @worker_shutting_down.connect

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from dispatcher import Message, Outcome, Status
+from dispatcher.delivery.destinations import Destinations
 from dispatcher.delivery.sender import EndedSend, Group, Report
-from dispatcher.delivery.sender_pool import Destinations, SenderPool, SenderThreads
+from dispatcher.delivery.sender_pool import SenderPool
 from dispatcher.store import Claim, Result
 from dispatcher.testing import a_message
 from dispatcher.times.clock import SystemClock
@@ -65,14 +66,18 @@ class World:
             longest=MINUTE,
             clock=self.clock,
         )
-        self.threads = SenderThreads("test", most=SHARE + spare)
-        self.pool = SenderPool(self.threads, self._send, self.destinations, self.clock)
+        self.pool = self.pool_of(self._send, spare)
         self.silent: set[str] = set()
         self.gate = threading.Semaphore(0)
         self.begun: list[str] = []
         self.busy: Counter[str] = Counter()
         self.most: Counter[str] = Counter()
         self._lock = threading.Lock()
+
+    def pool_of(self, send: Callable[[Group, Claim], Report], spare: int = 1) -> SenderPool:
+        """Return senders that share these destinations."""
+        most, there = SHARE + spare, self.destinations
+        return SenderPool("test", send, self.clock, most=most, destinations=there)
 
     def group(self, *names: str) -> Sends:
         """Let a group of messages to these hosts be sent; all are due."""
@@ -104,7 +109,7 @@ def world() -> Iterator[World]:
     made = World()
     yield made
     made.gate.release(1_000)
-    made.threads.close()
+    made.pool.close()
 
 
 def test_a_silent_destination_leaves_a_sender_to_others(world: World) -> None:
@@ -134,10 +139,11 @@ def test_a_destination_that_is_alone_has_all_senders(world: World) -> None:
         met.append(barrier.wait(60))
         return ended(claim, answered=True)
 
-    pool = SenderPool(world.threads, meet, world.destinations, world.clock)
+    pool = world.pool_of(meet)
     claims = [Claim(a_message(recipient="one"), token=1) for _ in range(3 * SHARE)]
     pool.send(a_group(), [(0.0, each) for each in claims])
     wait_until(lambda: len(met) == 3 * SHARE, 60)
+    pool.close()
 
 
 def test_all_that_waited_for_a_destination_is_sent_once_it_answers(world: World) -> None:

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import cast
+from uuid import uuid4
 
 import pytest
 
 from dispatcher.delivery.sender import Group, Report, UnsentClaim
-from dispatcher.delivery.sender_pool import Destinations, SenderPool, SenderThreads
+from dispatcher.delivery.sender_pool import SenderPool
 from dispatcher.store import Claim
 from dispatcher.times.clock import SystemClock
 from tests.support.groups import a_group
@@ -47,57 +48,52 @@ class Monotonic(SystemClock):
         return time.monotonic()
 
 
+Make = Callable[..., SenderPool]
+
+
 @pytest.fixture
-def crews() -> Iterator[list[SenderThreads]]:
-    """Give a list; what is in it is closed."""
-    made: list[SenderThreads] = []
-    yield made
+def make() -> Iterator[Make]:
+    """Give what makes pools; they are closed."""
+    made: list[SenderPool] = []
+
+    def make(hand: Hand, *, most: int) -> SenderPool:
+        made.append(SenderPool(f"pool {uuid4()}", hand, Monotonic(), most=most))
+        return made[-1]
+
+    yield make
     for each in made:
         each.close()
-
-
-class Sends:
-    """The sends of one group."""
-
-    def __init__(self, threads: SenderThreads, hand: Hand) -> None:
-        nowhere = Destinations(None, share=1, timeout=1, longest=timedelta(1), clock=Monotonic())
-        self._pool = SenderPool(threads, hand, nowhere, Monotonic())
-        self._group = a_group()
-        self.idle = self._group.changed
-
-    def add(self, claims: list[tuple[float, Claim]]) -> None:
-        self._pool.send(self._group, claims)
 
 
 def claims(*instants: float) -> list[tuple[float, Claim]]:
     return [(at, cast("Claim", number)) for number, at in enumerate(instants)]
 
 
-def test_each_goes_at_its_instant_and_none_before(crews: list[SenderThreads]) -> None:
-    crews.append(SenderThreads("test", most=4))
-    hand = Hand()
+def threads(pool: SenderPool) -> int:
+    names = [each.name for each in threading.enumerate()]
+    return sum(each.startswith(f"{pool.name}-") for each in names)
+
+
+def test_each_goes_at_its_instant_and_none_before(make: Make) -> None:
+    hand, group = Hand(), a_group()
     start = time.monotonic()
     instants = [start - 1, start + 0.02, start + 0.025, start + 0.06]
-    sends = Sends(crews[0], hand)
-    sends.add(claims(*instants))
-    assert sends.idle.wait(60)
+    make(hand, most=4).send(group, claims(*instants))
+    assert group.changed.wait(60)
     assert sorted(hand.at) == [0, 1, 2, 3]
     assert all(hand.at[number] >= at for number, at in enumerate(instants))
 
 
 @pytest.mark.parametrize("most", [1, 3, 20])
-def test_so_many_are_sent_side_by_side(crews: list[SenderThreads], most: int) -> None:
-    crews.append(SenderThreads("test", most=most))
+def test_so_many_are_sent_side_by_side(make: Make, most: int) -> None:
     together = threading.Barrier(most)
-    hand = Hand(meanwhile=lambda: together.wait(60))
-    sends = Sends(crews[0], hand)
-    sends.add(claims(*[0.0] * (most * 2)))
-    wait_until(lambda: len(hand.at) == most * 2 and sends.idle.is_set())
+    hand, group = Hand(meanwhile=lambda: together.wait(60)), a_group()
+    make(hand, most=most).send(group, claims(*[0.0] * (most * 2)))
+    wait_until(lambda: len(hand.at) == most * 2 and group.changed.is_set())
     assert hand.most == most
 
 
-def test_a_hanging_send_holds_up_no_other(crews: list[SenderThreads]) -> None:
-    crews.append(SenderThreads("test", most=2))
+def test_a_hanging_send_holds_up_no_other(make: Make) -> None:
     released = threading.Event()
     taken = threading.Lock()
 
@@ -106,98 +102,143 @@ def test_a_hanging_send_holds_up_no_other(crews: list[SenderThreads]) -> None:
             released.wait(60)
 
     hand = Hand(meanwhile=hang_first)
-    both = Sends(crews[0], hand)
-    both.add(claims(*[0.0] * 10))
+    make(hand, most=2).send(a_group(), claims(*[0.0] * 10))
     wait_until(lambda: len(hand.at) == 10)
     released.set()
 
 
-def test_a_send_added_after_the_last_one_is_made(crews: list[SenderThreads]) -> None:
-    crews.append(SenderThreads("test", most=2))
-    hand = Hand()
-    twice = Sends(crews[0], hand)
-    twice.add(claims(0.0))
-    assert twice.idle.wait(60)
-    twice.idle.clear()
-    twice.add([(0.0, cast("Claim", 7))])
-    assert twice.idle.wait(60)
+def test_a_send_added_after_the_last_one_is_made(make: Make) -> None:
+    hand, group = Hand(), a_group()
+    pool = make(hand, most=2)
+    pool.send(group, claims(0.0))
+    assert group.changed.wait(60)
+    group.changed.clear()
+    pool.send(group, [(0.0, cast("Claim", 7))])
+    assert group.changed.wait(60)
     assert list(hand.at) == [0, 7]
 
 
-def test_groups_share_the_threads_of_their_channel(crews: list[SenderThreads]) -> None:
-    crews.append(SenderThreads("test", most=3))
+def test_a_message_due_before_all_others_is_not_kept_waiting(make: Make) -> None:
+    """Nor is the second one, while a thread waits for an instant that is far away."""
+    hand = Hand(meanwhile=lambda: released.wait(60))
+    released, later = threading.Event(), a_group()
+    pool = make(hand, most=4)
+    far = time.monotonic() + 2 * DEADLINE
+    pool.send(later, claims(far, far))
+    wait_until(lambda: later.left == 1)
+    pool.send(a_group(), [(0.0, cast("Claim", 7)), (0.0, cast("Claim", 8))])
+    wait_until(lambda: {7, 8} <= hand.at.keys())
+    assert pool.withdraw(later) == [(cast("Claim", 1), timedelta(0))], "nobody has taken it"
+    assert (later.left, later.unreported) == (0, 1)
+    released.set()
+
+
+def test_one_thread_at_a_time_waits_for_an_instant_that_is_far_away(make: Make) -> None:
+    """The other one is free for what is added and due at once."""
+    hand, later = Hand(), a_group()
+    pool = make(hand, most=2)
+    far = time.monotonic() + 2 * DEADLINE
+    pool.send(later, claims(far, far))
+    wait_until(lambda: later.left == 1)
+    for number in (7, 8):
+        pool.send(a_group(), [(0.0, cast("Claim", number))])
+        wait_until(lambda: number in hand.at)  # noqa: B023 - called before the next round
+    pool.withdraw(later)
+
+
+def test_so_many_threads_are_started_as_sends_last_at_a_time(make: Make) -> None:
+    """A thread that has sent takes the next message, so none is called for it."""
+    hand = Hand(meanwhile=lambda: time.sleep(0.01))
+    group = a_group()
+    start = time.monotonic() + 0.01
+    pool = make(hand, most=64)
+    pool.send(group, claims(*[start + 0.005 * each for each in range(100)]))
+    assert group.changed.wait(60)
+    assert len(hand.at) == 100
+    assert threads(pool) < 40
+
+
+def test_the_recorder_is_woken_by_the_last_report_alone(make: Make) -> None:
+    released = threading.Event()
+    hand = Hand(meanwhile=lambda: len(hand.at) < 5 or released.wait(60))
+    group = a_group()
+    make(hand, most=1).send(group, claims(*[0.0] * 5))
+    wait_until(lambda: len(group.reports) == 4)
+    assert not group.changed.is_set()
+    released.set()
+    assert group.changed.wait(60)
+
+
+def test_groups_share_the_threads_of_their_channel(make: Make) -> None:
     release = threading.Event()
-    hands = [Hand(meanwhile=lambda: release.wait(60)) for _ in range(3)]
-    for hand in hands:
-        Sends(crews[0], hand).add(claims(*[0.0] * 4))
-    wait_until(lambda: sum(len(hand.at) for hand in hands) == 3)
+    hand = Hand(meanwhile=lambda: release.wait(60))
+    pool = make(hand, most=3)
+    for number in range(3):
+        pool.send(a_group(), [(0.0, cast("Claim", 4 * number + each)) for each in range(4)])
+    wait_until(lambda: len(hand.at) == 3)
     release.set()
-    wait_until(lambda: sum(len(hand.at) for hand in hands) == 12)
-    assert sum(thread.name.startswith("test-") for thread in threading.enumerate()) == 3
+    wait_until(lambda: len(hand.at) == 12)
+    assert threads(pool) == 3
 
 
-def test_threads_that_are_free_are_used_again_and_end_when_closed(
-    crews: list[SenderThreads],
-) -> None:
-    senders = SenderThreads("ending", most=5)
+def test_threads_that_are_free_are_used_again_and_end_when_closed(make: Make) -> None:
+    pool = make(Hand(), most=5)
     for _ in range(50):
-        done = threading.Event()
-        senders.call(done.set)
-        assert done.wait(60)
-    names = {thread.name for thread in threading.enumerate() if thread.name.startswith("ending-")}
-    assert 1 <= len(names) <= 2
-    senders.close()
-    wait_until(lambda: not names & {thread.name for thread in threading.enumerate()})
+        group = a_group()
+        pool.send(group, claims(0.0))
+        assert group.changed.wait(60)
+    assert 1 <= threads(pool) <= 2
+    pool.close()
+    wait_until(lambda: not threads(pool))
 
 
 def test_where_no_thread_can_be_started_the_caller_does_it(
-    crews: list[SenderThreads], monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    crews.append(SenderThreads("test", most=4))
-    hand = Hand()
+    hand, group = Hand(), a_group()
+    pool = make(hand, most=4)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        sends = Sends(crews[0], hand)
-        sends.add(claims(0.0, 0.0, 0.0))
+        pool.send(group, claims(0.0, 0.0, 0.0))
         assert len(hand.at) == 3
-        assert sends.idle.is_set()
-    Sends(crews[0], hand).add(claims(0.0, 0.0, 0.0, 0.0))
+        assert group.changed.is_set()
+    pool.send(a_group(), claims(0.0, 0.0, 0.0, 0.0))
     wait_until(lambda: len(hand.at) == 4)
 
 
-def test_after_the_end_the_caller_does_it(crews: list[SenderThreads]) -> None:
+def test_after_the_end_the_caller_does_it(make: Make) -> None:
     """Else it would wait for ever for threads that are gone."""
-    senders = SenderThreads("test", most=4)
-    senders.close()
-    hand = Hand()
-    sends = Sends(senders, hand)
-    sends.add(claims(0.0, 0.0, 0.0))
+    hand, group = Hand(), a_group()
+    pool = make(hand, most=4)
+    pool.close()
+    pool.send(group, claims(0.0, 0.0, 0.0))
     assert sorted(hand.at) == [0, 1, 2]
-    assert sends.idle.is_set()
+    assert group.changed.is_set()
 
 
-def test_calls_queued_before_close_are_done() -> None:
-    senders = SenderThreads("test", most=1)
-    busy, done, hold = threading.Event(), threading.Event(), threading.Event()
-    senders.call(lambda: (busy.set(), hold.wait(60)))  # type: ignore[func-returns-value]  # in turn
-    assert busy.wait(60)
-    senders.call(done.set)
-    senders.close()
+def test_what_was_to_be_sent_before_close_is_sent(make: Make) -> None:
+    hold = threading.Event()
+    hand, group = Hand(meanwhile=lambda: hold.wait(60)), a_group()
+    pool = make(hand, most=1)
+    pool.send(group, claims(0.0, 0.0))
+    wait_until(lambda: 0 in hand.at)
+    pool.close()
     hold.set()
-    assert done.wait(60)
+    assert group.changed.wait(60)
+    assert list(hand.at) == [0, 1]
 
 
-def test_a_send_added_while_the_last_one_hangs_is_made_at_once(crews: list[SenderThreads]) -> None:
-    crews.append(SenderThreads("test", most=2))
+def test_a_send_added_while_the_last_one_hangs_is_made_at_once(make: Make) -> None:
     released = threading.Event()
     hand = Hand(meanwhile=lambda: 7 in hand.at or released.wait(2 * DEADLINE))
-    twice = Sends(crews[0], hand)
-    twice.add(claims(0.0))
+    group = a_group()
+    pool = make(hand, most=2)
+    pool.send(group, claims(0.0))
     wait_until(lambda: 0 in hand.at)
-    twice.add([(0.0, cast("Claim", 7))])
+    pool.send(group, [(0.0, cast("Claim", 7))])
     try:
         wait_until(lambda: 7 in hand.at)
     finally:

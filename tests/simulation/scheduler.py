@@ -210,12 +210,18 @@ class SimLock:
             return
         if scheduler.rng.random() < _YIELDS:
             scheduler.wait(0.0)
-        while self._held:
-            self._waiting.append(scheduler.running())
-            scheduler.block()
-        self._held = True
+        self.acquire()
 
     def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def acquire(self) -> None:
+        while self._held:
+            self._waiting.append(self._scheduler.running())
+            self._scheduler.block()
+        self._held = True
+
+    def release(self) -> None:
         self._held = False
         if self._waiting:
             self._scheduler.wake(self._waiting.popleft())
@@ -250,24 +256,3 @@ class SimEvent:
             if thread in self._waiting:
                 self._waiting.remove(thread)
         return self._set
-
-
-class SimQueue:
-    """What a simulated process takes for ``queue.SimpleQueue``."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._items: deque[Any] = deque()
-        self._waiting: deque[SimThread] = deque()
-
-    def put(self, item: Any) -> None:
-        self._items.append(item)
-        if self._waiting:
-            self._scheduler.wake(self._waiting.popleft())
-
-    def get(self) -> Any:
-        while not self._items:
-            self._waiting.append(self._scheduler.running())
-            self._scheduler.block()
-        self._scheduler.running()
-        return self._items.popleft()

@@ -14,6 +14,7 @@ from uuid import UUID
 from dispatcher.broker.queue import TaskGroup
 from dispatcher.delivery import (
     GroupQueue,
+    destinations,
     recorder,
     sender,
     sender_pool,
@@ -36,7 +37,6 @@ from tests.simulation.facts import Asked, Facts
 from tests.simulation.faults import Weather
 from tests.simulation.ledger import Provider
 from tests.simulation.scheduler import START, Process, Scheduler, Threading
-from tests.simulation.scheduler import SimQueue as Calls
 from tests.simulation.setting import settings
 from tests.simulation.wiring import Wiring
 
@@ -295,12 +295,9 @@ def patched(world: World) -> Iterator[None]:
     log = logging.getLogger("dispatcher")
     level = log.level
     with ExitStack() as stack:
-        for module in (recorder, sender, sender_pool, task):
+        for module in (destinations, recorder, sender, sender_pool, task):
             stack.enter_context(patch.object(module, "threading", threading))
-        stack.enter_context(
-            patch.object(sender_pool, "SimpleQueue", lambda: Calls(world.scheduler))
-        )
-        stack.enter_context(patch.object(sender_pool, "random", world.rng))
+        stack.enter_context(patch.object(destinations, "random", world.rng))
         stack.enter_context(patch.object(sweep, "random", world.rng))
         stack.enter_context(patch.object(batch, "new_id", world.new_id))
         stack.enter_context(patch.object(batch, "BATCH", _BATCH))

@@ -269,8 +269,8 @@ def total(metric: Collector, ending: str, label: str) -> float:
 def test_lateness_is_that_of_the_first_send() -> None:
     journal = App(Settings.load(metrics_port=0)).journal
     before = total(prometheus.LATENESS, "_count", "x")
-    journal.attempted(a_message(channel="x", attempt_count=1), "temporary", 0.5)
-    journal.attempted(a_message(channel="x", attempt_count=2), "sent", 60.0)
+    first, second = (a_message(channel="x", attempt_count=number) for number in (1, 2))
+    journal.attempted([(first, "temporary", 0.5), (second, "sent", 60.0)])
     assert total(prometheus.LATENESS, "_count", "x") == before + 1
 
 

@@ -1,0 +1,174 @@
+"""The destinations of a channel, such as hosts and domains: they share its senders.
+
+One that does not answer leaves senders to others.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+from dispatcher.delivery.sender import NO_WAIT, Group
+from dispatcher.message import Message
+from dispatcher.store import Claim
+from dispatcher.times.clock import Clock
+
+log = logging.getLogger(__name__)
+
+_TIMEOUTS_IN_A_ROW = 3
+"""After so many a destination is silent: one sender at a time tries it."""
+_APART = 1.25
+"""How far apart messages for a silent destination come back, in transport timeouts."""
+_MOST_REMEMBERED = 10_000
+"""Silent destinations that a process remembers of a channel; the oldest is forgotten first."""
+
+
+class WaitingMessage(NamedTuple):
+    """A message that waits until its destination may have one more sender."""
+
+    group: Group
+    due_at: float
+    claim: Claim
+
+
+class Destinations:
+    """Admits a message to a sender, or parks it while its destination has all that it may have.
+
+    A destination may have ``share`` senders, a silent one a single sender until it answers. Other
+    messages overtake a parked one. ``name_of`` is the transport's ``destination``. Messages for
+    which it returns None share one destination that is never silent. ``timeout`` is that of a send,
+    in seconds, ``longest`` the longest wait of a message for a silent destination.
+    """
+
+    def __init__(
+        self,
+        name_of: Callable[[Message], str | None],
+        *,
+        share: int,
+        timeout: float,
+        longest: timedelta,
+        clock: Clock,
+    ) -> None:
+        self._name_of = name_of
+        self._share = share
+        self._timeout = timeout
+        self._longest = longest.total_seconds()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._busy: Counter[str | None] = Counter()
+        self._names: dict[tuple[UUID, int], str | None] = {}
+        self._parked: defaultdict[str | None, deque[WaitingMessage]] = defaultdict(deque)
+        self._timeouts: dict[str, int] = {}
+        self._turns: dict[str, float] = {}
+
+    def admit(self, group: Group, due_at: float, claim: Claim) -> bool:
+        """Let a sender have this message of a group; or park it and return False."""
+        name = self._name(claim.message)
+        with self._lock:
+            if self._busy[name] >= self._most(name):
+                self._parked[name].append(WaitingMessage(group, due_at, claim))
+                return False
+            self._busy[name] += 1
+            self._names[_key(claim)] = name
+        return True
+
+    def leave(self, claim: Claim, *, answered: bool | None) -> Sequence[WaitingMessage]:
+        """Note that a sender is free again; return the parked messages that may be sent instead.
+
+        ``answered`` is False where the destination did not answer in time, and None where the
+        message was not sent.
+        """
+        with self._lock:
+            name = self._names.pop(_key(claim))
+            self._busy[name] -= 1
+            if name is not None and answered is not None:
+                self._note(name, claim, answered=answered)
+            parked = self._parked.get(name, ())
+            room = min(len(parked), self._most(name) - self._busy[name])
+            resumed = [self._parked[name].popleft() for _ in range(room)]
+            self._forget_if_idle(name)
+        return resumed
+
+    def has(self, group: Group) -> bool:
+        """Whether anything of this group is parked."""
+        if not self._parked:  # without the lock, which all senders share: mostly none is parked
+            return False
+        with self._lock:
+            return any(each.group is group for some in self._parked.values() for each in some)
+
+    def withdraw(self, group: Group, *, only_silent: bool) -> list[tuple[Claim, timedelta]]:
+        """Return the parked messages of a group, each with a wait, and forget them.
+
+        A message for a silent destination waits for a turn of its own, so that it is not claimed
+        over and over. The others do not wait.
+        """
+        found: list[tuple[Claim, timedelta]] = []
+        if not self._parked:
+            return found
+        with self._lock:
+            for name in list(self._parked):
+                if only_silent and not self._is_silent(name):
+                    continue
+                some = self._parked[name]
+                found += [(each.claim, self._turn(name)) for each in some if each.group is group]
+                self._parked[name] = deque(each for each in some if each.group is not group)
+                self._forget_if_idle(name)
+        return found
+
+    def _name(self, message: Message) -> str | None:
+        try:
+            return self._name_of(message)
+        except Exception as error:  # noqa: BLE001 - a transport may raise anything
+            kind = type(error).__name__  # its text may quote an address
+            log.warning("message %s: its transport names no destination (%s)", message.id, kind)
+            return None
+
+    def _most(self, name: str | None) -> int:
+        return 1 if self._is_silent(name) else self._share
+
+    def _is_silent(self, name: str | None) -> bool:
+        return name is not None and self._timeouts.get(name, 0) >= _TIMEOUTS_IN_A_ROW
+
+    def _note(self, name: str, claim: Claim, *, answered: bool) -> None:
+        if answered:
+            self._timeouts.pop(name, None)
+            self._turns.pop(name, None)
+            return
+        self._timeouts[name] = self._timeouts.get(name, 0) + 1
+        if self._timeouts[name] == _TIMEOUTS_IN_A_ROW:
+            log.warning(
+                "message %s: its destination did not answer %d times in a row; one sender at a "
+                "time tries it until it does",
+                claim.message.id, _TIMEOUTS_IN_A_ROW,
+            )  # fmt: skip
+        if len(self._timeouts) > _MOST_REMEMBERED:
+            oldest = next(iter(self._timeouts))
+            self._timeouts.pop(oldest)
+            self._turns.pop(oldest, None)
+
+    def _turn(self, name: str | None) -> timedelta:
+        """Return how long the next message is to wait; no time for one that is not silent."""
+        if name is None or not self._is_silent(name):
+            return NO_WAIT
+        now = self._clock.monotonic()
+        turn = max(now, self._turns.get(name, now)) + self._timeout * _APART
+        self._turns[name] = min(turn, now + self._longest)
+        if turn - now < self._longest:
+            return timedelta(seconds=turn - now)
+        return timedelta(seconds=self._longest * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+
+    def _forget_if_idle(self, name: str | None) -> None:
+        if not self._busy[name]:
+            del self._busy[name]
+        if not self._parked.get(name):
+            self._parked.pop(name, None)
+
+
+def _key(claim: Claim) -> tuple[UUID, int]:
+    return claim.message.id, claim.token
