@@ -45,7 +45,7 @@ from dispatcher.operations.overview import By, LoadToCome, Overview, Tops
 from dispatcher.operations.verification import Verified
 from dispatcher.reservation import Refusals, Timeline
 from dispatcher.scope import of_channel, of_scope_on
-from dispatcher.selection import Page, Selection, Wanted, id_of
+from dispatcher.selection import Page, Selection, Wanted, id_of, ids_of
 from dispatcher.settings import Settings
 from dispatcher.store import Of, Pause, Suppression
 from dispatcher.store.loop_session import LoopSession, in_own_thread
@@ -432,7 +432,7 @@ class Dispatcher:
         InvalidDraft for an invalid id. Raises StoreUnavailable: some may be cancelled; then call it
         again.
         """
-        return self._app.cancellation.cancel([id_of(each) for each in message_ids])
+        return self._app.cancellation.cancel(ids_of(message_ids))
 
     def reschedule(
         self,
@@ -531,7 +531,7 @@ class Dispatcher:
             expires_at=expires_at,
             expire_after=expire_after,
         )
-        return self._app.changes.reschedule_many([id_of(each) for each in message_ids], wish)
+        return self._app.changes.reschedule_many(ids_of(message_ids), wish)
 
     def update(
         self,
@@ -607,7 +607,7 @@ class Dispatcher:
         InvalidDraft for an invalid id. Raises StoreUnavailable: some may have been changed; then
         call it again.
         """
-        ids = [id_of(each) for each in message_ids]
+        ids = ids_of(message_ids)
         return self._app.decisions.retry_many(ids, perhaps_sent=perhaps_sent)
 
     def release(self, message_id: UUID | str, *, if_unchanged: Message | None = None) -> Message:
@@ -1080,6 +1080,8 @@ def _awaiting() -> ThreadPoolExecutor:
 
 
 def _overridden(drafts: Iterable[Draft], on_conflict: OnConflict | None) -> Iterable[Draft]:
+    if not isinstance(drafts, Iterable):
+        raise InvalidDraft("drafts", kind_of(drafts), "Drafts")
     if on_conflict is None:
         return drafts
     return (

@@ -227,7 +227,12 @@ class Message:
 
 
 def is_unchanged(before: Message, now: Message) -> bool:
-    """Whether a message is as it was before. That it was enqueued meanwhile changes nothing."""
+    """Whether a message is as it was before. That it was enqueued meanwhile changes nothing.
+
+    Raises InvalidDraft where ``before`` is no message.
+    """
+    if not isinstance(before, Message):
+        raise InvalidDraft("if_unchanged", kind_of(before), "a Message, as it was read")
     return replace(before, enqueued_at=now.enqueued_at) == now
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Self, TypedDict
@@ -131,6 +131,13 @@ def id_of(value: UUID | str, field: str = "id") -> UUID:
     except ValueError:
         pass
     raise InvalidDraft(field, f"{quoted(value)} is no message id", "a UUID")
+
+
+def ids_of(values: Iterable[UUID | str]) -> list[UUID]:
+    """Return message ids. Raises InvalidDraft."""
+    if not isinstance(values, Iterable):
+        raise InvalidDraft("message_ids", kind_of(values), "ids of messages")
+    return [id_of(each) for each in values]
 
 
 def read_status(status: Status | str) -> Status:

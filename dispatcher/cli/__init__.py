@@ -6,7 +6,9 @@ late, or the idempotency key has other content; 6 a server is unavailable; 130 i
 
 from __future__ import annotations
 
+import os
 import sys
+from errno import EDQUOT, EFBIG, EIO, ENOSPC, EPIPE
 
 from typer.main import get_group
 
@@ -15,6 +17,9 @@ from dispatcher.cli.app import AllCommands, app, exit_code, name_options, say_er
 from dispatcher.errors import DispatcherError
 
 __all__ = ["app", "every_command", "main"]
+
+_FULL = frozenset({EDQUOT, EFBIG, EIO, ENOSPC})
+"""Why standard output takes no more, other than a reader that has gone (EPIPE)."""
 
 
 def every_command() -> AllCommands:
@@ -30,7 +35,17 @@ def main() -> None:
     """Run the command line; errors are one sentence on standard error, and JSON if asked for."""
     output.written.clear()
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in {*_FULL, EPIPE}:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at its end
+        if error.errno != EPIPE:
+            say_error(f"the output is incomplete: {error.strerror}; the command may have been done")
+        sys.exit(1)
     except DispatcherError as error:
         name_options(error)
         if "--json" in sys.argv and not output.written:

@@ -44,6 +44,7 @@ _LONGEST_ID = 255
 _LONGEST_KEY = 1_024
 _TRIES = 3
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_ID = re.compile(rf"[^\0\ud800-\udfff]{{1,{_LONGEST_ID}}}")
 _NO_WAIT = timedelta(0)
 
 
@@ -301,8 +302,8 @@ def new_id() -> str:
 
 def checked(permit: str) -> str:
     """Return a permit id of the caller's. Raises InvalidValue."""
-    accepted = f"1 to {_LONGEST_ID} letters, without NUL"
-    if not isinstance(permit, str) or not 1 <= len(permit) <= _LONGEST_ID or "\0" in permit:
+    if not isinstance(permit, str) or not _ID.fullmatch(permit):
+        accepted = f"1 to {_LONGEST_ID} letters, without NUL and halves of surrogate pairs"
         raise InvalidValue("permit", quoted(permit), accepted)
     return permit
 

@@ -69,14 +69,22 @@ class LocalShare:
         if operation not in _DECISIONS:
             return (yield from operation(self._limit_set, *args, **named))
         if not self._redis_is_away or self._is_retry_due():
+            began = self._clock.monotonic()
             try:
                 decision = yield from operation(self._limit_set, *args, **named)
             except LimitersUnavailable as error:
                 self._note_failure(error)
+                if named.get("timeout") is not None:  # part of it has passed
+                    named["timeout"] = self._left(named["timeout"], began)
             else:
                 self._note_answer()
                 return decision
         return (yield from self._in_memory(operation, *args, **named))
+
+    def _left(self, timeout: Any, began: float) -> float:
+        """Return what is left of a timeout, in seconds."""
+        seconds = operations.seconds_of(timeout) or 0.0
+        return max(0.0, seconds - (self._clock.monotonic() - began))
 
     def _in_memory(self, operation: Operation[P, T], *args: P.args, **named: P.kwargs) -> Steps[T]:
         """Run an operation on the share: its scripts run in memory, its pauses are yielded."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from math import ceil
 from typing import Literal, NamedTuple
 
-from dispatcher.errors import InvalidValue, LimitersUnavailable, LimitReached, quoted
+from dispatcher.errors import InvalidValue, LimitersUnavailable, LimitReached, kind_of, quoted
 from dispatcher.limiters.decision import Decision, State
 from dispatcher.limiters.limit_set import (
     Call,
@@ -31,6 +31,7 @@ from dispatcher.limiters.limit_set import (
 from dispatcher.times.send_time import from_ms, to_ms
 
 _LONGEST_TIMEOUT = 366 * 86_400.0
+_REQUESTS = "Requests, in order"
 _LONGEST_CLOSED_MS = 366 * 86_400_000
 _LONGEST_PAUSE_FOR_HOLDS = 0.1  # a hold may be returned long before it ends
 _MOST_IN_A_SCRIPT = 500
@@ -142,7 +143,7 @@ def _acquire(
         if timeout is not None:
             raise InvalidValue("timeout", "given without wait=True", "None, or wait=True")
         return (yield from _ask(limit_set, keys, n, permit, least=n))
-    seconds = _seconds(timeout)
+    seconds = seconds_of(timeout)
     deadline = None if seconds is None else limit_set.clock.monotonic() + seconds
     waited = False
     while True:
@@ -177,7 +178,8 @@ def _ask(
     return limit_set.decision(now, reply, permit)
 
 
-def _seconds(timeout: timedelta | float | None) -> float | None:
+def seconds_of(timeout: timedelta | float | None) -> float | None:
+    """Return a timeout in seconds, None for a call that waits without end. Raises InvalidValue."""
     if timeout is None:
         return None
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
@@ -384,6 +386,8 @@ class _Group:
 
 def acquire_each(limit_set: LimitSet, requests: Sequence[Request]) -> Steps[list[Decision]]:
     """Take permits for each of a group, in order."""
+    if not isinstance(requests, Iterable):
+        raise InvalidValue("requests", kind_of(requests), _REQUESTS)
     wanted = [_wanted(limit_set, each) for each in requests]
     limit_set.addresses.check_group([each.keys for each in wanted])
     group, decisions = _Group(limit_set), list[Decision]()
@@ -397,6 +401,8 @@ def acquire_each(limit_set: LimitSet, requests: Sequence[Request]) -> Steps[list
 
 
 def _wanted(limit_set: LimitSet, request: Request) -> _Wanted:
+    if not isinstance(request, Request):
+        raise InvalidValue("requests", f"one is {kind_of(request)}", _REQUESTS)
     chosen = _chosen(limit_set, request.limits)
     parts = [limit_set.parts[index] for index in chosen]
     check_permits(request.n, parts)

@@ -197,7 +197,7 @@ class RefusalLog:
         if not isinstance(last, int) or not 0 <= last <= _KEPT:
             raise InvalidValue("last", quoted(last), f"0 to {_KEPT}")
         wanted = None if quota is None else str(parse_quota(quota))
-        other = None if what_if is None else parse_quota(what_if)
+        other = None if what_if is None else _other_quota(what_if)
         now = self._clock.now()
         first = now - since
         with translated(ReservationsUnavailable):
@@ -366,6 +366,13 @@ def _rule_of(request: Request, error: SlotRefused) -> tuple[str, str, int]:
         if str(scope) == error.scope:
             return scope.kind, error.quota, index
     return "", error.quota, -1
+
+
+def _other_quota(what_if: str) -> AnyQuota:
+    try:
+        return parse_quota(what_if)
+    except InvalidValue as refused:
+        raise InvalidValue("what_if", refused.problem, refused.accepted) from None
 
 
 def _step_of(wait_ms: int) -> int:

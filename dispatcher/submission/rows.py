@@ -334,7 +334,7 @@ class RefusedRows(AbstractContextManager["RefusedRows"]):
     def __init__(self, path: Path) -> None:
         self.count = 0
         self._final = path
-        self.path = path.with_name(f"{path.name}.part")
+        self.path = path.parent / f"{path.name}.part"
         try:
             if path.exists() and (not path.is_file() or path.stat().st_size > 0):
                 raise InvalidValue(str(path), "exists", "another file with --rejected")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -256,3 +257,19 @@ def test_a_broker_that_cannot_be_read_is_said_before_the_start(
     assert ran.err.startswith("error: broker_url: cannot be read; accepted: redis://…")
     assert ran.err.count("\n") == 1
     assert SECRET not in ran.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize(
+    "command", [["list"], ["list", "--json"], ["export"], ["version", "--json"]]
+)
+def test_an_output_that_takes_no_more_is_one_sentence(house: House, command: list[str]) -> None:
+    submitted(house)
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "dispatcher", *command],
+            stdout=full, stderr=subprocess.PIPE, check=False,
+        )  # fmt: skip
+    said = done.stderr.decode()
+    assert (done.returncode, said.count("\n")) == (1, 1), said
+    assert said.startswith("error: the output is incomplete: No space left on device")

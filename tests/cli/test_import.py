@@ -250,6 +250,7 @@ def test_it_overwrites_nothing(house: House, run: Run) -> None:
     assert len(refused_rows("empty")) == 1
     assert run_import(run, as_csv([row()]), "--rejected", "no/folder").code == 2
     assert run_import(run, as_csv([row()]), "--rejected", "rows.csv").code == 2
+    assert run_import(run, as_csv([row()]), "--rejected", ".").code == 2
 
 
 def test_plan_says_what_would_come_and_changes_nothing(house: House, run: Run) -> None:

@@ -126,6 +126,26 @@ def test_a_process_gives_its_share_while_redis_is_away(
     assert limiter.give_back("ada", "1") == 1, "the share knows its permits"
 
 
+def test_a_wait_that_redis_does_not_outlive_has_one_timeout(own_redis: RedisServer) -> None:
+    """The share goes on with what is left of the timeout, not with a new one."""
+
+    class RedisStops(MovableClock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            own_redis.stop()
+            other = limiter.acquire("ada")  # takes the share
+            assert other.is_local
+
+    clock, window = RedisStops(), timedelta(minutes=10)
+    limiter = OneLimiter(FixedWindow(2, window), str(own_redis.socket), "sync", share=0.5,
+                         clock=clock)  # fmt: skip
+    limiter.acquire("ada", 2)
+    began = clock.monotonic()
+    decision = limiter.acquire("ada", wait=True, timeout=window * 1.5)
+    assert (decision.is_local, decision.allowed) == (True, False)
+    assert clock.monotonic() - began <= 1.5 * window.total_seconds()
+
+
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_a_hold_of_the_share_lasts_and_ends_whether_redis_is_back_or_not(
     way: str, own_redis: RedisServer

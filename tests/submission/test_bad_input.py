@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dispatcher import Dispatcher, InvalidDraft, Settings, UnknownChannel
+from dispatcher import Dispatcher, InvalidDraft, InvalidValue, Settings, UnknownChannel
 from tests.support.clock import MovableClock
 from tests.support.house import FAR, House, house_on
 from tests.support.refusals import BAD, CANARY, Bad
@@ -78,6 +78,34 @@ def test_bad_input_is_refused_and_leaves_nothing(full: House, bad: Bad) -> None:
 def test_bad_input_is_judged_before_any_server_is_asked(unreachable: Dispatcher, bad: Bad) -> None:
     with pytest.raises(bad.error):
         getattr(unreachable, bad.method)(*bad.positional, **bad.arguments())
+
+
+@pytest.mark.parametrize("given", [None, 5, object()])
+@pytest.mark.parametrize(
+    ("method", "field", "more"),
+    [
+        ("submit_many", "drafts", {}),
+        ("submit_many", "drafts", {"on_conflict": "shift"}),
+        ("submit_many", "drafts", {"atomic": True}),
+        ("plan", "drafts", {}),
+        ("cancel_many", "message_ids", {}),
+        ("reschedule_many", "message_ids", {"send_in": timedelta(hours=1)}),
+        ("retry_many", "message_ids", {}),
+    ],
+)
+def test_what_is_no_list_is_refused(
+    unreachable: Dispatcher, method: str, field: str, more: dict[str, Any], given: Any
+) -> None:
+    with pytest.raises(InvalidDraft) as refused:
+        getattr(unreachable, method)(given, **more)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize("field", ["quota", "what_if"])
+def test_an_unreadable_quota_of_refusals_is_named(unreachable: Dispatcher, field: str) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        unreachable.refusals(**{field: "often"})  # type: ignore[arg-type]  # by its name
+    assert refused.value.field == field
 
 
 def test_an_unknown_channel_says_which_are_known(full: House) -> None:

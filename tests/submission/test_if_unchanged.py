@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dispatcher import (
+    InvalidDraft,
     Message,
     MessageChanged,
     MessageNotFound,
@@ -53,6 +54,17 @@ def test_a_message_as_it_was_submitted_is_changed(
     house: House, message: Message, edit: Edit
 ) -> None:
     assert edit(house, message) == house.again(message) != message
+
+
+@pytest.mark.parametrize("read", [True, "an id", FAR])
+@pytest.mark.parametrize("method", ["cancel", "update", "retry", "release", "drop"])
+def test_what_was_no_message_is_refused_and_changes_nothing(
+    house: House, message: Message, method: str, read: Any
+) -> None:
+    more = {"body": {"text": "edited"}} if method == "update" else {}
+    with pytest.raises(InvalidDraft, match="if_unchanged"):
+        getattr(house.dispatcher, method)(message.id, if_unchanged=read, **more)
+    assert house.again(message) == message
 
 
 @every_edit
