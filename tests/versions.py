@@ -1,7 +1,8 @@
-"""Writes the versions that ``make test-lowest`` and ``make test-newest`` install: ``make resolve``.
+"""Writes the versions that the targets ``test-lowest`` … of make install: ``make resolve``.
 
 The lowest set has the lowest version of each library that ``pyproject.toml`` admits, the newest the
-newest; both work on the oldest Python. The tools of the tests are not varied in the lowest set.
+newest; both work on the oldest Python. The tools of the tests are not varied in the lowest set. The
+set between them has the series in the middle, and needs Python 3.12, as Django 6.0 does.
 """
 
 from __future__ import annotations
@@ -17,17 +18,21 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-FILES = {"lowest": ROOT / "constraints-lowest.txt", "newest": ROOT / "constraints-newest.txt"}
-_NOTE = "# The {} versions, by `make resolve`. Versions only: no addresses.\n"
+FILES = {name: ROOT / f"constraints-{name}.txt" for name in ("lowest", "between", "newest")}
+_NOTE = "# The versions of `make test-{}`, by `make resolve`. Versions only: no addresses.\n"
 # celery[redis] leaves the version of kombu open; kombu[redis] names the versions of redis-py that
 # it works with. Valkey is the server of the newest set.
-_FURTHER = {"lowest": "kombu[redis]\n", "newest": "kombu[redis]\nvalkeylite\n"}
+_FURTHER = {
+    "lowest": "kombu[redis]\n",
+    "between": "celery==5.5.3\nredis==6.4.*\nsqlalchemy==2.0.*\ndjango==6.0.*\n",
+    "newest": "kombu[redis]\nvalkeylite\n",
+}
 
 
 def resolved(name: str, folder: Path) -> str:
     """Return the pins of a set. Raises CalledProcessError."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    oldest = project["requires-python"].removeprefix(">=")
+    oldest = "3.12" if name == "between" else project["requires-python"].removeprefix(">=")
     further, tools = folder / "further.in", folder / "tools.txt"
     further.write_text(_FURTHER[name])
     tools.write_text("\n".join(_pins_of(project["optional-dependencies"]["test"])))

@@ -46,6 +46,9 @@ class ProjectDispatcher(Dispatcher):
             raise AttributeError(
                 f"{type(self).__name__!r} has no attribute {name!r}", name=name, obj=self
             )
+        if name == "settings" and configuration.is_in_memory_here():
+            # A test run on SQLite: what needs no database, such as MemoryDispatcher, may have them.
+            return configuration.without_djangos_database()
         return getattr(self._present().client, name)
 
     def _present(self) -> _Built:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,18 @@ from django.core.management import execute_from_command_line
 from django.db import transaction
 from django.test import override_settings
 
-from dispatcher import InvalidDraft, InvalidSettings
+from dispatcher import InvalidDraft, InvalidSettings, QuotaExceeded
 from dispatcher.django import configuration, dispatcher
+from dispatcher.testing import MemoryDispatcher
 from tests.django.conftest import Project
 from tests.django.test_atomic import submit
 from tests.support.django_project import database_of, default_database, shop
+
+IN_MEMORY = {
+    "ENGINE": "django.db.backends.sqlite3",
+    "NAME": "file:memorydb_default?mode=memory&cache=shared",
+}
+"""The database of a test run of Django's on SQLite."""
 
 
 def loaded(**given: Any) -> Any:
@@ -222,16 +230,27 @@ def test_a_test_run_in_memory_passes_the_check_and_a_submit_says_what_is_missing
     given = {"channels": {"email": {"transport": "memory"}}}
     shop()
 
-    database = {
-        "ENGINE": "django.db.backends.sqlite3",
-        "NAME": "file:memorydb_default?mode=memory&cache=shared",
-    }
-    with default_database(database), override_settings(DISPATCHER=given):
+    with default_database(IN_MEMORY), override_settings(DISPATCHER=given):
         assert run_checks(tags=["dispatcher"]) == []
         with pytest.raises(InvalidSettings) as refused:
             dispatcher.submit("email", recipient="ada@example.org", body={}, send_in=timedelta(1))
         assert refused.value.field == "DATABASES.default.NAME"
         assert "database_url" in refused.value.accepted
+
+
+def test_a_test_run_in_memory_has_the_settings_for_a_dispatcher_in_memory() -> None:
+    shop()
+
+    given = {"quotas": "1/day", "channels": {"email": {"transport": "memory"}}}
+    with (
+        default_database(IN_MEMORY),
+        override_settings(DISPATCHER=given),
+        MemoryDispatcher(dispatcher.settings) as made,
+    ):
+        for _ in range(2):
+            with suppress(QuotaExceeded):
+                made.submit("email", recipient="ada@example.org", body={}, send_in=timedelta(1))
+        made.assert_refused(quota="1/day")
 
 
 @pytest.mark.parametrize("django_url", ["sqlite"], indirect=True)

@@ -1,8 +1,11 @@
-"""Random histories of every limiter against plain models in Python, to the millisecond."""
+"""Random histories of every limiter against plain models in Python, to the millisecond.
+
+Each runs on Redis and on the Redis in memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -13,8 +16,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from dispatcher.limiters import Algorithm, CoolDown, FixedWindow, State
 from dispatcher.times.periods import bounds
+from tests.support.clock import MovableClock
 from tests.support.limiter_models import MODELS, Model, WindowModel
-from tests.support.limiters import COUNTED, MINUTE, MS, START_US, Clocked, clocked, exported_limits
+from tests.support.limiters import (
+    COUNTED,
+    MINUTE,
+    MS,
+    START_US,
+    Clocked,
+    Shown,
+    clocked,
+    exported_limits,
+)
 from tests.support.servers import RedisServer
 from tests.support.soak import SOAKING, examples
 
@@ -49,7 +62,7 @@ class Story(RuleBasedStateMachine):
     """One key of one limiter."""
 
     pair: Pair
-    client: Clocked
+    client: Clocked | Shown
 
     @initialize(count=st.integers(1, 6), length=st.sampled_from([10, 997, 60_000, 3_600_000]))
     def begin(self, count: int, length: int) -> None:
@@ -167,7 +180,7 @@ def test_every_limit_that_counts_has_a_model() -> None:
 
 
 @pytest.fixture(scope="module")
-def client(redis_session: RedisServer) -> Any:
+def moved(redis_session: RedisServer) -> Iterator[Clocked]:
     """Give the Redis of the run, its clock moved by the stories."""
     with clocked(str(redis_session.socket)) as client:
         yield client
@@ -175,7 +188,16 @@ def client(redis_session: RedisServer) -> Any:
 
 @pytest.mark.timeout(3_600 if SOAKING else 300)
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_limiter_does_what_its_model_does(name: str, client: Clocked) -> None:
+def test_a_limiter_does_what_its_model_does(name: str, moved: Clocked) -> None:
+    _compare(name, moved)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_limiter_in_memory_does_what_its_model_does(name: str) -> None:
+    _compare(name, Shown(MovableClock()))
+
+
+def _compare(name: str, client: Clocked | Shown) -> None:
     story = type("Story" + name, (Story,), {"pair": staticmethod(PAIRS[name]), "client": client})
     machine: Any = story.TestCase  # type: ignore[attr-defined]  # made by type()
     machine.settings = settings(

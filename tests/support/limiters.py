@@ -247,6 +247,18 @@ class Shown(MemoryRedis):
     def pttl(self, name: bytes) -> int:
         return cast(int, self._interpreter.contents.call(b"PTTL", name))
 
+    def everything(self) -> dict[bytes, bytes]:
+        """Return all that limiters keep and that has not expired."""
+        return {name: self.dump(name) for name in self.keys("*")}
+
+    def flushall(self) -> None:
+        for name in self._entries():
+            self._interpreter.contents.call(b"DEL", name)
+
+    @property
+    def now_us(self) -> int:
+        return (self.clock.now() - EPOCH) // timedelta(microseconds=1)
+
     def set_us(self, now_us: int) -> None:
         cast(MovableClock, self.clock).set_wall(EPOCH + timedelta(microseconds=now_us))
 
