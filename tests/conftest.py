@@ -192,9 +192,9 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out tests on MariaDB that do not ask for it and, without ``--all``, the long way round.
 
-    Without ``--all`` a test of the store runs on every database, one of the whole system and of what
-    databases do differently on PostgreSQL, any other one on SQLite, where they can. Those marked
-    ``long`` do not run.
+    Without ``--all`` a test of the store runs on every database, one of the whole system, or of
+    what databases do differently, on PostgreSQL, any other one on SQLite, where they can. Those
+    marked ``long`` do not run.
     """
     for item in items:
         if not _SERVERS.isdisjoint(getattr(item, "fixturenames", ())):
