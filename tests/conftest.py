@@ -40,7 +40,18 @@ __all__ = [
 ]
 
 _ON_EVERY_DATABASE = "tests/store/"
-_ON_POSTGRESQL = ("tests/acceptance/", "tests/delivery/", "tests/submission/")
+_ON_POSTGRESQL = (
+    "tests/acceptance/",
+    *(f"tests/delivery/test_{each}" for each in ("crashes", "delivery_faults", "unknown")),
+    *(
+        f"tests/submission/test_{each}"
+        for each in (
+            "async", "crashes", "idempotency_races", "if_unchanged", "killed", "late_duplicates",
+            "slow_store", "store_faults", "transaction",
+        )
+    ),
+)  # fmt: skip
+"""Where use cases meet what databases do differently: side by side, broken off, in transactions."""
 _SERVERS = {
     "redis_session", "own_redis", "postgres", "mariadb", "rabbitmq", "database_url",
     "empty_database_url", "far",
@@ -181,9 +192,9 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out tests on MariaDB that do not ask for it and, without ``--all``, the long way round.
 
-    Without ``--all`` a test of the store runs on every database, one of the use cases and of the
-    whole system on PostgreSQL, any other one on SQLite, where they can. Those marked ``long`` do
-    not run.
+    Without ``--all`` a test of the store runs on every database, one of the whole system, or of
+    what databases do differently, on PostgreSQL, any other one on SQLite, where they can. Those
+    marked ``long`` do not run.
     """
     for item in items:
         if not _SERVERS.isdisjoint(getattr(item, "fixturenames", ())):

@@ -37,6 +37,7 @@ def cut_short(running: Environment) -> int:
     return sum(1 if line.event == "begin" else -1 for line in lines)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_send_of_a_killed_worker_is_rescued_and_sent(environment: Maker) -> None:
     running = environment()

@@ -13,12 +13,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.environment import CHANNEL, Maker, dispatcher_command
+from tests.support.soak import a_third_of
 from tests.support.waiting import wait_until
 
 MANY = 12
 POOLS = {
-    "threads": ["--concurrency=4"],
     "processes": ["--pool=prefork", "--concurrency=2"],
+    "threads": ["--concurrency=4"],
 }
 
 
@@ -38,7 +39,7 @@ def scraped(url: str) -> Mapping[tuple[str, frozenset[Any]], float]:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("pool", a_third_of([*POOLS]))
 def test_a_worker_tells_what_all_its_processes_counted(
     environment: Maker, folder: Path, pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from dispatcher.cli.output import Terminal
 from dispatcher.operations import verification
 from tests.cli.conftest import Run
 from tests.support.house import House
+from tests.support.soak import a_third_of
 
 EVIL = "\x1b]0;renamed\x07\x1b[2J\x9b31m\x85\u2028\u061c\u202ekcatta\u2069"
 OBEYED = set(EVIL) - set("]0;renamed[2Jm31kcatta")
@@ -124,7 +125,7 @@ def ids(house: House, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(("command", "words"), SHOWN, ids=[each[0][:20] for each in SHOWN])
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", a_third_of([80, 120]))
 def test_nothing_is_broken_over_lines(
     ids: dict[str, object], run: Run, command: str, words: set[str], columns: int
 ) -> None:

@@ -135,6 +135,7 @@ def test_rebuild_exits_with_1_where_another_process_rebuilds_a_shard(
     assert (again.code, again.data) == (0, {"wanted": 1, "rebuilt": [1]})
 
 
+@pytest.mark.long
 def test_a_rebuild_that_is_killed_is_taken_over(house: House, tmp_path: Path) -> None:
     accepted = [house.submit(f"name {n}", send_at=AT) for n in range(9)]
     shard = house.keys(accepted[0].scope)

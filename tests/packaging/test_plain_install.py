@@ -116,7 +116,10 @@ def test_all_has_every_extra_of_users() -> None:
     assert _installed_with("cli") <= _installed_with("all")
 
 
-@pytest.mark.parametrize(("extras", "loaded"), [((), PLAIN), (("worker",), COMMANDS)])
+@pytest.mark.parametrize(
+    ("extras", "loaded"),
+    [((), PLAIN), pytest.param(("worker",), COMMANDS, marks=pytest.mark.long)],
+)
 def test_redis_as_the_broker_needs_no_extra(
     extras: tuple[str, ...], loaded: tuple[str, ...]
 ) -> None:

@@ -35,6 +35,7 @@ def test_no_promise_is_broken_whatever_goes_wrong() -> None:
     assert found.faults >= FAULTS
 
 
+@pytest.mark.long
 def test_the_stories_reach_what_they_are_to_break() -> None:
     worlds = [played(seed) for seed in range(10)]
 
@@ -55,6 +56,7 @@ def test_the_stories_reach_what_they_are_to_break() -> None:
     assert any(re.search(r"catch_up .*moved=[1-9]", line) for line in told)
 
 
+@pytest.mark.long
 def test_a_seed_tells_the_same_story_in_every_process() -> None:
     digest = played(3).digest()
 

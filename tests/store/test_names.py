@@ -83,6 +83,7 @@ def test_the_migrations_build_what_is_described(
     assert migrate(named) == migrate(named) == NEXT
 
 
+@pytest.mark.long
 @under_names
 def test_all_statements_work_with_other_names_of_tables(named: Database) -> None:
     rows.add(named, idempotency_key="key")

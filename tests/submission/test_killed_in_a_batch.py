@@ -26,11 +26,12 @@ from tests.support.all_windows import windows_of
 from tests.support.crashes import die
 from tests.support.house import BODY, House, hour_ago
 from tests.support.house_fixtures import Build
+from tests.support.soak import a_third_of
 from tests.support.victims import Line, side_by_side, stop
 
 pytestmark = [
     pytest.mark.parametrize("database_url", ["postgresql"], indirect=True),
-    pytest.mark.parametrize("shards", [1, SETTINGS["shards"]]),
+    pytest.mark.parametrize("shards", a_third_of([1, SETTINGS["shards"]])),
 ]
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)

@@ -13,14 +13,14 @@ ALL = "DISPATCHER_TESTS_ALL"
 """The variable that ``pytest --all`` sets, for itself and the processes that it starts."""
 
 _TIMES_AS_MANY = 40
-_FEW = 3
+_FEW, _FEW_EXAMPLES = 3, 6
 
 
 def examples(usual: int) -> int:
-    """Return how many examples to try of what usually takes so many; a third without ``--all``."""
+    """Return how many examples to try of what usually takes so many; a sixth without ``--all``."""
     if SOAKING:
         return usual * _TIMES_AS_MANY
-    return usual if os.environ.get(ALL) else max(1, usual // _FEW)
+    return usual if os.environ.get(ALL) else max(2, usual // _FEW_EXAMPLES)
 
 
 def a_third_of(cases: Sequence[Any]) -> list[Any]:

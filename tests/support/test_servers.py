@@ -12,6 +12,7 @@ from tests.support.servers import PostgresServer, postgres_folder
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="PostgreSQL changes its user only as root")
+@pytest.mark.long
 def test_postgresql_starts_where_only_root_can_enter(tmp_path: Path) -> None:
     installed = postgres_folder()
     package = installed.parent

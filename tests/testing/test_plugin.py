@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import LIGHT
+from tests.support.soak import a_third_of
 
 HEAVY = "dispatcher celery kombu pydantic redis sqlalchemy"
 
@@ -98,12 +99,15 @@ def test_it(dispatcher, travel, memory_dispatcher):
     assert "1 passed" in done.stdout, done.stdout
 
 
+@pytest.mark.long
 def test_it_can_be_left_out(tmp_path: Path) -> None:
     done = ran(tmp_path, "-p", "no:quota_dispatcher", test_it="def test_it(travel): ...")
     assert "fixture 'travel' not found" in done.stdout
 
 
-@pytest.mark.parametrize("command", [["-m", "pytest"], []], ids=["python -m pytest", "pytest"])
+@pytest.mark.parametrize(
+    "command", a_third_of([["-m", "pytest"], []]), ids=["python -m pytest", "pytest"]
+)
 def test_a_project_with_a_package_of_that_name_runs_its_tests(
     tmp_path: Path, command: list[str]
 ) -> None:
