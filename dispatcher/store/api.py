@@ -157,7 +157,8 @@ class Reply(NamedTuple):
     """The first answer to a call with an idempotency key.
 
     ``fingerprint`` is the digest of the call, ``seen`` that of the message before the call (None
-    where there was none). ``status`` and ``body`` are None until the call was answered.
+    where there was none). ``status`` and ``body`` are None until the call was answered. ``is_new``:
+    the call that asks has made this note, so no other call began before it.
     """
 
     fingerprint: str
@@ -165,6 +166,7 @@ class Reply(NamedTuple):
     status: int | None
     headers: dict[str, str]
     body: str | None
+    is_new: bool = False
 
 
 class Replies:
@@ -182,7 +184,7 @@ class Replies:
     def begin(self, reply_id: str, *, fingerprint: str, seen: str | None) -> Reply:
         """Note that a call begins. Return the note that is stored, which may be an earlier one."""
         if self._add(reply_id, fingerprint=fingerprint, seen=seen):
-            return Reply(fingerprint, seen, None, {}, None)
+            return Reply(fingerprint, seen, None, {}, None, is_new=True)
         return self.find(reply_id) or Reply(fingerprint, seen, None, {}, None)
 
     def finish(
@@ -218,13 +220,16 @@ class Replies:
                 return found
         return own
 
-    def forget(self, reply_id: str, *, fingerprint: str) -> None:
-        """Forget a call that was refused: its key is free."""
+    def forget(
+        self, reply_id: str, *, fingerprint: str, older_than: timedelta = timedelta(0)
+    ) -> None:
+        """Forget a call that was refused: its key is free. Only a note that is so old."""
         replies = self._tables.api_replies
         this = (
             replies.c.id == reply_id,
             replies.c.fingerprint == fingerprint,
             replies.c.status.is_(None),
+            replies.c.created_at <= later(database_now(), -older_than),
         )
         self._database.execute(delete(replies).where(*this))
 

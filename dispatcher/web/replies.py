@@ -16,8 +16,8 @@ has another status             what a new call gets: 409
 was changed otherwise          412; a cancellation is made all the same
 =============================  ==========================================================
 
-A refused call has had no effect, and its key is free again. Where the outcome of a change is not
-known, its note stays.
+A refused call has had no effect, and its key is free again; that of a change that began before the
+refused call is free a minute later. Where the outcome of a change is not known, its note stays.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from uuid import UUID
 
@@ -44,6 +45,8 @@ from dispatcher.web.problems import Refused
 LONGEST_KEY = 190
 _MEDIA_TYPE = "application/json"
 _TRIES = 10
+_LONGEST_CALL = timedelta(minutes=1)
+"""After this time a call that noted a change and stored no answer is not under way any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +166,12 @@ def change_once(replies: Replies, call: Call | None, change: Change) -> Response
     """
     if call is None:
         return _changed(change).response()
+    is_first = False
     for _ in range(_TRIES):
         now = change.read()
         version = Version.of(now)
         note = _begun(replies, call, str(version))
+        is_first |= note.is_new
         if note.status is not None:
             return _replayed(note)
         before = Version.read(note.seen) if note.seen else version
@@ -179,7 +184,7 @@ def change_once(replies: Replies, call: Call | None, change: Change) -> Response
         else:
             act = partial(_refused, now)
         try:
-            return _finished(replies, call, _acted(replies, call, act))
+            return _finished(replies, call, _acted(replies, call, act, is_first=is_first))
         except _Overtaken:
             continue  # perhaps by a call with the same key
     raise StoreUnavailable("others changed the message again and again")
@@ -240,18 +245,20 @@ def _check_same(note: Reply, call: Call) -> None:
         raise Refused(422, "idempotency-conflict", "the key was used before, for another call")
 
 
-def _acted(replies: Replies, call: Call, act: Callable[[], Answer]) -> Answer:
-    """Act; forget the call where it is refused."""
+def _acted(replies: Replies, call: Call, act: Callable[[], Answer], *, is_first: bool) -> Answer:
+    """Act; forget the call if it is refused.
+
+    The note of a call that began before stays while that call may be under way: its change would
+    look like another caller's.
+    """
     try:
         return act()
     except OutcomeUnknown:
         raise
-    except StoreUnavailable as error:
-        if error.refused:
-            replies.forget(call.id, fingerprint=call.fingerprint)
-        raise
-    except (DispatcherError, Refused):
-        replies.forget(call.id, fingerprint=call.fingerprint)
+    except (DispatcherError, Refused) as error:
+        if not isinstance(error, StoreUnavailable) or error.refused:
+            older_than = timedelta(0) if is_first else _LONGEST_CALL
+            replies.forget(call.id, fingerprint=call.fingerprint, older_than=older_than)
         raise
 
 

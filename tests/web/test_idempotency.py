@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 
 from dispatcher import Dispatcher, Status, StoreUnavailable
 from dispatcher.faults import arm
@@ -168,6 +169,34 @@ def begun(falling: TestClient, call: Callable[[TestClient], Any]) -> None:
     arm("api.after_begin=raise")
     assert call(falling).status_code == 500
     arm(None)
+
+
+def age_notes(house: House) -> None:
+    """Let the calls that were noted have begun more than a minute ago."""
+    before = house.database_time() - timedelta(minutes=2)
+    with house.parts.database.engine.begin() as connection:
+        connection.execute(
+            update(house.parts.database.tables.api_replies).values(created_at=before)
+        )
+
+
+def test_a_refused_twin_leaves_the_note_of_the_call_that_is_under_way(
+    house: House, shop: TestClient, falling: TestClient
+) -> None:
+    """Else a third twin would move the message again, and a fourth would be answered by 412."""
+    path = shop.post("/v1/messages", json=new()).headers["Location"]
+    count = "SELECT count(*) FROM dispatcher_api_replies"
+
+    def move(client: TestClient) -> Any:
+        return client.post(f"{path}/reschedule", json={"send_at": LATER}, headers=key("move"))
+
+    begun(falling, move)
+    house.submit("ada", send_at=LATER)
+    assert move(shop).status_code == 409
+    assert house.sql(count) == [(1,)]
+    age_notes(house)
+    assert move(shop).status_code == 409
+    assert house.sql(count) == [(0,)]
 
 
 def cancel(client: TestClient, path: str, text: str = "k-1") -> Any:
