@@ -13,7 +13,7 @@ from dispatcher.message import Message, Outcome, Status
 from dispatcher.scope import NO_SCOPE, of_channel, of_scope_on
 from dispatcher.selection import Page, Selection
 from dispatcher.store.decisions import DROPPED, MOST_ATTEMPTS, StoppedMessage
-from dispatcher.store.listing import MessageDetails
+from dispatcher.store.listing import MessageDetails, StoredVersion
 from dispatcher.store.notifications import body_of, id_of
 from dispatcher.store.schema import NOTIFIED_STATUSES
 from dispatcher.testing.memory.messages import MemoryMessages
@@ -61,6 +61,19 @@ class MemoryListing:
         found = next(pages, [])
         is_more = len(found) > limit
         return Page(messages=tuple(found[:limit]), after=found[limit - 1].id if is_more else None)
+
+    def versions(
+        self, wanted: Selection, *, after: UUID | None, limit: int, patience: timedelta
+    ) -> tuple[list[StoredVersion], UUID | None]:
+        page = self.page(wanted, after=after, limit=limit, oldest_first=True, patience=patience)
+        tokens = {row.id: row.move_token for row in self._found(wanted)}
+        found = [
+            StoredVersion(
+                each.id, tokens[each.id], each.attempt_count, each.max_attempts, each.status
+            )
+            for each in page.messages
+        ]
+        return found, page.after
 
     def count(self, wanted: Selection) -> int:
         return sum(1 for _ in self._found(wanted))
