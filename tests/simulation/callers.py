@@ -122,6 +122,9 @@ class Caller:
             is_certain = way == "all or none" and not isinstance(error, OutcomeUnknown)
             otherwise = "refused" if is_certain else "unknown"
             self._tell("is told", f"{type(error).__name__} after {len(results)}")
+        finally:
+            if way == "all or none":
+                self._perhaps_late(every, begun)  # also where the process dies
         for asked in every:
             asked.told = otherwise
         for asked, result in zip(every, results, strict=False):
@@ -133,7 +136,6 @@ class Caller:
                 self._tell("is told", type(result.error).__name__)
         self._perhaps_kept(drafts, results, begun)
         if way == "all or none":
-            self._perhaps_late(every, begun)
             self._all_or_none(every, results)
         if "unknown" not in {asked.told for asked in every}:
             self._no_trace(every, "a batch")
@@ -150,7 +152,7 @@ class Caller:
             told = self._ended(session)
         finally:
             session.close()  # also where the process dies
-        self._perhaps_late(every, begun)
+            self._perhaps_late(every, begun)
         for asked, message in zip(every, messages, strict=True):
             asked.told = "refused" if message is None else told
             if message is not None and told == "accepted":
