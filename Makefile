@@ -14,7 +14,7 @@ PLAYABLE := $(VENV)/.playable
 .PHONY: help demo test test-all test-fast test-slow test-hosts test-logs test-lowest test-between test-newest test-redis resolve dist openapi simulate soak soak-bugs check docs format bench bench-scale migrate clean
 
 help: ## Show the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
 
 # Two stages: the packages of the demo, and those of development, which include the first.
 define install
@@ -48,7 +48,8 @@ OF_VERSIONS := tests/worker tests/store tests/limiters/test_conformance.py \
 define test_versions
 	@python=$$(for each in $(2) $(PYTHON); do $$each -c pass 2>/dev/null && echo $$each && break; done) && \
 	$$python --version && \
-	{ test -x .venv-$(1)/bin/python || $(BIN)/uv venv --quiet --python $$(command -v $$python) .venv-$(1); }
+	{ test "$$(.venv-$(1)/bin/python --version 2>/dev/null)" = "$$($$python --version)" || \
+	$(BIN)/uv venv --clear --quiet --python $$(command -v $$python) .venv-$(1); }
 	$(BIN)/uv pip install --quiet --python .venv-$(1)/bin/python \
 		--constraint constraints-$(1).txt --editable '.[test]' $(3)
 	PYTHONDONTWRITEBYTECODE= DISPATCHER_TESTS_REDIS=$(4) \
@@ -147,6 +148,7 @@ format: $(READY) ## Format the code
 bench: $(READY) ## Measure; prints figures for benchmarks/RESULTS.md
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
+# Each: a script of benchmarks/ and its arguments.
 SCALE := "growth 10000 30000000 4GB" "endurance 500 8 --one-by-one --ahead 45 --stored 30000000" \
 	"endurance 800 30 --open" "endurance 1000 60" "endurance 2500 10" "rebuild 2500000" delivery \
 	lateness workers reservation submit bulk end_to_end

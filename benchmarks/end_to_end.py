@@ -1,7 +1,7 @@
 """Compare schedulers end to end: submitted in batches, due five seconds later, sent, recorded.
 
 Each has one worker process. What is sent is written down, with the instant. The messages of a
-batch are due at one instant. The adapters lie in ``peers/``.
+batch are due at one instant. The adapters lie in ``peers/``. Arguments are rates, a second.
 """
 
 from __future__ import annotations

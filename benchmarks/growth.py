@@ -1,4 +1,4 @@
-"""Measure promotion, how submit, claim, record and promotion grow, and what a day costs to drop.
+"""Measure promotion, how submit, claim, record and promotion grow, and what days cost to drop.
 
 Promotion: messages far off that have come inside the horizon are enqueued by the sweep. The store
 is filled past the dispatcher: a third of the rows are far-off messages, two thirds ended on two
@@ -132,7 +132,7 @@ def promote(settings: Settings, connection: psycopg.Connection[Any]) -> None:
 
 
 def grow(server: Server, settings: Settings, sizes: Sequence[int]) -> None:
-    """Do the same work beside few rows and beside many, in turns; then drop a day of the many."""
+    """Do the same work beside few rows and many, in turns; then drop the days of the many."""
     print(f"\n### Milliseconds by what is stored, PostgreSQL, groups of {GROUP}, in turns\n")
     print(f"{datetime.now(UTC):%Y-%m-%d}, {facts()}, shared_buffers {server.shared_buffers}\n")
     with ExitStack() as stack:
@@ -153,7 +153,7 @@ def grow(server: Server, settings: Settings, sizes: Sequence[int]) -> None:
         stores[-1].show_plans()
 
 
-class Store:
+class FilledDatabase:
     """A database with so many messages, and the ms of each step on it."""
 
     def __init__(self, parts: App, connection: psycopg.Connection[Any], size: int) -> None:
@@ -269,14 +269,14 @@ class Store:
 
 
 @contextmanager
-def opened(server: Server, settings: Settings, size: int) -> Iterator[Store]:
+def opened(server: Server, settings: Settings, size: int) -> Iterator[FilledDatabase]:
     """Yield a database of its own with so many messages."""
     own = settings.model_copy(
         update={"database_url": server.create(f"rows_{size}"), "namespace": f"rows-{size}"}
     )
     prepare(own)
     with psycopg.connect(own.database_url, autocommit=True) as connection:
-        store = Store(App(own), connection, size)
+        store = FilledDatabase(App(own), connection, size)
         try:
             store.fill()
             yield store

@@ -1049,7 +1049,7 @@ def parts_of(dispatcher: Dispatcher) -> App:
 def for_pages(dispatcher: Dispatcher) -> Dispatcher:
     """Return a dispatcher whose calls read the store on the connections for pages.
 
-    Closing ``dispatcher`` closes them.
+    These are closed with ``dispatcher``.
     """
     made = Dispatcher(dispatcher.settings)
     made._app = dispatcher._app.for_pages()

@@ -18,7 +18,7 @@ from dispatcher.errors import DispatcherError
 
 __all__ = ["app", "every_command", "main"]
 
-_FULL = frozenset({EDQUOT, EFBIG, EIO, ENOSPC})
+_NO_MORE_OUTPUT = frozenset({EDQUOT, EFBIG, EIO, ENOSPC})
 """Why standard output takes no more, other than a reader that has gone (EPIPE)."""
 
 
@@ -40,11 +40,13 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except OSError as error:
-        if error.errno not in {*_FULL, EPIPE}:
+        if error.errno not in {*_NO_MORE_OUTPUT, EPIPE}:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at its end
         if error.errno != EPIPE:
-            say_error(f"the output is incomplete: {error.strerror}; the command may have been done")
+            say_error(
+                f"standard output took no more ({error.strerror}); the command may have been done"
+            )
         sys.exit(1)
     except DispatcherError as error:
         name_options(error)

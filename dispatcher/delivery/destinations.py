@@ -123,11 +123,17 @@ class Destinations:
 
     def _name(self, message: Message) -> str | None:
         try:
-            return self._name_of(message)
+            name: object = self._name_of(message)
         except Exception as error:  # noqa: BLE001 - a transport may raise anything
             kind = type(error).__name__  # its text may quote an address
             log.warning("message %s: its transport names no destination (%s)", message.id, kind)
             return None
+        if name is None or isinstance(name, str):
+            return name
+        kind = type(name).__name__
+        log.warning("message %s: its transport names a destination that is no text (%s)",
+                    message.id, kind)  # fmt: skip
+        return None
 
     def _most(self, name: str | None) -> int:
         return 1 if self._is_silent(name) else self._share

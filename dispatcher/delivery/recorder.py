@@ -105,7 +105,7 @@ class Recorder:
         left = max(0.0, self.ask_at - clock.monotonic())
         if self._sending:
             longest = _RECORD_EVERY_SECONDS
-            self._group.changed.wait(min(longest, left) if self.waiting else longest)
+            self._group.all_reported.wait(min(longest, left) if self.waiting else longest)
         elif self.waiting:
             clock.sleep(left)
             self.ask_at = clock.monotonic()
@@ -158,7 +158,7 @@ class Recorder:
     def _collect(self) -> None:
         """Take the reports of the senders, and record outcomes when it is time."""
         group = self._group
-        group.changed.clear()
+        group.all_reported.clear()
         unsent = []
         has_ended = False
         while group.reports:
@@ -323,8 +323,8 @@ class Recorder:
 class LateRecorders:
     """Finishes recorders whose tasks have ended, on one thread of the process.
 
-    The thread is there while there is a recorder. Each has a send under way and nothing left to
-    begin, so there are never more than the process has senders.
+    The thread is there while there is a recorder. Each has a send under way, or a message that a
+    sender has taken, so there are never more than the process has senders.
     """
 
     def __init__(self) -> None:

@@ -75,7 +75,8 @@ class ClaimLog:
         file = self._file
         if not self._holders:
             return False
-        return file is None or _is_written(file, message_id.hex) or _is_deleted(file[0])
+        # Without a note the file must go: then it proves nothing, and the send may begin.
+        return file is None or _append(file, message_id.hex) or _delete(file[0])
 
     def hold(self) -> None:
         """Keep the file until one more call of :meth:`let_go`."""
@@ -136,7 +137,7 @@ class SendLogs:
             if self._own is None:
                 self._own = self._opened()
             file = self._own and _made(self._own[0] / mark.hex, self._spares)
-            if file and not _is_written(file, " ".join([each.hex for each in message_ids])):
+            if file and not _append(file, " ".join([each.hex for each in message_ids])):
                 _discard(file)  # where it stays, its line has no end: it proves nothing
                 file = None
         return ClaimLog(self, mark, file)
@@ -144,7 +145,7 @@ class SendLogs:
     def take_back(self, used: LogFile) -> None:
         """Empty the file of a claim that is over, and keep it for another one."""
         with self._lock:
-            if not self._is_closed and _is_emptied(used):
+            if not self._is_closed and _empty(used):
                 self._spares.append(used)
             else:
                 _discard(used)
@@ -164,8 +165,8 @@ class SendLogs:
                 os.close(lock)
         except OSError as error:
             log.warning(
-                "could not leave the send log %s to the rescue, the claim ends later: %s",
-                path, error.strerror,
+                "could not leave the send log %s to rescue (%s): its unsent messages wait until "
+                "their claim ends", path, error.strerror,
             )  # fmt: skip
 
     def settle(self, act: Callable[[LeftLog], object], *, limit: int) -> bool:
@@ -189,7 +190,7 @@ class SendLogs:
                     left = _read(path)
                     if left is not None and left.unbegun:
                         act(left)
-                    if _is_deleted(path):  # a file that stays must not use up every turn
+                    if _delete(path):  # a file that stays must not use up every turn
                         limit -= 1
                 _remove_empty(folder)
             finally:
@@ -247,7 +248,8 @@ def _made(path: Path, spares: list[LogFile]) -> LogFile | None:
         return None
 
 
-def _is_emptied(file: LogFile) -> bool:
+def _empty(file: LogFile) -> bool:
+    """Empty a file; return whether that worked, and log why not."""
     path, descriptor = file
     try:
         os.ftruncate(descriptor, 0)
@@ -260,10 +262,11 @@ def _is_emptied(file: LogFile) -> bool:
 def _discard(file: LogFile) -> None:
     path, descriptor = file
     os.close(descriptor)
-    _is_deleted(path)
+    _delete(path)
 
 
-def _is_written(file: LogFile, line: str) -> bool:
+def _append(file: LogFile, line: str) -> bool:
+    """Append a line to a file; return whether that worked, and log why not."""
     path, descriptor = file
     data = line.encode() + b"\n"
     try:
@@ -272,7 +275,12 @@ def _is_written(file: LogFile, line: str) -> bool:
         problem: str | None = "only a part was written"
     except OSError as error:
         problem = error.strerror
-    log.warning("could not write to the send log %s: %s", path, problem)
+    log.warning(
+        "could not write to the send log %s: %s; without it all messages of the claim have an "
+        "unknown outcome if the worker is killed",
+        path,
+        problem,
+    )
     return False
 
 
@@ -285,7 +293,8 @@ def _write(descriptor: int, data: bytes) -> int:
     return written
 
 
-def _is_deleted(path: Path) -> bool:
+def _delete(path: Path) -> bool:
+    """Delete a file; return whether that worked, and log why not."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -307,7 +316,9 @@ def _read(path: Path) -> LeftLog | None:
         return LeftLog(UUID(path.name), tuple(map(UUID, unbegun)))
     except (OSError, ValueError) as error:
         log.warning(
-            "could not read the send log %s (%s): its claim ends later", path, type(error).__name__
+            "could not read the send log %s (%s): its messages wait until their claim ends",
+            path,
+            type(error).__name__,
         )
         return None
 

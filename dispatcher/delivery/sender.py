@@ -99,9 +99,9 @@ class Group:
 
     The recorder says until when and of which messages a send may begin: ``ends_at`` is when the
     claims end, ``lost`` are those that another process has by now, ``is_over`` allows none.
-    ``closed_until`` is when the provider wants to be asked again. The senders add to ``reports``
-    and set ``changed`` with the last one. ``left`` counts the messages that no sender has taken,
-    ``unreported`` those without a report; both are the sender pool's.
+    ``closed_until`` is when the provider wants to be asked again; ``lock`` guards it. Senders add
+    to ``reports`` and set ``all_reported`` with the last one. ``left`` counts the messages that no
+    sender has taken, ``unreported`` those without a report; both are the sender pool's.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Group:
         self.left = 0
         self.unreported = 0
         self.reports: deque[Report] = deque()
-        self.changed = threading.Event()
+        self.all_reported = threading.Event()
         self.lock = threading.Lock()
 
 

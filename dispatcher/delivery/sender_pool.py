@@ -15,10 +15,12 @@ from dispatcher.store import Claim
 from dispatcher.times.clock import Clock
 
 _SPACING_SECONDS = 0.000_2
-"""How long a thread waits before it joins others that send: quick sends need no second one."""
+"""How long a called thread waits if others are sending: one of them may be done first."""
 _SOON_SECONDS = 0.005
-"""A thread that has sent waits so long for the next instant, though another one waits already."""
+"""A thread that has just sent takes a message that is due within this time, even if another thread
+would come in time for it."""
 _ON_ITS_WAY = -inf
+"""Stands in ``_wakes_at`` for a thread that was called and has not taken a message yet."""
 
 _Unsent = tuple[float, int, Group, Claim]
 """When it may be sent, by the monotonic clock; a number, which keeps those of an instant in order;
@@ -28,11 +30,10 @@ its group, and the claim."""
 class SenderPool:
     """At most ``most`` threads, which send the messages of a channel's groups.
 
-    A thread takes the message that is due next, waits for its instant, sends it and takes another
-    one. Before it sends it calls a thread that is free, where none waits for the next message. So
-    a channel has as many threads at work as it has sends at a time, and each is woken twice for a
-    message: for its instant and by the provider's answer. Threads are started when they are needed
-    and do not keep a process alive. ``send`` makes one send and must not raise.
+    A thread takes the message that is due next, waits for its instant, calls another thread if none
+    will be there for the message after it, sends, and starts again. So as many threads work as
+    sends overlap. Threads are started when they are needed and do not keep a process alive.
+    ``send`` makes one send and must not raise.
     """
 
     def __init__(
@@ -52,9 +53,10 @@ class SenderPool:
         self._lock = threading.Lock()
         self._numbers = count()
         self._left: list[_Unsent] = []
-        # For what the threads wait that are not sending: an instant, or their first message.
-        self._waits: list[float] = []
-        # Each thread that is free waits for its lock; the last one comes first.
+        # When each thread that is neither sending nor free looks at the queue again: the instant of
+        # the message that it has taken, or _ON_ITS_WAY.
+        self._wakes_at: list[float] = []
+        # The lock on which each free thread sleeps. The one that became free last is called first.
         self._free: list[threading.Lock] = []
         self._threads = 0
         self._is_closed = False
@@ -68,12 +70,14 @@ class SenderPool:
                 heappush(self._left, (due_at, next(self._numbers), group, claim))
             is_closed = self._is_closed
             if is_closed:
-                self._waits.append(_ON_ITS_WAY)
-            is_new = self._is_new_one_needed()
+                self._wakes_at.append(_ON_ITS_WAY)
+            must_start = self._call_thread()
         if is_closed:
             self._work(None)
-        elif is_new:
-            self._start()
+        elif must_start and not self._is_started():
+            with self._lock:
+                self._wakes_at.append(_ON_ITS_WAY)
+            self._work(None)
 
     def has_left(self, group: Group) -> bool:
         """Whether a group has messages that no sender has taken yet."""
@@ -100,40 +104,45 @@ class SenderPool:
         """Let the threads end once nothing is left."""
         with self._lock:
             self._is_closed = True
-            self._waits += [_ON_ITS_WAY] * len(self._free)
+            self._wakes_at += [_ON_ITS_WAY] * len(self._free)
             while self._free:
                 self._free.pop().release()
 
-    def _is_awaited(self) -> bool:
-        """Whether a thread waits that comes in time for the next message."""
-        return bool(self._waits) and min(self._waits) <= self._left[0][0]
+    def _comes_in_time(self) -> bool:
+        """Whether a thread looks at the queue before the next message is due. With the lock."""
+        return bool(self._wakes_at) and min(self._wakes_at) <= self._left[0][0]
 
-    def _is_new_one_needed(self) -> bool:
-        """Call a thread where none waits for the next message; whether it has to be started."""
-        if not self._left or self._is_closed or self._is_awaited():
+    def _call_thread(self) -> bool:
+        """Wake a free thread, or count a new one, if none comes in time for the next message.
+
+        Return whether a new one is to be started. With the lock.
+        """
+        if not self._left or self._is_closed or self._comes_in_time():
             return False
         if self._free:
-            self._waits.append(_ON_ITS_WAY)
+            self._wakes_at.append(_ON_ITS_WAY)
             self._free.pop().release()
             return False
         if self._threads == self._most:
             return False
-        self._waits.append(_ON_ITS_WAY)
+        self._wakes_at.append(_ON_ITS_WAY)
         self._threads += 1
         return True
 
-    def _start(self) -> None:
+    def _is_started(self) -> bool:
+        """Start a thread; return False if the system gives none and the pool has no other one."""
         name = f"{self.name}-{self._threads}"
         try:
             threading.Thread(target=self._serve, name=name, daemon=True).start()
-        except RuntimeError:  # the system gives no more threads
+        except (RuntimeError, MemoryError):
             with self._lock:
                 self._threads -= 1
-                is_alone = self._threads == 0
-                if not is_alone:
-                    self._waits.remove(_ON_ITS_WAY)
-            if is_alone:
-                self._work(None)
+                self._wakes_at.remove(_ON_ITS_WAY)
+                if self._free and self._left and not self._comes_in_time():  # free since then
+                    self._wakes_at.append(_ON_ITS_WAY)
+                    self._free.pop().release()
+                return self._threads > 0
+        return True
 
     def _serve(self) -> None:
         call = threading.Lock()
@@ -145,30 +154,30 @@ class SenderPool:
 
     def _work(self, call: threading.Lock | None) -> bool:
         """Send what is left; return whether the thread is free, and waits for its next call."""
-        with self._lock:
-            are_sending = self._threads > len(self._waits) + len(self._free)
+        with self._lock:  # threads that neither wait nor are free are inside a send
+            are_sending = self._threads > len(self._wakes_at) + len(self._free)
         if are_sending:
             self._clock.sleep(_SPACING_SECONDS)
         with self._lock:
-            self._waits.remove(_ON_ITS_WAY)
+            self._wakes_at.remove(_ON_ITS_WAY)
         while True:
             with self._lock:
-                if not self._is_next_mine():
+                if not self._may_take_next():
                     is_free = call is not None and not self._is_closed
                     if call is not None and is_free:
                         self._free.append(call)
                     return is_free
                 due_at, _, group, claim = heappop(self._left)
                 group.left -= 1
-                self._waits.append(due_at)
+                self._wakes_at.append(due_at)
             wait = due_at - self._clock.monotonic()
             if wait > 0:
                 self._clock.sleep(wait)
             with self._lock:
-                self._waits.remove(due_at)
-                is_new = self._is_new_one_needed()
-            if is_new:
-                self._start()
+                self._wakes_at.remove(due_at)
+                must_start = self._call_thread()
+            if must_start:
+                self._is_started()
             if self._destinations is None or self._destinations.admit(group, due_at, claim):
                 self._report(group, self._send(group, claim))
 
@@ -184,12 +193,15 @@ class SenderPool:
                 heappush(self._left, (each.due_at, next(self._numbers), each.group, each.claim))
             group.unreported -= 1
             if not group.unreported:
-                group.changed.set()
+                group.all_reported.set()
 
-    def _is_next_mine(self) -> bool:
-        """Whether the thread that asks shall take the message that is due next."""
+    def _may_take_next(self) -> bool:
+        """Whether the thread that asks takes the next message, or leaves it to one in time.
+
+        With the lock.
+        """
         if not self._left:
             return False
-        if not self._is_awaited():
+        if not self._comes_in_time():
             return True
         return self._left[0][0] - self._clock.monotonic() <= _SOON_SECONDS

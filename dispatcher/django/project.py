@@ -47,7 +47,7 @@ class ProjectDispatcher(Dispatcher):
                 f"{type(self).__name__!r} has no attribute {name!r}", name=name, obj=self
             )
         if name == "settings" and configuration.is_in_memory_here():
-            # A test run on SQLite: what needs no database, such as MemoryDispatcher, may have them.
+            # A test run on SQLite in memory: MemoryDispatcher needs the settings and no database.
             return configuration.without_djangos_database()
         return getattr(self._present().client, name)
 

@@ -98,7 +98,7 @@ class AtomicBlocks:
         if django.in_atomic_block:
             return True
         if django.connection is not None and not django.autocommit:
-            problem = "Django's autocommit is off, so that it calls nothing on commit"
+            problem = "Django's autocommit is off, so no hook runs on commit"
             raise InvalidDraft(_FIELD, problem, "autocommit, and a transaction by atomic()")
         return False
 

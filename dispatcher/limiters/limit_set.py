@@ -303,7 +303,7 @@ def new_id() -> str:
 def checked(permit: str) -> str:
     """Return a permit id of the caller's. Raises InvalidValue."""
     if not isinstance(permit, str) or not _ID.fullmatch(permit):
-        accepted = f"1 to {_LONGEST_ID} letters, without NUL and halves of surrogate pairs"
+        accepted = f"1 to {_LONGEST_ID} characters, without NUL and lone surrogates"
         raise InvalidValue("permit", quoted(permit), accepted)
     return permit
 

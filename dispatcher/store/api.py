@@ -158,7 +158,7 @@ class Reply(NamedTuple):
 
     ``fingerprint`` is the digest of the call, ``seen`` that of the message before the call (None
     where there was none). ``status`` and ``body`` are None until the call was answered. ``is_new``:
-    the call that asks has made this note, so no other call began before it.
+    this call wrote the note.
     """
 
     fingerprint: str
@@ -223,7 +223,7 @@ class Replies:
     def forget(
         self, reply_id: str, *, fingerprint: str, older_than: timedelta = timedelta(0)
     ) -> None:
-        """Forget a call that was refused: its key is free. Only a note that is so old."""
+        """Free the key of a refused call, if its note is at least ``older_than`` old."""
         replies = self._tables.api_replies
         this = (
             replies.c.id == reply_id,

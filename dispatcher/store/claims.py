@@ -233,6 +233,7 @@ class Claims:
             {"id": each.claim.message.id, "token": each.claim.token, "receipt": each.receipt}
             for each in results
         ]
+        # []: all are recorded. Rows were overtaken; None: run it by SQLAlchemy. Both step by step.
         if not failures and sent and self._sent_at_once(arrays(sent)) == []:
             return set()
         ended: list[GivenRow] = []

@@ -119,13 +119,13 @@ class MessageDetails(NamedTuple):
 
 
 class StoredVersion(NamedTuple):
-    """The id of a message, and the parts that its changes change. That it was snoozed is none.
+    """A message's id and what its edits change. A snooze changes none of it.
 
-    ``token`` rises whenever its time or its body changes.
+    ``move_token`` rises with each change of its time or body.
     """
 
     id: UUID
-    token: int
+    move_token: int
     attempt_count: int
     max_attempts: int
     status: Status
@@ -142,7 +142,7 @@ FoundT = TypeVar("FoundT", Message, StoredVersion)
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader(Generic[FoundT]):
+class _Projection(Generic[FoundT]):
     """The columns that are read of a message, and what is made of a row of them."""
 
     columns: Sequence[ColumnElement[Any]]
@@ -208,8 +208,8 @@ class Listing:
         self._put_off = put_off
         row = self._tables.messages.c
         version = (row.id, row.move_token, row.attempt_count, row.max_attempts, row.status)
-        self._whole = _Reader(self._tables.message_columns, to_message)
-        self._versions = _Reader(version, _to_version)
+        self._whole = _Projection(self._tables.message_columns, to_message)
+        self._versions = _Projection(version, _to_version)
 
     def pages(
         self,
@@ -232,7 +232,7 @@ class Listing:
     def _stretches(
         self,
         wanted: Selection,
-        reader: _Reader[FoundT],
+        reader: _Projection[FoundT],
         *,
         size: int,
         after: UUID | None,
@@ -279,7 +279,7 @@ class Listing:
         self,
         wanted: Selection,
         where: Sequence[ColumnElement[bool]],
-        reader: _Reader[FoundT],
+        reader: _Projection[FoundT],
         size: int,
         *,
         oldest_first: bool,
@@ -315,7 +315,7 @@ class Listing:
         stretches = self._stretches(
             wanted, self._whole, size=limit + 1, after=after, oldest_first=oldest_first
         )
-        found, after = self._some(stretches, limit, patience)
+        found, after = self._read_until(stretches, limit, patience)
         return Page(messages=tuple(found), after=after)
 
     def versions(
@@ -328,9 +328,9 @@ class Listing:
         stretches = self._stretches(
             wanted, self._versions, size=limit + 1, after=after, oldest_first=True
         )
-        return self._some(stretches, limit, patience)
+        return self._read_until(stretches, limit, patience)
 
-    def _some(
+    def _read_until(
         self,
         stretches: Iterator[tuple[list[FoundT], UUID | None]],
         limit: int,

@@ -1,6 +1,6 @@
 """The use cases of callers: submit messages, change them, read about them.
 
-``submitter`` is the one pipeline (validate, recall, reserve, store, confirm), over a ``batch``;
+``submitter`` is the one pipeline (validate, recall, reserve, store, enqueue), over a ``batch``;
 ``sinks`` store its result in a transaction of their own, in one of the caller's, or not at all;
 ``many`` runs it for many drafts. ``bodies`` gives a draft its body as it is stored, ``validation``
 judges its fields, ``reserver`` reserves, releases and looks again, ``enqueuer`` enqueues messages

@@ -34,7 +34,7 @@ class Bodies:
         typed = draft.channel if isinstance(draft.channel, Channel) else None
         if typed is not None:
             draft = replace(draft, channel=typed.name)
-        if draft.body is None or draft.template is not None or draft.data is not None:
+        if draft.body is None or draft.template is not None or draft.data is not None:  # else as is
             draft = self._templates.fill(draft)
         types = self._settings.body_types
         general = types.of(draft.channel) if self._has_types else None

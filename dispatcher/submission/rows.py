@@ -7,7 +7,7 @@ import csv
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from enum import StrEnum
@@ -340,30 +340,40 @@ class RefusedRows(AbstractContextManager["RefusedRows"]):
                 raise InvalidValue(str(path), "exists", "another file with --rejected")
             self._stream = self.path.open("w", encoding="utf-8")
         except OSError as error:
-            problem = f"cannot be written: {error.strerror}"
-            raise InvalidValue(str(path), problem, "another file with --rejected") from None
+            raise self._unwritten(error) from None
 
     def finish(self) -> None:
-        """Rename the finished file to its final name."""
-        self._stream.flush()
-        if self.count:
-            self.path.replace(self._final)
-            self.path = self._final
+        """Rename the finished file to its final name. Raises InvalidValue."""
+        try:
+            self._stream.flush()
+            if self.count:
+                self.path.replace(self._final)
+                self.path = self._final
+        except OSError as error:
+            raise self._unwritten(error) from None
 
     def write(self, refused: dict[str, Any]) -> None:
-        """Add one row."""
+        """Add one row. Raises InvalidValue."""
         text = json.dumps(refused, ensure_ascii=False)
         try:
             text.encode()
         except UnicodeEncodeError:
             text = json.dumps(refused)
-        self._stream.write(text + "\n")
+        try:
+            self._stream.write(text + "\n")
+        except OSError as error:
+            raise self._unwritten(error) from None
         self.count += 1
+
+    def _unwritten(self, error: OSError) -> InvalidValue:
+        problem = f"cannot be written: {error.strerror}"
+        return InvalidValue(str(self._final), problem, "another file with --rejected")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stream.close()
+        with suppress(OSError):  # finish has written all rows, or another error is raised
+            self._stream.close()
         if self.count == 0:
             self.path.unlink(missing_ok=True)

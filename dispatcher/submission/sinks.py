@@ -97,7 +97,7 @@ class Sink(Protocol):
         """
         ...
 
-    def confirm(self, batch: Batch) -> None:
+    def enqueue(self, batch: Batch) -> None:
         """Enqueue, once the batch is committed."""
         ...
 
@@ -156,7 +156,7 @@ class OwnTransaction:
         if batch.stored and self._clock.monotonic() - batch.started > self._settle_seconds:
             self._look_again(batch)
 
-    def confirm(self, batch: Batch) -> None:
+    def enqueue(self, batch: Batch) -> None:
         """Write the accepted messages into the journal, and enqueue them."""
         accepted = [each.result for each in batch.stored if isinstance(each.result, Message)]
         if accepted:
@@ -299,8 +299,8 @@ class _Run(Protocol):
 class CallersTransactions:
     """Transactions of callers: messages are stored if and when those commit.
 
-    Their reservations are confirmed or released when the transaction has ended, by the rows that
-    the store then has. Between the INSERT and that end no other statement runs: on SQLite the
+    When the transaction has ended, the rows decide: reservations of stored messages stay, the
+    others are released. Between the INSERT and that end no other statement runs: on SQLite the
     caller's transaction keeps all other connections from writing. Until ``transaction_grace`` and
     ``reconcile_grace`` have passed, reconcile does not release the reservations of an open
     transaction.
@@ -357,7 +357,8 @@ class CallersTransactions:
             found = self._store.stored([each.message.id for each in joined])
         except StoreUnavailable as error:
             log.warning(
-                "could not confirm %d messages; enqueue_due enqueues those that are stored: %s",
+                "could not look up %d messages after their transaction; enqueue_due enqueues "
+                "those that are stored: %s",
                 len(joined), error,
             )  # fmt: skip
             return
@@ -428,7 +429,7 @@ class CallersTransaction:
             if entry.result.id != joined.message.id:
                 self._forget(joined, transaction)
 
-    def confirm(self, batch: Batch) -> None:
+    def enqueue(self, batch: Batch) -> None:
         """Do nothing: the transaction has not ended."""
 
     def _join(self) -> _Transaction:
@@ -517,5 +518,5 @@ class DryRun:
             if each.valid.idempotency_key is not None and each.valid.fingerprint is not None
         )
 
-    def confirm(self, batch: Batch) -> None:
+    def enqueue(self, batch: Batch) -> None:
         """Do nothing: nothing is stored."""

@@ -1,4 +1,4 @@
-"""Accept drafts: validate, recall, reserve, store, confirm. One draft is a batch of one."""
+"""Accept drafts: validate, recall, reserve, store, enqueue. One draft is a batch of one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from dispatcher.times.send_time import from_ms, to_ms
 
 
 class Submitter:
-    """The pipeline of every submit; a sink (``sinks.py``) stores and confirms.
+    """The pipeline of every submit; a sink (``sinks.py``) stores and enqueues.
 
     When its process dies at any line, maintenance heals what is left: it releases a reservation
     without a message, and enqueues a message that was not enqueued.
@@ -91,7 +91,7 @@ class Submitter:
         self._recall(batch, sink, now)
         self._reserve(batch, sink)
         self._store(batch, sink)
-        sink.confirm(batch)
+        sink.enqueue(batch)
         if batch.refused:
             sink.reservations.note(batch.refused)
 
@@ -245,6 +245,7 @@ class Submitter:
         trace = None if self._tracing is None else self._tracing.current()
         for entry in booked:
             valid, (message_id, at_ms, _) = entry.valid, entry.reservation
+            # The same object, if it was not shifted: an instant is costly to make.
             is_as_asked = entry.request is not None and at_ms == entry.request.asked_ms
             send_at = valid.send_at if is_as_asked else from_ms(at_ms)
             enqueue_at = self._enqueuer.enqueue_at(send_at, now=created_at)

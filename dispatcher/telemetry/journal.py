@@ -145,14 +145,14 @@ class Journal:
         for listen in self._listeners:
             listen(event)
 
-    def attempted(self, tries: Iterable[tuple[Message, str, float]]) -> None:
-        """Count tries that were recorded, each with its outcome and how late it began, in seconds.
+    def attempted(self, attempts: Iterable[tuple[Message, str, float]]) -> None:
+        """Count recorded attempts, each with its outcome and how late it began, in seconds.
 
-        Only the lateness of a message's first try is counted.
+        The lateness of a message's first attempt alone is counted.
         """
 
         def count(meter: Meter) -> None:
-            for message, outcome, late_seconds in tries:
+            for message, outcome, late_seconds in attempts:
                 late = late_seconds if message.attempt_count == 1 else None
                 meter.attempted(message.channel, outcome, late)
 

@@ -27,7 +27,7 @@ from dispatcher.web.access import Auth, Caller
 from dispatcher.web.admission import RATE, Admission
 from dispatcher.web.calls import batch, changes, events, messages, operations, scopes, suppressions
 from dispatcher.web.context import Service, problem_for
-from dispatcher.web.openapi import describe
+from dispatcher.web.openapi import BODIES, describe
 from dispatcher.web.problems import Refused, invalid_body
 from dispatcher.web.streams import Streams
 
@@ -73,8 +73,6 @@ _LENGTHS: dict[tuple[str, str], int | None] = {
     ("POST", f"{_PREFIX}{_PLANS}"): 8_000_000,
 }
 """The most bytes of calls that may be longer than one message; None for any number."""
-_PLAIN = (messages.submit, batch.submit_batch)
-"""The functions that take the request, and read it by themselves."""
 _MOST_THREADS = 24
 """Calls at a time: fewer than the database has connections for."""
 
@@ -110,7 +108,7 @@ def api(
         digest_with(dispatcher.settings.log_key),
     )
     for method, path, call, status, answer in _PATHS:
-        # Not by a router of their own, which FastAPI asks for its paths with each call.
+        # On the application's own router: FastAPI asks an included one for its routes at each call.
         app.router.add_api_route(
             f"{_PREFIX}{path}",
             call,
@@ -120,7 +118,7 @@ def api(
             response_class=Response,
             response_model=None,
             responses={status: {"model": answer}} if answer else None,
-            route_class_override=PlainRoute if call in _PLAIN else None,
+            route_class_override=PlainRoute if call.__name__ in BODIES else None,
         )
     app.add_middleware(CallMiddleware, service=service)
     app.add_exception_handler(DispatcherError, _failed)
@@ -203,11 +201,11 @@ class CallMiddleware:
         try:
             await self._app(scope, receive_some, send_more)
         finally:
-            _note(scope)
+            _log_change(scope)
 
 
-def _note(scope: Scope) -> None:
-    """Write a change into the log. The caller has its answer by now, and does not wait for it."""
+def _log_change(scope: Scope) -> None:
+    """Log a change, after its answer was sent, so that the caller does not wait for the log."""
     state, route = scope["state"], scope.get("route")
     caller: Caller | None = state.get("caller")
     if scope["method"] != "GET" and caller and route is not None and "status" in state:

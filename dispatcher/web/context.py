@@ -12,6 +12,7 @@ from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from dispatcher.app import App
@@ -69,7 +70,7 @@ class Service:
 
 
 class Context:
-    """A call that was admitted."""
+    """A call under way; :meth:`admit` counts it and checks its rights."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -113,7 +114,8 @@ class Context:
         Raises RequestValidationError, and HTTPException where it is no JSON or too long.
         """
         media_type = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if not (media_type == _JSON or media_type.endswith("+json")):
+        is_json = media_type.startswith("application/") and media_type.endswith("+json")
+        if media_type != _JSON and not is_json:
             wrong = {"type": "media_type", "loc": ("body",), "msg": f"is not sent as {_JSON}"}
             raise RequestValidationError([wrong])
         try:
@@ -122,6 +124,8 @@ class Context:
             raise RequestValidationError(error.errors()) from None
         except (ValueError, RecursionError):
             raise HTTPException(400, "the body is not JSON") from None
+        except ClientDisconnect:
+            raise HTTPException(400, "the call ended before its body did") from None
 
     def admit(self, *rights: Right) -> Caller:
         """Count the call against its limit, and return the caller, if it has these rights.

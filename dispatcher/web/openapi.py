@@ -66,13 +66,15 @@ _HEADERS = {
     }.items()
 }
 _NDJSON = "application/x-ndjson"
-_BODIES: Mapping[str, tuple[str, type[BaseModel]]] = {
+BODIES: Mapping[str, tuple[str, type[BaseModel]]] = {
     "submit": ("application/json", models.NewMessage),
     "submit_batch": (_NDJSON, models.NewMessageLine),
 }
-"""Bodies that the functions read by themselves."""
+"""Bodies of the functions that get the bare request: FastAPI reads nothing for them, no Depends."""
 _KEY = {"name": KEY_HEADER, "in": "header", "required": False, "schema": {"type": "string"}}
 _WITHOUT_KEY = ("submit_batch", "plan")
+"""Calls other than GET without an idempotency key; every other one answers by ``Context.once`` or
+``change_once``."""
 
 
 def describe(app: FastAPI, body_types: BodyTypes) -> None:
@@ -136,7 +138,7 @@ def _add_bodies(schemas: dict[str, Any], body_types: BodyTypes) -> None:
 
 
 def _complete(method: str, operation: dict[str, Any]) -> None:
-    """Add the problems, the headers and the bodies of one operation that FastAPI does not see."""
+    """Add what FastAPI does not know of an operation: problems, headers, key, bodies."""
     name, responses = operation["operationId"], operation["responses"]
     for each in responses.values():
         each["headers"] = _HEADERS
@@ -151,8 +153,8 @@ def _complete(method: str, operation: dict[str, Any]) -> None:
         responses["200"]["content"] = {
             "text/event-stream": {"schema": {"$ref": "#/components/schemas/EventOut"}}
         }
-    if name in _BODIES:
-        media_type, body = _BODIES[name]
+    if name in BODIES:
+        media_type, body = BODIES[name]
         schema = {"$ref": f"#/components/schemas/{body.__name__}"}
         operation["requestBody"] = {"required": True, "content": {media_type: {"schema": schema}}}
     if method != "get" and name not in _WITHOUT_KEY:

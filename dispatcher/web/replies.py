@@ -16,8 +16,9 @@ has another status             what a new call gets: 409
 was changed otherwise          412; a cancellation is made all the same
 =============================  ==========================================================
 
-A refused call has had no effect, and its key is free again; that of a change that began before the
-refused call is free a minute later. Where the outcome of a change is not known, its note stays.
+A refused call has had no effect, and its key is free again. If an earlier call with the key noted a
+change and may still be under way, the first refused repeat after a minute frees the key. Where the
+outcome of a change is not known, its note stays.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ LONGEST_KEY = 190
 _MEDIA_TYPE = "application/json"
 _TRIES = 10
 _LONGEST_CALL = timedelta(minutes=1)
-"""After this time a call that noted a change and stored no answer is not under way any more."""
+"""A call that noted a change longer ago than this and has no answer is dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +249,8 @@ def _check_same(note: Reply, call: Call) -> None:
 def _acted(replies: Replies, call: Call, act: Callable[[], Answer], *, is_first: bool) -> Answer:
     """Act; forget the call if it is refused.
 
-    The note of a call that began before stays while that call may be under way: its change would
-    look like another caller's.
+    If an earlier call with this key may be under way, its note stays: without it, that call's
+    change would look like another caller's.
     """
     try:
         return act()

@@ -20,6 +20,11 @@ MOST: dict[Kind, tuple[int, int, int]] = {
     "pages": (20, 20, 60),
 }
 """The most of one key, the most in all, and after how many seconds to ask again."""
+_NAMES: dict[Kind, str] = {
+    "batches": "batches",
+    "listeners": "listeners",
+    "pages": "pages with live numbers",
+}
 _LISTEN_THREADS = 4
 _PAGE_SECONDS, _END_SECONDS = 600.0, 1.0
 """How long numbers are sent to a page, which then asks again; how long their end may take."""
@@ -39,10 +44,10 @@ class Streams:
         headers = {"Retry-After": f"{seconds}"}
         with self._lock:
             if taken[name] >= of_one:
-                detail = f"the key has {of_one} {kind} under way; it may have no more"
+                detail = f"this key has {of_one} {_NAMES[kind]} open, which is the most"
                 raise Refused(429, f"too-many-{kind}", detail, headers=headers)
             if taken.total() >= in_all:
-                detail = f"this server has {in_all} {kind} under way; it takes no more"
+                detail = f"this server has {in_all} {_NAMES[kind]} open, which is the most"
                 raise Refused(503, f"too-many-{kind}", detail, headers=headers)
             taken[name] += 1
 
@@ -86,9 +91,9 @@ class EventResponse(LongResponse):
 
 
 class NumbersResponse(LongResponse):
-    """The numbers that change on a page. They end after ten minutes, whether they are read or not.
+    """The live numbers of a page.
 
-    A browser that does not read holds its place no longer. The page asks again.
+    After ten minutes they end, also if the browser does not read, and the page asks again.
     """
 
     kind = "pages"

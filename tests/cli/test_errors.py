@@ -272,4 +272,4 @@ def test_an_output_that_takes_no_more_is_one_sentence(house: House, command: lis
         )  # fmt: skip
     said = done.stderr.decode()
     assert (done.returncode, said.count("\n")) == (1, 1), said
-    assert said.startswith("error: the output is incomplete: No space left on device")
+    assert said.startswith("error: standard output took no more (No space left on device)")

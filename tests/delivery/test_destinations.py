@@ -122,7 +122,7 @@ def test_a_silent_destination_leaves_a_sender_to_others(world: World) -> None:
     assert world.begun.count("silent") == SHARE
 
 
-def test_it_leaves_one_also_within_its_own_group(world: World) -> None:
+def test_a_silent_destination_leaves_a_sender_to_others_of_its_own_group(world: World) -> None:
     world.silent.add("silent")
     world.group(*["silent"] * 20, "good")
     world.wait_for("good", 1)
@@ -130,7 +130,7 @@ def test_it_leaves_one_also_within_its_own_group(world: World) -> None:
     assert world.begun.count("silent") == SHARE
 
 
-def test_a_destination_that_is_alone_has_all_senders(world: World) -> None:
+def test_a_destination_that_is_alone_has_its_whole_share_at_once(world: World) -> None:
     barrier = threading.Barrier(SHARE)
     met: list[int] = []
 
@@ -182,7 +182,7 @@ def test_after_timeouts_in_a_row_one_sender_at_a_time_tries_it(world: World) -> 
     assert group.withdraw_silent() == []
 
 
-def test_once_it_answers_it_has_its_senders_again(world: World) -> None:
+def test_a_silent_destination_that_answers_has_its_share_again(world: World) -> None:
     silenced(world)
     world.silent.clear()
     group = world.group(*["silent"] * 9)
@@ -210,11 +210,16 @@ def test_nothing_is_kept_of_destinations_that_answered(world: World) -> None:
     assert not any(kept)
 
 
-def test_a_transport_that_cannot_name_a_destination_sends_all_the_same() -> None:
+@pytest.mark.parametrize("way", ["error", "list"])
+def test_a_transport_that_cannot_name_a_destination_sends_all_the_same(way: str) -> None:
     def fail(_: Message) -> str:
         raise LookupError("no")
 
-    destinations = Destinations(fail, share=1, timeout=1, longest=MINUTE, clock=MovableClock())
+    def misname(_: Message) -> Any:
+        return ["a list"]
+
+    name_of = {"error": fail, "list": misname}[way]
+    destinations = Destinations(name_of, share=1, timeout=1, longest=MINUTE, clock=MovableClock())
     claim = Claim(a_message(), token=1)
     assert destinations.admit(a_group(), 0.0, claim)
     assert destinations.leave(claim, answered=False) == []

@@ -307,7 +307,7 @@ def test_logs_that_cannot_be_deleted_do_not_stop_the_rescue(
 ) -> None:
     """While logs are left, a rescue ends no claims."""
     marks = {killed(tmp_path) for _ in range(3)}
-    monkeypatch.setattr("dispatcher.delivery.send_log._is_deleted", lambda _: False)
+    monkeypatch.setattr("dispatcher.delivery.send_log._delete", lambda _: False)
     found: list[LeftLog] = []
     assert SendLogs(tmp_path).settle(found.append, limit=2)
     assert {each.mark for each in found} == marks

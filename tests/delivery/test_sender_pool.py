@@ -19,7 +19,7 @@ from tests.support.groups import a_group
 from tests.support.waiting import DEADLINE, wait_until
 
 
-class Hand:
+class FakeSend:
     """Notes when claims are sent, and how many at a time."""
 
     def __init__(self, *, meanwhile: Callable[[], object] = lambda: None) -> None:
@@ -42,7 +42,7 @@ class Hand:
 
 
 class Monotonic(SystemClock):
-    """The clock with which ``Hand`` measures."""
+    """The clock with which ``FakeSend`` measures."""
 
     def monotonic(self) -> float:
         return time.monotonic()
@@ -56,7 +56,7 @@ def make() -> Iterator[Make]:
     """Give what makes pools; they are closed."""
     made: list[SenderPool] = []
 
-    def make(hand: Hand, *, most: int) -> SenderPool:
+    def make(hand: FakeSend, *, most: int) -> SenderPool:
         made.append(SenderPool(f"pool {uuid4()}", hand, Monotonic(), most=most))
         return made[-1]
 
@@ -75,21 +75,21 @@ def threads(pool: SenderPool) -> int:
 
 
 def test_each_goes_at_its_instant_and_none_before(make: Make) -> None:
-    hand, group = Hand(), a_group()
+    hand, group = FakeSend(), a_group()
     start = time.monotonic()
     instants = [start - 1, start + 0.02, start + 0.025, start + 0.06]
     make(hand, most=4).send(group, claims(*instants))
-    assert group.changed.wait(60)
+    assert group.all_reported.wait(60)
     assert sorted(hand.at) == [0, 1, 2, 3]
     assert all(hand.at[number] >= at for number, at in enumerate(instants))
 
 
 @pytest.mark.parametrize("most", [1, 3, 20])
-def test_so_many_are_sent_side_by_side(make: Make, most: int) -> None:
+def test_as_many_sends_run_at_once_as_the_pool_may_have_threads(make: Make, most: int) -> None:
     together = threading.Barrier(most)
-    hand, group = Hand(meanwhile=lambda: together.wait(60)), a_group()
+    hand, group = FakeSend(meanwhile=lambda: together.wait(60)), a_group()
     make(hand, most=most).send(group, claims(*[0.0] * (most * 2)))
-    wait_until(lambda: len(hand.at) == most * 2 and group.changed.is_set())
+    wait_until(lambda: len(hand.at) == most * 2 and group.all_reported.is_set())
     assert hand.most == most
 
 
@@ -101,26 +101,25 @@ def test_a_hanging_send_holds_up_no_other(make: Make) -> None:
         if taken.acquire(blocking=False):
             released.wait(60)
 
-    hand = Hand(meanwhile=hang_first)
+    hand = FakeSend(meanwhile=hang_first)
     make(hand, most=2).send(a_group(), claims(*[0.0] * 10))
     wait_until(lambda: len(hand.at) == 10)
     released.set()
 
 
-def test_a_send_added_after_the_last_one_is_made(make: Make) -> None:
-    hand, group = Hand(), a_group()
+def test_a_message_added_after_the_last_send_is_sent(make: Make) -> None:
+    hand, group = FakeSend(), a_group()
     pool = make(hand, most=2)
     pool.send(group, claims(0.0))
-    assert group.changed.wait(60)
-    group.changed.clear()
+    assert group.all_reported.wait(60)
+    group.all_reported.clear()
     pool.send(group, [(0.0, cast("Claim", 7))])
-    assert group.changed.wait(60)
+    assert group.all_reported.wait(60)
     assert list(hand.at) == [0, 7]
 
 
-def test_a_message_due_before_all_others_is_not_kept_waiting(make: Make) -> None:
-    """Nor is the second one, while a thread waits for an instant that is far away."""
-    hand = Hand(meanwhile=lambda: released.wait(60))
+def test_messages_due_now_do_not_wait_behind_a_far_instant(make: Make) -> None:
+    hand = FakeSend(meanwhile=lambda: released.wait(60))
     released, later = threading.Event(), a_group()
     pool = make(hand, most=4)
     far = time.monotonic() + 2 * DEADLINE
@@ -133,9 +132,9 @@ def test_a_message_due_before_all_others_is_not_kept_waiting(make: Make) -> None
     released.set()
 
 
-def test_one_thread_at_a_time_waits_for_an_instant_that_is_far_away(make: Make) -> None:
+def test_a_pool_of_two_keeps_a_thread_free_while_one_waits_for_a_far_instant(make: Make) -> None:
     """The other one is free for what is added and due at once."""
-    hand, later = Hand(), a_group()
+    hand, later = FakeSend(), a_group()
     pool = make(hand, most=2)
     far = time.monotonic() + 2 * DEADLINE
     pool.send(later, claims(far, far))
@@ -146,32 +145,32 @@ def test_one_thread_at_a_time_waits_for_an_instant_that_is_far_away(make: Make) 
     pool.withdraw(later)
 
 
-def test_so_many_threads_are_started_as_sends_last_at_a_time(make: Make) -> None:
+def test_short_sends_start_far_fewer_threads_than_the_pool_may_have(make: Make) -> None:
     """A thread that has sent takes the next message, so none is called for it."""
-    hand = Hand(meanwhile=lambda: time.sleep(0.01))
+    hand = FakeSend(meanwhile=lambda: time.sleep(0.01))
     group = a_group()
     start = time.monotonic() + 0.01
     pool = make(hand, most=64)
     pool.send(group, claims(*[start + 0.005 * each for each in range(100)]))
-    assert group.changed.wait(60)
+    assert group.all_reported.wait(60)
     assert len(hand.at) == 100
     assert threads(pool) < 40
 
 
 def test_the_recorder_is_woken_by_the_last_report_alone(make: Make) -> None:
     released = threading.Event()
-    hand = Hand(meanwhile=lambda: len(hand.at) < 5 or released.wait(60))
+    hand = FakeSend(meanwhile=lambda: len(hand.at) < 5 or released.wait(60))
     group = a_group()
     make(hand, most=1).send(group, claims(*[0.0] * 5))
     wait_until(lambda: len(group.reports) == 4)
-    assert not group.changed.is_set()
+    assert not group.all_reported.is_set()
     released.set()
-    assert group.changed.wait(60)
+    assert group.all_reported.wait(60)
 
 
 def test_groups_share_the_threads_of_their_channel(make: Make) -> None:
     release = threading.Event()
-    hand = Hand(meanwhile=lambda: release.wait(60))
+    hand = FakeSend(meanwhile=lambda: release.wait(60))
     pool = make(hand, most=3)
     for number in range(3):
         pool.send(a_group(), [(0.0, cast("Claim", 4 * number + each)) for each in range(4)])
@@ -182,58 +181,81 @@ def test_groups_share_the_threads_of_their_channel(make: Make) -> None:
 
 
 def test_threads_that_are_free_are_used_again_and_end_when_closed(make: Make) -> None:
-    pool = make(Hand(), most=5)
+    pool = make(FakeSend(), most=5)
     for _ in range(50):
         group = a_group()
         pool.send(group, claims(0.0))
-        assert group.changed.wait(60)
+        assert group.all_reported.wait(60)
     assert 1 <= threads(pool) <= 2
     pool.close()
     wait_until(lambda: not threads(pool))
 
 
-def test_where_no_thread_can_be_started_the_caller_does_it(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+def test_where_no_thread_can_be_started_the_caller_sends_all_in_order(
+    make: Make, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+        raise error
 
-    hand, group = Hand(), a_group()
+    hand, group, many = FakeSend(), a_group(), 1_200
     pool = make(hand, most=4)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        pool.send(group, claims(0.0, 0.0, 0.0))
-        assert len(hand.at) == 3
-        assert group.changed.is_set()
+        pool.send(group, claims(*[0.0] * many))
+        assert list(hand.at) == list(range(many))
+        assert group.all_reported.is_set()
+    hand.at.clear()
     pool.send(a_group(), claims(0.0, 0.0, 0.0, 0.0))
     wait_until(lambda: len(hand.at) == 4)
 
 
-def test_after_the_end_the_caller_does_it(make: Make) -> None:
+def test_a_thread_that_became_free_while_another_one_failed_to_start_sends_the_message(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, group = threading.Event(), a_group()
+    hand = FakeSend(meanwhile=lambda: gate.wait(60))
+    pool = make(hand, most=2)
+    pool.send(group, claims(0.0))
+    wait_until(lambda: len(hand.at) == 1)
+
+    def refuse(_: threading.Thread) -> None:
+        gate.set()
+        wait_until(lambda: len(vars(pool)["_free"]) == 1)
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        late = time.monotonic() + 0.1
+        pool.send(group, [(late, cast("Claim", 1))])
+    wait_until(lambda: len(hand.at) == 2)
+
+
+def test_a_closed_pool_sends_on_the_callers_thread(make: Make) -> None:
     """Else it would wait for ever for threads that are gone."""
-    hand, group = Hand(), a_group()
+    hand, group = FakeSend(), a_group()
     pool = make(hand, most=4)
     pool.close()
     pool.send(group, claims(0.0, 0.0, 0.0))
     assert sorted(hand.at) == [0, 1, 2]
-    assert group.changed.is_set()
+    assert group.all_reported.is_set()
 
 
 def test_what_was_to_be_sent_before_close_is_sent(make: Make) -> None:
     hold = threading.Event()
-    hand, group = Hand(meanwhile=lambda: hold.wait(60)), a_group()
+    hand, group = FakeSend(meanwhile=lambda: hold.wait(60)), a_group()
     pool = make(hand, most=1)
     pool.send(group, claims(0.0, 0.0))
     wait_until(lambda: 0 in hand.at)
     pool.close()
     hold.set()
-    assert group.changed.wait(60)
+    assert group.all_reported.wait(60)
     assert list(hand.at) == [0, 1]
 
 
-def test_a_send_added_while_the_last_one_hangs_is_made_at_once(make: Make) -> None:
+def test_a_message_added_while_the_last_send_hangs_is_sent_at_once(make: Make) -> None:
     released = threading.Event()
-    hand = Hand(meanwhile=lambda: 7 in hand.at or released.wait(2 * DEADLINE))
+    hand = FakeSend(meanwhile=lambda: 7 in hand.at or released.wait(2 * DEADLINE))
     group = a_group()
     pool = make(hand, most=2)
     pool.send(group, claims(0.0))

@@ -153,7 +153,7 @@ def test_versions_are_read_without_whole_rows_and_look_ups_by_id(
             chosen(status="scheduled"), after=after, limit=4, patience=timedelta(minutes=1)
         )
         found += [each.id for each in some]
-        assert {(each.token, each.attempt_count, each.status) for each in some} <= {
+        assert {(each.move_token, each.attempt_count, each.status) for each in some} <= {
             (0, 0, Status.SCHEDULED)
         }
         if after is None:

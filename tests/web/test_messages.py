@@ -339,3 +339,30 @@ def test_a_plan_takes_a_thousand_messages(shop: TestClient) -> None:
     some = [new(f"+49151{number:08}", body={"text": text}) for number in range(1_000)]
     answer = shop.post("/v1/plans", json={"messages": some})
     assert (answer.status_code, answer.json().get("accepted")) == (200, 1_000)
+
+
+def test_a_call_whose_caller_goes_in_the_middle_of_its_body_is_no_fault_of_the_server(
+    shop: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts: list[Any] = [
+        {"type": "http.request", "body": b'{"channel": "mem', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    answers: list[Any] = []
+
+    async def receive() -> Any:
+        return parts.pop(0)
+
+    async def send(message: Any) -> None:
+        answers.append(message)
+
+    named = {"authorization": shop.headers["authorization"], "content-type": "application/json"}
+    headers = [(name.encode(), value.encode()) for name, value in named.items()]
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/messages", "raw_path": b"/v1/messages",
+        "root_path": "", "query_string": b"", "headers": headers, "http_version": "1.1",
+    }  # fmt: skip
+    app: Any = shop.app
+    asyncio.run(app(scope, receive, send))
+    assert answers[0]["status"] == 400
+    assert "Traceback" not in caplog.text

@@ -133,7 +133,7 @@ def _mark(found: StoredVersion) -> bytes:
     Any visitor may read a form, so nothing goes into it from which a recipient or a body could be
     guessed.
     """
-    version = f"{found.token}-{found.attempt_count}-{found.max_attempts}-{found.status}"
+    version = f"{found.move_token}-{found.attempt_count}-{found.max_attempts}-{found.status}"
     return hashlib.blake2b(version.encode(), digest_size=_MARK_BYTES).digest()
 
 

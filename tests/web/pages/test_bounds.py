@@ -162,7 +162,7 @@ def test_an_error_of_a_figure_is_told_and_the_next_visit_reads_again() -> None:
     assert cached.of(lambda: Status.SENT) is Status.SENT
 
 
-def test_a_browser_that_does_not_read_its_numbers_holds_a_place_for_a_while_only(
+def test_a_browser_that_does_not_read_loses_its_place_after_a_bound(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(streams.MOST, "pages", (1, 1, 60))
@@ -207,7 +207,7 @@ def test_a_browser_that_does_not_read_its_numbers_holds_a_place_for_a_while_only
     assert asyncio.run(visits()) == [200, 429, 200]
 
 
-def test_the_reader_of_pages_has_threads_of_its_own(house: House) -> None:
+def test_awaited_calls_of_pages_work_after_the_program_closed_its_dispatcher(house: House) -> None:
     with Dispatcher(house.settings) as dispatcher:
         reader = for_pages(dispatcher)
     assert asyncio.run(reader.acount()) == 0
