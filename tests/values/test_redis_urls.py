@@ -8,11 +8,18 @@ from typing import Any
 
 import pytest
 
-from dispatcher import InvalidSettings
+from dispatcher import InvalidSettings, Settings
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.redis.client import connect_redis, now_ms
 from dispatcher.redis.errors import translated
 from tests.support.nodes import Node
+
+
+def test_one_server_has_one_shard_and_a_cluster_many() -> None:
+    """One script judges a message on one server; on a cluster windows spread over its nodes."""
+    assert Settings.load().shards == 1
+    amqp = "amqp://rabbit.example//"
+    assert Settings.load(redis_url="redis+cluster://one.example", broker_url=amqp).shards == 64
 
 
 @pytest.mark.parametrize(
