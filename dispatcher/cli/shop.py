@@ -88,5 +88,6 @@ class Shop:
                 body={"text": _TEXTS[channel]},
                 send_in=timedelta(seconds=seconds),
                 scopes={"tenant": self._luck.choice(("bakery", "bookshop"))},
+                campaign="advent" if channel == "email" else None,
                 on_conflict="shift" if self._luck.random() < 0.5 else "reject",  # noqa: PLR2004 - half
             )

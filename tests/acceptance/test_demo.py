@@ -52,6 +52,7 @@ def test_the_demo_ends_well_and_leaves_nothing(cwd: Path) -> None:
     done = demo(cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every promise was kept" in done.stdout
+    assert "page: http://127.0.0.1:" in done.stdout
     assert done.stderr == ""
     assert nothing_is_left(cwd), inhabitants(cwd.parent)
 

@@ -229,7 +229,7 @@ def test_editors_side_by_side_lose_no_change(house: House, shop: TestClient) -> 
                 return
             assert answer.status_code == 412, answer.text
 
-    with ThreadPoolExecutor(8) as threads:
+    with ThreadPoolExecutor(editors) as threads:
         list(threads.map(add_one, range(editors)))
     assert shop.get(path).json()["body"] == {"count": editors}
 
