@@ -74,7 +74,7 @@ class SenderPool:
             must_start = self._call_thread()
         if is_closed:
             self._work(None)
-        elif must_start and not self._is_started():
+        elif must_start and not self._start():
             with self._lock:
                 self._wakes_at.append(_ON_ITS_WAY)
             self._work(None)
@@ -129,7 +129,7 @@ class SenderPool:
         self._threads += 1
         return True
 
-    def _is_started(self) -> bool:
+    def _start(self) -> bool:
         """Start a thread; return False if the system gives none and the pool has no other one."""
         name = f"{self.name}-{self._threads}"
         try:
@@ -177,7 +177,7 @@ class SenderPool:
                 self._wakes_at.remove(due_at)
                 must_start = self._call_thread()
             if must_start:
-                self._is_started()
+                self._start()
             if self._destinations is None or self._destinations.admit(group, due_at, claim):
                 self._report(group, self._send(group, claim))
 

@@ -127,7 +127,7 @@ def test_messages_due_now_do_not_wait_behind_a_far_instant(make: Make) -> None:
     wait_until(lambda: later.left == 1)
     pool.send(a_group(), [(0.0, cast("Claim", 7)), (0.0, cast("Claim", 8))])
     wait_until(lambda: {7, 8} <= hand.at.keys())
-    assert pool.withdraw(later) == [(cast("Claim", 1), timedelta(0))], "nobody has taken it"
+    assert pool.withdraw(later) == [(cast("Claim", 1), timedelta(0))], "no sender has taken it"
     assert (later.left, later.unreported) == (0, 1)
     released.set()
 
