@@ -69,7 +69,7 @@ demo: $(PLAYABLE) ## Play a short scenario on real servers
 test: $(READY) ## Run the tests of every promise, on servers they start: 4 minutes
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile
 
-test-all: $(READY) ## Run all tests, each on every database: 7 to 14 minutes
+test-all: $(READY) ## Run all tests, each on every database: 7 to 16 minutes
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --all
 
 test-fast: $(READY) ## Run the tests that need no server
