@@ -34,7 +34,8 @@ $(PLAYABLE): pyproject.toml constraints.txt
 
 # The tests that a library, an interpreter or a server of another version may fail.
 OF_VERSIONS := tests/worker tests/store tests/limiters/test_conformance.py \
-	tests/limiters/test_direct.py tests/limiters/test_faults.py tests/limiters/test_permit_log.py \
+	tests/limiters/test_against_models.py tests/limiters/test_direct.py tests/limiters/test_faults.py \
+	tests/limiters/test_permit_log.py \
 	tests/reservation/test_booking.py tests/reservation/test_fence.py tests/reservation/test_faults.py \
 	tests/reservation/test_cluster_submits.py tests/submission/test_transactions.py \
 	tests/submission/test_transaction_ends.py tests/submission/test_reservation_faults.py \
@@ -153,8 +154,8 @@ bench: $(READY) ## Measure; prints figures for benchmarks/RESULTS.md
 
 # Each: a script of benchmarks/ and its arguments.
 SCALE := "growth 10000 30000000 4GB" "endurance 500 8 --one-by-one --ahead 45 --stored 30000000" \
-	"endurance 800 30 --open" "endurance 1000 60" "endurance 2500 10" "rebuild 2500000" delivery \
-	lateness workers reservation submit bulk long_quotas end_to_end
+	"endurance 800 30 --open" "endurance 1000 60" "endurance 2500 10" "rebuild 2500000" \
+	"pages 1000000 10000000" delivery lateness workers reservation submit bulk long_quotas end_to_end
 bench-scale: $(READY) ## Measure what large tables, lasting loads and other schedulers cost: 3 hours
 	@for each in $(SCALE); do set -- $$each; script=benchmarks/$$1.py; shift; \
 	echo "== $$script $$*"; $(BIN)/python $$script "$$@" || exit 1; done

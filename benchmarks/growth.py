@@ -28,7 +28,7 @@ from dispatcher import Dispatcher, Settings
 from dispatcher.app import App
 from dispatcher.embedded import embedded
 from dispatcher.message import dump_json
-from dispatcher.store import Claims, Result, StoreUpkeep
+from dispatcher.store import Claims, StoreMaintenance, Success
 
 FAR_OFF = 200_000
 SIZES = (10_000, 1_000_000)
@@ -162,7 +162,7 @@ class FilledDatabase:
         self._parts = parts
         self._connection = connection
         self._claims = Claims(parts.database, ttl=parts.settings.claim_ttl)
-        self._upkeep = StoreUpkeep(parts.database)
+        self._maintenance = StoreMaintenance(parts.database)
         self._dispatcher = Dispatcher(parts.settings)
 
     def fill(self) -> None:
@@ -208,7 +208,7 @@ class FilledDatabase:
         with ThreadPoolExecutor(1) as thread:
             coming = thread.submit(self._claimed)
             retention = self._parts.settings.retention
-            took, days = timed(partial(self._upkeep.keep_days, older_than=retention))
+            took, days = timed(partial(self._maintenance.keep_days, older_than=retention))
             meanwhile, _ = coming.result()
         longest = f"{max(before):.1f} ms before, {max(meanwhile):.1f} ms beside it"
         print(f"\n{len(days)} days dropped in {took:,.0f} ms; longest claim of a group {longest}\n")
@@ -254,18 +254,18 @@ class FilledDatabase:
         claim, record = [], []
         for start in range(0, many, GROUP):
             took, got = timed(partial(self._claims.claim, ids[start : start + GROUP]))
-            results = [Result(each, None) for each in got]
+            successes = [Success(each, None) for each in got]
             claim.append(took)
-            took, _ = timed(partial(self._claims.record, results, [], enqueue_in=timedelta(0)))
+            took, _ = timed(partial(self._claims.record, successes, [], enqueue_in=timedelta(0)))
             record.append(took)
-            if len(results) != GROUP:
-                raise SystemExit(f"{len(results)} of {GROUP} were claimed")
+            if len(successes) != GROUP:
+                raise SystemExit(f"{len(successes)} of {GROUP} were claimed")
         return claim[3:], record[3:]
 
     def _take_due(self) -> None:
         """Take a thousand messages that are due."""
         grace = self._parts.settings.enqueue_grace
-        self._upkeep.take_due(self._upkeep.due(limit=1_000), grace=grace)
+        self._maintenance.take_due(self._maintenance.due(limit=1_000), grace=grace)
 
 
 @contextmanager

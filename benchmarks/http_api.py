@@ -100,18 +100,27 @@ def poster(
     line: http.client.HTTPConnection, token: str, *, answers: Collection[int] = (200, 201)
 ) -> Callable[..., bytes]:
     """Return what makes a call on one connection, which is answered so."""
-    line.connect()
-    line.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def connect() -> None:
+        line.connect()
+        line.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def post(path: str, text: str, type: str = "application/json", **more: str) -> bytes:  # noqa: A002 - of the call
         headers = {"Authorization": f"Bearer {token}", "Content-Type": type, **more}
-        line.request("POST", path, text.encode(), headers)
-        answer = line.getresponse()
+        try:
+            line.request("POST", path, text.encode(), headers)
+            answer = line.getresponse()
+        except ConnectionError:
+            line.close()  # it was idle, while the others had their turns
+            connect()
+            line.request("POST", path, text.encode(), headers)
+            answer = line.getresponse()
         body = answer.read()
         if answer.status not in answers:
             raise SystemExit(f"{answer.status}: {body!r}")
         return body
 
+    connect()
     return post
 
 

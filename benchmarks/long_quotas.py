@@ -34,9 +34,8 @@ from dispatcher.message import new_id
 from dispatcher.quota import Quota, parse_quota
 from dispatcher.redis.client import after_set_up
 from dispatcher.reservation import (
-    Bulk,
+    BookingRequest,
     Fence,
-    Request,
     Rules,
     Terms,
     Upkeep,
@@ -93,9 +92,9 @@ class Scope:
 
     def book_and_release(self, at_ms: int) -> None:
         """Book a time, and take the booking away again."""
-        message_id = new_id()
-        self.windows.reserve(message_id, terms=TERMS, send_at=from_ms(at_ms))
-        self.client.zrem(self.window, message_id.bytes)
+        request = BookingRequest(new_id(), TERMS, at_ms, at_ms)
+        self.windows.book_alone(request)
+        self.client.zrem(self.window, request.message_id.bytes)
 
 
 def main() -> None:
@@ -146,8 +145,8 @@ def campaign(url: str) -> None:
 
 def book_thousand(scope: Scope) -> None:
     latest = START + 30 * DAY_MS
-    wanted = [Request(new_id(), TERMS, START, latest) for _ in range(1_000)]
-    found = Bulk(scope.windows).reserve(wanted)
+    wanted = [BookingRequest(new_id(), TERMS, START, latest) for _ in range(1_000)]
+    found = scope.windows.book(wanted)
     assert all(isinstance(each, int) for each in found), "each is booked, at this time"
 
 
@@ -246,14 +245,16 @@ def rare(url: str) -> None:
         scope.fill(taken)
 
         def shift(scope: Scope = scope) -> int:
-            message_id = new_id()
-            booking = scope.windows.reserve(message_id, terms=terms, send_at=start, latest=end)
-            scope.client.zrem(scope.window, message_id.bytes)
-            return to_ms(booking.send_at)
+            request = BookingRequest(new_id(), terms, to_ms(start), to_ms(end))
+            [booked] = scope.windows.book([request])
+            scope.client.zrem(scope.window, request.message_id.bytes)
+            return booked if isinstance(booked, int) else 0
 
         def refuse(scope: Scope = scope) -> int:
             try:
-                scope.windows.reserve(new_id(), terms=terms, send_at=start)
+                scope.windows.book_alone(
+                    BookingRequest(new_id(), terms, to_ms(start), to_ms(start))
+                )
             except QuietHours as refused:
                 return to_ms(refused.next_slot)
             return 0

@@ -28,7 +28,7 @@ from dispatcher.app import App
 from dispatcher.embedded import embedded
 from dispatcher.message import dump_json
 from dispatcher.redis.keys import PermitKeys
-from dispatcher.store import StoreUpkeep, migrate
+from dispatcher.store import StoreMaintenance, migrate
 
 RECIPIENTS, EACH, ROUNDS = 50_000, 2, 7
 BODY = {"text": "Your appointment is tomorrow at 9."}
@@ -69,7 +69,7 @@ def compare(settings: Settings) -> None:
         migrate(parts.database)
         parts.reconciler.reconcile(settle=timedelta(0))
         fill(dispatcher)
-        store = StoreUpkeep(parts.database)
+        store = StoreMaintenance(parts.database)
         memory = parts.upkeep.memory
 
         def read() -> None:

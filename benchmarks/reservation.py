@@ -21,7 +21,7 @@ from dispatcher.app import App
 from dispatcher.embedded import embedded
 from dispatcher.message import new_id
 from dispatcher.redis.scripts import source
-from dispatcher.reservation import Bulk, Request, Terms
+from dispatcher.reservation import BookingRequest, Terms
 from dispatcher.settings import Settings
 from dispatcher.times.send_time import to_ms
 
@@ -38,7 +38,7 @@ def main() -> None:
 def compare(settings: Settings, log: str) -> None:
     """Measure on a Redis with or without its append-only log, which only writes pay for."""
     parts = App(settings)
-    bulk = Bulk(parts.windows)
+    windows = parts.windows
     parts.redis.config_set("appendonly", log)
     start = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
     bare = parts.redis.register_script("return 1")
@@ -48,7 +48,7 @@ def compare(settings: Settings, log: str) -> None:
 
     def reserve(message_id: UUID, scope: Terms, at_ms: int) -> None:
         """Reserve one message, as a submit does."""
-        [booked] = bulk.reserve([Request(message_id, scope, at_ms, at_ms)])
+        [booked] = windows.book([BookingRequest(message_id, scope, at_ms, at_ms)])
         assert booked == at_ms
 
     (*names, window), words = call_of(

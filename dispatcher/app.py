@@ -16,11 +16,12 @@ from sqlalchemy import false, or_
 from dispatcher.broker.queue import Queue
 from dispatcher.broker.survey import BrokerProbe, BrokerSurvey, check_url
 from dispatcher.celery_app import create_app, sweeps_every
-from dispatcher.delivery import Delivery, GroupQueue, Parts
+from dispatcher.delivery import Delivery, GroupQueue, Shared
 from dispatcher.delivery.reconciler import MARKER_SPARE, Reconciler
 from dispatcher.delivery.send_log import SendLogs
 from dispatcher.delivery.sweep import Sweep, Ticks
 from dispatcher.errors import InvalidSettings
+from dispatcher.extras import needs
 from dispatcher.faults import arm_by_environment
 from dispatcher.limiters import Fills, InHand, LogLimit, Permits, reaches_ms
 from dispatcher.operations.doctor import Doctor
@@ -29,7 +30,6 @@ from dispatcher.operations.verification import Verification
 from dispatcher.quota import Limit, Quota
 from dispatcher.redis.client import connect_redis, ping
 from dispatcher.reservation import (
-    Bulk,
     Contents,
     Copies,
     Fence,
@@ -45,7 +45,6 @@ from dispatcher.settings import Settings
 from dispatcher.store import (
     MOST_GRACES,
     ApiKeys,
-    BulkMessages,
     Claims,
     Database,
     FailedMessages,
@@ -58,10 +57,9 @@ from dispatcher.store import (
     Overdue,
     Pauses,
     Replies,
-    ReservationStates,
     Sessions,
+    StoreMaintenance,
     StoreSurvey,
-    StoreUpkeep,
     Suppressions,
     overdue,
 )
@@ -90,8 +88,7 @@ from dispatcher.telemetry.hooks import Hooks
 from dispatcher.telemetry.hooks import find as find_hooks
 from dispatcher.telemetry.journal import Journal, digest_with
 from dispatcher.telemetry.liveness import Kind, Pulse, Signs
-from dispatcher.telemetry.metrics import Vitals, exposition, prometheus_meter
-from dispatcher.telemetry.tracing import Tracing, opentelemetry_tracing
+from dispatcher.telemetry.metrics import exposition, prometheus_meter
 from dispatcher.templating import Templates
 from dispatcher.times.clock import Clock, SystemClock
 from dispatcher.transports import Checks, Transport, close_all, load
@@ -102,6 +99,7 @@ if TYPE_CHECKING:
     from sqlalchemy import ColumnElement
 
     from dispatcher.telemetry.prometheus import Exposition
+    from dispatcher.telemetry.spans import Spans
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +187,7 @@ class App:
 
         Raises InvalidSettings for a broker that kombu cannot use.
         """
-        check_url(self.settings.broker_url)
+        check_url(self.settings)
         return create_app(self.settings, submitting=True)
 
     @built_once
@@ -204,7 +202,7 @@ class App:
         """The administrator's hooks on transitions; None without the setting."""
         if not self.settings.hooks:
             return None
-        return Hooks(find_hooks(self.settings.hooks), read=self.bulk_messages.these)
+        return Hooks(find_hooks(self.settings.hooks), read=self.messages.these)
 
     @built_once
     def events(self) -> EventStream:
@@ -225,9 +223,13 @@ class App:
         return Journal(log_key=self.settings.log_key, meter=meter, listeners=listeners)
 
     @built_once
-    def tracing(self) -> Tracing | None:
-        """The tracer; None without the setting."""
-        return opentelemetry_tracing() if self.settings.traces else None
+    def spans(self) -> Spans | None:
+        """The spans of submits and sends; None without the setting. Raises InvalidSettings."""
+        if not self.settings.traces:
+            return None
+        with needs("traces", "traces", instead="traces = false"):
+            from dispatcher.telemetry.spans import Spans  # noqa: PLC0415 - an extra
+        return Spans()
 
     @built_once
     def signs(self) -> Signs:
@@ -310,11 +312,6 @@ class App:
         return Messages(self.database)
 
     @built_once
-    def bulk_messages(self) -> BulkMessages:
-        """Many messages in the store."""
-        return BulkMessages(self.database)
-
-    @built_once
     def suppressions(self) -> Suppressions:
         """Recipients that have opted out, in the store."""
         return Suppressions(self.database)
@@ -355,7 +352,6 @@ class App:
         return Reserver(
             clock=self.clock,
             windows=self.windows,
-            bulk=Bulk(self.windows),
             upkeep=self.upkeep,
             messages=self.messages,
             refusals=self.refusals,
@@ -383,7 +379,7 @@ class App:
             check=self.checks,
             prepare=self.bodies.prepare,
             journal=self.journal,
-            tracing=self.tracing,
+            spans=self.spans,
         )
 
     @built_once
@@ -393,7 +389,6 @@ class App:
             settings=self.settings,
             clock=self.clock,
             messages=self.messages,
-            bulk=self.bulk_messages,
             suppressions=self.suppressions,
             reserver=self.reserver,
             enqueuer=self.enqueuer,
@@ -431,9 +426,9 @@ class App:
         return Batches(
             submitter=self.submitter,
             own=self.own_transaction,
-            dry_run=lambda: DryRun(self.copies(), self.bulk_messages, self.suppressions),
+            dry_run=lambda: DryRun(self.copies(), self.messages, self.suppressions),
             journal=self.journal,
-            tracing=self.tracing,
+            spans=self.spans,
         )
 
     @built_once
@@ -473,8 +468,8 @@ class App:
         """The use case of ``cancel_many``."""
         return Cancellation(
             settings=self.settings,
-            bulk=Bulk(self.windows),
-            store=self.bulk_messages,
+            windows=self.windows,
+            messages=self.messages,
             journal=self.journal,
         )
 
@@ -535,7 +530,7 @@ class App:
         """
         made = App(self.settings, self.clock)
         # These parts have no connections to the store, and a process has one journal.
-        shared = ("fence", "redis", "plain_redis", "journal", "tracing", "checks", "templates")
+        shared = ("fence", "redis", "plain_redis", "journal", "spans", "checks", "templates")
         vars(made).update({name: getattr(self, name) for name in shared})
         vars(made)["database"] = self.page_database
         return made
@@ -563,26 +558,26 @@ class App:
     @built_once
     def claims(self) -> Claims:
         """The claims of messages in the store."""
-        return Claims(self.database, ttl=self.settings.claim_ttl, leaves=self._left)
+        return Claims(self.database, ttl=self.settings.claim_ttl, kept_back=self._kept_back)
 
     @built_once
-    def store_upkeep(self) -> StoreUpkeep:
+    def store_maintenance(self) -> StoreMaintenance:
         """What the sweep reads and writes in the store."""
-        return StoreUpkeep(self.database, leaves=self._left)
+        return StoreMaintenance(self.database, kept_back=self._kept_back)
 
     @built_once
     def delivery(self) -> Delivery:
         """The use case of ``deliver``."""
-        parts = Parts(
+        shared = Shared(
             settings=self.settings,
             clock=self.clock,
             claims=self.claims,
             permits=self.permits,
             queue=self.queue,
             journal=self.journal,
-            tracing=self.tracing,
+            spans=self.spans,
         )
-        return Delivery(parts, transports=self.transports, send_logs=self.send_logs)
+        return Delivery(shared, transports=self.transports, send_logs=self.send_logs)
 
     @built_once
     def group_queue(self) -> GroupQueue:
@@ -600,7 +595,7 @@ class App:
         return Sweep(
             settings=self.settings,
             clock=self.clock,
-            store=self.store_upkeep,
+            store=self.store_maintenance,
             messages=self.messages,
             permits=self.permits,
             queue=self.queue,
@@ -629,7 +624,7 @@ class App:
         return Reconciler(
             settings=self.settings,
             clock=self.clock,
-            store=self.store_upkeep,
+            store=self.store_maintenance,
             upkeep=self.upkeep,
             permits=self.permits,
         )
@@ -642,7 +637,7 @@ class App:
             after=self.settings.overdue_after,
             expire=self.settings.caught_up_by("expire"),
             reslot=self.settings.caught_up_by("reslot"),
-            leaves=self._paused,
+            kept_back=self._paused,
         )
 
     @built_once
@@ -657,7 +652,7 @@ class App:
         )
 
     @property
-    def _left(self) -> ColumnElement[bool]:
+    def _kept_back(self) -> ColumnElement[bool]:
         """The condition of the messages that are not to be sent: paused, or for ``catch_up``."""
         ways = self.settings.caught_up_by("expire") + self.settings.caught_up_by("reslot")
         late = overdue(self.database.tables, ways, self.settings.overdue_after) if ways else false()
@@ -719,8 +714,7 @@ class App:
         return Verification(
             settings=self.settings,
             clock=self.clock,
-            store=StoreUpkeep(self.database),
-            states=ReservationStates(self.database),
+            store=StoreMaintenance(self.database),
             contents=self.contents,
         )
 
@@ -734,23 +728,14 @@ class App:
 
         A beat needs its broker alone: the signs of life that it gives to Redis may be missing.
         """
-        questions: dict[str, Callable[[], object]] = {BROKER: self._ask_broker}
+        questions: dict[str, Callable[[], object]] = {
+            BROKER: lambda: self.broker_probe.ask()  # noqa: PLW0108 - built at the first probe
+        }
         if kind is Kind.WORKER:
-            questions |= {"redis": self._ask_redis, "database": self._ask_database}
+            questions["redis"] = lambda: ping(self.plain_redis)
+            questions["database"] = lambda: StoreSurvey(self.database).now()
         hangs_after = max(HANGS_AFTER, 3 * self.settings.sweep_interval)
         return Health(questions, clock=self.clock, hangs_after=hangs_after)
-
-    def _vitals(self) -> Vitals:
-        return self.overviews.vitals()
-
-    def _ask_broker(self) -> None:
-        self.broker_probe.ask()
-
-    def _ask_redis(self) -> None:
-        ping(self.plain_redis)
-
-    def _ask_database(self) -> None:
-        StoreSurvey(self.database).now()
 
     def doctor(self, theirs: Celery | None = None) -> Doctor:
         """Return the doctor of this deployment.
@@ -787,7 +772,8 @@ class App:
             return None
         health = self.health(kind)
         try:
-            self._exposition = exposition(self._vitals, health, clock=self.clock)
+            look = lambda: self.overviews.vitals()  # noqa: E731, PLW0108 - built at the first scrape
+            self._exposition = exposition(look, health, clock=self.clock)
             port = self._exposition.serve(self.settings.metrics_host, port)
         except InvalidSettings as error:
             log.error("metrics are not served: %s", error)  # noqa: TRY400 - it says all there is
@@ -810,35 +796,23 @@ class App:
         Pending hooks are called and pending events written. The folder of send logs is deleted
         if it is empty.
         """
-        built = vars(self)
-        if "transports" in built:
+        if "transports" in vars(self):
             close_all(self.transports.values())
-        if "hooks" in built and self.hooks is not None:
-            self.hooks.close()
-        if "events" in built:
-            self.events.close()
-        if "send_logs" in built:
-            self.send_logs.close()
+        self._close_built("hooks", "events", "send_logs")
 
     def close(self) -> None:
         """Close the parts that were built."""
-        built = vars(self)
-        if "pulse" in built:
+        if "pulse" in vars(self):
             self.pulse.stop()
         if self._exposition is not None:
             self._exposition.close()
-        if "broker_probe" in built:
-            self.broker_probe.close()
-        if "delivery" in built:
-            self.delivery.close()
+        self._close_built("broker_probe", "delivery")
         self.close_sending()
-        if "redis" in built:
-            self.redis.close()
-        if "plain_redis" in built:
-            self.plain_redis.close()
-        if "database" in built:
-            self.database.close()
-        if "page_database" in built:
-            self.page_database.close()
-        if "publisher" in built:
-            self.publisher.close()
+        self._close_built("redis", "plain_redis", "database", "page_database", "publisher")
+
+    def _close_built(self, *names: str) -> None:
+        """Close those of these parts that were built; one that the settings turn off is None."""
+        for name in names:
+            part = vars(self).get(name)
+            if part is not None:
+                part.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_Path = tuple[int | str, ...]
 REF_TEMPLATE = "#/$defs/{model}"
 """Where a JSON Schema that stands alone keeps the schemas of its parts."""
 
@@ -114,7 +116,7 @@ class BodyType:
         Raises InvalidDraft.
         """
 
-        def written() -> tuple[Any, Any]:
+        def written() -> tuple[Any, Any, _Path | None]:
             if is_dataclass(body) and not (
                 isinstance(body, type) or is_pydantic_dataclass(type(body))
             ):
@@ -123,16 +125,27 @@ class BodyType:
                 value = self._adapter.validate_python(body)
             whole = self._write(value)
             made = _made(value)
-            return whole, self._write(value, exclude=made) if made else whole
+            compared = self._write(value, exclude=made) if made else whole
+            return whole, compared, self._lost_in(value, whole)
 
-        return self._guarded(written)
+        whole, compared, lost = self._guarded(written)
+        self._check_kept(lost)
+        return whole, compared
 
     def read_json(self, text: str) -> Any:
         """Validate a body that is JSON; return its JSON as the type writes it.
 
         Raises InvalidDraft.
         """
-        return self._guarded(lambda: self._write(self._adapter.validate_json(text)))
+
+        def written() -> tuple[Any, _Path | None]:
+            value = self._adapter.validate_json(text)
+            whole = self._write(value)
+            return whole, self._lost_in(value, whole)
+
+        whole, lost = self._guarded(written)
+        self._check_kept(lost)
+        return whole
 
     def json_schema(self, ref_template: str = REF_TEMPLATE) -> dict[str, Any]:
         """Return the JSON Schema of what :meth:`read_json` accepts. Raises InvalidValue."""
@@ -146,6 +159,17 @@ class BodyType:
         return self._adapter.dump_python(
             value, mode="json", by_alias=True, warnings="error", exclude=exclude
         )
+
+    def _lost_in(self, value: object, written: object) -> _Path | None:
+        """Return where a number that is not finite was written as null; None where all is kept."""
+        kept = self._adapter.dump_python(value, by_alias=True, warnings="none")
+        return next(_nulls_of_numbers(kept, written), None)
+
+    def _check_kept(self, lost: _Path | None) -> None:
+        """Refuse a number that JSON has not: in a field of any type pydantic accepts it."""
+        if lost is not None:
+            field = self._field(lost)
+            raise InvalidDraft(field, "a number that is not finite", f"what {self._name} accepts")
 
     def _guarded(self, work: Callable[[], T]) -> T:
         try:
@@ -170,13 +194,14 @@ class BodyType:
         found = min(
             error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden"
         )
-        field = "body"
         path = found["loc"]
         is_about_key = _OF_KEY in path or found["type"] == "invalid_key"
         path = tuple(each for each in path if each != _OF_KEY)
-        for number, each in enumerate(path, 1):
-            field += _OF_KEY if is_about_key and number == len(path) else self._step(each)
+        field = self._field(path[:-1]) + _OF_KEY if is_about_key and path else self._field(path)
         return InvalidDraft(field, *self._sentence(found))
+
+    def _field(self, path: _Path) -> str:
+        return "body" + "".join(map(self._step, path))
 
     def _step(self, step: int | str) -> str:
         """Return a step into a body: a word of the type or an index, but no key of the caller's."""
@@ -297,6 +322,23 @@ def _made(value: object) -> dict[Any, Any]:
         if name not in found and (inner := _made(part)):
             found[name] = inner
     return found
+
+
+def _nulls_of_numbers(value: object, written: object, path: _Path = ()) -> Iterator[_Path]:
+    """Yield where numbers that are not finite, of which JSON has none, were written as null."""
+    if isinstance(value, float) and not math.isfinite(value) and written is None:
+        yield path
+    elif isinstance(value, Mapping) and isinstance(written, Mapping):
+        for each, (name, one) in zip(value.values(), written.items(), strict=False):
+            yield from _nulls_of_numbers(each, one, (*path, name))
+    elif isinstance(value, set | frozenset) and isinstance(written, list):
+        # A copied set has another order: its numbers and what was written cannot be paired.
+        has_nulls = written.count(None) > sum(each is None for each in value)
+        if has_nulls and any(isinstance(n, float) and not math.isfinite(n) for n in value):
+            yield path
+    elif isinstance(value, list | tuple) and isinstance(written, list):
+        for number, (each, one) in enumerate(zip(value, written, strict=False)):
+            yield from _nulls_of_numbers(each, one, (*path, number))
 
 
 def _setting(channel: str) -> str:

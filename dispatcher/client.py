@@ -50,7 +50,15 @@ from dispatcher.settings import Settings
 from dispatcher.store import Of, Pause, Suppression
 from dispatcher.store.loop_session import LoopSession, in_own_thread
 from dispatcher.store.outbox import connection_of
-from dispatcher.submission import LazyResults, OnProgress, Result, Story, Wish, terms_for
+from dispatcher.submission import (
+    LazyResults,
+    OnProgress,
+    Result,
+    Story,
+    Wish,
+    known_channel,
+    terms_for,
+)
 from dispatcher.times import send_time
 from dispatcher.times.clock import Clock
 
@@ -208,10 +216,11 @@ class Dispatcher:
 
         Calls that wait for locks of the transaction could have all threads and turns.
         """
+        joined = self._joined
         with self._closing:
             running = in_own_thread(work)
-            self._joined.add(running)
-        running.add_done_callback(self._joined.discard)
+            joined.add(running)
+        running.add_done_callback(joined.discard)
         return running
 
     # Submit.
@@ -812,6 +821,8 @@ class Dispatcher:
             name = self.settings.spellings.one(recipient, channel)
         else:
             raise InvalidDraft("recipient", "neither recipient nor scope given", "one of them")
+        if channel is not None:
+            known_channel(channel, self.settings)
         terms = terms_for(
             self.settings,
             scope=name,
@@ -1041,8 +1052,8 @@ class Dispatcher:
     """Await :meth:`list`."""
 
 
-def parts_of(dispatcher: Dispatcher) -> App:
-    """Return the parts of a dispatcher, for the ways in that need more than its methods."""
+def app_of(dispatcher: Dispatcher) -> App:
+    """Return the app of a dispatcher, for the ways in that need more than its methods."""
     return dispatcher._app
 
 

@@ -262,8 +262,9 @@ def new_id() -> UUID:
     after the clock went back, is the last one and up to 2**48 more (method 2 of the RFC).
     """
     global _last_id  # noqa: PLW0603 - without a lock, which a fork could leave locked
-    now = time.time_ns() // 1_000_000 << 74 | int.from_bytes(os.urandom(10)) >> 6
-    _last_id = now = max(now, _last_id + 1 + int.from_bytes(os.urandom(6)))
+    drawn = int.from_bytes(os.urandom(16))
+    now = time.time_ns() // 1_000_000 << 74 | drawn >> 54
+    _last_id = now = max(now, _last_id + 1 + (drawn & (1 << 48) - 1))
     low = now & (1 << 62) - 1
     return UUID(int=now >> 74 << 80 | 0x7 << 76 | (now >> 62 & 0xFFF) << 64 | 0b10 << 62 | low)
 

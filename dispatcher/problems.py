@@ -71,7 +71,7 @@ _OF_CALLERS = frozenset({"message_id", "retry_after"})
 """Data of errors of servers that a caller may have."""
 
 
-def kind_of(error: type[DispatcherError]) -> str:
+def problem_kind_of(error: type[DispatcherError]) -> str:
     """Return the last part of the type of a problem: ``quota-exceeded``."""
     return re.sub(r"(?<!^)(?=[A-Z])", "-", error.__name__).lower()
 
@@ -97,10 +97,12 @@ def problem_of(error: DispatcherError, *, whole: bool = True) -> dict[str, Any]:
     if isinstance(error, errors.OutcomeUnknown):
         asks = "ask for message_id, or repeat the call with the same Idempotency-Key"
         detail = f"{detail.removesuffix('.')}; {asks}"
+    if "status" in data:  # a message's: a problem has one of its own
+        data = {("message_status" if n == "status" else n): each for n, each in data.items()}
     wait = data.pop("retry_after", None)
     if isinstance(wait, timedelta) and wait != timedelta.max:
         data["retry_after_seconds"] = wait.total_seconds()
-    return problem(status_of(error), kind_of(type(error)), detail, data)
+    return problem(status_of(error), problem_kind_of(type(error)), detail, data)
 
 
 def _sentence_of(kind: type[DispatcherError]) -> str:

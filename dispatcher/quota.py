@@ -228,7 +228,7 @@ class CalendarLimit(_CountPerPeriod):
 
     def __post_init__(self) -> None:
         if self.zone is None:
-            raise self.refusal(f"a zone of {_LOCAL!r}, and a channel is nowhere")
+            raise self.refusal(f"a zone of {_LOCAL!r}, and a channel has no zone of its own")
         _CountPerPeriod.__post_init__(self)
 
     def bounds(self, instant_ms: int, periods: int) -> tuple[int, ...]:
@@ -263,7 +263,7 @@ def _parsed(text: str, by_length: type[L], by_period: type[C]) -> L | C:
         read = read_count(text) if isinstance(text, str) else None
         if read is not None and read[2] == "month":
             raise by_period.refusal(
-                f"{quoted(text)} names no zone, and months have no length but in a calendar"
+                f"{quoted(text)} names no zone, by whose calendar months are counted"
             ) from None
         accepted = f"{refused.accepted}; or {by_period.ACCEPTED}"
         raise InvalidValue(refused.field, refused.problem, accepted) from None

@@ -342,10 +342,7 @@ class Settings(BaseSettings):
         _require(self.quotas != (), "quotas", "none", "at least one quota")
         self._check_tables()
         for name in self.channels:
-            _require(
-                re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,62}", name) is not None,
-                "channels", f"the name {quoted(name)}", "a-z, 0-9, _ and -, at most 63",
-            )  # fmt: skip
+            _check_name("channels", name)
         self._check_status_channel()
         _require(
             not _several(self.broker_url),
@@ -376,10 +373,7 @@ class Settings(BaseSettings):
             "max_horizon", f"{self.max_horizon}", f"more than 0 and at most {_FARTHEST.days} days",
         )  # fmt: skip
         for kind in self.scopes:
-            _require(
-                re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,62}", kind) is not None,
-                "scopes", f"the name {quoted(kind)}", "a-z, 0-9, _ and -, at most 63",
-            )  # fmt: skip
+            _check_name("scopes", kind)
             _require(
                 kind not in RESERVED_KINDS, "scopes", f"the name {quoted(kind)}",
                 f"another one than {', '.join(RESERVED_KINDS)}, which every message has",
@@ -493,6 +487,13 @@ def _require(holds: bool, field: str, problem: str, accepted: str) -> None:
         raise InvalidSettings(field, problem, accepted)
 
 
+def _check_name(field: str, name: str) -> None:
+    _require(
+        re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,62}", name) is not None,
+        field, f"the name {quoted(name)}", "a-z, 0-9, _ and -, at most 63",
+    )  # fmt: skip
+
+
 def _embedded_redis_url(data_dir: Path) -> str:
     return f"unix://{quote(str(embedded_socket(data_dir)))}"
 
@@ -554,7 +555,7 @@ def _sentence(kind: str, context: Mapping[str, Any], message: str) -> tuple[str,
         of_length = "timedelta" in str(context[key])  # all of ours are 0, and come as their repr
         return "is out of range", f"{words} {'0 seconds' if of_length else context[key]}"
     if kind in {"literal_error", "enum"}:
-        return "is none of the words there are", str(context["expected"])
+        return "is not an accepted value", str(context["expected"])
     if kind == "too_short":
         return "has too few entries", f"at least {context['min_length']}"
     return message[:1].lower() + message[1:], "what the reference of the settings says"

@@ -53,17 +53,21 @@ class AppFacts:
     missing_sweeps: tuple[str, ...]
 
 
-def check_url(url: str) -> None:
-    """Raise InvalidSettings where kombu cannot use the URL of a broker. Connects to nothing."""
+def check_url(settings: Settings) -> None:
+    """Raise InvalidSettings where kombu cannot use the URL of the broker. Connects to nothing.
+
+    It names ``redis_url`` where that is the broker by default.
+    """
+    field, accepted = "broker_url", "redis://…, rediss://…, amqp://… or amqps://…"
+    if field not in settings.model_fields_set:
+        field, accepted = "redis_url", "redis://…, rediss://… or unix://…"
     try:
-        Connection(url).transport  # noqa: B018 - the client library is loaded then
+        Connection(settings.broker_url).transport  # noqa: B018 - loads the client library
     except ImportError as error:
         problem = f"its client is missing ({error})"
-        raise InvalidSettings("broker_url", problem, "an installed one") from None
+        raise InvalidSettings(field, problem, "an installed one") from None
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise InvalidSettings(
-            "broker_url", "cannot be read", "redis://…, rediss://…, amqp://… or amqps://…"
-        ) from None
+        raise InvalidSettings(field, "cannot be read", accepted) from None
 
 
 class BrokerSurvey:
@@ -215,7 +219,9 @@ def _redelivery(app: Celery) -> timedelta | None:
 
 
 def _has_broker(app: Celery, url: str) -> bool:
-    """Whether the app publishes at this address, and consumes there."""
+    """Whether the app publishes at this address, and consumes there, without a prefix of keys."""
+    if (app.conf.broker_transport_options or {}).get("global_keyprefix"):
+        return False
     connections = (
         app.connection_for_write(),
         app.connection_for_read(),

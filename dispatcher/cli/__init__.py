@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from errno import EDQUOT, EFBIG, EIO, ENOSPC, EPIPE
+from pathlib import Path
 
 from typer.main import get_group
 
@@ -34,6 +35,9 @@ def every_command() -> AllCommands:
 def main() -> None:
     """Run the command line; errors are one sentence on standard error, and JSON if asked for."""
     output.written.clear()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller, as by `>&-`
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - stays
     try:
         try:
             app()

@@ -48,7 +48,7 @@ _PARAMETERS_OF = {
 """The parameters of commands for a field of an error, where their names differ."""
 
 
-class Command(NamedTuple):
+class ListedCommand(NamedTuple):
     """A command: the module that is imported to run it, its panel in the help, its help."""
 
     module: str
@@ -154,7 +154,7 @@ _HELP = {
     },
 }
 COMMANDS = {
-    name: Command(module, panel, said)
+    name: ListedCommand(module, panel, said)
     for (module, panel), some in _HELP.items()
     for name, said in some.items()
 }
@@ -278,6 +278,7 @@ app = typer.Typer(
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJsonLines = Annotated[bool, typer.Option("--json", help="Print JSON, a line each.")]
 
 
 def _print_version(is_given: bool) -> None:

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, confirm, examples, exit_code, say_error
-from dispatcher.cli.filters import Filters, option, with_options
+from dispatcher.cli.filters import FilterOptions, option, with_options
 from dispatcher.cli.messages import ExpireAfter, Fold, Latest, SendAt, SendIn, Shift, length_of
 from dispatcher.cli.progress import bar, say_stopped, terminated_like_interrupted
 from dispatcher.client import Dispatcher
@@ -43,7 +43,7 @@ group = typer.Typer(rich_markup_mode="rich")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ChangeFilters(Filters):
+class _ChangeFilters(FilterOptions):
     """Options of every change: the messages that are meant, by id or by filter."""
 
     message_ids: Annotated[list[str] | None, typer.Argument(metavar="ID")] = None

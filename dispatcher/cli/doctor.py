@@ -13,7 +13,7 @@ from dispatcher.app import App
 from dispatcher.broker.survey import load_app
 from dispatcher.celery_app import settings_of
 from dispatcher.cli import output
-from dispatcher.cli.app import examples, say_error
+from dispatcher.cli.app import AsJson, examples, say_error
 from dispatcher.operations.findings import Examination, Level
 from dispatcher.settings import Settings
 
@@ -27,7 +27,7 @@ group = typer.Typer(rich_markup_mode="rich")
     epilog=examples("dispatcher doctor --strict", "dispatcher doctor --app shop.celery:app --json")
 )
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 for warnings too.")] = False,
     app: Annotated[
         str | None,

@@ -23,9 +23,9 @@ from dispatcher.message import Message, OnConflict, Plan, Progress, Rejection, r
 from dispatcher.submission.rows import (
     STANDARD_INPUT,
     BadRow,
+    DraftRow,
     Format,
     RefusedRows,
-    Row,
     Source,
     read,
 )
@@ -166,7 +166,7 @@ class ImportJob:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        rows: Iterator[Row | BadRow],
+        rows: Iterator[DraftRow | BadRow],
         refused: RefusedRows | None,
         *,
         on_conflict: OnConflict | None,
@@ -186,7 +186,7 @@ class ImportJob:
         self._rows = rows
         self._on_conflict = on_conflict
         self._task = self.bar.add_task("", total=lines, accepted=0, refused=0)
-        self._waiting: deque[Row] = deque()
+        self._waiting: deque[DraftRow] = deque()
         self._counted = Progress(0, 0, None)
         self._rejections: list[dict[str, Any]] = []
         self._keeps_rejections = False
@@ -198,7 +198,7 @@ class ImportJob:
     def submit_each(self) -> None:
         """Submit the rows; refused ones do not stop the others."""
 
-        def drafts() -> Iterator[Row]:
+        def drafts() -> Iterator[DraftRow]:
             for row in self._drafts():
                 self._waiting.append(row)
                 yield row
@@ -242,7 +242,7 @@ class ImportJob:
             self._drafts(), on_conflict=self._on_conflict, progress=self._show
         )
         for each in self.planned.rejections:
-            if isinstance(each.draft, Row):
+            if isinstance(each.draft, DraftRow):
                 self._refuse(each.draft.line, each.draft.row, each.error)
 
     @property
@@ -279,7 +279,7 @@ class ImportJob:
             found["rejections"] = sorted(self._rejections, key=lambda each: int(each["line"]))
         return found
 
-    def _drafts(self) -> Iterator[Row]:
+    def _drafts(self) -> Iterator[DraftRow]:
         """Yield the rows that are drafts; refuse the others."""
         for row in self._rows:
             self._read = row.line

@@ -14,8 +14,8 @@ import typer
 from rich.console import RenderableType
 
 from dispatcher.cli import output
-from dispatcher.cli.app import examples
-from dispatcher.cli.filters import Filters, with_options
+from dispatcher.cli.app import AsJsonLines, examples
+from dispatcher.cli.filters import FilterOptions, with_options
 from dispatcher.cli.progress import bar, say_stopped, terminated_like_interrupted
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidValue, Unavailable
@@ -42,10 +42,10 @@ group = typer.Typer(rich_markup_mode="rich")
 )
 @with_options
 def list_messages(
-    filters: Filters,
+    filters: FilterOptions,
     limit: Annotated[int, typer.Option("--limit", "-n", help="How many, newest first.")] = 50,
     after: Annotated[str | None, typer.Option(metavar="ID", help="Begin after this one.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each.")] = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """List messages, newest first."""
     with Dispatcher() as dispatcher:
@@ -64,7 +64,7 @@ def list_messages(
 @group.command(epilog=examples("dispatcher held", "dispatcher held --json"))
 def held(
     limit: Annotated[int, typer.Option("--limit", "-n", help="How many, oldest first.")] = 50,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each.")] = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """List held messages, oldest first: the outcome of their last attempt is unknown."""
     with Dispatcher() as dispatcher:
@@ -87,7 +87,7 @@ def held(
 )
 @with_options
 def export(
-    filters: Filters,
+    filters: FilterOptions,
     form: Annotated[
         Format | None,
         typer.Option("--format", help="Default: by the name of --to-file, .csv or not; jsonl."),

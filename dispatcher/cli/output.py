@@ -42,7 +42,9 @@ _PIPED_WIDTH = 160
 
 def _width() -> int | None:
     """Return the columns of a table; None where the terminal or COLUMNS gives them."""
-    return None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPED_WIDTH
+    is_closed = sys.stdout is None
+    is_known = "COLUMNS" in os.environ or (not is_closed and sys.stdout.isatty())
+    return None if is_known else _PIPED_WIDTH
 
 
 class Terminal(Console):

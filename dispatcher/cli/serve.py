@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,8 +15,8 @@ from dispatcher.app import App
 from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, OptionNames, examples
 from dispatcher.cli.filters import complete_channel, scopes_of
-from dispatcher.cli.services import collect_rarely, log_to_standard_error
-from dispatcher.client import Dispatcher, parts_of
+from dispatcher.cli.services import LOG_LINE, collect_rarely, log_to_standard_error
+from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import InvalidValue, MissingExtra
 from dispatcher.extras import needs
 from dispatcher.quota import parse_length
@@ -71,11 +73,29 @@ def serve(
 
 
 @contextmanager
+def _logging_to(path: Path) -> Iterator[None]:
+    """Write the log of the page and the API into a file: the terminal belongs to the command."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, delay=True, encoding="utf-8")
+    handler.setFormatter(logging.Formatter(LOG_LINE))
+    logger = logging.getLogger("dispatcher.web")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(handler)
+        handler.close()
+
+
+@contextmanager
 def page_beside(settings: Settings, *, signs_in: bool) -> Iterator[str | None]:
     """Serve the page beside a command; yield a sentence with its address.
 
     With ``signs_in`` it asks for a key, which is new and in the sentence; else this machine may do
-    anything. None without the extra.
+    anything. Actions are logged in ``logs/page.log``. None without the extra.
     """
     try:
         from dispatcher.web import Loopback, Right, page  # noqa: PLC0415 - an extra
@@ -84,14 +104,14 @@ def page_beside(settings: Settings, *, signs_in: bool) -> Iterator[str | None]:
     except MissingExtra:
         yield None
         return
-    with Dispatcher(settings) as dispatcher:
+    with _logging_to(settings.data_dir / "logs" / "page.log"), Dispatcher(settings) as dispatcher:
         if not signs_in:
             with beside(page(dispatcher, access=Loopback(name="demo", rights=Right))) as address:
                 yield f"page: {address}"
             return
-        stored = parts_of(dispatcher).api_keys
+        stored = app_of(dispatcher).api_keys
         stored.revoke([each.id for each in stored.named(_OF_UP) if each.is_valid])
-        ends = parts_of(dispatcher).clock.now() + _KEY_OF_UP
+        ends = app_of(dispatcher).clock.now() + _KEY_OF_UP
         key, token = add_key(stored, _OF_UP, expires_at=ends)
         try:
             with beside(page_and_api(dispatcher)) as address:

@@ -161,7 +161,7 @@ def worker(
         context.with_resource(_counting_together())
     with closing(App(settings)) as app:
         app.transports  # noqa: B018 - a channel that cannot work stops the start
-        app.journal, app.tracing  # noqa: B018 - and so does a library that is missing
+        app.journal, app.spans  # noqa: B018 - and so does a library that is missing
     if not no_doctor:
         check_before_start(settings)
     queues = ",".join(settings.queues)
@@ -203,7 +203,7 @@ def _settings(metrics_port: int | None) -> Settings:
     if metrics_port is not None:
         os.environ[f"{PREFIX}METRICS_PORT"] = str(metrics_port)  # for the App that tasks use
     settings = Settings.load()
-    check_url(settings.broker_url)
+    check_url(settings)
     return settings
 
 
@@ -240,6 +240,10 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+LOG_LINE = "[%(asctime)s: %(levelname)s] %(message)s"
+"""The form of log lines: that of a worker."""
+
+
 def _write_logs(log_format: LogFormat) -> None:
     if log_format == "json":
         after_setup_logger.connect(_write_json, weak=False)
@@ -248,7 +252,7 @@ def _write_logs(log_format: LogFormat) -> None:
 
 def log_to_standard_error(log_format: LogFormat) -> None:
     """Let a process that is no worker write its log as a worker does."""
-    logging.basicConfig(level=logging.INFO, format="[%(asctime)s: %(levelname)s] %(message)s")
+    logging.basicConfig(level=logging.INFO, format=LOG_LINE)
     if log_format == "json":
         _write_json(logging.getLogger())
 

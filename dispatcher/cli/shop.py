@@ -17,10 +17,11 @@ from dispatcher.transports import MemoryTransport
 ZONE = "Europe/Berlin"
 SETTINGS: Mapping[str, Any] = {
     "zone": ZONE,
+    "log_key": "a made-up shop has nothing to hide",
     "quotas": "1/minute, 5/hour, 12/day",
     "scopes": {"tenant": {"quotas": "300/hour"}},
     "channels": {
-        "email": {"transport": "file", "limits": ["20/second"]},
+        "email": {"transport": "file", "recipients": "email", "limits": ["20/second"]},
         "sms": {
             "transport": "dispatcher.cli.shop:FailingTransport",
             "quotas": "40/hour",

@@ -26,7 +26,7 @@ _OUTCOMES = {
 group = typer.Typer(rich_markup_mode="rich")
 
 
-class _Entry(NamedTuple):
+class _Event(NamedTuple):
     at: datetime | None
     what: str
     detail: str = ""
@@ -88,25 +88,25 @@ def _data(story: Story) -> dict[str, Any]:
     }
 
 
-def _events(story: Story) -> list[_Entry]:
+def _events(story: Story) -> list[_Event]:
     message = story.message
     asked_at = message.asked_at
     # Only the last time asked for is stored.
     events = [
-        _Entry(message.created_at, "submitted"),
-        _Entry(None, "asked for", _moment(asked_at or message.send_at)),
+        _Event(message.created_at, "submitted"),
+        _Event(None, "asked for", _moment(asked_at or message.send_at)),
     ]
     if asked_at is not None:
         events.append(
-            _Entry(None, "shifted", f"from {_moment(asked_at)} to {_moment(message.send_at)}")
+            _Event(None, "shifted", f"from {_moment(asked_at)} to {_moment(message.send_at)}")
         )
     if story.reservations is None:
-        events.append(_Entry(None, "[yellow]reserved[/]", "Redis does not answer"))
+        events.append(_Event(None, "[yellow]reserved[/]", "Redis does not answer"))
     for each in story.reservations or ():
         if each.at is not None:
-            events.append(_Entry(None, "reserved", f"{_moment(each.at)} of {each.scope}"))
+            events.append(_Event(None, "reserved", f"{_moment(each.at)} of {each.scope}"))
         elif message.status not in (Status.CANCELLED, Status.EXPIRED):
-            events.append(_Entry(None, "[dim]no reservation[/]", f"of {each.scope} any more"))
+            events.append(_Event(None, "[dim]no reservation[/]", f"of {each.scope} any more"))
     enqueued_at = message.enqueued_at
     for number, attempt in enumerate(story.attempts, start=1):
         if enqueued_at is not None and enqueued_at <= attempt.started_at:
@@ -117,20 +117,20 @@ def _events(story: Story) -> list[_Entry]:
         events.append(_enqueued(enqueued_at))
     last = story.attempts[-1].outcome if story.attempts else None
     if message.finished_at is not None and (message.status, last) != (Status.SENT, Outcome.SENT):
-        events.append(_Entry(message.finished_at, output.status_text(message.status)))
+        events.append(_Event(message.finished_at, output.status_text(message.status)))
     return events
 
 
-def _enqueued(at: datetime) -> _Entry:
-    return _Entry(at, "enqueued", "to Celery")
+def _enqueued(at: datetime) -> _Event:
+    return _Event(at, "enqueued", "to Celery")
 
 
-def _of_attempt(number: int, attempt: Attempt) -> list[_Entry]:
-    began = _Entry(attempt.started_at, f"attempt {number}", "claimed by a worker")
+def _of_attempt(number: int, attempt: Attempt) -> list[_Event]:
+    began = _Event(attempt.started_at, f"attempt {number}", "claimed by a worker")
     if attempt.outcome is None:
-        return [began, _Entry(None, "[blue]under way[/]")]
+        return [began, _Event(None, "[blue]under way[/]")]
     word = f"[{_OUTCOMES[attempt.outcome]}]{attempt.outcome.value}[/]"
-    return [began, _Entry(attempt.finished_at, word, attempt.error or attempt.receipt or "")]
+    return [began, _Event(attempt.finished_at, word, attempt.error or attempt.receipt or "")]
 
 
 def _moment(instant: datetime | None) -> str:

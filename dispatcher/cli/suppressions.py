@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, examples
+from dispatcher.cli.app import AsJson, AsJsonLines, examples
 from dispatcher.cli.filters import complete_channel
 from dispatcher.client import Dispatcher
 
@@ -76,7 +76,7 @@ def unsuppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson
 def suppressed(
     recipient: Annotated[str | None, typer.Argument(metavar="RECIPIENT")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 100,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each.")] = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """List all suppressions, or those of one recipient."""
     with Dispatcher() as dispatcher:

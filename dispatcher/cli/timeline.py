@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from dispatcher.cli import output
-from dispatcher.cli.app import examples
+from dispatcher.cli.app import AsJson, examples
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidDraft
 from dispatcher.reservation import CELLS, Fill, QuotaTimeline, Span, Timeline
@@ -56,7 +56,7 @@ def timeline(
     ] = None,
     hours: Annotated[int | None, typer.Option(min=1, help="How many hours to show.")] = None,
     days: Annotated[int | None, typer.Option(min=1, help="How many days; default: 2.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what is booked, how full each quota is, what is blocked, and the next free slots.
 

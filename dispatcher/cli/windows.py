@@ -55,9 +55,10 @@ def rebuild(
     Exit code 1 when another process is rebuilding some of them.
     """
     with Dispatcher() as dispatcher:
-        wanted = len(set(shard)) if shard else dispatcher.settings.shards
+        shards = dispatcher.settings.shards
+        wanted = len(set(shard)) if shard else shards
         if not yes:
-            confirm(f"Refuse submits to {wanted} shards while they are rebuilt?")
+            confirm(f"Rebuild {wanted} of {shards} shards? Their submits are refused meanwhile.")
         with bar() as progress:
             task = progress.add_task("rows read")
             done = dispatcher.rebuild_windows(

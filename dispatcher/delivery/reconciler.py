@@ -21,7 +21,7 @@ from dispatcher.limiters import Permit, Permits
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation import Rebuild, Reserved, Unconfirmed, Upkeep
 from dispatcher.settings import Settings
-from dispatcher.store import ReservationRow, ReservedTime, Settled, StoreUpkeep
+from dispatcher.store import ReservationRow, ReservedTime, Settled, StoreMaintenance
 from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Reconciler:
         *,
         settings: Settings,
         clock: Clock,
-        store: StoreUpkeep,
+        store: StoreMaintenance,
         upkeep: Upkeep,
         permits: Permits,
     ) -> None:
@@ -251,7 +251,7 @@ class Reconciler:
         for page in self._store.reservations(
             memory=self._upkeep.memory, batch=BATCH, created=created
         ):
-            restored += self._upkeep.put_back(self._reserved(page))
+            restored += self._upkeep.restore_missing(self._reserved(page))
         self._upkeep.mark_checked(unchecked)
         return restored
 

@@ -6,16 +6,17 @@ import logging
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from uuid import UUID
 
 from dispatcher.broker.queue import Ticket
 from dispatcher.delivery.send_log import ClaimLog
-from dispatcher.delivery.sender import NO_WAIT, BrokenSend, EndedSend, Group, Parts
+from dispatcher.delivery.sender import NO_WAIT, BrokenSend, EndedSend, Group, Shared
 from dispatcher.delivery.sender_pool import SenderPool
 from dispatcher.errors import LimitersUnavailable, QueueUnavailable, StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.limiters import Permit
-from dispatcher.store import Claim, Failure, Result
+from dispatcher.store import Claim, Failure, Success
 from dispatcher.telemetry.journal import Transition
 
 log = logging.getLogger(__name__)
@@ -24,57 +25,56 @@ _RECORD_EVERY_SECONDS = 0.05
 _RECORD_AGAIN_SECONDS = 0.2
 _RECORD_FOR_SECONDS = 120.0
 """How long at least to try to record outcomes while the store is away."""
-_LATE_AFTER_SECONDS = 0.05
+_LASTING_AFTER_SECONDS = 0.05
 """How long all sends of a group have begun before its task stops waiting for them."""
 _RENEW_AGAIN_SECONDS = 1.0
-LONGEST_HOLD_SECONDS = 600.0
+LONGEST_CLAIM_SECONDS = 600.0
 """After this time the claim of a send that does not end is not renewed: its message is rescued."""
 
 
 class Recorder:
     """Lives as long as the claims of its group.
 
-    One thread at a time calls it: the task's, then that of :class:`LateRecorders`. ``waiting`` are
+    One thread at a time calls it: the task's, then that of :class:`LastingSends`. ``waiting`` are
     the claims without a permit yet, ``ask_at`` is when to ask for it, ``sent`` counts the
     successes, ``error`` is the error that ended the group. Times are of the monotonic clock.
     """
 
     def __init__(
-        self, parts: Parts, pool: SenderPool, group: Group, claims: Sequence[Claim]
+        self, shared: Shared, pool: SenderPool, group: Group, claims: Sequence[Claim]
     ) -> None:
         self.waiting = list(claims)
-        self.ask_at = parts.clock.monotonic()
+        self.ask_at = shared.clock.monotonic()
         self.sent = 0
         self.error: BaseException | None = None
-        self._parts = parts
+        self._shared = shared
         self._pool = pool
         self._group = group
+        self.put_back = partial(put_back, shared, group.send_log)
         self._sending: dict[UUID, Claim] = {}
-        self._permits: dict[UUID, Permit] = {}
         self._ended: list[EndedSend] = []
         self._is_broken_off = False
-        self._ttl = parts.settings.claim_ttl.total_seconds()
-        self._timeout = parts.settings.transport_timeout.total_seconds()
+        self._ttl = shared.settings.claim_ttl.total_seconds()
+        self._timeout = shared.settings.transport_timeout.total_seconds()
         self._all_begun_at = group.claimed_at
         self._record_at = group.claimed_at + _RECORD_EVERY_SECONDS
         self._record_until = 0.0
         self._is_store_away = False
         self._renew_at = 0.0
-        group.send_log.hold()
+        group.send_log.share()
 
     @property
-    def hold(self) -> timedelta:
-        """What is left of the claims."""
-        return timedelta(seconds=max(0.0, self._group.ends_at - self._parts.clock.monotonic()))
+    def time_left(self) -> timedelta:
+        """How long the claims last."""
+        return timedelta(seconds=max(0.0, self._group.ends_at - self._shared.clock.monotonic()))
 
-    def send(self, granted: Sequence[tuple[Claim, Permit]]) -> None:
-        """Let the senders send these by their permits, each at its instant."""
+    def send(self, permitted: Sequence[Claim]) -> None:
+        """Let the senders send these, which have permits, each at its instant."""
         due: list[tuple[float, Claim]] = []
-        for claim, permit in granted:
+        for claim in permitted:
             self._sending[claim.message.id] = claim
-            self._permits[claim.message.id] = permit
             due.append((self._group.received_at + claim.due_in, claim))
-        self._pool.send(self._group, due)
+        self._pool.add(self._group, due)
 
     def step(self) -> bool:
         """Do what is due now; return whether more will be.
@@ -85,23 +85,23 @@ class Recorder:
         try:
             self._collect()
             if parked := self._pool.withdraw(self._group, only_silent=True):
-                self._take_back(parked)
-            if (self.error or self._parts.is_stopping) and not self._is_broken_off:
+                self._put_back_unsent(parked)
+            if (self.error or self._shared.is_stopping) and not self._is_broken_off:
                 self._break_off()
             self._renew()
-            if self._group.ends_at - self._parts.clock.monotonic() < self._timeout:
+            if self._group.ends_at - self._shared.clock.monotonic() < self._timeout:
                 # No sender can begin it any more, and rescued its outcome would be unknown.
                 self._withdraw()
         except BaseException as error:  # noqa: BLE001 - kept in self.error, or raised at once
             self.fail(error)
         goes_on = bool(self.waiting or self._sending or self._ended)
         if not goes_on:
-            self._group.send_log.let_go()
+            self._group.send_log.close()
         return goes_on
 
     def pause(self) -> None:
         """Wait for the senders, or until it is time to ask for permits."""
-        clock = self._parts.clock
+        clock = self._shared.clock
         left = max(0.0, self.ask_at - clock.monotonic())
         if self._sending:
             longest = _RECORD_EVERY_SECONDS
@@ -117,12 +117,12 @@ class Recorder:
         while self.step():
             self.pause()
 
-    def is_late(self) -> bool:
-        """Whether all sends have begun, and that some time ago."""
-        now = self._parts.clock.monotonic()
+    def has_lasting_sends(self) -> bool:
+        """Whether all sends have begun, some time ago, and not all have ended."""
+        now = self._shared.clock.monotonic()
         if self.waiting or self._pool.has_left(self._group) or not self._sending:
             self._all_begun_at = now
-        return now - self._all_begun_at >= _LATE_AFTER_SECONDS
+        return now - self._all_begun_at >= _LASTING_AFTER_SECONDS
 
     def fail(self, error: BaseException) -> None:
         """Break the group off because of an error. Raises it where that was done before."""
@@ -137,21 +137,21 @@ class Recorder:
 
         Those that are due again before the sweep runs are enqueued.
         """
-        settings = self._parts.settings
+        settings = self._shared.settings
         limit = settings.sweep_interval * 2
         soon = [each for each in refused if each[1] <= limit]
-        late = [each for each in refused if each[1] > limit]
-        if late and self.put_back(late):
-            self._tell_snoozed(late)
+        later = [each for each in refused if each[1] > limit]
+        if later and self.put_back(later):
+            self._tell_snoozed(later)
         if soon and self.put_back(soon, enqueue_in=settings.enqueue_grace):
             self._tell_snoozed(soon)
             self._enqueue(soon)
 
-    def put_back(
-        self, unsent: Sequence[tuple[Claim, timedelta]], *, enqueue_in: timedelta | None = None
-    ) -> bool:
-        """Put back messages that were not sent, as :func:`put_back` does."""
-        return put_back(self._parts, self._group.send_log, unsent, enqueue_in=enqueue_in)
+    def put_waiting_back(self, wait: timedelta = NO_WAIT) -> None:
+        """Put back the messages that wait for permits, due again after the wait."""
+        waiting, self.waiting = self.waiting, []
+        if waiting:
+            self.put_back([(claim, wait) for claim in waiting])
 
     # The steps.
 
@@ -167,7 +167,7 @@ class Recorder:
             if isinstance(report, EndedSend):
                 has_ended = True
                 self._ended.append(report)
-                self.sent += isinstance(report.outcome, Result)
+                self.sent += isinstance(report.record, Success)
             elif isinstance(report, BrokenSend):
                 self.error = report.error
                 group.send_log.keep()
@@ -175,10 +175,10 @@ class Recorder:
                 unsent.append((report.claim, report.wait))
         if unsent:
             self.put_back(unsent)
-        now = self._parts.clock.monotonic()
+        now = self._shared.clock.monotonic()
         if has_ended:
             # While the store is away no rescue ends these claims, and the token guards the record.
-            patience = 0.0 if self._parts.is_stopping else _RECORD_FOR_SECONDS
+            patience = 0.0 if self._shared.is_stopping else _RECORD_FOR_SECONDS
             self._record_until = max(group.ends_at, now + patience)
         is_time = now >= self._record_at
         is_last = not self._sending and not self._is_store_away
@@ -189,22 +189,20 @@ class Recorder:
                 self._ended = []
             # The thread does not wait for the store: it may have other groups.
             pause = _RECORD_EVERY_SECONDS if is_done else _RECORD_AGAIN_SECONDS
-            self._record_at = self._parts.clock.monotonic() + pause
+            self._record_at = self._shared.clock.monotonic() + pause
 
     def _break_off(self) -> None:
         """Put back the messages that will not be sent."""
         self._is_broken_off = self._group.is_over = True
-        if self.waiting:
-            waiting, self.waiting = self.waiting, []
-            self.put_back([(claim, NO_WAIT) for claim in waiting])
+        self.put_waiting_back()
         self._withdraw()
 
     def _withdraw(self) -> None:
         """Put back the messages that no sender has taken."""
         if unsent := self._pool.withdraw(self._group):
-            self._take_back(unsent)
+            self._put_back_unsent(unsent)
 
-    def _take_back(self, unsent: Sequence[tuple[Claim, timedelta]]) -> None:
+    def _put_back_unsent(self, unsent: Sequence[tuple[Claim, timedelta]]) -> None:
         for claim, _ in unsent:
             del self._sending[claim.message.id]
         self.put_back(unsent)
@@ -215,20 +213,20 @@ class Recorder:
         Earlier when no send could begin any more by then.
         """
         group = self._group
-        now = self._parts.clock.monotonic()
+        now = self._shared.clock.monotonic()
         left = group.ends_at - now
         is_time = 0 < left < max(self._ttl / 2, self._timeout + _RENEW_AGAIN_SECONDS)
-        too_long = now - group.claimed_at > LONGEST_HOLD_SECONDS
+        too_long = now - group.claimed_at > LONGEST_CLAIM_SECONDS
         if not self._sending or not is_time or too_long or now < self._renew_at:
             return
         held = [*self._sending.values(), *self.waiting]
         try:
             # Permits first: nothing may be sent later than they count.
-            self._parts.permits.extend(
-                [permit_of(each) for each in held], hold=self._parts.settings.claim_ttl
+            self._shared.permits.extend(
+                [permit_of(each) for each in held], within=self._shared.settings.claim_ttl
             )
             fault("renew.after_permits")
-            ours = self._parts.claims.renew(held)
+            ours = self._shared.claims.renew(held)
             fault("renew.after_claims")
         except (LimitersUnavailable, StoreUnavailable) as error:
             log.warning("could not renew %d claims, tried again in a second: %s", len(held), error)
@@ -246,15 +244,15 @@ class Recorder:
         except StoreUnavailable as error:
             if error.refused:
                 self._store_each(ended)
-            elif self._parts.clock.monotonic() <= self._record_until:
+            elif self._shared.clock.monotonic() <= self._record_until:
                 return False
             else:
                 _lost(error)
-        self._parts.journal.attempted(
-            (each.claim.message, each.outcome.outcome.value, each.late_by) for each in ended
+        self._shared.journal.attempted(
+            (each.claim.message, each.record.outcome.value, each.late_by) for each in ended
         )
         fault("deliver.after_record")
-        self._settle(ended)
+        self._settle_permits(ended)
         return True
 
     def _store_each(self, ended: Sequence[EndedSend]) -> None:
@@ -266,18 +264,18 @@ class Recorder:
                 _lost(error)
 
     def _store(self, ended: Sequence[EndedSend]) -> None:
-        results: list[Result] = []
+        successes: list[Success] = []
         failures: list[Failure] = []
         for send in ended:
-            if isinstance(send.outcome, Result):
-                results.append(send.outcome)
+            if isinstance(send.record, Success):
+                successes.append(send.record)
             else:
-                failures.append(send.outcome)
-        enqueue_in = -self._parts.settings.horizon
-        expired = self._parts.claims.record(results, failures, enqueue_in=enqueue_in)
-        tell = self._parts.journal.tell
-        for result in results:
-            message = result.claim.message
+                failures.append(send.record)
+        enqueue_in = -self._shared.settings.horizon
+        expired = self._shared.claims.record(successes, failures, enqueue_in=enqueue_in)
+        tell = self._shared.journal.tell
+        for success in successes:
+            message = success.claim.message
             tell(Transition.SENT, message, attempt=message.attempt_count)
         for each in failures:
             message = each.claim.message
@@ -291,14 +289,11 @@ class Recorder:
             else:
                 tell(Transition.RETRIED, message, **facts, wait_seconds=each.wait)
 
-    def _settle(self, ended: Sequence[EndedSend]) -> None:
-        now = self._parts.clock.monotonic()
-        used = [
-            (self._permits[each.claim.message.id], timedelta(seconds=now - each.at))
-            for each in ended
-        ]
+    def _settle_permits(self, ended: Sequence[EndedSend]) -> None:
+        now = self._shared.clock.monotonic()
+        used = [(permit_of(each.claim), timedelta(seconds=now - each.at)) for each in ended]
         try:
-            self._parts.permits.settle(used)
+            self._shared.permits.settle(used)
         except LimitersUnavailable as error:
             log.warning(
                 "could not settle %d permits, they stay counted for longer: %s", len(used), error
@@ -306,22 +301,22 @@ class Recorder:
 
     def _tell_snoozed(self, snoozed: Sequence[tuple[Claim, timedelta]]) -> None:
         for claim, wait in snoozed:
-            self._parts.journal.tell(Transition.SNOOZED, claim.message, wait_seconds=wait)
+            self._shared.journal.tell(Transition.SNOOZED, claim.message, wait_seconds=wait)
 
     def _enqueue(self, snoozed: Sequence[tuple[Claim, timedelta]]) -> None:
-        now = self._parts.clock.now()
+        now = self._shared.clock.now()
         tickets = [
             Ticket(claim.message.id, claim.message.channel, now + wait, is_first=False)
             for claim, wait in snoozed
         ]
         try:
-            self._parts.queue.enqueue(tickets)
+            self._shared.queue.enqueue(tickets)
         except QueueUnavailable as error:
             log.warning("could not enqueue %d messages, enqueue_due will: %s", len(snoozed), error)
 
 
-class LateRecorders:
-    """Finishes recorders whose tasks have ended, on one thread of the process.
+class LastingSends:
+    """Finishes the recorders of sends for which no task waits any more, on one thread.
 
     The thread is there while there is a recorder. Each has a send under way, or a message that a
     sender has taken, so there are never more than the process has senders.
@@ -337,7 +332,7 @@ class LateRecorders:
         """Finish this recorder; False where the system gives no thread for it."""
         with self._lock:
             if not self._recorders:
-                thread = threading.Thread(target=self._run, name="late recorders", daemon=True)
+                thread = threading.Thread(target=self._run, name="lasting sends", daemon=True)
                 try:
                     thread.start()
                 except RuntimeError:
@@ -351,7 +346,7 @@ class LateRecorders:
 
         ``timeout`` in seconds, None for as long as any claim is renewed.
         """
-        return self._none.wait(LONGEST_HOLD_SECONDS if timeout is None else timeout)
+        return self._none.wait(LONGEST_CLAIM_SECONDS if timeout is None else timeout)
 
     def _run(self) -> None:
         while True:
@@ -372,7 +367,7 @@ def permit_of(claim: Claim) -> Permit:
 
 
 def put_back(
-    parts: Parts,
+    shared: Shared,
     send_log: ClaimLog,
     unsent: Sequence[tuple[Claim, timedelta]],
     *,
@@ -386,17 +381,17 @@ def put_back(
     some for these claims.
     """
     if enqueue_in is None:
-        enqueue_in = -parts.settings.horizon
+        enqueue_in = -shared.settings.horizon
     is_stored = True
     try:
-        parts.claims.put_back(unsent, enqueue_in=enqueue_in)
+        shared.claims.put_back(unsent, enqueue_in=enqueue_in)
     except StoreUnavailable as error:
         log.warning("could not put back %d messages, they will be rescued: %s", len(unsent), error)
         send_log.keep()
         is_stored = False
     fault("put_back.after_row")
     try:
-        parts.permits.give_back([permit_of(claim) for claim, _ in unsent])
+        shared.permits.give_back([permit_of(claim) for claim, _ in unsent])
     except LimitersUnavailable as error:
         log.warning(
             "could not give back %d unused permits, they stay counted for longer: %s",
@@ -415,7 +410,8 @@ def _goes_on(recorder: Recorder) -> bool:
     except BaseException as raised:  # noqa: BLE001 - no other group may end with it
         error = raised
     if error is not None:
-        log.error("a group was broken off (%s)", type(error).__name__)  # its text may quote a body
+        kind = type(error).__name__  # its text may quote a body
+        log.error("recording the outcomes of a group failed (%s); rescue finds them", kind)
     return False
 
 

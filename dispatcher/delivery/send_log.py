@@ -59,7 +59,8 @@ LogFile = tuple[Path, int]
 class ClaimLog:
     """The file of one claim. ``mark`` is that of the claim in the store, and the file's name.
 
-    Each group of the claim holds it while it sends. The last one to let go empties the file.
+    The task opens it, and each group of the claim shares it until its sends have ended. The last
+    one to close it empties the file.
     """
 
     def __init__(self, logs: SendLogs, mark: UUID, file: LogFile | None) -> None:
@@ -67,41 +68,41 @@ class ClaimLog:
         self._logs = logs
         self._file = file
         self._lock = threading.Lock()
-        self._holders = 1
+        self._users = 1
         self._is_kept = False
 
     def begin(self, message_id: UUID) -> bool:
         """Note that the send of this message begins; False where it must not begin."""
         file = self._file
-        if not self._holders:
+        if not self._users:
             return False
         # Without a note the file must go: then it proves nothing, and the send may begin.
         return file is None or _append(file, message_id.hex) or _delete(file[0])
 
-    def hold(self) -> None:
-        """Keep the file until one more call of :meth:`let_go`."""
+    def share(self) -> None:
+        """Keep the file open until one more call of :meth:`close`."""
         with self._lock:
-            self._holders += 1
+            self._users += 1
 
     def keep(self) -> None:
-        """Let the last :meth:`let_go` leave the file to the next rescue instead of emptying it.
+        """Let the last :meth:`close` leave the file to the next rescue instead of emptying it.
 
         For a claim that the store may still have: the rescue puts back its messages that were not
         begun.
         """
         self._is_kept = True
 
-    def let_go(self) -> None:
-        """Let go once. After the last time no send begins, and the file is emptied or left."""
+    def close(self) -> None:
+        """Close it once. After the last time no send begins, and the file is emptied or left."""
         with self._lock:
-            self._holders -= 1
-            if self._holders or self._file is None:
+            self._users -= 1
+            if self._users or self._file is None:
                 return
             file, self._file = self._file, None
         if self._is_kept:
             self._logs.leave(file)
         else:
-            self._logs.take_back(file)
+            self._logs.recycle(file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,20 +136,25 @@ class SendLogs:
         mark = uuid4()
         with self._lock:
             if self._own is None:
-                self._own = self._opened()
-            file = self._own and _made(self._own[0] / mark.hex, self._spares)
+                self._own = self._make_folder()
+            file = self._own and _file_at(self._own[0] / mark.hex, self._spares)
             if file and not _append(file, " ".join([each.hex for each in message_ids])):
                 _discard(file)  # where it stays, its line has no end: it proves nothing
                 file = None
         return ClaimLog(self, mark, file)
 
-    def take_back(self, used: LogFile) -> None:
+    def recycle(self, used: LogFile) -> None:
         """Empty the file of a claim that is over, and keep it for another one."""
+        path, descriptor = used
         with self._lock:
-            if not self._is_closed and _empty(used):
-                self._spares.append(used)
-            else:
-                _discard(used)
+            try:
+                if not self._is_closed:
+                    os.ftruncate(descriptor, 0)
+                    self._spares.append(used)
+                    return
+            except OSError as error:
+                log.warning("could not empty the send log %s: %s", path, error.strerror)
+            _discard(used)
 
     def leave(self, file: LogFile) -> None:
         """Let the next rescue read a file of this process, which writes no more to it."""
@@ -169,7 +175,7 @@ class SendLogs:
                 "their claim ends", path, error.strerror,
             )  # fmt: skip
 
-    def settle(self, act: Callable[[LeftLog], object], *, limit: int) -> bool:
+    def consume(self, act: Callable[[LeftLog], object], *, limit: int) -> bool:
         """Call ``act`` with each log that is left, and delete the log when ``act`` has returned.
 
         Stop when ``limit`` are deleted; return False where more are left. What ``act`` raises is
@@ -212,8 +218,8 @@ class SendLogs:
                 _remove_empty(folder)
                 os.close(lock)
 
-    def _opened(self) -> LogFile | None:
-        """Return the folder of this process and its lock."""
+    def _make_folder(self) -> LogFile | None:
+        """Return the folder of this process and its lock; None where it cannot be made."""
         try:
             return _locked_folder(self._folder)
         except OSError as error:
@@ -228,7 +234,7 @@ class SendLogs:
             return None
 
 
-def _made(path: Path, spares: list[LogFile]) -> LogFile | None:
+def _file_at(path: Path, spares: list[LogFile]) -> LogFile | None:
     """Give a spare file this path, or make a file there; None where it cannot be made."""
     if spares:
         old, descriptor = spares.pop()
@@ -246,17 +252,6 @@ def _made(path: Path, spares: list[LogFile]) -> LogFile | None:
             "claim have an unknown outcome", path, error.strerror,
         )  # fmt: skip
         return None
-
-
-def _empty(file: LogFile) -> bool:
-    """Empty a file; return whether that worked, and log why not."""
-    path, descriptor = file
-    try:
-        os.ftruncate(descriptor, 0)
-    except OSError as error:
-        log.warning("could not empty the send log %s: %s", path, error.strerror)
-        return False
-    return True
 
 
 def _discard(file: LogFile) -> None:
@@ -351,7 +346,7 @@ def _lock_of_the_dead(folder: Path) -> int | None:
 
     try:
         lock = os.open(folder / _LOCK, os.O_RDWR)
-    except OSError:  # another one has settled it, or another user owns it
+    except OSError:  # another one has consumed it, or another user owns it
         return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

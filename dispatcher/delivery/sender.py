@@ -1,7 +1,7 @@
 """A group of claims, and the send of one message of it.
 
 The sender checks that the message still may be sent, calls the transport and names the outcome.
-``Parts`` is what all tasks, senders and recorders of a process share.
+``Shared`` is what all tasks, senders and recorders of a process share.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from dispatcher.broker.queue import Queue
@@ -27,11 +28,13 @@ from dispatcher.faults import fault
 from dispatcher.limiters import Permits
 from dispatcher.message import Outcome, storable_text
 from dispatcher.settings import Settings
-from dispatcher.store import Claim, Claims, Failure, Result
+from dispatcher.store import Claim, Claims, Failure, Success
 from dispatcher.telemetry.journal import Journal
-from dispatcher.telemetry.tracing import Tracing
 from dispatcher.times.clock import Clock
 from dispatcher.transports import Transport
+
+if TYPE_CHECKING:
+    from dispatcher.telemetry.spans import Spans
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +45,7 @@ _IN_TIME = 0.5
 
 
 @dataclass(slots=True, kw_only=True)
-class Parts:
+class Shared:
     """What the tasks, senders and recorders of a process share.
 
     ``jitter`` gives random numbers from 0 to 1 for the wait before a retry. ``is_stopping`` is set
@@ -55,21 +58,21 @@ class Parts:
     permits: Permits
     queue: Queue
     journal: Journal
-    tracing: Tracing | None = None
+    spans: Spans | None = None
     jitter: Callable[[], float] = random.random
     is_stopping: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class EndedSend:
-    """A send that came to an end, at a time of the monotonic clock.
+    """A send that came to an end, at a time of the monotonic clock. ``record`` is to be recorded.
 
     It began ``late_by`` seconds after the promised time of its message. ``answered`` is False where
     it failed and took so long that its destination gave no answer in time.
     """
 
     claim: Claim
-    outcome: Result | Failure
+    record: Success | Failure
     at: float
     late_by: float = 0.0
     answered: bool = True
@@ -124,11 +127,11 @@ class Group:
 class Sender:
     """Sends messages of one channel by its transport; several threads may do so at once."""
 
-    def __init__(self, channel: str, transport: Transport, parts: Parts) -> None:
+    def __init__(self, channel: str, transport: Transport, shared: Shared) -> None:
         self._channel = channel
         self._transport = transport
-        self._parts = parts
-        self._timeout = parts.settings.transport_timeout.total_seconds()
+        self._shared = shared
+        self._timeout = shared.settings.transport_timeout.total_seconds()
 
     def send(self, group: Group, claim: Claim) -> Report:
         """Send a message of a group if it still may be sent; report what came of it.
@@ -137,13 +140,13 @@ class Sender:
         :class:`BrokenSend`, and no other message of the group is sent.
         """
         try:
-            return self._sent(group, claim)
+            return self._try_send(group, claim)
         except BaseException as error:  # noqa: BLE001 - the thread of the recorder raises it
             group.is_over = True
             return BrokenSend(claim, error)
 
-    def _sent(self, group: Group, claim: Claim) -> EndedSend | UnsentClaim:
-        clock = self._parts.clock
+    def _try_send(self, group: Group, claim: Claim) -> EndedSend | UnsentClaim:
+        clock = self._shared.clock
         fault("deliver.before_send")
         unsent = self._refusal(group, claim, clock.monotonic())
         if unsent is not None:
@@ -155,22 +158,22 @@ class Sender:
         unsent = self._refusal(group, claim, now)  # the note may have waited for a slow disk
         if unsent is not None:
             return unsent
-        tracing = self._parts.tracing
-        if tracing is None:
-            outcome = self._outcome(group, claim)
+        spans = self._shared.spans
+        if spans is None:
+            record = self._call_transport(group, claim)
         else:
-            outcome = self._traced(group, claim, tracing)
+            record = self._call_traced(group, claim, spans)
         fault("deliver.after_send")
         # Counted at its end: a send is never later than that, so never counted too early.
         ended_at = clock.monotonic()
         late_by = now - group.received_at + claim.late_by
         in_time = ended_at - now < self._timeout * _IN_TIME
-        return EndedSend(claim, outcome, ended_at, late_by, isinstance(outcome, Result) or in_time)
+        return EndedSend(claim, record, ended_at, late_by, isinstance(record, Success) or in_time)
 
     def _refusal(self, group: Group, claim: Claim, now: float) -> UnsentClaim | None:
         """Return the report on a message that must not be sent; None for one that may be sent."""
         is_ours = claim.message.id not in group.lost and group.ends_at - now >= self._timeout
-        if group.is_over or self._parts.is_stopping or not is_ours:
+        if group.is_over or self._shared.is_stopping or not is_ours:
             return UnsentClaim(claim)
         if claim.expires_in is not None and now - group.claimed_at >= claim.expires_in:
             return UnsentClaim(claim)
@@ -178,16 +181,13 @@ class Sender:
             return UnsentClaim(claim, timedelta(seconds=group.closed_until - now))
         return None
 
-    def _traced(self, group: Group, claim: Claim, tracing: Tracing) -> Result | Failure:
-        with tracing.delivering(claim.message) as came_to:
-            outcome = self._outcome(group, claim)
-            if isinstance(outcome, Failure):
-                came_to(outcome.outcome, outcome.error_type)
-            else:
-                came_to(Outcome.SENT, None)
-        return outcome
+    def _call_traced(self, group: Group, claim: Claim, spans: Spans) -> Success | Failure:
+        with spans.delivering(claim.message) as came_to:
+            record = self._call_transport(group, claim)
+            came_to(record.outcome, record.error_type if isinstance(record, Failure) else None)
+        return record
 
-    def _outcome(self, group: Group, claim: Claim) -> Result | Failure:
+    def _call_transport(self, group: Group, claim: Claim) -> Success | Failure:
         """Give one message to its transport: the only line that reaches the world."""
         message = claim.message
         try:
@@ -204,18 +204,18 @@ class Sender:
             # It may be with the provider: a line that broke, say.
             outcome = Outcome.UNKNOWN if message.on_unknown == "hold" else Outcome.TEMPORARY
             return self._failure(claim, error, None, outcome)
-        return Result(claim, None if receipt is None else storable_text(receipt))
+        return Success(claim, None if receipt is None else storable_text(receipt))
 
     def _close(self, group: Group, error: TemporaryFailure) -> None:
         """Send nothing more on the channel until its provider wants to be asked."""
         wait = _kept_wait(error.retry_after)
         if not error.closes_channel or not wait:
             return
-        closed_until = self._parts.clock.monotonic() + wait.total_seconds()
+        closed_until = self._shared.clock.monotonic() + wait.total_seconds()
         with group.lock:  # the later end holds
             group.closed_until = max(group.closed_until, closed_until)
         try:
-            self._parts.permits.close(self._channel, wait)
+            self._shared.permits.close(self._channel, wait)
         except LimitersUnavailable as unavailable:
             log.warning(
                 "could not close channel %s to other workers: %s", self._channel, unavailable
@@ -231,13 +231,13 @@ class Sender:
         message = claim.message
         wait = None
         if message.attempt_count < message.max_attempts:
-            channel = self._parts.settings.channels[message.channel]
+            channel = self._shared.settings.channels[message.channel]
             wait = backoff(
                 message.attempt_count,
                 base=channel.backoff_base,
                 longest=channel.backoff_longest,
                 at_least=_kept_wait(retry_after),
-                jitter=self._parts.jitter(),
+                jitter=self._shared.jitter(),
             )
         return Failure(claim, outcome, _text(error), wait, type(error).__name__)
 

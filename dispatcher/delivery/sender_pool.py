@@ -61,8 +61,8 @@ class SenderPool:
         self._threads = 0
         self._is_closed = False
 
-    def send(self, group: Group, claims: Sequence[tuple[float, Claim]]) -> None:
-        """Send these, none before its instant by the monotonic clock."""
+    def add(self, group: Group, claims: Sequence[tuple[float, Claim]]) -> None:
+        """Let the threads send these, none before its instant by the monotonic clock."""
         with self._lock:
             group.left += len(claims)
             group.unreported += len(claims)

@@ -23,7 +23,7 @@ from dispatcher.faults import fault
 from dispatcher.limiters import Permit, Permits
 from dispatcher.message import Status
 from dispatcher.settings import Settings
-from dispatcher.store import Due, Messages, Notifications, Replies, StoreUpkeep
+from dispatcher.store import Due, Messages, Notifications, Replies, StoreMaintenance
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
 
@@ -64,7 +64,7 @@ class Sweep:
         *,
         settings: Settings,
         clock: Clock,
-        store: StoreUpkeep,
+        store: StoreMaintenance,
         messages: Messages,
         permits: Permits,
         queue: Queue,
@@ -157,7 +157,7 @@ class Sweep:
         by their send logs. While more logs are left than one run reads, it ends no claim.
         """
         counts: list[int] = []
-        are_all_read = self._send_logs.settle(
+        are_all_read = self._send_logs.consume(
             lambda left: counts.append(self._put_back(left)), limit=_LOGS_AT_ONCE
         )
         put_back = sum(counts)

@@ -1,6 +1,7 @@
-"""The task of a worker: claim a group, ask for permits, give what has one to the senders.
+"""The task of a worker: claim a group, acquire permits, send, and record what came of it.
 
-``GroupQueue`` begins so many groups of a channel at a time.
+``Delivery`` has these steps in this order; ``Recorder`` the last one, and renewals. ``GroupQueue``
+begins so many groups of a channel at a time.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from uuid import UUID
 
 from dispatcher.broker.queue import EARLY
 from dispatcher.delivery.destinations import Destinations
-from dispatcher.delivery.recorder import LateRecorders, Recorder, permit_of, put_back
+from dispatcher.delivery.recorder import LastingSends, Recorder, permit_of, put_back
 from dispatcher.delivery.send_log import ClaimLog, SendLogs
-from dispatcher.delivery.sender import NO_WAIT, Group, Parts, Sender
+from dispatcher.delivery.sender import NO_WAIT, Group, Sender, Shared
 from dispatcher.delivery.sender_pool import SenderPool
 from dispatcher.errors import LimitersUnavailable, StoreUnavailable
 from dispatcher.faults import fault
@@ -45,14 +46,14 @@ class Delivery:
     """
 
     def __init__(
-        self, parts: Parts, *, transports: Mapping[str, Transport], send_logs: SendLogs
+        self, shared: Shared, *, transports: Mapping[str, Transport], send_logs: SendLogs
     ) -> None:
-        self.parts = parts
+        self.shared = shared
         self._send_logs = send_logs
         self._pools = {name: self._pool(name, each) for name, each in transports.items()}
         # Groups are due within this length; the task of one comes a little before the first.
-        self._ahead = parts.settings.coalesce + 2 * EARLY
-        self._late = LateRecorders()
+        self._ahead = shared.settings.coalesce + 2 * EARLY
+        self._lasting = LastingSends()
 
     def deliver(self, message_ids: Sequence[UUID], *, to_the_end: bool = True) -> int:
         """Deliver what is due of these messages; return how many were sent with success.
@@ -63,18 +64,18 @@ class Delivery:
         nothing can be claimed; the sweep enqueues the messages again.
         """
         sent, ids = 0, list(message_ids)
-        while ids and not self.parts.is_stopping:
-            claimed_at = self.parts.clock.monotonic()
+        while ids and not self.shared.is_stopping:
+            claimed_at = self.shared.clock.monotonic()
             send_log = self._send_logs.open(ids)
             try:
-                claims = self.parts.claims.claim(ids, ahead=self._ahead, mark=send_log.mark)
+                claims = self.shared.claims.claim(ids, ahead=self._ahead, mark=send_log.mark)
                 fault("deliver.after_claim")
                 sent += self._deliver_claims(claims, claimed_at, send_log, to_the_end=to_the_end)
             except BaseException:
                 send_log.keep()
                 raise
             finally:
-                send_log.let_go()
+                send_log.close()
             ids = self._wait_for_early(ids, claims) if len(claims) < len(ids) else []
         return sent
 
@@ -87,8 +88,8 @@ class Delivery:
         So are messages of a channel that these settings do not know: while settings are being
         rolled out another worker may know it.
         """
-        received_at = self.parts.clock.monotonic()
-        ttl = self.parts.settings.claim_ttl
+        received_at = self.shared.clock.monotonic()
+        ttl = self.shared.settings.claim_ttl
         channels: dict[str, list[Claim]] = defaultdict(list)
         for claim in claims:
             channels[claim.message.channel].append(claim)
@@ -100,7 +101,7 @@ class Delivery:
                     "channel %s is not in this worker's settings: %d messages put back for "
                     "another one", [name], len(some),
                 )  # fmt: skip
-                put_back(self.parts, send_log, [(claim, ttl) for claim in some])
+                put_back(self.shared, send_log, [(claim, ttl) for claim in some])
             while channels:
                 name, some = channels.popitem()
                 group = Group(
@@ -109,11 +110,11 @@ class Delivery:
                     ends_at=claimed_at + ttl.total_seconds(),
                     send_log=send_log,
                 )
-                recorder = Recorder(self.parts, self._pools[name], group, some)
+                recorder = Recorder(self.shared, self._pools[name], group, some)
                 sent += self._deliver_group(recorder, to_the_end=to_the_end)
         finally:
             for some in channels.values():
-                put_back(self.parts, send_log, [(claim, NO_WAIT) for claim in some])
+                put_back(self.shared, send_log, [(claim, NO_WAIT) for claim in some])
         return sent
 
     def _deliver_group(self, recorder: Recorder, *, to_the_end: bool) -> int:
@@ -122,7 +123,7 @@ class Delivery:
         try:
             self._send_permitted(recorder, ask_until)
             while recorder.step():
-                if not to_the_end and recorder.is_late() and self._late.take(recorder):
+                if not to_the_end and recorder.has_lasting_sends() and self._lasting.take(recorder):
                     return recorder.sent
                 recorder.pause()
                 self._send_permitted(recorder, ask_until)
@@ -136,33 +137,32 @@ class Delivery:
     def _send_permitted(self, recorder: Recorder, ask_until: float) -> None:
         """Send the messages that get a permit; snooze those that get none until ``ask_until``."""
         claims = recorder.waiting
-        asked_at = self.parts.clock.monotonic()
-        if not claims or self.parts.is_stopping or asked_at < recorder.ask_at:
+        asked_at = self.shared.clock.monotonic()
+        if not claims or self.shared.is_stopping or asked_at < recorder.ask_at:
             return
+        permits = [*map(permit_of, claims)]
         try:
-            permits = [*map(permit_of, claims)]
-            answers = self.parts.permits.acquire(permits, hold=recorder.hold)
+            answers = self.shared.permits.acquire(permits, within=recorder.time_left)
         except LimitersUnavailable as error:
             log.warning(
                 "no permits for %d messages, tried again in a second: %s", len(claims), error
             )
-            recorder.waiting = []
-            recorder.put_back([(claim, _LIMITERS_PAUSE) for claim in claims])
+            recorder.put_waiting_back(_LIMITERS_PAUSE)
             return
         fault("deliver.after_permits")
-        granted, soon, refused = [], [], []
-        for claim, permit, answer in zip(claims, permits, answers, strict=True):
+        permitted, soon, refused = [], [], []
+        for claim, answer in zip(claims, answers, strict=True):
             comes_at = asked_at + answer.retry_after.total_seconds()
             if answer.allowed:
-                granted.append((claim, permit))
+                permitted.append(claim)
             elif comes_at <= ask_until:
                 soon.append(claim)
                 recorder.ask_at = max(recorder.ask_at, comes_at)
             else:
                 refused.append((claim, answer.retry_after))
         recorder.waiting = soon
-        if granted:
-            recorder.send(granted)
+        if permitted:
+            recorder.send(permitted)
         if refused:
             recorder.snooze(refused)
 
@@ -171,12 +171,12 @@ class Delivery:
 
         May be called in the handler of a signal: it waits for no lock.
         """
-        self.parts.is_stopping = True
+        self.shared.is_stopping = True
 
     @property
     def is_stopping(self) -> bool:
         """Whether no further send begins."""
-        return self.parts.is_stopping
+        return self.shared.is_stopping
 
     def finish(self, timeout: float | None = None) -> bool:
         """Wait for the sends that no task waits for; return whether all have ended.
@@ -184,7 +184,7 @@ class Delivery:
         ``timeout`` in seconds, None for as long as any claim is renewed. Messages whose sends last
         longer are left to ``rescue``.
         """
-        return self._late.finish(timeout)
+        return self._lasting.finish(timeout)
 
     def close(self) -> None:
         """Let the threads of the senders end."""
@@ -197,17 +197,17 @@ class Delivery:
         Those that are due later are left to the sweep; those that have ended go into the journal.
         """
         claimed = {claim.message.id for claim in claims}
-        found = self.parts.claims.unclaimed([each for each in message_ids if each not in claimed])
+        found = self.shared.claims.unclaimed([each for each in message_ids if each not in claimed])
         for message_id, channel in found.expired.items():
-            self.parts.journal.tell_of(Transition.EXPIRED, message_id, channel)
+            self.shared.journal.tell_of(Transition.EXPIRED, message_id, channel)
         for message_id, channel in found.cancelled.items():
-            self.parts.journal.tell_of(Transition.CANCELLED, message_id, channel)
+            self.shared.journal.tell_of(Transition.CANCELLED, message_id, channel)
         soon = {id_: wait for id_, wait in found.waits.items() if wait <= _LONGEST_EARLY}
         if len(soon) < len(found.waits):
-            self.parts.claims.enqueue_when_due([id_ for id_ in found.waits if id_ not in soon])
+            self.shared.claims.enqueue_when_due([id_ for id_ in found.waits if id_ not in soon])
         if soon:
             pause = min(max(soon.values()) - self._ahead, min(soon.values()) - EARLY)
-            self.parts.clock.sleep(max(0.0, pause.total_seconds()))
+            self.shared.clock.sleep(max(0.0, pause.total_seconds()))
         return list(soon)
 
     def _pool(self, name: str, transport: Transport) -> SenderPool:
@@ -216,8 +216,8 @@ class Delivery:
         Where the transport names destinations, one of them leaves a quarter of the senders to the
         others.
         """
-        parts = self.parts
-        channel = parts.settings.channels[name]
+        shared = self.shared
+        channel = shared.settings.channels[name]
         name_of = getattr(transport, "destination", None)
         destinations = None
         if callable(name_of):
@@ -225,18 +225,18 @@ class Delivery:
             destinations = Destinations(
                 name_of,
                 share=channel.senders - for_others,
-                timeout=parts.settings.transport_timeout.total_seconds(),
+                timeout=shared.settings.transport_timeout.total_seconds(),
                 longest=channel.backoff_longest,
-                clock=parts.clock,
+                clock=shared.clock,
             )
-        send = Sender(name, transport, parts).send
+        send = Sender(name, transport, shared).send
         return SenderPool(
-            f"send {name}", send, parts.clock, most=channel.senders, destinations=destinations
+            f"send {name}", send, shared.clock, most=channel.senders, destinations=destinations
         )
 
 
 @dataclass(slots=True)
-class _Channel:
+class _ChannelQueue:
     under_way: int = 0
     again: deque[Sequence[UUID]] = field(default_factory=deque)
     first: deque[Sequence[UUID]] = field(default_factory=deque)
@@ -256,7 +256,7 @@ class GroupQueue:
         self._delivery = delivery
         self._at_once = at_once
         self._lock = threading.Lock()
-        self._channels: dict[str, _Channel] = defaultdict(_Channel)
+        self._channels: dict[str, _ChannelQueue] = defaultdict(_ChannelQueue)
 
     def deliver(self, message_ids: Sequence[UUID], channel: str, *, is_first: bool = True) -> None:
         """Deliver a group now, or leave it to a thread that is at work on this channel.
@@ -270,8 +270,8 @@ class GroupQueue:
                 if len(queue.again) + len(queue.first) < _MOST_WAITING:
                     (queue.first if is_first else queue.again).append(message_ids)
                 else:
-                    log.info("channel %s: %d messages are left to the sweep", channel,
-                             len(message_ids))  # fmt: skip
+                    log.info("channel %s: this worker's queue is full; enqueue_due enqueues %d "
+                             "messages again", channel, len(message_ids))  # fmt: skip
                 return
             queue.under_way += 1
         group: Sequence[UUID] | None = message_ids
@@ -284,7 +284,7 @@ class GroupQueue:
                     raise  # none of those that wait can be claimed either
                 except Exception as error:  # noqa: BLE001 - theirs alone: the others go on
                     kind = type(error).__name__  # its text may quote a body
-                    log.error("channel %s: a group was broken off (%s)", channel, kind)  # noqa: TRY400
+                    log.error("channel %s: a group failed (%s)", channel, kind)  # noqa: TRY400
                     failure = failure or error
                 with self._lock:
                     waiting = queue.again or queue.first
@@ -296,8 +296,8 @@ class GroupQueue:
                 left, queue.again, queue.first = [*queue.again, *queue.first], deque(), deque()
                 queue.under_way -= 1
             if left:
-                log.warning("channel %s: %d messages are left to the sweep", channel,
-                            sum(map(len, left)))  # fmt: skip
+                log.warning("channel %s: a group failed; enqueue_due enqueues %d messages again",
+                            channel, sum(map(len, left)))  # fmt: skip
             raise
         if failure:
             raise failure

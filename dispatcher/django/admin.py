@@ -31,7 +31,7 @@ _PERSONAL = ("recipient", "scope", "scopes", "body", "idempotency_key", "last_er
 """The fields of a message that may name its recipient, or hold what it says."""
 
 
-class Filters(forms.Form):
+class FilterForm(forms.Form):
     """The filters of :class:`dispatcher.Wanted`."""
 
     status = forms.ChoiceField(required=False)
@@ -63,7 +63,7 @@ class Filters(forms.Form):
         return {name: each for name, each in self.cleaned_data.items() if each}
 
 
-class Action(NamedTuple):
+class MessageAction(NamedTuple):
     """A change of one message: who may make it, when, and how."""
 
     permission: str
@@ -81,21 +81,23 @@ def _move(message_id: str, given: Mapping[str, str]) -> Message:
     )
 
 
-ACTIONS: Mapping[str, Action] = {
-    "cancel": Action(
+ACTIONS: Mapping[str, MessageAction] = {
+    "cancel": MessageAction(
         "cancel_message", Status.SCHEDULED, "cancelled", lambda id_, _: dispatcher.cancel(id_)
     ),
-    "move": Action("move_message", Status.SCHEDULED, "moved", _move),
-    "retry": Action(
+    "move": MessageAction("move_message", Status.SCHEDULED, "moved", _move),
+    "retry": MessageAction(
         "retry_message",
         Status.FAILED,
         "given further attempts",
         lambda id_, given: dispatcher.retry(id_, perhaps_sent=bool(given.get("perhaps_sent"))),
     ),
-    "release": Action(
+    "release": MessageAction(
         "release_message", Status.HELD, "released", lambda id_, _: dispatcher.release(id_)
     ),
-    "drop": Action("release_message", Status.HELD, "dropped", lambda id_, _: dispatcher.drop(id_)),
+    "drop": MessageAction(
+        "release_message", Status.HELD, "dropped", lambda id_, _: dispatcher.drop(id_)
+    ),
 }
 
 
@@ -131,7 +133,7 @@ class MessageAdmin(admin.ModelAdmin):
         """List messages, newest first, by the filters."""
         self._check(request, "view_message")
         sees_all = _may(request, _SEE_BODY)
-        form = Filters(request.GET, sees_all=sees_all)
+        form = FilterForm(request.GET, sees_all=sees_all)
         page, problem, status = None, "", 200
         try:
             if form.is_valid():

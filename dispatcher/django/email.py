@@ -49,9 +49,12 @@ class EmailBackend(BaseEmailBackend):
         username: str | None = None,
         password: str | None = None,
         channel: str | None = None,
+        alias: str | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(fail_silently=fail_silently)
+        named: dict[str, Any] = {} if alias is None else {"alias": alias}  # from Django 6.1 on
+        super().__init__(**named)
+        self.fail_silently = fail_silently
         if username or password:
             accepted = "none: the channel's transport logs in"
             raise InvalidDraft("username", "an e-mail that is booked needs no login", accepted)

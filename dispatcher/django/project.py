@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from django.core.signals import setting_changed
 
-from dispatcher.client import Dispatcher, parts_of
+from dispatcher.client import Dispatcher, app_of
 from dispatcher.django import configuration
 from dispatcher.django.transactions import AtomicBlocks
 from dispatcher.errors import InvalidDraft
 from dispatcher.message import Draft, Message
 
-_OF_CLIENT = frozenset({"settings", "_app", "_threads", "_closing", "_turns"})
+_OF_CLIENT = frozenset({"settings", "_app", "_threads", "_closing", "_turns", "_joined"})
 
 
 class _Built(NamedTuple):
@@ -66,7 +66,7 @@ class ProjectDispatcher(Dispatcher):
                 client = Dispatcher(configuration.load())
                 if built is not None:
                     # Not client.close(): it waits for awaited calls, of which this may be one.
-                    parts_of(built.client).close()
+                    app_of(built.client).close()
                 alias = configuration.database_alias()
                 blocks = None if alias is None else AtomicBlocks(alias)
                 self._built = built = _Built(database, client, blocks)

@@ -12,17 +12,17 @@ import redis
 import redis.asyncio
 
 from dispatcher.errors import InvalidValue, kind_of, quoted
-from dispatcher.limiters.direct import AsyncClient, Client
+from dispatcher.limiters.decision import MILLISECOND
+from dispatcher.limiters.direct_calls import AsyncClient, Client
 from dispatcher.limiters.limit_set import LimitSet, OnError, check_name, length_ms
 from dispatcher.limiters.limiter import AsyncLimiter, Limiter
-from dispatcher.limiters.local import LocalShare
+from dispatcher.limiters.local_share import LocalShare
 from dispatcher.quota import MAX_LENGTH_MS, Limit
 from dispatcher.redis.memory import AsyncMemoryRedis, MemoryRedis
 from dispatcher.times.clock import Clock, SystemClock
 from dispatcher.times.periods import UNIT_MS
 
 _LEAST_MS = 10
-_MILLISECOND = timedelta(milliseconds=1)
 _PERIODS = f"a timedelta of {_LEAST_MS} ms to 366 days, or one of {', '.join(UNIT_MS)}"
 _CLIENTS = "a client of redis or redis.asyncio, also RedisCluster, or one in memory"
 _PIPELINES = (redis.client.Pipeline, redis.cluster.ClusterPipeline, redis.asyncio.client.Pipeline)
@@ -231,12 +231,12 @@ class CountPerLength(Algorithm):
     def parse(cls, text: str) -> Self:
         """Read ``"5/minute"``, ``"2/30 second"`` or ``"10 per second"``. Raises InvalidValue."""
         limit = Limit.parse(text)
-        return cls(limit.count, limit.length_ms * _MILLISECOND)
+        return cls(limit.count, limit.length_ms * MILLISECOND)
 
     @property
     def length_ms(self) -> int:
         """The period in ms."""
-        return cast(timedelta, self.period) // _MILLISECOND
+        return cast(timedelta, self.period) // MILLISECOND
 
     @property
     def spacing_ms(self) -> float:
@@ -271,7 +271,7 @@ class CountPerLength(Algorithm):
         if isinstance(self.period, str):
             if self.period not in UNIT_MS:
                 raise InvalidValue("period", quoted(self.period), _PERIODS)
-            return UNIT_MS[self.period] * _MILLISECOND
+            return UNIT_MS[self.period] * MILLISECOND
         length_ms(self.period, "period", least=_LEAST_MS, most=MAX_LENGTH_MS)
         return self.period
 

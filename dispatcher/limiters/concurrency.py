@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import ClassVar, Self
 
 from dispatcher.limiters.algorithm import Algorithm, check_count, share_of
+from dispatcher.limiters.decision import MILLISECOND
 from dispatcher.limiters.limit_set import length_ms
 
 _LONGEST_MS = 86_400_000
@@ -40,7 +41,7 @@ class Concurrency(Algorithm):
     @property
     def hold_ms(self) -> int:
         """How long a hold lasts, in ms."""
-        return self.hold // timedelta(milliseconds=1)
+        return self.hold // MILLISECOND
 
     @property
     def most(self) -> int:

@@ -11,12 +11,12 @@ from typing import ClassVar, Self, cast
 
 from dispatcher.errors import InvalidValue, quoted
 from dispatcher.limiters.algorithm import CountPerLength
+from dispatcher.limiters.decision import MILLISECOND
 from dispatcher.quota import Limit, read_count, split_zone
 from dispatcher.times import zones
 from dispatcher.times.periods import LONGEST_MS, UNIT_MS, Period, bounds, longest_ms
 
 _CALENDAR = ("month", "year")
-_MILLISECOND = timedelta(milliseconds=1)
 _SECOND_MS = 1_000
 _PERIODS = 4
 _ALIGNED = "a unit such as 'day' or 'month', or a timedelta of whole seconds up to 366 days"
@@ -73,7 +73,7 @@ class FixedWindow(CountPerLength):
         count, multiple, unit = read
         if unit in _CALENDAR:
             return cls(count, unit, align=zone)
-        return cls(count, multiple * UNIT_MS[unit] * _MILLISECOND, align=zone)
+        return cls(count, multiple * UNIT_MS[unit] * MILLISECOND, align=zone)
 
     def words_at(self, now_ms: int, further: int = 0) -> Sequence[int | bytes]:
         """Return its count, and its period or, with a zone, the bounds of the windows around then.
@@ -94,7 +94,7 @@ class FixedWindow(CountPerLength):
     def _period(self) -> Period:
         if isinstance(self.period, str):
             return cast(Period, self.period)
-        return self.period // _MILLISECOND
+        return self.period // MILLISECOND
 
     def _normal_period(self) -> timedelta | str:
         if self.align is not None and self.period in _CALENDAR:

@@ -48,7 +48,7 @@ _ID = re.compile(rf"[^\0\ud800-\udfff]{{1,{_LONGEST_ID}}}")
 _NO_WAIT = timedelta(0)
 
 
-class Call(NamedTuple):
+class ScriptCall(NamedTuple):
     """One script, its keys and its arguments."""
 
     script: str
@@ -57,9 +57,9 @@ class Call(NamedTuple):
 
 
 class PlainCall(NamedTuple):
-    """``acquire`` with one key for all limits, key and id in ASCII, for :mod:`direct`.
+    """``acquire`` with one key for all limits, key and id in ASCII, for :mod:`direct_calls`.
 
-    The reply is that of the script; empty or short where a :class:`Call` must be made.
+    The reply is that of the script; empty or short where a :class:`ScriptCall` must be made.
     """
 
     key: str
@@ -69,17 +69,17 @@ class PlainCall(NamedTuple):
     """Whether the id was made for this call, so that no earlier call can have used it."""
 
 
-class Pause(NamedTuple):
+class Sleep(NamedTuple):
     """Wait for so many seconds."""
 
     seconds: float
 
 
-Step: TypeAlias = Call | PlainCall | Pause
+Step: TypeAlias = ScriptCall | PlainCall | Sleep
 Steps: TypeAlias = Generator[Step, Reply, T]
 
 
-class Addresses:
+class KeyNames:
     """The names of the Redis keys of one set of limits, made from callers' keys."""
 
     def __init__(
@@ -157,7 +157,7 @@ class LimitSet:
             raise InvalidValue("on_error", quoted(on_error), "'raise', 'unknown' or 'local'")
         self._kept_words: tuple[int | None, Words] = (None, ())
         self._take_parts(parts)
-        self.addresses = Addresses(parts, prefix=prefix, tag=tag, cluster=cluster)
+        self.key_names = KeyNames(parts, prefix=prefix, tag=tag, cluster=cluster)
         self.on_error = on_error
         self._is_local = False
         self.span = 0
@@ -183,7 +183,7 @@ class LimitSet:
         """Return the text of a script for these limits."""
         return composed(f"limiters/{script}", self._kinds)
 
-    def ask(self, call: Callable[[int], Call]) -> Steps[Reply]:
+    def ask(self, call: Callable[[int], ScriptCall]) -> Steps[Reply]:
         """Ask, and ask again with other calendar periods where the server's time needs them."""
         for _ in range(_TRIES):
             now_ms = self.server_ms()

@@ -29,19 +29,25 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 from dispatcher.errors import InvalidValue, LimitersUnavailable
 from dispatcher.limiters import operations
 from dispatcher.limiters.decision import Decision
-from dispatcher.limiters.direct import AsyncClient, AsyncDirectCalls, Client, Commands, DirectCalls
+from dispatcher.limiters.direct_calls import (
+    AsyncClient,
+    AsyncDirectCalls,
+    Client,
+    Commands,
+    DirectCalls,
+)
 from dispatcher.limiters.limit_set import (
     Keys,
     LimitSet,
     OnError,
-    Pause,
     PlainCall,
     Reply,
+    Sleep,
     Step,
     Steps,
     new_id,
 )
-from dispatcher.limiters.local import LocalShare
+from dispatcher.limiters.local_share import LocalShare
 from dispatcher.limiters.operations import Request
 from dispatcher.redis import errors
 from dispatcher.redis.memory import AsyncMemoryRedis
@@ -280,7 +286,7 @@ class Limiter(_OnClient):
         with translated:
             if isinstance(step, PlainCall):
                 return self._direct.call(step) if self._direct.open else ()
-            if isinstance(step, Pause):
+            if isinstance(step, Sleep):
                 self._limit_set.clock.sleep(step.seconds)
                 return ()
             return _as_reply(self._script(step.script)(keys=step.keys, args=step.args))
@@ -423,7 +429,7 @@ class AsyncLimiter(_OnClient):
         with translated:
             if isinstance(step, PlainCall):
                 return await self._direct.call(step) if self._direct.open else ()
-            if isinstance(step, Pause):
+            if isinstance(step, Sleep):
                 await self._sleep(step.seconds)
                 return ()
             return _as_reply(await self._script(step.script)(keys=step.keys, args=step.args))

@@ -1,7 +1,7 @@
 """The operations of a set of limits, as steps that the limiters of both kinds of client run.
 
-An operation is a generator: it yields a :class:`Call`, a :class:`PlainCall` or a :class:`Pause`, is
-sent the reply, and returns the answer.
+An operation is a generator: it yields a :class:`ScriptCall`, a :class:`PlainCall` or a
+:class:`Sleep`, is sent the reply, and returns the answer.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Literal, NamedTuple
 from dispatcher.errors import InvalidValue, LimitersUnavailable, LimitReached, kind_of, quoted
 from dispatcher.limiters.decision import Decision, State
 from dispatcher.limiters.limit_set import (
-    Call,
     Keys,
     LimitSet,
-    Pause,
     PlainCall,
+    ScriptCall,
+    Sleep,
     Steps,
     check_permits,
     checked,
@@ -114,11 +114,13 @@ def peek(limit_set: LimitSet, keys: Keys, n: int) -> Steps[Decision]:
 
 def give_back(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
     """Return the permits of one id; return how many they were."""
-    names = limit_set.addresses.whole(keys)
+    names = limit_set.key_names.whole(keys)
     checked(permit)
 
-    def call(now_ms: int) -> Call:
-        return Call("limits_give_back", names, (limit_set.span, permit, *limit_set.words(now_ms)))
+    def call(now_ms: int) -> ScriptCall:
+        return ScriptCall(
+            "limits_give_back", names, (limit_set.span, permit, *limit_set.words(now_ms))
+        )
 
     _, returned = yield from limit_set.ask(call)
     return returned
@@ -126,7 +128,7 @@ def give_back(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
 
 def reset(limit_set: LimitSet, keys: Keys) -> Steps[None]:
     """Forget all permits for ``keys``."""
-    yield Call("limits_reset", limit_set.addresses.whole(keys), ())
+    yield ScriptCall("limits_reset", limit_set.key_names.whole(keys), ())
 
 
 def _acquire(
@@ -161,18 +163,18 @@ def _acquire(
             pause += random.uniform(0, limit_set.spacing(decision))  # noqa: S311 - no secret
             pause = pause if left is None else min(pause, left)
         waited = True
-        yield Pause(pause)
+        yield Sleep(pause)
 
 
 def _ask(
     limit_set: LimitSet, keys: Keys, n: int, permit: str, *, least: int, mode: int = _LOOK_UP
 ) -> Steps[Decision]:
     """Ask for up to ``n`` permits, and for no fewer than are of use."""
-    names = limit_set.addresses.whole(keys)
+    names = limit_set.key_names.whole(keys)
 
-    def call(now_ms: int) -> Call:
+    def call(now_ms: int) -> ScriptCall:
         words = limit_set.words(now_ms)
-        return Call("limits_acquire", names, (limit_set.span, *words, permit, mode, n, least))
+        return ScriptCall("limits_acquire", names, (limit_set.span, *words, permit, mode, n, least))
 
     now, *reply = yield from limit_set.ask(call)
     return limit_set.decision(now, reply, permit)
@@ -219,14 +221,14 @@ def renew(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[bool]:
     """Renew the holds of one id; return False if one has ended."""
     names = _that(limit_set, keys, "holds", "a Concurrency")
     lengths = [each.hold_ms for each in limit_set.parts if each.holds]
-    [done] = yield Call("limits_renew", names, (checked(permit), *lengths))
+    [done] = yield ScriptCall("limits_renew", names, (checked(permit), *lengths))
     return done == 1
 
 
 def end_holds(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
     """End the holds of one id; its other permits stay taken."""
     names = _that(limit_set, keys, "holds", "a Concurrency")
-    [ended] = yield Call("limits_end_holds", names, (checked(permit),))
+    [ended] = yield ScriptCall("limits_end_holds", names, (checked(permit),))
     return ended
 
 
@@ -243,7 +245,7 @@ def close(
     if length is not None:
         ms = length_ms(length, "length", least=1, most=_LONGEST_CLOSED_MS)
     until_ms = 0 if until is None else max(0, to_ms(until))
-    [ends] = yield Call("limits_close", names, (ms, until_ms))
+    [ends] = yield ScriptCall("limits_close", names, (ms, until_ms))
     return from_ms(ends)
 
 
@@ -254,7 +256,7 @@ def _that(
     found = [index for index, each in enumerate(limit_set.parts) if getattr(each, what)]
     if not found:
         raise InvalidValue("limits", f"none of them {what} anything", f"{accepted} among them")
-    states = limit_set.addresses.states(limit_set.addresses.each(keys))
+    states = limit_set.key_names.states(limit_set.key_names.each(keys))
     return [states[index] for index in found]
 
 
@@ -321,7 +323,7 @@ class _Wanted(NamedTuple):
 
 
 @dataclass
-class _State:
+class _GroupState:
     """One state and its part in the group so far."""
 
     index: int
@@ -337,7 +339,7 @@ class _Group:
     """A group that is asked for part by part."""
 
     limit_set: LimitSet
-    states: dict[str, _State] = field(default_factory=dict)
+    states: dict[str, _GroupState] = field(default_factory=dict)
 
     def acquire(self, wanted: Sequence[_Wanted]) -> Steps[list[Decision]]:
         """Take permits for some requests, in one script."""
@@ -347,7 +349,7 @@ class _Group:
         for each in wanted:
             requests += (each.permit, _LOOK_UP, each.n, each.n, len(each.chosen))
             for index, name in zip(each.chosen, each.states, strict=True):
-                self.states.setdefault(name, _State(index))
+                self.states.setdefault(name, _GroupState(index))
                 requests.append(some.setdefault(name, len(some) + 1))
                 wanted_of.setdefault(name, []).append(each.n)
         states = [self.states[name] for name in some]
@@ -360,11 +362,11 @@ class _Group:
         ]
         so_far = [word for state in states for word in (state.ahead, state.left)]
         key = next((each.keys[0] for each in wanted if each.keys), "")
-        names = [*limit_set.addresses.permits(key), *some]
+        names = [*limit_set.key_names.permits(key), *some]
 
-        def call(now_ms: int) -> Call:
+        def call(now_ms: int) -> ScriptCall:
             words = limit_set.words_of(now_ms, parts, turns)
-            return Call("limits_acquire", names, (limit_set.span, *words, *so_far, *requests))
+            return ScriptCall("limits_acquire", names, (limit_set.span, *words, *so_far, *requests))
 
         now, *flat = yield from limit_set.ask(call)
         decisions = [self._decision(now, each, flat) for each in wanted]
@@ -389,7 +391,7 @@ def acquire_each(limit_set: LimitSet, requests: Sequence[Request]) -> Steps[list
     if not isinstance(requests, Iterable):
         raise InvalidValue("requests", kind_of(requests), _REQUESTS)
     wanted = [_wanted(limit_set, each) for each in requests]
-    limit_set.addresses.check_group([each.keys for each in wanted])
+    limit_set.key_names.check_group([each.keys for each in wanted])
     group, decisions = _Group(limit_set), list[Decision]()
     for some in _parts(wanted):
         try:
@@ -407,13 +409,13 @@ def _wanted(limit_set: LimitSet, request: Request) -> _Wanted:
     parts = [limit_set.parts[index] for index in chosen]
     check_permits(request.n, parts)
     permit = new_id() if request.permit is None else checked(request.permit)
-    keys = limit_set.addresses.each(request.keys, chosen)
+    keys = limit_set.key_names.each(request.keys, chosen)
     return _Wanted(
         n=request.n,
         permit=permit,
         keys=keys,
         chosen=chosen,
-        states=limit_set.addresses.states(keys, chosen),
+        states=limit_set.key_names.states(keys, chosen),
         work=max(1, request.n if any(each.keeps_each for each in parts) else 1),
     )
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
+from itertools import count
 from typing import Any, NamedTuple
 
 import redis
@@ -28,7 +28,6 @@ from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import to_ms
 
 _MILLISECOND = timedelta(milliseconds=1)
-_NO_WAIT = timedelta(0)
 _TRIES = 3
 _MOST_AT_ONCE = 250
 """One script restores at most twice as many permits; it then runs for a few milliseconds."""
@@ -52,13 +51,14 @@ class PermitAnswer(NamedTuple):
 class PermitLeg(NamedTuple):
     """One permit wanted from logs of one shard, all or none.
 
-    ``permit_id`` makes it idempotent; it begins with the 16 bytes of the message's id. ``closing``
-    names the key that says until when nothing is granted.
+    ``permit_id`` makes it idempotent; it begins with the 16 bytes of the message's id. ``logs`` are
+    the names of the logs, each with its kind. ``closing`` names the key that says until when
+    nothing is granted.
     """
 
     permit_id: bytes
     keys: PermitKeys
-    logs: tuple[str, ...]
+    logs: dict[str, LogKind]
     closing: str | None = None
 
 
@@ -72,7 +72,6 @@ class InHand:
 LogLimit = Limit | CalendarLimit | InHand
 
 
-@dataclass(frozen=True, eq=False)
 class LogKind:
     """What the logs of one kind have in common.
 
@@ -82,30 +81,22 @@ class LogKind:
     that does not keeps others waiting, until a minute after its turn at most.
     """
 
-    limits: Sequence[LogLimit]
-    reach: str = ""
-    gives_turns: bool = False
+    def __init__(
+        self, limits: Sequence[LogLimit], reach: str = "", *, gives_turns: bool = False
+    ) -> None:
+        rolling = [each for each in limits if isinstance(each, Limit)]
+        self._calendars = [each for each in limits if isinstance(each, CalendarLimit)]
+        self._lengths = [word for each in rolling for word in (each.count, each.length_ms)]
+        self._most = min((each.count for each in limits if isinstance(each, InHand)), default=0)
+        self._last = (reach, int(gives_turns))
 
     def words(self, at_ms: int) -> list[object]:
-        """Return what scripts read of it, at about that time (ms since 1970)."""
+        """Return what ``take_permits.lua`` reads of it, at about that time (ms since 1970)."""
         calendars = [
             [each.count, *each.bounds(each.bounds(at_ms, 1)[0] - 1, _PERIODS)]
             for each in self._calendars
         ]
-        return [self._lengths, calendars, self._in_hand, self.reach]
-
-    @cached_property
-    def _lengths(self) -> list[int]:
-        rolling = (each for each in self.limits if isinstance(each, Limit))
-        return [word for each in rolling for word in (each.count, each.length_ms)]
-
-    @cached_property
-    def _calendars(self) -> list[CalendarLimit]:
-        return [each for each in self.limits if isinstance(each, CalendarLimit)]
-
-    @cached_property
-    def _in_hand(self) -> int:
-        return min((each.count for each in self.limits if isinstance(each, InHand)), default=0)
+        return [self._lengths, calendars, self._most, *self._last]
 
 
 class PermitLogs:
@@ -128,42 +119,39 @@ class PermitLogs:
         self._give_back = script("limiters/give_back_permits")
 
     def acquire(
-        self, legs: Sequence[PermitLeg], kinds: Mapping[str, LogKind], *, hold: timedelta
-    ) -> list[PermitAnswer]:
+        self, legs: Mapping[int, PermitLeg], *, within: timedelta
+    ) -> dict[int, PermitAnswer]:
         """Ask for permits in order; in each shard earlier ones count against later ones.
 
-        ``kinds`` gives the kind of each log. A permit granted must be used within ``hold`` from now
-        or returned, and settled once it is used. Where this raises LimitersUnavailable any of them
-        may be granted.
+        A permit granted must be used ``within`` that time from now or returned, and settled once it
+        is used. Where this raises LimitersUnavailable any of them may be granted.
         """
         answers: dict[int, PermitAnswer] = {}
-        shards: dict[str, list[int]] = defaultdict(list)
-        for number, leg in enumerate(legs):
-            shards[leg.keys.tag].append(number)
-        requests = [_ShardRequest(legs, numbers, kinds) for numbers in shards.values()]
-        for _ in range(_TRIES):
+        shards: dict[str, dict[int, PermitLeg]] = defaultdict(dict)
+        for number, leg in legs.items():
+            shards[leg.keys.tag][number] = leg
+        tries = 0
+        while shards:
+            if tries == _TRIES:
+                raise LimitersUnavailable("the clock of Redis or of this machine keeps jumping")
+            tries += 1
             local_ms = to_ms(self._clock.now())
             calls = [
-                (each.names, each.words(hold, local_ms + self._ahead_ms.get(each.tag, 0)))
-                for each in requests
+                _acquire_call([*some.values()], within, local_ms + self._ahead_ms.get(tag, 0))
+                for tag, some in shards.items()
             ]
             with translated:
                 replies = replies_of(self._client, self._acquire, calls)
-            elsewhere = []
-            for each, reply in zip(requests, replies, strict=True):
+            for tag, reply in zip([*shards], replies, strict=True):
                 if reply[0] == b"closed":
                     raise LimitersUnavailable(CLOSED)
                 if reply[0] == b"elsewhere":
-                    self._ahead_ms[each.tag] = reply[1] - local_ms
-                    elsewhere.append(each)
+                    self._ahead_ms[tag] = reply[1] - local_ms
                     continue
-                for number, wait, left in zip(each.numbers, reply[::2], reply[1::2], strict=True):
-                    pause = wait * _MILLISECOND if wait else _NO_WAIT
-                    answers[number] = PermitAnswer(wait == 0, left, pause)
-            requests = elsewhere
-            if not requests:
-                return [answers[number] for number in range(len(legs))]
-        raise LimitersUnavailable("the clock of Redis or of this machine keeps jumping")
+                numbers = shards.pop(tag)
+                for number, wait, left in zip(numbers, reply[::2], reply[1::2], strict=True):
+                    answers[number] = PermitAnswer(wait == 0, left, wait * _MILLISECOND)
+        return answers
 
     def close(self, closing: str, length: timedelta) -> None:
         """Grant nothing to requests with this closing for so long; the later end holds."""
@@ -184,7 +172,7 @@ class PermitLogs:
             uses = [
                 [since // _MILLISECOND, *map(numbers.__getitem__, leg.logs)] for leg, since in some
             ]
-            calls.append((logs, [json.dumps(uses), *[leg.permit_id for leg, _ in some]]))
+            calls.append(([*logs], [json.dumps(uses), *[leg.permit_id for leg, _ in some]]))
         with translated:
             replies_of(self._client, self._settle, calls)
 
@@ -284,41 +272,24 @@ class PermitLogs:
             replies_of(self._client, self._restore, calls)
 
 
-class _ShardRequest:
-    """The legs that lie in one shard, by their numbers: one call of the script."""
-
-    def __init__(
-        self, legs: Sequence[PermitLeg], numbers: Sequence[int], kinds: Mapping[str, LogKind]
-    ) -> None:
-        some = [legs[number] for number in numbers]
-        keys = some[0].keys
-        logs, places = _numbered(some)
-        self.tag, self.numbers = keys.tag, numbers
-        self.names = [keys.epoch, *logs, *map(line_of, logs)]
-        closings = {each.closing: None for each in some if each.closing}
-        place_of = {name: place for place, name in enumerate(closings, start=1 + len(self.names))}
-        self.names += place_of
-        self._wanted = json.dumps(
-            [
-                [place_of.get(each.closing or "", 0), *map(places.__getitem__, each.logs)]
-                for each in some
-            ]
-        )
-        self._ids = [each.permit_id for each in some]
-        self._kinds: dict[LogKind, int] = {}
-        self._logs: list[int] = []
-        for line, log in enumerate(logs, start=2 + len(logs)):
-            kind = kinds[log]
-            number = self._kinds.setdefault(kind, len(self._kinds) + 1)
-            self._logs += (number, line, int(kind.gives_turns))
-
-    def words(self, hold: timedelta, at_ms: int) -> Sequence[str | int | bytes]:
-        """Return the arguments of the script, at about that time by its server."""
-        described = json.dumps([[kind.words(at_ms) for kind in self._kinds], self._logs])
-        return [hold // _MILLISECOND, described, self._wanted, *self._ids]
+def _acquire_call(legs: Sequence[PermitLeg], within: timedelta, at_ms: int) -> Call:
+    """Return the call that asks for these legs of one shard, at about that time by its server."""
+    logs, numbers = _numbered(legs)
+    kinds = dict(zip(dict.fromkeys(logs.values()), count(1)))
+    closings = {leg.closing: None for leg in legs if leg.closing}
+    names = [legs[0].keys.epoch, *logs, *map(line_of, logs), *closings]
+    places = dict(zip(closings, count(2 + 2 * len(logs))))
+    described = [[kind.words(at_ms) for kind in kinds], [*map(kinds.__getitem__, logs.values())]]
+    wanted = [
+        [places.get(leg.closing or "", 0), *map(numbers.__getitem__, leg.logs)] for leg in legs
+    ]
+    ids = [leg.permit_id for leg in legs]
+    return names, [within // _MILLISECOND, json.dumps(described), json.dumps(wanted), *ids]
 
 
-def _numbered(legs: Sequence[PermitLeg]) -> tuple[list[str], dict[str, int]]:
+def _numbered(legs: Sequence[PermitLeg]) -> tuple[dict[str, LogKind], dict[str, int]]:
     """Return the logs of some legs, and the number of each, from 1."""
-    logs = sorted({log for leg in legs for log in leg.logs})
-    return logs, {log: number for number, log in enumerate(logs, start=1)}
+    logs: dict[str, LogKind] = {}
+    for leg in legs:
+        logs |= leg.logs
+    return logs, dict(zip(logs, count(1)))

@@ -73,34 +73,34 @@ class Permits:
     ) -> None:
         self._shards = permit_parts(namespace, shards)
         self._logs = PermitLogs(client, self._shards, clock=clock)
-        self._scope_kind = LogKind(scope_limits, _SCOPES)
+        self._scope_kind = LogKind(scope_limits, _SCOPES) if scope_limits else None
         # A scope has no herd, and a cancelled message must not make the next one wait.
         self._channel_kinds = {
             self._keys_of(name).channel(name): LogKind(limits, _channel(name), gives_turns=True)
             for name, limits in channel_limits.items()
             if limits
         }
-        self._of_channel: dict[str, tuple[PermitKeys, tuple[str, ...], str]] = {}
+        self._of_channel: dict[str, PermitLeg] = {}
         self._owed: deque[PermitLeg] = deque(maxlen=_MOST_OWED)
         longest = max(reaches_ms(scope_limits, channel_limits).values(), default=0)
         self.memory = timedelta(milliseconds=longest)
         """How far back sends still count against a limit."""
 
-    def acquire(self, wanted: Sequence[Permit], *, hold: timedelta) -> list[PermitAnswer]:
-        """Ask for permits in order; one granted must be used within ``hold`` or returned.
+    def acquire(self, wanted: Sequence[Permit], *, within: timedelta) -> list[PermitAnswer]:
+        """Ask for permits in order; one granted must be used ``within`` that time or returned.
 
         One that is refused comes back after ``retry_after``, when its turn has come. Where this
         raises LimitersUnavailable any of them may be granted, and all are to be given back.
 
         In one shard one script decides. Of several, scopes are asked before the channel, with one
         script in each shard, in one round trip to each node. A process that dies in between leaves
-        permits of scopes that are not used. They count as if they were used at the end of ``hold``:
-        until they are too old, their scopes are limited more strictly, and never less.
+        permits of scopes that are not used. They count as if they were used at the end of that
+        time: until they are too old, their scopes are limited more strictly, and never less.
         """
         answers: dict[int, PermitAnswer] = {}
         undecided = dict(enumerate(map(self._legs, wanted)))
         while undecided:
-            answers |= self._decided(undecided, hold)
+            answers |= self._decided(undecided, within)
             undecided = {each: legs for each, legs in undecided.items() if each not in answers}
         found = [answers[each] for each in range(len(wanted))]
         if self._owed and not all(each.allowed for each in found):
@@ -108,41 +108,34 @@ class Permits:
                 self.give_back(())
         return found
 
-    def _decided(self, requests: Mapping[int, _Legs], hold: timedelta) -> dict[int, PermitAnswer]:
+    def _decided(self, requests: Mapping[int, _Legs], within: timedelta) -> dict[int, PermitAnswer]:
         """Ask for these requests; return the answers of those that are decided, at least of one.
 
         Where a channel refuses, the permit of the scope is given back. A request that was refused
         for such a permit is not decided: by one script it would have met the room.
         """
-        ahead = {each: legs[0] for each, legs in requests.items() if len(legs) > 1}
-        of_scopes = self._asked(ahead, hold)
-        last = {
+        scope_legs = {each: legs[0] for each, legs in requests.items() if len(legs) > 1}
+        of_scopes = self._logs.acquire(scope_legs, within=within)
+        channel_legs = {
             each: legs[-1]
             for each, legs in requests.items()
             if each not in of_scopes or of_scopes[each].allowed
         }
-        answers = of_scopes | self._asked(last, hold)
+        answers = of_scopes | self._logs.acquire(channel_legs, within=within)
         returned = []
-        for each in ahead.keys() & last.keys():
+        for each in scope_legs.keys() & channel_legs.keys():
             if not answers[each].allowed:
-                returned.append(ahead[each])
-            elif not last[each].logs or of_scopes[each].remaining < answers[each].remaining:
+                returned.append(scope_legs[each])
+            elif not channel_legs[each].logs or of_scopes[each].remaining < answers[each].remaining:
                 answers[each] = of_scopes[each]
         if returned:
             self._logs.give_back(returned)
             freed = {log for leg in returned for log in leg.logs}
             for each in requests:
-                refused_by = last.get(each) or ahead[each]
+                refused_by = channel_legs.get(each) or scope_legs[each]
                 if not answers[each].allowed and not freed.isdisjoint(refused_by.logs):
                     del answers[each]
         return answers
-
-    def _asked(self, legs: Mapping[int, PermitLeg], hold: timedelta) -> dict[int, PermitAnswer]:
-        if not legs:
-            return {}
-        known, other = self._channel_kinds, self._scope_kind
-        kinds = {log: known.get(log, other) for leg in legs.values() for log in leg.logs}
-        return dict(zip(legs, self._logs.acquire([*legs.values()], kinds, hold=hold), strict=True))
 
     def close(self, channel: str, length: timedelta) -> None:
         """Grant nothing on a channel for ``length``: its provider asked for a pause."""
@@ -154,9 +147,9 @@ class Permits:
             [(leg, since) for permit, since in used for leg in self._legs(permit) if leg.logs]
         )
 
-    def extend(self, in_hand: Sequence[Permit], *, hold: timedelta) -> None:
-        """Let permits that were not used, or whose send lasts, be used within ``hold``."""
-        self.settle([(permit, -hold) for permit in in_hand])
+    def extend(self, in_hand: Sequence[Permit], *, within: timedelta) -> None:
+        """Let permits that were not used, or whose send lasts, be used ``within`` that time."""
+        self.settle([(permit, -within) for permit in in_hand])
 
     def give_back(self, unused: Sequence[Permit]) -> None:
         """Return permits that were not used; harmless for those that were not granted.
@@ -216,23 +209,23 @@ class Permits:
     def _legs(self, permit: Permit) -> _Legs:
         message_id, token, scope, channel = permit
         permit_id = message_id.bytes + token.to_bytes(4, "big")
-        keys, logs, closing = self._of_channel.get(channel) or self._named(channel)
-        if scope == NO_SCOPE or not self._scope_kind.limits:
+        _, keys, logs, closing = self._of_channel.get(channel) or self._channel_leg(channel)
+        if scope == NO_SCOPE or self._scope_kind is None:
             return (PermitLeg(permit_id, keys, logs, closing),)
-        shards = self._shards
-        home = shards[shard_of(scope, len(shards))] if len(shards) > 1 else keys
-        log = home.scope(scope)
+        home = keys if len(self._shards) == 1 else self._keys_of(scope)
+        of_scope = {home.scope(scope): self._scope_kind}
         if home is keys:
-            return (PermitLeg(permit_id, keys, (log, *logs), closing),)
-        return PermitLeg(permit_id, home, (log,)), PermitLeg(permit_id, keys, logs, closing)
+            return (PermitLeg(permit_id, keys, of_scope | logs, closing),)
+        return PermitLeg(permit_id, home, of_scope), PermitLeg(permit_id, keys, logs, closing)
 
-    def _named(self, channel: str) -> tuple[PermitKeys, tuple[str, ...], str]:
-        """Return shard and logs of a channel, and the name of its closing. They never change."""
+    def _channel_leg(self, channel: str) -> PermitLeg:
+        """Return the leg of a channel, without a permit. It never changes."""
         keys = self._keys_of(channel)
         log = keys.channel(channel)
-        logs = (log,) if log in self._channel_kinds else ()
-        self._of_channel[channel] = (keys, logs, keys.closing(channel))
-        return self._of_channel[channel]
+        kind = self._channel_kinds.get(log)
+        logs = {} if kind is None else {log: kind}
+        leg = self._of_channel[channel] = PermitLeg(b"", keys, logs, keys.closing(channel))
+        return leg
 
     def _keys_of(self, name: str) -> PermitKeys:
         """Return the keys of the shard of a scope or a channel."""

@@ -418,7 +418,7 @@ def app_attached(app: AppFacts) -> Finding:
     """Check that the dispatcher is installed in the app."""
     wrong = []
     if not app.has_our_broker:
-        wrong.append("its broker is not broker_url")
+        wrong.append("its broker is not broker_url, or its queues have a global_keyprefix")
     if not app.has_our_route:
         wrong.append("dispatcher.deliver is not routed to the dispatcher's queue")
     if app.missing_sweeps:

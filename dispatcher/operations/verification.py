@@ -11,11 +11,11 @@ from itertools import islice
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
-from dispatcher.redis.keys import ShardKeys, kind_of, scope_of
+from dispatcher.redis.keys import ShardKeys, scope_kind_of, scope_of
 from dispatcher.reservation import Contents, Held, MemberState, longest_ms
 from dispatcher.scope import Scope
 from dispatcher.settings import Settings
-from dispatcher.store import ReservationRow, ReservationState, ReservationStates, StoreUpkeep
+from dispatcher.store import ReservationRow, ReservationState, StoreMaintenance
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import from_ms, to_ms
 
@@ -116,13 +116,11 @@ class Verification:
         *,
         settings: Settings,
         clock: Clock,
-        store: StoreUpkeep,
-        states: ReservationStates,
+        store: StoreMaintenance,
         contents: Contents,
     ) -> None:
         self._clock = clock
         self._store = store
-        self._states = states
         self._contents = contents
         self._grace = settings.reconcile_grace
         self._kinds = settings.quotas_of
@@ -220,7 +218,7 @@ class Verification:
         now_ms: int,
     ) -> Fault | None:
         latest_ms = max(ms for ms in (expected_ms, seen.at_ms, 0) if ms is not None)
-        reach_ms = self._reach_ms.get(kind_of(at.window))
+        reach_ms = self._reach_ms.get(scope_kind_of(at.window))
         if expected_ms == seen.at_ms or (reach_ms and latest_ms <= now_ms - reach_ms):
             return None
         if seen.at_ms is None:
@@ -244,7 +242,9 @@ class Verification:
         return to_ms(known.row.send_at) if at.window in self._windows_of(known.row) else None
 
     def _standing(self, entries: Iterable[_At]) -> dict[UUID, ReservationState]:
-        return self._states.of(list({at.message_id for at in entries}), grace=self._grace)
+        return self._store.reservation_states(
+            list({at.message_id for at in entries}), grace=self._grace
+        )
 
     def _windows_of(self, row: ReservationRow) -> set[bytes]:
         return {at.window for at, _ in self._entries_of(row)}

@@ -56,16 +56,17 @@ sweep = _late(
     otherwise="nothing waits for the sweep",
     where="for the sweep",
     why=": no sweep runs, or it is too slow",
-    remedy="start `dispatcher beat` and `dispatcher worker`. Where both run: are all threads of "
-    "the workers busy, does their clock agree with beat's, are there errors in their logs?",
+    remedy="start `dispatcher beat` and `dispatcher worker`. Where both run: are messages paused "
+    "(`dispatcher status` names pauses)? Are all threads of the workers busy, does their clock "
+    "agree with beat's, are there errors in their logs?",
 )
 overdue = _late(
     "work.overdue",
     otherwise="nothing is overdue",
     where="to be claimed though due",
     why="",
-    remedy="see work.sweep first. Where the sweep runs, no worker takes the queue or all are busy: "
-    "start more, and look for slow transports",
+    remedy="see work.sweep first. Where the sweep runs and nothing is paused, no worker takes the "
+    "queue or all are busy: start more, and look for slow transports",
 )
 waiting = _late(
     "work.waiting",
@@ -203,32 +204,35 @@ def templates(found: Mapping[str, InvalidSettings | None]) -> Finding:
     return ok(f"each of {len(found)} compiles" if found else "there are none")
 
 
-@check("settings.recipients")
-def recipients(found: Mapping[str, InvalidSettings | None]) -> Finding:
-    """Find channels whose rule for the spelling of recipients cannot be loaded."""
-    wrong = [f"{path}: {each.problem}" for path, each in found.items() if each is not None]
-    if wrong:
-        return error(
-            f"submits to these channels are refused: {'; '.join(wrong)}",
-            "make it importable for submitting programs, or correct the setting: email, phone, or "
-            "package.module:function that takes and returns a str",
-        )
-    many = f"{len(found)} channel{'' if len(found) == 1 else 's'}"
-    return ok(f"the rules of {many} can be loaded" if found else "there are no rules")
+def _of_channels(
+    name: str, *, what: str, otherwise: str, remedy: str
+) -> Check[Mapping[str, InvalidSettings | None]]:
+    """Return a check that finds what channels name and cannot be loaded."""
+
+    def judge(found: Mapping[str, InvalidSettings | None]) -> Finding:
+        wrong = [f"{path}: {each.problem}" for path, each in found.items() if each is not None]
+        if wrong:
+            return error(f"{otherwise}: {'; '.join(wrong)}", remedy)
+        many = _counted(len(found), "channel")
+        return ok(f"the {what} of {many} can be loaded" if found else f"there are no {what}")
+
+    return Check(name, judge)
 
 
-@check("settings.bodies")
-def bodies(found: Mapping[str, InvalidSettings | None]) -> Finding:
-    """Find channels whose type of bodies cannot be loaded, or has no JSON Schema."""
-    wrong = [f"{path}: {each.problem}" for path, each in found.items() if each is not None]
-    if wrong:
-        return error(
-            f"submits to these channels are refused, or the OpenAPI document: {'; '.join(wrong)}",
-            "make it importable for submitting programs, or correct the setting: "
-            "package.module:attribute of a model of pydantic, a dataclass or a TypedDict",
-        )
-    many = f"{len(found)} channel{'' if len(found) == 1 else 's'}"
-    return ok(f"the types of {many} can be loaded" if found else "there are no types")
+recipients = _of_channels(
+    "settings.recipients",
+    what="rules",
+    otherwise="submits to these channels are refused",
+    remedy="make it importable for submitting programs, or correct the setting: email, phone, or "
+    "package.module:function that takes and returns a str",
+)
+bodies = _of_channels(
+    "settings.bodies",
+    what="types",
+    otherwise="submits to these channels are refused, or the OpenAPI document",
+    remedy="make it importable for submitting programs, or correct the setting: "
+    "package.module:attribute of a model of pydantic, a dataclass or a TypedDict",
+)
 
 
 def _listed(found: Mapping[str, str]) -> str:

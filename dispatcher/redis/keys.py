@@ -285,7 +285,7 @@ def scope_of(window: bytes) -> tuple[str, str] | None:
     return ((found[1] or b"").decode(), found[2].decode("utf-8", "replace")) if found else None
 
 
-def kind_of(window: bytes) -> str:
+def scope_kind_of(window: bytes) -> str:
     """Return the kind of the scope that a window belongs to."""
     kind, _ = scope_of(window) or ("", "")
     return kind

@@ -56,19 +56,19 @@ class _Zset:
         return True
 
 
-class _Entry(NamedTuple):
+class _Value(NamedTuple):
     value: Any
     """bytes, a dict of bytes, a list of bytes, or a :class:`_Zset`."""
     ends_at_ms: int | None
     """The last millisecond in which it is there."""
 
 
-class Contents:
+class Keyspace:
     """What a Redis holds, and its commands, for one thread at a time."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._entries: dict[bytes, _Entry] = {}
+        self._entries: dict[bytes, _Value] = {}
         self._swept_at = _SWEPT_FROM
         self.now_us = 0
 
@@ -93,7 +93,7 @@ class Contents:
     def _now_ms(self) -> int:
         return self.now_us // 1_000
 
-    def _live(self, name: bytes) -> _Entry | None:
+    def _live(self, name: bytes) -> _Value | None:
         found = self._entries.get(name)
         if found is not None and found.ends_at_ms is not None and found.ends_at_ms < self._now_ms:
             del self._entries[name]
@@ -109,7 +109,7 @@ class Contents:
         """Store a value, and keep the expiry of the key; an empty one is deleted."""
         found = self._live(name)
         if value:
-            self._entries[name] = _Entry(value, None if found is None else found.ends_at_ms)
+            self._entries[name] = _Value(value, None if found is None else found.ends_at_ms)
         else:
             self._entries.pop(name, None)
 
@@ -130,7 +130,7 @@ class Contents:
         elif options:
             [_, life] = options
             ends_at_ms = self._now_ms + int(float(life))
-        self._entries[name] = _Entry(value, ends_at_ms)
+        self._entries[name] = _Value(value, ends_at_ms)
 
     def _del(self, name: bytes) -> int:
         return int(self._entries.pop(name, None) is not None)
@@ -245,7 +245,7 @@ class _Interpreter:
     def __init__(self, clock: Clock) -> None:
         with needs("local", "limiters", what="a Redis in memory"):
             from lupa import lua51  # noqa: PLC0415 - of an extra
-        self.contents = Contents(clock)
+        self.keyspace = Keyspace(clock)
         self._lock = threading.Lock()
         self._compiled: dict[str, object] = {}
         self._lua: LuaRuntime = lua51.LuaRuntime(
@@ -259,7 +259,7 @@ class _Interpreter:
             script = self._compiled.get(text)
             if script is None:
                 script = self._compiled[text] = self._load(text.encode())
-            self.contents.begin()
+            self.keyspace.begin()
             words = ([word(each) for each in some] for some in (keys, args))
             reply = self._call(script, *map(self._lua.table_from, words))
         if isinstance(reply, int | float):
@@ -267,7 +267,7 @@ class _Interpreter:
         return [int(each) for each in reply.values()]
 
     def _command(self, command: bytes, *words: bytes | float) -> Any:
-        found = self.contents.call(command, *words)
+        found = self.keyspace.call(command, *words)
         if isinstance(found, list):
             return self._lua.table_from(found)
         return False if found is None else found

@@ -1,23 +1,22 @@
 """Exact quotas over promised times: the windows in Redis.
 
-``windows`` books, moves and releases one message, ``bulk`` books many, both leg by leg through
-``shards``; ``plan`` books in copies of windows. ``upkeep`` rebuilds windows from the store and
-settles what the store did not confirm, ``fence`` closes those of a server that may have lost data.
-``contents``, ``timeline`` and ``survey`` read; ``refusals`` notes refused submits;
+``windows`` books, moves and releases messages leg by leg through ``shards``; ``steps`` books many
+over several shards; ``plan`` books in copies of windows. ``upkeep`` rebuilds windows from the store
+and settles what the store did not confirm, ``fence`` closes those of a server that may have lost
+data. ``contents``, ``timeline`` and ``survey`` read; ``refusals`` notes refused submits;
 ``foreign_keys`` sets aside keys that others wrote.
 ``booking`` has the values, ``terms`` what a time is judged by.
 """
 
 from dispatcher.reservation.booking import (
     Blocked,
-    Booking,
+    Booked,
+    BookingRequest,
     Moving,
     Rebooked,
-    Request,
     Reservation,
     Submit,
 )
-from dispatcher.reservation.bulk import Booked, Bulk
 from dispatcher.reservation.contents import Contents, Held, MemberState
 from dispatcher.reservation.fence import Fence
 from dispatcher.reservation.plan import Copies, PlannedKey
@@ -44,8 +43,7 @@ __all__ = [
     "CELLS",
     "Blocked",
     "Booked",
-    "Booking",
-    "Bulk",
+    "BookingRequest",
     "ClusterFacts",
     "Contents",
     "Copies",
@@ -66,7 +64,6 @@ __all__ = [
     "RefusalLog",
     "Refusals",
     "Replay",
-    "Request",
     "Reservation",
     "Reserved",
     "RuleRefusals",

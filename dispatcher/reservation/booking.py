@@ -56,7 +56,7 @@ class Reservation(NamedTuple):
     held_at_ms: int = 0
 
 
-class Request(NamedTuple):
+class BookingRequest(NamedTuple):
     """One of many messages to book: ``asked_ms``, or the first slot up to ``latest_ms``."""
 
     message_id: UUID
@@ -65,7 +65,7 @@ class Request(NamedTuple):
     latest_ms: int
     submit: Submit | None = None
 
-    def renewed(self) -> Request:
+    def renewed(self) -> BookingRequest:
         """Return the same request under another id, and with another token.
 
         For a request of which something was released: a copy of that release that arrives late
@@ -77,8 +77,15 @@ class Request(NamedTuple):
 class Rebooked(NamedTuple):
     """The reservation of a request that was renewed, because what it first booked was released."""
 
-    request: Request
+    request: BookingRequest
     reservation: Reservation
+
+
+Booked = int | Reservation | Rebooked
+"""When a message is booked, in ms since 1970.
+
+Of a duplicate submit its reservation; of a renewed request the new one and its reservation.
+"""
 
 
 class LegRequest(NamedTuple):
@@ -96,19 +103,6 @@ class LegRequest(NamedTuple):
     submit: Submit | None = None
     hold: bytes = b""
     beside: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class Booking:
-    """The reservation of a message in all its scopes.
-
-    ``message_id`` is that of a duplicate submit where that booked first.
-    """
-
-    message_id: UUID
-    terms: Terms
-    send_at: datetime
-    submit: Submit | None = None
 
 
 @dataclass(frozen=True, slots=True)

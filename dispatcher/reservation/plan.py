@@ -16,8 +16,7 @@ from dispatcher.errors import DispatcherError, ReservationsUnavailable, SlotRefu
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import PlanKeys, ShardKeys, digest_of
 from dispatcher.redis.scripts import Call, replies_of, script
-from dispatcher.reservation.booking import Request
-from dispatcher.reservation.bulk import Booked, Bulk
+from dispatcher.reservation.booking import Booked, BookingRequest
 from dispatcher.reservation.shards import CLOSED
 from dispatcher.reservation.terms import Rules
 from dispatcher.reservation.windows import Windows
@@ -54,7 +53,7 @@ class _Copy(NamedTuple):
 
 
 class Copies(AbstractContextManager["Copies"]):
-    """Books in copies of the windows what :class:`Bulk` would book in the windows.
+    """Books in copies of the windows what a submit would book in the windows.
 
     A window is copied when a request first needs it, and what is booked later by others is not
     seen. The windows stay as they are. Every key of the copies has a life of ten minutes, renewed
@@ -77,7 +76,6 @@ class Copies(AbstractContextManager["Copies"]):
         self._real = tuple(keys)
         self._keys = tuple(PlanKeys(each.namespace, each.shard, plan) for each in keys)
         self._windows = Windows(client, rules, keys=self._keys, under_way=under_way)
-        self._bulk = Bulk(self._windows)
         self._copy = script("reservation/copy_window")
         self._touched: set[PlanKeys] = set()
         self._duplicates: list[str] = []
@@ -85,26 +83,26 @@ class Copies(AbstractContextManager["Copies"]):
         self._renewed = clock.monotonic()
 
     def reserve(
-        self, requests: Sequence[Request], *, ahead: timedelta = timedelta(0)
+        self, requests: Sequence[BookingRequest], *, grace: timedelta = timedelta(0)
     ) -> list[Booked | DispatcherError]:
         """Return for each request when it would be booked, or why it would not be, in order.
 
         Later requests, also of later calls, see the bookings of earlier ones.
         """
-        del ahead  # the store confirms none of these
+        del grace  # the store confirms none of these
         copies = self._needed(requests)
         with translated(ReservationsUnavailable):
             self._copy_windows(copies)
             self._copy_duplicates(requests)
-        found = self._bulk.reserve(requests)
+        found = self._windows.book(requests)
         with translated(ReservationsUnavailable):
             self._renew(copies)
         return found
 
-    def withdraw(self, requests: Sequence[Request]) -> None:
+    def withdraw(self, requests: Sequence[BookingRequest]) -> None:
         """Give nothing back: what is booked in the copies ends with them."""
 
-    def note(self, refused: Sequence[tuple[Request, SlotRefused]]) -> None:
+    def note(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None:
         """Note nothing: refusals of a plan are not counted."""
 
     def remember(self, answered: Iterable[PlannedKey]) -> None:
@@ -157,7 +155,7 @@ class Copies(AbstractContextManager["Copies"]):
     def _answered(self) -> str:
         return self._keys[0].answered
 
-    def _needed(self, requests: Iterable[Request]) -> list[_Copy]:
+    def _needed(self, requests: Iterable[BookingRequest]) -> list[_Copy]:
         found: dict[str, _Copy] = {}
         for request in requests:
             for leg in self._windows.legs(request.terms):
@@ -187,7 +185,7 @@ class Copies(AbstractContextManager["Copies"]):
         ]
         return replies_of(self._client, self._copy, calls)
 
-    def _copy_duplicates(self, requests: Iterable[Request]) -> None:
+    def _copy_duplicates(self, requests: Iterable[BookingRequest]) -> None:
         """Copy what is known of submits under way with the same idempotency keys."""
         pipeline = self._client.pipeline(transaction=False)
         for request in requests:

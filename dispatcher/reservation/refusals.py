@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import redis
 
@@ -32,7 +32,7 @@ from dispatcher.quota import Quota, parse_quota
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import RefusalKeys
 from dispatcher.redis.scripts import replies_of, script
-from dispatcher.reservation.booking import Request
+from dispatcher.reservation.booking import BookingRequest
 from dispatcher.reservation.terms import AnyQuota, longest_ms
 from dispatcher.reservation.windows import Windows
 from dispatcher.scope import Scope
@@ -47,6 +47,8 @@ _LIFE_MS = (LONGEST + timedelta(days=1)) // timedelta(milliseconds=1)
 _KEPT = 1_000
 """How many refusals are kept for a replay."""
 _KEPT_OF_A_BATCH = 100
+_PAGE = 100
+"""How many refusals one command reads: a record has up to 9 KB, and Redis serves no other then."""
 _NEAR = 100
 """How many booked times are kept on either side of the time asked for, of each scope."""
 _HOUR_MS = 3_600_000
@@ -78,7 +80,7 @@ class LastRefusal:
     """One refused submit: when, by which rule, for which time, and its next slot.
 
     ``scope`` is a digest of the scope whose quota was full, the one that logs have; None without a
-    ``log_key``, and for quiet hours.
+    ``log_key``, and for quiet hours. Where the refusals of named scopes are read, it is the name.
     """
 
     at: datetime
@@ -176,7 +178,7 @@ class RefusalLog:
         self._digest = digest or _plain_digest
         self._note = script("reservation/note_refusals")
 
-    def note(self, refused: Sequence[tuple[Request, SlotRefused]]) -> None:
+    def note(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None:
         """Note refused submits. What cannot be noted is left out, and only that."""
         try:
             with translated(ReservationsUnavailable):
@@ -218,7 +220,26 @@ class RefusalLog:
             replay=None if other is None else self._replayed(records[::-1], other),
         )
 
-    def _write(self, refused: Sequence[tuple[Request, SlotRefused]]) -> None:
+    def of(self, scopes: Sequence[str], *, last: int) -> tuple[LastRefusal, ...]:
+        """Return the last kept refusals of messages that count against all of these scopes.
+
+        The newest is the first. ``scope`` is the full one where it is one of ``scopes``, else None.
+        Raises ReservationsUnavailable.
+        """
+        names = {self._digest(each): each for each in scopes}
+        marks = [each.encode() for each in names]
+        found: dict[bytes, None] = {}  # without those that moved to the next page meanwhile
+        with translated(ReservationsUnavailable):
+            for start in range(0, _KEPT, _PAGE):
+                end = start + _PAGE - 1
+                page = cast("list[bytes]", self._client.lrange(self._keys.last, start, end))
+                # A digest has 16 hex digits: no other part of a record looks like one.
+                found |= dict.fromkeys(text for text in page if all(each in text for each in marks))
+                if len(found) >= last or len(page) < _PAGE:
+                    break
+        return tuple(self._shown(_Record.read(each), names) for each in islice(found, last))
+
+    def _write(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None:
         now_ms = to_ms(self._clock.now())
         counts: Counter[str] = Counter()
         for request, error in refused:
@@ -232,7 +253,7 @@ class RefusalLog:
         replies_of(self._client, self._note, [(keys, words)])
 
     def _records(
-        self, refused: Sequence[tuple[Request, SlotRefused]], now_ms: int
+        self, refused: Sequence[tuple[BookingRequest, SlotRefused]], now_ms: int
     ) -> Iterable[_Record]:
         """Return refusals with what is booked around the times asked for."""
         pipeline = self._client.pipeline(transaction=False)
@@ -265,7 +286,7 @@ class RefusalLog:
 
     def _booked(
         self,
-        request: Request,
+        request: BookingRequest,
         scope: Scope,
         before: list[tuple[bytes, float]],
         after: list[tuple[bytes, float]],
@@ -284,15 +305,20 @@ class RefusalLog:
             int(after[-1][1]) if len(after) == _NEAR else _EVER,
         )
 
-    def _shown(self, record: _Record) -> LastRefusal:
-        has_scope = record.full >= 0 and self._is_digest_shown
+    def _shown(self, record: _Record, names: Mapping[str, str] | None = None) -> LastRefusal:
+        """Return a record as callers see it. ``names`` are those of digests."""
+        scope = record.booked[record.full].scope if record.full >= 0 else ""
+        if names is not None:
+            scope = names.get(scope, "")
+        elif not self._is_digest_shown:
+            scope = ""
         return LastRefusal(
             at=from_ms(record.at),
             kind=record.kind if record.quota else "",
             quota=record.quota or None,
             send_at=from_ms(record.asked_ms),
             next_slot=from_ms(record.slot),
-            scope=record.booked[record.full].scope if has_scope else None,
+            scope=scope or None,
         )
 
     def _replayed(self, records: Sequence[_Record], what_if: AnyQuota) -> Replay:
@@ -358,7 +384,7 @@ def _is_full(
     return False if booked.complete_from <= start and end <= booked.complete_until else None
 
 
-def _rule_of(request: Request, error: SlotRefused) -> tuple[str, str, int]:
+def _rule_of(request: BookingRequest, error: SlotRefused) -> tuple[str, str, int]:
     """Return the kind of scope and the quota that refused, and the index of the scope."""
     if not isinstance(error, QuotaExceeded):
         return "", "", -1

@@ -45,7 +45,7 @@ _ID_BYTES = 16
 
 _ScriptTerms = tuple[bool, Judged]
 """Terms as ``reserve.lua`` reads them: has the message extra words; rule sets and blackouts."""
-_kind_of = attrgetter("kind")
+_kind = attrgetter("kind")
 ENDLESS = "no slot was found in a bounded search"
 
 Answer = int | Reservation | Blocked | IdempotencyConflict
@@ -72,7 +72,7 @@ class Shards:
         self._take = script("reservation/take")
         self._release = script("reservation/release")
 
-    def book(self, requests: Sequence[LegRequest], *, pending_ahead_ms: int = 0) -> list[Answer]:
+    def book(self, requests: Sequence[LegRequest], *, pending_grace_ms: int = 0) -> list[Answer]:
         """Reserve legs, those of each shard one after the other, each seeing those before it.
 
         All shards are asked in one round trip, as long as each judgement ends in one call.
@@ -85,7 +85,7 @@ class Shards:
             calls = [
                 self._arguments.reserve(
                     [requests[number] for number in numbers[:_MOST_AT_ONCE]],
-                    pending_ahead_ms=pending_ahead_ms,
+                    pending_grace_ms=pending_grace_ms,
                 )
                 for numbers in waiting.values()
             ]
@@ -96,7 +96,7 @@ class Shards:
                     answers[number] = (
                         reply
                         if isinstance(reply, int)
-                        else self._searched(requests[number], reply, pending_ahead_ms)
+                        else self._searched(requests[number], reply, pending_grace_ms)
                     )
                 del numbers[: len(replies)]
                 if not numbers:
@@ -179,7 +179,7 @@ class Shards:
             calls.append(([*names, *leg.windows], [message_id.bytes, token]))
         return [freed == 1 for freed in self._run(self._release, calls)]
 
-    def _searched(self, request: LegRequest, reply: Any, pending_ahead_ms: int = 0) -> Answer:
+    def _searched(self, request: LegRequest, reply: Any, pending_grace_ms: int = 0) -> Answer:
         """Return what a reply says; where it says that the search goes on, ask until it ends."""
         why: Blocked | None = None
         start_ms = request.asked_ms
@@ -190,7 +190,7 @@ class Shards:
             if reply[0] == b"unsure":
                 if reply[2:]:
                     why = why or self._blocked(request.leg, reply)
-                judged = self._judged(request, reply[1], pending_ahead_ms)
+                judged = self._judged(request, reply[1], pending_grace_ms)
                 if not isinstance(judged, Blocked):
                     return judged
                 why, start_ms = why or judged, judged.until_ms
@@ -200,22 +200,22 @@ class Shards:
                     return why._replace(until_ms=start_ms, is_slot=True)
             if start_ms > request.latest_ms:
                 return why._replace(until_ms=start_ms, is_slot=False)
-            reply = self._ask(request._replace(asked_ms=start_ms), pending_ahead_ms, step=step)
+            reply = self._ask(request._replace(asked_ms=start_ms), pending_grace_ms, step=step)
         raise ReservationsUnavailable(ENDLESS)
 
     def _ask(
-        self, request: LegRequest, pending_ahead_ms: int, *, step: int = 0, judged: bytes = b""
+        self, request: LegRequest, pending_grace_ms: int, *, step: int = 0, judged: bytes = b""
     ) -> Any:
         if request.hold:
             reply: Any = self._run_once(self._move, self._arguments.move(request, step=step))
         else:
             call = self._arguments.reserve(
-                [request], pending_ahead_ms=pending_ahead_ms, step=step, judged=judged
+                [request], pending_grace_ms=pending_grace_ms, step=step, judged=judged
             )
             [reply] = self._run_once(self._reserve, call)
         return reply
 
-    def _judged(self, request: LegRequest, at_ms: int, pending_ahead_ms: int) -> Answer:
+    def _judged(self, request: LegRequest, at_ms: int, pending_grace_ms: int) -> Answer:
         """Hold a time, judge it in bounded steps, and book or hold it if it fits."""
         leg, own = request.leg, request.hold or new_hold(request.message_id)
         names = [leg.keys.pending, leg.keys.epoch, *leg.windows]
@@ -227,7 +227,7 @@ class Shards:
             if blocked is not None:
                 return blocked
             exact = request._replace(asked_ms=at_ms, latest_ms=at_ms)
-            answer = _final(exact, self._ask(exact, pending_ahead_ms, judged=own))
+            answer = _final(exact, self._ask(exact, pending_grace_ms, judged=own))
             if answer is None:  # a rebuild or reconcile took the hold meanwhile
                 raise closed()
             keep = bool(request.hold)
@@ -307,7 +307,7 @@ class Arguments:
         self,
         requests: Sequence[LegRequest],
         *,
-        pending_ahead_ms: int = 0,
+        pending_grace_ms: int = 0,
         step: int = 0,
         judged: bytes = b"",
     ) -> Call:
@@ -324,7 +324,7 @@ class Arguments:
         for leg, message_id, asked_ms, latest_ms, submit, *_ in requests:
             scopes, table = leg.scopes, None
             if leg.terms.quiet is None:
-                table = self._rules.unchanging(tuple(map(_kind_of, scopes)))
+                table = self._rules.unchanging(tuple(map(_kind, scopes)))
             has_extra = submit is not None or judged != b""
             if table is None:
                 table, encode = self._table(leg, asked_ms, step), _encoded
@@ -339,7 +339,7 @@ class Arguments:
             elif has_extra:
                 messages += (judged, b"", b"")
             names += [keys.window(scope.name, scope.kind) for scope in scopes]
-        words = [b"%d" % pending_ahead_ms, b"%d" % (self._under_way_ms + pending_ahead_ms)]
+        words = [b"%d" % pending_grace_ms, b"%d" % (self._under_way_ms + pending_grace_ms)]
         return names, [*words, encode(tuple(numbers)), *messages]
 
     def move(self, request: LegRequest, *, step: int = 0) -> Call:

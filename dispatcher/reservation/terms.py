@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple, Self
 
 from dispatcher.quota import CalendarQuota, Quota
@@ -70,12 +70,16 @@ class Rules:
         self._rolling: dict[str, tuple[Quota, ...]] = {}
         self._calendars: dict[str, tuple[CalendarQuota, ...]] = {}
         self._fixed: dict[str, RuleSet] = {}
-        self._unchanging: dict[tuple[str, ...], Judged | None] = {}
         for kind, given in quotas.items():
             self._rolling[kind] = tuple(each for each in given if isinstance(each, Quota))
             self._calendars[kind] = tuple(each for each in given if isinstance(each, CalendarQuota))
             if not self._calendars[kind]:
                 self._fixed[kind] = self._rule_set(kind, ())
+        self.unchanging = cache(self._unchanging)
+        """Returns what :meth:`table` returns at any time for scopes of these kinds.
+
+        None where it depends on the time: where a quota is not rolling. Without quiet hours.
+        """
 
     @property
     def kinds(self) -> Iterable[str]:
@@ -88,15 +92,9 @@ class Rules:
         ordered += self._calendars[scope.kind]
         return ordered[index - 1]
 
-    def unchanging(self, kinds: tuple[str, ...]) -> Judged | None:
-        """Return what :meth:`table` returns at any time for scopes of these kinds.
-
-        None where it depends on the time: where a quota is not rolling. Without quiet hours.
-        """
-        if kinds not in self._unchanging:
-            fixed = tuple(self._fixed[kind] for kind in kinds if kind in self._fixed)
-            self._unchanging[kinds] = (fixed, _NO_BLACKOUTS) if len(fixed) == len(kinds) else None
-        return self._unchanging[kinds]
+    def _unchanging(self, kinds: tuple[str, ...]) -> Judged | None:
+        fixed = tuple(self._fixed[kind] for kind in kinds if kind in self._fixed)
+        return (fixed, _NO_BLACKOUTS) if len(fixed) == len(kinds) else None
 
     def table(self, terms: Terms, scopes: Sequence[Scope], at_ms: int, *, step: int = 0) -> Judged:
         """Return the rule sets of ``scopes``, and the blackouts, for a search from ``at_ms`` on.

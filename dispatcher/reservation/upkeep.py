@@ -23,7 +23,7 @@ from dispatcher.redis.keys import (
     ShardKeys,
     all_of,
     epoch_of,
-    kind_of,
+    scope_kind_of,
     start_of,
     tag_of,
 )
@@ -437,7 +437,7 @@ class Upkeep:
                     pipeline.zrem(window, row.message_id.bytes)
             pipeline.execute()
 
-    def put_back(self, rows: Sequence[Reserved]) -> int:
+    def restore_missing(self, rows: Sequence[Reserved]) -> int:
         """Add reservations that are missing; return how many were.
 
         Also in shards that are closed: a rebuild that has read the store may have missed them.
@@ -481,7 +481,7 @@ class Upkeep:
     def _tidied(self, windows: Iterable[tuple[bytes, ShardKeys]]) -> int:
         """Delete what no quota counts any more in these windows; return how many members."""
         calls: list[Call] = [
-            ([window, keys.epoch], [KEEP_MS, f"reach:{kind_of(window)}", _MOST_DELETED])
+            ([window, keys.epoch], [KEEP_MS, f"reach:{scope_kind_of(window)}", _MOST_DELETED])
             for window, keys in windows
         ]
         return sum(replies_of(self._client, self._tidy, calls))

@@ -1,4 +1,4 @@
-"""Booking, searching, moving and releasing a message over the legs of its booking.
+"""Booking, searching, moving and releasing messages over the legs of their bookings.
 
 A booking has a leg for each shard that its scopes lie in. On a single server that is one leg, which
 is one script and one round trip.
@@ -15,6 +15,7 @@ from uuid import UUID
 import redis
 
 from dispatcher.errors import (
+    DispatcherError,
     DuplicateUnderWay,
     IdempotencyConflict,
     QuietHours,
@@ -27,17 +28,18 @@ from dispatcher.redis.keys import ShardKeys, shard_of
 from dispatcher.reservation.booking import (
     EVERYONE,
     Blocked,
-    Booking,
+    Booked,
+    BookingRequest,
     Leg,
     LegRequest,
     Moving,
     Rebooked,
-    Request,
     Reservation,
     Submit,
     new_hold,
 )
 from dispatcher.reservation.shards import ENDLESS, Shards
+from dispatcher.reservation.steps import Found, Steps
 from dispatcher.reservation.terms import Rules, Terms
 from dispatcher.scope import Scope
 from dispatcher.times.send_time import from_ms, to_ms
@@ -45,17 +47,18 @@ from dispatcher.times.send_time import from_ms, to_ms
 log = logging.getLogger(__name__)
 
 _MOST_ROUNDS = 1_000
+_NO_GRACE = timedelta(0)
 _MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(slots=True)
-class _Wish:
+class _Booking:
     """What is to be booked in every leg: a reservation, or with ``hold`` a hold."""
 
-    request: Request
+    request: BookingRequest
     hold: bytes = b""
     beside: bytes = b""
-    pending_ahead_ms: int = 0
+    pending_grace_ms: int = 0
     is_stored: bool = False
 
     @property
@@ -124,58 +127,66 @@ class Windows:
         others = [Leg(keys, terms, tuple(far[keys])) for keys in ordered]
         return [Leg(own, terms, tuple(near)), *others]
 
-    def reserve(
-        self,
-        message_id: UUID,
-        *,
-        terms: Terms,
-        send_at: datetime,
-        latest: datetime | None = None,
-        submit: Submit | None = None,
-        pending_ahead: timedelta = timedelta(0),
-        is_stored: bool = False,
-    ) -> Booking:
-        """Book ``send_at``, or with ``latest`` the first time up to it that fits.
-
-        ``pending_ahead`` is how much longer than usual the store may take to confirm it. With
-        ``is_stored`` the store has the message: what it has in some shard is not released when
-        another one refuses or does not answer. Raises QuotaExceeded or QuietHours when nothing
-        fits, IdempotencyConflict when a submit under way uses the key for another message,
-        ReservationsUnavailable when the windows cannot be trusted; in each case nothing is booked.
-        """
-        request = _request(message_id, terms, send_at, latest, submit)
-        reservation = self.book(request, pending_ahead=pending_ahead, is_stored=is_stored)
-        if isinstance(reservation, Rebooked):
-            request, reservation = reservation
-        return Booking(reservation.message_id, terms, from_ms(reservation.at_ms), request.submit)
-
     def book(
-        self,
-        request: Request,
-        *,
-        pending_ahead: timedelta = timedelta(0),
-        is_stored: bool = False,
+        self, requests: Sequence[BookingRequest], *, grace: timedelta = _NO_GRACE
+    ) -> list[Booked | DispatcherError]:
+        """Return for each message when it is booked, or why it is not, in order.
+
+        A message counts those before it, so that the answers are the same as one by one. Where
+        scopes lie in several shards, the next slot of a refusal is free beside all of them.
+        ``grace`` is how much longer than usual the store may take to confirm them. Raises
+        ReservationsUnavailable: then some may be booked, and the caller withdraws all.
+        """
+        legs = [self.legs(each.terms) for each in requests]
+        found: Sequence[Found]
+        if max(map(len, legs), default=1) == 1:  # the scripts decide in order
+            asked = [
+                LegRequest(leg, message_id, asked_ms, latest_ms, submit)
+                for (message_id, _, asked_ms, latest_ms, submit), [leg] in zip(
+                    requests, legs, strict=True
+                )
+            ]
+            found = self.shards.book(asked, pending_grace_ms=grace // _MILLISECOND)
+        elif len(requests) == 1:
+            found = [self._found_alone(requests[0], grace)]
+        else:
+            found = self._in_steps(requests, legs)
+        answers: list[Booked | DispatcherError] = []
+        try:
+            for request, each in zip(requests, found, strict=True):
+                if isinstance(each, Blocked):
+                    answers.append(self.refusal(request.terms, request.asked_ms, each))
+                elif isinstance(each, Reservation) and each.message_id == request.message_id:
+                    answers.append(each.at_ms)
+                else:
+                    answers.append(each)
+        except BaseException:
+            self._withdraw_renewed([each.request for each in found if isinstance(each, Rebooked)])
+            raise
+        return answers
+
+    def book_alone(
+        self, request: BookingRequest, *, grace: timedelta = _NO_GRACE, is_stored: bool = False
     ) -> Reservation | Rebooked:
-        """Return where a request is booked. Raises like :meth:`reserve`.
+        """Return where one message is booked in all its legs.
 
         The id is a duplicate's where that booked first. Where something was released on its way,
-        the request was renewed.
+        the request was renewed. With ``is_stored`` the store has the message: what it has in some
+        shard is not released when another one refuses or does not answer. Raises QuotaExceeded or
+        QuietHours when nothing fits, IdempotencyConflict when a submit under way uses the key for
+        another message, DuplicateUnderWay, and ReservationsUnavailable when the windows cannot be
+        trusted; in each case nothing is booked.
         """
-        ahead_ms = pending_ahead // _MILLISECOND
-        wish = _Wish(request, pending_ahead_ms=ahead_ms, is_stored=is_stored)
+        booking = _Booking(request, pending_grace_ms=grace // _MILLISECOND, is_stored=is_stored)
         try:
-            found = self._in_all(wish)
+            found = self._in_all(booking)
         except (SlotRefused, IdempotencyConflict, DuplicateUnderWay):
             raise
         except BaseException:
-            message_id, _, _, _, submit = wish.request
-            if message_id != request.message_id:  # the caller withdraws the request that it knows
-                try:
-                    self.withdraw(Booking(message_id, request.terms, from_ms(0), submit))
-                except ReservationsUnavailable as error:
-                    _log_left_to_reconcile(error)
+            if booking.request is not request:
+                self._withdraw_renewed([booking.request])
             raise
-        return found if wish.request is request else Rebooked(wish.request, found)
+        return found if booking.request is request else Rebooked(booking.request, found)
 
     def next_slot(self, terms: Terms, after: datetime) -> datetime:
         """Return the first time at or after ``after`` that fits. Books nothing."""
@@ -191,18 +202,26 @@ class Windows:
             self.shards.release(leg, message_id, submit)
             submit = None
 
-    def withdraw(self, booking: Booking) -> bool:
-        """Release what a submit booked that stored nothing; return whether its time is free.
+    def withdraw(self, requests: Sequence[BookingRequest]) -> list[bool]:
+        """Release what submits booked that stored nothing; return of each whether its time is free.
 
         Where a duplicate submit relies on the same booking it stays; the last one to give up
         releases it.
         """
-        submit = booking.submit
-        for leg in self.legs(booking.terms):
-            if not self.shards.release(leg, booking.message_id, submit):
-                return False
-            submit = None
-        return True
+        legs = [self.legs(each.terms) for each in requests]
+        freed = self.shards.release_many(
+            (its[0], request.message_id, request.submit)
+            for request, its in zip(requests, legs, strict=True)
+        )
+        further = [
+            (leg, request.message_id, None)
+            for request, its, is_free in zip(requests, legs, freed, strict=True)
+            if is_free
+            for leg in its[1:]
+        ]
+        if further:
+            self.shards.release_many(further)
+        return freed
 
     def move(
         self,
@@ -216,17 +235,19 @@ class Windows:
         """Hold another time for a message, judged as if its reservation were free.
 
         So is the time that it holds ``beside``. The message keeps its reservation until
-        :meth:`take`; :meth:`drop` gives the hold up. Raises like :meth:`reserve`; then nothing is
-        held.
+        :meth:`take`; :meth:`drop` gives the hold up. Raises like :meth:`book_alone`; then nothing
+        is held.
         """
-        request = _request(message_id, terms, send_at, latest)
-        wish = _Wish(request, new_hold(message_id), beside.hold if beside else b"")
-        [found] = self._held([wish])
+        asked_ms = to_ms(send_at)
+        latest_ms = max(asked_ms, to_ms(latest)) if latest else asked_ms
+        request = BookingRequest(message_id, terms, asked_ms, latest_ms)
+        booking = _Booking(request, new_hold(message_id), beside.hold if beside else b"")
+        [found] = self._held([booking])
         if isinstance(found, SlotRefused):
             raise found
         return found
 
-    def move_many(self, requests: Sequence[Request]) -> list[Moving | SlotRefused]:
+    def move_many(self, requests: Sequence[BookingRequest]) -> list[Moving | SlotRefused]:
         """Hold another time for each of these messages, or return why it has none.
 
         As if :meth:`move` was called for each, in order. Those with one leg go together in one
@@ -234,18 +255,20 @@ class Windows:
         their reservations, which count for the others. Raises ReservationsUnavailable; then
         nothing is held.
         """
-        return self._held([_Wish(each, new_hold(each.message_id)) for each in requests])
+        return self._held([_Booking(each, new_hold(each.message_id)) for each in requests])
 
     def hold_again(self, moving: Moving) -> Moving | Blocked:
-        """Hold the same time once more where a window has lost it, and be it too old.
+        """Hold the time once more where a window has lost the hold or has it for too long.
 
-        Where another message got it there, say so; what is held elsewhere stays so.
+        Return Blocked where another message has got the time there; holds in other windows stay.
         """
         at_ms = to_ms(moving.send_at)
-        wish = _Wish(Request(moving.message_id, moving.terms, at_ms, at_ms), moving.hold)
+        booking = _Booking(
+            BookingRequest(moving.message_id, moving.terms, at_ms, at_ms), moving.hold
+        )
         held_at_ms: list[int] = []
         for leg in self.legs(moving.terms):
-            found = self._in_leg(wish, leg, Reservation(moving.message_id, at_ms), at_ms)
+            found = self._in_leg(booking, leg, Reservation(moving.message_id, at_ms), at_ms)
             if isinstance(found, Blocked):
                 return found
             held_at_ms.append(found.held_at_ms)
@@ -304,82 +327,110 @@ class Windows:
             next_slot=from_ms(slot_ms),
         )
 
-    def _held(self, wishes: Sequence[_Wish]) -> list[Moving | SlotRefused]:
+    def _found_alone(self, request: BookingRequest, grace: timedelta) -> Found:
         try:
-            return self._held_or_refused(wishes)
+            return self.book_alone(request, grace=grace)
+        except DuplicateUnderWay as error:
+            self.withdraw([request])
+            return error
+        except (SlotRefused, IdempotencyConflict) as error:
+            return error
+
+    def _in_steps(
+        self, requests: Sequence[BookingRequest], legs: Sequence[Sequence[Leg]]
+    ) -> list[Found]:
+        steps = Steps(requests, legs, self)
+        try:
+            return steps.booked()
+        except BaseException:
+            self._withdraw_renewed(steps.renewed())
+            raise
+
+    def _withdraw_renewed(self, requests: Sequence[BookingRequest]) -> None:
+        """Withdraw renewed requests of a call that fails: its caller withdraws those it knows."""
+        if not requests:
+            return
+        try:
+            self.withdraw(requests)
+        except ReservationsUnavailable as error:
+            _log_left_to_reconcile(error)
+
+    def _held(self, bookings: Sequence[_Booking]) -> list[Moving | SlotRefused]:
+        try:
+            return self._held_or_refused(bookings)
         except ReservationsUnavailable:
             # Only the reply may have been lost. To drop a hold that is not there is harmless.
             try:
                 self.drop(
-                    *(each.moving(Reservation(each.request.message_id, 0)) for each in wishes)
+                    *(each.moving(Reservation(each.request.message_id, 0)) for each in bookings)
                 )
             except ReservationsUnavailable as error:
                 _log_left_to_reconcile(error)
             raise
 
-    def _held_or_refused(self, wishes: Sequence[_Wish]) -> list[Moving | SlotRefused]:
+    def _held_or_refused(self, bookings: Sequence[_Booking]) -> list[Moving | SlotRefused]:
         near: dict[int, LegRequest] = {}
         far: set[Scope] = set()
-        for number, wish in enumerate(wishes):
-            message_id, terms, asked_ms, latest_ms, _ = wish.request
+        for number, booking in enumerate(bookings):
+            message_id, terms, asked_ms, latest_ms, _ = booking.request
             legs = self.legs(terms)
             if len(legs) == 1 and far.isdisjoint(terms.scopes):
                 near[number] = _leg_request(
-                    wish, legs[0], Reservation(message_id, asked_ms), latest_ms
+                    booking, legs[0], Reservation(message_id, asked_ms), latest_ms
                 )
             else:
                 far.update(terms.scopes)
         answers = self.shards.hold([*near.values()]) if near else []
         found = {
-            number: self._judged(wishes[number], answer)
+            number: self._judged(bookings[number], answer)
             for number, answer in zip(near, answers, strict=True)
         }
-        for number, wish in enumerate(wishes):
+        for number, booking in enumerate(bookings):
             if number not in near:
-                found[number] = self._held_alone(wish)
-        return [found[number] for number in range(len(wishes))]
+                found[number] = self._held_alone(booking)
+        return [found[number] for number in range(len(bookings))]
 
-    def _judged(self, wish: _Wish, answer: Reservation | Blocked) -> Moving | SlotRefused:
-        message_id, terms, asked_ms, *_ = wish.request
+    def _judged(self, booking: _Booking, answer: Reservation | Blocked) -> Moving | SlotRefused:
+        message_id, terms, asked_ms, *_ = booking.request
         if isinstance(answer, Blocked):
             return self.refusal(terms, asked_ms, answer, message_id)
-        return wish.moving(answer)
+        return booking.moving(answer)
 
-    def _held_alone(self, wish: _Wish) -> Moving | SlotRefused:
+    def _held_alone(self, booking: _Booking) -> Moving | SlotRefused:
         try:
-            return wish.moving(self._in_all(wish))
+            return booking.moving(self._in_all(booking))
         except SlotRefused as refused:
             return refused
 
-    def _in_all(self, wish: _Wish) -> Reservation:
+    def _in_all(self, booking: _Booking) -> Reservation:
         """Book the same time in every leg, or nothing in any."""
-        _, terms, asked_ms, latest_ms, _ = wish.request
+        _, terms, asked_ms, latest_ms, _ = booking.request
         first, *others = legs = self.legs(terms)
         start_ms, why = asked_ms, None
         for _ in range(_MOST_ROUNDS):
             # Before a shift, learn why the time asked for does not fit: other legs may refuse it.
             until_ms = latest_ms if why or not others else start_ms
-            message_id = wish.request.message_id
-            found = self._in_leg(wish, first, Reservation(message_id, start_ms), until_ms)
+            message_id = booking.request.message_id
+            found = self._in_leg(booking, first, Reservation(message_id, start_ms), until_ms)
             if isinstance(found, Blocked) and others and not why and found.until_ms <= latest_ms:
                 why = found
                 found = self._in_leg(
-                    wish, first, Reservation(message_id, found.until_ms), latest_ms
+                    booking, first, Reservation(message_id, found.until_ms), latest_ms
                 )
             if isinstance(found, Blocked):
-                raise self.refusal(terms, asked_ms, _first(why, found), wish.mover)
-            blocked = self._in_others(wish, others, found)
+                raise self.refusal(terms, asked_ms, _first(why, found), booking.mover)
+            blocked = self._in_others(booking, others, found)
             if blocked is None:
                 return found
             why = _first(why, blocked)
-            self._undo(wish, found)
-            start_ms = self._next_slot(legs, max(blocked.until_ms, start_ms), wish.mover)
+            self._undo(booking, found)
+            start_ms = self._next_slot(legs, max(blocked.until_ms, start_ms), booking.mover)
             if start_ms > latest_ms:
-                raise self.refusal(terms, asked_ms, why._replace(until_ms=start_ms), wish.mover)
-        raise ReservationsUnavailable("others were always quicker")
+                raise self.refusal(terms, asked_ms, why._replace(until_ms=start_ms), booking.mover)
+        raise ReservationsUnavailable("concurrent bookings took every slot that was tried")
 
     def _in_others(
-        self, wish: _Wish, legs: Sequence[Leg], reservation: Reservation
+        self, booking: _Booking, legs: Sequence[Leg], reservation: Reservation
     ) -> Blocked | None:
         """Book further legs at the time that the first one answered.
 
@@ -389,10 +440,10 @@ class Windows:
         for leg in legs:
             fault("reserve.between_shards")
             try:
-                found = self._in_leg(wish, leg, reservation, reservation.at_ms)
+                found = self._in_leg(booking, leg, reservation, reservation.at_ms)
             except ReservationsUnavailable:
                 try:
-                    self._undo(wish, reservation)
+                    self._undo(booking, reservation)
                 except ReservationsUnavailable as error:
                     _log_left_to_reconcile(error)
                 raise
@@ -400,8 +451,8 @@ class Windows:
                 return found
             if found.at_ms != reservation.at_ms:
                 # It withdraws our reliance only: a duplicate's booking stays.
-                self._undo(wish, reservation)
-                if reservation.message_id != wish.request.message_id:
+                self._undo(booking, reservation)
+                if reservation.message_id != booking.request.message_id:
                     # The first shard has the duplicate's new time, this one its old one.
                     raise DuplicateUnderWay
                 # Our own earlier booking: the first shard has lost it, this one has not.
@@ -409,30 +460,30 @@ class Windows:
         return None
 
     def _in_leg(
-        self, wish: _Wish, leg: Leg, reservation: Reservation, latest_ms: int
+        self, booking: _Booking, leg: Leg, reservation: Reservation, latest_ms: int
     ) -> Reservation | Blocked:
         """Book one leg at the time and under the id of ``reservation``, or at the next slot."""
-        leg_request = _leg_request(wish, leg, reservation, latest_ms)
-        if wish.hold:
+        leg_request = _leg_request(booking, leg, reservation, latest_ms)
+        if booking.hold:
             return self.shards.hold([leg_request])[0]
-        [found] = self.shards.book([leg_request], pending_ahead_ms=wish.pending_ahead_ms)
+        [found] = self.shards.book([leg_request], pending_grace_ms=booking.pending_grace_ms)
         if isinstance(found, IdempotencyConflict):
             raise found
         return Reservation(reservation.message_id, found) if isinstance(found, int) else found
 
-    def _undo(self, wish: _Wish, reservation: Reservation) -> None:
+    def _undo(self, booking: _Booking, reservation: Reservation) -> None:
         """Release what the legs have. Raises DuplicateUnderWay where another submit needs it."""
-        request = wish.request
-        if wish.hold:
-            held = wish.moving(reservation)
-            wish.hold = new_hold(request.message_id)  # a late copy of this call drops no later one
+        request = booking.request
+        if booking.hold:
+            held = booking.moving(reservation)
+            # A new one, so that a late copy of this call drops no later hold.
+            booking.hold = new_hold(request.message_id)
             self.drop(held)
-        elif not wish.is_stored:
-            at = from_ms(reservation.at_ms)
-            booking = Booking(reservation.message_id, request.terms, at, request.submit)
-            if not self.withdraw(booking):
+        elif not booking.is_stored:
+            [is_free] = self.withdraw([request._replace(message_id=reservation.message_id)])
+            if not is_free:
                 raise DuplicateUnderWay
-            wish.request = request.renewed()
+            booking.request = request.renewed()
 
     def _next_slot(self, legs: Sequence[Leg], start_ms: int, mover: UUID | None = None) -> int:
         for _ in range(_MOST_ROUNDS):
@@ -444,24 +495,20 @@ class Windows:
         raise ReservationsUnavailable(ENDLESS)
 
 
-def _request(
-    message_id: UUID,
-    terms: Terms,
-    send_at: datetime,
-    latest: datetime | None,
-    submit: Submit | None = None,
-) -> Request:
-    asked_ms = to_ms(send_at)
-    latest_ms = max(asked_ms, to_ms(latest)) if latest else asked_ms
-    return Request(message_id, terms, asked_ms, latest_ms, submit)
-
-
-def _leg_request(wish: _Wish, leg: Leg, reservation: Reservation, latest_ms: int) -> LegRequest:
-    terms, submit = wish.request.terms, wish.request.submit
+def _leg_request(
+    booking: _Booking, leg: Leg, reservation: Reservation, latest_ms: int
+) -> LegRequest:
+    terms, submit = booking.request.terms, booking.request.submit
     if leg.scopes[0] != terms.scopes[0]:
         submit = None  # only the first leg knows of duplicates
     return LegRequest(
-        leg, reservation.message_id, reservation.at_ms, latest_ms, submit, wish.hold, wish.beside
+        leg,
+        reservation.message_id,
+        reservation.at_ms,
+        latest_ms,
+        submit,
+        booking.hold,
+        booking.beside,
     )
 
 
@@ -471,4 +518,4 @@ def _first(why: Blocked | None, found: Blocked) -> Blocked:
 
 
 def _log_left_to_reconcile(error: ReservationsUnavailable) -> None:
-    log.warning("could not release a reservation; reconcile will release it: %s", error)
+    log.warning("could not release reservations; reconcile releases them: %s", error)

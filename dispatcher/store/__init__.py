@@ -12,7 +12,7 @@ For submission there are ``messages``, and ``outbox`` in a transaction of the ca
 """
 
 from dispatcher.store.api import ApiKey, ApiKeys, Replies, Reply, Sessions
-from dispatcher.store.claims import Claim, Claims, Failure, Result, Unclaimed
+from dispatcher.store.claims import Claim, Claims, Failure, Success, Unclaimed
 from dispatcher.store.database import Database
 from dispatcher.store.decisions import FailedMessages, HeldMessages, StoppedMessage
 from dispatcher.store.engines.base import Backlog, Days, Durability, Housekeeping, Slot
@@ -32,11 +32,11 @@ from dispatcher.store.maintenance import (
     Due,
     Overdue,
     RescuedMessage,
-    StoreUpkeep,
+    StoreMaintenance,
     UnbegunClaim,
     overdue,
 )
-from dispatcher.store.messages import BulkMessages, GivenUp, Messages, NewTime
+from dispatcher.store.messages import GivenUp, Messages, NewSlot
 from dispatcher.store.migrate import SchemaStanding, migrate
 from dispatcher.store.notifications import Notifications
 from dispatcher.store.outbox import Joinable, JoinedMessages, JoinedTransaction
@@ -44,7 +44,6 @@ from dispatcher.store.pauses import Pause, Pauses
 from dispatcher.store.reservations import (
     ReservationRow,
     ReservationState,
-    ReservationStates,
     ReservedTime,
     Settled,
 )
@@ -54,6 +53,7 @@ from dispatcher.store.schema import (
     PAUSED_RECIPIENT,
     Addition,
     Movable,
+    NewReply,
 )
 from dispatcher.store.suppressions import REASON, Suppression, Suppressions
 from dispatcher.store.survey import LateCount, StoreSurvey
@@ -68,7 +68,6 @@ __all__ = [
     "ApiKey",
     "ApiKeys",
     "Backlog",
-    "BulkMessages",
     "Claim",
     "Claims",
     "Counts",
@@ -92,7 +91,8 @@ __all__ = [
     "Load",
     "Messages",
     "Movable",
-    "NewTime",
+    "NewReply",
+    "NewSlot",
     "Notifications",
     "Of",
     "Overdue",
@@ -104,17 +104,16 @@ __all__ = [
     "RescuedMessage",
     "ReservationRow",
     "ReservationState",
-    "ReservationStates",
     "ReservedTime",
-    "Result",
     "SchemaStanding",
     "Sessions",
     "Settled",
     "Slot",
     "StoppedMessage",
+    "StoreMaintenance",
     "StoreSurvey",
-    "StoreUpkeep",
     "StoredVersion",
+    "Success",
     "Suppression",
     "Suppressions",
     "UnbegunClaim",

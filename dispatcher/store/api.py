@@ -11,6 +11,7 @@ from sqlalchemy import Row, and_, delete, exists, or_, select, update
 
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, later
+from dispatcher.store.schema import NewReply
 
 _SEEN_EVERY = timedelta(minutes=1)
 _TRIES = 5
@@ -77,9 +78,7 @@ class ApiKeys:
             "scope_name": scope_name, "rate": rate, "created_at": database_now(),
             "expires_at": expires_at, "follows": follows,
         }  # fmt: skip
-        backend = self._database.backend
-        new = backend.insert_if_absent(self._keys).values(**values)
-        self._database.run(lambda each: backend.is_inserted(each, new, {}))
+        self._database.add_if_absent(self._keys, **values)
         found = self.find(key_id)
         return None if found is None else found[0]
 
@@ -132,12 +131,10 @@ class Sessions:
 
     def begin(self, session_id: str, key_id: str, *, lasts: timedelta) -> None:
         """Store a session that ends after that time. Forgets those that have ended."""
-        row, backend, now = self._sessions.c, self._database.backend, database_now()
-        new = backend.insert_if_absent(self._sessions).values(
-            id=session_id, key_id=key_id, created_at=now, expires_at=later(now, lasts)
-        )
-        self._database.run(lambda each: backend.is_inserted(each, new, {}))
-        self._database.execute(delete(self._sessions).where(row.expires_at <= now))
+        now = database_now()
+        values = {"created_at": now, "expires_at": later(now, lasts)}
+        self._database.add_if_absent(self._sessions, id=session_id, key_id=key_id, **values)
+        self._database.execute(delete(self._sessions).where(self._sessions.c.expires_at <= now))
 
     def key_of(self, session_id: str) -> ApiKey | None:
         """Return the key of a session; None where the session or the key has ended."""
@@ -156,9 +153,9 @@ class Sessions:
 class Reply(NamedTuple):
     """The first answer to a call with an idempotency key.
 
-    ``fingerprint`` is the digest of the call, ``seen`` that of the message before the call (None
-    where there was none). ``status`` and ``body`` are None until the call was answered. ``is_new``:
-    this call wrote the note.
+    ``fingerprint`` is the digest of the call, ``seen`` the version of the message before the call,
+    as text (None where there was none). ``status`` and ``body`` are None until the call was
+    answered. ``is_new``: this call wrote the note.
     """
 
     fingerprint: str
@@ -186,6 +183,12 @@ class Replies:
         if self._add(reply_id, fingerprint=fingerprint, seen=seen):
             return Reply(fingerprint, seen, None, {}, None, is_new=True)
         return self.find(reply_id) or Reply(fingerprint, seen, None, {}, None)
+
+    def new(
+        self, reply_id: str, *, fingerprint: str, status: int, headers: dict[str, str], body: str
+    ) -> NewReply:
+        """Return an answer that :meth:`Messages.add` stores with its message."""
+        return NewReply(reply_id, fingerprint, status, headers, body, self._keep)
 
     def finish(
         self,
@@ -258,14 +261,10 @@ class Replies:
         return None
 
     def _add(self, reply_id: str, **values: Any) -> bool:
-        """Store a note, unless there is one of that id; return whether it was stored now.
-
-        Where the connection broke, the note may be this call's own although the answer is False.
-        """
-        replies, backend, now = self._tables.api_replies, self._database.backend, database_now()
-        more = {"id": reply_id, "created_at": now, "keep_until": later(now, self._keep)}
-        note = backend.insert_if_absent(replies).values(**more, **values)
-        return self._database.run(lambda each: backend.is_inserted(each, note, {}))
+        """Store a note, unless there is one of that id; return whether it was stored now."""
+        now = database_now()
+        values |= {"id": reply_id, "created_at": now, "keep_until": later(now, self._keep)}
+        return self._database.add_if_absent(self._tables.api_replies, **values)
 
 
 def _key(row: Row[Any]) -> ApiKey:

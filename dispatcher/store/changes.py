@@ -100,7 +100,7 @@ class GivenArrays(Given):
 Make = Callable[[Given], Update | Delete]
 
 
-class Change:
+class GuardedChange:
     """A guarded statement; ``make`` makes it of the values of a row, for which it asks by name."""
 
     def __init__(self, backend: StoreEngine, make: Make) -> None:
@@ -142,12 +142,14 @@ def arrays(rows: Sequence[GivenRow], names: Iterable[str] = ()) -> dict[str, lis
     return {f"given_{name}": [row[name] for row in rows] for name in names or rows[0]}
 
 
-def change(make: Callable[[Changes, Given], Update | Delete]) -> cached_property[Change]:
-    """Turn a method that makes a statement into its :class:`Change`, made when it is first used."""
-    return cached_property(lambda changes: Change(changes.backend, partial(make, changes)))
+def change(
+    make: Callable[[ClaimChanges, Given], Update | Delete],
+) -> cached_property[GuardedChange]:
+    """Turn a method that makes a statement into its change, made when it is first used."""
+    return cached_property(lambda changes: GuardedChange(changes.backend, partial(make, changes)))
 
 
-class Changes:
+class ClaimChanges:
     """The guarded statements of claims, by the names of one database's tables."""
 
     def __init__(self, database: Database) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.store.changes import Changes, GivenRow, arrays
+from dispatcher.store.changes import ClaimChanges, GivenRow, arrays
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, id_type, later
 from dispatcher.store.schema import Tables, to_message
@@ -37,7 +37,9 @@ from dispatcher.store.suppressions import REASON
 
 _NO_WAIT = timedelta(0)
 _NOW = database_now()
-_BEGUN = ["message_id", "token", "started_at"]
+_MARK = bindparam("mark", type_=id_type())
+_IDS = bindparam("ids", type_=id_type(), expanding=True)
+_ATTEMPT_COLUMNS = ["message_id", "token", "started_at"]
 _SEND_AT, _NEXT_ATTEMPT_AT, _EXPIRES_AT = (
     list(Message.__dataclass_fields__).index(name)
     for name in ("send_at", "next_attempt_at", "expires_at")
@@ -60,7 +62,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Success:
     """A send that the transport accepted."""
 
     claim: Claim
@@ -103,22 +105,29 @@ class Unclaimed(NamedTuple):
 class Claims:
     """Takes messages to deliver them and records their outcomes.
 
-    The database's clock alone decides what is due. Every call may be run again. Messages to which
-    ``leaves`` applies are not taken.
+    The database's clock alone decides what is due. Every call may be run again. ``kept_back`` is
+    the condition of messages that are paused or left to ``catch_up``: they are not taken.
     """
 
     def __init__(
-        self, database: Database, *, ttl: timedelta, leaves: ColumnElement[bool] | None = None
+        self, database: Database, *, ttl: timedelta, kept_back: ColumnElement[bool] | None = None
     ) -> None:
         tables = database.tables
         self._database = database
         self._tables = tables
-        self._changes = Changes(database)
+        self._changes = ClaimChanges(database)
         self._ttl = ttl
-        wanted = ~tables.is_suppressed
-        self._takes = wanted if leaves is None else and_(wanted, ~leaves)
+        not_suppressed = ~tables.is_suppressed
+        may_be_taken = not_suppressed if kept_back is None else and_(not_suppressed, ~kept_back)
+        self._claim_steps = _ClaimSteps(tables, may_be_taken)
+        self._sending = _last_claims(tables, Status.SENDING)
+        self._sending_locked = _locked(self._sending)
+        self._sent_locked = _locked(_last_claims(tables, Status.SENT))
+        scheduled, row = _last_claims(tables, Status.SCHEDULED), tables.messages.c
+        self._without_time = scheduled.where(row.expires_at <= row.next_attempt_at)
+        # One statement each, where the database can; after a failure it is done step by step.
         direct = partial(database.backend.direct, database.engine)
-        self._claim_at_once = direct(lambda: claim_at_once(tables, self._takes))
+        self._claim_at_once = direct(lambda: claim_at_once(tables, may_be_taken))
         self._sent_at_once = direct(self._changes.sent_at_once)
         self._snoozed_at_once = direct(self._changes.snoozed_at_once)
 
@@ -141,9 +150,9 @@ class Claims:
             "ahead": ahead.total_seconds(),
             "ttl": self._ttl.total_seconds(),
         }
-        rows: Sequence[Any] | None = self._claim_at_once(values)
+        rows: Sequence[Any] | None = self._claim_at_once(values) if self._claim_at_once else None
         if rows is None:
-            rows = self._database.transact(partial(self._claim_step_by_step, **values))
+            rows = self._database.transact(partial(self._claim_steps.run, values=values))
         return [
             Claim(
                 to_message(row),
@@ -158,10 +167,11 @@ class Claims:
     def renew(self, claims: Sequence[Claim]) -> set[UUID]:
         """Extend claims to their whole length from now on; return those that are still current."""
         rows = [_key(each) | {"wait": self._ttl.total_seconds()} for each in claims]
-        tokens = _tokens(rows)
-        query = self._last_claims(tokens, Status.SENDING)
-        held = self._changes.renewed.run_and_read(self._database, rows, query)
-        return {row.id for row in held if row.token == tokens[row.id]}
+        tokens = {each.message.id: each.token for each in claims}
+        last = self._changes.renewed.run_and_read(
+            self._database, rows, self._sending.params(ids=[*tokens])
+        )
+        return {row.id for row in last if row.token == tokens[row.id]}
 
     def unclaimed(self, message_ids: Sequence[UUID]) -> Unclaimed:
         """Read messages that could not be claimed.
@@ -171,24 +181,24 @@ class Claims:
         tables = self._tables
         messages = tables.messages
         now = database_now()
-        is_late = and_(messages.c.next_attempt_at <= now, messages.c.expires_at <= now)
+        is_expired = and_(messages.c.next_attempt_at <= now, messages.c.expires_at <= now)
         read = select(
             messages.c.id,
             messages.c.next_attempt_at,
             now.label("now"),
-            is_late.label("is_late"),
+            is_expired.label("is_expired"),
             tables.is_suppressed.label("is_suppressed"),
         ).where(messages.c.id.in_(message_ids), tables.is_scheduled)
         rows = self._database.read(read)
         unwanted = [row.id for row in rows if row.is_suppressed]
-        late = [row.id for row in rows if row.is_late and not row.is_suppressed]
+        expired = [row.id for row in rows if row.is_expired and not row.is_suppressed]
         return Unclaimed(
             {
                 row.id: row.next_attempt_at - row.now
                 for row in rows
                 if row.next_attempt_at > row.now and not row.is_suppressed
             },
-            self._end(late, is_late, status=Status.EXPIRED.value),
+            self._end(expired, is_expired, status=Status.EXPIRED.value),
             self._end(
                 unwanted, tables.is_suppressed, status=Status.CANCELLED.value, last_error=REASON
             ),
@@ -219,7 +229,7 @@ class Claims:
         self._database.execute(change.values(enqueue_at=messages.c.next_attempt_at))
 
     def record(
-        self, results: Sequence[Result], failures: Sequence[Failure], *, enqueue_in: timedelta
+        self, successes: Sequence[Success], failures: Sequence[Failure], *, enqueue_in: timedelta
     ) -> set[UUID]:
         """Record the outcomes of claims, in one transaction; return the messages that expire by it.
 
@@ -231,15 +241,16 @@ class Claims:
         """
         sent: list[GivenRow] = [
             {"id": each.claim.message.id, "token": each.claim.token, "receipt": each.receipt}
-            for each in results
+            for each in successes
         ]
-        # []: all are recorded. Rows were overtaken; None: run it by SQLAlchemy. Both step by step.
-        if not failures and sent and self._sent_at_once(arrays(sent)) == []:
+        # It returns the messages that were overtaken by another claim, and None where it failed.
+        at_once = None if failures or not sent else self._sent_at_once
+        if at_once and at_once(arrays(sent)) == []:
             return set()
         ended: list[GivenRow] = []
         held: list[GivenRow] = []
         again: list[GivenRow] = []
-        dated: dict[UUID, int] = {}
+        dated: list[GivenRow] = []
         outcomes: list[GivenRow] = [
             each | {"outcome": Outcome.SENT.value, "error": None} for each in sent
         ]
@@ -257,22 +268,24 @@ class Claims:
             else:
                 again.append(row | _waits(each.wait, enqueue_in))
                 if claim.expires_in is not None:
-                    dated[claim.message.id] = claim.token
+                    dated.append(row)
 
         def work(connection: Connection) -> set[UUID]:
-            tokens = _tokens(sent)
-            last = self._locked(connection, tokens, Status.SENDING)
-            self._changes.overtaken.run(
-                connection, [row for row in last if row["token"] > tokens[row["id"]]]
-            )
+            last = _tokens(connection, self._sending_locked, sent)
+            overtaken = [
+                {"id": row["id"], "token": last[row["id"]]}
+                for row in sent
+                if last.get(row["id"], 0) > row["token"]
+            ]
+            self._changes.overtaken.run(connection, overtaken)
             self._changes.sent.run(connection, sent)
             self._changes.failed.run(connection, ended)
             self._changes.held.run(connection, held)
             self._changes.again.run(connection, again)
-            expired = self._without_time(connection, dated) if dated else set()
+            scheduled = _tokens(connection, self._without_time, dated)
             self._changes.expired.run(connection, again)
             self._changes.outcome.run(connection, outcomes)
-            return expired
+            return {row["id"] for row in dated if scheduled.get(row["id"]) == row["token"]}
 
         return self._database.transact(work)
 
@@ -284,77 +297,43 @@ class Claims:
         Maintenance enqueues them ``enqueue_in`` after that, unless the caller does.
         """
         rows = [_key(claim) | _waits(wait, enqueue_in) for claim, wait in snoozed]
-        if not rows or self._snoozed_at_once(arrays(rows)) == []:
+        if not rows or (self._snoozed_at_once and self._snoozed_at_once(arrays(rows)) == []):
             return
 
         def work(connection: Connection) -> None:
             self._changes.snoozed.run(connection, rows)
             self._changes.undone_attempt.run(connection, rows)
-            tokens = _tokens(rows)
-            last = self._locked(connection, tokens, Status.SENT)
-            overtaken = [row for row in last if row["token"] == tokens[row["id"]]]
+            last = _tokens(connection, self._sent_locked, rows)
+            overtaken = [row for row in rows if last.get(row["id"]) == row["token"]]
             self._changes.uncounted.run(connection, overtaken)
             self._changes.undone_overtaken.run(connection, overtaken)
 
         self._database.transact(work)
-
-    def _claim_step_by_step(
-        self, connection: Connection, *, ids: list[UUID], mark: UUID, ahead: float, ttl: float
-    ) -> Sequence[Any]:
-        """Claim in the transaction of this connection.
-
-        It knows its messages by the mark, so that it may be run again; then it returns those too.
-        """
-        tables = self._tables
-        messages, attempts = tables.messages, tables.attempts
-        these = messages.c.id.in_(ids)
-        found = _wanted(tables, and_(these, self._takes), ahead)
-        wanted = self._database.backend.ids_found(connection, found)
-        connection.execute(_take(tables, mark, ttl).where(messages.c.id.in_(wanted)))
-        mine = and_(these, messages.c.claimed_by == mark)
-        is_begun = select(literal(1)).where(
-            attempts.c.message_id == messages.c.id, attempts.c.token == messages.c.claim_token
-        )
-        columns = (messages.c.id, messages.c.claim_token, _starts_at(messages.c.next_attempt_at))
-        begin = select(*columns).where(mine, ~is_begun.exists())
-        connection.execute(insert(attempts).from_select(_BEGUN, begin))
-        read = (
-            select(*tables.message_columns, messages.c.claim_token, _NOW.label("now"))
-            .where(mine)
-            .order_by(messages.c.next_attempt_at, messages.c.id)
-        )
-        return connection.execute(read).all()
-
-    def _last_claims(self, message_ids: Iterable[UUID], status: Status) -> Select[Any]:
-        """Return the query of the last claims of those of the messages that have this status."""
-        messages = self._tables.messages
-        these = self._database.one_of(messages.c.id, list(message_ids))
-        query = select(messages.c.id, messages.c.claim_token.label("token"))
-        return query.where(these, self._tables.has_status(status))
-
-    def _locked(
-        self, connection: Connection, message_ids: Collection[UUID], status: Status
-    ) -> list[GivenRow]:
-        """Lock those of the messages that have this status; return their last claims."""
-        if not message_ids:
-            return []
-        query = self._last_claims(message_ids, status).order_by(self._tables.messages.c.id)
-        return [row._asdict() for row in connection.execute(query.with_for_update())]
-
-    def _without_time(self, connection: Connection, tokens: Mapping[UUID, int]) -> set[UUID]:
-        """Return those that the change ``expired`` will end."""
-        row = self._tables.messages.c
-        query = self._last_claims(tokens, Status.SCHEDULED)
-        rows = connection.execute(query.where(row.expires_at <= row.next_attempt_at))
-        return {row.id for row in rows if row.token == tokens[row.id]}
 
 
 def _key(claim: Claim) -> GivenRow:
     return {"id": claim.message.id, "token": claim.token}
 
 
-def _tokens(rows: Sequence[GivenRow]) -> dict[UUID, int]:
-    return {row["id"]: row["token"] for row in rows}
+def _last_claims(tables: Tables, status: Status) -> Select[Any]:
+    """Return the query of the last claims of those messages of ``ids`` that have this status."""
+    row = tables.messages.c
+    query = select(row.id, row.claim_token.label("token"))
+    return query.where(row.id.in_(_IDS), tables.has_status(status))
+
+
+def _locked(last_claims: Select[Any]) -> Select[Any]:
+    return last_claims.order_by(last_claims.selected_columns.id).with_for_update()
+
+
+def _tokens(
+    connection: Connection, last_claims: Select[Any], rows: Sequence[GivenRow]
+) -> dict[UUID, int]:
+    """Return the tokens of the last claims of the messages of these rows that the query finds."""
+    if not rows:
+        return {}
+    found = connection.execute(last_claims, {"ids": [row["id"] for row in rows]})
+    return dict(map(tuple, found))
 
 
 def _waits(wait: timedelta | None, enqueue_in: timedelta) -> GivenRow:
@@ -362,41 +341,72 @@ def _waits(wait: timedelta | None, enqueue_in: timedelta) -> GivenRow:
     return {"wait": seconds, "enqueue": max(0.0, seconds + enqueue_in.total_seconds())}
 
 
-def claim_at_once(tables: Tables, takes: ColumnElement[bool]) -> Select[Any]:
+def claim_at_once(tables: Tables, may_be_taken: ColumnElement[bool]) -> Select[Any]:
     """Return the statement that takes messages, begins their attempts and returns them.
 
-    It takes only messages to which ``takes`` applies.
+    It takes only messages to which ``may_be_taken`` applies.
     """
     messages, attempts = tables.messages, tables.attempts
     these = messages.c.id == any_(bindparam("ids", type_=ARRAY(id_type())))
-    wanted = _wanted(tables, and_(these, takes), bindparam("ahead", type_=Float())).cte("wanted")
-    take = _take(tables, bindparam("mark", type_=id_type()), bindparam("ttl", type_=Float()))
+    wanted = _wanted(tables, and_(these, may_be_taken)).cte("wanted")
     taken = (
         # As in GivenArrays: "these" is redundant, and keeps to look-ups by id.
-        take.where(these, messages.c.id == wanted.c.id)
+        _take(tables)
+        .where(these, messages.c.id == wanted.c.id)
         .returning(*tables.message_columns, messages.c.claim_token)
         .cte("taken")
     )
     columns = (taken.c.id, taken.c.claim_token, _starts_at(taken.c.next_attempt_at))
-    begun = insert(attempts).from_select(_BEGUN, select(*columns)).cte("begun")
+    inserted = insert(attempts).from_select(_ATTEMPT_COLUMNS, select(*columns)).cte("begun")
     # The later the clock is read, the shorter is the wait of a message that is not due yet.
     return (
         select(*taken.c, func.clock_timestamp().label("now"))
         .order_by(taken.c.next_attempt_at, taken.c.id)
-        .add_cte(begun)
+        .add_cte(inserted)
     )
 
 
-def _wanted(
-    tables: Tables, these: ColumnElement[bool], ahead: ColumnElement[float] | float
-) -> Select[Any]:
+class _ClaimSteps:
+    """The statements that do what that of :func:`claim_at_once` does, for every database."""
+
+    def __init__(self, tables: Tables, may_be_taken: ColumnElement[bool]) -> None:
+        messages, attempts = tables.messages, tables.attempts
+        these = messages.c.id.in_(_IDS)
+        self._wanted = _wanted(tables, and_(these, may_be_taken))
+        self._take = _take(tables).where(these)
+        mine = and_(these, messages.c.claimed_by == _MARK)
+        has_attempt = select(literal(1)).where(
+            attempts.c.message_id == messages.c.id, attempts.c.token == messages.c.claim_token
+        )
+        columns = (messages.c.id, messages.c.claim_token, _starts_at(messages.c.next_attempt_at))
+        missing = select(*columns).where(mine, ~has_attempt.exists())
+        self._insert_attempts = insert(attempts).from_select(_ATTEMPT_COLUMNS, missing)
+        self._mine = (
+            select(*tables.message_columns, messages.c.claim_token, _NOW.label("now"))
+            .where(mine)
+            .order_by(messages.c.next_attempt_at, messages.c.id)
+        )
+
+    def run(self, connection: Connection, values: Mapping[str, Any]) -> Sequence[Any]:
+        """Claim in the transaction of this connection.
+
+        It knows its messages by the mark, so that it may be run again; then it returns those too.
+        """
+        # Read first, because MariaDB changes no table that the same statement reads.
+        found = connection.scalars(self._wanted, values).all()
+        connection.execute(self._take, {**values, "ids": found})
+        connection.execute(self._insert_attempts, values)
+        return connection.execute(self._mine, values).all()
+
+
+def _wanted(tables: Tables, these: ColumnElement[bool]) -> Select[Any]:
     messages = tables.messages
     return (
         select(messages.c.id)
         .where(
             these,
             tables.is_scheduled,
-            messages.c.next_attempt_at <= later(_NOW, ahead),
+            messages.c.next_attempt_at <= later(_NOW, bindparam("ahead", type_=Float())),
             or_(messages.c.expires_at.is_(None), messages.c.expires_at > _NOW),
         )
         .order_by(messages.c.id)
@@ -404,7 +414,7 @@ def _wanted(
     )
 
 
-def _take(tables: Tables, mark: Any, ttl: ColumnElement[float] | float) -> Update:
+def _take(tables: Tables) -> Update:
     messages = tables.messages
     return (
         update(messages)
@@ -413,8 +423,8 @@ def _take(tables: Tables, mark: Any, ttl: ColumnElement[float] | float) -> Updat
             status=Status.SENDING.value,
             claim_token=messages.c.claim_token + 1,
             attempt_count=messages.c.attempt_count + 1,
-            claimed_by=mark,
-            claim_expires_at=later(_NOW, ttl),
+            claimed_by=_MARK,
+            claim_expires_at=later(_NOW, bindparam("ttl", type_=Float())),
         )
     )
 

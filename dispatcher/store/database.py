@@ -7,7 +7,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Self, TypeVar
 from uuid import UUID
 
@@ -19,15 +18,17 @@ from sqlalchemy import (
     Executable,
     Row,
     Select,
+    Table,
     Update,
     create_engine,
 )
-from sqlalchemy.exc import DBAPIError, StatementError
+from sqlalchemy.exc import StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from dispatcher.message import dump_json
 from dispatcher.settings import TABLE_PREFIX, Settings
 from dispatcher.store.engines import engine_of
+from dispatcher.store.engines.base import transaction
 from dispatcher.store.engines.errors import (
     cause,
     refused_by_driver,
@@ -133,18 +134,17 @@ class Database:
 
     def transact(self, work: Callable[[Connection], T]) -> T:
         """Run ``work`` in one transaction."""
-        return self.run(lambda connection: self.transact_on(connection, partial(work, connection)))
+
+        def whole(connection: Connection) -> T:
+            with transaction(connection, self.backend.begin):
+                return work(connection)
+
+        return self.run(whole)
 
     def transact_on(self, connection: Connection, work: Callable[[], T]) -> T:
         """Run ``work`` in one transaction of this connection. Raises SQLAlchemyError."""
-        connection.exec_driver_sql(self.backend.begin)
-        try:
-            result = work()
-            connection.exec_driver_sql("COMMIT")
-        except BaseException:
-            _undo(connection)
-            raise
-        return result
+        with transaction(connection, self.backend.begin):
+            return work()
 
     def read(self, query: Select[*tuple[Any, ...]]) -> Sequence[Row[*tuple[Any, ...]]]:
         """Return the rows of a query."""
@@ -163,6 +163,14 @@ class Database:
     def execute(self, statement: Executable) -> None:
         """Run a statement without a result."""
         self.run(lambda connection: connection.execute(statement))
+
+    def add_if_absent(self, table: Table, **values: Any) -> bool:
+        """Add a row unless its key is there; return whether it was added now.
+
+        Where the connection broke, the row may be this call's own although the answer is False.
+        """
+        insert = self.backend.insert_if_absent(table).values(**values)
+        return self.run(lambda connection: self.backend.try_insert(connection, insert, {}))
 
     def change(self, change: Executable, query: Select[*tuple[Any, ...]]) -> Sequence[Row[Any]]:
         """Run a guarded change, then return what the query reads.
@@ -193,12 +201,3 @@ class Database:
             return self.backend.update_returning(connection, ids, query, change, wanted)
 
         return self.run(work) if self.backend.changes_at_once else self.transact(work)
-
-
-def _undo(connection: Connection) -> None:
-    if connection.invalidated or connection.closed:
-        return
-    try:
-        connection.exec_driver_sql("ROLLBACK")
-    except DBAPIError:
-        connection.invalidate()

@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import Row, Select, Update, and_, case, exists, or_, select, update
 
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.store.changes import Change, Given
+from dispatcher.store.changes import Given, GuardedChange
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now
 from dispatcher.store.messages import changed
@@ -137,7 +137,7 @@ def _standing(rows: Sequence[Row[Any]]) -> dict[UUID, StoppedMessage]:
     }
 
 
-def _retried(database: Database) -> Change:
+def _retried(database: Database) -> GuardedChange:
     """Return the change that retries a failed message at once, if not past its expiry."""
     tables = database.tables
     messages, now = tables.messages, database_now()
@@ -161,4 +161,4 @@ def _retried(database: Database) -> Change:
             )
         )
 
-    return Change(database.backend, make)
+    return GuardedChange(database.backend, make)

@@ -155,11 +155,16 @@ class _IndexScan(NamedTuple):
     The column of ``value`` is compared as a range, and ordered by: were it compared for equality, a
     database might read the primary key in its order until enough is found. ``where`` leads to the
     index and to the partitions.
+
+    ``by_row``: ids are compared together with ``value``. For the row ``(value, id)`` PostgreSQL
+    reads all that have the value in the index, and may sort it; without it, it may read and sort a
+    stretch of whole messages where ``where`` makes it expect too few.
     """
 
     columns: Sequence[ColumnElement[Any]]
     value: str | None = None
     where: Sequence[ColumnElement[bool]] = ()
+    by_row: bool = False
 
     @property
     def bounds(self) -> list[ColumnElement[bool]]:
@@ -182,8 +187,8 @@ class _IndexScan(NamedTuple):
         return found
 
     def _compared(self, message_id: UUID) -> tuple[ColumnElement[Any], Any]:
-        if self.value is None:
-            return self.columns[0], message_id
+        if not self.by_row:
+            return self.columns[-1], message_id
         edge = zip((self.value, message_id), self.columns, strict=True)
         return tuple_(*self.columns), tuple_(*(literal(each, by.type) for each, by in edge))
 
@@ -439,7 +444,7 @@ class Listing:
             return _IndexScan([row.campaign, row.id], wanted.campaign)
         if wanted.status in _UNSENT and self._database.backend.has_partial_indexes:
             where = [tables.has_ended, tables.is_unsent]
-            return _IndexScan([row.status, row.id], wanted.status, where)
+            return _IndexScan([row.status, row.id], wanted.status, where, by_row=True)
         if wanted.status is not None:
             return _IndexScan([row.id], where=[tables.lies_with(wanted.status)])
         return _IndexScan([row.id])

@@ -35,12 +35,13 @@ from sqlalchemy import (
 
 from dispatcher.faults import fault
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.store.changes import Change, Changes, Given, GivenRow
+from dispatcher.store.changes import ClaimChanges, Given, GivenRow, GuardedChange
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.reservations import (
     PermitRow,
     ReservationRow,
+    ReservationState,
     ReservedTime,
     Settled,
     give_up,
@@ -100,18 +101,19 @@ class UnbegunClaim(NamedTuple):
     status: Status
 
 
-class StoreUpkeep:
+class StoreMaintenance:
     """The statements of periodic maintenance. Any number of sweeps may run side by side.
 
-    Messages to which ``leaves`` applies are not enqueued.
+    ``kept_back`` is the condition of messages that are paused or left to ``catch_up``: they are not
+    enqueued.
     """
 
-    def __init__(self, database: Database, *, leaves: ColumnElement[bool] | None = None) -> None:
+    def __init__(self, database: Database, *, kept_back: ColumnElement[bool] | None = None) -> None:
         self._database = database
         self._tables = database.tables
-        self._changes = Changes(database)
-        self._freed = Change(database.backend, partial(_freed, database.tables))
-        self._takes = true() if leaves is None else ~leaves
+        self._changes = ClaimChanges(database)
+        self._freed = GuardedChange(database.backend, partial(_freed, database.tables))
+        self._not_kept_back = true() if kept_back is None else ~kept_back
         row, now = database.tables.messages.c, database_now()
         self._is_suspect = func.coalesce(row.last_error, "").in_([UNKNOWN, NOT_BEGUN])
         self._is_put_off = (
@@ -134,7 +136,7 @@ class StoreUpkeep:
             messages.c.enqueue_at <= database_now(),
             *_since(messages.c.enqueue_at, within),
         )
-        query = select(messages.c.id).where(*time_came, self._takes)
+        query = select(messages.c.id).where(*time_came, self._not_kept_back)
         rows = self._database.read(query.order_by(messages.c.enqueue_at).limit(limit))
         return [row.id for row in rows]
 
@@ -154,7 +156,7 @@ class StoreUpkeep:
             self._tables.is_scheduled,
             messages.c.enqueue_at <= now,
         )
-        wanted = select(messages.c.id).where(*is_due, self._takes)
+        wanted = select(messages.c.id).where(*is_due, self._not_kept_back)
         wanted = wanted.with_for_update(skip_locked=True)
         due_at = messages.c.next_attempt_at
         again_at = case(
@@ -349,6 +351,26 @@ class StoreUpkeep:
         rows = self._holding(reservation_columns(self._tables), message_ids)
         return [ReservationRow._make(row) for row in rows]
 
+    def reservation_states(
+        self, message_ids: Sequence[UUID], *, grace: timedelta
+    ) -> dict[UUID, ReservationState]:
+        """Return the reservations of these messages; those that are not stored are left out.
+
+        A message that was taken back (``VOID``) may still have its reservation, as one that ended.
+        ``grace`` is how long after its end a message may still have its reservation.
+        """
+        row, ended = self._tables.messages.c, self._tables.holds_no_reservation
+        ended_at = func.coalesce(row.finished_at, row.next_attempt_at)
+        frees = and_(ended, row.reserved == true(), ended_at > later(database_now(), -grace))
+        columns = reservation_columns(self._tables)
+        query = select(*columns, (~ended).label("holds"), frees.label("frees"))
+        return {
+            each.id: ReservationState(
+                ReservationRow._make(each[:-2]), bool(each.holds), bool(each.frees)
+            )
+            for each in self._database.read_of(query, row.id, message_ids)
+        }
+
     def bar_moves(self, message_ids: Sequence[UUID]) -> set[UUID]:
         """Bar moves of these messages that have begun by now; return the messages so barred.
 
@@ -540,7 +562,7 @@ class Overdue:
     """The statements of ``catch_up``. Any number of sweeps may run side by side.
 
     ``expire`` and ``reslot`` are the channels whose overdue messages expire, or are booked again.
-    Those to which ``leaves`` applies are left as they are.
+    ``kept_back`` is the condition of messages that are paused: they are left as they are.
     """
 
     def __init__(
@@ -550,11 +572,11 @@ class Overdue:
         after: timedelta,
         expire: Collection[str] = (),
         reslot: Collection[str] = (),
-        leaves: ColumnElement[bool] | None = None,
+        kept_back: ColumnElement[bool] | None = None,
     ) -> None:
         self._database = database
         self._tables = database.tables
-        handled = true() if leaves is None else ~leaves
+        handled = true() if kept_back is None else ~kept_back
         self._to_expire = and_(overdue(self._tables, expire, after), handled)
         self._to_reslot = and_(overdue(self._tables, reslot, after), handled)
 

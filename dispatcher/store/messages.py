@@ -13,6 +13,8 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Delete,
+    Float,
+    FromClause,
     Insert,
     Row,
     Select,
@@ -27,6 +29,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    true,
     update,
 )
 from sqlalchemy.exc import DBAPIError
@@ -40,8 +43,8 @@ from dispatcher.errors import (
     Suppressed,
     TooLate,
 )
-from dispatcher.message import Attempt, Body, Message, Status, dump_json
-from dispatcher.store.changes import Change, Given
+from dispatcher.message import Attempt, Body, Message, Status
+from dispatcher.store.changes import Given, GuardedChange
 from dispatcher.store.database import Database
 from dispatcher.store.engines import InsertFailed, Prepared
 from dispatcher.store.engines.errors import (
@@ -55,16 +58,19 @@ from dispatcher.store.schema import (
     AS_NAMED,
     CLOCK_STEP,
     KEYED,
+    REPLIED,
     TAKEN_BACK,
     VOID,
     WRITTEN,
     Addition,
     Movable,
+    NewReply,
     Tables,
     to_attempt,
     to_keyed,
     to_message,
     to_movable,
+    to_replied,
     to_values,
 )
 from dispatcher.store.suppressions import is_suppressed
@@ -72,6 +78,7 @@ from dispatcher.store.suppressions import is_suppressed
 log = logging.getLogger(__name__)
 
 _ADD_TRIES = 3
+_CANCEL_TRIES = 10
 _ROWS_AT_ONCE = 1_000
 
 
@@ -82,7 +89,7 @@ class GivenUp(StoreUnavailable):
         super().__init__("storing it took longer than its reservation lasted", refused=True)
 
 
-class NewTime(NamedTuple):
+class NewSlot(NamedTuple):
     """The values that a move writes into the row of the message that was ``found``.
 
     ``zone`` is the zone by which ``send_at`` was judged; the next attempt is at
@@ -104,18 +111,19 @@ class NewTime(NamedTuple):
             "id": self.found.message.id,
             "token": self.found.token,
             "until": self.found.read_at + within,
-            **{name: getattr(self, name) for name in NewTime._fields[1:]},
+            **{name: getattr(self, name) for name in NewSlot._fields[1:]},
         }
 
 
 class _NotInserted(Exception):
-    """The id of a message, or its idempotency key, is stored already, or it is not wanted."""
+    """The id or the idempotency key is stored already, or the recipient has opted out."""
 
 
 class _New:
     """The statements that store one new message.
 
-    ``names`` are those of their values: the columns of a message, then its fingerprint.
+    ``names`` are those of their values: the columns of a message, then its fingerprint;
+    ``reply_names`` are those of the values of its reply.
     """
 
     def __init__(self, tables: Tables, *, has_partitions: bool) -> None:
@@ -125,34 +133,59 @@ class _New:
             name: bindparam(f"new_{name}", type_=tables.messages.c[name].type) for name in WRITTEN
         }
         self._fingerprint = bindparam("new_fingerprint", type_=tables.keys.c.fingerprint.type)
+        self._reply = {
+            name: bindparam(f"reply_{name}", type_=tables.api_replies.c[name].type)
+            for name in REPLIED
+        }
+        self._keep = bindparam("reply_keep", type_=Float())
         self.names = [each.key for each in (*self._given.values(), self._fingerprint)]
-        self._is_wanted = ~tables.suppressed(self._given["recipient"], self._given["channel"])
+        self.reply_names = [each.key for each in (*self._reply.values(), self._keep)]
+        self._is_not_suppressed = ~tables.suppressed(
+            self._given["recipient"], self._given["channel"]
+        )
 
     def message(self, insert_if_absent: Callable[[Table], Insert]) -> Insert:
-        """Return the statement that stores a message whose id is new, if it is wanted.
+        """Return the statement that stores a message whose id is new.
 
-        Where a message that has ended lies in another partition, no key sees it: so it is looked
-        for. Else a statement that the server runs after its client gave it up would store a message
-        that was stored again meanwhile, and sent.
+        Nothing is stored where its recipient has opted out. Where a message that has ended lies in
+        another partition, no key sees it: so it is looked for. Else a statement that the server
+        runs after its client gave it up would store a message that was stored again meanwhile, and
+        sent.
         """
-        row = select(*self._given.values()).where(self._is_wanted)
+        row = select(*self._given.values()).where(self._is_not_suppressed)
         if self._has_partitions:
             row = row.where(self._is_new)
         return insert_if_absent(self._tables.messages).from_select(WRITTEN, row)
 
-    def keyed(self, insert_if_absent: Callable[[Table], Insert]) -> Select[Any]:
+    def keyed(
+        self, insert_if_absent: Callable[[Table], Insert], *, replied: bool = False
+    ) -> Select[Any]:
         """Return the statement that also stores its key; it returns a row if both are stored.
 
-        Nothing is stored where the key is. An id that another transaction stores meanwhile is an
-        error, so that no key is stored without its message.
+        ``replied``: and a reply. Nothing is stored where the key is. An id that another transaction
+        stores meanwhile is an error, so that no key is stored without its message; so is the id of
+        a reply that is stored.
         """
         messages, keys, given = self._tables.messages, self._tables.keys, self._given
         values = (given["idempotency_key"], given["id"], self._fingerprint)
-        row = select(*values).where(self._is_wanted, self._is_new)
+        row = select(*values).where(self._is_not_suppressed, self._is_new)
         key = insert_if_absent(keys).from_select(KEYED, row).returning(keys.c.message_id)
-        of_key = select(*given.values()).select_from(key.cte("keyed"))
+        keyed = key.cte("keyed")
+        of_key = select(*given.values()).select_from(keyed)
         added = insert(messages).from_select(WRITTEN, of_key).returning(messages.c.id)
-        return select(added.cte("added").c.id)
+        statement = select(added.cte("added").c.id)
+        if not replied:
+            return statement
+        return statement.add_cte(self.reply(insert, of=keyed).cte("replied"))
+
+    def reply(self, insert: Callable[[Table], Insert], *, of: FromClause | None = None) -> Insert:
+        """Return the statement that stores a reply, ``of`` a key where that is stored."""
+        now = database_now()
+        row = select(*self._reply.values(), now, later(now, self._keep)).where(true())
+        names = (*REPLIED, "created_at", "keep_until")
+        return insert(self._tables.api_replies).from_select(
+            names, row if of is None else row.select_from(of)
+        )
 
     @property
     def _is_new(self) -> ColumnElement[bool]:
@@ -171,7 +204,11 @@ class _New:
 
 
 class Messages:
-    """Messages by id and by idempotency key."""
+    """Messages by id and by idempotency key.
+
+    One is stored by an INSERT that adds nothing where it exists; many together by COPY on
+    PostgreSQL, in one transaction elsewhere.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -179,53 +216,51 @@ class Messages:
         self._moved = moved(database)
         self._movable = select(*self._tables.movable_columns).where(self._tables.is_message)
         new = _New(database.tables, has_partitions=database.backend.has_partitions)
+        self._cancelled = _cancelled_if_unchanged(database)
         insert_if_absent, engine = database.backend.insert_if_absent, database.engine
         self._insert = Prepared(engine, new.message(insert_if_absent), new.names)
         self._insert_key = Prepared(engine, insert_if_absent(database.tables.keys), KEYED)
+        self._insert_reply = Prepared(engine, new.reply(insert_if_absent), new.reply_names)
+        self._insert_rows = Prepared(engine, insert(self._tables.messages), WRITTEN)
+        self._insert_keys = Prepared(engine, insert(self._tables.keys), KEYED)
         self._insert_directly = database.backend.direct_insert(engine, self._insert)
         self._insert_keyed_directly = database.backend.direct_insert(
             engine, Prepared(engine, new.keyed(insert_if_absent), new.names)
         )
+        self._insert_replied_directly = database.backend.direct_insert(
+            engine,
+            Prepared(
+                engine, new.keyed(insert_if_absent, replied=True), [*new.names, *new.reply_names]
+            ),
+        )
 
-    def add(
-        self,
-        message: Message,
-        *,
-        enqueue_at: datetime,
-        fingerprint: str | None,
-        body_json: str | None = None,
-        status_url: str | None = None,
-        perhaps_stored: bool = False,
-    ) -> Message:
-        """Store ``message`` and return the stored message.
+    def add(self, addition: Addition, *, perhaps_stored: bool = False) -> Message:
+        """Store a message, and its reply where it has one, both or neither.
 
-        ``body_json`` is its body, if already encoded; ``status_url`` receives status webhooks.
-        ``perhaps_stored``: a call before may have stored it. The stored one is another where that
-        has the idempotency key, and ``message`` itself where this call stored it, or perhaps did:
-        when the connection breaks, the INSERT is run again, and the answer is read back from state.
+        Return the message that is stored: another one where that has the idempotency key already.
+        ``perhaps_stored``: an earlier call may have stored this one. When the connection breaks,
+        the INSERT is run again and the answer read back from state.
+
         Raises StoreUnavailable when nothing was stored,
         Suppressed when its recipient has opted out, GivenUp when its reservation was released
         before, OutcomeUnknown when it is not known whether it was stored.
         """
-        unknown = False
-        text = dump_json(message.body) if body_json is None else body_json
-        addition = Addition(message, enqueue_at, fingerprint, text, status_url)
-        keyed = message.idempotency_key is not None
-        insert_directly = self._insert_keyed_directly if keyed else self._insert_directly
-        if insert_directly is not None and not perhaps_stored:
+        message, unknown = addition.message, False
+        if not perhaps_stored:
             try:
-                if insert_directly((*to_values(addition), fingerprint)):
+                if self._try_insert_directly(addition):
                     return message
-            except InsertFailed as fault:
-                unknown = fault.perhaps_done
-        for tries_left in reversed(range(_ADD_TRIES - unknown)):
+            except InsertFailed as failed:
+                unknown = failed.perhaps_done
+        tries = _ADD_TRIES - 1 if unknown else _ADD_TRIES
+        for tries_left in reversed(range(tries)):
             was_connected = False
             try:
                 with self._database.engine.connect() as connection:
                     was_connected = True
-                    if self._is_inserted(connection, addition):
+                    if self._try_insert(connection, addition):
                         return message
-                    stored = self._stored(connection, message)
+                    stored = self._stored(connection, addition)
                 if stored is not None:
                     # Perhaps the row is this call's own, whose answer was lost.
                     return message if unknown and stored.id == message.id else stored
@@ -242,16 +277,61 @@ class Messages:
                 raise failure from cause(error)
         raise StoreUnavailable("the idempotency key was freed and taken again and again")
 
+    def add_together(self, additions: Iterable[Addition]) -> bool | None:
+        """Store all of these messages or none; return whether they are stored.
+
+        False where the database refused, for instance because a key exists: nothing is stored. None
+        where the connection broke and they may be stored; then add them one by one. A reply is not
+        stored: only a single submit in a transaction of its own has one.
+        """
+        every = list(additions)  # the work may be run again
+        try:
+            if self._database.backend.copies:
+                self._copy(every)
+            else:
+                self._insert_together(every)
+        except StoreUnavailable as error:
+            log.warning(
+                "batch of %d messages not stored together, storing each alone: %s",
+                len(every), error,
+            )  # fmt: skip
+            return False if error.refused else None
+        return True
+
     def get(self, message_id: UUID) -> Message:
         """Return a message. Raises MessageNotFound."""
         this = self._tables.messages.c.id == message_id
         return _only(message_id, self._database.read(self._tables.stored.where(this)))
+
+    def these(self, message_ids: Sequence[UUID]) -> list[Message]:
+        """Return those of these messages that are stored."""
+        ids = self._tables.messages.c.id
+        rows = self._database.read_of(self._tables.stored, ids, message_ids)
+        return [to_message(row) for row in rows]
 
     def with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
         """Return the message that has the key, and its fingerprint."""
         for row in self._database.read(having_key(self._tables, idempotency_key)):
             return to_message(row), row.fingerprint
         return None
+
+    def with_keys(self, keys: Sequence[str]) -> dict[str, tuple[Message, str]]:
+        """Return the messages that have one of these idempotency keys, with their fingerprints."""
+        query = _with_fingerprint(self._tables)
+        rows = self._database.read_of(query, self._tables.keys.c.idempotency_key, keys)
+        return {row.idempotency_key: (to_message(row), row.fingerprint) for row in rows}
+
+    def has(self, message_ids: Sequence[UUID]) -> bool:
+        """Return whether all of these messages are stored, and none was taken back.
+
+        Check all, also of messages that are added together: a duplicate submit that uses the
+        reservation of one may have stored that one alone, under the same id.
+        """
+        messages, error = self._tables.messages, self._tables.messages.c.last_error
+        stored = and_(self._tables.is_message, or_(error.is_(None), error != TAKEN_BACK))
+        query = select(messages.c.id).where(stored)
+        rows = self._database.read_of(query, messages.c.id, message_ids)
+        return {row.id for row in rows} == set(message_ids)
 
     def attempts(self, message_id: UUID) -> list[Attempt]:
         """Return the attempts of a message, first one first."""
@@ -282,12 +362,48 @@ class Messages:
         With ``token`` only while its move token is that one.
         Raises MessageNotFound. Its status says whether it is cancelled.
         """
+        if token is None:
+            found = self.cancel_many([message_id]).get(message_id)
+            if found is None:
+                raise MessageNotFound(message_id)
+            return found
         messages = self._tables.messages
-        this = messages.c.id == message_id
-        these = this if token is None else and_(this, messages.c.move_token == token)
-        return changed(self._database, message_id, cancellation(self._tables, these))
+        this = and_(messages.c.id == message_id, messages.c.move_token == token)
+        return changed(self._database, message_id, cancellation(self._tables, this))
 
-    def move(self, moves: Sequence[NewTime], *, within: timedelta) -> dict[UUID, Movable]:
+    def cancel_many(
+        self, message_ids: Sequence[UUID], *, because: str | None = None
+    ) -> dict[UUID, Message]:
+        """Cancel those that are still scheduled; return all that are stored, as they now are.
+
+        None is scheduled then: one that a worker claimed and put back meanwhile is tried again.
+        ``because`` becomes their ``last_error``. Raises StoreUnavailable.
+        """
+        tables, left = self._tables, message_ids
+        found: dict[UUID, Message] = {}
+        for _ in range(_CANCEL_TRIES):
+            these = self._database.one_of(tables.messages.c.id, left)
+            change = cancellation(tables, these, because=because)
+            rows = self._database.change(change, tables.stored.where(these))
+            found |= {row.id: to_message(row) for row in rows}
+            left = [each for each in left if _is_scheduled(found.get(each))]
+            if not left:
+                return found
+        raise StoreUnavailable("workers claimed the message again and again")
+
+    def cancel_many_if_unchanged(self, found: Sequence[Movable]) -> dict[UUID, Message]:
+        """Cancel those that are still scheduled, and whose move token is the one that was found.
+
+        Return all that are stored, as they now are.
+        """
+        by_id = sorted((each.message.id, each.token) for each in found)
+        these = self._database.one_of(self._tables.messages.c.id, [each for each, _ in by_id])
+        given = [{"id": each, "token": token} for each, token in by_id]
+        query = self._tables.stored.where(these)
+        rows = self._cancelled.run_and_read(self._database, given, query)
+        return {row.id: to_message(row) for row in rows}
+
+    def move(self, moves: Sequence[NewSlot], *, within: timedelta) -> dict[UUID, Movable]:
         """Give messages other times, each unless its move token has changed since it was read.
 
         And no later than ``within`` after it was read: its new time is held for no longer. Return
@@ -299,7 +415,7 @@ class Messages:
         found = self._moved.run_and_read(self._database, rows, self._movable.where(these))
         return {row.id: to_movable(row) for row in found}
 
-    def move_if_unchanged(self, move: NewTime, *, within: timedelta) -> Movable:
+    def move_if_unchanged(self, move: NewSlot, *, within: timedelta) -> Movable:
         """Give one message another time as :meth:`move` does, and return it.
 
         Raises MessageChanged where its move token has changed, and MessageNotFound.
@@ -369,8 +485,8 @@ class Messages:
             )
         raise MessageChanged(found.message.id)
 
-    def take_back(self, message: Message) -> bool:
-        """Take back a message that lost its reservation while it was stored.
+    def take_back(self, message: Message, *, reply: NewReply | None = None) -> bool:
+        """Take back a message that lost its reservation while it was stored, and its ``reply``.
 
         Return whether it was taken back; it is not once it was claimed. Without an idempotency key
         no other call has returned it, so its row becomes void, without recipient, body and trace.
@@ -399,7 +515,10 @@ class Messages:
             connection.execute(statement)
             rows = connection.execute(query).all()
             if key is not None and any(row.idempotency_key is None for row in rows):
-                connection.execute(_free_key(self._tables, key, message.id))
+                connection.execute(free_key(self._tables, key, message.id))
+                if reply is not None:
+                    replies = self._tables.api_replies
+                    connection.execute(delete(replies).where(replies.c.id == reply.id))
             return all(row.status in {VOID, Status.CANCELLED.value} for row in rows)
 
         return self._database.run(work) if key is None else self._database.transact(work)
@@ -411,23 +530,52 @@ class Messages:
         again = update(messages).where(*these).values(enqueue_at=database_now(), enqueued_at=None)
         self._database.execute(again)
 
-    def _is_inserted(self, connection: Connection, addition: Addition) -> bool:
-        """Store a message and its key, both or none; return whether they were stored.
+    def _free_reply(self, connection: Connection, reply: NewReply) -> None:
+        """Delete the note of a call that ended without an answer and was repeated now.
+
+        Raises StoreUnavailable where another call has noted the key.
+        """
+        notes = self._tables.api_replies
+        this = notes.c.id == reply.id
+        is_open = and_(notes.c.fingerprint == reply.fingerprint, notes.c.status.is_(None))
+        connection.execute(delete(notes).where(this, is_open))
+        if connection.execute(select(notes.c.id).where(this)).first() is not None:
+            raise StoreUnavailable("another call has noted the Idempotency-Key", refused=True)
+
+    def _try_insert_directly(self, addition: Addition) -> bool:
+        """Store a message, its key and its reply past SQLAlchemy; return whether they were stored.
+
+        False also where the database has no such way. Raises like the call that
+        :meth:`StoreEngine.direct_insert` returns.
+        """
+        message, reply = addition.message, addition.reply
+        values = (*to_values(addition), addition.fingerprint)
+        insert_directly = self._insert_directly
+        if reply is not None:
+            insert_directly = self._insert_replied_directly
+            values = (*values, *to_replied(message, reply))
+        elif message.idempotency_key is not None:
+            insert_directly = self._insert_keyed_directly
+        return insert_directly is not None and insert_directly(values)
+
+    def _try_insert(self, connection: Connection, addition: Addition) -> bool:
+        """Store a message, its key and its reply, all or none; return whether they were stored.
 
         Where a message that has ended lies in another partition, no key of this one sees it. So it
         is looked for once this one is inserted: no other process can store it between.
         """
-        backend, message = self._database.backend, addition.message
+        backend, message, reply = self._database.backend, addition.message, addition.reply
         key, values = message.idempotency_key, to_values(addition)
         if key is None and not backend.has_partitions:
-            return backend.is_inserted(connection, self._insert, values)
+            return backend.try_insert(connection, self._insert, values)
+
+        rows = [] if key is None else [(self._insert_key, to_keyed(addition))]
+        if reply is not None:
+            rows.append((self._insert_reply, to_replied(message, reply)))
+        rows.append((self._insert, values))
 
         def work() -> None:
-            if key is not None:
-                given = to_keyed(addition)
-                if not backend.is_inserted(connection, self._insert_key, given):
-                    raise _NotInserted
-            if not backend.is_inserted(connection, self._insert, values):
+            if not all(backend.try_insert(connection, *each) for each in rows):
                 raise _NotInserted
             if not backend.has_partitions:
                 return
@@ -439,104 +587,6 @@ class Messages:
         except _NotInserted:
             return False
         return True
-
-    def _stored(self, connection: Connection, message: Message) -> Message | None:
-        tables, key = self._tables, message.idempotency_key
-        query = select(*tables.message_columns)
-        mine = connection.execute(query.where(tables.messages.c.id == message.id)).one_or_none()
-        if mine is None and key is not None:
-            mine = connection.execute(having_key(tables, key)).one_or_none()
-        if mine is None:
-            if is_suppressed(tables, connection, message.recipient, message.channel):
-                raise Suppressed(message.channel)
-            if key is not None:
-                free_key_without_message(tables, connection, key)
-            return None
-        lost_its_key = mine.idempotency_key is None and message.idempotency_key is not None
-        if mine.status == VOID or lost_its_key:
-            raise GivenUp  # or taken back
-        return to_message(mine)
-
-
-class BulkMessages:
-    """Stores messages by the thousand: COPY on PostgreSQL, one transaction elsewhere."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._tables = database.tables
-        engine, tables = database.engine, database.tables
-        self._insert_rows = Prepared(engine, insert(tables.messages), WRITTEN)
-        self._insert_keys = Prepared(engine, insert(tables.keys), KEYED)
-        self._cancelled = _cancelled_if_unchanged(database)
-
-    def add(self, additions: Iterable[Addition]) -> bool | None:
-        """Store all of these messages or none; return whether they are stored.
-
-        False where the database refused, for instance because a key exists: nothing is stored. None
-        where the connection broke and they may be stored; then add them one by one.
-        """
-        every = list(additions)  # the work may be run again
-        try:
-            if self._database.backend.copies:
-                self._copy(every)
-            else:
-                self._insert(every)
-        except StoreUnavailable as error:
-            log.warning(
-                "batch of %d messages not stored together, storing each alone: %s",
-                len(every), error,
-            )  # fmt: skip
-            return False if error.refused else None
-        return True
-
-    def has(self, message_ids: Sequence[UUID]) -> bool:
-        """Return whether all of these messages are stored, and none was taken back.
-
-        Check all, also of messages that are added together: a duplicate submit that uses the
-        reservation of one may have stored that one alone, under the same id.
-        """
-        messages, error = self._tables.messages, self._tables.messages.c.last_error
-        stored = and_(self._tables.is_message, or_(error.is_(None), error != TAKEN_BACK))
-        query = select(messages.c.id).where(stored)
-        rows = self._database.read_of(query, messages.c.id, message_ids)
-        return {row.id for row in rows} == set(message_ids)
-
-    def with_keys(self, keys: Sequence[str]) -> dict[str, tuple[Message, str]]:
-        """Return the messages that have one of these idempotency keys, with their fingerprints."""
-        query = _with_fingerprint(self._tables)
-        rows = self._database.read_of(query, self._tables.keys.c.idempotency_key, keys)
-        return {row.idempotency_key: (to_message(row), row.fingerprint) for row in rows}
-
-    def these(self, message_ids: Sequence[UUID]) -> list[Message]:
-        """Return those of these messages that are stored."""
-        ids = self._tables.messages.c.id
-        rows = self._database.read_of(self._tables.stored, ids, message_ids)
-        return [to_message(row) for row in rows]
-
-    def cancel(
-        self, message_ids: Sequence[UUID], *, because: str | None = None
-    ) -> dict[UUID, Message]:
-        """Cancel those that are still scheduled; return all that are stored, as they now are.
-
-        ``because`` becomes their ``last_error``.
-        """
-        tables = self._tables
-        these = self._database.one_of(tables.messages.c.id, message_ids)
-        change = cancellation(tables, these, because=because)
-        rows = self._database.change(change, tables.stored.where(these))
-        return {row.id: to_message(row) for row in rows}
-
-    def cancel_if_unchanged(self, found: Sequence[Movable]) -> dict[UUID, Message]:
-        """Cancel those that are still scheduled, and whose move token is the one that was found.
-
-        Return all that are stored, as they now are.
-        """
-        by_id = sorted((each.message.id, each.token) for each in found)
-        these = self._database.one_of(self._tables.messages.c.id, [each for each, _ in by_id])
-        given = [{"id": each, "token": token} for each, token in by_id]
-        query = self._tables.stored.where(these)
-        rows = self._cancelled.run_and_read(self._database, given, query)
-        return {row.id: to_message(row) for row in rows}
 
     def _copy(self, additions: Sequence[Addition]) -> None:
         database, copy = self._database, self._database.backend.copy
@@ -569,7 +619,7 @@ class BulkMessages:
         if not ids.isdisjoint(connection.scalars(near)):
             raise StoreUnavailable("one of the messages was stored before", refused=True)
 
-    def _insert(self, additions: Sequence[Addition]) -> None:
+    def _insert_together(self, additions: Sequence[Addition]) -> None:
         def work(connection: Connection) -> None:
             keyed = (each for each in additions if each.message.idempotency_key is not None)
             for statement, rows in (
@@ -580,6 +630,27 @@ class BulkMessages:
                     statement.run(connection, some)
 
         self._database.transact(work)
+
+    def _stored(self, connection: Connection, addition: Addition) -> Message | None:
+        """Return the message that has the id or the key; None where the INSERT may succeed now."""
+        message, tables = addition.message, self._tables
+        key = message.idempotency_key
+        query = select(*tables.message_columns)
+        mine = connection.execute(query.where(tables.messages.c.id == message.id)).one_or_none()
+        if mine is None and key is not None:
+            mine = connection.execute(having_key(tables, key)).one_or_none()
+        if mine is None:
+            if is_suppressed(tables, connection, message.recipient, message.channel):
+                raise Suppressed(message.channel)
+            if key is not None:
+                free_key_without_message(tables, connection, key)
+            if addition.reply is not None:
+                self._free_reply(connection, addition.reply)
+            return None
+        lost_its_key = mine.idempotency_key is None and message.idempotency_key is not None
+        if mine.status == VOID or lost_its_key:
+            raise GivenUp  # or taken back
+        return to_message(mine)
 
 
 def attempts_of(database: Database, message_id: UUID) -> list[Attempt]:
@@ -600,7 +671,7 @@ def _with_fingerprint(tables: Tables) -> Select[Any]:
     return query.select_from(keys).join(messages, messages.c.id == keys.c.message_id)
 
 
-def _free_key(tables: Tables, key: str, message_id: UUID) -> Delete:
+def free_key(tables: Tables, key: str, message_id: UUID) -> Delete:
     """Return the statement that frees an idempotency key, if this message has it."""
     row = tables.keys.c
     return delete(tables.keys).where(row.idempotency_key == key, row.message_id == message_id)
@@ -616,7 +687,7 @@ def free_key_without_message(tables: Tables, connection: Connection, key: str) -
     has_message = exists().where(messages.c.id == keys.c.message_id)
     query = select(keys.c.message_id).where(keys.c.idempotency_key == key, ~has_message)
     for (message_id,) in connection.execute(query, execution_options=AS_NAMED).all():
-        connection.execute(_free_key(tables, key, message_id), execution_options=AS_NAMED)
+        connection.execute(free_key(tables, key, message_id), execution_options=AS_NAMED)
 
 
 def is_stored_once(tables: Tables, connection: Connection, message: Message) -> bool:
@@ -644,7 +715,7 @@ def cancellation(
     return update(messages).where(these, tables.is_scheduled).values(**end, **reason)
 
 
-def _cancelled_if_unchanged(database: Database) -> Change:
+def _cancelled_if_unchanged(database: Database) -> GuardedChange:
     """Return the change that cancels a message, unless its move token has changed."""
     messages = database.tables.messages
 
@@ -652,7 +723,7 @@ def _cancelled_if_unchanged(database: Database) -> Change:
         is_same = and_(given.finds(messages.c.id), messages.c.move_token == given("token"))
         return cancellation(database.tables, is_same)
 
-    return Change(database.backend, make)
+    return GuardedChange(database.backend, make)
 
 
 def changed(database: Database, message_id: UUID, change: Update) -> Message:
@@ -664,13 +735,17 @@ def changed(database: Database, message_id: UUID, change: Update) -> Message:
     return _only(message_id, database.change(change, database.tables.stored.where(this)))
 
 
+def _is_scheduled(message: Message | None) -> bool:
+    return message is not None and message.status is Status.SCHEDULED
+
+
 def _only(message_id: UUID, rows: Sequence[Row[Any]]) -> Message:
     if not rows:
         raise MessageNotFound(message_id)
     return to_message(rows[0])
 
 
-def moved(database: Database) -> Change:
+def moved(database: Database) -> GuardedChange:
     """Return the change of a time, unless the move token has changed since it was read.
 
     Maintenance enqueues the message before it is due, unless the caller does.
@@ -689,10 +764,10 @@ def moved(database: Database) -> Change:
                 given("until") >= database_now(),
             )
             .values(
-                **{name: given(name) for name in NewTime._fields[1:]},
+                **{name: given(name) for name in NewSlot._fields[1:]},
                 move_token=messages.c.move_token + 1,
                 enqueued_at=case((is_enqueued, database_now()), else_=messages.c.enqueued_at),
             )
         )
 
-    return Change(database.backend, make)
+    return GuardedChange(database.backend, make)

@@ -11,7 +11,6 @@ import logging
 from asyncio import CancelledError, current_task
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
@@ -29,8 +28,8 @@ from dispatcher.store.engines import StoreEngine
 from dispatcher.store.engines.base import Location, files_of
 from dispatcher.store.engines.errors import refused_by_driver, unavailable
 from dispatcher.store.loop_session import beside_the_loop
-from dispatcher.store.messages import free_key_without_message, having_key, is_stored_once
-from dispatcher.store.schema import AS_NAMED, KEYED, Tables, to_message, to_row
+from dispatcher.store.messages import free_key, free_key_without_message, having_key, is_stored_once
+from dispatcher.store.schema import AS_NAMED, KEYED, Addition, Tables, to_message, to_row
 from dispatcher.store.suppressions import is_suppressed
 
 if TYPE_CHECKING:
@@ -120,42 +119,42 @@ class JoinedTransaction(Generic[T]):
                     return None
         return (to_message(row), row.fingerprint) if row is not None else None
 
-    def add(
-        self,
-        message: Message,
-        *,
-        enqueue_at: datetime,
-        fingerprint: str | None,
-        status_url: str | None = None,
-    ) -> bool:
-        """Store ``message``; False where its id or its idempotency key exists.
+    def add(self, addition: Addition) -> bool:
+        """Store a message; False where its id or its idempotency key exists.
 
         Raises Suppressed where its recipient has opted out. That is a query of its own: on MariaDB
-        an INSERT with a subquery would block opt-outs until the transaction ends.
+        an INSERT with a subquery would block opt-outs until the transaction ends. A reply is not
+        stored: only a single submit in a transaction of its own has one.
         """
-        row = to_row(message, enqueue_at=enqueue_at, status_url=status_url)
+        message, connection = addition.message, self._connection
+        key = message.idempotency_key
+        row = to_row(message, enqueue_at=addition.enqueue_at, status_url=addition.status_url)
         with self._undone_alone():
-            self._check_wanted(message.recipient, message.channel)
-            if not self._backend.is_inserted(self._connection, self._insert, row, AS_NAMED):
+            self._check_not_suppressed(message.recipient, message.channel)
+            # The key first, as everywhere: twins in the opposite order would wait for each other.
+            if key is not None and not self._takes_key(key, message.id, addition.fingerprint):
                 return False
-            key, connection = message.idempotency_key, self._connection
-            if key is None:
+            is_added = self._backend.try_insert(connection, self._insert, row, AS_NAMED)
+            if is_added and (
+                key is None
+                or not self._backend.has_partitions
+                or is_stored_once(self._tables, connection, message)
+            ):
                 return True
-            is_new = not self._backend.has_partitions or is_stored_once(
-                self._tables, connection, message
-            )
-            if is_new and self._takes_key(key, message.id, fingerprint):
-                return True
-            # Not all databases undo both statements here: the first one is undone by hand.
-            this = (self._tables.messages.c.id == message.id, self._tables.is_live)
-            undo = delete(self._tables.messages).where(*this)
-            connection.execute(undo, execution_options=AS_NAMED)
+            # Not all databases undo the statements here, so they are undone by hand.
+            if is_added:
+                this = (self._tables.messages.c.id == message.id, self._tables.is_live)
+                undo = delete(self._tables.messages).where(*this)
+                connection.execute(undo, execution_options=AS_NAMED)
+            if key is not None:
+                undo = free_key(self._tables, key, message.id)
+                connection.execute(undo, execution_options=AS_NAMED)
             return False
 
-    def check_wanted(self, recipient: str, channel: str) -> None:
+    def check_not_suppressed(self, recipient: str, channel: str) -> None:
         """Raise Suppressed where this transaction sees that a recipient has opted out."""
         with self._undone_alone():
-            self._check_wanted(recipient, channel)
+            self._check_not_suppressed(recipient, channel)
 
     def present(self, message_ids: Sequence[UUID]) -> set[UUID]:
         """Return those of the messages that are stored, as this transaction sees them."""
@@ -165,14 +164,14 @@ class JoinedTransaction(Generic[T]):
     def _takes_key(self, key: str, message_id: UUID, fingerprint: str | None) -> bool:
         row = dict(zip(KEYED, (key, message_id, fingerprint), strict=True))
         insert = partial(
-            self._backend.is_inserted, self._connection, self._insert_key, row, AS_NAMED
+            self._backend.try_insert, self._connection, self._insert_key, row, AS_NAMED
         )
         if insert():
             return True
         free_key_without_message(self._tables, self._connection, key)
         return insert()
 
-    def _check_wanted(self, recipient: str, channel: str) -> None:
+    def _check_not_suppressed(self, recipient: str, channel: str) -> None:
         if is_suppressed(self._tables, self._connection, recipient, channel):
             raise Suppressed(channel)
 

@@ -36,14 +36,11 @@ class Pauses:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._pauses = database.tables.pauses
-        self._insert = database.backend.insert_if_absent(self._pauses)
 
     def add(self, kind: str, name: str) -> None:
         """Begin a pause; one that is in force keeps its time."""
-        backend, row, now = self._database.backend, self._pauses.c, database_now()
-        insert = self._insert.values(paused_at=now)
-        given = {"kind": kind, "name": name}
-        self._database.run(lambda connection: backend.is_inserted(connection, insert, given))
+        row, now = self._pauses.c, database_now()
+        self._database.add_if_absent(self._pauses, kind=kind, name=name, paused_at=now)
         ended = (row.kind == kind, row.name == name, row.resumed_at.is_not(None))
         begin = update(self._pauses).where(*ended).values(paused_at=now, resumed_at=None)
         self._database.execute(begin)

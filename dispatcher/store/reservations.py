@@ -16,12 +16,11 @@ from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Column, Connection, and_, delete, exists, func, select, true
+from sqlalchemy import Column, Connection, delete, exists, select
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.scope import Scope, counted
 from dispatcher.store.database import Database
-from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.schema import VOID, VOID_VALUES, Tables
 
 log = logging.getLogger(__name__)
@@ -90,32 +89,6 @@ def time_columns(tables: Tables) -> tuple[Column[Any], ...]:
     return row.id, row.send_at, row.move_token
 
 
-class ReservationStates:
-    """Looks up the reservations of messages by their ids."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._tables = database.tables
-
-    def of(self, message_ids: Sequence[UUID], *, grace: timedelta) -> dict[UUID, ReservationState]:
-        """Return the reservations of these messages; those that are not stored are left out.
-
-        A message that was taken back (``VOID``) may still have its reservation, as one that ended.
-        ``grace`` is how long after its end a message may still have its reservation.
-        """
-        row, ended = self._tables.messages.c, self._tables.holds_no_reservation
-        ended_at = func.coalesce(row.finished_at, row.next_attempt_at)
-        frees = and_(ended, row.reserved == true(), ended_at > later(database_now(), -grace))
-        columns = reservation_columns(self._tables)
-        query = select(*columns, (~ended).label("holds"), frees.label("frees"))
-        return {
-            row.id: ReservationState(
-                ReservationRow._make(row[:-2]), bool(row.holds), bool(row.frees)
-            )
-            for row in self._database.read_of(query, self._tables.messages.c.id, message_ids)
-        }
-
-
 class Settled(NamedTuple):
     """The state of messages after :func:`give_up`.
 
@@ -175,7 +148,7 @@ def _take(database: Database, connection: Connection, message_ids: Sequence[UUID
     insert = backend.insert_if_absent(messages).values(VOID_VALUES)
     with backend.impatient(connection):
         for message_id in message_ids:
-            backend.is_inserted(connection, insert, {"id": message_id})
+            backend.try_insert(connection, insert, {"id": message_id})
     if backend.has_partitions:  # a message that has ended lies beside them, and keeps its id
         ended = messages.alias()
         is_stored = exists().where(ended.c.id == messages.c.id, ended.c.status != VOID)

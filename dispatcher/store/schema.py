@@ -492,12 +492,30 @@ WRITTEN = (
 """The columns of a new message, in the order in which they are written."""
 KEYED = ("idempotency_key", "message_id", "fingerprint")
 """The columns of an idempotency key, in the order in which they are written."""
+REPLIED = ("id", "fingerprint", "message_id", "status", "headers", "body")
+"""The columns of an answer that is stored with its message, in the order of their values."""
+
+
+class NewReply(NamedTuple):
+    """The answer to the call of the HTTP API that submits a message, to be stored with it.
+
+    ``id`` is a digest of caller and key, ``fingerprint`` that of the call. It is kept for as long
+    as the message, and at least for ``keep``.
+    """
+
+    id: str
+    fingerprint: str
+    status: int
+    headers: dict[str, str]
+    body: str
+    keep: timedelta
 
 
 class Addition(NamedTuple):
     """A message to store, when maintenance is to enqueue it, its fingerprint, its body as JSON.
 
-    ``status_url`` receives its status webhooks.
+    ``status_url`` receives its status webhooks. ``reply`` is stored with it, which needs an
+    idempotency key.
     """
 
     message: Message
@@ -505,6 +523,7 @@ class Addition(NamedTuple):
     fingerprint: str | None
     body_json: str
     status_url: str | None = None
+    reply: NewReply | None = None
 
 
 class Movable(NamedTuple):
@@ -538,7 +557,7 @@ def to_values(addition: Addition) -> tuple[Any, ...]:
     Ids are UUIDs and instants datetimes, which psycopg takes; ``Prepared`` converts them for other
     drivers.
     """
-    message, enqueue_at, _, body_json, status_url = addition
+    message, enqueue_at, _, body_json, status_url, _ = addition
     return (
         *_unchanged(message),
         body_json, message.status.value, dump_json(message.scopes) if message.scopes else None,
@@ -555,6 +574,16 @@ def to_keyed(addition: Addition) -> tuple[Any, ...]:
     """
     message = addition.message
     return message.idempotency_key, message.id, addition.fingerprint
+
+
+def to_replied(message: Message, reply: NewReply) -> tuple[Any, ...]:
+    """Turn the answer that is stored with a message into the values of the columns of ``REPLIED``.
+
+    Behind them stand the seconds for which it is kept. They are for the driver, as those of
+    :func:`to_values`.
+    """
+    answer = (reply.status, dump_json(reply.headers), reply.body)
+    return reply.id, reply.fingerprint, message.id, *answer, reply.keep.total_seconds()
 
 
 def to_message(row: Sequence[Any]) -> Message:

@@ -44,14 +44,12 @@ class Suppressions:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables
-        self._insert = database.backend.insert_if_absent(self._tables.suppressions)
 
     def add(self, recipient: str, channel: str | None) -> None:
         """Suppress a recipient from now on; one that is already suppressed keeps its time."""
-        backend = self._database.backend
-        insert = self._insert.values(created_at=database_now())
         row = {"recipient": recipient, "channel": channel or EVERY_CHANNEL}
-        self._database.run(lambda connection: backend.is_inserted(connection, insert, row))
+        table = self._tables.suppressions
+        self._database.add_if_absent(table, created_at=database_now(), **row)
 
     def remove(self, recipient: str, channel: str | None) -> None:
         """Revoke an :meth:`add` with the same recipient and channel."""
@@ -69,19 +67,13 @@ class Suppressions:
 
     def among(self, recipients: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
         """Return those of these recipients and channels that are suppressed."""
-        suppressions = self._tables.suppressions
-        wanted = set(recipients)
-        by_recipient: dict[str, set[str]] = {}
-        for recipient, channel in wanted:
-            by_recipient.setdefault(recipient, set()).add(channel)
-        found: set[tuple[str, str]] = set()
-        query = select(suppressions.c.recipient, suppressions.c.channel)
-        names = sorted(by_recipient)
-        for row in self._database.read_of(query, suppressions.c.recipient, names):
-            recipient, channel = row.recipient, row.channel
-            some = by_recipient[recipient]
-            found |= {(recipient, each) for each in some if channel in {EVERY_CHANNEL, each}}
-        return found
+        rows, wanted = self._tables.suppressions.c, set(recipients)
+        names = list({recipient for recipient, _ in wanted})
+        query = select(rows.recipient, rows.channel)
+        stored = {tuple(row) for row in self._database.read_of(query, rows.recipient, names)}
+        if not stored:
+            return set()
+        return {each for each in wanted if not stored.isdisjoint((each, (each[0], EVERY_CHANNEL)))}
 
     def page(
         self, recipient: str | None, *, after: tuple[str, str] | None, limit: int

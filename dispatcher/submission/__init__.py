@@ -11,7 +11,7 @@ suppression list, ``pauses`` the list of pauses.
 ``timeline`` reads which times of a scope fit, ``story`` all about one message.
 """
 
-from dispatcher.submission.batch import OnProgress, Result
+from dispatcher.submission.batch import OnProgress, ReplyOf, Result
 from dispatcher.submission.bodies import Bodies
 from dispatcher.submission.cancellation import Cancellation
 from dispatcher.submission.catch_up import CatchUp, CatchUpResult
@@ -27,7 +27,7 @@ from dispatcher.submission.story import Reservation, Story, StoryReader, coming
 from dispatcher.submission.submitter import Submitter
 from dispatcher.submission.suppression import SuppressionList
 from dispatcher.submission.timeline import TimelineReader
-from dispatcher.submission.validation import ValidDraft, terms_for, validate
+from dispatcher.submission.validation import ValidDraft, known_channel, terms_for, validate
 
 __all__ = [
     "Batches",
@@ -45,6 +45,7 @@ __all__ = [
     "OnProgress",
     "OwnTransaction",
     "PauseList",
+    "ReplyOf",
     "Reservation",
     "Reserver",
     "Result",
@@ -56,6 +57,7 @@ __all__ = [
     "ValidDraft",
     "Wish",
     "coming",
+    "known_channel",
     "terms_for",
     "validate",
 ]

@@ -16,8 +16,8 @@ from dispatcher.errors import (
     SlotRefused,
 )
 from dispatcher.message import Draft, Message, Progress, Rejection, Status, new_id
-from dispatcher.reservation import Booked, Rebooked, Request, Reservation, Submit
-from dispatcher.store import Addition
+from dispatcher.reservation import Booked, BookingRequest, Rebooked, Reservation, Submit
+from dispatcher.store import Addition, NewReply
 from dispatcher.submission.validation import ValidDraft
 from dispatcher.times.send_time import to_ms
 
@@ -26,6 +26,9 @@ OnProgress = Callable[[Progress], object]
 Known = tuple[Message, str]
 """A message that has an idempotency key, and the fingerprint of the draft it was made of."""
 
+ReplyOf = Callable[[Message], NewReply]
+"""Makes the reply that is stored with a new message."""
+
 MINUTE_MS = 60_000
 BATCH = 1_000
 """Drafts that are validated, reserved and stored together."""
@@ -33,19 +36,24 @@ BATCH = 1_000
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One draft of a batch. ``result`` is set once it is decided: the message, or the refusal.
+    """One draft of a batch.
+
+    ``result`` is None until the draft is refused, recalled or composed; then the refusal, or the
+    message, which the sink replaces if it stores another one or none.
 
     ``valid`` is set once the draft was found valid, ``request`` once a reservation is asked for
     (None again where the message was known), ``reservation`` once it has one, ``addition`` when it
     is about to be stored. ``is_duplicate``: another submit has reserved under the idempotency key,
     and the reservation is that one's. ``same_as`` is an earlier entry with the same key, whose
-    result this one shares.
+    result this one gets by :meth:`Batch.share_results`. ``reply_of`` makes the reply that is stored
+    with the message.
     """
 
     number: int
     draft: Draft
+    reply_of: ReplyOf | None = None
     valid: ValidDraft = field(init=False)
-    request: Request | None = None
+    request: BookingRequest | None = None
     reservation: Reservation = field(init=False)
     addition: Addition = field(init=False)
     result: Message | DispatcherError | None = None
@@ -59,7 +67,7 @@ class Entry:
             return result
         raise result or RuntimeError("a draft was not decided")
 
-    def ask(self) -> Request:
+    def ask(self) -> BookingRequest:
         """Return the request for a reservation, under a new id."""
         valid, submit = self.valid, None
         self.is_duplicate = False
@@ -67,7 +75,7 @@ class Entry:
             submit = Submit(valid.idempotency_key, valid.fingerprint or "")
         asked_ms = to_ms(valid.send_at)
         latest_ms = asked_ms if valid.latest is None else max(asked_ms, to_ms(valid.latest))
-        self.request = Request(new_id(), valid.terms, asked_ms, latest_ms, submit)
+        self.request = BookingRequest(new_id(), valid.terms, asked_ms, latest_ms, submit)
         return self.request
 
 
@@ -87,7 +95,7 @@ class Batch:
     booked: list[Entry] = field(default_factory=list)
     stored: list[Entry] = field(default_factory=list)
     has_duplicates: bool = False
-    refused: list[tuple[Request, SlotRefused]] = field(default_factory=list)
+    refused: list[tuple[BookingRequest, SlotRefused]] = field(default_factory=list)
 
     @property
     def is_refused(self) -> bool:
@@ -95,12 +103,14 @@ class Batch:
         return any(isinstance(each.result, DispatcherError) for each in self.entries)
 
     def undecided(self) -> list[Entry]:
-        """Return the entries that need a reservation."""
+        """Return the entries without a result that share no other one's."""
         return [each for each in self.entries if each.result is None and each.same_as is None]
 
-    def settle(self, entries: Sequence[Entry], found: Sequence[Booked | DispatcherError]) -> None:
+    def note_answers(
+        self, entries: Sequence[Entry], answers: Sequence[Booked | DispatcherError]
+    ) -> None:
         """Note the answer to the request of each of these entries, in order."""
-        for entry, each in zip(entries, found, strict=True):
+        for entry, each in zip(entries, answers, strict=True):
             if isinstance(each, DispatcherError):
                 entry.result = each
                 continue
@@ -128,6 +138,18 @@ class Batch:
                 self.entries[index] = Entry(entry.number, entry.draft)
                 found.append(self.entries[index])
         return found
+
+    def share_results(self) -> None:
+        """Give each entry whose key an earlier one has the message of that one."""
+        for entry in self.entries:
+            first = entry.same_as
+            if first is None:
+                continue
+            entry.result = first.result
+            is_same = entry.valid.fingerprint == first.valid.fingerprint
+            if isinstance(first.result, Message) and not is_same:
+                key = entry.valid.idempotency_key or ""
+                entry.result = IdempotencyConflict(key, first.result.id)
 
     def refuse_conflicts(self) -> None:
         """Refuse the entries whose key an earlier one of the batch has for other content."""
@@ -216,7 +238,7 @@ def recalled(valid: ValidDraft, known: Mapping[str, Known]) -> Message | None:
     return message
 
 
-def requests_of(entries: Iterable[Entry]) -> list[Request]:
+def requests_of(entries: Iterable[Entry]) -> list[BookingRequest]:
     """Return the requests of entries under the ids that are reserved, also by duplicate submits."""
     return [
         each.request._replace(message_id=each.reservation.message_id)
@@ -249,13 +271,16 @@ class Tally:
         """Count the results of these entries, report progress, and return them."""
         results: list[Result] = []
         for entry in entries:
-            result = _result(entry)
-            results.append(result)
+            result = entry.result
             if entry.request is not None:
                 self.asked[entry.request.asked_ms // MINUTE_MS] += 1
-            if isinstance(result, Rejection):
+            if not isinstance(result, Message):
+                if result is None:
+                    raise RuntimeError("a draft was not decided")
+                results.append(Rejection(entry.number, entry.draft, result))
                 self.refused += 1
                 continue
+            results.append(result)
             self.accepted += 1
             if (
                 entry.request is None
@@ -275,17 +300,3 @@ class Tally:
             so_far = (self.accepted, self.refused, self.total, self.known, self.shifted)
             self.on_progress(Progress(*so_far))
         return results
-
-
-def _result(entry: Entry) -> Result:
-    """Return the result of a draft; a repeated key within the batch shares the first's message."""
-    first, result = entry.same_as, entry.result
-    if first is not None:
-        result = first.result
-        if entry.valid.fingerprint != first.valid.fingerprint and isinstance(result, Message):
-            result = IdempotencyConflict(entry.valid.idempotency_key or "", result.id)
-    if isinstance(result, Message):
-        return result
-    if result is None:
-        raise RuntimeError("a draft was not decided")
-    return Rejection(entry.number, entry.draft, result)

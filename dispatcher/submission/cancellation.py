@@ -15,9 +15,9 @@ from dispatcher.errors import (
 )
 from dispatcher.faults import fault
 from dispatcher.message import Message, Status
-from dispatcher.reservation import Bulk, Request, Terms
+from dispatcher.reservation import BookingRequest, Terms, Windows
 from dispatcher.settings import Settings
-from dispatcher.store import BulkMessages, Movable
+from dispatcher.store import Messages, Movable
 from dispatcher.submission.validation import scopes_of
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.send_time import to_ms
@@ -31,11 +31,11 @@ class Cancellation:
     """Cancels many messages, in batches: what ``Changes.cancel`` does for one."""
 
     def __init__(
-        self, *, settings: Settings, bulk: Bulk, store: BulkMessages, journal: Journal
+        self, *, settings: Settings, windows: Windows, messages: Messages, journal: Journal
     ) -> None:
         self._settings = settings
-        self._bulk = bulk
-        self._store = store
+        self._windows = windows
+        self._messages = messages
         self._journal = journal
 
     def cancel(
@@ -50,7 +50,7 @@ class Cancellation:
         answers: list[Message | DispatcherError] = []
         for start in range(0, len(message_ids), _AT_ONCE):
             some = message_ids[start : start + _AT_ONCE]
-            answers += self._told(some, self._store.cancel(some, because=because))
+            answers += self._told(some, self._messages.cancel_many(some, because=because))
         return answers
 
     def cancel_if_unchanged(self, found: Sequence[Movable]) -> list[Message | DispatcherError]:
@@ -62,7 +62,7 @@ class Cancellation:
         for start in range(0, len(found), _AT_ONCE):
             some = found[start : start + _AT_ONCE]
             ids = [each.message.id for each in some]
-            answers += self._told(ids, self._store.cancel_if_unchanged(some))
+            answers += self._told(ids, self._messages.cancel_many_if_unchanged(some))
         return answers
 
     def _told(
@@ -81,9 +81,9 @@ class Cancellation:
         for each in cancelled:
             at_ms = to_ms(each.send_at)
             terms = Terms(scopes_of(each, self._settings))
-            requests.append(Request(each.id, terms, at_ms, at_ms))
+            requests.append(BookingRequest(each.id, terms, at_ms, at_ms))
         try:
-            self._bulk.withdraw(requests)
+            self._windows.withdraw(requests)
         except ReservationsUnavailable as error:
             log.warning(
                 "could not release the reservations of %d cancelled messages; reconcile will: %s",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from dispatcher.message import Draft, Plan, Rejection
 from dispatcher.submission.batch import (
@@ -22,8 +23,10 @@ from dispatcher.submission.batch import (
 from dispatcher.submission.sinks import DryRun, OwnTransaction, Sink
 from dispatcher.submission.submitter import Submitter
 from dispatcher.telemetry.journal import Journal
-from dispatcher.telemetry.tracing import Answers, Tracing
 from dispatcher.times.send_time import from_ms
+
+if TYPE_CHECKING:
+    from dispatcher.telemetry.spans import Answers, Spans
 
 
 @contextmanager
@@ -53,13 +56,13 @@ class Batches:
         own: OwnTransaction,
         dry_run: Callable[[], DryRun],
         journal: Journal,
-        tracing: Tracing | None = None,
+        spans: Spans | None = None,
     ) -> None:
         self._submitter = submitter
         self._own = own
         self._dry_run = dry_run
         self._journal = journal
-        self._tracing = tracing
+        self._spans = spans
 
     def submit_each(
         self, drafts: Iterable[Draft], *, total: int | None, progress: OnProgress | None
@@ -103,31 +106,35 @@ class Batches:
         )
 
     def _traced(self, answers: Answers) -> Answers:
-        return answers if self._tracing is None else self._tracing.submitting_many(answers)
+        return answers if self._spans is None else self._spans.submitting_many(answers)
 
     def _each(self, drafts: Iterable[Draft], tally: Tally) -> Answers:
         for batch in batches(drafts):
-            self._run(batch, self._own)
-            yield self._journaled(tally.add(batch.entries))
+            yield self._answered(batch, tally)
 
     def _all(self, drafts: Sequence[Draft], progress: OnProgress | None) -> Answers:
         batch = batch_of(drafts, atomic=True)
+        yield self._answered(batch, Tally(len(batch.entries), progress))
+
+    def _answered(self, batch: Batch, tally: Tally) -> list[Result]:
+        """Run a batch, tell the journal of its refusals, and return all results."""
         self._run(batch, self._own)
-        yield self._journaled(Tally(len(batch.entries), progress).add(batch.entries))
-
-    def _run(self, batch: Batch, sink: Sink) -> None:
-        """Run a batch, and again the entries that are judged anew because of a refusal."""
-        with without_collector():
-            self._submitter.run(batch, sink)
-            while again := batch.renewed():
-                self._submitter.run(Batch(again), sink)
-
-    def _journaled(self, results: list[Result]) -> list[Result]:
-        """Write the refusals into the journal, and return all results."""
+        results = tally.add(batch.entries)
         for each in results:
             if isinstance(each, Rejection):
                 self._journal.refused(each.error)
         return results
+
+    def _run(self, batch: Batch, sink: Sink) -> None:
+        """Run a batch, and again the entries that are judged anew because of a refusal.
+
+        Every entry has a result then.
+        """
+        with without_collector():
+            self._submitter.run(batch, sink)
+            while again := batch.renewed():
+                self._submitter.run(Batch(again), sink)
+        batch.share_results()
 
 
 def _by_minute(counted: Mapping[int, int]) -> dict[datetime, int]:

@@ -24,10 +24,10 @@ from dispatcher.errors import (
 )
 from dispatcher.faults import fault
 from dispatcher.message import Message
-from dispatcher.reservation import Blocked, Moving, Request, Terms, Windows, longest_ms
+from dispatcher.reservation import Blocked, BookingRequest, Moving, Terms, Windows, longest_ms
 from dispatcher.scope import Scope
 from dispatcher.settings import Settings
-from dispatcher.store import Messages, Movable, NewTime
+from dispatcher.store import Messages, Movable, NewSlot
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.validation import scopes_of
 from dispatcher.times.clock import Clock
@@ -69,11 +69,11 @@ class Order(NamedTuple):
         return (self.send_at, self.zone) == (message.send_at, message.zone)
 
     @property
-    def request(self) -> Request:
+    def request(self) -> BookingRequest:
         """The request to the windows."""
         asked_ms = to_ms(self.send_at)
         latest_ms = max(asked_ms, to_ms(self.latest)) if self.latest else asked_ms
-        return Request(self.found.message.id, self.terms, asked_ms, latest_ms)
+        return BookingRequest(self.found.message.id, self.terms, asked_ms, latest_ms)
 
     def expiry(self, send_at: datetime) -> datetime | None:
         """Return when it expires if it is to go at ``send_at``."""
@@ -232,7 +232,7 @@ class Moves:
         """
         if not times:
             return {}
-        new = [self._new_time(orders[index], send_at) for index, send_at in times.items()]
+        new = [self._new_slot(orders[index], send_at) for index, send_at in times.items()]
         try:
             if any(orders[index].if_unchanged for index in times):
                 [move] = new  # it is asked of one message at a time
@@ -262,8 +262,8 @@ class Moves:
         ids = {index: orders[index].found.message.id for index in times}
         return {index: rows[each] for index, each in ids.items() if each in rows}
 
-    def _new_time(self, order: Order, send_at: datetime) -> NewTime:
-        return NewTime(
+    def _new_slot(self, order: Order, send_at: datetime) -> NewSlot:
+        return NewSlot(
             order.found,
             send_at=send_at,
             next_attempt_at=send_at,
@@ -351,7 +351,7 @@ class Moves:
             except (SlotRefused, ReservationsUnavailable) as error:
                 reason = str(error)
                 break
-            old = NewTime(
+            old = NewSlot(
                 now,
                 send_at=before.send_at,
                 next_attempt_at=before.next_attempt_at,

@@ -18,9 +18,8 @@ from dispatcher.message import Message
 from dispatcher.redis.errors import is_silence
 from dispatcher.reservation import (
     Booked,
-    Bulk,
+    BookingRequest,
     RefusalLog,
-    Request,
     Reserved,
     Upkeep,
     Windows,
@@ -44,38 +43,43 @@ class Reserver:
         *,
         clock: Clock,
         windows: Windows,
-        bulk: Bulk,
         upkeep: Upkeep,
         messages: Messages,
         refusals: RefusalLog | None = None,
     ) -> None:
         self._clock = clock
         self._windows = windows
-        self._bulk = bulk
         self._upkeep = upkeep
         self._messages = messages
         self._refusals = refusals
 
     def reserve(
-        self, requests: Sequence[Request], *, ahead: timedelta
+        self, requests: Sequence[BookingRequest], *, grace: timedelta
     ) -> list[Booked | DispatcherError]:
-        """Return the answer to each request; see :meth:`Bulk.reserve`."""
-        return self._bulk.reserve(requests, ahead=ahead)
+        """Return the answer to each request; see :meth:`Windows.book`.
 
-    def withdraw(self, requests: Sequence[Request]) -> None:
+        What an exception interrupts is withdrawn: only the reply may have been lost.
+        """
+        try:
+            return self._windows.book(requests, grace=grace)
+        except BaseException:
+            self.withdraw(requests)
+            raise
+
+    def withdraw(self, requests: Sequence[BookingRequest]) -> None:
         """Release the reservations of messages that are not stored, now or by reconcile.
 
         A reservation on which a duplicate submit relies stays.
         """
         try:
-            self._bulk.withdraw(requests)
+            self._windows.withdraw(requests)
         except ReservationsUnavailable as error:
             log.warning(
                 "the reservations of %d messages that are not stored were not released; "
                 "reconcile releases them: %s", len(requests), error,
             )  # fmt: skip
 
-    def note(self, refused: Sequence[tuple[Request, SlotRefused]]) -> None:
+    def note(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None:
         """Note requests that were refused, for operators."""
         if self._refusals is not None:
             self._refusals.note(refused)
@@ -135,10 +139,10 @@ class Reserver:
 
     def _reserve_again(self, message: Message, entry: Entry, until: float) -> None:
         at_ms, submit = entry.reservation.at_ms, entry.request.submit if entry.request else None
-        request = Request(message.id, entry.valid.terms, at_ms, at_ms, submit)
+        request = BookingRequest(message.id, entry.valid.terms, at_ms, at_ms, submit)
         while True:
             try:
-                self._windows.book(request, is_stored=True)
+                self._windows.book_alone(request, is_stored=True)
             except ReservationsUnavailable:
                 if self._clock.monotonic() >= until:
                     raise
@@ -158,7 +162,7 @@ class Reserver:
             return
         row = Reserved(message.id, entry.valid.terms.scopes, message.send_at)
         try:
-            self._upkeep.put_back([row])
+            self._upkeep.restore_missing([row])
         except ReservationsUnavailable as error:
             log.warning(
                 "the reservation of message %s was not restored; reconcile restores it: %s",
@@ -169,7 +173,7 @@ class Reserver:
         """Refuse a message that is stored already, unless it is being sent."""
         message = entry.addition.message
         try:
-            if self._messages.take_back(message):
+            if self._messages.take_back(message, reply=entry.addition.reply):
                 entry.result = why
                 if is_answered:
                     self.release(entry)

@@ -123,7 +123,7 @@ class Format(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row(Draft):
+class DraftRow(Draft):
     """A draft, the line on which its row begins, and the row itself."""
 
     line: int
@@ -145,7 +145,7 @@ def read(
     channel: str | None,
     campaign: str | None = None,
     longest: int,
-) -> Iterator[Row | BadRow]:
+) -> Iterator[DraftRow | BadRow]:
     """Yield the rows; ``channel`` and ``campaign`` are for those that name none.
 
     ``longest`` is the most bytes of a body: a field of CSV, where quotes are doubled, may be four
@@ -159,7 +159,7 @@ def read(
     return _read_csv(lines, given) if form is Format.CSV else _read_jsonl(lines, given)
 
 
-def _read_csv(lines: Iterable[str], else_: Mapping[str, str]) -> Iterator[Row | BadRow]:
+def _read_csv(lines: Iterable[str], else_: Mapping[str, str]) -> Iterator[DraftRow | BadRow]:
     rows = _csv_rows(lines)
     header = next(rows, None)
     if header is None:
@@ -210,7 +210,7 @@ def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]] | BadRow]:
             yield line, values
 
 
-def _read_jsonl(lines: Iterable[str], else_: Mapping[str, str]) -> Iterator[Row | BadRow]:
+def _read_jsonl(lines: Iterable[str], else_: Mapping[str, str]) -> Iterator[DraftRow | BadRow]:
     is_first = True
     for line, text in enumerate(lines, start=1):
         if not text.strip():
@@ -240,7 +240,9 @@ def _unwrapped(value: Any) -> Any:
     return value["row"] if is_refused else value
 
 
-def _row(line: int, row: Any, given: Mapping[str, Any], else_: Mapping[str, str]) -> Row | BadRow:
+def _row(
+    line: int, row: Any, given: Mapping[str, Any], else_: Mapping[str, str]
+) -> DraftRow | BadRow:
     values = {**else_, **given}
     try:
         for name in ("channel", "recipient"):
@@ -253,7 +255,7 @@ def _row(line: int, row: Any, given: Mapping[str, Any], else_: Mapping[str, str]
             values["fold"] = _fold(values["fold"])
     except InvalidDraft as error:
         return BadRow(line, row, error)
-    return Row(line=line, row=row, **values)
+    return DraftRow(line=line, row=row, **values)
 
 
 def _read_body(values: dict[str, Any]) -> None:

@@ -19,10 +19,9 @@ from dispatcher.errors import (
 )
 from dispatcher.faults import fault
 from dispatcher.message import Message
-from dispatcher.reservation import Booked, Copies, PlannedKey, Request
+from dispatcher.reservation import Booked, BookingRequest, Copies, PlannedKey
 from dispatcher.settings import Settings
 from dispatcher.store import (
-    BulkMessages,
     GivenUp,
     Joinable,
     JoinedMessages,
@@ -41,23 +40,23 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _TRIES = 3
-_NOT_AHEAD = timedelta(0)
+_NO_GRACE = timedelta(0)
 
 
 class Reservations(Protocol):
     """Where a batch is reserved: in the windows (:class:`Reserver`), or in copies of them."""
 
     def reserve(
-        self, requests: Sequence[Request], *, ahead: timedelta
+        self, requests: Sequence[BookingRequest], *, grace: timedelta
     ) -> list[Booked | DispatcherError]:
         """Return the answer to each request, in order. Raises ReservationsUnavailable."""
         ...
 
-    def withdraw(self, requests: Sequence[Request]) -> None:
+    def withdraw(self, requests: Sequence[BookingRequest]) -> None:
         """Release the reservations of these requests."""
         ...
 
-    def note(self, refused: Sequence[tuple[Request, SlotRefused]]) -> None:
+    def note(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None:
         """Note requests that were refused. Raises nothing."""
         ...
 
@@ -74,7 +73,7 @@ class Sink(Protocol):
         ...
 
     @property
-    def ahead(self) -> timedelta:
+    def grace(self) -> timedelta:
         """How much longer than usual a reservation may wait for its row."""
         ...
 
@@ -109,7 +108,7 @@ class OwnTransaction:
     stored one by one.
     """
 
-    ahead = _NOT_AHEAD
+    grace = _NO_GRACE
 
     def __init__(
         self,
@@ -117,7 +116,6 @@ class OwnTransaction:
         settings: Settings,
         clock: Clock,
         messages: Messages,
-        bulk: BulkMessages,
         suppressions: Suppressions,
         reserver: Reserver,
         enqueuer: Enqueuer,
@@ -125,7 +123,6 @@ class OwnTransaction:
         self._settle_seconds = settings.settle.total_seconds()
         self._clock = clock
         self._messages = messages
-        self._bulk = bulk
         self._suppressions = suppressions
         self._enqueuer = enqueuer
         self.reservations = reserver
@@ -135,7 +132,7 @@ class OwnTransaction:
         if not keyed:
             return {}
         if len(keyed) > 1:
-            return self._bulk.with_keys(list(keyed))
+            return self._messages.with_keys(list(keyed))
         found = ((key, self._messages.with_key(key)) for key in keyed)
         return {key: known for key, known in found if known is not None}
 
@@ -148,10 +145,22 @@ class OwnTransaction:
         return len(batch.entries) == 1 and not batch.atomic
 
     def store(self, batch: Batch) -> None:
-        """Store what is reserved, and look at the reservations again where that took long."""
+        """Store all or none of an atomic batch, else what can be stored.
+
+        Look at the reservations again where that took long.
+        """
         if not batch.booked:
             return
-        self._write(batch)
+        if batch.atomic:
+            self._store_all(batch)
+        elif len(batch.booked) == 1 or batch.has_duplicates:
+            self._store_each(batch, perhaps_stored=False)
+        else:
+            done = self._messages.add_together([each.addition for each in batch.booked])
+            if done:
+                batch.stored = batch.booked
+            else:
+                self._store_each(batch, perhaps_stored=done is None)
         fault("submit.after_commit")
         if batch.stored and self._clock.monotonic() - batch.started > self._settle_seconds:
             self._look_again(batch)
@@ -161,19 +170,6 @@ class OwnTransaction:
         accepted = [each.result for each in batch.stored if isinstance(each.result, Message)]
         if accepted:
             self._enqueuer.accept(accepted)
-
-    def _write(self, batch: Batch) -> None:
-        """Store all or none of an atomic batch, else what can be stored."""
-        if batch.atomic:
-            self._store_all(batch)
-        elif len(batch.booked) == 1 or batch.has_duplicates:
-            self._store_each(batch, perhaps_stored=False)
-        else:
-            done = self._bulk.add([each.addition for each in batch.booked])
-            if done:
-                batch.stored = batch.booked
-            else:
-                self._store_each(batch, perhaps_stored=done is None)
 
     def _look_again(self, batch: Batch) -> None:
         """Let the submit that inserted a row look at its reservation; others look at the row.
@@ -221,16 +217,9 @@ class OwnTransaction:
         tried before, and the outcome is unknown. Then it is again, whatever the database answers
         now: the reservation stays, and OutcomeUnknown is raised.
         """
-        message, enqueue_at, fingerprint, body_json, status_url = entry.addition
+        message = entry.addition.message
         try:
-            stored = self._messages.add(
-                message,
-                enqueue_at=enqueue_at,
-                fingerprint=fingerprint,
-                body_json=body_json,
-                status_url=status_url,
-                perhaps_stored=perhaps_stored,
-            )
+            stored = self._messages.add(entry.addition, perhaps_stored=perhaps_stored)
             if stored.id != message.id:
                 recalled(entry.valid, self.recall({message.idempotency_key or "": entry}))
                 self.reservations.withdraw(requests_of([entry]))
@@ -258,12 +247,12 @@ class OwnTransaction:
         for _ in range(_TRIES):
             if batch.has_duplicates:
                 break
-            done = self._bulk.add([each.addition for each in booked])
+            done = self._messages.add_together([each.addition for each in booked])
             # After a broken line the server may still be storing, and what it holds may be why
             # the next try is refused.
             perhaps_stored |= done is None
             try:
-                if done or self._bulk.has(ids):
+                if done or self._messages.has(ids):
                     batch.stored = booked
                     return
             except StoreUnavailable as error:
@@ -330,7 +319,7 @@ class CallersTransactions:
 
         Raises like :meth:`JoinedMessages.join`.
         """
-        transaction = run(lambda session: self._store.join(session, self._settle))
+        transaction = run(lambda session: self._store.join(session, self._ended))
         self._withdraw_undone(transaction, run)
         return transaction
 
@@ -348,7 +337,7 @@ class CallersTransactions:
             self._reserver.withdraw(requests_of(each.entry for each in gone))
         watch.undone = False
 
-    def _settle(self, joined: Sequence[_Joined], is_certain: bool) -> None:
+    def _ended(self, joined: Sequence[_Joined], is_certain: bool) -> None:
         """Enqueue what the ended transaction has stored; release the reservations of the rest."""
         if not joined:
             return
@@ -383,13 +372,13 @@ class CallersTransaction:
         transactions: CallersTransactions,
         session: object,
         reserver: Reserver,
-        ahead: timedelta,
+        grace: timedelta,
     ) -> None:
         self._transactions = transactions
         self._session = session
         self._transaction: _Transaction | None = None
         self.reservations = reserver
-        self.ahead = ahead
+        self.grace = grace
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Join the transaction, and look the keys up as seen from inside."""
@@ -404,7 +393,7 @@ class CallersTransaction:
         transaction, found = self._join(), set()
         for each in recipients:
             try:
-                self._run(partial(_check_wanted, transaction, each))
+                self._run(partial(_check_not_suppressed, transaction, each))
             except Suppressed:
                 found.add(each)
         return found
@@ -445,14 +434,10 @@ class CallersTransaction:
 
     def _stored(self, entry: Entry, transaction: _Transaction) -> Message:
         """Store a message and return it, or what has its key."""
-        message, enqueue_at, fingerprint, _, status_url = entry.addition
+        message = entry.addition.message
         key = message.idempotency_key
         for _ in range(_TRIES):
-            if self._run(
-                lambda _: transaction.add(
-                    message, enqueue_at=enqueue_at, fingerprint=fingerprint, status_url=status_url
-                )
-            ):
+            if self._run(lambda _: transaction.add(entry.addition)):
                 return message
             known = None if key is None else recalled(entry.valid, self.recall({key: entry}))
             if known is not None:
@@ -464,10 +449,10 @@ class CallersTransaction:
         self.reservations.withdraw(requests_of([joined.entry]))
 
 
-def _check_wanted(
+def _check_not_suppressed(
     transaction: _Transaction, recipient_on_channel: tuple[str, str], _: Joinable
 ) -> None:
-    transaction.check_wanted(*recipient_on_channel)
+    transaction.check_not_suppressed(*recipient_on_channel)
 
 
 class DryRun:
@@ -476,16 +461,16 @@ class DryRun:
     The drafts of later batches find the idempotency keys of earlier ones.
     """
 
-    ahead = _NOT_AHEAD
+    grace = _NO_GRACE
 
-    def __init__(self, copies: Copies, store: BulkMessages, suppressions: Suppressions) -> None:
+    def __init__(self, copies: Copies, messages: Messages, suppressions: Suppressions) -> None:
         self.reservations = copies
-        self._store = store
+        self._messages = messages
         self._suppressions = suppressions
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Return what is stored under these keys, or what earlier batches would have stored."""
-        known = self._store.with_keys(list(keyed))
+        known = self._messages.with_keys(list(keyed))
         for key, answered in self.reservations.recall(list(keyed)).items():
             if key not in known:
                 valid = keyed[key].valid

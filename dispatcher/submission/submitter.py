@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from dispatcher.errors import (
     DispatcherError,
@@ -16,7 +17,7 @@ from dispatcher.faults import fault
 from dispatcher.message import Draft, Message
 from dispatcher.settings import Settings
 from dispatcher.store import Addition, GivenUp
-from dispatcher.submission.batch import Batch, Entry, compose, recalled, requests_of
+from dispatcher.submission.batch import Batch, Entry, ReplyOf, compose, recalled, requests_of
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.sinks import Sink
 from dispatcher.submission.validation import (
@@ -27,9 +28,11 @@ from dispatcher.submission.validation import (
     validate,
 )
 from dispatcher.telemetry.journal import Journal
-from dispatcher.telemetry.tracing import Tracing
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import from_ms, to_ms
+
+if TYPE_CHECKING:
+    from dispatcher.telemetry.spans import Spans
 
 
 class Submitter:
@@ -48,7 +51,7 @@ class Submitter:
         journal: Journal,
         check: Check,
         prepare: Prepare,
-        tracing: Tracing | None = None,
+        spans: Spans | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -56,22 +59,25 @@ class Submitter:
         self._journal = journal
         self._check = check
         self._prepare = prepare
-        self._tracing = tracing
+        self._spans = spans
 
-    def submit(self, draft: Draft, sink: Sink) -> Message:
+    def submit(self, draft: Draft, sink: Sink, *, reply_of: ReplyOf | None = None) -> Message:
         """Accept one draft, or raise why not.
+
+        With ``reply_of`` the reply that it makes of the new message is stored together with that
+        message; the sink then has a transaction of its own, and the draft an idempotency key.
 
         Raises InvalidDraft, Suppressed, QuotaExceeded, QuietHours, IdempotencyConflict,
         ReservationsUnavailable, StoreUnavailable: then nothing is reserved or stored; and
         OutcomeUnknown.
         """
-        entry = Entry(0, draft)
+        entry = Entry(0, draft, reply_of)
         try:
-            if self._tracing is None:
+            if self._spans is None:
                 self.run(Batch([entry]), sink)
                 message = entry.answer()
             else:
-                with self._tracing.submitting() as accepted:
+                with self._spans.submitting() as accepted:
                     self.run(Batch([entry]), sink)
                     message = entry.answer()
                     accepted(message)
@@ -95,7 +101,14 @@ class Submitter:
         if batch.refused:
             sink.reservations.note(batch.refused)
 
-    def validated(self, draft: Draft, *, now: datetime) -> ValidDraft:
+    def _validate(self, batch: Batch, now: datetime) -> None:
+        for entry in batch.entries:
+            try:
+                entry.valid = self._validated(entry.draft, now=now)
+            except InvalidDraft as error:
+                entry.result = error
+
+    def _validated(self, draft: Draft, *, now: datetime) -> ValidDraft:
         """Judge every field of ``draft``, as the transports that carry it and its status do, too.
 
         Raises InvalidDraft.
@@ -112,19 +125,12 @@ class Submitter:
                 raise InvalidDraft("status_url", refused.problem, refused.accepted) from None
         return valid
 
-    def _validate(self, batch: Batch, now: datetime) -> None:
-        for entry in batch.entries:
-            try:
-                entry.valid = self.validated(entry.draft, now=now)
-            except InvalidDraft as error:
-                entry.result = error
-
     def _recall(self, batch: Batch, sink: Sink, now: datetime) -> None:
         """Answer what was submitted before; judge the times of the others.
 
         A repeated call may come when its time has passed: it still gets its message.
         """
-        open_ = [each for each in batch.entries if each.result is None]
+        open_ = batch.undecided()
         if not open_:
             return
         keyed: dict[str, Entry] = {}
@@ -175,13 +181,8 @@ class Submitter:
         fault("submit.before_reserve")
         if not entries:
             return
-        requests = [each.ask() for each in entries]
-        try:
-            found = sink.reservations.reserve(requests, ahead=sink.ahead)
-        except BaseException:
-            sink.reservations.withdraw(requests)  # only the reply may have been lost
-            raise
-        batch.settle(entries, found)
+        requests = list(map(Entry.ask, entries))
+        batch.note_answers(entries, sink.reservations.reserve(requests, grace=sink.grace))
         if len(batch.booked) < len(entries):
             try:
                 self._explain(
@@ -223,7 +224,7 @@ class Submitter:
         A message whose reservation was released before it was stored, because this process stood
         still in between, is reserved and stored once more.
         """
-        self._compose(batch.booked)
+        self._compose(batch, sink)
         sink.store(batch)
         given_up = [each for each in batch.booked if isinstance(each.result, GivenUp)]
         if given_up:
@@ -231,33 +232,38 @@ class Submitter:
             for entry in given_up:
                 entry.result = None
             self._book(again, given_up, sink)
-            self._compose(again.booked)
+            self._compose(again, sink)
             sink.store(again)
             lost = set(given_up)
             batch.stored = [each for each in batch.stored if each not in lost] + again.stored
             batch.refused += again.refused
 
-    def _compose(self, booked: Sequence[Entry]) -> None:
-        """Make the messages that are to be stored."""
-        if not booked:
+    def _compose(self, batch: Batch, sink: Sink) -> None:
+        """Make the messages that are to be stored, and the answers that are stored with them."""
+        if not batch.booked:
             return
         created_at = from_ms(to_ms(self._clock.now()))
-        trace = None if self._tracing is None else self._tracing.current()
-        for entry in booked:
-            valid, (message_id, at_ms, _) = entry.valid, entry.reservation
-            # The same object, if it was not shifted: an instant is costly to make.
-            is_as_asked = entry.request is not None and at_ms == entry.request.asked_ms
-            send_at = valid.send_at if is_as_asked else from_ms(at_ms)
-            enqueue_at = self._enqueuer.enqueue_at(send_at, now=created_at)
-            entry.result = message = compose(
-                valid,
-                message_id,
-                send_at,
-                created_at=created_at,
-                max_attempts=self._settings.channels[valid.channel].max_attempts,
-                enqueued_at=created_at if enqueue_at > send_at else None,
-                trace=trace,
-            )
-            entry.addition = Addition(
-                message, enqueue_at, valid.fingerprint, valid.body_json, valid.status_url
-            )
+        trace = None if self._spans is None else self._spans.current()
+        try:
+            for entry in batch.booked:
+                valid, (message_id, at_ms, _) = entry.valid, entry.reservation
+                # The same object, if it was not shifted: an instant is costly to make.
+                is_as_asked = entry.request is not None and at_ms == entry.request.asked_ms
+                send_at = valid.send_at if is_as_asked else from_ms(at_ms)
+                enqueue_at = self._enqueuer.enqueue_at(send_at, now=created_at)
+                entry.result = message = compose(
+                    valid,
+                    message_id,
+                    send_at,
+                    created_at=created_at,
+                    max_attempts=self._settings.channels[valid.channel].max_attempts,
+                    enqueued_at=created_at if enqueue_at > send_at else None,
+                    trace=trace,
+                )
+                reply = None if entry.reply_of is None else entry.reply_of(message)
+                entry.addition = Addition(
+                    message, enqueue_at, valid.fingerprint, valid.body_json, valid.status_url, reply
+                )
+        except BaseException:
+            sink.reservations.withdraw(requests_of(batch.booked))
+            raise

@@ -10,7 +10,7 @@ from dispatcher.message import check_text
 from dispatcher.reservation import Terms, Timeline, Timelines
 from dispatcher.scope import NO_SCOPE, of_channel
 from dispatcher.settings import Settings
-from dispatcher.submission.validation import terms_for
+from dispatcher.submission.validation import known_channel, terms_for
 from dispatcher.times import send_time
 from dispatcher.times.clock import Clock
 
@@ -73,6 +73,8 @@ class TimelineReader:
             raise InvalidDraft("kind", kind_of(kind), "a kind of the settings")
         if kind is not None and (channel is not None or scopes is not None):
             raise InvalidDraft("kind", "given together with channel or scopes", "one of them")
+        if channel is not None:
+            known_channel(channel, self._settings)
         terms = terms_for(
             self._settings,
             scope=scope or NO_SCOPE,

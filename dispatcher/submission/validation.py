@@ -105,7 +105,7 @@ def validate(
     ``given_body`` is that of :class:`PreparedDraft`. A duplicate submit may come when a time has
     passed; it still gets its message. Raises InvalidDraft, InvalidSendTime, UnknownChannel.
     """
-    channel, key = _known_channel(draft.channel, settings), draft.idempotency_key
+    channel, key = known_channel(draft.channel, settings), draft.idempotency_key
     recipient = settings.spellings.on(channel, check_text("recipient", draft.recipient))
     scope = recipient if draft.scope is None else check_text("scope", draft.scope)
     if key is not None:
@@ -279,9 +279,10 @@ def terms_for(
     quiet_hours: str | None = None,
     send_window: str | None = None,
 ) -> Terms:
-    """Return the terms that judge a time. Raises InvalidDraft, InvalidSendTime, UnknownChannel."""
-    if channel is not None:
-        _known_channel(channel, settings)
+    """Return the terms that judge a time, on a known channel or on none.
+
+    Raises InvalidDraft and InvalidSendTime.
+    """
     if zone is not None:
         send_time.check_zone(zone)
     further = None if scopes is None else _checked_scopes(scopes, settings)
@@ -325,7 +326,8 @@ def read_hours(text: str) -> Hours | None:
     return None if text == NO_HOURS else Hours.parse(text)
 
 
-def _known_channel(channel: object, settings: Settings) -> str:
+def known_channel(channel: object, settings: Settings) -> str:
+    """Return the name of a channel. Raises UnknownChannel."""
     if not isinstance(channel, str) or channel not in settings.channels:
         raise UnknownChannel(channel, sorted(settings.channels))
     return channel

@@ -20,6 +20,7 @@ from dispatcher.errors import ReservationsUnavailable
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import events_of
 from dispatcher.telemetry.journal import Event, Transition
+from dispatcher.telemetry.threads import started
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -35,7 +36,7 @@ _LEFT_OUT = frozenset({Transition.ENQUEUED, Transition.SNOOZED})
 
 
 class StreamEntry(NamedTuple):
-    """A transition in the stream. ``id`` is its place there, ``at`` when it was written."""
+    """A transition in the stream. ``id`` orders it there, ``at`` is when it was written."""
 
     id: str
     at: datetime
@@ -71,8 +72,7 @@ class EventStream:
         if self._thread is None:
             with self._lock:
                 if self._thread is None and not self._stopped.is_set():
-                    self._thread = threading.Thread(target=self._run, name="events", daemon=True)
-                    self._thread.start()
+                    self._thread = started(self._run, "events")
 
     def close(self, timeout: float = 2.0) -> None:
         """Write what waits, for so many seconds at most."""
@@ -94,14 +94,17 @@ class EventStream:
     def after(self, last: str, *, most: int) -> tuple[list[StreamEntry], bool]:
         """Return the transitions after one of that id, the oldest first, and at most ``most``.
 
-        And whether some before them are not kept any more. Raises ReservationsUnavailable.
+        And whether some before them are not kept any more, or perhaps not where the stream was
+        empty when ``last`` was read. Raises ReservationsUnavailable.
         """
         with translated(ReservationsUnavailable):
             pipeline = self._connect().pipeline(transaction=False)
             pipeline.xrange(self._name, min=f"({last}", count=most)
             pipeline.xrange(self._name, min=last, max=last, count=1)
-            found, kept = pipeline.execute()
-        return [_read(each) for each in found], bool(found) and not kept and last != _BEGINNING
+            pipeline.xlen(self._name)
+            found, kept, many = pipeline.execute()
+        is_gap = many >= self._keep if last == _BEGINNING else not kept
+        return [_read(each) for each in found], bool(found) and is_gap
 
     def _run(self) -> None:
         is_last = False
@@ -132,10 +135,10 @@ class EventStream:
 
 
 def _read(entry: tuple[bytes, dict[bytes, bytes]]) -> StreamEntry:
-    place, found = entry[0].decode(), entry[1]
+    id_, found = entry[0].decode(), entry[1]
     return StreamEntry(
-        id=place,
-        at=datetime.fromtimestamp(int(place.partition("-")[0]) / 1_000, tz=UTC),
+        id=id_,
+        at=datetime.fromtimestamp(int(id_.partition("-")[0]) / 1_000, tz=UTC),
         transition=found[b"transition"].decode(),
         message_id=UUID(bytes=found[b"message_id"]),
         channel=found[b"channel"].decode(),

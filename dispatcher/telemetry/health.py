@@ -157,10 +157,11 @@ class _Question:
         with self._lock:
             answer = self._under_way
             if answer is None:
-                answer = self._under_way = Future()
+                answer = Future()
                 Thread(
                     target=self._run, args=(answer,), name=f"health {self._name}", daemon=True
                 ).start()
+                self._under_way = answer
             return answer
 
     def _run(self, answer: Future[bool]) -> None:

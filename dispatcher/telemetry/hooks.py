@@ -19,6 +19,7 @@ from uuid import UUID
 from dispatcher.errors import InvalidSettings, StoreUnavailable, quoted
 from dispatcher.message import Message, Status
 from dispatcher.telemetry.journal import Event, Transition
+from dispatcher.telemetry.threads import started
 
 log = logging.getLogger(__name__)
 
@@ -116,8 +117,7 @@ class Hooks:
             else:
                 self._dropped += 1
             if self._thread is None and not self._is_ending:
-                self._thread = threading.Thread(target=self._run, name="hooks", daemon=True)
-                self._thread.start()
+                self._thread = started(self._run, "hooks")
             self._changed.notify()
 
     def _run(self) -> None:

@@ -24,6 +24,7 @@ from dispatcher.redis.client import now_ms
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import SignKeys
 from dispatcher.redis.scripts import replies_of, script
+from dispatcher.telemetry.threads import started
 from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -153,8 +154,7 @@ class Pulse:
     def _run(self) -> None:
         with self._lock:
             if self._thread is None and not self._stopped.is_set():
-                self._thread = Thread(target=self._beat, name="pulse", daemon=True)
-                self._thread.start()
+                self._thread = started(self._beat, "signs of life")
 
     def _beat(self) -> None:
         try:

@@ -139,10 +139,10 @@ class Exposition:
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
 
-            class Server(ThreadingHTTPServer):
+            class MetricsServer(ThreadingHTTPServer):
                 address_family = family
 
-            server = Server((str(address[0]), port), Handler)
+            server = MetricsServer((str(address[0]), port), Handler)
         except OSError as error:
             problem = f"{host} port {port} cannot be had: {error.strerror or error}"
             raise InvalidSettings("metrics_port", problem, "a free port") from None

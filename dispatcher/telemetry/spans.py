@@ -1,14 +1,16 @@
-"""Spans by the API of OpenTelemetry. Where they go is decided by the SDK that the program sets up.
+"""Spans by the API of OpenTelemetry, which needs the extra ``traces``: imported only at need.
 
-Names of attributes: OpenTelemetry's semantic conventions for messaging; those that it has no word
-for begin with ``dispatcher.``.
+A submit has a span; each send has one in a trace of its own, linked to the submit's by what the
+message carries. The SDK that the program sets up decides where they go. Attributes are named by
+OpenTelemetry's semantic conventions for messaging; those that it has no word for begin with
+``dispatcher.``.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
@@ -33,11 +35,16 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from dispatcher.extras import DISTRIBUTION
 from dispatcher.message import Message, Outcome, Rejection
-from dispatcher.telemetry.tracing import Accepted, Answers, CameTo
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Accepted = Callable[[Message], object]
+"""Takes the message that a submit is answered with."""
+CameTo = Callable[[Outcome, str | None], object]
+"""Takes the outcome of a try, and the name of its error's type where it failed."""
+Answers = Generator[list[Message | Rejection], None, None]
+"""Yields the results of a batch at a time."""
 _Value = str | int
 
 SUBMIT = "dispatcher.submit"
@@ -57,9 +64,11 @@ _DELIVERING: dict[str, _Value] = {
 
 
 class Spans:
-    """The :class:`dispatcher.telemetry.tracing.Tracing` of OpenTelemetry.
+    """Opens and ends spans. Shared by threads.
 
-    After a fault of the SDK tracing stops in this process.
+    Nothing of the SDK's is ever raised: a message must not depend on its traces. After a fault of
+    the SDK tracing stops in this process. No span carries a body, an address or the text of an
+    error.
     """
 
     def __init__(self) -> None:

@@ -82,7 +82,7 @@ class _Refused(Exception):
     """The template does what none may. The text quotes nothing of the data."""
 
 
-class Part:
+class CompiledText:
     """One text of a template, compiled: a subject, a text, a page. ``path`` names it in errors."""
 
     def __init__(self, path: str, template: Template, wanted: frozenset[str]) -> None:
@@ -170,11 +170,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
             _TOLL: _toll,
         }
 
-    def part(self, path: str, source: str) -> Part:
+    def compiled_text(self, path: str, source: str) -> CompiledText:
         """Compile a text of the settings, which call it ``path``. Raises InvalidSettings."""
         try:
             wanted = find_undeclared_variables(self.parse(source))
-            return Part(path, self.from_string(source), frozenset(wanted - self.globals.keys()))
+            return CompiledText(
+                path, self.from_string(source), frozenset(wanted - self.globals.keys())
+            )
         except TemplateError as error:
             line = getattr(error, "lineno", None)
             problem = f"{error.message}, in line {line}" if line else f"{error.message}"

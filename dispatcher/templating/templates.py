@@ -15,7 +15,7 @@ from dispatcher.extras import needs
 from dispatcher.message import Draft, check_body
 
 if TYPE_CHECKING:
-    from dispatcher.templating.sandbox import Part, Sandbox
+    from dispatcher.templating.sandbox import CompiledText, Sandbox
 
 _HTML = "html"
 _FILE = re.compile(rf"({TEMPLATE_NAME.pattern})\.([a-z_]+)")
@@ -35,7 +35,7 @@ class Templates:
         self._channels = channels
         self._max_bytes = max_bytes
         self._max_depth = max_depth
-        self._read: dict[str, _Channel] = {}
+        self._read: dict[str, _ChannelTemplates] = {}
         self._reading = Lock()
 
     def fill(self, draft: Draft) -> Draft:
@@ -82,15 +82,17 @@ class Templates:
                     found[path] = None
         return found
 
-    def _of(self, channel: str) -> _Channel:
+    def _of(self, channel: str) -> _ChannelTemplates:
         with self._reading:
             if channel not in self._read:
                 field = f"channels.{channel}"
-                self._read[channel] = _Channel(field, self._channels[channel], self._max_bytes)
+                self._read[channel] = _ChannelTemplates(
+                    field, self._channels[channel], self._max_bytes
+                )
             return self._read[channel]
 
 
-class _Channel:
+class _ChannelTemplates:
     """The templates of one channel: their texts, and each as it was compiled."""
 
     def __init__(self, field: str, channel: ChannelSettings, most: int) -> None:
@@ -155,7 +157,7 @@ class _Channel:
 def _compiled(body: Any, path: str, plain: Sandbox, html: Sandbox) -> Any:
     """Return a template's body with a compiled part instead of each text."""
     if isinstance(body, str):
-        return plain.part(path, body)
+        return plain.compiled_text(path, body)
     if isinstance(body, Mapping):
         return {
             key: _compiled(each, f"{path}.{key}", html if key == _HTML else plain, html)
@@ -171,5 +173,5 @@ def _rendered(template: Any, data: Mapping[str, Any], limit: int) -> Any:
         return {key: _rendered(each, data, limit) for key, each in template.items()}
     if isinstance(template, list):
         return [_rendered(each, data, limit) for each in template]
-    part: Part | None = template if hasattr(template, "render") else None
+    part: CompiledText | None = template if hasattr(template, "render") else None
     return template if part is None else part.render(data, limit=limit)

@@ -7,7 +7,7 @@ the clock, the broker, the transports and, in :class:`MemoryApp`, the store and 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -21,7 +21,6 @@ from dispatcher.limiters import Permits
 from dispatcher.reservation import Contents, Copies, RefusalLog, Upkeep, Windows, longest_ms
 from dispatcher.settings import Settings
 from dispatcher.store import (
-    BulkMessages,
     Claims,
     FailedMessages,
     HeldMessages,
@@ -32,7 +31,7 @@ from dispatcher.store import (
     Overdue,
     Pauses,
     Replies,
-    StoreUpkeep,
+    StoreMaintenance,
     Suppressions,
 )
 from dispatcher.telemetry.journal import Journal
@@ -45,7 +44,6 @@ from dispatcher.testing.memory.listing import (
     MemoryNotifications,
 )
 from dispatcher.testing.memory.messages import (
-    MemoryBulkMessages,
     MemoryMessages,
     MemoryPauses,
     MemorySuppressions,
@@ -55,7 +53,7 @@ from dispatcher.testing.memory.queue import MemoryQueue, MemorySendLogs
 from dispatcher.testing.memory.redis_reads import MemoryContents, MemoryCopies
 from dispatcher.testing.memory.server import Server
 from dispatcher.testing.memory.shards import MemoryShards, windows_on
-from dispatcher.testing.memory.store_upkeep import MemoryOverdue, MemoryStoreUpkeep
+from dispatcher.testing.memory.store_maintenance import MemoryOverdue, MemoryStoreMaintenance
 from dispatcher.testing.memory.tables import CatchUpRules, Tables
 from dispatcher.testing.memory.windows_upkeep import MemoryUpkeep
 from dispatcher.times.clock import Clock
@@ -139,7 +137,7 @@ class TravelApp(App):
     def delivery(self) -> Delivery:
         """The use case of ``deliver``; its sends happen on the thread that calls it."""
         delivery = super().delivery
-        delivery.parts.jitter = self._jitter
+        delivery.shared.jitter = self._jitter
         delivery.close()  # from now on calls for the threads of its senders run at once
         return delivery
 
@@ -161,6 +159,10 @@ class UnnotedRefusals:
     def read(
         self, *, since: timedelta, quota: str | None, what_if: str | None, last: int
     ) -> NoReturn:
+        """Raise NotImplementedError."""
+        raise NotImplementedError(_NOT_HERE)
+
+    def of(self, scopes: Sequence[str], *, last: int) -> NoReturn:
         """Raise NotImplementedError."""
         raise NotImplementedError(_NOT_HERE)
 
@@ -263,11 +265,6 @@ class MemoryApp(TravelApp):
         return _as(Messages, MemoryMessages(self.tables))
 
     @built_once
-    def bulk_messages(self) -> BulkMessages:
-        """Many messages at once in the store."""
-        return _as(BulkMessages, MemoryBulkMessages(self.tables))
-
-    @built_once
     def joined_messages(self) -> JoinedMessages:
         """Messages in transactions of callers."""
         return _as(JoinedMessages, MemoryJoined(self.tables))
@@ -295,13 +292,15 @@ class MemoryApp(TravelApp):
     @built_once
     def claims(self) -> Claims:
         """The claims of messages in the store."""
-        claims = MemoryClaims(self.tables, ttl=self.settings.claim_ttl, leaves=self._catching_up)
+        claims = MemoryClaims(self.tables, ttl=self.settings.claim_ttl, kept_back=self._catching_up)
         return _as(Claims, claims)
 
     @built_once
-    def store_upkeep(self) -> StoreUpkeep:
+    def store_maintenance(self) -> StoreMaintenance:
         """What the sweep reads and writes in the store."""
-        return _as(StoreUpkeep, MemoryStoreUpkeep(self.tables, leaves=self._catching_up))
+        return _as(
+            StoreMaintenance, MemoryStoreMaintenance(self.tables, kept_back=self._catching_up)
+        )
 
     @built_once
     def overdue(self) -> Overdue:

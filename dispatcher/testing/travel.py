@@ -237,14 +237,16 @@ class MemoryDispatcher(Dispatcher):
     memory. ``settings`` are those of the real one, by default of the environment and
     ``dispatcher.toml``; addresses of servers are ignored, and no transport but the outbox is
     called. ``start`` is the instant at which it begins, by default the present, in whole seconds.
-    The waits before retries are drawn from ``seed``. It serves one thread.
+    The waits before retries are drawn from ``seed``. It serves one thread. Raises InvalidValue for
+    a ``start`` that is no aware datetime.
     """
 
     def __init__(
         self, settings: Settings | None = None, *, start: datetime | None = None, seed: int = 0
     ) -> None:
-        start = start or SystemClock().now().replace(microsecond=0)
-        if start.tzinfo is None:
+        if start is None:
+            start = SystemClock().now().replace(microsecond=0)
+        if not isinstance(start, datetime) or start.utcoffset() is None:
             raise InvalidValue("start", quoted(start), "an aware datetime")
         clock = TravelClock(start.astimezone(UTC))
         super().__init__(settings, clock=clock)

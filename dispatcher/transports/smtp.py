@@ -23,7 +23,12 @@ from dispatcher.message import Message
 from dispatcher.times.clock import Clock, SystemClock
 from dispatcher.transports.connections import Deadline, IdleConnections, address_of
 from dispatcher.transports.mail import Mail, check_mail, compose, read_allowed, read_sender
-from dispatcher.transports.smtp_connection import Connection, ConnectionBroken, Security, Server
+from dispatcher.transports.smtp_connection import (
+    ConnectionBroken,
+    MailServer,
+    Security,
+    SmtpConnection,
+)
 
 _OPTIONS = "url, from, ca_file, plaintext, name, idle_seconds, allow_headers"
 _LONGEST_SECONDS = 86_400.0
@@ -79,8 +84,8 @@ class SmtpTransport:
         self._clock = clock or SystemClock()
         self._timeout = _seconds("timeout", timeout)
         self._server = _read_server(url, name=name, ca_file=ca_file, plaintext=plaintext)
-        self._idle: IdleConnections[Connection] = IdleConnections(
-            self._clock, Connection.close, seconds=_seconds("idle_seconds", idle_seconds)
+        self._idle: IdleConnections[SmtpConnection] = IdleConnections(
+            self._clock, SmtpConnection.close, seconds=_seconds("idle_seconds", idle_seconds)
         )
 
     def __repr__(self) -> str:
@@ -121,7 +126,7 @@ class SmtpTransport:
             # A connection that was closed while it was idle has seen nothing of the message.
             with suppress(ConnectionBroken):
                 return self._deliver(connection, mail, deadline)
-        connection = Connection.open(self._server, deadline)
+        connection = SmtpConnection.open(self._server, deadline)
         try:
             return self._deliver(connection, mail, deadline)
         except ConnectionBroken as broke:
@@ -133,7 +138,7 @@ class SmtpTransport:
         Within five seconds, beside looking the server's name up. Raises TemporaryFailure, which
         says why no message would get through.
         """
-        connection = Connection.open(
+        connection = SmtpConnection.open(
             self._server, Deadline(self._clock, min(self._timeout, _PROBE_SECONDS))
         )
         try:
@@ -142,7 +147,7 @@ class SmtpTransport:
             if connection.is_open:
                 connection.close()
 
-    def _deliver(self, connection: Connection, mail: Mail, deadline: Deadline) -> str:
+    def _deliver(self, connection: SmtpConnection, mail: Mail, deadline: Deadline) -> str:
         try:
             return str(connection.deliver(mail, deadline))
         except (ConnectionBroken, DeliveryError):
@@ -169,7 +174,7 @@ def _seconds(name: str, value: object) -> float:
 
 def _read_server(
     url: object, *, name: object, ca_file: str | Path | None, plaintext: object
-) -> Server:
+) -> MailServer:
     """Return what these options say. Raises InvalidSettings, which never quotes the address."""
     parts, port = _split(url)
     security, usual_port = _SCHEMES[parts.scheme]
@@ -185,7 +190,7 @@ def _read_server(
         raise InvalidSettings("url", problem, "smtps://, smtp+starttls://, or plaintext = true")
     if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise InvalidSettings("name", "no host name", "a name such as mail.shop.example")
-    return Server(
+    return MailServer(
         host=host,
         port=port or usual_port,
         security=security,

@@ -35,7 +35,7 @@ _CREDENTIALS = frozenset({530, 534, 535, 538})
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class MailServer:
     """A mail server. ``name`` is how we call ourselves there."""
 
     host: str
@@ -72,7 +72,7 @@ def _why(error: BaseException, deadline: Deadline) -> str:
     return str(error) if isinstance(error, ConnectionBroken) else type(error).__name__
 
 
-class Reply(NamedTuple):
+class SmtpReply(NamedTuple):
     """What the server said, on one line."""
 
     code: int
@@ -159,13 +159,13 @@ class BoundedSMTP(smtplib.SMTP):
         return self.sock
 
 
-class Connection:
+class SmtpConnection:
     """Carries one message after the other. For one thread at a time.
 
     ``is_open``: whether it can carry another one. ``carried``: how many it has.
     """
 
-    def __init__(self, server: Server, wire: BoundedSMTP) -> None:
+    def __init__(self, server: MailServer, wire: BoundedSMTP) -> None:
         self.is_open = True
         self.carried = 0
         self._server = server
@@ -173,7 +173,7 @@ class Connection:
         self._is_begun = False
 
     @classmethod
-    def open(cls, server: Server, deadline: Deadline) -> Connection:
+    def open(cls, server: MailServer, deadline: Deadline) -> SmtpConnection:
         """Connect, greet, secure and log in. Raises TemporaryFailure: no message is to blame."""
         try:
             sock = connect(resolve(server.host, server.port), server.port, deadline)
@@ -201,7 +201,7 @@ class Connection:
         except LINE_ERRORS as error:
             raise TemporaryFailure(self._broken(error)) from None
 
-    def deliver(self, mail: Mail, deadline: Deadline) -> Reply:
+    def deliver(self, mail: Mail, deadline: Deadline) -> SmtpReply:
         """Send the mail; return the server's reply to it.
 
         Raises ConnectionBroken where the connection failed before a byte of the mail was written,
@@ -318,7 +318,7 @@ class Connection:
         if not reply.is_good:
             raise self._refusal(reply, words.split(" ", 1)[0])
 
-    def _said(self, words: str, mail: Mail) -> Reply:
+    def _said(self, words: str, mail: Mail) -> SmtpReply:
         """Say something that comes before the mail.
 
         Raises ConnectionBroken where the server says good-bye.
@@ -328,16 +328,16 @@ class Connection:
             raise ConnectionBroken(f"it answered {reply}")
         return reply
 
-    def _reply(self, said: tuple[int, bytes | str], *further: str) -> Reply:
+    def _reply(self, said: tuple[int, bytes | str], *further: str) -> SmtpReply:
         """Return what smtplib read, without what errors must not show."""
         code, raw = said
         text = " ".join((raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw).split())
         for secret in (self._server.password, self._server.user, *further):
             if secret:
                 text = re.sub(re.escape(secret), "…", text, flags=re.IGNORECASE)
-        return Reply(code, text[:_LONGEST_QUOTE])
+        return SmtpReply(code, text[:_LONGEST_QUOTE])
 
-    def _refusal(self, reply: Reply, to: str) -> DeliveryError:
+    def _refusal(self, reply: SmtpReply, to: str) -> DeliveryError:
         why = f"it answered {reply} to {to}"
         if reply.code in _CREDENTIALS:
             return self._misconfigured(why)

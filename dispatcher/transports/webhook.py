@@ -6,7 +6,6 @@ import base64
 import binascii
 import hmac
 import re
-import ssl
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -30,8 +29,13 @@ from dispatcher.times.clock import Clock, SystemClock
 from dispatcher.times.send_time import as_text
 from dispatcher.transports.connections import Deadline, IdleConnections, resolve
 from dispatcher.transports.library_logs import silence
-from dispatcher.transports.webhook_connection import Answer, Connection, Resolve, tls_context
-from dispatcher.transports.webhook_urls import Addresses, Loopback, Reader, Target
+from dispatcher.transports.webhook_connection import (
+    HttpAnswer,
+    Resolve,
+    WebhookConnection,
+    tls_context,
+)
+from dispatcher.transports.webhook_urls import Addresses, LoopbackAddresses, Reader, Target
 
 PAYLOAD_VERSION = 1
 _SHARE_OF_TIMEOUT = 0.95
@@ -111,12 +115,12 @@ class WebhookTransport:
         self._target = None
         if url is not None:
             if _is_local(url):
-                self._addresses, http = Loopback(), True
+                self._addresses, http = LoopbackAddresses(), True
             self._target = _fixed(url, self._addresses, http)
-        self._tls = _tls(ca_file)
+        self._tls = tls_context(ca_file)
         self._resolver = resolver
-        self._idle: IdleConnections[Connection] = IdleConnections(
-            self._clock, Connection.end, seconds=_KEEP_SECONDS, most=_KEEP
+        self._idle: IdleConnections[WebhookConnection] = IdleConnections(
+            self._clock, WebhookConnection.end, seconds=_KEEP_SECONDS, most=_KEEP
         )
         silence(_TALKATIVE)
 
@@ -194,7 +198,7 @@ class WebhookTransport:
             }
         ).encode()
 
-    def _post(self, target: Target, headers: Mapping[str, str], content: bytes) -> Answer:
+    def _post(self, target: Target, headers: Mapping[str, str], content: bytes) -> HttpAnswer:
         deadline = Deadline(self._clock, self._seconds)
         key = (target.scheme, target.host, target.port)
         connection = self._idle.take(key)
@@ -202,7 +206,7 @@ class WebhookTransport:
             connection.end()
             connection = self._idle.take(key)
         if connection is None:
-            connection = Connection(target, self._addresses, self._tls, self._resolver)
+            connection = WebhookConnection(target, self._addresses, self._tls, self._resolver)
         try:
             return connection.post(target, headers, content, deadline)
         finally:
@@ -214,7 +218,7 @@ class WebhookTransport:
 
 def _is_local(url: object) -> bool:
     try:
-        return isinstance(url, str) and Loopback().names(urlsplit(url).hostname or "")
+        return isinstance(url, str) and LoopbackAddresses().names(urlsplit(url).hostname or "")
     except ValueError:  # it is read, and refused, as others are
         return False
 
@@ -226,15 +230,6 @@ def _fixed(url: object, addresses: Addresses, http: bool) -> Target:
         return Reader(addresses, http=http, any_port=True).read(url)
     except InvalidValue as refused:
         raise InvalidSettings("url", refused.problem, refused.accepted) from None
-
-
-def _tls(ca_file: object) -> ssl.SSLContext:
-    if ca_file is not None and not isinstance(ca_file, str):
-        raise InvalidSettings("ca_file", kind_of(ca_file), "the path of a PEM file")
-    try:
-        return tls_context(ca_file)
-    except OSError as error:  # ssl.SSLError is one
-        raise InvalidSettings("ca_file", str(error), "a readable PEM file") from None
 
 
 def _checked(headers: object, has_url: bool) -> dict[str, str]:
@@ -255,7 +250,7 @@ def _checked(headers: object, has_url: bool) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
 
 
-def receipt_of(answer: Answer, *, now: datetime, closes_channel: bool) -> str:
+def receipt_of(answer: HttpAnswer, *, now: datetime, closes_channel: bool) -> str:
     """Return the receipt of a message that was taken: the status, and an id of the request.
 
     Raises PermanentFailure, TemporaryFailure or PerhapsSent. ``closes_channel``: whether there is

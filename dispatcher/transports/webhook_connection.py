@@ -14,7 +14,14 @@ from typing import Any
 import certifi
 import httpcore
 
-from dispatcher.errors import DeliveryError, PerhapsSent, PermanentFailure, TemporaryFailure
+from dispatcher.errors import (
+    DeliveryError,
+    InvalidSettings,
+    PerhapsSent,
+    PermanentFailure,
+    TemporaryFailure,
+    kind_of,
+)
 from dispatcher.transports.connections import Deadline, connect
 from dispatcher.transports.library_logs import quiet
 from dispatcher.transports.webhook_urls import Addresses, Target
@@ -34,14 +41,14 @@ Resolve = Callable[[str, int], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """What a server said: its status, and its headers with names in lower case."""
 
     status: int
     headers: Mapping[str, str]
 
 
-class Connection(httpcore.NetworkBackend):
+class WebhookConnection(httpcore.NetworkBackend):
     """Posts to one host, one request at a time.
 
     Requests that share a connection would share its end, and leave as many messages with an unknown
@@ -68,7 +75,7 @@ class Connection(httpcore.NetworkBackend):
 
     def post(
         self, target: Target, headers: Mapping[str, str], content: bytes, deadline: Deadline
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Post ``content`` and return the answer, both until ``deadline``.
 
         Raises PermanentFailure, TemporaryFailure, and PerhapsSent where something was written and
@@ -97,7 +104,7 @@ class Connection(httpcore.NetworkBackend):
             raise PerhapsSent("the connection broke before an answer") from None
         self._read_rest(response)
         named = {name.decode("latin-1").lower(): value for name, value in response.headers}
-        return Answer(
+        return HttpAnswer(
             response.status, {name: value.decode("latin-1") for name, value in named.items()}
         )
 
@@ -173,7 +180,7 @@ class Connection(httpcore.NetworkBackend):
 class _Stream(httpcore.NetworkStream):
     """A socket whose every operation ends at the deadline of its connection."""
 
-    def __init__(self, sock: socket.socket, connection: Connection) -> None:
+    def __init__(self, sock: socket.socket, connection: WebhookConnection) -> None:
         self._socket = sock
         self._connection = connection
 
@@ -218,8 +225,6 @@ class _Stream(httpcore.NetworkStream):
     def get_extra_info(self, info: str) -> Any:
         if info == "ssl_object" and isinstance(self._socket, ssl.SSLSocket):
             return self._socket
-        if info == "is_readable":
-            return self._connection.is_readable()
         return None
 
     def close(self) -> None:
@@ -251,17 +256,22 @@ class _Tls(ssl.SSLContext):
         """Leave it as it is."""
 
 
-def tls_context(ca_file: str | None) -> ssl.SSLContext:
+def tls_context(ca_file: object) -> ssl.SSLContext:
     """Return what verifies servers: by ``ca_file`` alone, else by the authorities known here.
 
-    Those are the system's and certifi's. Raises OSError.
+    Those are the system's and certifi's. Raises InvalidSettings.
     """
+    if ca_file is not None and not isinstance(ca_file, str):
+        raise InvalidSettings("ca_file", kind_of(ca_file), "the path of a PEM file")
     context = _Tls(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if ca_file is None:
-        context.load_default_certs()
-        context.load_verify_locations(certifi.where())
-    else:
-        context.load_verify_locations(ca_file)
+    try:
+        if ca_file is None:
+            context.load_default_certs()
+            context.load_verify_locations(certifi.where())
+        else:
+            context.load_verify_locations(ca_file)
+    except OSError as error:  # ssl.SSLError is one
+        raise InvalidSettings("ca_file", str(error), "a readable PEM file") from None
     ssl.SSLContext.set_alpn_protocols(context, ["http/1.1"])
     return context

@@ -107,7 +107,7 @@ class Addresses:
         return inner in _TAKEN_V6 and not any(inner in network for network in _REFUSED_V6)
 
 
-class Loopback(Addresses):
+class LoopbackAddresses(Addresses):
     """Judges the addresses of a URL that names this machine: loopback, and nothing else."""
 
     def allow_local(self, name: str) -> bool:

@@ -46,17 +46,22 @@ class Right(StrEnum):
     OPERATE = "operate"
 
 
+READ_ONLY = frozenset({Right.MESSAGES_READ, Right.RECIPIENTS_READ})
+"""The rights of a caller of whom nothing else is said: no bodies, no actions."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     """The program that calls, and what it may do.
 
+    Unless ``rights`` are given it may read messages and recipients, no bodies, and change nothing.
     ``channels`` are those that it may use, None for all. With ``scope``, a kind and a name such as
     ``("tenant", "acme")``, it sees and makes only messages that count against that scope. ``rate``
     limits its calls (``"100/second"``), None for the default of the API.
     """
 
     name: str
-    rights: frozenset[Right] = frozenset(Right)
+    rights: frozenset[Right] = READ_ONLY
     channels: frozenset[str] | None = None
     scope: tuple[str, str] | None = None
     rate: str | None = None

@@ -15,10 +15,11 @@ from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import request_response
+from starlette.routing import Match, Route, request_response
+from starlette.status import HTTP_405_METHOD_NOT_ALLOWED
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dispatcher.client import Dispatcher, parts_of
+from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import DispatcherError
 from dispatcher.problems import headers_of, problem_of
 from dispatcher.telemetry.journal import digest_with
@@ -38,9 +39,10 @@ _DOCUMENT = f"{_PREFIX}/openapi.json"
 _BATCH = "/messages/batch"
 _PLANS = "/plans"
 _MESSAGE = "/messages/{message_id}"
-_SCOPE = "/scopes/{kind}/{scope}"
-_RECIPIENT = "/suppressions/{recipient}"
-_PAUSE = "/pauses/{kind}/{name}"
+# A name may have a slash, as the recipients of webhooks have.
+_SCOPE = "/scopes/{kind}/{scope:path}"
+_RECIPIENT = "/suppressions/{recipient:path}"
+_PAUSE = "/pauses/{kind}/{name:path}"
 _PATHS: tuple[tuple[str, str, Callable[..., Any], int, type[models.Out] | None], ...] = (
     ("POST", "/messages", messages.submit, 201, models.MessageOut),
     ("POST", _BATCH, batch.submit_batch, 200, None),
@@ -73,8 +75,8 @@ _LENGTHS: dict[tuple[str, str], int | None] = {
     ("POST", f"{_PREFIX}{_PLANS}"): 8_000_000,
 }
 """The most bytes of calls that may be longer than one message; None for any number."""
-_MOST_THREADS = 24
-"""Calls at a time: fewer than the database has connections for."""
+_MOST_THREADS = 16
+"""Calls at a time: half of the connections. Listeners, changes on the page and uploads use some."""
 
 
 def api(
@@ -103,7 +105,7 @@ def api(
     )
     service = app.state.service = Service(
         dispatcher,
-        Admission(parts_of(dispatcher), auth=auth, rate=rate),
+        Admission(app_of(dispatcher), auth=auth, rate=rate),
         Streams(),
         digest_with(dispatcher.settings.log_key),
     )
@@ -209,7 +211,8 @@ def _log_change(scope: Scope) -> None:
     state, route = scope["state"], scope.get("route")
     caller: Caller | None = state.get("caller")
     if scope["method"] != "GET" and caller and route is not None and "status" in state:
-        log.info("%s %s by %s: %d", scope["method"], route.path, caller.name, state["status"])
+        called = (scope["method"], route.path_format)
+        log.info("%s %s by %s: %d", *called, caller.name, state["status"])
 
 
 async def _failed(request: Request, error: Exception) -> Response:
@@ -252,8 +255,22 @@ async def _not_served(request: Request, error: Exception) -> Response:
         return over
     kinds = {400: "unreadable", 404: "no-such-path", 405: "method-not-allowed", 413: "too-large"}
     kind = kinds.get(error.status_code, "refused")
-    refused = Refused(error.status_code, kind, str(error.detail), headers=error.headers)
+    headers = error.headers
+    if error.status_code == HTTP_405_METHOD_NOT_ALLOWED and (methods := _methods_at(request)):
+        headers = {"Allow": ", ".join(methods)}
+    refused = Refused(error.status_code, kind, str(error.detail), headers=headers)
     return problems.response_of(problems.refusal_of(refused), refused.headers)
+
+
+def _methods_at(request: Request) -> list[str]:
+    """Return the methods of a path, which is that of several routes; Starlette names those of one.
+
+    Another path may fit as well (``/messages/batch`` is no id). Its routes come later.
+    """
+    routes = [each for each in request.app.router.routes if isinstance(each, Route)]
+    fitting = [each for each in routes if each.matches(request.scope)[0] is not Match.NONE]
+    same = [each.methods or () for each in fitting if each.path == fitting[0].path]
+    return sorted({method for methods in same for method in methods})
 
 
 async def _broken(_request: Request, _error: Exception) -> Response:

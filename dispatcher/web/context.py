@@ -16,8 +16,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from dispatcher.app import App
-from dispatcher.client import Dispatcher, parts_of
-from dispatcher.errors import DispatcherError
+from dispatcher.client import Dispatcher, app_of
+from dispatcher.errors import DispatcherError, IdempotencyConflict
 from dispatcher.message import Message
 from dispatcher.problems import problem_of
 from dispatcher.selection import id_of
@@ -56,7 +56,7 @@ class Service:
     @property
     def parts(self) -> App:
         """The parts that no method of the dispatcher shows."""
-        return parts_of(self.dispatcher)
+        return app_of(self.dispatcher)
 
     @property
     def settings(self) -> Settings:
@@ -93,14 +93,12 @@ class Context:
         return str(self.request.scope.get("root_path", ""))
 
     @property
-    def key(self) -> str | None:
-        """The idempotency key. Raises InvalidDraft for one that cannot be read."""
-        return key_of(self.request.headers.get(KEY_HEADER))
-
-    @property
     def keyed_call(self) -> Call | None:
-        """The call by its key: its path and the bytes of its body are what it asks for."""
-        key = self.key
+        """The call by its key: its path and the bytes of its body are what it asks for.
+
+        None without an idempotency key. Raises InvalidDraft for one that cannot be read.
+        """
+        key = key_of(self.request.headers.get(KEY_HEADER))
         if key is None:
             return None
         request, digest = self.request, self.request.state.body_digest.hexdigest()
@@ -130,11 +128,17 @@ class Context:
     def admit(self, *rights: Right) -> Caller:
         """Count the call against its limit, and return the caller, if it has these rights.
 
-        Raises Refused. It asks Redis, and belongs in a thread.
+        Raises Refused, and RequestValidationError where the query has a name that the document does
+        not have: ignored, a misspelt one would change what is done. It asks Redis, and belongs in a
+        thread.
         """
         self.service.admission.count(self.request)
         for right in rights:
             self.caller.check(right)
+        given = self.request.query_params.keys()
+        if given and (unknown := sorted(given - query_names(self.request))):
+            found = {"type": "extra_forbidden", "loc": ("query", unknown[0])}
+            raise RequestValidationError([found | {"msg": "is no parameter of this call"}])
         return self.caller
 
     def identify_again(self) -> None:
@@ -172,8 +176,18 @@ class Context:
         return {"Link": f'<{self.request.url.path}?{urlencode(query)}>; rel="next"'}
 
 
+def query_names(request: Request) -> set[str]:
+    """Return the names that the OpenAPI document has for the query of this call."""
+    path = request.app.openapi()["paths"][request.scope["route"].path_format]
+    parameters = path[request.method.lower()].get("parameters", ())
+    return {each["name"] for each in parameters if each["in"] == "query"}
+
+
 def problem_for(caller: Caller | None, error: DispatcherError) -> dict[str, Any]:
     """Return an error as a problem, as far as that caller, or a stranger, may see it."""
+    if isinstance(error, IdempotencyConflict) and caller is not None:
+        given = caller.shown_key(error.key) or error.key
+        error = IdempotencyConflict(given, error.message_id)
     problem = problem_of(error, whole=caller is not None and caller.sees_conflicts)
     if problem.get("field") in _NAMED_ELSE:
         problem["field"] = _NAMED_ELSE[problem["field"]]

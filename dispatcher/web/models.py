@@ -6,9 +6,8 @@ They check types only: the dispatcher checks values, so that both give the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import datetime, timedelta
-from functools import cache
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
@@ -63,7 +62,18 @@ class NewMessage(_In):
 
     def draft(self, idempotency_key: str | None = None) -> Draft:
         """Return the draft."""
-        return Draft(**_given(self, Draft), idempotency_key=idempotency_key)
+        given = {name: getattr(self, name) for name in _SAME_IN_DRAFTS}
+        return Draft(
+            **given,
+            send_in=_length(self.send_in_seconds),
+            expire_after=_length(self.expire_after_seconds),
+            idempotency_key=idempotency_key,
+        )
+
+
+_SAME_IN_DRAFTS = tuple(
+    name for name in NewMessage.model_fields if name in Draft.__dataclass_fields__
+)
 
 
 class NewMessageLine(NewMessage):
@@ -93,16 +103,32 @@ class NewTime(_In):
     expires_at: str | None = None
     expire_after_seconds: Seconds | None = None
 
-    def given(self) -> dict[str, Any]:
-        """Return the parameters of `Dispatcher.reschedule`."""
-        return _as_lengths(self.model_dump())
+    def given(self, now: datetime) -> dict[str, Any]:
+        """Return the parameters of `Dispatcher.reschedule`, with the length from now as a time."""
+        given = _as_lengths(self.model_dump())
+        if given["send_at"] is None and given["send_in"] is not None:
+            given["send_at"] = send_time.after(given.pop("send_in"), now=now)
+        return given
 
-    def instant(self, zone: str | None) -> datetime | None:
-        """Return the time asked for, of a message with that zone; None for a length from now."""
-        if self.send_at is None:
-            return None
-        return send_time.parse(
-            self.send_at, zone=self.zone or self.set_zone or zone, fold=self.fold
+    def is_shown_by(self, message: Message, zone: str, now: datetime) -> bool:
+        """Tell whether a message has every value that is asked for.
+
+        ``zone`` is that of the settings; lengths count from ``now``.
+        """
+        given = self.given(now)
+
+        def read(field: str) -> datetime | None:
+            value: datetime | str | None = given[field]
+            if value is None or isinstance(value, datetime):
+                return value
+            of_message = self.set_zone or message.zone or zone
+            return send_time.parse(value, zone=self.zone or of_message, fold=self.fold, field=field)
+
+        return (
+            read("send_at") in (None, message.send_at, message.asked_at)
+            and read("expires_at") in (None, message.expires_at)
+            and given["expire_after"] in (None, message.expire_after)
+            and self.set_zone in (None, message.zone)
         )
 
 
@@ -198,7 +224,7 @@ class Problem(Out):
     detail: str
 
 
-class Verdict(Out):
+class VerdictOut(Out):
     """The result of one line of a batch: a message, or a problem. `number` counts from 0."""
 
     number: int
@@ -257,10 +283,17 @@ class Filters(_In):
         list[str] | None, Field(description="KIND=NAME: a scope it counts against, too.")
     ] = None
     campaign: str | None = None
+    key: Annotated[
+        str | None, Field(description="The idempotency key of a submit of this caller's.")
+    ] = None
+    key_prefix: Annotated[str | None, Field(description="The beginning of such a key.")] = None
     from_at: Annotated[str | None, Field(alias="from")] = None
     until_at: Annotated[str | None, Field(alias="until")] = None
     zone: str | None = None
     overdue: bool = False
+    made_after: Annotated[
+        str | None, Field(description="The id of a message: later ones match.")
+    ] = None
 
 
 class PageFilters(Filters):
@@ -290,16 +323,28 @@ class SuppressionIn(_In):
 
 
 class SuppressionOut(Out):
-    """An opt-out. `channel` is null for every channel."""
+    """An opt-out. `channel` is null for every channel.
 
-    recipient: str
+    Without the right `recipients:read`, `recipient` is left out; `recipient_digest` names it as the
+    log does, where the setting `log_key` is set.
+    """
+
+    recipient: str | None = None
+    recipient_digest: str | None = None
     channel: str | None
     created_at: datetime
 
     @classmethod
-    def of(cls, stored: StoredSuppression) -> Self:
-        """Return a suppression."""
-        return cls(**stored._asdict())
+    def of(
+        cls, stored: StoredSuppression, caller: Caller, *, digest: Callable[[str], str] | None
+    ) -> Self:
+        """Return a suppression; its recipient needs the right to see recipients."""
+        shown = stored._asdict()
+        if Right.RECIPIENTS_READ not in caller.rights:
+            recipient = shown.pop("recipient")
+            if digest is not None:
+                shown["recipient_digest"] = digest(recipient)
+        return cls(**shown)
 
 
 class SuppressionsOut(Out):
@@ -345,7 +390,7 @@ class SlotOut(Out):
     next_slot: datetime
 
 
-class Span(Out):
+class SpanOut(Out):
     """The instants from `begins_at` until before `ends_at`."""
 
     begins_at: datetime
@@ -359,7 +404,7 @@ class BookedOut(Out):
     at: datetime
 
 
-class FillOut(Span):
+class FillOut(SpanOut):
     """How many booked times a quota counts together in a stretch."""
 
     booked: int
@@ -370,7 +415,7 @@ class QuotaOut(Out):
 
     quota: str
     fills: list[FillOut]
-    blocked: list[Span]
+    blocked: list[SpanOut]
 
 
 class WindowOut(Out):
@@ -389,7 +434,7 @@ class TimelineOut(Out):
     end: datetime
     zone: str
     windows: list[WindowOut]
-    quiet: list[Span]
+    quiet: list[SpanOut]
     slots: list[datetime]
 
     @classmethod
@@ -404,7 +449,7 @@ class TimelineOut(Out):
                     QuotaOut(
                         quota=str(quota.quota),
                         fills=[FillOut(**one._asdict()) for one in quota.fills],
-                        blocked=[Span(**one._asdict()) for one in quota.blocked],
+                        blocked=[SpanOut(**one._asdict()) for one in quota.blocked],
                     )
                     for quota in each.quotas
                 ],
@@ -416,7 +461,7 @@ class TimelineOut(Out):
             end=timeline.end,
             zone=timeline.zone,
             windows=windows,
-            quiet=[Span(**each._asdict()) for each in timeline.quiet],
+            quiet=[SpanOut(**each._asdict()) for each in timeline.quiet],
             slots=list(timeline.slots),
         )
 
@@ -587,23 +632,13 @@ class RefusalsOut(Out):
         )
 
 
-def _given(model: BaseModel, kind: Any) -> dict[str, Any]:
-    """Return the fields that are those of a class, too. They are handed on as they are."""
-    given = _as_lengths({name: getattr(model, name) for name in type(model).model_fields})
-    names = _names_of(kind)
-    return {name: value for name, value in given.items() if name in names}
-
-
-@cache
-def _names_of(kind: Any) -> frozenset[str]:
-    return frozenset(each.name for each in fields(kind)) - {"idempotency_key"}
-
-
 def _as_lengths(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return parameters in which lengths in seconds are lengths."""
     return {
-        name.removesuffix("_seconds"): (
-            timedelta(seconds=value) if name.endswith("_seconds") and value is not None else value
-        )
+        name.removesuffix("_seconds"): _length(value) if name.endswith("_seconds") else value
         for name, value in given.items()
     }
+
+
+def _length(seconds: float | None) -> timedelta | None:
+    return None if seconds is None else timedelta(seconds=seconds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -59,12 +59,32 @@ _TITLES = {
 _HEADERS = {
     name: {"description": text, "schema": {"type": "string"}}
     for name, text in {
-        "ETag": "For `If-Match` of a change.",
+        "ETag": "For `If-Match` of a change, and for `If-None-Match`.",
         "Idempotency-Replayed": "`true` where a repeated call is answered as the first one was.",
+        "Link": 'With `rel="next"`, the next page.',
+        "Location": "The path of the message.",
         "RateLimit": "How many calls are left.",
         "RateLimit-Policy": "How many calls the key allows, in how many seconds.",
+        "Retry-After": "After how many seconds to call again.",
+        "WWW-Authenticate": "The scheme of the key.",
     }.items()
 }
+_OF_LIMITS = ("RateLimit", "RateLimit-Policy")
+_OF_SUCCESS: Mapping[str, tuple[str, ...]] = {
+    "submit": ("Location",),
+    "list_messages": ("Link",),
+    **dict.fromkeys(
+        ("get", "update", "cancel", "reschedule", "retry", "release", "drop"), ("ETag",)
+    ),
+}
+"""Headers of answers that are no problems."""
+_OF_PROBLEMS: Mapping[int, tuple[str, ...]] = {
+    401: ("WWW-Authenticate",),
+    409: (*_OF_LIMITS, "Retry-After"),
+    429: (*_OF_LIMITS, "Retry-After"),
+    503: (*_OF_LIMITS, "Retry-After"),
+}
+"""Headers of problems, by status; of another one those of limits."""
 _NDJSON = "application/x-ndjson"
 BODIES: Mapping[str, tuple[str, type[BaseModel]]] = {
     "submit": ("application/json", models.NewMessage),
@@ -73,8 +93,8 @@ BODIES: Mapping[str, tuple[str, type[BaseModel]]] = {
 """Bodies of the functions that get the bare request: FastAPI reads nothing for them, no Depends."""
 _KEY = {"name": KEY_HEADER, "in": "header", "required": False, "schema": {"type": "string"}}
 _WITHOUT_KEY = ("submit_batch", "plan")
-"""Calls other than GET without an idempotency key; every other one answers by ``Context.once`` or
-``change_once``."""
+"""Calls other than GET without an idempotency key; every other one answers by ``submit_once``,
+``Context.once`` or ``change_once``."""
 
 
 def describe(app: FastAPI, body_types: BodyTypes) -> None:
@@ -103,12 +123,13 @@ def _document(app: FastAPI) -> dict[str, Any]:
         separate_input_output_schemas=False,
     )
     schemas = document["components"]["schemas"]
-    for each in (models.Problem, models.Verdict, models.NewMessageLine, models.EventOut):
+    for each in (models.Problem, models.VerdictOut, models.NewMessageLine, models.EventOut):
         schema = each.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= schema.pop("$defs", {})
         schemas[each.__name__] = schema
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
+    document["components"]["headers"] = _HEADERS
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"key": []}]
     for path in document["paths"].values():
@@ -140,15 +161,21 @@ def _add_bodies(schemas: dict[str, Any], body_types: BodyTypes) -> None:
 def _complete(method: str, operation: dict[str, Any]) -> None:
     """Add what FastAPI does not know of an operation: problems, headers, key, bodies."""
     name, responses = operation["operationId"], operation["responses"]
+    has_key = method != "get" and name not in _WITHOUT_KEY
+    of_success = [*_OF_LIMITS, *_OF_SUCCESS.get(name, ())]
+    if has_key:
+        of_success.append("Idempotency-Replayed")
+        operation.setdefault("parameters", []).append(_KEY)
+    if name == "get":
+        responses["304"] = {"description": "The message is as the client has it"}
     for each in responses.values():
-        each["headers"] = _HEADERS
+        each["headers"] = _described(of_success)
     for status in sorted({*_OF_ALL, *_MORE[name]}):
         responses[str(status)] = {
             "description": _TITLES[status],
+            "headers": _described(_OF_PROBLEMS.get(status, _OF_LIMITS)),
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
-    if name == "get":
-        responses["304"] = {"description": "The message is as the client has it"}
     if name == "events":
         responses["200"]["content"] = {
             "text/event-stream": {"schema": {"$ref": "#/components/schemas/EventOut"}}
@@ -157,9 +184,11 @@ def _complete(method: str, operation: dict[str, Any]) -> None:
         media_type, body = BODIES[name]
         schema = {"$ref": f"#/components/schemas/{body.__name__}"}
         operation["requestBody"] = {"required": True, "content": {media_type: {"schema": schema}}}
-    if method != "get" and name not in _WITHOUT_KEY:
-        operation.setdefault("parameters", []).append(_KEY)
     if name == "submit_batch":
         responses["200"]["content"] = {
-            _NDJSON: {"schema": {"$ref": "#/components/schemas/Verdict"}}
+            _NDJSON: {"schema": {"$ref": "#/components/schemas/VerdictOut"}}
         }
+
+
+def _described(names: Iterable[str]) -> dict[str, Any]:
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}

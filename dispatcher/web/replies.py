@@ -3,9 +3,12 @@
 A call acts and stores its answer; a repeated one gets the stored bytes. The process may die between
 any two steps, and two calls with one key may be under way at once.
 
-A submit is repeated under the message's own idempotency key, and returns the message that was
-accepted (:func:`once`). A change first notes the version of the message that it is about to change,
-and is made only to that version (:func:`change_once`):
+The answer to a submit is stored in the transaction of its message (:func:`submit_once`). A submit
+whose message was accepted before, by a line of a batch or for a key with other rights, is repeated
+under the message's own idempotency key. What may be done twice is done before its answer is stored
+(:func:`once`). A change first notes when it came and the version of the message that it is about
+to change, and is made only to that version (:func:`change_once`). A message shows a change if it
+has every value that the call asks for; lengths of time count from the first call:
 
 =============================  ==========================================================
 the message, to a later call   answer
@@ -26,8 +29,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
+from typing import NamedTuple, NoReturn
 from uuid import UUID
 
 from starlette.responses import Response
@@ -40,7 +44,9 @@ from dispatcher.errors import (
 )
 from dispatcher.faults import fault
 from dispatcher.message import Message, Status, check_text
-from dispatcher.store import Movable, Replies, Reply
+from dispatcher.store import Movable, NewReply, Replies, Reply
+from dispatcher.submission import ReplyOf
+from dispatcher.times.send_time import from_ms, to_ms
 from dispatcher.web.problems import Refused
 
 LONGEST_KEY = 190
@@ -117,19 +123,37 @@ class Version:
         return "-".join((*map(str, numbers), self.status.value))
 
 
+class FirstCall(NamedTuple):
+    """What the first call with an idempotency key notes: the version that it saw, and its time."""
+
+    version: Version
+    at: datetime
+
+    @classmethod
+    def read(cls, text: str) -> FirstCall:
+        """Return the note with that text."""
+        version, _, at_ms = text.partition("@")
+        return cls(Version.read(version), from_ms(int(at_ms or 0)))  # an older one has no time
+
+    def __str__(self) -> str:
+        """Return it as text."""
+        return f"{self.version}@{to_ms(self.at)}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change of a message.
+    """A change of a message, asked for ``at`` a time.
 
-    ``make`` makes it, and raises MessageChanged where it gets a message that is not as it was.
-    ``is_made`` returns whether a message shows the change, by its version before; ``answer`` is
-    that of a message. ``if_match`` is the header, None without one. ``in_any_case``: whatever else
-    has changed, it is made.
+    ``make`` makes it, and raises MessageChanged where it gets a message that is not as it was;
+    lengths of time count from the instant that it gets. ``is_made`` returns whether a message shows
+    the change; ``answer`` is that of a message. ``if_match`` is the header, None without one.
+    ``in_any_case``: whatever else has changed, it is made.
     """
 
+    at: datetime
     read: Callable[[], Movable]
-    make: Callable[[Message | None], Message]
-    is_made: Callable[[Version, Movable], bool]
+    make: Callable[[Message | None, datetime], Message]
+    is_made: Callable[[FirstCall, Movable], bool]
     answer: Callable[[Movable], Answer]
     if_match: str | None
     in_any_case: bool = False
@@ -150,13 +174,43 @@ def once(replies: Replies, call: Call | None, act: Callable[[], Answer]) -> Resp
     """
     if call is None:
         return act().response()
-    note = replies.find(call.id)
-    if note is not None:
-        _check_same(note, call)
-        if note.status is not None:
-            return _replayed(note)
-    fault("api.before_act")
-    return _finished(replies, call, act(), begun=False)
+    if (replayed := _found(replies, call)) is not None:
+        return replayed
+    return _finish(replies, call, act(), begun=False)
+
+
+def submit_once(
+    replies: Replies,
+    call: Call | None,
+    act: Callable[[ReplyOf | None], Message],
+    answer: Callable[[Message], Answer],
+) -> Response:
+    """Submit a message by ``act`` and answer the call, or answer it as before.
+
+    A ``call`` of None has no key. ``act`` stores the answer, which ``answer`` makes of the message,
+    in the transaction of a new message. Raises Refused where the key was used for another call.
+    """
+    if call is None:
+        return answer(act(None)).response()
+    if (replayed := _found(replies, call)) is not None:
+        return replayed
+    made: tuple[Message, Answer] | None = None
+
+    def reply_of(message: Message) -> NewReply:
+        nonlocal made
+        made = message, answer(message)
+        return replies.new(
+            call.id,
+            fingerprint=call.fingerprint,
+            status=made[1].status,
+            headers=dict(made[1].headers),
+            body=made[1].body,
+        )
+
+    message = act(reply_of)
+    if made is not None and made[0] is message:
+        return _stored(made[1])
+    return _finish(replies, call, answer(message), begun=False)  # it was submitted before
 
 
 def change_once(replies: Replies, call: Call | None, change: Change) -> Response:
@@ -168,24 +222,27 @@ def change_once(replies: Replies, call: Call | None, change: Change) -> Response
     if call is None:
         return _changed(change).response()
     is_first = False
+    act: Callable[[], Answer]
     for _ in range(_TRIES):
         now = change.read()
+        note = _begin(replies, call, str(FirstCall(Version.of(now), change.at)))
+        if not note.is_new:
+            now = change.read()  # what was noted may be newer than what was read
         version = Version.of(now)
-        note = _begun(replies, call, str(version))
         is_first |= note.is_new
         if note.status is not None:
-            return _replayed(note)
-        before = Version.read(note.seen) if note.seen else version
-        if not version.is_edited_since(before):
-            act = partial(_guarded, change, now)
-        elif change.is_made(before, now):
-            return _finished(replies, call, change.answer(now))
-        elif change.in_any_case or version.status is not before.status:
-            act = partial(_guarded, change, now)
+            return _replay(note)
+        first = FirstCall.read(note.seen) if note.seen else FirstCall(version, change.at)
+        if not version.is_edited_since(first.version):
+            act = partial(_guarded, change, now, first.at)
+        elif change.is_made(first, now):
+            return _finish(replies, call, change.answer(now))
+        elif change.in_any_case or version.status is not first.version.status:
+            act = partial(_guarded, change, now, first.at)
         else:
-            act = partial(_refused, now)
+            act = partial(_refuse, now)
         try:
-            return _finished(replies, call, _acted(replies, call, act, is_first=is_first))
+            return _finish(replies, call, _act(replies, call, act, is_first=is_first))
         except _Overtaken:
             continue  # perhaps by a call with the same key
     raise StoreUnavailable("others changed the message again and again")
@@ -198,28 +255,28 @@ class _Overtaken(Exception):
 def _changed(change: Change) -> Answer:
     """Make a change without an idempotency key."""
     if change.if_match is None:
-        change.make(None)
+        change.make(None, change.at)
         return change.answer(change.read())
     for _ in range(_TRIES):
         try:
-            return _guarded(change, change.read())
+            return _guarded(change, change.read(), change.at)
         except _Overtaken:
             continue  # by If-Match it is judged anew
     raise StoreUnavailable("others changed the message again and again")
 
 
-def _guarded(change: Change, now: Movable) -> Answer:
+def _guarded(change: Change, now: Movable, at: datetime) -> Answer:
     """Make a change to this version only."""
     if change.if_match is not None and not _matches(change.if_match, now):
         raise MessageChanged(now.message.id)
     try:
-        change.make(now.message)
+        change.make(now.message, at)
     except MessageChanged:
         raise _Overtaken from None
     return change.answer(change.read())
 
 
-def _refused(now: Movable) -> Answer:
+def _refuse(now: Movable) -> NoReturn:
     raise MessageChanged(now.message.id)
 
 
@@ -233,7 +290,18 @@ def _matches(if_match: str, now: Movable) -> bool:
     return "*" in tags or etag_of(now) in tags
 
 
-def _begun(replies: Replies, call: Call, seen: str | None) -> Reply:
+def _found(replies: Replies, call: Call) -> Response | None:
+    """Return the stored answer of a call, None without one: then it acts."""
+    note = replies.find(call.id)
+    if note is not None:
+        _check_same(note, call)
+        if note.status is not None:
+            return _replay(note)
+    fault("api.before_act")
+    return None
+
+
+def _begin(replies: Replies, call: Call, seen: str | None) -> Reply:
     note = replies.begin(call.id, fingerprint=call.fingerprint, seen=seen)
     _check_same(note, call)
     if note.status is None:
@@ -246,7 +314,7 @@ def _check_same(note: Reply, call: Call) -> None:
         raise Refused(422, "idempotency-conflict", "the key was used before, for another call")
 
 
-def _acted(replies: Replies, call: Call, act: Callable[[], Answer], *, is_first: bool) -> Answer:
+def _act(replies: Replies, call: Call, act: Callable[[], Answer], *, is_first: bool) -> Answer:
     """Act; forget the call if it is refused.
 
     If an earlier call with this key may be under way, its note stays: without it, that call's
@@ -263,7 +331,7 @@ def _acted(replies: Replies, call: Call, act: Callable[[], Answer], *, is_first:
         raise
 
 
-def _finished(replies: Replies, call: Call, answer: Answer, *, begun: bool = True) -> Response:
+def _finish(replies: Replies, call: Call, answer: Answer, *, begun: bool = True) -> Response:
     fault("api.after_act")
     stored = replies.finish(
         call.id,
@@ -274,10 +342,15 @@ def _finished(replies: Replies, call: Call, answer: Answer, *, begun: bool = Tru
         message_id=answer.message_id,
         begun=begun,
     )
+    return _stored(Answer(stored.status or answer.status, stored.body or "", stored.headers))
+
+
+def _stored(answer: Answer) -> Response:
+    """Return an answer that is stored, to be sent."""
     fault("api.after_finish")
-    return Answer(stored.status or answer.status, stored.body or "", stored.headers).response()
+    return answer.response()
 
 
-def _replayed(reply: Reply) -> Response:
+def _replay(reply: Reply) -> Response:
     headers = {**reply.headers, "Idempotency-Replayed": "true"}
     return Answer(reply.status or 200, reply.body or "", headers).response()

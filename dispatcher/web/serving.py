@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dispatcher.client import Dispatcher, parts_of
+from dispatcher.client import Dispatcher, app_of
 from dispatcher.web.admission import RATE
 from dispatcher.web.api import api
 from dispatcher.web.pages import SignIn, page
@@ -27,7 +27,7 @@ def page_and_api(dispatcher: Dispatcher, *, rate: str = RATE) -> ASGIApp:
     Raises InvalidValue for a rate that cannot be read.
     """
     calls = api(dispatcher, rate=rate)
-    parts = parts_of(dispatcher)
+    parts = app_of(dispatcher)
     pages = page(dispatcher, access=SignIn(parts.api_keys, parts.sessions), rate=rate)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator
-from threading import Lock
+from threading import RLock
 from typing import Literal
+from weakref import finalize
 
 from anyio import CapacityLimiter, move_on_after
 from starlette.responses import StreamingResponse
@@ -35,7 +36,7 @@ class Streams:
 
     def __init__(self) -> None:
         self._under_way: dict[Kind, Counter[str]] = {kind: Counter() for kind in MOST}
-        self._lock = Lock()
+        self._lock = RLock()  # the collector may free a place while one is taken
         self.threads = CapacityLimiter(_LISTEN_THREADS)
 
     def take(self, kind: Kind, name: str) -> None:
@@ -61,14 +62,16 @@ class Streams:
 
 
 class LongResponse(StreamingResponse):
-    """The answer to a long call, which has a place while it lasts. Raises Refused without one."""
+    """The answer to a long call, which has a place while it lasts. Raises Refused without one.
+
+    An answer that is never sent, because its call was cancelled before, gives its place back, too.
+    """
 
     kind: Kind
 
     def __init__(self, content: AsyncIterator[str], streams: Streams, name: str) -> None:
         streams.take(self.kind, name)
-        self._streams = streams
-        self._name = name
+        self._free = finalize(self, streams.free, self.kind, name)
         super().__init__(content)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,7 +79,7 @@ class LongResponse(StreamingResponse):
         try:
             await self.stream(scope, receive, send)
         finally:
-            self._streams.free(self.kind, self._name)
+            self._free()
 
     async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write until the content ends or the caller goes."""

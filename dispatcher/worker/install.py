@@ -33,9 +33,9 @@ def install(app: Celery, settings: Settings | None = None) -> None:
 
     ``settings`` default to those of the environment and ``dispatcher.toml``, and apply to the
     tasks, too. Raises InvalidSettings and leaves the app unchanged where an option of the app
-    contradicts the dispatcher: another broker, no JSON, a task protocol other than 2, a visibility
-    timeout of less than twice the horizon, a queue or an entry of the beat schedule with one of our
-    names.
+    contradicts the dispatcher: another broker, a prefix of its keys, no JSON, a task protocol other
+    than 2, a visibility timeout of less than twice the horizon, a queue or an entry of the beat
+    schedule with one of our names.
     """
     if not isinstance(app, Celery):
         raise InvalidSettings("app", kind_of(app), "a Celery app")
@@ -54,6 +54,7 @@ def install(app: Celery, settings: Settings | None = None) -> None:
 def _add(app: Celery, settings: Settings) -> None:
     conf: Any = app.conf
     added: dict[str, Any] = {}
+    _check_prefix(conf.broker_transport_options)
     if conf.broker_url or conf.broker_read_url or conf.broker_write_url:
         _check_broker(app, settings)
     else:
@@ -92,6 +93,16 @@ def _check_broker(app: Celery, settings: Settings) -> None:
         )
     if facts.redelivery is not None:
         _check_visibility(facts.redelivery.total_seconds(), settings)
+
+
+def _check_prefix(options: Mapping[str, Any] | None) -> None:
+    prefix = (options or {}).get("global_keyprefix")
+    if prefix:
+        raise InvalidSettings(
+            "broker_transport_options",
+            f"the Celery app reads its queues under the global_keyprefix {quoted(prefix)}",
+            "none; the dispatcher publishes without one, and another database keeps apps apart",
+        )
 
 
 def _shown(url: str) -> str:

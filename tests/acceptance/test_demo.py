@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,10 @@ def test_a_demo_without_any_redis_says_so_in_one_sentence(cwd: Path, folder: Pat
 
 
 def test_a_shop_stays_open_with_its_page(cwd: Path) -> None:
-    """Its page alone tells why a message is refused, and when it could go."""
+    """Its page alone tells why a message is refused, and when it could go.
+
+    It has three channels, a campaign, two tenants, and a provider that fails.
+    """
     said = cwd.parent / "said"
     with chromium() as browser, said.open("w") as out:
         running = subprocess.Popen(
@@ -117,9 +121,45 @@ def test_a_shop_stays_open_with_its_page(cwd: Path) -> None:
             told = page.locator(".verdict").inner_text()
             assert "It would break the quota" in told
             assert "It could go at" in told
+            channels = tab.go("/").locator("table").first.locator("th[scope=row]")
+            assert channels.all_inner_texts() == ["email", "push", "sms"]
+            booked = tab.go("/campaigns?campaign=advent").locator("section td a")
+            assert sum(int(each) for each in booked.all_inner_texts()) > 0
+            ids = {
+                tenant: set(
+                    tab.go(f"/messages?count.tenant={tenant}").locator("code").all_inner_texts()
+                )
+                for tenant in ("bakery", "bookshop")
+            }
+            assert all(ids.values())
+            assert not ids["bakery"] & ids["bookshop"]
+            tab.go(wait_until(lambda: story_of_a_failure(tab), 300, every=1))
+            told = tab.page.locator(".steps").inner_text()
+            assert re.search(
+                "temporary.* 503 the provider is overloaded|unknown.* the line broke", told
+            )
             assert tab.errors == []
             tab.page.context.close()
         finally:
             running.send_signal(signal.SIGINT)
             assert running.wait(60) == 0, said.read_text()
     assert nothing_is_left(cwd), inhabitants(cwd.parent)
+
+
+def story_of_a_failure(tab: Tab) -> str:
+    """Return the path of the story of a message that the provider of ``sms`` did not take at once.
+
+    Such a message is held, waits for a further attempt, or was sent by one.
+    """
+    now = datetime.now(UTC)
+    for wanted in (
+        "status=held",
+        f"status=scheduled&until={now:%Y-%m-%dT%H:%M:%SZ}",
+        "status=sent",
+    ):
+        page = tab.go(f"/messages?channel=sms&{wanted}")
+        is_sent = wanted == "status=sent"
+        rows = page.locator("tbody tr").filter(has_text="2 of 3" if is_sent else "1 of 3")
+        if rows.count():
+            return rows.first.get_by_role("link").get_attribute("href") or ""
+    return ""

@@ -125,6 +125,12 @@ def test_up_has_a_page_that_takes_the_key_it_prints(folder: Path) -> None:
             assert client.get("/messages").status_code == 200
             headers = {"Authorization": f"Bearer {key}"}
             assert client.get("/v1/messages", headers=headers).status_code == 200
+            assert client.put("/v1/pauses/channel/console", headers=headers).status_code == 200
+            pause = {"kind": "channel", "name": "console", "reason": "a test"}
+            assert client.post("/pauses/end", data=pause).status_code == 303
+        [log] = shell.folder.rglob("page.log")
+        wait_until(lambda: "/v1/pauses/{kind}/{name} by dispatcher up: 200" in log.read_text())
+        assert "page: resume" in log.read_text()
 
 
 def test_up_warns_where_the_settings_name_other_servers(folder: Path) -> None:

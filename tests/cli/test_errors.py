@@ -273,3 +273,11 @@ def test_an_output_that_takes_no_more_is_one_sentence(house: House, command: lis
     said = done.stderr.decode()
     assert (done.returncode, said.count("\n")) == (1, 1), said
     assert said.startswith("error: standard output took no more (No space left on device)")
+
+
+@pytest.mark.parametrize("streams", [">&-", ">&- 2>&- <&-"])
+def test_a_closed_output_stops_no_command(house: House, streams: str) -> None:
+    command = f"exec {sys.executable} -m dispatcher keys add shop {streams}"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert house.sql("SELECT name FROM dispatcher_api_keys") == [("shop",)]

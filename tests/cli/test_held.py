@@ -14,7 +14,7 @@ from tests.support.house import House
 def held(house: House) -> list[Message]:
     """Give three messages that are held."""
     messages = [house.submit(name, on_unknown="hold") for name in ("ada", "ben", "cyd")]
-    house.parts.delivery.parts.claims.claim([each.id for each in messages])
+    house.parts.delivery.shared.claims.claim([each.id for each in messages])
     house.end_claims(*messages)
     assert house.parts.sweep.rescue() == 3
     return [house.again(each) for each in messages]

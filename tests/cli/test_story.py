@@ -77,6 +77,21 @@ def test_each_try_is_told_with_what_came_of_it_and_what_comes_next(house: House,
     assert "next: dispatcher retry gives it further attempts" in out
 
 
+def test_an_ended_message_is_told_with_its_attempt_whichever_partition_it_is_in(
+    postgres_house: House, run: Run
+) -> None:
+    sent, old = (postgres_house.submit(f"r{n}") for n in range(2))
+    postgres_house.deliver(sent, old)
+    # Its day has no partition; that of its attempt has one.
+    ended_at = postgres_house.database_time() - 48 * HOUR
+    postgres_house.change([old], finished_at=ended_at)
+    for each in (sent, old):
+        assert "attempt 1" in told(run, each)
+    data = run("show", str(old.id), "--json").data
+    assert (data["status"], data["finished_at"]) == ("sent", as_text(ended_at))
+    assert [each["outcome"] for each in data["attempts"]] == ["sent"]
+
+
 def test_when_celery_was_given_it_is_told_among_what_happened(house: House, run: Run) -> None:
     """Submitted, enqueued by the sweep, tried: in the order of their times."""
     far = house.submit(send_in=HOUR)
@@ -116,7 +131,7 @@ def test_a_try_after_which_it_was_enqueued_again_comes_before(house: House, run:
 
 def test_the_story_names_the_claim_the_decision_and_the_deletion(house: House, run: Run) -> None:
     message = house.submit(on_unknown="hold")
-    house.parts.delivery.parts.claims.claim([message.id])
+    house.parts.delivery.shared.claims.claim([message.id])
     out = told(run, message)
     assert "under way" in out
     assert "a worker is sending it; without a recorded outcome it is held at" in out

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tests.cli.conftest import Run
 from tests.support.house import House
 
@@ -39,12 +37,3 @@ def test_a_channel_that_is_not_there_is_refused(run: Run, house: House) -> None:
     ran = run("suppress", "ada", "--channel", "fax")
     assert (ran.code, ran.out) == (2, "")
     assert house.sql("SELECT * FROM dispatcher_suppressions") == []
-
-
-def test_rows_of_an_import_are_refused_alone(house: House, run: Run) -> None:
-    run("suppress", "ada")
-    lines = ["channel,recipient,text,send_in", "memory,ada,hi,600", "memory,ben,hi,600"]
-    Path("rows.csv").write_text("\n".join(lines), encoding="utf-8")
-    ran = run("import", "rows.csv", "--json")
-    assert ran.code != 0
-    assert {*house.all_members()} == {"ben"}

@@ -110,7 +110,7 @@ def test_without_yes_it_asks_and_does_nothing_unless_told(
     monkeypatch.setattr(sys, "stdin", StringIO("n\n"))
     ran = run("windows", "rebuild")
     assert ran.code == 1
-    assert "Refuse submits to 4 shards" in ran.err
+    assert "Rebuild 4 of 4 shards?" in ran.err
     monkeypatch.setattr(sys, "stdin", StringIO())
     assert run("windows", "rebuild").code == 2, "nobody is there to answer"
     assert wrong.snapshot() == before

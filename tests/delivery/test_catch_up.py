@@ -413,4 +413,4 @@ def test_the_new_times_are_what_the_windows_hold(back: House) -> None:
     message = back.submit(channel="reslot")
     catch_up(back)
     assert back.members() == {message.id: to_ms(back.again(message).send_at)}
-    assert Claims(back.database, ttl=MINUTE, leaves=true()).claim([message.id]) == []
+    assert Claims(back.database, ttl=MINUTE, kept_back=true()).claim([message.id]) == []

@@ -87,7 +87,7 @@ def test_a_message_taken_but_not_published_is_taken_again_after_its_grace(
 )
 def test_a_rescue_that_dies_in_its_transaction_changed_nothing(house: House, how: How) -> None:
     messages = submitted(house)
-    house.parts.delivery.parts.claims.claim([each.id for each in messages])
+    house.parts.delivery.shared.claims.claim([each.id for each in messages])
     house.end_claims(*messages)
     before = house.rows(), house.attempt_rows()
     die("rescue.in_transaction", sweeps, house.settings, "rescue", how=how)
@@ -222,7 +222,7 @@ def test_rescued_messages_are_enqueued_alone_and_new_ones_in_groups(
     house: House,
 ) -> None:
     rescued, fresh = submitted(house), submitted(house)
-    house.parts.delivery.parts.claims.claim([each.id for each in rescued])
+    house.parts.delivery.shared.claims.claim([each.id for each in rescued])
     house.end_claims(*rescued)
     house.parts.sweep.rescue()
     house.change(fresh, enqueue_at=house.database_time() - timedelta(seconds=1))

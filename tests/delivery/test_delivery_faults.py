@@ -206,9 +206,9 @@ def test_a_store_that_stays_down_past_the_claim_leaves_the_message_to_its_rescue
     slow: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     message = slow.submit()
-    parts: Any = slow.parts.delivery.parts
+    shared: Any = slow.parts.delivery.shared
     down = {"record": raising(*[StoreUnavailable("down")] * 10_000)}
-    parts.claims = Between(parts.claims, before=down)
+    shared.claims = Between(shared.claims, before=down)
     assert slow.deliver(message) == 1
     assert slow.again(message).status is Status.SENDING
     assert "will be rescued" in caplog.text
@@ -228,8 +228,8 @@ def test_a_send_is_recorded_after_an_outage_longer_than_the_claim(
         if slow.moved.monotonic() < back:
             raise StoreUnavailable("down")
 
-    parts: Any = slow.parts.delivery.parts
-    parts.claims = Between(parts.claims, before={"record": away})
+    shared: Any = slow.parts.delivery.shared
+    shared.claims = Between(shared.claims, before={"record": away})
     assert slow.deliver(message) == 1
     slow.end_claims(message)
     assert slow.parts.sweep.rescue() == 0
@@ -238,8 +238,8 @@ def test_a_send_is_recorded_after_an_outage_longer_than_the_claim(
 
 def test_without_the_store_nothing_is_claimed_or_sent(slow: House) -> None:
     message = slow.submit()
-    parts: Any = slow.parts.delivery.parts
-    parts.claims = Between(parts.claims, before={"claim": raising(StoreUnavailable("down"))})
+    shared: Any = slow.parts.delivery.shared
+    shared.claims = Between(shared.claims, before={"claim": raising(StoreUnavailable("down"))})
     with pytest.raises(StoreUnavailable):
         slow.deliver(message)
     assert slow.sent == []
@@ -251,9 +251,9 @@ def test_two_errors_in_one_channel_leave_the_other_put_back(build: Build) -> Non
     two = {"memory": {"transport": "memory"}, "other": {"transport": "memory"}}
     house = build(clock=hour_ago(), channels=two)
     messages = [house.submit(name, channel=name) for name in two]
-    parts: Any = house.parts.delivery.parts
-    parts.permits = Between(parts.permits, before={"acquire": once(raising(RuntimeError("one")))})
-    parts.claims = Between(parts.claims, before={"put_back": once(raising(RuntimeError("two")))})
+    shared: Any = house.parts.delivery.shared
+    shared.permits = Between(shared.permits, before={"acquire": once(raising(RuntimeError("one")))})
+    shared.claims = Between(shared.claims, before={"put_back": once(raising(RuntimeError("two")))})
     with pytest.raises(RuntimeError):
         house.deliver(*messages)
     assert house.sent == []

@@ -15,7 +15,7 @@ from dispatcher import Message, Outcome, Status
 from dispatcher.delivery.destinations import Destinations
 from dispatcher.delivery.sender import EndedSend, Group, Report
 from dispatcher.delivery.sender_pool import SenderPool
-from dispatcher.store import Claim, Result
+from dispatcher.store import Claim, Success
 from dispatcher.testing import a_message
 from dispatcher.times.clock import SystemClock
 from dispatcher.transports.smtp import SmtpTransport
@@ -51,7 +51,7 @@ class Sends:
 
 
 def ended(claim: Claim, *, answered: bool) -> EndedSend:
-    return EndedSend(claim, Result(claim, None), 0.0, answered=answered)
+    return EndedSend(claim, Success(claim, None), 0.0, answered=answered)
 
 
 class World:
@@ -83,7 +83,7 @@ class World:
         """Let a group of messages to these hosts be sent; all are due."""
         group = a_group()
         claims = [Claim(a_message(recipient=each), token=1) for each in names]
-        self.pool.send(group, [(0.0, each) for each in claims])
+        self.pool.add(group, [(0.0, each) for each in claims])
         return Sends(self.pool, group)
 
     def _send(self, group: Group, claim: Claim) -> Report:
@@ -141,7 +141,7 @@ def test_a_destination_that_is_alone_has_its_whole_share_at_once(world: World) -
 
     pool = world.pool_of(meet)
     claims = [Claim(a_message(recipient="one"), token=1) for _ in range(3 * SHARE)]
-    pool.send(a_group(), [(0.0, each) for each in claims])
+    pool.add(a_group(), [(0.0, each) for each in claims])
     wait_until(lambda: len(met) == 3 * SHARE, 60)
     pool.close()
 

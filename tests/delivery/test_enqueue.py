@@ -19,6 +19,7 @@ from dispatcher.times.clock import SystemClock
 from tests.support.doubles import Between, at_once, once
 from tests.support.house import BODY, House, hour_ago
 from tests.support.house_fixtures import Build
+from tests.support.reserving import reserve
 from tests.support.servers import RedisServer
 
 CANARY = "canary-body-4711"
@@ -105,7 +106,7 @@ def test_a_near_message_that_a_refused_move_brings_back_is_enqueued(build: Build
         (hold,) = (member for member, _ in house.redis.zscan_iter(window) if len(member) > 16)
         [group] = windows.legs(house.parts.moves._scopes_of(message))
         windows.shards.drop([(group, hold)])
-        windows.reserve(new_id(), terms=Terms(group.scopes), send_at=far)
+        reserve(windows, new_id(), terms=Terms(group.scopes), send_at=far)
 
     changes["_messages"] = Between(changes["_messages"], after={"move": once(lose)})
     with pytest.raises(QuotaExceeded):

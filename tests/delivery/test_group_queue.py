@@ -102,7 +102,7 @@ def test_without_the_store_what_waits_is_left_to_the_sweep(
     threading.excepthook = before
     assert deliveries.done == []
     assert len(deliveries.begun) == 1
-    assert "1 messages are left to the sweep" in caplog.text
+    assert "enqueue_due enqueues 1 messages again" in caplog.text
     deliveries.error = None
     again = new_id()
     queue.deliver([again], "slow")

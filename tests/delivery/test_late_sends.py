@@ -14,7 +14,7 @@ import pytest
 from dispatcher import Message, Outcome, Status, StoreUnavailable
 from dispatcher.channel import ChannelSettings
 from dispatcher.delivery import recorder as module
-from dispatcher.store import Failure, Result
+from dispatcher.store import Failure, Success
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 from tests.support.waiting import wait_until
@@ -51,11 +51,11 @@ class Locked:
         return getattr(self._claims, name)
 
     def record(
-        self, results: Sequence[Result], failures: Sequence[Failure], *, enqueue_in: timedelta
+        self, successes: Sequence[Success], failures: Sequence[Failure], *, enqueue_in: timedelta
     ) -> None:
-        if self.ids & {each.claim.message.id for each in results}:
+        if self.ids & {each.claim.message.id for each in successes}:
             raise StoreUnavailable("locked")
-        self.__getattr__("record")(results, failures, enqueue_in=enqueue_in)
+        self.__getattr__("record")(successes, failures, enqueue_in=enqueue_in)
 
 
 @pytest.fixture
@@ -173,8 +173,8 @@ def test_a_late_send_that_cannot_be_recorded_holds_up_no_other(
     holding: tuple[House, Holding],
 ) -> None:
     house, held = holding
-    parts: Any = house.parts.delivery.parts
-    parts.claims = locked = Locked(parts.claims)
+    shared: Any = house.parts.delivery.shared
+    shared.claims = locked = Locked(shared.claims)
     messages = [house.submit(f"{SLOW} {n}") for n in range(3)]
     for each in messages:
         [thread] = in_background(house, [each])
@@ -194,7 +194,7 @@ def test_a_stop_waits_no_longer_than_a_claim_is_kept(
     house, held = holding
     [thread] = in_background(house, [house.submit(SLOW)])
     wait_until(lambda: passes(house) and not thread.is_alive())
-    monkeypatch.setattr("dispatcher.delivery.recorder.LONGEST_HOLD_SECONDS", 0.05)
+    monkeypatch.setattr("dispatcher.delivery.recorder.LONGEST_CLAIM_SECONDS", 0.05)
     house.parts.delivery.stop()
     assert not house.parts.delivery.finish()
     held.released.set()
@@ -214,7 +214,7 @@ def test_an_exception_of_a_late_send_ends_no_other(
     wait_until(lambda: passes(house) and not threads[0].is_alive())
     held.error = KeyboardInterrupt("with a body in it")
     released.set()
-    wait_until(lambda: "broken off" in caplog.text)
+    wait_until(lambda: "recording the outcomes of a group failed" in caplog.text)
     assert "a body" not in caplog.text
     held.error = None
     held.released.set()
@@ -260,7 +260,7 @@ def test_an_interrupted_leading_thread_leaves_no_claim_open(
         held.released.set()
         raise Interrupted
 
-    vars(vars(house.parts.delivery)["_late"])["take"] = interrupt
+    vars(vars(house.parts.delivery)["_lasting"])["take"] = interrupt
     [thread] = in_background_quietly(house, [message])
     wait_until(lambda: passes(house) and not thread.is_alive())
     assert is_sent(house, message)

@@ -13,7 +13,7 @@ import pytest
 from dispatcher import LimitersUnavailable, Message, Status
 from dispatcher.limiters import Permit
 from dispatcher.message import Outcome
-from dispatcher.store import Claim, Claims, Failure, Result
+from dispatcher.store import Claim, Claims, Failure, Success
 from tests.support.doubles import Between, once
 from tests.support.groups import a_recorder
 from tests.support.house import House, hour_ago
@@ -62,7 +62,7 @@ def test_a_try_recorded_while_redis_is_rebuilt_counts_from_its_end(slow: House, 
     [claim] = claimed(slow, slow.submit())
 
     def record() -> None:
-        Claims(slow.parts.database, ttl=MINUTE).record([Result(claim, None)], [], enqueue_in=NOW)
+        Claims(slow.parts.database, ttl=MINUTE).record([Success(claim, None)], [], enqueue_in=NOW)
         slow.parts.permits.settle([(permit_of(claim), NOW)])
 
     emptied_while(slow, record, when=when)
@@ -75,7 +75,7 @@ def test_a_claim_that_was_refused_before_redis_was_emptied_keeps_no_permit(build
     first, second = house.submit(), house.submit(send_in=HOUR)
     house.change([second], send_at=first.send_at, next_attempt_at=first.send_at)
     claims = claimed(house, first, second)
-    answers = house.parts.permits.acquire([permit_of(each) for each in claims], hold=MINUTE / 2)
+    answers = house.parts.permits.acquire([permit_of(each) for each in claims], within=MINUTE / 2)
     assert [each.allowed for each in answers] == [True, False]
     house.redis.flushall()
     house.open()
@@ -110,7 +110,7 @@ def test_a_snoozed_message_comes_when_its_scopes_permit_is_given_back(build: Bui
     first, second, third = (house.submit(send_in=n * HOUR / 2) for n in range(3))
     house.change([second, third], send_at=first.send_at, next_attempt_at=first.send_at)
     [claim] = claimed(house, first)
-    [granted] = house.parts.permits.acquire([permit_of(claim)], hold=MINUTE / 2)
+    [granted] = house.parts.permits.acquire([permit_of(claim)], within=MINUTE / 2)
     assert granted.allowed
     assert house.deliver(second, third) == 1
     [waiting] = snoozed(house, [second, third])
@@ -132,7 +132,7 @@ def test_a_permit_that_redis_did_not_take_back_keeps_no_message_waiting(
     first, second = house.submit(), house.submit(send_in=HOUR)
     house.change([second], send_at=first.send_at, next_attempt_at=first.send_at)
     [claim] = claimed(house, first)
-    [granted] = house.parts.permits.acquire([permit_of(claim)], hold=MINUTE / 2)
+    [granted] = house.parts.permits.acquire([permit_of(claim)], within=MINUTE / 2)
     assert granted.allowed
 
     def away(_: object) -> None:
@@ -154,7 +154,7 @@ def test_of_a_herd_as_many_come_as_permits_are_given_back(build: Build) -> None:
     house = build(clock=hour_ago(), channels=channels)
     herd = [house.submit(f"name {n}") for n in range(HERD)]
     claims = claimed(house, *herd[:10])
-    answers = house.parts.permits.acquire([permit_of(each) for each in claims], hold=MINUTE / 2)
+    answers = house.parts.permits.acquire([permit_of(each) for each in claims], within=MINUTE / 2)
     assert all(each.allowed for each in answers)
     assert house.deliver(*herd[10:]) == 0
     house.open()
@@ -175,7 +175,7 @@ def test_a_freed_permit_brings_no_message_before_its_send_at(build: Build) -> No
     first, second = house.submit(), house.submit(send_in=HOUR)
     house.change([second], send_at=first.send_at, next_attempt_at=first.send_at)
     [claim] = claimed(house, first)
-    house.parts.permits.acquire([permit_of(claim)], hold=MINUTE / 2)
+    house.parts.permits.acquire([permit_of(claim)], within=MINUTE / 2)
     assert house.deliver(second) == 0
     later = house.database_time() + 3 * HOUR
     house.change([second], send_at=later, next_attempt_at=later)
@@ -193,7 +193,7 @@ def test_room_goes_to_the_next_where_the_first_in_line_comes_no_more(
     first, second, third = (house.submit(send_in=n * HOUR) for n in range(3))
     house.change([second, third], send_at=first.send_at, next_attempt_at=first.send_at)
     [claim] = claimed(house, first)
-    [granted] = house.parts.permits.acquire([permit_of(claim)], hold=MINUTE / 2)
+    [granted] = house.parts.permits.acquire([permit_of(claim)], within=MINUTE / 2)
     assert granted.allowed
     assert house.deliver(second) == 0
     assert house.deliver(third) == 0
@@ -215,7 +215,7 @@ def test_a_message_snoozed_before_a_flush_of_redis_is_judged_once_more(build: Bu
     first, second = house.submit(), house.submit(send_in=HOUR)
     house.change([second], send_at=first.send_at, next_attempt_at=first.send_at)
     [claim] = claimed(house, first)
-    [granted] = house.parts.permits.acquire([permit_of(claim)], hold=MINUTE / 2)
+    [granted] = house.parts.permits.acquire([permit_of(claim)], within=MINUTE / 2)
     assert granted.allowed
     assert house.deliver(second) == 0
     house.redis.flushall()
@@ -236,7 +236,7 @@ def test_room_that_a_rebuild_makes_is_used(build: Build) -> None:
     first, second = house.submit(), house.submit(send_in=HOUR)
     house.change([second], send_at=first.send_at, next_attempt_at=first.send_at)
     of_no_try = Permit(first.id, 99, first.scope, first.channel)
-    [granted] = house.parts.permits.acquire([of_no_try], hold=MINUTE / 2)
+    [granted] = house.parts.permits.acquire([of_no_try], within=MINUTE / 2)
     assert granted.allowed
     assert house.deliver(second) == 0
     assert snoozed(house, [second])

@@ -41,9 +41,9 @@ class Hesitant:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def acquire(self, wanted: Sequence[Permit], *, hold: timedelta) -> list[PermitAnswer]:
+    def acquire(self, wanted: Sequence[Permit], *, within: timedelta) -> list[PermitAnswer]:
         self._asked += 1
-        given = self._real.acquire(wanted[:2], hold=hold)
+        given = self._real.acquire(wanted[:2], within=within)
         later = PermitAnswer(allowed=False, remaining=0, retry_after=timedelta(seconds=0.2))
         return given + [later for _ in wanted[2:]]
 
@@ -53,7 +53,7 @@ def test_messages_that_wait_for_a_permit_keep_their_claims(pair: House) -> None:
     pair.swap("permits", Hesitant(pair.parts.permits))
     messages = [pair.submit(name) for name in ("ada", "ben", "cleo")]
     third = messages[2]
-    parts: Any = pair.parts.delivery.parts
+    shared: Any = pair.parts.delivery.shared
     gone = threading.Event()
     ends: list[object] = []
 
@@ -61,7 +61,7 @@ def test_messages_that_wait_for_a_permit_keep_their_claims(pair: House) -> None:
         ends.extend(pair.columns(third, "claim_expires_at"))
         pair.moved.advance(pair.settings.claim_ttl * 0.6)
 
-    parts.claims = Between(parts.claims, before={"record": once(stall)})
+    shared.claims = Between(shared.claims, before={"record": once(stall)})
 
     def note(message: Message) -> None:
         if message.id == messages[1].id:

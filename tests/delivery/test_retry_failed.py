@@ -18,7 +18,7 @@ from dispatcher import (
     UnknownChannel,
 )
 from dispatcher.message import new_id
-from dispatcher.store import Result
+from dispatcher.store import Success
 from dispatcher.times.send_time import to_ms
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
@@ -132,7 +132,7 @@ def test_past_its_expiry_it_stays_failed(slow: House) -> None:
 @on_every_database
 def test_retry_of_an_unknown_outcome_must_be_confirmed(slow: House) -> None:
     message = slow.submit(on_unknown="hold")
-    slow.parts.delivery.parts.claims.claim([message.id])
+    slow.parts.delivery.shared.claims.claim([message.id])
     slow.end_claims(message)
     assert slow.parts.sweep.rescue() == 1
     slow.dispatcher.drop(message.id)
@@ -148,12 +148,12 @@ def test_retry_of_an_unknown_outcome_must_be_confirmed(slow: House) -> None:
 def test_a_late_success_of_the_try_before_ends_it(slow: House) -> None:
     """The provider took it after all: the round that was to come does not happen."""
     message = slow.submit(on_unknown="hold")
-    [claim] = slow.parts.delivery.parts.claims.claim([message.id])
+    [claim] = slow.parts.delivery.shared.claims.claim([message.id])
     slow.end_claims(message)
     slow.parts.sweep.rescue()
     slow.dispatcher.drop(message.id)
     slow.dispatcher.retry(message.id, perhaps_sent=True)
-    slow.parts.delivery.parts.claims.record([Result(claim, "took it")], [], enqueue_in=MINUTE)
+    slow.parts.delivery.shared.claims.record([Success(claim, "took it")], [], enqueue_in=MINUTE)
     assert slow.again(message).status is Status.SENT
 
 

@@ -24,7 +24,7 @@ pytestmark = needs_boot_id
 
 def left_in(folder: Path) -> list[LeftLog]:
     found: list[LeftLog] = []
-    assert SendLogs(folder).settle(found.append, limit=100)
+    assert SendLogs(folder).consume(found.append, limit=100)
     return found
 
 
@@ -33,7 +33,7 @@ def _killed(folder: Path, begun: tuple[UUID, ...], mark: str, before: tuple[UUID
     if before:
         earlier = logs.open(before)
         assert earlier.begin(before[0])
-        earlier.let_go()
+        earlier.close()
     log = logs.open(IDS)
     (folder / mark).write_text(str(log.mark))
     for each in begun:
@@ -84,14 +84,14 @@ def test_consecutive_claims_share_a_file(tmp_path: Path) -> None:
         log = logs.open(IDS)
         files.add(next(tmp_path.glob(f"*/{log.mark.hex}")).stat().st_ino)
         assert log.begin(IDS[0])
-        log.let_go()
+        log.close()
     assert len(files) == 1
     assert len([*tmp_path.glob("*/*")]) == 2, "beside the lock"
     first, second = logs.open(IDS), logs.open(IDS)
     assert len([*tmp_path.glob("*/*")]) == 3
     first.keep()
     for each in (first, second):
-        each.let_go()
+        each.close()
     assert left_in(tmp_path) == [LeftLog(first.mark, IDS)]
     logs.close()
     assert list(tmp_path.iterdir()) == []
@@ -106,7 +106,7 @@ def test_a_file_that_cannot_be_emptied_is_deleted(
     logs = SendLogs(tmp_path)
     log = logs.open(IDS)
     monkeypatch.setattr(os, "ftruncate", fail)
-    log.let_go()
+    log.close()
     assert [each.name for each in tmp_path.glob("*/*")] == ["lock"]
     assert logs.open(IDS).begin(IDS[0])
 
@@ -128,7 +128,7 @@ def test_a_left_log_that_could_not_be_settled_is_read_again(tmp_path: Path) -> N
         raise OSError("away")
 
     with pytest.raises(OSError, match="away"):
-        SendLogs(tmp_path).settle(fail, limit=100)
+        SendLogs(tmp_path).consume(fail, limit=100)
     assert [each.unbegun for each in left_in(tmp_path)] == [IDS]
 
 
@@ -136,7 +136,7 @@ def test_the_files_of_a_process_that_is_alive_are_nobodys_business(tmp_path: Pat
     logs = SendLogs(tmp_path)
     log = logs.open(IDS)
     assert left_in(tmp_path) == []
-    log.let_go()
+    log.close()
     logs.close()
     logs.close()
     assert list(tmp_path.iterdir()) == []
@@ -153,19 +153,19 @@ def test_a_copy_of_the_files_of_a_process_that_is_alive_proves_nothing(tmp_path:
 def test_a_file_is_there_until_the_last_holder_lets_go(tmp_path: Path) -> None:
     logs = SendLogs(tmp_path)
     log = logs.open(IDS)
-    log.hold()
-    log.let_go()
+    log.share()
+    log.close()
     assert log.begin(IDS[0])
     [file] = tmp_path.glob(f"*/{log.mark.hex}")
     logs.close()
     assert file.exists(), "a send is under way: nobody may take this process for dead"
-    log.let_go()
+    log.close()
     assert not file.exists()
 
 
-def test_no_send_begins_once_all_have_let_go(tmp_path: Path) -> None:
+def test_no_send_begins_once_all_have_closed_it(tmp_path: Path) -> None:
     log = SendLogs(tmp_path).open(IDS)
-    log.let_go()
+    log.close()
     assert not log.begin(IDS[0])
 
 
@@ -173,7 +173,7 @@ def test_a_claim_that_may_still_be_in_the_store_is_left_to_the_rescue(tmp_path: 
     log = SendLogs(tmp_path).open(IDS)
     log.begin(IDS[1])
     log.keep()
-    log.let_go()
+    log.close()
     assert left_in(tmp_path) == [LeftLog(log.mark, (IDS[0], IDS[2]))]
 
 
@@ -222,7 +222,7 @@ def test_a_note_behind_one_that_was_cut_counts(
     assert log.begin(IDS[1]), "it is noted, and sent"
     monkeypatch.setattr(Path, "unlink", unlink)
     log.keep()
-    log.let_go()
+    log.close()
     [left] = left_in(tmp_path)
     assert IDS[1] not in left.unbegun
 
@@ -237,7 +237,7 @@ def test_a_log_that_is_gone_when_it_is_to_be_left_leaves_no_open_file(
     monkeypatch.setattr("dispatcher.delivery.send_log._write", os.write)
     log.keep()
     before = len([*Path("/proc/self/fd").iterdir()])
-    log.let_go()
+    log.close()
     assert len([*Path("/proc/self/fd").iterdir()]) < before
     assert left_in(tmp_path) == []
     logs.close()
@@ -263,8 +263,8 @@ def test_without_a_folder_for_them_all_goes_on_with_one_warning(
         log = logs.open(IDS)
         assert log.begin(IDS[0])
         log.keep()
-        log.let_go()
-    assert logs.settle(lambda _: pytest.fail("there is nothing"), limit=100)
+        log.close()
+    assert logs.consume(lambda _: pytest.fail("there is nothing"), limit=100)
     logs.close()
     [line] = [each.getMessage() for each in caplog.records]
     assert "data_dir" in line
@@ -277,12 +277,12 @@ def test_a_folder_that_could_not_be_made_is_tried_again(
     in_the_way.write_text("")
     logs = SendLogs(in_the_way)
     for _ in range(2):
-        logs.open(IDS).let_go()
+        logs.open(IDS).close()
     in_the_way.unlink()
     log = logs.open(IDS)
     assert log.begin(IDS[0])
     log.keep()
-    log.let_go()
+    log.close()
     assert left_in(in_the_way) == [LeftLog(log.mark, IDS[1:])]
     assert len(caplog.records) == 1
 
@@ -297,7 +297,7 @@ def test_a_folder_that_is_tried_again_for_each_claim_leaves_nothing_behind(
     logs = SendLogs(tmp_path)
     monkeypatch.setattr(os, call, fail)
     for _ in range(2):
-        logs.open(IDS).let_go()
+        logs.open(IDS).close()
     monkeypatch.undo()
     assert list(tmp_path.iterdir()) == []
 
@@ -309,7 +309,7 @@ def test_logs_that_cannot_be_deleted_do_not_stop_the_rescue(
     marks = {killed(tmp_path) for _ in range(3)}
     monkeypatch.setattr("dispatcher.delivery.send_log._delete", lambda _: False)
     found: list[LeftLog] = []
-    assert SendLogs(tmp_path).settle(found.append, limit=2)
+    assert SendLogs(tmp_path).consume(found.append, limit=2)
     assert {each.mark for each in found} == marks
 
 
@@ -320,12 +320,12 @@ def test_settle_reads_at_most_so_many_logs_and_the_next_call_the_rest(tmp_path: 
     for _ in range(2):
         log = logs.open(IDS)
         log.keep()
-        log.let_go()
+        log.close()
         marks.add(log.mark)
     logs.close()
     found: list[LeftLog] = []
     for many, are_all_read in ((2, False), (4, False), (5, True), (5, True)):
-        assert SendLogs(tmp_path).settle(found.append, limit=2) is are_all_read
+        assert SendLogs(tmp_path).consume(found.append, limit=2) is are_all_read
         assert len(found) == many
     assert {each.mark for each in found} == marks
     assert list(tmp_path.iterdir()) == []
@@ -343,7 +343,7 @@ def test_a_note_that_the_disk_has_no_room_for_is_noticed(
     assert log.begin(IDS[0])
     assert f"could not write to the send log {path}: No space left on device" in caplog.text
     assert list(tmp_path.glob(f"*/{log.mark.hex}")) == []
-    log.let_go()
+    log.close()
 
 
 def test_a_file_that_takes_no_more_proves_nothing_any_more(

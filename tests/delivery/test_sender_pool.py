@@ -78,7 +78,7 @@ def test_each_goes_at_its_instant_and_none_before(make: Make) -> None:
     hand, group = FakeSend(), a_group()
     start = time.monotonic()
     instants = [start - 1, start + 0.02, start + 0.025, start + 0.06]
-    make(hand, most=4).send(group, claims(*instants))
+    make(hand, most=4).add(group, claims(*instants))
     assert group.all_reported.wait(60)
     assert sorted(hand.at) == [0, 1, 2, 3]
     assert all(hand.at[number] >= at for number, at in enumerate(instants))
@@ -88,7 +88,7 @@ def test_each_goes_at_its_instant_and_none_before(make: Make) -> None:
 def test_as_many_sends_run_at_once_as_the_pool_may_have_threads(make: Make, most: int) -> None:
     together = threading.Barrier(most)
     hand, group = FakeSend(meanwhile=lambda: together.wait(60)), a_group()
-    make(hand, most=most).send(group, claims(*[0.0] * (most * 2)))
+    make(hand, most=most).add(group, claims(*[0.0] * (most * 2)))
     wait_until(lambda: len(hand.at) == most * 2 and group.all_reported.is_set())
     assert hand.most == most
 
@@ -102,7 +102,7 @@ def test_a_hanging_send_holds_up_no_other(make: Make) -> None:
             released.wait(60)
 
     hand = FakeSend(meanwhile=hang_first)
-    make(hand, most=2).send(a_group(), claims(*[0.0] * 10))
+    make(hand, most=2).add(a_group(), claims(*[0.0] * 10))
     wait_until(lambda: len(hand.at) == 10)
     released.set()
 
@@ -110,10 +110,10 @@ def test_a_hanging_send_holds_up_no_other(make: Make) -> None:
 def test_a_message_added_after_the_last_send_is_sent(make: Make) -> None:
     hand, group = FakeSend(), a_group()
     pool = make(hand, most=2)
-    pool.send(group, claims(0.0))
+    pool.add(group, claims(0.0))
     assert group.all_reported.wait(60)
     group.all_reported.clear()
-    pool.send(group, [(0.0, cast("Claim", 7))])
+    pool.add(group, [(0.0, cast("Claim", 7))])
     assert group.all_reported.wait(60)
     assert list(hand.at) == [0, 7]
 
@@ -123,9 +123,9 @@ def test_messages_due_now_do_not_wait_behind_a_far_instant(make: Make) -> None:
     released, later = threading.Event(), a_group()
     pool = make(hand, most=4)
     far = time.monotonic() + 2 * DEADLINE
-    pool.send(later, claims(far, far))
+    pool.add(later, claims(far, far))
     wait_until(lambda: later.left == 1)
-    pool.send(a_group(), [(0.0, cast("Claim", 7)), (0.0, cast("Claim", 8))])
+    pool.add(a_group(), [(0.0, cast("Claim", 7)), (0.0, cast("Claim", 8))])
     wait_until(lambda: {7, 8} <= hand.at.keys())
     assert pool.withdraw(later) == [(cast("Claim", 1), timedelta(0))], "no sender has taken it"
     assert (later.left, later.unreported) == (0, 1)
@@ -137,10 +137,10 @@ def test_a_pool_of_two_keeps_a_thread_free_while_one_waits_for_a_far_instant(mak
     hand, later = FakeSend(), a_group()
     pool = make(hand, most=2)
     far = time.monotonic() + 2 * DEADLINE
-    pool.send(later, claims(far, far))
+    pool.add(later, claims(far, far))
     wait_until(lambda: later.left == 1)
     for number in (7, 8):
-        pool.send(a_group(), [(0.0, cast("Claim", number))])
+        pool.add(a_group(), [(0.0, cast("Claim", number))])
         wait_until(lambda: number in hand.at)  # noqa: B023 - called before the next round
     pool.withdraw(later)
 
@@ -151,7 +151,7 @@ def test_short_sends_start_far_fewer_threads_than_the_pool_may_have(make: Make) 
     group = a_group()
     start = time.monotonic() + 0.01
     pool = make(hand, most=64)
-    pool.send(group, claims(*[start + 0.005 * each for each in range(100)]))
+    pool.add(group, claims(*[start + 0.005 * each for each in range(100)]))
     assert group.all_reported.wait(60)
     assert len(hand.at) == 100
     assert threads(pool) < 40
@@ -161,7 +161,7 @@ def test_the_recorder_is_woken_by_the_last_report_alone(make: Make) -> None:
     released = threading.Event()
     hand = FakeSend(meanwhile=lambda: len(hand.at) < 5 or released.wait(60))
     group = a_group()
-    make(hand, most=1).send(group, claims(*[0.0] * 5))
+    make(hand, most=1).add(group, claims(*[0.0] * 5))
     wait_until(lambda: len(group.reports) == 4)
     assert not group.all_reported.is_set()
     released.set()
@@ -173,7 +173,7 @@ def test_groups_share_the_threads_of_their_channel(make: Make) -> None:
     hand = FakeSend(meanwhile=lambda: release.wait(60))
     pool = make(hand, most=3)
     for number in range(3):
-        pool.send(a_group(), [(0.0, cast("Claim", 4 * number + each)) for each in range(4)])
+        pool.add(a_group(), [(0.0, cast("Claim", 4 * number + each)) for each in range(4)])
     wait_until(lambda: len(hand.at) == 3)
     release.set()
     wait_until(lambda: len(hand.at) == 12)
@@ -184,7 +184,7 @@ def test_threads_that_are_free_are_used_again_and_end_when_closed(make: Make) ->
     pool = make(FakeSend(), most=5)
     for _ in range(50):
         group = a_group()
-        pool.send(group, claims(0.0))
+        pool.add(group, claims(0.0))
         assert group.all_reported.wait(60)
     assert 1 <= threads(pool) <= 2
     pool.close()
@@ -202,11 +202,11 @@ def test_where_no_thread_can_be_started_the_caller_sends_all_in_order(
     pool = make(hand, most=4)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        pool.send(group, claims(*[0.0] * many))
+        pool.add(group, claims(*[0.0] * many))
         assert list(hand.at) == list(range(many))
         assert group.all_reported.is_set()
     hand.at.clear()
-    pool.send(a_group(), claims(0.0, 0.0, 0.0, 0.0))
+    pool.add(a_group(), claims(0.0, 0.0, 0.0, 0.0))
     wait_until(lambda: len(hand.at) == 4)
 
 
@@ -216,7 +216,7 @@ def test_a_thread_that_became_free_while_another_one_failed_to_start_sends_the_m
     gate, group = threading.Event(), a_group()
     hand = FakeSend(meanwhile=lambda: gate.wait(60))
     pool = make(hand, most=2)
-    pool.send(group, claims(0.0))
+    pool.add(group, claims(0.0))
     wait_until(lambda: len(hand.at) == 1)
 
     def refuse(_: threading.Thread) -> None:
@@ -227,7 +227,7 @@ def test_a_thread_that_became_free_while_another_one_failed_to_start_sends_the_m
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
         late = time.monotonic() + 0.1
-        pool.send(group, [(late, cast("Claim", 1))])
+        pool.add(group, [(late, cast("Claim", 1))])
     wait_until(lambda: len(hand.at) == 2)
 
 
@@ -236,7 +236,7 @@ def test_a_closed_pool_sends_on_the_callers_thread(make: Make) -> None:
     hand, group = FakeSend(), a_group()
     pool = make(hand, most=4)
     pool.close()
-    pool.send(group, claims(0.0, 0.0, 0.0))
+    pool.add(group, claims(0.0, 0.0, 0.0))
     assert sorted(hand.at) == [0, 1, 2]
     assert group.all_reported.is_set()
 
@@ -245,7 +245,7 @@ def test_what_was_to_be_sent_before_close_is_sent(make: Make) -> None:
     hold = threading.Event()
     hand, group = FakeSend(meanwhile=lambda: hold.wait(60)), a_group()
     pool = make(hand, most=1)
-    pool.send(group, claims(0.0, 0.0))
+    pool.add(group, claims(0.0, 0.0))
     wait_until(lambda: 0 in hand.at)
     pool.close()
     hold.set()
@@ -258,9 +258,9 @@ def test_a_message_added_while_the_last_send_hangs_is_sent_at_once(make: Make) -
     hand = FakeSend(meanwhile=lambda: 7 in hand.at or released.wait(2 * DEADLINE))
     group = a_group()
     pool = make(hand, most=2)
-    pool.send(group, claims(0.0))
+    pool.add(group, claims(0.0))
     wait_until(lambda: 0 in hand.at)
-    pool.send(group, [(0.0, cast("Claim", 7))])
+    pool.add(group, [(0.0, cast("Claim", 7))])
     try:
         wait_until(lambda: 7 in hand.at)
     finally:

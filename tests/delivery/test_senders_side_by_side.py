@@ -136,14 +136,14 @@ def test_a_claim_that_cannot_be_renewed_is_not_begun_any_more(build: Build) -> N
     """The one that is on its way goes on; the other has too little left of its claim."""
     house = build(clock=hour_ago(), channels={"memory": {"transport": "memory"}})
     messages = [house.submit(name) for name in ("ada", "ben")]
-    parts: Any = house.parts.delivery.parts
+    shared: Any = house.parts.delivery.shared
     tried = threading.Event()
 
     def renew() -> None:
         tried.set()
         raise StoreUnavailable("down")
 
-    parts.claims = Between(parts.claims, before={"renew": renew})
+    shared.claims = Between(shared.claims, before={"renew": renew})
 
     def last(_: Message) -> None:
         house.moved.advance(house.settings.claim_ttl - timedelta(seconds=5))

@@ -18,6 +18,7 @@ from dispatcher.times.send_time import to_ms
 from tests.support.doubles import at_once
 from tests.support.house import FAR, House, hour_ago
 from tests.support.house_fixtures import Build
+from tests.support.reserving import reserve
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
@@ -36,7 +37,7 @@ def die(_: Message) -> None:
 def orphan(house: House, scope: str = "ada") -> UUID:
     """Make a reservation that no message will ever confirm."""
     message_id = new_id()
-    house.parts.windows.reserve(message_id, terms=Terms.own(scope), send_at=FAR + MINUTE)
+    reserve(house.parts.windows, message_id, terms=Terms.own(scope), send_at=FAR + MINUTE)
     return message_id
 
 

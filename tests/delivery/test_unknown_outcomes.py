@@ -19,7 +19,7 @@ from dispatcher import (
     TooLate,
 )
 from dispatcher.message import new_id
-from dispatcher.store import Result
+from dispatcher.store import Success
 from dispatcher.times.send_time import to_ms
 from tests.support.doubles import Between, at_once, once, raising
 from tests.support.far import FarDatabase
@@ -108,7 +108,7 @@ def test_a_message_wins_over_its_channel_whose_word_stays_with_it(build: Build) 
 @pytest.mark.parametrize("expires", [False, True])
 def test_an_unknown_outcome_of_the_last_attempt_is_held(slow: House, expires: bool) -> None:
     message = slow.submit(on_unknown="hold")
-    slow.parts.delivery.parts.claims.claim([message.id])
+    slow.parts.delivery.shared.claims.claim([message.id])
     past = slow.database_time() - timedelta(seconds=2)
     slow.change([message], **({"expires_at": past} if expires else {"max_attempts": 1}))
     slow.end_claims(message)
@@ -257,11 +257,11 @@ def test_a_late_success_of_a_held_message_is_taken(slow: House) -> None:
 
 def test_a_late_success_is_taken_from_who_released_meanwhile(slow: House) -> None:
     message = slow.submit(on_unknown="hold")
-    [claim] = slow.parts.delivery.parts.claims.claim([message.id])
+    [claim] = slow.parts.delivery.shared.claims.claim([message.id])
     slow.end_claims(message)
     slow.parts.sweep.rescue()
     slow.dispatcher.release(message.id)
-    slow.parts.delivery.parts.claims.record([Result(claim, "late")], [], enqueue_in=HOUR)
+    slow.parts.delivery.shared.claims.record([Success(claim, "late")], [], enqueue_in=HOUR)
     assert slow.again(message).status is Status.SENT
     assert slow.deliver(message) == 0
 
@@ -287,10 +287,10 @@ def test_a_late_failure_of_a_held_message_is_taken(
 def test_a_success_that_is_told_after_a_drop_is_the_truth(slow: House) -> None:
     message = held(slow)
     slow.dispatcher.drop(message.id)
-    claims = slow.parts.delivery.parts.claims
+    claims = slow.parts.delivery.shared.claims
     [claim] = claims.claim([slow.submit("ben").id])
     late = type(claim)(message, 1)
-    claims.record([Result(late, "receipt")], [], enqueue_in=HOUR)
+    claims.record([Success(late, "receipt")], [], enqueue_in=HOUR)
     assert slow.again(message).status is Status.SENT
     assert [each.outcome for each in slow.dispatcher.attempts(message.id)] == [Outcome.SENT]
 
@@ -308,8 +308,8 @@ def test_a_held_message_that_was_never_sent_is_scheduled_again(slow: House, late
             assert slow.parts.sweep.rescue() == 2
             assert slow.again(message).status is Status.HELD
 
-    parts: Any = slow.parts.delivery.parts
-    parts.permits = Between(slow.parts.permits, after={"acquire": once(freeze)})
+    shared: Any = slow.parts.delivery.shared
+    shared.permits = Between(slow.parts.permits, after={"acquire": once(freeze)})
     assert slow.deliver(message, other) == 0
     now = slow.again(message)
     assert (now.status, now.attempt_count) == (Status.SCHEDULED, 0)
@@ -355,9 +355,9 @@ def test_a_named_failure_is_not_held(slow: House, error: Exception) -> None:
 
 def test_a_lost_outcome_is_held(slow: House) -> None:
     message = slow.submit(on_unknown="hold")
-    parts: Any = slow.parts.delivery.parts
+    shared: Any = slow.parts.delivery.shared
     down = {"record": raising(OSError("no"), OSError("no"))}
-    parts.claims = Between(parts.claims, before=down)
+    shared.claims = Between(shared.claims, before=down)
     with pytest.raises(OSError, match="no"):
         slow.deliver(message)
     slow.end_claims(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 from contextlib import suppress
@@ -11,10 +12,13 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, OperationalError, connection, transaction
 from django.test import TestCase
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from dispatcher import InvalidDraft, Message, QuotaExceeded, StoreUnavailable
+from dispatcher.django.project import _OF_CLIENT
 from dispatcher.store.engines.mariadb import MariaDBEngine
 from tests.django.conftest import Project
+from tests.submission.test_async_sessions import callers
 
 pytestmark = pytest.mark.every_database
 HOUR = timedelta(hours=1)
@@ -194,6 +198,24 @@ def test_an_unknown_driver_is_refused_by_name(
         monkeypatch.undo()
     assert "ibm_db" in refused.value.problem
     assert "psycopg" in refused.value.accepted
+
+
+def test_an_awaited_submit_joins_a_session_of_sqlalchemys(project: Project) -> None:
+    async def story() -> Message:
+        async with callers(project.house) as engine, AsyncSession(engine) as session:
+            message = await project.dispatcher.asubmit(
+                "memory", recipient="ada", body={"text": "é"}, send_in=HOUR, session=session
+            )
+            assert project.house.rows() == []
+            await session.commit()
+        return message
+
+    message = asyncio.run(story())
+    assert project.dispatcher.get(message.id) == message
+
+
+def test_the_project_has_every_attribute_of_its_client(project: Project) -> None:
+    assert vars(project.house.dispatcher).keys() == _OF_CLIENT
 
 
 def test_many_at_once_are_refused_inside(project: Project) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from datetime import timedelta
@@ -18,6 +19,7 @@ from django.db import transaction
 from django.test import override_settings
 
 from dispatcher import DispatcherError, InvalidDraft, QuotaExceeded
+from dispatcher.django import EmailBackend
 from dispatcher.transports.mail import check_mail
 from tests.django.conftest import Project
 
@@ -218,3 +220,13 @@ def test_a_connection_has_a_channel_and_the_words_of_a_submit(project: Project) 
 def test_no_recipient_no_message(project: Project) -> None:
     assert mail.get_connection().send_messages([EmailMessage("Hi", "Text")]) == 0
     assert bodies(project) == []
+
+
+def test_the_backend_takes_what_django_gives_it() -> None:
+    """Also the name of a mailer, which Django has since 6.1, and no argument it warns about."""
+    given: dict[str, Any] = {"alias": "default"} if hasattr(mail, "mailers") else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        backend = EmailBackend(fail_silently=True, **given)
+    assert backend.fail_silently
+    assert getattr(backend, "alias", None) == given.get("alias")

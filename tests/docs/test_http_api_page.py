@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dispatcher.problems import STATUSES, kind_of
+from dispatcher.problems import STATUSES, problem_kind_of
 from dispatcher.web import api, streams
 from dispatcher.web.access import Right, add_key
 from tests.support.environment import child_environment
@@ -192,7 +192,7 @@ def test_the_page_names_every_call_right_and_type(house: House) -> None:
     for right in Right:
         assert f"`{right}`" in PAGE + SERVING
     types = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", PAGE.split("## Errors")[1].split("##")[0]))
-    known = {kind_of(each) for each in STATUSES}
+    known = {problem_kind_of(each) for each in STATUSES}
     of_api = {"too-large", "unsupported-media-type", "no-events", "too-slow"}
     of_api |= {f"too-many-{each}" for each in streams.MOST if each != "pages"}
     assert types >= of_api

@@ -20,7 +20,7 @@ from dispatcher.scope import own_scope
 from dispatcher.times.quiet_hours import Hours
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.browser import chromium
-from tests.support.reserving import Reserving
+from tests.support.reserving import Reserving, reserve
 from tests.support.soak import a_third_of, examples
 
 RULE = Path(__file__).parents[2] / "docs/assets/rule.js"
@@ -102,7 +102,7 @@ class Scene:
 
     def _book(self, at: int) -> int:
         message_id = new_id()
-        booked = self.windows.reserve(message_id, terms=self.terms, send_at=from_ms(at))
+        booked = reserve(self.windows, message_id, terms=self.terms, send_at=from_ms(at))
         found = to_ms(booked.send_at)
         self.times[message_id] = found
         return found

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.limiters import Clocked, Ways, clocked
+from tests.support.limiters import START_US, Clocked, Ways, clocked
 from tests.support.servers import RedisServer
 
 
@@ -16,6 +16,15 @@ def moved(redis_server: RedisServer) -> Iterator[Clocked]:
     client = clocked(str(redis_server.socket))
     yield client
     client.close()
+
+
+@pytest.fixture(scope="module")
+def shared(redis_session: RedisServer) -> Iterator[Clocked]:
+    """Give such a client to examples, each of which empties it or uses keys of its own."""
+    with clocked(str(redis_session.socket)) as client:
+        client.flushall()
+        client.set_us(START_US)
+        yield client
 
 
 @pytest.fixture

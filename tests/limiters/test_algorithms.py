@@ -8,8 +8,6 @@ from typing import cast
 
 import pytest
 import redis
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dispatcher.limiters import (
     GCRA,
@@ -22,9 +20,7 @@ from dispatcher.limiters import (
     SlidingLog,
 )
 from dispatcher.limiters.algorithm import CountPerLength
-from tests.support.limiters import MINUTE, MS, START_US, Clocked, clocked, taken
-from tests.support.servers import RedisServer
-from tests.support.soak import examples
+from tests.support.limiters import MINUTE, MS, START_US, Clocked, taken
 
 SECOND = timedelta(seconds=1)
 
@@ -40,16 +36,6 @@ def test_spacing_gives_back_only_what_has_certainly_not_leaked(moved: Clocked) -
     late = limiter.acquire("ada")
     moved.advance(100 * MS)
     assert limiter.give_back("ada", late.permit) == 0
-
-
-def test_a_permit_given_back_too_late_is_taken_anew(moved: Clocked) -> None:
-    for limit in (GCRA(5, MINUTE, max_burst=4), FixedWindow(5, MINUTE), SlidingLog(5, MINUTE)):
-        limiter = limit.on(moved, remember=timedelta(minutes=2))
-        limiter.acquire("ada", 2, permit="x")
-        moved.advance(MINUTE)
-        assert limiter.give_back("ada", "x") == 0
-        limiter.acquire("ada")
-        assert limiter.acquire("ada", 2, permit="x").remaining == 2
 
 
 @pytest.mark.parametrize("make", [SlidingLog, lambda n, length: Concurrency(n, hold=length)])
@@ -116,18 +102,6 @@ def test_spacing_finer_than_a_millisecond_is_exact(moved: Clocked) -> None:
     assert limiter.acquire_up_to("ada", 9).granted == 2
 
 
-@pytest.mark.parametrize("make", [FixedWindow, CounterPerKey])
-def test_a_window_lets_twice_its_count_through_around_its_end(
-    make: type[CountPerLength], moved: Clocked
-) -> None:
-    limiter = make(5, MINUTE).on(moved)
-    limiter.acquire("ada")
-    moved.advance(MINUTE - MS)
-    assert taken(limiter, "ada", 9) == 4
-    moved.advance(MS)
-    assert taken(limiter, "ada", 9) == 5
-
-
 def test_the_error_of_a_sliding_counter_is_as_stated(moved: Clocked) -> None:
     start = START_US // 60_000_000 * 60_000_000
     moved.set_us(start + 59_999_000)
@@ -138,23 +112,6 @@ def test_the_error_of_a_sliding_counter_is_as_stated(moved: Clocked) -> None:
         moved.set_us(start + 60_000_000 + ms * 1_000)
         given += taken(limiter, "ada", 3)
     assert 8 <= given <= 9, "near twice ten, less one, within a minute"
-
-
-@pytest.mark.parametrize("present", [0, 1])
-def test_a_sliding_counter_gives_back_what_was_taken_in_the_stretch_before(
-    present: int, moved: Clocked
-) -> None:
-    moved.set_us(START_US // 60_000_000 * 60_000_000)
-    limiter = SlidingCounter(9, MINUTE).on(moved, remember=timedelta(minutes=5))
-    spare, kept = limiter.acquire("ada", 4), limiter.acquire("ada", 2)
-    moved.advance(MINUTE)
-    assert taken(limiter, "ada", present) == present
-    assert limiter.peek("ada").remaining == 3 - present
-    assert limiter.give_back("ada", spare.permit) == 4
-    assert limiter.peek("ada").remaining == 7 - present
-    moved.advance(MINUTE)
-    assert limiter.give_back("ada", kept.permit) == 0, "it counts no more"
-    assert limiter.peek("ada").remaining == 9 - present
 
 
 def test_a_counter_is_a_number_that_get_shows(redis_client: redis.Redis) -> None:
@@ -193,35 +150,3 @@ def test_a_clock_that_is_set_back_makes_permits_count_for_longer_by_as_much(
     assert refused.retry_after == 90 * SECOND
     moved.advance(refused.retry_after)
     assert limiter.acquire("ada").allowed
-
-
-@pytest.fixture(scope="module")
-def shared(redis_session: RedisServer) -> Clocked:
-    """Give the Redis of the run to examples that each use keys of their own."""
-    return clocked(str(redis_session.socket))
-
-
-@settings(max_examples=examples(60), deadline=None, database=None)
-@given(
-    count=st.integers(1, 8),
-    length=st.integers(10, 300),
-    story=st.lists(st.tuples(st.integers(0, 200), st.integers(1, 9), st.booleans()), max_size=40),
-)
-def test_both_logs_decide_alike_call_for_call(
-    shared: Clocked, count: int, length: int, story: list[tuple[int, int, bool]]
-) -> None:
-    shared.flushall()
-    shared.set_us(START_US)
-    zset, flat = (each(count, length * MS).on(shared) for each in (SlidingLog, SlidingList))
-    for passed, n, all_or_none in story:
-        shared.advance(passed * MS)
-        answers = [
-            each.acquire("ada", min(n, count)) if all_or_none else each.acquire_up_to("ada", n)
-            for each in (zset, flat)
-        ]
-        told = [
-            (each.state, each.granted, each.remaining, each.retry_after, each.reset_at)
-            for each in answers
-        ]
-        assert told[0] == told[1]
-        assert zset.peek("ada").remaining == flat.peek("ada").remaining

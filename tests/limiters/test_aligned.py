@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 import redis
 
-from dispatcher.limiters import FixedWindow, State, parse
+from dispatcher.limiters import FixedWindow, State
 from dispatcher.times.periods import CalendarUnit, bounds
 from tests.support.clock import MovableClock
 from tests.support.limiters import MS, Clocked, taken
@@ -88,29 +88,6 @@ def test_a_window_ends_to_the_millisecond(unit: CalendarUnit, zone: str, moved: 
             assert ms(refused.reset_at) == end
             moved.set_us(end * 1_000)
             assert limiter.acquire("ada").allowed
-
-
-@pytest.mark.parametrize("seconds", [1, 7, 60, 900, 2 * 86_400])
-def test_windows_of_any_length_end_to_the_millisecond(seconds: int, moved: Clocked) -> None:
-    period = timedelta(seconds=seconds)
-    clock = MovableClock(datetime(2026, 10, 25, 0, 50, tzinfo=UTC))
-    limiter = FixedWindow(2, period, align="Europe/Berlin").on(moved, clock=clock)
-    begin, end = bounds(1_000 * seconds, "Europe/Berlin", ms(clock.now()), 1)
-    for _ in range(12):
-        moved.set_us(begin * 1_000)
-        clock.set_wall(datetime.fromtimestamp(begin / 1_000, UTC))
-        assert taken(limiter, "ada", 3) == 2
-        moved.set_us((end - 1) * 1_000)
-        assert limiter.acquire("ada").retry_after == MS
-        begin, end = bounds(1_000 * seconds, "Europe/Berlin", end, 1)
-
-
-def test_five_a_day_begin_at_midnight_in_shanghai(moved: Clocked) -> None:
-    limiter = parse("5/day in Asia/Shanghai").on(moved)
-    moved.set_us(ms(datetime(2026, 11, 20, 15, 59, 59, tzinfo=UTC)) * 1_000)
-    assert taken(limiter, "+8613800000000", 6) == 5
-    moved.advance(timedelta(seconds=1))
-    assert taken(limiter, "+8613800000000", 6) == 5
 
 
 @pytest.mark.parametrize("years", [-30, 30])

@@ -110,15 +110,6 @@ def test_processes_together_get_exactly_the_limit(name: str, redis_server: Redis
 
 
 @every
-def test_several_permits_are_all_or_none(make: Make, redis_client: redis.Redis) -> None:
-    limiter = make(5).on(redis_client)
-    assert limiter.acquire("ada", 3).granted == 3
-    refused = limiter.acquire("ada", 3)
-    assert (refused.allowed, refused.granted, refused.remaining) == (False, 0, 2)
-    assert limiter.acquire("ada", 2).state is State.REACHED
-
-
-@every
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_more_than_a_limit_ever_gives_is_refused_by_a_state_of_its_own(
     make: Make, way: str, ways: Callable[..., Ways], redis_client: redis.Redis
@@ -194,69 +185,6 @@ def test_logging_limiters_grant_a_thousand_at_once_and_no_more(
 
 
 @every
-def test_as_many_as_fit_are_granted(make: Make, redis_client: redis.Redis) -> None:
-    limiter = make(5).on(redis_client)
-    assert [limiter.acquire_up_to("ada", n).granted for n in (3, 1, 9, 1)] == [3, 1, 1, 0]
-
-
-@every
-def test_peek_tells_and_changes_nothing(make: Make, redis_client: redis.Redis) -> None:
-    limiter = make(2).on(redis_client)
-    assert limiter.peek("ada").remaining == 2
-    assert everything(redis_client) == {}
-    limiter.acquire("ada")
-    before = everything(redis_client)
-    peeked = limiter.peek("ada")
-    assert (peeked.allowed, peeked.remaining, peeked.granted) == (True, 1, 0)
-    assert not limiter.peek("ada", 2).allowed
-    assert everything(redis_client) == before
-    limiter.acquire("ada")
-    before = everything(redis_client)
-    peeked, refused = limiter.peek("ada"), limiter.acquire("ada")
-    assert (peeked.allowed, peeked.remaining, peeked.state) == (False, 0, State.REFUSED)
-    assert abs(peeked.retry_after - refused.retry_after) < timedelta(seconds=1)
-    assert everything(redis_client) == before
-
-
-@every
-def test_a_refusal_leaves_no_key(make: Make, redis_client: redis.Redis) -> None:
-    limiter = make(1).on(redis_client)
-    limiter.acquire("ada")
-    before = everything(redis_client)
-    for _ in range(3):
-        assert not limiter.acquire("ada").allowed
-        assert not limiter.acquire_up_to("ada", 5).allowed
-    assert everything(redis_client) == before
-
-
-@every
-def test_a_permit_asked_for_again_is_counted_once(make: Make, redis_client: redis.Redis) -> None:
-    limiter = make(5).on(redis_client)
-    first = limiter.acquire("ada", 2, permit="order 17")
-    before = everything(redis_client)
-    again = limiter.acquire("ada", 2, permit="order 17")
-    assert (again.granted, again.remaining, again.permit) == (2, 3, first.permit)
-    assert everything(redis_client) == before
-    assert limiter.acquire_up_to("ben", 9, permit="x").granted == 5
-    assert limiter.acquire_up_to("ben", 9, permit="x").granted == 5, "as many as the first time"
-
-
-@every
-def test_permits_given_back_are_free_again_and_only_once(
-    make: Make, redis_client: redis.Redis
-) -> None:
-    limiter = make(5).on(redis_client)
-    kept, spare = limiter.acquire("ada", 2), limiter.acquire("ada", 3)
-    assert not limiter.acquire("ada").allowed
-    assert limiter.give_back("ada", spare.permit) == 3
-    assert limiter.give_back("ada", spare.permit) == 0
-    assert limiter.give_back("ada", "never taken") == 0
-    assert limiter.acquire("ada", 3).allowed
-    assert not limiter.acquire("ada").allowed
-    assert limiter.give_back("ada", kept.permit) == 2
-
-
-@every
 def test_reset_forgets_all_of_one_key(make: Make, redis_client: redis.Redis) -> None:
     limiter = make(1).on(redis_client)
     limiter.acquire("ada", permit="x")
@@ -277,40 +205,6 @@ def test_every_key_expires(make: Make, redis_client: redis.Redis) -> None:
     keys = cast("list[bytes]", redis_client.keys("*"))
     assert keys
     assert all(0 < redis_client.pttl(key) <= 86_400_000 for key in keys)
-
-
-@counted
-def test_permits_come_back_to_the_millisecond(make: MakeLength, moved: Clocked) -> None:
-    limiter = make(2, MINUTE).on(moved)
-    limiter.acquire("ada")
-    moved.advance(timedelta(seconds=10))
-    limiter.acquire("ada")
-    refused = limiter.acquire("ada")
-    moved.advance(refused.retry_after - MS)
-    assert not limiter.acquire("ada").allowed
-    assert limiter.acquire("ada").retry_after == MS
-    moved.advance(MS)
-    assert limiter.acquire("ada").allowed
-
-
-@counted
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_the_wait_for_several_permits_is_right_to_the_millisecond(
-    make: MakeLength, n: int, moved: Clocked
-) -> None:
-    limiter = make(3, MINUTE).on(moved)
-    for _ in range(3):
-        limiter.acquire("ada")
-        moved.advance(timedelta(seconds=7))
-    for _ in range(2):  # once more from where the first wait has led
-        refused = limiter.acquire("ada", n)
-        if refused.allowed:
-            return
-        moved.advance(refused.retry_after - MS)
-        assert not limiter.peek("ada", n).allowed
-        moved.advance(MS)
-        assert limiter.peek("ada", n).allowed
-        assert limiter.acquire("ada", n).allowed
 
 
 @every

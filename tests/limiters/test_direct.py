@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ReadOnlyError
 from redis.retry import Retry
 
-from dispatcher import InvalidValue, LimitersUnavailable
+from dispatcher import LimitersUnavailable
 from dispatcher.limiters import (
     AsyncLimiter,
     Decision,
@@ -25,7 +25,7 @@ from dispatcher.limiters import (
     SlidingLog,
     State,
 )
-from dispatcher.limiters.direct import AsyncDirectCalls, Commands, DirectCalls
+from dispatcher.limiters.direct_calls import AsyncDirectCalls, Commands, DirectCalls
 from tests.support.limiters import ALL
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
@@ -474,29 +474,13 @@ def test_commands_are_packed_as_by_redis_py(
     connection: Any = redis_client.connection_pool.get_connection()
     limiter = Limits([make(7) for make in ALL.values()]).on(redis_client, tag=tag)
     limit_set = limiter._limit_set
-    names, sha = limit_set.addresses.whole(key), "5" * 40
+    names, sha = limit_set.key_names.whole(key), "5" * 40
     commands = Commands(limit_set, sha)
     for n, permit, new in ((1, "p" * 20, True), (12, "order 17", False)):
         words = (limit_set.span, *limit_set.words(limit_set.server_ms()), permit, int(new), n, n)
         expected = connection.pack_command("EVALSHA", sha, len(names), *names, *words)
         assert commands.command(key, n, permit, new) == b"".join(expected)
     redis_client.connection_pool.release(connection)
-
-
-@pytest.mark.parametrize(
-    ("asked", "field"),
-    [
-        (("", 1, None), "key"), (("x" * 1_025, 1, None), "key"), ((5, 1, None), "keys"),
-        (("ada", -1, None), "n"), (("ada", 1 << 53, None), "n"), (("ada", True, None), "n"),
-        (("ada", 1, ""), "permit"), (("ada", 1, 7), "permit"), (("ada", 1, "a\0b"), "permit"),
-    ],
-)  # fmt: skip
-def test_bad_arguments_are_refused_before_any_call(asked: tuple[Any, Any, Any], field: str) -> None:
-    key, n, permit = asked
-    away = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
-    with pytest.raises(InvalidValue) as caught:
-        FIVE.on(away).acquire(key, n, permit=permit)
-    assert caught.value.field == field
 
 
 def test_an_id_made_for_the_call_is_not_looked_up(redis_client: redis.Redis) -> None:

@@ -43,7 +43,7 @@ def make(redis_client: redis.Redis) -> Make:
 
 def take(permits: Permits, channel: str, many: int) -> list[Permit]:
     wanted = [Permit(new_id(), 1, f"scope {n}", channel) for n in range(many)]
-    permits.acquire(wanted, hold=HOLD)
+    permits.acquire(wanted, within=HOLD)
     return wanted
 
 
@@ -63,22 +63,6 @@ def test_each_kind_of_limit_tells_how_much_of_it_is_used(
     assert (sms.channel, sms.waiting, sms.closed_until) == ("sms", 0, None)
     assert [each.used for each in mail.limits] == [0]
     assert redis_client.keys("*") == before, "looking takes nothing"
-
-
-def test_fills_name_waiting_messages_and_closed_channels(make: Make) -> None:
-    permits, fills = make(sms=[Limit(2, 60_000)])
-    take(permits, "sms", 5)
-    permits.close("sms", timedelta(minutes=1))
-    [found] = fills.read()
-    assert (found.limits[0].used, found.waiting) == (2, 3)
-    assert found.closed_until is not None
-
-
-def test_logs_that_are_not_complete_are_not_told(make: Make, redis_client: redis.Redis) -> None:
-    _, fills = make(sms=[Limit(2, 60_000)])
-    redis_client.delete(PermitKeys(NAMESPACE, 0).epoch)
-    with pytest.raises(LimitersUnavailable, match="not complete"):
-        fills.read()
 
 
 def test_a_redis_that_is_away_says_so() -> None:

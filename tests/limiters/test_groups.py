@@ -24,17 +24,10 @@ from dispatcher.limiters import (
     SlidingLog,
     operations,
 )
-from tests.support.limiters import COUNTED, MINUTE, MS, START_US, Clocked, clocked
-from tests.support.servers import RedisServer
+from tests.support.limiters import COUNTED, MINUTE, MS, START_US, Clocked
 from tests.support.soak import examples
 
 SECOND = timedelta(seconds=1)
-
-
-@pytest.fixture(scope="module")
-def shared(redis_session: RedisServer) -> Clocked:
-    """Give the Redis of the run to examples that each use keys of their own."""
-    return clocked(str(redis_session.socket))
 
 
 def test_each_of_a_group_is_judged_by_its_scope_and_its_channel(redis_client: redis.Redis) -> None:

@@ -31,17 +31,6 @@ from tests.support.waiting import wait_until
 SECOND = timedelta(seconds=1)
 
 
-def test_the_place_of_a_holder_that_crashed_comes_back(moved: Clocked) -> None:
-    limiter = Concurrency(1, hold=30 * SECOND).on(moved)
-    limiter.acquire("provider")
-    refused = limiter.acquire("provider")
-    assert refused.retry_after == 30 * SECOND
-    moved.advance(30 * SECOND - MS)
-    assert not limiter.acquire("provider").allowed
-    moved.advance(MS)
-    assert limiter.acquire("provider").allowed
-
-
 def test_a_hold_that_is_renewed_goes_on(moved: Clocked) -> None:
     limiter = Concurrency(2, hold=30 * SECOND).on(moved)
     held = limiter.acquire("provider", 2)
@@ -369,33 +358,6 @@ def test_coroutines_hold_and_are_decorated_alike(redis_server: RedisServer) -> N
                     await work()
 
     asyncio.run(story())
-
-
-def test_a_cool_down_refuses_until_its_end_and_the_longest_wins(moved: Clocked) -> None:
-    limiter = CoolDown().on(moved)
-    assert limiter.acquire("sms").allowed
-    until = limiter.close("sms", 30 * SECOND)
-    assert limiter.close("sms", 10 * SECOND) == until
-    moved.advance(10 * SECOND)
-    refused = limiter.acquire("sms")
-    assert (refused.allowed, refused.retry_after) == (False, 20 * SECOND)
-    assert (refused.reset_at, refused.refused_by) == (until, "cool-down")
-    assert limiter.acquire("email").allowed
-    later = limiter.close("sms", until=until + SECOND)
-    assert later == until + SECOND
-    moved.advance(21 * SECOND - MS)
-    assert not limiter.acquire("sms").allowed
-    moved.advance(MS)
-    assert limiter.acquire("sms").allowed
-
-
-def test_a_cool_down_among_limits_closes_them_all(moved: Clocked) -> None:
-    limiter = Limits([FixedWindow(5, "minute"), CoolDown()]).on(moved)
-    assert limiter.acquire("sms").remaining == 4
-    limiter.close("sms", SECOND)
-    assert limiter.acquire("sms").refused_by == "cool-down"
-    moved.advance(SECOND)
-    assert limiter.acquire("sms").remaining == 3, "what was refused was not counted"
 
 
 def test_closing_until_a_time_that_is_past_closes_nothing(redis_client: redis.Redis) -> None:

@@ -1,19 +1,33 @@
-"""One log or several: counts, waits, what is kept and given back, also where replies are lost."""
+"""Permit logs: counts, waits, what is kept and given back, side by side, with lost replies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 from uuid import uuid4
 
 import pytest
 import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from dispatcher import LimitersUnavailable
-from dispatcher.limiters import Permit, PermitLogs, Permits, permit_logs
+from dispatcher.limiters import (
+    LogKind,
+    LogLimit,
+    Permit,
+    PermitAnswer,
+    PermitLeg,
+    PermitLogs,
+    Permits,
+    permit_logs,
+)
 from dispatcher.quota import Limit
 from dispatcher.redis import scripts
 from dispatcher.redis.client import repeated
@@ -21,15 +35,97 @@ from dispatcher.redis.keys import PermitKeys, line_of
 from dispatcher.redis.scripts import Call, Script
 from dispatcher.scope import NO_SCOPE
 from dispatcher.times.clock import SystemClock
+from tests.support.doubles import at_once
 from tests.support.limiters import Clocked
-from tests.support.permits import HOLD, KEYS, Logs, kinds, leg, logs_on
+from tests.support.model import is_broken
+from tests.support.processes import in_processes
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
+from tests.support.soak import examples
 
 MS = timedelta(milliseconds=1)
-Make = Callable[..., Logs]
 TRIES = 3
-ONE, TWO, THREE = (leg(name, "wide", "log") for name in (b"one", b"two", b"three"))
+KEYS = PermitKeys("test", 0)
+HOLD = timedelta(seconds=30)
+
+
+_NO_LIMITS = LogKind(())
+
+
+def leg(permit: bytes, *logs: str) -> PermitLeg:
+    """Return a permit in these logs, whose limits do not matter."""
+    return PermitLeg(permit, KEYS, dict.fromkeys(logs, _NO_LIMITS))
+
+
+def wanted(
+    limits: Mapping[str, Sequence[LogLimit]], *permits: tuple[bytes, Sequence[str]]
+) -> dict[int, PermitLeg]:
+    """Return permits that are wanted, each from some logs, by their numbers."""
+    kinds = {log: LogKind(some) for log, some in limits.items()}
+    return {
+        number: PermitLeg(permit, KEYS, {log: kinds[log] for log in logs})
+        for number, (permit, logs) in enumerate(permits)
+    }
+
+
+class Logs(AbstractContextManager["Logs"]):
+    """Permit logs by name; every log has the same limits unless said otherwise."""
+
+    def __init__(self, path: str, *limits: Limit) -> None:
+        self.client = redis.Redis(unix_socket_path=path)
+        self.log = PermitLogs(self.client, [KEYS], clock=SystemClock())
+        self.limits = limits
+
+    def open(self) -> None:
+        self.client.hset(KEYS.epoch, "server", "any")
+
+    def acquire(
+        self,
+        *permits: bytes,
+        logs: Sequence[str] = ("log",),
+        within: timedelta = HOLD,
+        limits: Mapping[str, Sequence[Limit]] | None = None,
+    ) -> list[PermitAnswer]:
+        """Ask for permits of the same logs, in one script."""
+        limits = limits or dict.fromkeys(logs, self.limits)
+        legs = wanted(limits, *((each, logs) for each in permits))
+        return [*self.log.acquire(legs, within=within).values()]
+
+    def settle(self, permit: bytes, *, logs: Sequence[str] = ("log",), since_ms: int = 0) -> None:
+        """Note that a permit was used so long ago."""
+        since = timedelta(milliseconds=since_ms)
+        self.log.settle([(leg(permit, *logs), since)])
+
+    def members(self, log: str = "log") -> dict[bytes, int]:
+        """A log as it is: permit id and time in ms."""
+        found = cast("list[tuple[bytes, float]]", self.client.zrange(log, 0, -1, withscores=True))
+        return {member: int(score) for member, score in found}
+
+    def put(self, ages_ms: dict[bytes, int], log: str = "log") -> int:
+        """Write sends of these ages into a log; return the server's time in ms."""
+        now = self.now()
+        if ages_ms:
+            self.client.zadd(log, {permit: now - age for permit, age in ages_ms.items()})
+        return now
+
+    def now(self) -> int:
+        """The server's time in ms."""
+        seconds, micros = self.client.time()
+        return seconds * 1_000 + micros // 1_000
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+
+
+def logs_on(server: RedisServer, *limits: str) -> Logs:
+    """Build open logs with these limits."""
+    logs = Logs(str(server.socket), *(Limit.parse(each) for each in limits))
+    logs.open()
+    return logs
+
+
+Make = Callable[..., Logs]
+ONE = leg(b"one", "wide", "log")
 
 
 @pytest.fixture
@@ -49,15 +145,6 @@ def make(redis_server: RedisServer) -> Iterator[Make]:
 def everything(logs: Logs) -> dict[bytes, bytes | None]:
     keys = cast("list[bytes]", logs.client.keys("*"))
     return {key: logs.client.dump(key) for key in keys}
-
-
-def test_a_limit_of_n_gives_n_permits_and_counts_down(make: Make) -> None:
-    logs = make("3/hour")
-    decisions = logs.acquire(b"1", b"2", b"3", b"4", b"5")
-    assert [each.allowed for each in decisions] == [True, True, True, False, False]
-    assert [each.remaining for each in decisions] == [2, 1, 0, 0, 0]
-    assert [each.retry_after == timedelta(0) for each in decisions] == [True] * 3 + [False] * 2
-    assert set(logs.members()) == {b"1", b"2", b"3"}
 
 
 def test_a_refused_request_leaves_a_note_that_it_waits_and_nothing_else(make: Make) -> None:
@@ -96,43 +183,15 @@ def test_the_only_one_in_line_may_lose_its_turn_and_get_its_permit_in_one_call(
     keys = PermitKeys("test", 0)
     moved.hset(keys.epoch, "server", "any")
     first, second, late, other = (Permit(uuid4(), 1, NO_SCOPE, "sms") for _ in range(4))
-    assert [each.allowed for each in permits.acquire([first, second, late], hold=MS)] == [
+    assert [each.allowed for each in permits.acquire([first, second, late], within=MS)] == [
         True, True, False,
     ]  # fmt: skip
     moved.advance(timedelta(seconds=61))  # its turn has come, and it has not
 
-    answers = permits.acquire([other, late], hold=MS)
+    answers = permits.acquire([other, late], within=MS)
 
     assert [each.allowed for each in answers] == [True, True]
     assert not moved.exists(line_of(keys.channel("sms")))
-
-
-def test_several_logs_give_a_permit_together_or_not_at_all(make: Make) -> None:
-    logs = make()
-    limits = {"wide": [Limit(5, 60_000)], "narrow": [Limit(1, 60_000)]}
-    assert logs.acquire(b"1", logs=["wide", "narrow"], limits=limits)[0].allowed
-    refused = logs.acquire(b"2", logs=["wide", "narrow"], limits=limits)[0]
-    assert not refused.allowed
-    assert set(logs.members("wide")) == set(logs.members("narrow")) == {b"1"}
-    assert logs.acquire(b"3", logs=["wide"], limits=limits)[0].remaining == 3
-
-
-def test_requests_of_one_script_count_against_each_other_across_logs(make: Make) -> None:
-    logs = make()
-    limits = {"a": [Limit(1, 60_000)], "b": [Limit(1, 60_000)], "both": [Limit(2, 60_000)]}
-    wanted = [("a", b"1"), ("a", b"2"), ("b", b"3"), ("b", b"4")]
-    decisions = logs.log.acquire(
-        [leg(permit, name, "both") for name, permit in wanted], kinds(limits), hold=HOLD
-    )
-    assert [each.allowed for each in decisions] == [True, False, True, False]
-    assert set(logs.members("both")) == {b"1", b"3"}
-
-
-def test_the_tightest_of_several_limits_decides(make: Make) -> None:
-    logs = make("5/minute", "2/hour")
-    assert [each.remaining for each in logs.acquire(b"1", b"2")] == [1, 0]
-    refused = logs.acquire(b"3")[0]
-    assert timedelta(minutes=59) < refused.retry_after <= timedelta(hours=1)
 
 
 @pytest.mark.parametrize(("count", "nth"), [(1, 0), (2, 1), (3, 2), (5, 4)])
@@ -159,7 +218,7 @@ def test_a_hand_over_counts_until_exactly_one_period_later(make: Make) -> None:
 def test_a_permit_in_hand_counts_at_the_latest_time_it_can_be_used(make: Make) -> None:
     logs = make("1/second")
     began = logs.now()
-    logs.acquire(b"1", hold=timedelta(seconds=20))
+    logs.acquire(b"1", within=timedelta(seconds=20))
     [at] = logs.members().values()
     assert began + 20_000 <= at <= logs.now() + 20_000
     refused = logs.acquire(b"2")[0]
@@ -204,18 +263,10 @@ def test_settle_does_not_bring_back_what_was_given_back_or_lost(make: Make) -> N
     assert logs.members() == {}
 
 
-def test_a_permit_given_back_is_free_at_once_in_every_log(make: Make) -> None:
-    logs = make("1/hour")
-    logs.acquire(b"1", logs=["a", "b"])
-    logs.log.give_back([leg(b"1", "a", "b"), leg(b"unknown", "a")])
-    assert logs.members("a") == logs.members("b") == {}
-    assert logs.acquire(b"2", logs=["a", "b"])[0].allowed
-
-
 def test_a_log_lives_as_long_as_the_permits_that_are_extended_in_it(make: Make) -> None:
     """A hand-over that lasts must not be forgotten with its log."""
     logs = make("2/minute")
-    assert logs.acquire(b"1", b"2", hold=1_000 * MS)[0].allowed
+    assert logs.acquire(b"1", b"2", within=1_000 * MS)[0].allowed
     for _ in range(3):
         logs.settle(b"1", since_ms=-300_000)
         logs.settle(b"2", since_ms=-300_000)
@@ -226,7 +277,7 @@ def test_a_log_lives_as_long_as_the_permits_that_are_extended_in_it(make: Make) 
 
 def test_a_log_expires_when_it_counts_no_more(make: Make) -> None:
     logs = make("1/minute", "5/hour")
-    logs.acquire(b"1", hold=timedelta(seconds=30))
+    logs.acquire(b"1", within=timedelta(seconds=30))
     left = logs.client.pttl("log")
     assert 3_600_000 + 29_000 < left <= 3_600_000 + 30_000
 
@@ -341,11 +392,12 @@ def test_permits_are_granted_once_however_often_their_reply_is_lost(
 ) -> None:
     logs = make("2/hour")
     limits = {"wide": logs.limits, "log": logs.limits}
-    through.acquire([ONE], kinds(limits), hold=HOLD)
+    through.acquire(wanted(limits, (b"one", [*limits])), within=HOLD)
     proxy.drop_reply(b"two", times=lost)
-    answers = through.acquire([TWO, THREE], kinds(limits), hold=HOLD)
+    more = wanted(limits, (b"two", [*limits]), (b"three", [*limits]))
+    answers = through.acquire(more, within=HOLD)
     assert proxy.dropped == lost
-    assert [each.allowed for each in answers] == [True, False]
+    assert [each.allowed for each in answers.values()] == [True, False]
     assert set(logs.members("wide")) == set(logs.members()) == {b"one", b"two"}
 
 
@@ -354,8 +406,9 @@ def test_without_any_reply_a_permit_may_count_and_is_not_given(
 ) -> None:
     logs = make("2/hour")
     proxy.drop_reply(b"one", times=99)
+    one = wanted({"wide": logs.limits, "log": logs.limits}, (b"one", ["wide", "log"]))
     with pytest.raises(LimitersUnavailable):
-        through.acquire([ONE], kinds({"wide": logs.limits, "log": logs.limits}), hold=HOLD)
+        through.acquire(one, within=HOLD)
     assert proxy.dropped == 1 + TRIES
     assert set(logs.members()) == {b"one"}
     proxy.pass_all()
@@ -380,3 +433,100 @@ def test_a_permit_that_is_settled_again_never_counts_from_earlier(
         found = logs.members(log)
         assert asked < found[b"one"] + since_ms <= answered + 1
         assert found[b"two"] == before
+
+
+THREADS = 50
+PROCESSES = 6
+
+
+def test_threads_on_one_log_get_exactly_the_limit(redis_server: RedisServer) -> None:
+    with logs_on(redis_server, "20/hour", "100/day") as logs:
+        ids = [n.to_bytes(4, "big") for n in range(THREADS * 4)]
+        groups = [ids[n::THREADS] for n in range(THREADS)]
+        answers = at_once([partial(logs.acquire, *group) for group in groups])
+        decisions: list[PermitAnswer] = []
+        for answer in answers:
+            assert isinstance(answer, list)
+            decisions += answer
+        assert sum(each.allowed for each in decisions) == 20
+        assert len(logs.members()) == 20
+
+
+def _hammer(gate: Any, number: int, path: str) -> tuple[list[int], int]:
+    """Take and settle permits in a tight loop; return the hand-overs by the server's clock."""
+    handed_over: list[int] = []
+    refused = 0
+    with Logs(path, Limit(5, 100), Limit(20, 1_000)) as logs:
+        gate.wait(60)
+        end = logs.now() + 1_200
+        for turn in itertools.count():
+            permit = bytes([number]) + turn.to_bytes(4, "big")
+            if logs.now() > end:
+                return handed_over, refused
+            if logs.acquire(permit, within=timedelta(seconds=5))[0].allowed:
+                at = logs.now()
+                handed_over.append(at)
+                logs.settle(permit, since_ms=logs.now() - at)
+            else:
+                refused += 1
+    raise AssertionError("unreachable")
+
+
+def test_processes_never_hand_over_more_than_the_limit_in_any_period(
+    redis_server: RedisServer,
+) -> None:
+    with logs_on(redis_server, "5/second") as logs:
+        answers = in_processes(PROCESSES, _hammer, str(redis_server.socket))
+        assert logs.client.exists("log")
+    times = sorted(at for handed_over, _ in answers for at in handed_over)
+    assert len(times) >= 20, "the limits are not merely closed"
+    assert sum(refused for _, refused in answers) > 0
+    assert not is_broken(times, (5, 100))
+    assert not is_broken(times, (20, 1_000))
+
+
+STEP = 10_000
+ages = st.lists(st.integers(0, 60).map(lambda n: n * STEP), max_size=12)
+some_limits = st.lists(
+    st.tuples(st.integers(1, 6), st.integers(1, 50).map(lambda n: n * STEP + STEP // 2)),
+    min_size=1,
+    max_size=3,
+)
+
+
+@pytest.fixture(scope="module")
+def shared(redis_session: RedisServer) -> RedisServer:
+    """Give the Redis of the run to examples that each use a log of their own."""
+    with redis_session.client() as client:
+        client.flushall()
+    return redis_session
+
+
+@settings(max_examples=examples(80), deadline=None)
+@given(ages=ages, limits=some_limits, wanted=st.integers(1, 8))
+def test_decisions_are_those_of_a_plain_count(
+    shared: RedisServer, ages: list[int], limits: list[tuple[int, int]], wanted: int
+) -> None:
+    written = [f"{count}/{length // 1_000} second" for count, length in limits]
+    with logs_on(shared, *written) as logs:
+        logs.client.delete("log")
+        logs.put({bytes([n]): age for n, age in enumerate(ages)})
+        answers = logs.acquire(*(bytes([100 + n]) for n in range(wanted)), within=timedelta(0))
+        # No age lies within 5 s of a length, so the ms that pass meanwhile decide nothing.
+        taken, refused = list(ages), 0
+        for answer in answers:
+            left = [count - sum(age < length for age in taken) for count, length in limits]
+            assert answer.allowed == (min(left) > 0)
+            assert answer.remaining == max(0, min(left) - answer.allowed)
+            if answer.allowed:
+                taken.append(0)
+                assert answer.retry_after == timedelta(0)
+            else:
+                waits = [
+                    length * (1 + refused // count) - sorted(taken)[count - 1 - refused % count]
+                    for (count, length), each in zip(limits, left, strict=True)
+                    if each <= 0
+                ]
+                refused += 1
+                error = timedelta(milliseconds=max(waits)) - answer.retry_after
+                assert timedelta(0) <= error < timedelta(seconds=5)

@@ -341,12 +341,26 @@ def test_a_queue_of_another_type_stops_the_worker(
             lambda conf: conf.update(broker_transport_options={"visibility_timeout": 50}),
             {"app.redelivery": ERROR},
         ),
+        (
+            lambda conf: conf.update(broker_transport_options={"global_keyprefix": "shop:"}),
+            {"app.attached": ERROR},
+        ),
         (lambda conf: conf.update(task_routes=[]), {"app.attached": ERROR}),
         (lambda conf: conf.update(beat_schedule={}), {"app.attached": ERROR}),
         (lambda conf: conf.update(broker_url="memory://"), {"app.attached": ERROR}),
         (lambda conf: conf.update(broker_url="nothing://"), None),
     ],
-    ids=["sound", "pickle", "writes pickle", "too short", "route", "beat", "broker", "unreadable"],
+    ids=[
+        "sound",
+        "pickle",
+        "writes pickle",
+        "too short",
+        "prefix",
+        "route",
+        "beat",
+        "broker",
+        "unreadable",
+    ],
 )
 def test_a_celery_app_of_the_users(
     house: House, change: Callable[[Any], object], wrong: dict[str, Any] | None

@@ -16,9 +16,8 @@ from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import (
     Booked,
-    Bulk,
+    BookingRequest,
     Rebooked,
-    Request,
     Reservation,
     Submit,
     Terms,
@@ -60,7 +59,7 @@ def wish(asked: int) -> dict[str, Any]:
     return {"scope": "person 0", "asked": asked, **plain}
 
 
-def requests(asked: Sequence[Mapping[str, Any]], kinds: Any) -> list[Request]:
+def requests(asked: Sequence[Mapping[str, Any]], kinds: Any) -> list[BookingRequest]:
     """Return what is asked for as requests of new messages."""
     found = []
     for number, each in enumerate(asked):
@@ -73,7 +72,7 @@ def requests(asked: Sequence[Mapping[str, Any]], kinds: Any) -> list[Request]:
         )
         at = BASE + each["asked"]
         terms = Terms(scopes, quiet=each["quiet"])
-        found.append(Request(new_id(), terms, at, at + each["room"], submit))
+        found.append(BookingRequest(new_id(), terms, at, at + each["room"], submit))
     return found
 
 
@@ -81,17 +80,19 @@ Names = dict[UUID, UUID]
 """The ids that messages have got on their way, and those that they began with."""
 
 
-def alone(real: Reserving, request: Request, names: Names) -> int | Reservation | DispatcherError:
+def alone(
+    real: Reserving, request: BookingRequest, names: Names
+) -> int | Reservation | DispatcherError:
     """Book one message as submit does."""
     try:
-        found = real.windows.book(request)
+        found = real.windows.book_alone(request)
     except (SlotRefused, IdempotencyConflict) as refused:
         return refused
     return ours(request, found, names)
 
 
 def ours(
-    request: Request, found: Booked | DispatcherError, names: Names
+    request: BookingRequest, found: Booked | DispatcherError, names: Names
 ) -> int | Reservation | DispatcherError:
     """Return when it is booked, or the place of its duplicate."""
     own = request.message_id
@@ -140,7 +141,10 @@ def windows(real: Reserving, names: Names) -> dict[bytes, list[Any]]:
 
 
 def booked_before(
-    real: Reserving, taken: Sequence[Request], duplicates: Sequence[Request], names: Names
+    real: Reserving,
+    taken: Sequence[BookingRequest],
+    duplicates: Sequence[BookingRequest],
+    names: Names,
 ) -> None:
     """Let others stand in the way, and duplicates of some drafts be under way."""
     for each in (*taken, *duplicates):
@@ -168,7 +172,7 @@ def compare(
         if each.submit and each.submit.key.startswith("duplicate")
     ]
     sides = []
-    for bulk in (True, False):
+    for together in (True, False):
         space = f"order-{next(NAMESPACES)}"
         with reserving(
             server.url, chosen[OWN_SCOPE], further=further, namespace=space, shards=shards
@@ -177,8 +181,8 @@ def compare(
             names: Names = {}
             booked_before(real, taken, duplicates, names)
             repeat = late_releases(real)
-            if bulk:
-                found = Bulk(real.windows).reserve(batch)
+            if together:
+                found = real.windows.book(batch)
                 found = [ours(each, it, names) for each, it in zip(batch, found, strict=True)]
             else:
                 found = [alone(real, each, names) for each in batch]
@@ -220,5 +224,5 @@ def test_so_it_does_where_a_script_may_do_little_and_few_steps_are_made(
 ) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr("dispatcher.reservation.shards.script", little_at_once(3))
-        monkeypatch.setattr("dispatcher.reservation.bulk._MOST_STEPS", 2)
+        monkeypatch.setattr("dispatcher.reservation.steps._MOST_STEPS", 2)
         compare(redis_server, 4, chosen, before, asked)

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -25,7 +25,7 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Message, Rejection, new_id
 from dispatcher.reservation import Submit
-from dispatcher.store import NewTime
+from dispatcher.store import NewSlot
 from dispatcher.submission import Result
 from dispatcher.submission.validation import validate
 from dispatcher.times.send_time import from_ms, to_ms
@@ -52,9 +52,10 @@ from tests.support.house_model import (
     offsets,
     rooms,
 )
+from tests.support.model import is_quiet
+from tests.support.reserving import reserve
 from tests.support.servers import RedisServer
-from tests.support.soak import SOAKING, examples
-from tests.support.zoned_model import is_quiet
+from tests.support.soak import SOAKING, examples, play
 
 MINUTE = timedelta(minutes=1)
 SECOND = timedelta(seconds=1)
@@ -252,8 +253,13 @@ class HouseMachine(RuleBasedStateMachine):
             ask.draft(self.model.start), settings=self.house.settings, now=self.house.clock.now()
         )
         submit = Submit(ask.key, valid.fingerprint or "") if ask.key else None
-        booking = self.house.parts.windows.reserve(
-            new_id(), terms=valid.terms, send_at=valid.send_at, latest=valid.latest, submit=submit
+        booking = reserve(
+            self.house.parts.windows,
+            new_id(),
+            terms=valid.terms,
+            send_at=valid.send_at,
+            latest=valid.latest,
+            submit=submit,
         )
         at = to_ms(booking.send_at)
         self.model.ledger.book(self.model.wish(ask).scopes, booking.message_id, at)
@@ -278,7 +284,7 @@ class HouseMachine(RuleBasedStateMachine):
             return
         message = self.house.dispatcher.get(message_id)
         found = self.house.parts.messages.movable(message_id)
-        new = NewTime(
+        new = NewSlot(
             found,
             send_at=moving.send_at,
             next_attempt_at=moving.send_at,
@@ -505,12 +511,5 @@ def test_a_house_does_what_the_model_does(house: House) -> None:
         pass
 
     Machine.house = house
-    case = Machine.TestCase
-    case.settings = settings(
-        max_examples=examples(30),
-        stateful_step_count=25,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-        database=None,
-    )
-    case().runTest()
+    suppressed = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+    play(Machine, stories=examples(30), steps=25, suppress_health_check=suppressed)

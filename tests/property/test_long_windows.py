@@ -13,12 +13,13 @@ from dispatcher.errors import QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import Terms
-from dispatcher.times.send_time import from_ms, to_ms
-from tests.support import model
-from tests.support.reserving import Reserving, calls_of
+from dispatcher.times.send_time import from_ms
+from tests.support.large_windows import BASE, Filled
+from tests.support.model import next_free
+from tests.support.reserving import Reserving, calls_of, reserve
+from tests.support.servers import RedisServer
 from tests.support.soak import examples
 
-BASE = 4_102_444_800_000  # 2100-01-01, ms
 LENGTH = 10
 SECOND, HOUR, DAY = 1_000, 3_600_000, 86_400_000
 QUOTAS = (Quota.parse("1/second"), Quota.parse("1000/day"))
@@ -28,38 +29,21 @@ Opened = Callable[..., Reserving]
 def fill(real: Reserving, members: Sequence[int]) -> str:
     """Put the members straight into the window of a fresh scope; return the scope."""
     scope = str(new_id())
-    packed: dict[Any, int] = {new_id().bytes: time for time in members}
+    packed: dict[Any, int] = {new_id().bytes: BASE + time for time in members}
     real.client.zadd(real.keys(scope).window(scope), packed)
     return scope
 
 
-def check(
-    real: Reserving, quotas: Sequence[Quota], members: Sequence[int], asked: int, room: int
-) -> None:
+def check(url: str, quotas: Sequence[Quota], members: Sequence[int], asked: int, room: int) -> None:
     """Fail unless a scope with these members gives the slot that the rule says, and none before."""
-    rule = [(each.count, each.length_ms) for each in quotas]
-    assert not any(model.is_broken(members, quota) for quota in rule)
-    scope, message_id = fill(real, members), new_id()
-    slot, terms = model.next_slot(members, asked, rule), Terms.own(scope)
-
-    def reserve(latest: int) -> int:
-        asked_at, until = from_ms(asked), from_ms(latest)
-        return to_ms(
-            real.windows.reserve(message_id, terms=terms, send_at=asked_at, latest=until).send_at
-        )
-
-    assert to_ms(real.windows.next_slot(terms, from_ms(asked))) == slot
-    for latest in (each for each in (asked, slot - 1, asked + room) if asked <= each < slot):
-        with pytest.raises(QuotaExceeded) as caught:
-            reserve(latest)
-        refusal, in_the_way = caught.value, real.members(scope)
-        assert to_ms(refusal.next_slot) == slot
-        times = [in_the_way[each] for each in refusal.conflicting]
-        assert (refusal.quota, len(times)) == (str(quotas[0]), quotas[0].count)
-        assert model.is_broken([*times, asked], rule[0])
-        assert message_id not in in_the_way
-    assert reserve(max(slot, asked + room)) == slot
-    assert real.members(scope)[message_id] == slot
+    one = Filled(url, quotas, members)
+    with one.real:
+        slot = next_free(one.intervals(), asked)
+        one.next_slot(asked, 0)
+        for latest in (asked, slot - 1, max(slot, asked + room)):
+            if latest >= asked:
+                one.reserve(asked, latest - asked)
+        one.check_windows()
 
 
 @st.composite
@@ -67,7 +51,7 @@ def full_groups(draw: st.DrawFn) -> list[int]:
     """Draw full groups of one or two, one length apart, with groups left out."""
     holes = draw(st.frozensets(st.integers(0, 1_299), max_size=3))
     count, groups = draw(st.integers(1, 2)), draw(st.integers(1_010, 1_300))
-    left = [BASE + group * LENGTH for group in range(groups) if group not in holes]
+    left = [group * LENGTH for group in range(groups) if group not in holes]
     return sorted(left * count)
 
 
@@ -79,17 +63,15 @@ def full_groups(draw: st.DrawFn) -> list[int]:
 )
 @given(members=full_groups(), offset=st.integers(0, 40), room=st.integers(0, 15_000))
 def test_a_search_longer_than_one_call_finds_the_first_slot(
-    opened: Opened, members: list[int], offset: int, room: int
+    redis_session: RedisServer, members: list[int], offset: int, room: int
 ) -> None:
     quota = Quota(members.count(members[0]), LENGTH)
-    check(opened(quota), [quota], members, BASE + offset, room)
+    check(redis_session.url, [quota], members, BASE + offset, room)
 
 
 def runs(*starts_and_counts: tuple[int, int]) -> list[int]:
     """Members a second apart, so many from each start on."""
-    return sorted(
-        BASE + start + n * SECOND for start, count in starts_and_counts for n in range(count)
-    )
+    return sorted(start + n * SECOND for start, count in starts_and_counts for n in range(count))
 
 
 PACKED: dict[str, list[int]] = {
@@ -106,16 +88,16 @@ PACKED: dict[str, list[int]] = {
 @pytest.mark.parametrize("members", PACKED.values(), ids=PACKED)
 @pytest.mark.parametrize("offset", [0, 250 * SECOND + 7])
 def test_a_packed_scope_answers_as_the_rule_says(
-    opened: Opened, members: list[int], offset: int
+    redis_session: RedisServer, members: list[int], offset: int
 ) -> None:
-    check(opened(*QUOTAS), QUOTAS, members, BASE + offset, 0)
+    check(redis_session.url, QUOTAS, members, BASE + offset, 0)
 
 
 @pytest.fixture
 def real(opened: Opened) -> Reserving:
     """Give windows whose scripts the server knows."""
     real = opened(*QUOTAS)
-    real.windows.reserve(new_id(), terms=Terms.own("warm"), send_at=from_ms(BASE))
+    reserve(real.windows, new_id(), terms=Terms.own("warm"), send_at=from_ms(BASE))
     real.windows.next_slot(Terms.own("warm"), from_ms(BASE))
     return real
 
@@ -134,10 +116,10 @@ def test_only_a_long_search_is_cut_into_several_calls(
 
     def refused() -> None:
         with pytest.raises(QuotaExceeded):
-            real.windows.reserve(new_id(), terms=terms, send_at=asked)
+            reserve(real.windows, new_id(), terms=terms, send_at=asked)
 
     def shifted() -> None:
-        real.windows.reserve(new_id(), terms=terms, send_at=asked, latest=from_ms(BASE + DAY))
+        reserve(real.windows, new_id(), terms=terms, send_at=asked, latest=from_ms(BASE + DAY))
 
     def searched() -> None:
         real.windows.next_slot(terms, asked)
@@ -151,6 +133,6 @@ def test_a_booking_that_fits_takes_one_call_in_a_packed_scope(real: Reserving) -
     free = from_ms(BASE + 499 * SECOND)
 
     def book() -> None:
-        real.windows.reserve(new_id(), terms=terms, send_at=free)
+        reserve(real.windows, new_id(), terms=terms, send_at=free)
 
     assert calls_of(real.client, book) == 1

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -19,7 +19,7 @@ from tests.support.house_model import SETTINGS, Ask, asks, offsets, rooms
 from tests.support.limiters import Clocked
 from tests.support.memory_twins import Servers, Side, Twins
 from tests.support.servers import PostgresServer, RedisServer
-from tests.support.soak import ALL, SOAKING, examples
+from tests.support.soak import ALL, SOAKING, examples, play
 
 START = datetime(2026, 11, 26, 15, 50, tzinfo=UTC)
 CHANNELS = SETTINGS["channels"]
@@ -262,14 +262,11 @@ def test_memory_does_what_redis_and_postgresql_do(part: int, servers: Servers) -
 
     Machine.servers = servers
     Machine.chosen = Settings.load(namespace="twins", **_SETTINGS)
-    case = Machine.TestCase
-    case.settings = settings(
-        max_examples=_STORIES,
-        stateful_step_count=15,
-        deadline=None,
+    play(
+        Machine,
+        stories=_STORIES,
+        steps=15,
         derandomize=False,  # else all parts would play the same stories
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-        database=None,
         print_blob=True,
     )
-    case().runTest()

@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 
 import pytest
 import redis
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -21,7 +21,7 @@ from dispatcher.reservation import Terms
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support import model, soak
 from tests.support.limits import little_at_once
-from tests.support.reserving import TOKENS, Reserving, pending, reserving, stored
+from tests.support.reserving import TOKENS, Reserving, pending, reserve, reserving, stored
 from tests.support.servers import RedisServer
 
 BASE = 4_102_444_800_000  # 2100-01-01, ms
@@ -66,15 +66,15 @@ class WindowsMachine(RuleBasedStateMachine):
     def book(self, time: int) -> None:
         message_id = new_id()
         if model.fits(self.members, time, self.rule):
-            booking = self.windows.reserve(
-                message_id, terms=Terms.own(SCOPE), send_at=from_ms(time)
+            booking = reserve(
+                self.windows, message_id, terms=Terms.own(SCOPE), send_at=from_ms(time)
             )
             assert (booking.message_id, to_ms(booking.send_at)) == (message_id, time)
             self.booked[message_id] = time
             self.unconfirmed.add(message_id)
         else:
             with pytest.raises(QuotaExceeded) as refused:
-                self.windows.reserve(message_id, terms=Terms.own(SCOPE), send_at=from_ms(time))
+                reserve(self.windows, message_id, terms=Terms.own(SCOPE), send_at=from_ms(time))
             self.check_refusal(refused.value, time)
 
     @rule(time=times, room=rooms)
@@ -87,20 +87,20 @@ class WindowsMachine(RuleBasedStateMachine):
             "latest": from_ms(time + room),
         }
         if slot <= time + room:
-            booking = self.windows.reserve(message_id, **cast(Any, asked))
+            booking = reserve(self.windows, message_id, **cast(Any, asked))
             assert to_ms(booking.send_at) == slot
             self.booked[message_id] = slot
             self.unconfirmed.add(message_id)
         else:
             with pytest.raises(QuotaExceeded) as refused:
-                self.windows.reserve(message_id, **cast(Any, asked))
+                reserve(self.windows, message_id, **cast(Any, asked))
             self.check_refusal(refused.value, time)
 
     @precondition(lambda self: self.booked)
     @rule(choice=choices, time=times)
     def book_again(self, choice: int, time: int) -> None:
         message_id = self.pick(choice)
-        booking = self.windows.reserve(message_id, terms=Terms.own(SCOPE), send_at=from_ms(time))
+        booking = reserve(self.windows, message_id, terms=Terms.own(SCOPE), send_at=from_ms(time))
         assert to_ms(booking.send_at) == self.booked[message_id]
         self.unconfirmed.add(message_id)
 
@@ -207,14 +207,7 @@ def test_windows_do_what_the_model_does(
         url = redis_server.url
         numbers = itertools.count()
 
-    case = Machine.TestCase
-    case.settings = settings(
-        max_examples=soak.examples(examples),
-        stateful_step_count=30,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
-        database=None,
-    )
-    case().runTest()
+    stories = soak.examples(examples)
+    soak.play(Machine, stories=stories, steps=30, suppress_health_check=[HealthCheck.too_slow])
     with redis_server.client() as client:
         assert client.keys("*") == []

@@ -16,17 +16,17 @@ from dispatcher.errors import SlotRefused
 from dispatcher.message import new_id
 from dispatcher.quota import CalendarQuota, Quota
 from dispatcher.redis.keys import shard_of
-from dispatcher.reservation import Bulk, Rebooked, Request
+from dispatcher.reservation import BookingRequest, Rebooked
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import OWN_SCOPE, Scope, counted, own_scope
 from dispatcher.times.periods import UNIT_MS, CalendarUnit
 from dispatcher.times.quiet_hours import Hours
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.calendar_model import CHANGES, MINUTE_MS, Item, items, zoned
-from tests.support.reserving import TOKENS, Reserving, reserving, window
+from tests.support.model import Ledger, Wish
+from tests.support.reserving import TOKENS, Reserving, reserve, reserving, window
 from tests.support.servers import RedisServer
 from tests.support.soak import examples
-from tests.support.zoned_model import Ledger, Wish
 
 CHANNEL = "sms"
 KINDS = ("recipient.sms", "channel.sms", "tenant")
@@ -101,8 +101,8 @@ class Story:
         slot = self.ledger.slot(wish, asked)
         latest = from_ms(asked + room) if room else None
         try:
-            found = self.real.windows.reserve(
-                new_id(), terms=wish.terms, send_at=from_ms(asked), latest=latest
+            found = reserve(
+                self.real.windows, new_id(), terms=wish.terms, send_at=from_ms(asked), latest=latest
             )
         except SlotRefused as refused:
             assert slot > asked + room
@@ -125,11 +125,11 @@ class Story:
         asked, rooms = self.asked(step), [0, step.room, 0, step.room // 2]
         wishes = [self.wishes[(step.who + n) % len(self.wishes)] for n in range(4)]
         requests = [
-            Request(new_id(), wish.terms, asked, asked + room)
+            BookingRequest(new_id(), wish.terms, asked, asked + room)
             for wish, room in zip(wishes, rooms, strict=True)
         ]
         same = len(self.scene.quotas) == 1 or len({wish.zone for wish in wishes}) == 1
-        found = Bulk(self.real.windows).reserve(requests)
+        found = self.real.windows.book(requests)
         for wish, request, booked in zip(wishes, requests, found, strict=True):
             if not isinstance(booked, SlotRefused):
                 message_id, at = request.message_id, booked

@@ -14,14 +14,23 @@ import pytest
 from dispatcher.errors import QuietHours, QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.quota import CalendarQuota, Quota, parse_quota
-from dispatcher.reservation import Bulk, Request, Submit, Terms
+from dispatcher.reservation import BookingRequest, Submit, Terms
 from dispatcher.reservation.upkeep import KEEP_MS
 from dispatcher.scope import own_scope
 from dispatcher.times.quiet_hours import Hours
 from dispatcher.times.send_time import from_ms
 from tests.support import model
 from tests.support.processes import in_processes
-from tests.support.reserving import Reserving, calls_of, ms, pending, reserving, stored, times_of
+from tests.support.reserving import (
+    Reserving,
+    calls_of,
+    ms,
+    pending,
+    reserve,
+    reserving,
+    stored,
+    times_of,
+)
 from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
@@ -32,28 +41,32 @@ Opened = Callable[..., Reserving]
 def test_times_exactly_one_length_apart_fit(opened: Opened) -> None:
     real = opened()
     first = datetime(2100, 1, 1, 11, 11, 11, tzinfo=UTC)
-    booked = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=first)
+    booked = reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=first)
     asked = first + timedelta(seconds=1)
     with pytest.raises(QuotaExceeded) as refused:
-        real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=asked)
+        reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=asked)
     assert refused.value.quota == "1/minute"
     assert refused.value.scope == "ann"
     assert refused.value.send_at == asked
     assert refused.value.conflicting == (booked.message_id,)
     assert refused.value.next_slot == first + MINUTE
-    real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=refused.value.next_slot)
-    real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=first - MINUTE)
+    reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=refused.value.next_slot)
+    reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=first - MINUTE)
 
 
 def test_a_refusal_leaves_no_trace(opened: Opened) -> None:
     real = opened()
-    real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+    reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
     before = real.dump()
     with pytest.raises(QuotaExceeded):
-        real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+        reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
     with pytest.raises(QuotaExceeded):
-        real.windows.reserve(
-            new_id(), terms=Terms.own("ann"), send_at=NOON, latest=NOON + timedelta(seconds=59)
+        reserve(
+            real.windows,
+            new_id(),
+            terms=Terms.own("ann"),
+            send_at=NOON,
+            latest=NOON + timedelta(seconds=59),
         )
     assert real.dump() == before
 
@@ -61,16 +74,16 @@ def test_a_refusal_leaves_no_trace(opened: Opened) -> None:
 def test_scopes_do_not_touch_each_other(opened: Opened) -> None:
     real = opened()
     for scope in ("ann", "bob", "利用者", "{ann}", "ann:*", "a b"):
-        real.windows.reserve(new_id(), terms=Terms.own(scope), send_at=NOON)
+        reserve(real.windows, new_id(), terms=Terms.own(scope), send_at=NOON)
         assert len(real.members(scope)) == 1
 
 
 def test_a_cancelled_place_is_free_at_once(opened: Opened) -> None:
     real = opened()
-    first = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+    first = reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
     real.windows.release(first.message_id, Terms.own("ann"))
     assert pending(real.client, real.keys("ann")) == set()
-    real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+    reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
 
 
 def test_a_full_stretch_is_left_without_a_step_for_each_message_in_it(opened: Opened) -> None:
@@ -83,8 +96,8 @@ def test_a_full_stretch_is_left_without_a_step_for_each_message_in_it(opened: Op
     def book() -> None:
         latest = NOON + timedelta(hours=1)
         found.append(
-            real.windows.reserve(
-                new_id(), terms=Terms.own("ann"), send_at=NOON, latest=latest
+            reserve(
+                real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON, latest=latest
             ).send_at
         )
 
@@ -98,24 +111,24 @@ def test_messages_of_a_campaign_do_not_search_the_same_stretch_again(opened: Ope
     full = {n.to_bytes(16, "big"): ms(NOON) + n * 1_000 for n in range(1_000)}
     real.client.zadd(real.keys("ann").window("ann"), full)
     latest = ms(NOON + timedelta(hours=1))
-    campaign = [Request(new_id(), Terms.own("ann"), ms(NOON), latest) for _ in range(200)]
+    campaign = [BookingRequest(new_id(), Terms.own("ann"), ms(NOON), latest) for _ in range(200)]
     found: list[object] = []
-    assert calls_of(real.client, lambda: found.extend(Bulk(real.windows).reserve(campaign))) < 20
+    assert calls_of(real.client, lambda: found.extend(real.windows.book(campaign))) < 20
     assert found == [ms(NOON) + n * 1_000 for n in range(1_000, 1_200)]
 
 
 def test_a_latest_time_before_the_one_asked_for_means_no_shift(opened: Opened) -> None:
     real = opened()
     earlier = NOON - timedelta(hours=1)
-    booking = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON, latest=earlier)
+    booking = reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON, latest=earlier)
     assert booking.send_at == NOON
     with pytest.raises(QuotaExceeded):
-        real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON, latest=earlier)
+        reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON, latest=earlier)
 
 
 def test_a_next_slot_books_nothing(opened: Opened) -> None:
     real = opened()
-    real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+    reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
     assert real.windows.next_slot(Terms.own("ann"), NOON) == NOON + MINUTE
     assert len(real.members("ann")) == 1
     assert real.windows.next_slot(Terms.own("nobody"), NOON) == NOON
@@ -123,7 +136,7 @@ def test_a_next_slot_books_nothing(opened: Opened) -> None:
 
 def test_a_reservation_waits_for_the_store_to_confirm_it(opened: Opened) -> None:
     real = opened()
-    booking = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+    booking = reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
     assert pending(real.client, real.keys("ann")) == {booking.message_id}
 
 
@@ -136,7 +149,7 @@ def confirm(real: Reserving) -> None:
 def test_a_window_never_expires_by_itself(opened: Opened) -> None:
     real = opened()
     for confirmed in (True, False):
-        real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON + confirmed * MINUTE)
+        reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON + confirmed * MINUTE)
         if confirmed:
             confirm(real)
         assert real.client.pttl(real.keys("ann").window("ann")) == -1
@@ -144,9 +157,9 @@ def test_a_window_never_expires_by_itself(opened: Opened) -> None:
 
 def test_a_repeated_booking_waits_for_its_confirmation_again(opened: Opened) -> None:
     real = opened()
-    booking = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+    booking = reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
     confirm(real)
-    real.windows.reserve(booking.message_id, terms=Terms.own("ann"), send_at=NOON)
+    reserve(real.windows, booking.message_id, terms=Terms.own("ann"), send_at=NOON)
     assert pending(real.client, real.keys("ann")) == {booking.message_id}
 
 
@@ -157,7 +170,7 @@ def test_windows_that_nobody_books_in_are_tidied_in_turn(opened: Opened) -> None
     for number in range(50):
         keys = real.keys(f"old {number}")
         real.client.zadd(keys.window(f"old {number}"), {new_id().bytes: old})
-    kept = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+    kept = reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
     forgotten = sum(real.upkeep.tidy(keys_at_once=10) for _ in range(30))
     assert forgotten == 50
     assert [*real.client.scan_iter(match="*:window:*")] == [real.keys("ann").window("ann").encode()]
@@ -183,7 +196,7 @@ def test_members_that_count_no_more_are_trimmed(opened: Opened) -> None:
         window,
         {old.bytes: seconds * 1_000 - keep - 5_000, recent.bytes: seconds * 1_000 - keep + 60_000},
     )
-    booking = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+    booking = reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
     confirm(real)
     assert set(real.members("ann")) == {recent, booking.message_id}
 
@@ -202,9 +215,11 @@ def test_a_message_is_booked_whatever_its_scope_and_key(
     real = opened()
     first, second = new_id(), new_id()
     terms = Terms.own(name)
-    real.windows.reserve(first, terms=terms, send_at=NOON, submit=submit)
+    reserve(real.windows, first, terms=terms, send_at=NOON, submit=submit)
     assert real.members(name) == {first: ms(NOON)}
-    duplicate = real.windows.reserve(second, terms=terms, send_at=NOON, submit=submit, latest=LATER)
+    duplicate = reserve(
+        real.windows, second, terms=terms, send_at=NOON, submit=submit, latest=LATER
+    )
     if submit is None:
         assert set(real.members(name)) == {first, second}
     else:
@@ -234,7 +249,7 @@ def test_the_worked_picture_is_true(opened: Callable[..., Reserving]) -> None:
     for taken, closed in zip(booked, blocked, strict=True):
         columns = {place for place, mark in enumerate(taken) if mark == "█"}
         for place in columns - there:
-            real.windows.reserve(new_id(), terms=TERMS, send_at=NINE + place * COLUMN)
+            reserve(real.windows, new_id(), terms=TERMS, send_at=NINE + place * COLUMN)
         there = columns
         times = [NINE + place * COLUMN for place in range(len(closed))]
         fits = [real.windows.next_slot(TERMS, time) == time for time in times]
@@ -262,8 +277,8 @@ def hammer(gate: Any, seed: int, url: str) -> tuple[int, int, int]:
             asked = from_ms(BASE + roll.randrange(SPAN))
             shift = asked + timedelta(milliseconds=300) if roll.random() < 0.3 else None
             try:
-                booking = real.windows.reserve(
-                    new_id(), terms=Terms.own("crowd"), send_at=asked, latest=shift
+                booking = reserve(
+                    real.windows, new_id(), terms=Terms.own("crowd"), send_at=asked, latest=shift
                 )
             except QuotaExceeded:
                 refused += 1
@@ -320,7 +335,7 @@ def test_a_shift_over_five_years_of_open_minutes_takes_few_calls(
     assert last - START > timedelta(days=5 * 365)
     real.client.zadd(real.keys("ada").window("ada"), {new_id().bytes: ms(each) for each in taken})
     with pytest.raises(QuietHours) as refused:
-        real.windows.reserve(new_id(), terms=RARE, send_at=START)
+        reserve(real.windows, new_id(), terms=RARE, send_at=START)
     assert refused.value.next_slot == last
     computed = 0
     bounds = CalendarQuota.bounds
@@ -335,8 +350,12 @@ def test_a_shift_over_five_years_of_open_minutes_takes_few_calls(
     calls = calls_of(
         real.client,
         lambda: found.append(
-            real.windows.reserve(
-                new_id(), terms=RARE, send_at=START, latest=START + timedelta(days=3_000)
+            reserve(
+                real.windows,
+                new_id(),
+                terms=RARE,
+                send_at=START,
+                latest=START + timedelta(days=3_000),
             ).send_at
         ),
     )

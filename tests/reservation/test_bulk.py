@@ -13,7 +13,7 @@ from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.quota import CalendarQuota, Quota
 from dispatcher.redis.keys import ShardKeys
-from dispatcher.reservation import Bulk, Request, Terms, shards
+from dispatcher.reservation import BookingRequest, Terms, shards
 from dispatcher.reservation.booking import Leg, LegRequest
 from dispatcher.reservation.shards import Arguments
 from dispatcher.reservation.terms import Rules
@@ -27,11 +27,11 @@ NOON = to_ms(datetime(2100, 1, 1, 12, tzinfo=UTC))
 PEOPLE = [f"to {number}" for number in range(40)]
 
 
-def requests(at_ms: int = NOON) -> list[Request]:
-    return [Request(new_id(), Terms.own(name), at_ms, at_ms) for name in PEOPLE]
+def requests(at_ms: int = NOON) -> list[BookingRequest]:
+    return [BookingRequest(new_id(), Terms.own(name), at_ms, at_ms) for name in PEOPLE]
 
 
-def booked(real: Reserving, wanted: list[Request]) -> bool:
+def booked(real: Reserving, wanted: list[BookingRequest]) -> bool:
     """Whether these are booked, each where it belongs and nothing else there."""
     return all(
         real.members(name) == {each.message_id: each.asked_ms}
@@ -40,35 +40,35 @@ def booked(real: Reserving, wanted: list[Request]) -> bool:
 
 
 def test_a_line_that_broke_before_is_replaced(through: Reserving, proxy: Proxy) -> None:
-    bulk, wanted = Bulk(through.windows), requests()
+    windows, wanted = through.windows, requests()
     through.client.ping()
     proxy.cut_all()
-    assert bulk.reserve(wanted) == [NOON] * len(PEOPLE)
+    assert windows.book(wanted) == [NOON] * len(PEOPLE)
     assert booked(through, wanted)
 
 
 @pytest.mark.parametrize("place", [0, 17, 39])
 def test_a_lost_reply_is_asked_for_again(through: Reserving, proxy: Proxy, place: int) -> None:
-    bulk, wanted = Bulk(through.windows), requests()
-    bulk.reserve(requests(NOON + 86_400_000))  # the line stands and knows the script
+    windows, wanted = through.windows, requests()
+    windows.book(requests(NOON + 86_400_000))  # the line stands and knows the script
     proxy.drop_reply(wanted[place].message_id.bytes)
-    assert bulk.reserve(wanted) == [NOON] * len(PEOPLE)
+    assert windows.book(wanted) == [NOON] * len(PEOPLE)
     assert proxy.dropped == 1
 
 
 def test_a_server_that_forgot_the_script_is_given_it_again(through: Reserving) -> None:
-    bulk, wanted = Bulk(through.windows), requests()
-    bulk.reserve(requests(NOON + 86_400_000))
+    windows, wanted = through.windows, requests()
+    windows.book(requests(NOON + 86_400_000))
     through.client.script_flush()
-    assert bulk.reserve(wanted) == [NOON] * len(PEOPLE)
+    assert windows.book(wanted) == [NOON] * len(PEOPLE)
 
 
 def test_a_server_that_is_away_is_reported(through: Reserving, proxy: Proxy) -> None:
-    bulk = Bulk(through.windows)
+    windows = through.windows
     proxy.refuse()
     proxy.cut_all()
     with pytest.raises(ReservationsUnavailable):
-        bulk.reserve(requests())
+        windows.book(requests())
     proxy.pass_all()
 
 
@@ -76,34 +76,34 @@ def test_closed_windows_are_reported(through: Reserving) -> None:
     for shard in range(through.shards):
         through.client.delete(through.fence.keys[shard].epoch)
     with pytest.raises(ReservationsUnavailable, match="rebuild"):
-        Bulk(through.windows).reserve(requests())
+        through.windows.book(requests())
 
 
 def test_withdrawn_reservations_leave_nothing(through: Reserving) -> None:
-    bulk = Bulk(through.windows)
+    windows = through.windows
     abandoned, wanted = requests(NOON + 1), requests()
-    bulk.reserve(abandoned)
-    bulk.withdraw(abandoned)
+    windows.book(abandoned)
+    windows.withdraw(abandoned)
     assert not any(through.members(name) for name in PEOPLE)
-    assert bulk.reserve(wanted) == [NOON] * len(PEOPLE)
+    assert windows.book(wanted) == [NOON] * len(PEOPLE)
 
 
 def test_no_messages_need_no_answer(through: Reserving) -> None:
-    assert Bulk(through.windows).reserve([]) == []
+    assert through.windows.book([]) == []
 
 
 def test_no_connection_is_lost_whatever_happens_to_the_replies(
     through: Reserving, proxy: Proxy
 ) -> None:
-    bulk = Bulk(through.windows)
-    bulk.reserve(requests())
+    windows = through.windows
+    windows.book(requests())
     before = proxy.accepted
     for _ in range(10):
-        bulk.reserve(requests())
+        windows.book(requests())
     assert proxy.accepted == before
     for _ in range(10):
         through.client.script_flush()
-        bulk.reserve(requests())
+        windows.book(requests())
     pool = cast(Any, through.client.connection_pool)
     assert not pool._in_use_connections
 

@@ -268,7 +268,7 @@ def duties_of_the_sweep(house: House, booked: Sequence[Message]) -> None:
     house.change([lost], status="cancelled", finished_at=past)
     house.dispatcher.cancel(cancelled.id)
     [due] = [house.submit("due", send_in=timedelta(0))]
-    house.parts.delivery.parts.claims.claim([due.id])
+    house.parts.delivery.shared.claims.claim([due.id])
     house.end_claims(due)
     sweep = house.parts.sweep
     assert sweep.enqueue_due() == 1
@@ -316,13 +316,13 @@ def permits(house: House, booked: Sequence[Message]) -> None:
     assert len(shards) == 16
     taken = [Permit(new_id(), 1, name, "memory") for name in people]
     ask = house.parts.permits.acquire
-    answers = ask(taken, hold=MINUTE)
+    answers = ask(taken, within=MINUTE)
     granted = [each for each, answer in zip(taken, answers, strict=True) if answer.allowed]
     assert granted == taken[:LIMIT]
     assert {name for name in people if house.permits(name)} == {each.scope for each in granted}
 
     house.parts.permits.settle([(each, timedelta(0)) for each in granted[:9]])
-    house.parts.permits.extend(granted[9:], hold=HOUR)
+    house.parts.permits.extend(granted[9:], within=HOUR)
     house.parts.permits.give_back(granted[9:])
     assert [name for name in people if house.permits(name)] == [each.scope for each in granted[:9]]
     waiting = house.parts.permits.waiting(logs=9, each=9)
@@ -332,17 +332,17 @@ def permits(house: House, booked: Sequence[Message]) -> None:
     house.parts.permits.called({log: []}, set())
 
     house.parts.permits.close("memory", MINUTE)
-    assert not any(answer.allowed for answer in ask(granted[9:12], hold=MINUTE))
+    assert not any(answer.allowed for answer in ask(granted[9:12], within=MINUTE))
     house.redis.delete(house.permit_keys("memory").closing("memory"))
     [fill] = vars(house.parts.overviews)["_fills"].read()
     assert fill.limits[0].used == 9
 
     closed = close_permits(house, people[0], people[1], "memory")
     with pytest.raises(LimitersUnavailable):
-        ask(taken, hold=MINUTE)
+        ask(taken, within=MINUTE)
     house.parts.permits.give_back(taken)
     assert house.parts.reconciler.reconcile(settle=timedelta(0)).rebuilt == closed
-    assert any(answer.allowed for answer in ask(taken, hold=MINUTE))
+    assert any(answer.allowed for answer in ask(taken, within=MINUTE))
     house.parts.permits.give_back(taken)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from dispatcher.errors import IdempotencyConflict, QuotaExceeded
 from dispatcher.message import new_id
-from dispatcher.reservation import Booking, Submit, Terms
-from tests.support.reserving import Reserving, reserving
+from dispatcher.reservation import Submit, Terms
+from tests.support.reserving import Booking, Reserving, reserve, reserving
 from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
@@ -19,7 +19,7 @@ Opened = Callable[..., Reserving]
 
 
 def book(real: Reserving, submit: Submit, send_at: datetime = NOON) -> Booking:
-    return real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=send_at, submit=submit)
+    return reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=send_at, submit=submit)
 
 
 def test_the_same_content_shares_the_booking(opened: Opened) -> None:
@@ -44,11 +44,11 @@ def test_other_content_is_a_conflict_and_leaves_no_trace(opened: Opened) -> None
 def test_a_duplicate_submit_that_gives_up_leaves_the_other_its_booking(opened: Opened) -> None:
     real = opened()
     first, second = book(real, Submit("key", "print")), book(real, Submit("key", "print"))
-    real.windows.withdraw(first)
+    real.windows.withdraw([first.request])
     assert list(real.members("ann")) == [second.message_id]
-    real.windows.withdraw(first)  # a repeated call counts once
+    real.windows.withdraw([first.request])  # a repeated call counts once
     assert list(real.members("ann")) == [second.message_id]
-    real.windows.withdraw(second)
+    real.windows.withdraw([second.request])
     assert real.members("ann") == {}
     keys = real.keys("ann")
     assert not real.client.exists(keys.duplicates("key"), keys.pending)
@@ -56,13 +56,13 @@ def test_a_duplicate_submit_that_gives_up_leaves_the_other_its_booking(opened: O
 
 def test_a_key_is_free_for_other_content_when_all_gave_up(opened: Opened) -> None:
     real = opened()
-    real.windows.withdraw(book(real, Submit("key", "print")))
+    real.windows.withdraw([book(real, Submit("key", "print")).request])
     book(real, Submit("key", "other"))
 
 
 def test_a_refused_submit_leaves_its_key_free(opened: Opened) -> None:
     real = opened()
-    real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+    reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
     with pytest.raises(QuotaExceeded):
         book(real, Submit("key", "print"))
     assert not real.client.exists(real.keys("ann").duplicates("key"))
@@ -74,7 +74,7 @@ def test_a_repeated_call_of_one_submit_counts_once(opened: Opened) -> None:
     submit = Submit("key", "print")
     booking = book(real, submit)
     assert book(real, submit).message_id == booking.message_id
-    real.windows.withdraw(booking)
+    real.windows.withdraw([booking.request])
     assert real.members("ann") == {}
 
 
@@ -84,22 +84,22 @@ def test_duplicates_are_forgotten_in_time_and_then_only_the_store_decides(opened
     duplicates = real.keys("ann").duplicates("key")
     assert 0 < real.client.pttl(duplicates) <= 60_000
     real.client.delete(duplicates)  # as its expiry does
-    real.windows.withdraw(booking)
+    real.windows.withdraw([booking.request])
     assert list(real.members("ann")) == [booking.message_id]
 
 
 def test_giving_back_again_after_a_lost_reply_answers_the_same(opened: Opened) -> None:
     real = opened()
     booking = book(real, Submit("key", "print"))
-    assert real.windows.withdraw(booking)
-    assert real.windows.withdraw(booking)
+    assert real.windows.withdraw([booking.request]) == [True]
+    assert real.windows.withdraw([booking.request]) == [True]
 
 
 def test_a_duplicate_does_not_shorten_the_life_that_another_gave(opened: Opened) -> None:
     real = opened()
-    real.windows.reserve(
+    reserve(real.windows,
         new_id(), terms=Terms.own("ann"), send_at=NOON, submit=Submit("key", "print"),
-        pending_ahead=timedelta(minutes=10),
+        grace=timedelta(minutes=10),
     )  # fmt: skip
     book(real, Submit("key", "print"))
     assert real.client.pttl(real.keys("ann").duplicates("key")) > 600_000
@@ -107,7 +107,9 @@ def test_a_duplicate_does_not_shorten_the_life_that_another_gave(opened: Opened)
 
 def test_a_submit_without_a_key_gives_back_what_it_booked(opened: Opened) -> None:
     real = opened()
-    real.windows.withdraw(real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON))
+    real.windows.withdraw(
+        [reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON).request]
+    )
     assert real.members("ann") == {}
 
 
@@ -132,7 +134,7 @@ def test_many_at_once_share_one_booking(redis_server: RedisServer, opened: Opene
         assert len(real.members("ann")) == 1
         for booking in bookings:
             assert len(real.members("ann")) == 1
-            real.windows.withdraw(booking)
+            real.windows.withdraw([booking.request])
         assert real.members("ann") == {}
 
 

@@ -11,7 +11,7 @@ from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.reservation import Submit, Terms
 from tests.support.proxy import Proxy
-from tests.support.reserving import Reserving, pending, reserving, value_of
+from tests.support.reserving import Reserving, pending, reserve, reserving, value_of
 from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
@@ -25,14 +25,18 @@ def refuses(real: Reserving) -> ReservationsUnavailable:
     """Check that every call is refused; return the refusal of a booking."""
     for call in (
         lambda: real.windows.next_slot(Terms.own("ann"), NOON),
-        lambda: real.windows.reserve(
-            new_id(), terms=Terms.own("ann"), send_at=NOON, submit=Submit("key", "print")
+        lambda: reserve(
+            real.windows,
+            new_id(),
+            terms=Terms.own("ann"),
+            send_at=NOON,
+            submit=Submit("key", "print"),
         ),
     ):
         with pytest.raises(ReservationsUnavailable):
             call()
     with pytest.raises(ReservationsUnavailable) as refused:
-        real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+        reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
     return refused.value
 
 
@@ -42,7 +46,7 @@ def test_a_lost_reply_of_a_booking_leaves_exactly_one_member(
 ) -> None:
     message_id = new_id()
     proxy.drop_reply(message_id.bytes, times=lost)
-    booking = through.windows.reserve(message_id, terms=Terms.own("ann"), send_at=NOON)
+    booking = reserve(through.windows, message_id, terms=Terms.own("ann"), send_at=NOON)
     assert proxy.dropped == lost
     assert booking.message_id == message_id
     assert through.members("ann") == {message_id: int(NOON.timestamp() * 1_000)}
@@ -50,12 +54,12 @@ def test_a_lost_reply_of_a_booking_leaves_exactly_one_member(
 
 
 def test_a_lost_reply_of_a_shift_does_not_shift_twice(through: Reserving, proxy: Proxy) -> None:
-    through.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+    reserve(through.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
     message_id = new_id()
     proxy.drop_reply(message_id.bytes)
     latest = NOON + timedelta(hours=1)
-    booking = through.windows.reserve(
-        message_id, terms=Terms.own("ann"), send_at=NOON, latest=latest
+    booking = reserve(
+        through.windows, message_id, terms=Terms.own("ann"), send_at=NOON, latest=latest
     )
     assert proxy.dropped == 1
     assert booking.send_at == NOON + timedelta(minutes=1)
@@ -67,10 +71,12 @@ def test_a_lost_reply_of_a_keyed_booking_counts_its_submit_once(
 ) -> None:
     submit = Submit("key", "print")
     proxy.drop_reply(submit.token.encode(), times=2)
-    booking = through.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON, submit=submit)
+    booking = reserve(
+        through.windows, new_id(), terms=Terms.own("ann"), send_at=NOON, submit=submit
+    )
     assert proxy.dropped == 2
     proxy.drop_reply(submit.token.encode())
-    through.windows.withdraw(booking)
+    through.windows.withdraw([booking.request])
     assert proxy.dropped == 1
     assert through.members("ann") == {}
 
@@ -81,7 +87,7 @@ def test_more_lost_replies_than_tries_are_an_error_that_keeps_at_most_one_member
     message_id = new_id()
     proxy.drop_reply(message_id.bytes, times=100)
     with pytest.raises(ReservationsUnavailable):
-        through.windows.reserve(message_id, terms=Terms.own("ann"), send_at=NOON)
+        reserve(through.windows, message_id, terms=Terms.own("ann"), send_at=NOON)
     proxy.pass_all()
     assert set(through.members("ann")) <= {message_id}
     through.windows.release(message_id, Terms.own("ann"))
@@ -91,7 +97,9 @@ def test_more_lost_replies_than_tries_are_an_error_that_keeps_at_most_one_member
 def test_cut_connections_are_made_again_without_an_error(through: Reserving, proxy: Proxy) -> None:
     for n in range(5):
         proxy.cut_all()
-        through.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON + timedelta(hours=n))
+        reserve(
+            through.windows, new_id(), terms=Terms.own("ann"), send_at=NOON + timedelta(hours=n)
+        )
     assert len(through.members("ann")) == 5
 
 
@@ -103,7 +111,7 @@ def test_a_refusing_line_is_reported_and_forgotten_when_it_is_back(
     assert "reached" in refuses(through).reason
     proxy.pass_all()
     assert through.members("ann") == {}
-    through.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+    reserve(through.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
 
 
 def test_a_silent_line_is_reported_in_bounded_time(proxy: Proxy, redis_server: RedisServer) -> None:
@@ -112,7 +120,7 @@ def test_a_silent_line_is_reported_in_bounded_time(proxy: Proxy, redis_server: R
         real.open()
         proxy.blackhole()
         with pytest.raises(ReservationsUnavailable, match="did not answer in time"):
-            real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+            reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
         proxy.pass_all()
 
 
@@ -132,13 +140,15 @@ def test_a_redis_that_is_down_is_reported(own_redis: RedisServer) -> None:
 def test_a_full_redis_is_reported_and_keeps_no_trace(own_redis: RedisServer) -> None:
     with reserving(own_redis.url) as real, own_redis.client() as plain:
         real.open()
-        kept = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+        kept = reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
         before = {key: value_of(plain, key) for key in cast("list[bytes]", plain.keys("*"))}
         plain.config_set("maxmemory", 1)
         later = NOON + timedelta(hours=1)
         for submit in (None, Submit("key", "print")):
             with pytest.raises(ReservationsUnavailable, match="out of memory"):
-                real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=later, submit=submit)
+                reserve(
+                    real.windows, new_id(), terms=Terms.own("ann"), send_at=later, submit=submit
+                )
         assert {key: value_of(plain, key) for key in cast("list[bytes]", plain.keys("*"))} == before
         real.windows.release(
             kept.message_id, Terms.own("ann")
@@ -167,7 +177,7 @@ def test_an_evicting_redis_is_refused_by_every_new_connection(
 
         plain.config_set("maxmemory-policy", "noeviction")
         real.open()
-        real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+        reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
 
 
 def test_a_replica_is_refused(own_redis: RedisServer) -> None:
@@ -175,7 +185,7 @@ def test_a_replica_is_refused(own_redis: RedisServer) -> None:
         real.open()
         plain.replicaof("127.0.0.1", 1)
         with pytest.raises(ReservationsUnavailable, match="read-only replica"):
-            real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+            reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
 
 
 @pytest.mark.parametrize("condition", ["wrong type", "no permission"])

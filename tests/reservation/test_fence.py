@@ -11,7 +11,7 @@ from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import Terms
-from tests.support.reserving import SHARDS, Reserving, reserving, stored, times_of
+from tests.support.reserving import SHARDS, Reserving, reserve, reserving, stored, times_of
 from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
@@ -22,7 +22,7 @@ def is_open(real: Reserving, scope: str = "ann") -> bool:
     """Book and give back."""
     message_id = new_id()
     try:
-        real.windows.reserve(message_id, terms=Terms.own(scope), send_at=NOON)
+        reserve(real.windows, message_id, terms=Terms.own(scope), send_at=NOON)
     except ReservationsUnavailable as error:
         if "not complete" not in error.reason:
             raise
@@ -57,7 +57,7 @@ def test_a_restarted_redis_is_closed_although_its_data_came_back(
         # On a slow disk the log may lie up to two seconds behind, which a kill would lose.
         real.client.config_set("appendfsync", "always")
         real.open()
-        booking = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+        booking = reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
         end(own_redis)
         own_redis.start()
         with own_redis.client() as plain:
@@ -115,13 +115,13 @@ def test_a_process_with_shorter_quotas_keeps_what_longer_ones_still_count(
     real = opened(Quota(2, week_ms))
     now = datetime.now(UTC)
     for days in (-6, -5):
-        real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=now + timedelta(days=days))
+        reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=now + timedelta(days=days))
     with reserving(redis_server.url, [Quota(1, 1_000)]) as shorter:
         found = shorter.upkeep.unconfirmed(older_than=timedelta(0), limit=10)
         assert shorter.upkeep.confirm(found, stored(times_of(real, found))) == 0
     assert len(real.members("ann")) == 2
     with pytest.raises(QuotaExceeded):
-        real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=now)
+        reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=now)
 
 
 def test_namespaces_are_opened_on_their_own(redis_server: RedisServer, opened: Opened) -> None:
@@ -143,7 +143,7 @@ def test_a_rebuild_leaves_nothing_of_another_number_of_shards(
 ) -> None:
     real = opened()
     for n in range(50):
-        real.windows.reserve(new_id(), terms=Terms.own(f"scope {n}"), send_at=NOON)
+        reserve(real.windows, new_id(), terms=Terms.own(f"scope {n}"), send_at=NOON)
     with reserving(redis_server.url, shards=SHARDS // 2) as fewer:
         rebuild = fewer.upkeep.begin()
         assert rebuild is not None

@@ -11,13 +11,14 @@ from uuid import uuid4
 
 import pytest
 
-from dispatcher import Draft, Fault, ReservationsUnavailable
+from dispatcher import Fault, ReservationsUnavailable
 from dispatcher.errors import SlotRefused
 from dispatcher.operations.findings import Level
 from dispatcher.reservation import foreign_keys
+from dispatcher.submission import terms_for
 from tests.support.all_windows import promised, windows_of
 from tests.support.examining import doctor_for
-from tests.support.house import BODY, FAR, House
+from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
 
 LATER = FAR + timedelta(hours=1)
@@ -128,10 +129,8 @@ def test_nothing_is_accepted_between_setting_aside_and_the_rebuild(house: House)
 
 def test_keys_of_the_dispatcher_are_not_set_aside(house: House) -> None:
     message = house.submit("ben", send_at=LATER)
-    valid = house.parts.submitter.validated(
-        Draft(channel="memory", recipient="ben", body=BODY, send_at=LATER), now=FAR
-    )
-    house.parts.windows.move(message.id, terms=valid.terms, send_at=LATER + timedelta(hours=1))
+    terms = terms_for(house.settings, scope="ben", channel="memory")
+    house.parts.windows.move(message.id, terms=terms, send_at=LATER + timedelta(hours=1))
     before = house.snapshot()
     assert house.parts.upkeep.set_aside() == 0
     assert house.snapshot() == before

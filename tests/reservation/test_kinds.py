@@ -15,14 +15,12 @@ from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import shard_of
 from dispatcher.reservation import (
-    Booking,
-    Bulk,
+    BookingRequest,
     Rebooked,
-    Request,
     Reserved,
     Submit,
     Terms,
-    bulk,
+    steps,
 )
 from dispatcher.reservation.booking import LegRequest
 from dispatcher.reservation.terms import AnyQuota
@@ -32,11 +30,13 @@ from tests.support.proxy import Proxy
 from tests.support.reserving import (
     SHARDS,
     TOKENS,
+    Booking,
     Reserving,
     calls_of,
     late_releases,
     ms,
     named,
+    reserve,
     reserving,
     stored,
 )
@@ -80,7 +80,7 @@ def without_plain(**changed: Sequence[AnyQuota]) -> dict[str, Sequence[AnyQuota]
 def warm(real: Reserving, of: Terms) -> Reserving:
     """Let the server learn the scripts, and leave nothing."""
     far = NOON + timedelta(days=300)
-    message_id = real.windows.reserve(new_id(), terms=of, send_at=far).message_id
+    message_id = reserve(real.windows, new_id(), terms=of, send_at=far).message_id
     moving = real.windows.move(message_id, terms=of, send_at=far + HOUR)
     real.windows.take([(moving, next(TOKENS))])
     real.windows.drop(moving)
@@ -91,14 +91,14 @@ def warm(real: Reserving, of: Terms) -> Reserving:
 
 def book(real: Reserving, scope: str = ANN, send_at: datetime = NOON, **more: Any) -> Booking:
     asked = {name: more.pop(name) for name in ("latest", "submit") if name in more}
-    return real.windows.reserve(new_id(), terms=terms(scope, **more), send_at=send_at, **asked)
+    return reserve(real.windows, new_id(), terms=terms(scope, **more), send_at=send_at, **asked)
 
 
 def fill(real: Reserving, scope: Scope, *times: datetime) -> list[UUID]:
     """Let others book in this scope alone."""
     ids = [new_id() for _ in times]
     for message_id, time in zip(ids, times, strict=True):
-        real.windows.reserve(message_id, terms=Terms((scope,)), send_at=time)
+        reserve(real.windows, message_id, terms=Terms((scope,)), send_at=time)
     return ids
 
 
@@ -130,9 +130,9 @@ def test_a_scope_and_its_scope_on_a_channel_are_judged_in_one_call(opened: Opene
     message_id = new_id()
     windows = real.windows
     calls = {
-        "reserve": lambda: windows.reserve(message_id, terms=both, send_at=NOON),
-        "shift": lambda: windows.reserve(
-            new_id(), terms=both, send_at=NOON, latest=NOON + 2 * MINUTE
+        "reserve": lambda: reserve(windows, message_id, terms=both, send_at=NOON),
+        "shift": lambda: reserve(
+            windows, new_id(), terms=both, send_at=NOON, latest=NOON + 2 * MINUTE
         ),
         "next slot": lambda: windows.next_slot(both, NOON),
         "release": lambda: windows.release(message_id, both),
@@ -142,7 +142,7 @@ def test_a_scope_and_its_scope_on_a_channel_are_judged_in_one_call(opened: Opene
         if name == "reserve":
             assert stands_at(real, Booking(message_id, both, NOON), NOON)
     moving = windows.move(
-        windows.reserve(message_id, terms=both, send_at=NOON - MINUTE).message_id,
+        reserve(windows, message_id, terms=both, send_at=NOON - MINUTE).message_id,
         terms=both,
         send_at=NOON - 2 * MINUTE,
     )
@@ -223,7 +223,7 @@ def test_a_booking_that_a_later_shard_does_not_answer_is_given_back(
             message_id = new_id()
             proxy.drop_reply(message_id.bytes, nth=nth, times=2)
             with pytest.raises(ReservationsUnavailable):
-                through.windows.reserve(message_id, terms=terms(tenant=ACME), send_at=NOON)
+                reserve(through.windows, message_id, terms=terms(tenant=ACME), send_at=NOON)
             assert proxy.dropped == 2
             assert real.dump() == before
 
@@ -296,8 +296,12 @@ def test_a_member_that_one_window_lost_is_booked_again_at_the_time_of_the_others
     booking = book(real, tenant=ACME)
     before = real.dump()
     lose(real, booking, lost)
-    again = real.windows.reserve(
-        booking.message_id, terms=booking.terms, send_at=NOON + HOUR, latest=NOON + 2 * HOUR
+    again = reserve(
+        real.windows,
+        booking.message_id,
+        terms=booking.terms,
+        send_at=NOON + HOUR,
+        latest=NOON + 2 * HOUR,
     )
     assert again.send_at == NOON
     assert stands_at(real, booking, NOON)
@@ -315,7 +319,7 @@ def test_a_lost_member_whose_place_another_has_is_refused(real: Reserving, lost:
     (quota,) = KINDS[lost.kind]
     others = fill(real, lost, *[NOON] * quota.count)
     with pytest.raises(QuotaExceeded) as refused:
-        real.windows.reserve(booking.message_id, terms=booking.terms, send_at=NOON)
+        reserve(real.windows, booking.message_id, terms=booking.terms, send_at=NOON)
     assert refused.value.scope == str(lost)
     assert set(refused.value.conflicting) == set(others)
     assert set(real.places(lost)) == {each.bytes for each in others}
@@ -333,7 +337,7 @@ def test_the_store_confirms_restores_and_releases_all_windows_of_a_message(
     booking, orphan = book(real, tenant=ACME), book(real, "bob", NOON + HOUR, tenant=ACME)
     row = Reserved(booking.message_id, booking.terms.scopes, NOON)
     lose(real, booking, [TENANT])
-    assert real.upkeep.put_back([row]) == 1
+    assert real.upkeep.restore_missing([row]) == 1
     found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=100)
     assert len(found) == 8
     assert real.upkeep.confirm(found, stored({booking.message_id: NOON})) == 0
@@ -369,17 +373,22 @@ def test_a_duplicate_that_holds_its_places_stops_only_its_own_message_of_many(
     fill(real, WHOLE, NOON, NOON, NOON)
     latest = ms(NOON + HOUR)
     requests = [
-        Request(new_id(), terms(), ms(NOON), latest, lives),
-        Request(new_id(), terms(named(EARLY)), ms(NOON), latest),
+        BookingRequest(new_id(), terms(), ms(NOON), latest, lives),
+        BookingRequest(new_id(), terms(named(EARLY)), ms(NOON), latest),
     ]
-    duplicate_under_way, shifted = Bulk(real.windows).reserve(requests)
+    duplicate_under_way, shifted = real.windows.book(requests)
     assert isinstance(duplicate_under_way, DuplicateUnderWay)
     assert isinstance(shifted, Rebooked), "at noon it was released"
     assert shifted.reservation.at_ms == ms(NOON + SECOND)
     assert real.places(terms().scopes[0])[duplicate.bytes] == ms(NOON), "it may be stored yet"
     with pytest.raises(DuplicateUnderWay):
-        real.windows.reserve(
-            new_id(), terms=terms(), send_at=NOON, latest=NOON + HOUR, submit=Submit("key", "print")
+        reserve(
+            real.windows,
+            new_id(),
+            terms=terms(),
+            send_at=NOON,
+            latest=NOON + HOUR,
+            submit=Submit("key", "print"),
         )
 
 
@@ -406,10 +415,10 @@ def test_a_duplicate_that_is_changing_its_time_stops_only_its_own_message_of_man
         end = once(lambda: shards.release(first, duplicate, theirs))
         shards.book = book  # type: ignore[method-assign]  # this one, to act behind it
     requests = [
-        Request(new_id(), terms(), ms(NOON), ms(NOON + HOUR), Submit("key", "print")),
-        Request(new_id(), terms(named(EARLY)), ms(NOON), ms(NOON)),
+        BookingRequest(new_id(), terms(), ms(NOON), ms(NOON + HOUR), Submit("key", "print")),
+        BookingRequest(new_id(), terms(named(EARLY)), ms(NOON), ms(NOON)),
     ]
-    duplicate_under_way, other = Bulk(real.windows).reserve(requests)
+    duplicate_under_way, other = real.windows.book(requests)
     assert isinstance(duplicate_under_way, DuplicateUnderWay)
     assert other == ms(NOON)
     assert (duplicate.bytes in real.places(terms().scopes[0])) is not ends
@@ -428,10 +437,10 @@ def test_late_copies_of_releases_take_away_nothing_that_is_booked_since(
     repeat = late_releases(real)
     latest = ms(NOON + HOUR)
     requests = [
-        Request(new_id(), terms(), ms(NOON), latest, submit),
-        Request(new_id(), terms(), ms(NOON), latest),
+        BookingRequest(new_id(), terms(), ms(NOON), latest, submit),
+        BookingRequest(new_id(), terms(), ms(NOON), latest),
     ][:many]
-    found = Bulk(real.windows).reserve(requests)
+    found = real.windows.book(requests)
     assert all(isinstance(each, Rebooked) for each in found), "something was released"
     repeat()
     own = terms().scopes[0]
@@ -444,26 +453,26 @@ def test_a_batch_that_breaks_off_leaves_nothing_under_new_ids(
     real: Reserving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A message whose reservation was released on its way is booked under another id."""
-    monkeypatch.setattr(bulk, "_MOST_STEPS", 0)
+    monkeypatch.setattr(steps, "_MOST_STEPS", 0)
     fill(real, WHOLE, NOON, NOON, NOON)
     latest = ms(NOON + HOUR)
     requests = [
-        Request(new_id(), terms(), ms(NOON), latest),
-        Request(new_id(), terms(named(EARLY)), ms(NOON), latest),
+        BookingRequest(new_id(), terms(), ms(NOON), latest),
+        BookingRequest(new_id(), terms(named(EARLY)), ms(NOON), latest),
     ]
-    book, calls = real.windows.book, []
+    book, calls = real.windows.book_alone, []
 
-    def break_off(request: Request, **more: Any) -> Any:
+    def break_off(request: BookingRequest, **more: Any) -> Any:
         calls.append(request)
         if len(calls) == 2:
             raise ReservationsUnavailable("away")
         return book(request, **more)
 
-    monkeypatch.setattr(real.windows, "book", break_off)
-    many = Bulk(real.windows)
+    monkeypatch.setattr(real.windows, "book_alone", break_off)
+    windows = real.windows
     with pytest.raises(ReservationsUnavailable):
-        many.reserve(requests)
-    many.withdraw(requests)
+        windows.book(requests)
+    windows.withdraw(requests)
     assert real.places(terms().scopes[0]) == {}
 
 
@@ -474,7 +483,7 @@ def test_a_reply_that_is_lost_at_any_step_leaves_nothing_under_new_ids(
 ) -> None:
     """The first reservation is released, as the channel has room only a second later."""
     fill(real, WHOLE, NOON, NOON, NOON)
-    before, run, reserves = real.dump(), real.windows.shards._run, Bulk(real.windows)
+    before, run, windows = real.dump(), real.windows.shards._run, real.windows
     left = 0
 
     def lose(*given: Any) -> Any:
@@ -488,14 +497,14 @@ def test_a_reply_that_is_lost_at_any_step_leaves_nothing_under_new_ids(
     monkeypatch.setattr(real.windows.shards, "_run", lose)
     for number in range(1, 100):
         latest = ms(NOON + HOUR)
-        asked = [Request(new_id(), terms(), ms(NOON), latest, submit)]
-        asked += [Request(new_id(), terms(named(EARLY)), ms(NOON), latest)][: many - 1]
+        asked = [BookingRequest(new_id(), terms(), ms(NOON), latest, submit)]
+        asked += [BookingRequest(new_id(), terms(named(EARLY)), ms(NOON), latest)][: many - 1]
         left = number
         try:
-            found = reserves.reserve(asked)
+            found = windows.book(asked)
         except ReservationsUnavailable:
             left = 0
-            reserves.withdraw(asked)
+            windows.withdraw(asked)
             assert real.dump() == before
         else:
             break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from dispatcher.reservation.booking import LegRequest
 from dispatcher.scope import OWN_SCOPE, Scope, counted
 from dispatcher.times.send_time import from_ms
 from tests.support.limits import little_at_once
-from tests.support.reserving import Reserving
+from tests.support.reserving import Reserving, reserve
 
 BASE = 4_102_444_800_000  # 2100-01-01, ms
 COUNT, STEP = 5, 10
@@ -64,14 +65,14 @@ def test_a_place_that_another_took_meanwhile_stays_the_other_s(
 ) -> None:
     message_id, other = new_id(), new_id()
     if moves:
-        real.windows.reserve(message_id, terms=BOTH, send_at=from_ms(AWAY))
+        reserve(real.windows, message_id, terms=BOTH, send_at=from_ms(AWAY))
     before = {scope: real.places(scope) for scope in BOTH.scopes}
 
     def another_books() -> None:
-        real.windows.reserve(other, terms=Terms((LAST,)), send_at=from_ms(ASKED + 1))
+        reserve(real.windows, other, terms=Terms((LAST,)), send_at=from_ms(ASKED + 1))
 
     lose_while_judging(real, LAST, monkeypatch, another_books)
-    act = real.windows.move if moves else real.windows.reserve
+    act = real.windows.move if moves else partial(reserve, real.windows)
     with pytest.raises(ReservationsUnavailable):
         act(message_id, terms=BOTH, send_at=from_ms(ASKED))
     before[LAST] |= {other.bytes: ASKED + 1}
@@ -83,7 +84,7 @@ def test_a_place_that_another_took_meanwhile_stays_the_other_s(
 def test_a_hold_that_one_window_lost_is_not_taken_for_held(real: Reserving, scope: Scope) -> None:
     """The same move comes again, as after a lost reply."""
     message_id, far = new_id(), AWAY - 100_000
-    real.windows.reserve(message_id, terms=BOTH, send_at=from_ms(AWAY))
+    reserve(real.windows, message_id, terms=BOTH, send_at=from_ms(AWAY))
     [leg] = real.windows.legs(BOTH)
 
     def move() -> Any:

@@ -22,7 +22,7 @@ from dispatcher.reservation.booking import LegRequest
 from dispatcher.scope import OWN_SCOPE, Scope, counted, own_scope
 from tests.support import model
 from tests.support.proxy import Proxy
-from tests.support.reserving import SHARDS, TOKENS, Reserving, ms, named, reserving, stored
+from tests.support.reserving import SHARDS, TOKENS, Reserving, ms, named, reserve, reserving, stored
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
@@ -82,7 +82,7 @@ def through(proxy: Proxy) -> Iterator[Reserving]:
 
 
 def book(real: Reserving, terms: Terms, at: datetime = NOON) -> UUID:
-    return real.windows.reserve(new_id(), terms=terms, send_at=at).message_id
+    return reserve(real.windows, new_id(), terms=terms, send_at=at).message_id
 
 
 def move(real: Reserving, message_id: UUID, terms: Terms, at: datetime) -> Moving:

@@ -28,7 +28,7 @@ from tests.support.all_windows import pending_entries, promised, windows_of
 from tests.support.doubles import Between, once, raising
 from tests.support.house import BODY, FAR, House, hour_ago
 from tests.support.house_fixtures import Build
-from tests.support.reserving import SHARDS, Reserving, ms, reserving, stored
+from tests.support.reserving import SHARDS, Reserving, ms, reserve, reserving, stored
 from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
@@ -48,8 +48,8 @@ def book_many(real: Reserving, scopes: int, each: int) -> list[Reserved]:
         for _ in range(each):
             asked = from_ms(ms(NOON) + roll.randrange(3_600_000))
             try:
-                booking = real.windows.reserve(
-                    new_id(), terms=Terms.own(f"scope {n}"), send_at=asked
+                booking = reserve(
+                    real.windows, new_id(), terms=Terms.own(f"scope {n}"), send_at=asked
                 )
             except QuotaExceeded:
                 continue
@@ -76,7 +76,7 @@ def test_a_rebuild_from_rows_gives_exactly_the_same_windows(opened: Opened) -> N
     for start in range(0, len(rows), 50):
         real.upkeep.restore(rebuild, rows[start : start + 50])
         with pytest.raises(ReservationsUnavailable):
-            real.windows.reserve(new_id(), terms=Terms.own("scope 1"), send_at=NOON)
+            reserve(real.windows, new_id(), terms=Terms.own("scope 1"), send_at=NOON)
     real.upkeep.open(rebuild)
 
     assert windows(real) == before
@@ -94,7 +94,7 @@ def test_a_rebuild_from_rows_gives_exactly_the_same_windows(opened: Opened) -> N
 def test_a_rebuild_drops_what_the_rows_do_not_know(opened: Opened) -> None:
     real = opened()
     book_many(real, scopes=600, each=1)
-    kept = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+    kept = reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
     real.fence.close(real.client, real.fence.parts)
     rebuild = begun(real)
     real.upkeep.wipe(rebuild)
@@ -171,7 +171,7 @@ def test_an_overtaken_rebuilder_writes_nothing_and_cannot_open(
 
         assert slow.dump() == before
         with pytest.raises(ReservationsUnavailable):
-            slow.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+            reserve(slow.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
         if other is not None:
             assert quick.upkeep.open(other) > 0
             assert set(quick.members("ann")) == {present.message_id}
@@ -188,7 +188,7 @@ def test_a_rebuilder_that_dies_is_replaced_when_its_marker_expires(
 
 def test_unconfirmed_reservations_are_found_by_age(opened: Opened) -> None:
     real = opened()
-    booking = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+    booking = reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
     assert real.upkeep.unconfirmed(older_than=timedelta(minutes=1), limit=10) == []
     found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=10)
     assert [each.message_id for each in found] == [booking.message_id]
@@ -197,14 +197,14 @@ def test_unconfirmed_reservations_are_found_by_age(opened: Opened) -> None:
 def test_unconfirmed_reservations_come_in_bounded_batches(opened: Opened) -> None:
     real = opened()
     for n in range(20):
-        real.windows.reserve(new_id(), terms=Terms.own(f"scope {n}"), send_at=NOON)
+        reserve(real.windows, new_id(), terms=Terms.own(f"scope {n}"), send_at=NOON)
     assert len(real.upkeep.unconfirmed(older_than=timedelta(0), limit=7)) == 7
 
 
 def test_confirmed_reservations_stay_and_orphans_go(opened: Opened) -> None:
     real = opened()
-    known = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
-    orphan = real.windows.reserve(new_id(), terms=Terms.own("bob"), send_at=NOON)
+    known = reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
+    orphan = reserve(real.windows, new_id(), terms=Terms.own("bob"), send_at=NOON)
     found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=10)
     assert {each.message_id for each in found} == {known.message_id, orphan.message_id}
     for _ in range(2):  # two sweeps do the same
@@ -216,7 +216,7 @@ def test_confirmed_reservations_stay_and_orphans_go(opened: Opened) -> None:
 
 def test_places_of_messages_that_need_none_are_given_back(opened: Opened) -> None:
     real = opened()
-    booking = real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+    booking = reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
     for _ in range(2):
         real.upkeep.release([Reserved(booking.message_id, (own_scope("ann"),), NOON)])
     assert real.members("ann") == {}
@@ -225,10 +225,10 @@ def test_places_of_messages_that_need_none_are_given_back(opened: Opened) -> Non
 def test_places_that_got_lost_are_put_back_once(opened: Opened) -> None:
     real = opened()
     row = Reserved(new_id(), (own_scope("ann"),), NOON)
-    assert [real.upkeep.put_back([row]) for _ in range(2)] == [1, 0]
+    assert [real.upkeep.restore_missing([row]) for _ in range(2)] == [1, 0]
     assert real.members("ann") == {row.message_id: ms(NOON)}
     with pytest.raises(QuotaExceeded):
-        real.windows.reserve(new_id(), terms=Terms.own("ann"), send_at=NOON)
+        reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
 
 
 def test_stragglers_of_a_rebuild_are_looked_for_once(opened: Opened) -> None:
@@ -261,7 +261,7 @@ def test_reservations_put_back_during_a_rebuild_are_there_after_it(opened: Opene
     rebuild = real.upkeep.close([real.keys("ada").shard])
     assert rebuild is not None
     real.upkeep.wipe(rebuild)
-    assert real.upkeep.put_back([Reserved(message_id, (own_scope("ada"),), NOON)]) == 1
+    assert real.upkeep.restore_missing([Reserved(message_id, (own_scope("ada"),), NOON)]) == 1
     real.upkeep.open(rebuild)
     assert real.members("ada") == {message_id: ms(NOON)}
     assert real.unconfirmed() == {(message_id.bytes, real.keys("ada").window("ada"))}
@@ -505,7 +505,7 @@ def test_a_place_that_is_looked_at_for_its_hold_is_settled_by_a_later_sweep(hous
     age_pending(house)
     house.parts.reconciler.reconcile()
     house.parts.windows.move(message.id, terms=TERMS, send_at=FAR + HOUR)  # and its mover died
-    house.parts.windows.reserve(new_id(), terms=TERMS, send_at=FAR + 2 * HOUR)
+    reserve(house.parts.windows, new_id(), terms=TERMS, send_at=FAR + 2 * HOUR)
     age_pending(house)
 
     sweep = vars(house.parts.reconciler)

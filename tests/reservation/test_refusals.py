@@ -14,7 +14,7 @@ from dispatcher import Draft, InvalidValue, QuietHours, QuotaExceeded, Rejection
 from dispatcher.errors import SlotRefused
 from dispatcher.message import new_id
 from dispatcher.redis.keys import RefusalKeys
-from dispatcher.reservation import Replay, Request, Rules, Terms, Windows, refusals
+from dispatcher.reservation import BookingRequest, Replay, Rules, Terms, Windows, refusals
 from dispatcher.settings import Settings
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.times.send_time import to_ms
@@ -142,7 +142,7 @@ def test_a_refusal_whose_window_has_changed_is_not_judged(build: Build) -> None:
     error = refuse(house, send_at=FAR)
     house.dispatcher.cancel(first.id)
     at = to_ms(FAR)
-    house.parts.refusals.note([(Request(new_id(), Terms.own("ada"), at, at), error)])
+    house.parts.refusals.note([(BookingRequest(new_id(), Terms.own("ada"), at, at), error)])
     assert replay(house, "2/minute") == (1, 0, 1)
 
 

@@ -32,6 +32,7 @@ from tests.support.reserving import (
     TOKENS,
     Reserving,
     calls_of,
+    reserve,
     reserving,
     stored,
 )
@@ -77,7 +78,7 @@ def fill(real: Reserving, times: Iterable[int]) -> list[int]:
 
 def book(real: Reserving, at: int, *, latest: int | None = None, terms: Terms = ADA) -> UUID:
     until = None if latest is None else from_ms(latest)
-    found = real.windows.reserve(new_id(), terms=terms, send_at=from_ms(at), latest=until)
+    found = reserve(real.windows, new_id(), terms=terms, send_at=from_ms(at), latest=until)
     return found.message_id
 
 
@@ -396,8 +397,12 @@ def test_many_at_once_break_no_quota_and_leave_no_hold(
                 asked = MIDDLE + roll.randrange(-100, 100)
                 latest = asked + roll.choice([0, 3 * LENGTH])
                 try:
-                    found = mine.windows.reserve(
-                        new_id(), terms=ADA, send_at=from_ms(asked), latest=from_ms(latest)
+                    found = reserve(
+                        mine.windows,
+                        new_id(),
+                        terms=ADA,
+                        send_at=from_ms(asked),
+                        latest=from_ms(latest),
                     )
                 except QuotaExceeded:
                     continue

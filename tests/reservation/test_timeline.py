@@ -23,6 +23,7 @@ from dispatcher.submission import terms_for
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
+from tests.support.reserving import reserve
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 HOUR_MS, DAY_MS, NEAR_MS = 3_600_000, 86_400_000, 47 * 3_600_000
@@ -53,7 +54,7 @@ def filled(house: House, terms: Terms, start: datetime, *, many: int, seed: int)
         stretch = (-DAY_MS, 3 * DAY_MS) if n % 3 else (NEAR_MS, NEAR_MS + 2 * HOUR_MS)
         at = start + timedelta(milliseconds=roll.randrange(*stretch))
         try:
-            house.parts.windows.reserve(new_id(), terms=terms, send_at=at)
+            reserve(house.parts.windows, new_id(), terms=terms, send_at=at)
         except SlotRefused:
             continue
 
@@ -75,7 +76,7 @@ def sampled(found: Timeline, *, many: int, seed: int) -> set[datetime]:
 def refused(house: House, terms: Terms, instant: datetime) -> bool:
     message_id = new_id()
     try:
-        house.parts.windows.reserve(message_id, terms=terms, send_at=instant)
+        reserve(house.parts.windows, message_id, terms=terms, send_at=instant)
     except SlotRefused:
         return True
     house.parts.windows.release(message_id, terms)
@@ -106,7 +107,9 @@ def test_times_exactly_as_far_apart_as_a_quota_is_long_block_nothing(build: Buil
     house = build(quotas="3/hour")
     terms = Terms.own("ada")
     for minutes in (0, 30, 60):
-        house.parts.windows.reserve(new_id(), terms=terms, send_at=FAR + timedelta(minutes=minutes))
+        reserve(
+            house.parts.windows, new_id(), terms=terms, send_at=FAR + timedelta(minutes=minutes)
+        )
     found = house.dispatcher.timeline("ada", start=FAR - HOUR, length=3 * HOUR)
     assert found.blocked == ()
     assert max(fill.booked for fill in found.windows[0].quotas[0].fills) == 2

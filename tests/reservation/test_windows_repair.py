@@ -31,12 +31,14 @@ from dispatcher.message import new_id
 from dispatcher.operations import verification
 from dispatcher.redis.keys import shard_of
 from dispatcher.reservation import Terms
+from dispatcher.store import Addition
 from dispatcher.times.clock import SystemClock
 from dispatcher.times.send_time import to_ms
 from tests.support.doubles import Between, once
 from tests.support.house import FAR, House, hour_ago, house_on
 from tests.support.house_fixtures import Build
 from tests.support.model import is_broken
+from tests.support.reserving import reserve
 from tests.support.servers import RedisServer
 from tests.support.soak import examples
 from tests.support.waiting import wait_until
@@ -149,7 +151,7 @@ def test_exactly_what_was_put_wrong_is_told(kinds: House) -> None:
 
 def test_verification_leaves_out_submits_under_way(house: House) -> None:
     pending, frees = new_id(), house.submit(send_at=LATER)
-    house.parts.windows.reserve(pending, terms=Terms.own("ben"), send_at=LATER)
+    reserve(house.parts.windows, pending, terms=Terms.own("ben"), send_at=LATER)
     house.parts.windows.move(frees.id, terms=Terms.own("ada"), send_at=LATER + 9 * MINUTE)
     expired = house.submit("cleo", send_at=LATER)
     house.redis.delete(house.keys("cleo").pending)
@@ -368,10 +370,10 @@ def test_a_message_stored_while_the_rebuild_waits_is_restored(build: Build) -> N
     real = house.parts.messages
 
     class Slow(Between):
-        def add(self, message: Message, **more: Any) -> Message:
-            other.moved.meanwhile = once(lambda: real.add(message, **more))
+        def add(self, addition: Addition, **more: Any) -> Message:
+            other.moved.meanwhile = once(lambda: real.add(addition, **more))
             other.dispatcher.rebuild_windows()
-            return real.get(message.id)
+            return real.get(addition.message.id)
 
     house.swap("messages", Slow(real))
     message = house.submit(send_at=LATER)
@@ -468,7 +470,7 @@ def play(house: House, event: tuple[str, object, int], accepted: list[Message]) 
             accepted.append(house.submit(str(what), send_at=at, expires_at=expires))
     elif kind == "orphan":
         with suppress(QuotaExceeded, ReservationsUnavailable):
-            house.parts.windows.reserve(new_id(), terms=Terms.own(str(what)), send_at=at)
+            reserve(house.parts.windows, new_id(), terms=Terms.own(str(what)), send_at=at)
     elif kind == "flush":
         house.redis.flushall()
     elif kind == "reconcile":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -100,6 +100,9 @@ class Caller:
         else:
             self._accepted(asked, message)
             self._perhaps_kept([draft], [message], begun)
+        finally:
+            if asked.told in ("", "unknown"):
+                self._unanswered(asked.ids, begun)
         self._world.scheduler.running().seed = None
 
     def _submit_many(self) -> None:
@@ -125,6 +128,8 @@ class Caller:
         finally:
             if way == "all or none":
                 self._perhaps_late(every, begun)  # also where the process dies
+            answered = {each.id for each in results if isinstance(each, Message)}
+            self._unanswered(set(every[0].ids) - answered, begun)
         for asked in every:
             asked.told = otherwise
         for asked, result in zip(every, results, strict=False):
@@ -200,10 +205,18 @@ class Caller:
         self._world.scheduler.running().seed = every[0]
         return every
 
+    def _is_late(self, begun: float) -> bool:
+        return self._process.monotonic() - begun > self._world.settings.settle.total_seconds()
+
     def _perhaps_late(self, every: Sequence[Asked], begun: float) -> None:
         """Note messages that were stored together so late that they keep their times anyhow."""
-        if self._process.monotonic() - begun > self._world.settings.settle.total_seconds():
+        if self._is_late(begun):
             self._world.facts.committed_late.update(every[0].ids)
+
+    def _unanswered(self, ids: Collection[UUID], begun: float) -> None:
+        """Note messages that may be stored late and unchecked, or could not be taken back."""
+        if self._is_late(begun):
+            self._world.facts.perhaps_over_quota.update(ids)
 
     def _perhaps_kept(
         self, drafts: Sequence[Draft], results: Sequence[Message | Rejection], begun: float

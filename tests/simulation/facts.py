@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from dispatcher.message import Outcome, Status
-from dispatcher.store import Claim, Failure, Result
+from dispatcher.store import Claim, Failure, Success
 from dispatcher.testing.memory.claims import MemoryClaims
-from dispatcher.testing.memory.store_upkeep import MemoryStoreUpkeep
+from dispatcher.testing.memory.store_maintenance import MemoryStoreMaintenance
 from dispatcher.testing.memory.tables import AttemptRow, CatchUpRules, Row, Tables
 from tests.simulation.setting import RETENTION
 
@@ -92,8 +92,10 @@ class Facts:
     perhaps_cancelled: set[UUID] = field(default_factory=set)
     opt_outs: OptOuts = field(default_factory=OptOuts)
     committed_late: set[UUID] = field(default_factory=set)
-    """Messages of a transaction, of a batch of all or none, or with a key and without an answer of
-    Redis, that others may have places of."""
+    """Messages that keep their time although another may have booked it: of a transaction, of a
+    batch of all or none, or with a key and without an answer of Redis."""
+    perhaps_over_quota: set[UUID] = field(default_factory=set)
+    """Messages that were perhaps stored late, and whose callers have no answer."""
     pruned: dict[UUID, Pruned] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     known_then: dict[UUID, list[Outcome | None]] = field(default_factory=dict)
@@ -108,9 +110,9 @@ class WatchedClaims(MemoryClaims):
     """
 
     def __init__(
-        self, tables: Tables, facts: Facts, *, ttl: timedelta, leaves: CatchUpRules
+        self, tables: Tables, facts: Facts, *, ttl: timedelta, kept_back: CatchUpRules
     ) -> None:
-        super().__init__(tables, ttl=ttl, leaves=leaves)
+        super().__init__(tables, ttl=ttl, kept_back=kept_back)
         self._rows = tables
         self._facts = facts
 
@@ -132,10 +134,10 @@ class WatchedClaims(MemoryClaims):
         return claims
 
     def record(
-        self, results: Sequence[Result], failures: Sequence[Failure], *, enqueue_in: timedelta
+        self, successes: Sequence[Success], failures: Sequence[Failure], *, enqueue_in: timedelta
     ) -> set[UUID]:
         others = self._of_others(each.claim for each in failures)
-        expired = super().record(results, failures, enqueue_in=enqueue_in)
+        expired = super().record(successes, failures, enqueue_in=enqueue_in)
         self._look_again(others)
         return expired
 
@@ -161,11 +163,11 @@ class WatchedClaims(MemoryClaims):
                 self._facts.wrong.append(f"the claim of {row.id} was ended by an older one")
 
 
-class WatchedUpkeep(MemoryStoreUpkeep):
+class WatchedMaintenance(MemoryStoreMaintenance):
     """The store of the sweep. What it deletes is kept for the judge."""
 
-    def __init__(self, tables: Tables, facts: Facts, *, leaves: CatchUpRules) -> None:
-        super().__init__(tables, leaves=leaves)
+    def __init__(self, tables: Tables, facts: Facts, *, kept_back: CatchUpRules) -> None:
+        super().__init__(tables, kept_back=kept_back)
         self._rows = tables
         self._facts = facts
 

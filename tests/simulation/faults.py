@@ -18,7 +18,6 @@ from dispatcher.errors import (
     ReservationsUnavailable,
     StoreUnavailable,
 )
-from dispatcher.message import Message
 from dispatcher.reservation.booking import LegRequest
 from dispatcher.reservation.shards import Answer
 from dispatcher.store import Addition
@@ -171,7 +170,7 @@ class Reached:
             if self._room == "store" and rng.random() < 0.1:
                 raise StoreUnavailable("the database answered DataError", refused=True)
             if _is_one(name, about) and rng.random() < 0.3:
-                raise OutcomeUnknown("the connection to the database broke", about[0].id)
+                raise OutcomeUnknown("the connection to the database broke", about[0].message.id)
             raise self._error()
         if fault is Fault.SLOW_BEFORE:
             self._scheduler.wait(rng.choice([0.1, 1.0, 4.0]) * rng.random())
@@ -185,7 +184,7 @@ class Reached:
         if fault is Fault.LOST:
             self._scheduler.wait(0.01)
             if _is_one(name, about):
-                raise OutcomeUnknown("the connection to the database broke", about[0].id)
+                raise OutcomeUnknown("the connection to the database broke", about[0].message.id)
             raise self._error()
         if fault is Fault.SLOW_AFTER:
             self._scheduler.wait(rng.choice([0.1, 1.0, 4.0]) * rng.random())
@@ -223,11 +222,11 @@ class Reached:
 
 def _is_one(name: str, about: tuple[Any, ...]) -> bool:
     """Whether a call adds one message, which may be stored where no answer comes."""
-    return name == "add" and isinstance(about[0], Message)
+    return name == "add" and isinstance(about[0], Addition)
 
 
-class BulkLine:
-    """The bulk store as a client reaches it: what goes wrong while it adds is an answer there."""
+class MessagesLine:
+    """The messages as a client reaches them: what goes wrong while many are added is an answer."""
 
     def __init__(self, reached: Any) -> None:
         self._reached = reached
@@ -235,10 +234,10 @@ class BulkLine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reached, name)
 
-    def add(self, additions: Iterable[Addition]) -> bool | None:
+    def add_together(self, additions: Iterable[Addition]) -> bool | None:
         every = list(additions)
         try:
-            return cast("bool | None", self._reached.add(every))
+            return cast("bool | None", self._reached.add_together(every))
         except StoreUnavailable as error:
             return False if error.refused else None
 

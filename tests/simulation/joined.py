@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from dispatcher.errors import StoreUnavailable
-from dispatcher.message import Message
+from dispatcher.store import Addition
 from dispatcher.testing.memory.joined import MemoryTransaction
 from dispatcher.testing.memory.tables import Tables
 
@@ -45,11 +45,11 @@ class Session:
     def with_key(self, idempotency_key: str) -> Any:
         return self._do(lambda: self._reached.with_key(idempotency_key))
 
-    def add(self, message: Message, **more: Any) -> Any:
-        return self._do(lambda: self._reached.insert(message, **more))
+    def add(self, addition: Addition) -> Any:
+        return self._do(lambda: self._reached.insert(addition))
 
-    def check_wanted(self, recipient: str, channel: str) -> None:
-        self._do(lambda: self._reached.check_wanted(recipient, channel))
+    def check_not_suppressed(self, recipient: str, channel: str) -> None:
+        self._do(lambda: self._reached.check_not_suppressed(recipient, channel))
 
     def present(self, message_ids: Sequence[UUID]) -> Any:
         return self._do(lambda: self._reached.present(message_ids))

@@ -19,29 +19,29 @@ class MemoryClaimLog:
         self.is_kept = False
         self._scheduler = scheduler
         self._process = scheduler.running().process
-        self._holders = 1
+        self._users = 1
 
     def begin(self, message_id: UUID) -> bool:
         self._scheduler.running()
         self.begun.add(message_id)
         return True
 
-    def hold(self) -> None:
+    def share(self) -> None:
         self._scheduler.running()
-        self._holders += 1
+        self._users += 1
 
     def keep(self) -> None:
         self._scheduler.running()
         self.is_kept = True
 
-    def let_go(self) -> None:
+    def close(self) -> None:
         self._scheduler.running()
-        self._holders -= 1
+        self._users -= 1
 
     @property
     def is_over(self) -> bool:
-        """Whether its process lives and has let go of it."""
-        return self._process.alive and not self._holders
+        """Whether its process lives and has closed it."""
+        return self._process.alive and not self._users
 
     @property
     def is_left(self) -> bool:
@@ -63,7 +63,7 @@ class MemorySendLogs:
         self._logs.append(MemoryClaimLog(self._scheduler, self._new_mark(), message_ids))
         return self._logs[-1]
 
-    def settle(self, act: Callable[[LeftLog], object], *, limit: int) -> bool:
+    def consume(self, act: Callable[[LeftLog], object], *, limit: int) -> bool:
         self._logs[:] = [each for each in self._logs if each.is_left or not each.is_over]
         left = [each for each in self._logs if each.is_left]
         for each in left[:limit]:

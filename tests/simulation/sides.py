@@ -17,7 +17,6 @@ from dispatcher.limiters.permits import reaches_ms
 from dispatcher.quota import Limit, Quota
 from dispatcher.redis.keys import line_of
 from dispatcher.reservation import (
-    Bulk,
     Fence,
     Rebuild,
     Rules,
@@ -63,13 +62,9 @@ class Side:
     windows: Windows
     upkeep: Any
     permits: Any
-    bulk: Bulk = field(init=False)
     rebuilds: list[Rebuild] = field(default_factory=list)
     holds: int = 0
     ids: int = 0
-
-    def __post_init__(self) -> None:
-        self.bulk = Bulk(self.windows)
 
     def new_hold(self, message_id: UUID) -> bytes:
         self.holds += 1

@@ -13,10 +13,9 @@ import pytest
 from dispatcher.limiters import Permit
 from dispatcher.reservation import (
     Blocked,
-    Booking,
+    BookingRequest,
     Moving,
     Rebooked,
-    Request,
     Reserved,
     Submit,
     Terms,
@@ -25,6 +24,7 @@ from dispatcher.reservation import (
 from dispatcher.scope import counted
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.simulation.sides import MARKER_LIFE, MS, QUOTAS, UNDER_WAY, Side, Sides
+from tests.support.reserving import Booking, reserve
 from tests.support.servers import RedisServer
 from tests.support.soak import a_third_of
 
@@ -93,10 +93,10 @@ class Both(Sides):
         asked: dict[str, Any] = {
             "terms": terms, "send_at": send_at, "submit": submit,
             "latest": rng.choice([None, send_at + timedelta(seconds=2), send_at + UNDER_WAY]),
-            "pending_ahead": rng.choice([timedelta(0), timedelta(seconds=5)]),
+            "grace": rng.choice([timedelta(0), timedelta(seconds=5)]),
             "is_stored": rng.random() < 0.1,
         }  # fmt: skip
-        booking = self.ask("reserve", lambda side: side.windows.reserve(message_id, **asked))
+        booking = self.ask("reserve", lambda side: reserve(side.windows, message_id, **asked))
         if isinstance(booking, Booking):
             self.bookings.append(booking)
         if rng.random() < 0.2:
@@ -110,13 +110,13 @@ class Both(Sides):
             message_id, asked_ms = self._id(), to_ms(self._time())
             self.terms[message_id] = self._terms()
             latest_ms = asked_ms + self.rng.choice([0, 0, 3_000, 20_000])
-            request = Request(
+            request = BookingRequest(
                 message_id, self.terms[message_id], asked_ms, latest_ms, self._submit()
             )
             requests.append(request)
-        found = self.ask("reserve_many", lambda side: side.bulk.reserve(requests))
+        found = self.ask("reserve_many", lambda side: side.windows.book(requests))
         if isinstance(found, str) or self.rng.random() < 0.3:
-            self.ask("withdraw_many", lambda side: side.bulk.withdraw(requests))
+            self.ask("withdraw_many", lambda side: side.windows.withdraw(requests))
             return
         for request, each in zip(requests, found, strict=True):
             if isinstance(each, Rebooked):
@@ -169,7 +169,7 @@ class Both(Sides):
             return
         booking = self.rng.choice(self.bookings[-10:])
         if self.rng.random() < 0.6:
-            self.ask("withdraw", lambda side: side.windows.withdraw(booking))
+            self.ask("withdraw", lambda side: side.windows.withdraw([booking.request]))
         else:
             self.ask(
                 "release", lambda side: side.windows.release(booking.message_id, booking.terms)
@@ -190,7 +190,7 @@ class Both(Sides):
         wanted = {each.message_id: each for each in (self._permit() for _ in range(4))}
         some = list(wanted.values())[: self.rng.randrange(1, 5)]
         hold = self.rng.choice([500, 3_000]) * MS
-        self.ask("acquire", lambda side: side.permits.acquire(some, hold=hold))
+        self.ask("acquire", lambda side: side.permits.acquire(some, within=hold))
         self.tried += some
 
     def _permits_end(self) -> None:
@@ -200,7 +200,7 @@ class Both(Sides):
             used = [(each, self._length()) for each in some]
             self.ask("settle", lambda side: side.permits.settle(used))
         elif luck < 0.7:
-            self.ask("extend", lambda side: side.permits.extend(some, hold=hold))
+            self.ask("extend", lambda side: side.permits.extend(some, within=hold))
         elif luck < 0.9:
             self.ask("give_back", lambda side: side.permits.give_back(some))
             self._bring_forward()
@@ -211,7 +211,7 @@ class Both(Sides):
         """Let more ask than there is room for, and give back what some have."""
         scope, channel = self.rng.choice(["ada", "bob", "cyd"]), self.rng.choice(["sms", "mail"])
         herd = [Permit(self._id(), 1, scope, channel) for _ in range(5)]
-        self.ask("acquire", lambda side: side.permits.acquire(herd, hold=700 * MS))
+        self.ask("acquire", lambda side: side.permits.acquire(herd, within=700 * MS))
         self.let_pass(self.rng.choice([0, 40, 900]))
         given_back = herd[: self.rng.randrange(1, 4)]
         self.ask("give_back", lambda side: side.permits.give_back(given_back))
@@ -234,7 +234,7 @@ class Both(Sides):
         elif luck < 0.5:
             self.ask("release_rows", lambda side: side.upkeep.release(rows))
         elif luck < 0.6:
-            self.ask("put_back", lambda side: side.upkeep.put_back(rows))
+            self.ask("restore_missing", lambda side: side.upkeep.restore_missing(rows))
         elif luck < 0.7:
             opened = self.ask(
                 "unchecked", lambda side: side.upkeep.unchecked(older_than=timedelta(seconds=2))

@@ -18,17 +18,16 @@ from dispatcher.errors import DispatcherError
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store import (
     Addition,
-    BulkMessages,
     Claim,
     Claims,
     Database,
     Failure,
     JoinedMessages,
     Messages,
-    NewTime,
+    NewSlot,
     Overdue,
-    Result,
-    StoreUpkeep,
+    StoreMaintenance,
+    Success,
     Suppressions,
     UnbegunClaim,
     overdue,
@@ -37,11 +36,10 @@ from dispatcher.store.schema import VOID
 from dispatcher.testing.memory.claims import MemoryClaims
 from dispatcher.testing.memory.joined import MemoryTransaction
 from dispatcher.testing.memory.messages import (
-    MemoryBulkMessages,
     MemoryMessages,
     MemorySuppressions,
 )
-from dispatcher.testing.memory.store_upkeep import MemoryOverdue, MemoryStoreUpkeep
+from dispatcher.testing.memory.store_maintenance import MemoryOverdue, MemoryStoreMaintenance
 from dispatcher.testing.memory.tables import NAMES, AttemptRow, CatchUpRules, Tables
 from tests.simulation.joined import Session
 from tests.support.clock import MovableClock
@@ -69,14 +67,13 @@ class Both:
         self.stores = [
             (Messages(self.database), MemoryMessages(self.tables)),
             (
-                Claims(self.database, ttl=TTL, leaves=left),
-                MemoryClaims(self.tables, ttl=TTL, leaves=late),
+                Claims(self.database, ttl=TTL, kept_back=left),
+                MemoryClaims(self.tables, ttl=TTL, kept_back=late),
             ),
             (
-                StoreUpkeep(self.database, leaves=left),
-                MemoryStoreUpkeep(self.tables, leaves=late),
+                StoreMaintenance(self.database, kept_back=left),
+                MemoryStoreMaintenance(self.tables, kept_back=late),
             ),
-            (BulkMessages(self.database), MemoryBulkMessages(self.tables)),
             (Suppressions(self.database), MemorySuppressions(self.tables)),
             (
                 Overdue(self.database, after=LATE, expire=["page"], reslot=["push"]),
@@ -182,7 +179,7 @@ class Both:
         message = self._message()
         enqueue_at = message.send_at - timedelta(seconds=self.rng.choice([1, 4]))
         fingerprint = str(self.rng.random())
-        added = self.ask(0, "add", message, enqueue_at=enqueue_at, fingerprint=fingerprint)
+        added = self.ask(0, "add", Addition(message, enqueue_at, fingerprint, '{"n":1}'))
         if isinstance(added, Message):
             self.known.append(added)
 
@@ -193,12 +190,12 @@ class Both:
         ]
         if self.rng.random() < 0.1:
             self.ask(2, "give_up", [messages[0].id])
-        if self.ask(3, "add", additions):
+        if self.ask(0, "add_together", additions):
             self.known += messages
-        self.ask(3, "has", [messages[0].id, *self._some_ids()])
-        self.ask(3, "with_keys", ["one", "two"])
+        self.ask(0, "has", [messages[0].id, *self._some_ids()])
+        self.ask(0, "with_keys", ["one", "two"])
         if self.rng.random() < 0.2:
-            self.ask(3, "cancel", self._some_ids())
+            self.ask(0, "cancel_many", self._some_ids())
 
     def _join(self) -> None:
         """Store in a transaction of a caller's, whose end is the same for both."""
@@ -218,9 +215,8 @@ class Both:
             for place, side in enumerate(sides):
                 side.watch.joined.append(place)
             for message in some:
-                more = {"enqueue_at": message.send_at, "fingerprint": "f", "status_url": None}
                 for name, given, named in (
-                    ("add", (message,), more),
+                    ("add", (Addition(message, message.send_at, "f", '{"n":1}'),), {}),
                     ("with_key", (self.rng.choice(["one", "two"]),), {}),
                     ("present", ([*self._some_ids(), message.id],), {}),
                 ):
@@ -235,19 +231,19 @@ class Both:
     def _opt_out(self) -> None:
         rng = self.rng
         who = rng.choice(["ada", *["bob"] * 4]), rng.choice([None, "sms", "push"])
-        self.ask(4, rng.choice(["add", "remove", "remove"]), *who)
-        self.ask(4, "among", [("ada", "sms"), ("bob", "push"), ("bob", "mail")])
-        self.ask(4, "page", rng.choice([None, "bob"]), after=None, limit=9)
-        self.ask(4, "scheduled", *who, after=None, limit=3)
+        self.ask(3, rng.choice(["add", "remove", "remove"]), *who)
+        self.ask(3, "among", [("ada", "sms"), ("bob", "push"), ("bob", "mail")])
+        self.ask(3, "page", rng.choice([None, "bob"]), after=None, limit=9)
+        self.ask(3, "scheduled", *who, after=None, limit=3)
 
     def _catch_up(self) -> None:
         if self.rng.random() < 0.5:
-            self.ask(5, "expire", limit=2)
+            self.ask(4, "expire", limit=2)
             return
-        taken = self.ask(5, "take", limit=2, ttl=TTL)
+        taken = self.ask(4, "take", limit=2, ttl=TTL)
         if taken is not None:
             some = [each.message for each in taken.found]
-            self.ask(5, *self.rng.choice([("put_back", some), ("give_up", some[0])]))
+            self.ask(4, *self.rng.choice([("put_back", some), ("give_up", some[0])]))
 
     def _change(self) -> None:
         id_ = self._some_id()
@@ -256,7 +252,7 @@ class Both:
             found = self.ask(0, "movable", id_)
             found = found._replace(token=found.token - self.rng.choice([0, 0, 1]))
             send_at = self.clock.now() + self._wait()
-            new = NewTime(
+            new = NewSlot(
                 found, send_at=send_at, zone=None,
                 next_attempt_at=self.rng.choice([send_at, send_at + timedelta(seconds=3)]),
                 expires_at=send_at + TTL, expire_after=TTL,
@@ -283,15 +279,15 @@ class Both:
             self.ask(1, "enqueue_when_due", self._some_ids())
 
     def _record(self) -> None:
-        results, failures = [], []
+        successes, failures = [], []
         for claim in self._some_claims():
             outcome = self.rng.choice(list(Outcome))
             if outcome is Outcome.SENT:
-                results.append(Result(claim, "a receipt"))
+                successes.append(Success(claim, "a receipt"))
             else:
                 again = outcome is Outcome.TEMPORARY and self.rng.random() < 0.7
                 failures.append(Failure(claim, outcome, "why", self._wait() if again else None))
-        self.ask(1, "record", results, failures, enqueue_in=timedelta(seconds=-1))
+        self.ask(1, "record", successes, failures, enqueue_in=timedelta(seconds=-1))
 
     def _put_back(self) -> None:
         some = self._some_claims()

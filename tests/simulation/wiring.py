@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
-from dispatcher.delivery import Delivery, Parts
+from dispatcher.delivery import Delivery, Shared
 from dispatcher.delivery.reconciler import MARKER_SPARE, Reconciler
 from dispatcher.delivery.sweep import Sweep
 from dispatcher.message import Message
 from dispatcher.quota import Limit
-from dispatcher.reservation import Bulk, Windows, longest_ms
+from dispatcher.reservation import Windows, longest_ms
 from dispatcher.submission import (
     Batches,
     CallersTransactions,
@@ -30,18 +30,17 @@ from dispatcher.submission.validation import PreparedDraft
 from dispatcher.telemetry.journal import Journal
 from dispatcher.testing.memory.joined import MemoryTransaction
 from dispatcher.testing.memory.messages import (
-    MemoryBulkMessages,
     MemoryMessages,
     MemorySuppressions,
 )
 from dispatcher.testing.memory.permits import MemoryPermits
 from dispatcher.testing.memory.shards import MemoryShards, windows_on
-from dispatcher.testing.memory.store_upkeep import MemoryOverdue
+from dispatcher.testing.memory.store_maintenance import MemoryOverdue
 from dispatcher.testing.memory.windows_upkeep import MemoryUpkeep
 from tests.simulation.broker import SimQueue
 from tests.simulation.callers import UseCases
-from tests.simulation.facts import WatchedClaims, WatchedUpkeep
-from tests.simulation.faults import BulkLine, Line, Reached
+from tests.simulation.facts import WatchedClaims, WatchedMaintenance
+from tests.simulation.faults import Line, MessagesLine, Reached
 from tests.simulation.joined import MemoryJoined, Session
 from tests.simulation.ledger import SimTransport
 from tests.simulation.scheduler import Process
@@ -64,13 +63,15 @@ class Wiring:
         self._world = world
         self._messages = MemoryMessages(self._world.tables)
         self._claims = WatchedClaims(
-            self._world.tables, self._world.facts, ttl=_SETTINGS.claim_ttl, leaves=_CATCHING_UP
+            self._world.tables, self._world.facts, ttl=_SETTINGS.claim_ttl, kept_back=_CATCHING_UP
         )
         self._logs: list[MemoryClaimLog] = []
         self._send_logs: Any = MemorySendLogs(
             world.scheduler, self._logs, lambda: UUID(int=self._world.number())
         )
-        self._upkeep = WatchedUpkeep(self._world.tables, self._world.facts, leaves=_CATCHING_UP)
+        self._maintenance = WatchedMaintenance(
+            self._world.tables, self._world.facts, kept_back=_CATCHING_UP
+        )
         self._shards = MemoryShards(self._world.server, _SETTINGS.quotas_of, under_way=_UNDER_WAY)
         self._windows_upkeep = MemoryUpkeep(
             self._world.server,
@@ -96,7 +97,7 @@ class Wiring:
             tell=lambda what, detail: self._world.tell(process.name, what, detail),
             shift_us=self._world.db_shift_us,
         )
-        parts = Parts(
+        shared = Shared(
             settings=_SETTINGS,
             clock=process,
             claims=self._reached(self._claims, "store", process),
@@ -106,7 +107,7 @@ class Wiring:
             jitter=self._world.rng.random,
         )
         transports = dict.fromkeys(_SETTINGS.channels, transport)
-        return Delivery(parts, transports=transports, send_logs=self._send_logs)
+        return Delivery(shared, transports=transports, send_logs=self._send_logs)
 
     def duties(self, process: Process) -> dict[str, Callable[[], object]]:
         """Return the duties of a sweeper by name."""
@@ -114,7 +115,7 @@ class Wiring:
         sweep = Sweep(
             settings=_SETTINGS,
             clock=process,
-            store=self._reached(self._upkeep, "store", process),
+            store=self._reached(self._maintenance, "store", process),
             messages=parts["messages"],
             permits=self._reached(self.permits, "permits", process),
             queue=self._queue_of(process),
@@ -124,7 +125,7 @@ class Wiring:
         reconciler = Reconciler(
             settings=_SETTINGS,
             clock=process,
-            store=self._reached(self._upkeep, "store", process),
+            store=self._reached(self._maintenance, "store", process),
             upkeep=self._reached(self._windows_upkeep, "windows", process),
             permits=self._reached(self.permits, "permits", process),
         )
@@ -142,7 +143,7 @@ class Wiring:
 
     def _common_of(self, process: Process) -> dict[str, Any]:
         """Return what the use cases of those have in common who reserve."""
-        messages = self._reached(self._messages, "store", process)
+        messages: Any = MessagesLine(self._reached(self._messages, "store", process))
         enqueuer = Enqueuer(
             settings=_SETTINGS,
             clock=process,
@@ -162,14 +163,9 @@ class Wiring:
         """Return what the callers of a client ask."""
         parts = self._common_of(process)
         enqueuer, suppressions = parts["enqueuer"], parts["suppressions"]
-        bulk = Bulk(parts["windows"])
-        store: Any = BulkLine(
-            self._reached(MemoryBulkMessages(self._world.tables), "store", process)
-        )
         reserver = Reserver(
             clock=process,
             windows=parts["windows"],
-            bulk=bulk,
             upkeep=self._reached(self._windows_upkeep, "windows", process),
             messages=parts["messages"],
         )
@@ -181,7 +177,6 @@ class Wiring:
             settings=_SETTINGS,
             clock=process,
             messages=parts["messages"],
-            bulk=store,
             suppressions=suppressions,
             reserver=reserver,
             enqueuer=enqueuer,
@@ -208,7 +203,10 @@ class Wiring:
                 settings=_SETTINGS,
                 suppressions=suppressions,
                 cancellation=Cancellation(
-                    settings=_SETTINGS, bulk=bulk, store=store, journal=Journal()
+                    settings=_SETTINGS,
+                    windows=parts["windows"],
+                    messages=parts["messages"],
+                    journal=Journal(),
                 ),
             ),
         )

@@ -21,8 +21,8 @@ from dispatcher.errors import PerhapsSent, TemporaryFailure
 from dispatcher.message import Status
 from dispatcher.redis.scripts import Script
 from dispatcher.store import Failure
-from dispatcher.store.changes import Change
-from dispatcher.transports.smtp_connection import Reply
+from dispatcher.store.changes import GuardedChange
+from dispatcher.transports.smtp_connection import SmtpReply
 from tests.support.planting import Seams, nothing
 
 Wrong = Callable[[Any], Any]
@@ -113,7 +113,9 @@ def _attempt_not_counted(real: Any) -> Any:
     def again(self: Any) -> Any:
         count = self._tables.messages.c.attempt_count
         first = real.func(self)
-        return Change(self.backend, lambda given: first.make(given).values(attempt_count=count - 1))
+        return GuardedChange(
+            self.backend, lambda given: first.make(given).values(attempt_count=count - 1)
+        )
 
     return property(again)
 
@@ -169,7 +171,7 @@ def _any_token(_: Any) -> Any:
 
 def _last_claim_only(_: Any) -> Any:
     def sent(self: Any) -> Any:
-        return Change(self.backend, lambda given: self._sent(*self._ours(given)))
+        return GuardedChange(self.backend, lambda given: self._sent(*self._ours(given)))
 
     return property(sent)
 
@@ -257,16 +259,24 @@ BUGS = {
         },
         "I3",
     ),
-    "a retry forgets its attempt": Bug({"store.changes.Changes.again": _attempt_not_counted}, "I4"),
+    "a retry forgets its attempt": Bug(
+        {"store.changes.ClaimChanges.again": _attempt_not_counted}, "I4"
+    ),
     "a key with other content answered with the message": Bug(
         dict.fromkeys(
             ["submission.sinks.recalled", "submission.submitter.recalled"], _any_content_recalled
         ),
         "I8",
     ),
-    "a log tells the recipient": Bug({"delivery.sender.Sender._outcome": _recipient_logged}, "I15"),
+    "a log tells the recipient": Bug(
+        {"delivery.sender.Sender._call_transport": _recipient_logged}, "I15"
+    ),
     "an e-mail without an answer counts as sent": Bug(
-        {"transports.smtp_connection.Connection.deliver": _where_unknown(partial(Reply, 250))},
+        {
+            "transports.smtp_connection.SmtpConnection.deliver": _where_unknown(
+                partial(SmtpReply, 250)
+            )
+        },
         "I17",
     ),
     "a webhook without an answer counts as not taken": Bug(
@@ -285,11 +295,11 @@ BUGS = {
         "test_a_lost_reply_of_a_booking_leaves_exactly_one_member",
     ),
     "token not checked in the record": Bug(
-        {"store.changes.Changes._ours": _any_token},
+        {"store.changes.ClaimChanges._ours": _any_token},
         test="tests/store/test_claims.py::test_a_record_of_many_is_taken_for_each_by_its_own_token",
     ),
     "a late success forgotten once another has claimed": Bug(
-        {"store.changes.Changes.sent": _last_claim_only},
+        {"store.changes.ClaimChanges.sent": _last_claim_only},
         test="tests/store/test_claims.py::"
         "test_a_success_ends_the_message_whatever_comes_of_the_next_try",
     ),

@@ -20,10 +20,11 @@ from dispatcher.store import (
     Failure,
     HeldMessages,
     Messages,
-    Result,
-    StoreUpkeep,
+    StoreMaintenance,
+    Success,
 )
 from tests.support import rows
+from tests.support.doubles import at_once
 from tests.support.soak import a_third_of
 from tests.support.waiting import DEADLINE, wait_until
 
@@ -90,19 +91,13 @@ def test_many_workers_claim_each_message_once(database: Database) -> None:
     for _ in range(8):
         ids = [rows.add_due(database).id for _ in range(12)]
         won: Counter[UUID] = Counter()
-        start = threading.Barrier(4)
 
         def work(ids: list[UUID] = ids, won: Counter[UUID] = won) -> None:
             mine = claims(database)
-            start.wait(60)  # noqa: B023 - joined below, in the same turn
             for _ in range(2):
                 won.update(claim.message.id for claim in mine.claim(ids))
 
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        assert at_once([work] * 4) == [None] * 4
         # SKIP LOCKED may leave out what another one is just looking at; its task comes again.
         won.update(claim.message.id for claim in claims(database).claim(ids))
         assert won == Counter(ids)
@@ -119,7 +114,7 @@ def test_the_token_rises_with_each_claim(database: Database) -> None:
 
 def test_a_success_is_recorded_with_its_receipt(database: Database) -> None:
     claim = rows.claimed(database)
-    claims(database).record([Result(claim, "receipt")], [], enqueue_in=rows.SOON)
+    claims(database).record([Success(claim, "receipt")], [], enqueue_in=rows.SOON)
     sent = Messages(database).get(claim.message.id)
     assert (sent.status, sent.attempt_count, sent.last_error) == (Status.SENT, 1, None)
     (attempt,) = Messages(database).attempts(sent.id)
@@ -163,10 +158,10 @@ def test_a_record_of_many_is_taken_for_each_by_its_own_token(database: Database)
     many = [rows.claimed(database) for _ in range(6)]
     stale = many[3]
     rows.age(database, stale.message.id)
-    StoreUpkeep(database).rescue(limit=10)
+    StoreMaintenance(database).rescue(limit=10)
     (current,) = claims(database).claim([stale.message.id])
     claims(database).record(
-        [Result(claim, None) for claim in many[:3]],
+        [Success(claim, None) for claim in many[:3]],
         [Failure(claim, Outcome.TEMPORARY, "busy", MINUTE) for claim in many[3:5]]
         + [Failure(many[5], Outcome.PERMANENT, "no", None)],
         enqueue_in=rows.SOON,
@@ -180,13 +175,13 @@ def lapsed(database: Database) -> Claim:
     """Return a claim that ran out and was rescued."""
     claim = rows.claimed(database)
     rows.age(database, claim.message.id)
-    assert len(StoreUpkeep(database).rescue(limit=10)) == 1
+    assert len(StoreMaintenance(database).rescue(limit=10)) == 1
     return claim
 
 
 def test_a_late_success_is_taken_while_nobody_has_claimed_again(database: Database) -> None:
     claim = lapsed(database)
-    claims(database).record([Result(claim, "late")], [], enqueue_in=rows.SOON)
+    claims(database).record([Success(claim, "late")], [], enqueue_in=rows.SOON)
     sent = Messages(database).get(claim.message.id)
     assert sent.status is Status.SENT
     (attempt,) = Messages(database).attempts(sent.id)
@@ -202,7 +197,7 @@ def test_a_late_failure_is_refused_once_another_has_claimed(database: Database) 
     claims(database).put_back([(stale, timedelta(0))], enqueue_in=rows.SOON)
     found = rows.row(database, stale.message.id)
     assert (found.status, found.claim_token, found.attempt_count) == ("sending", current.token, 2)
-    claims(database).record([Result(current, None)], [], enqueue_in=rows.SOON)
+    claims(database).record([Success(current, None)], [], enqueue_in=rows.SOON)
     assert Messages(database).get(stale.message.id).status is Status.SENT
 
 
@@ -210,7 +205,7 @@ def overtaken(database: Database, **changes: Any) -> tuple[Claim, Claim]:
     """Return two claims of one message: of a worker that froze, and of the next one."""
     frozen = rows.claimed(database, **changes)
     rows.age(database, frozen.message.id)
-    assert len(StoreUpkeep(database).rescue(limit=10)) == 1
+    assert len(StoreMaintenance(database).rescue(limit=10)) == 1
     if changes.get("on_unknown") == "hold":
         HeldMessages(database).release(Messages(database).get(frozen.message.id))
     (current,) = claims(database).claim([frozen.message.id])
@@ -222,7 +217,7 @@ def outcomes(database: Database, message_id: UUID) -> list[str | None]:
 
 
 ENDINGS: dict[str, Callable[[Database, Claim], object]] = {
-    "sent": lambda database, claim: record(database, Result(claim, "again")),
+    "sent": lambda database, claim: record(database, Success(claim, "again")),
     "temporary": lambda database, claim: record(
         database, Failure(claim, Outcome.TEMPORARY, "busy", MINUTE)
     ),
@@ -235,15 +230,15 @@ ENDINGS: dict[str, Callable[[Database, Claim], object]] = {
     "put back": lambda database, claim: claims(database).put_back(
         [(claim, MINUTE)], enqueue_in=rows.SOON
     ),
-    "rescued": lambda database, _: StoreUpkeep(database).rescue(limit=10),
+    "rescued": lambda database, _: StoreMaintenance(database).rescue(limit=10),
 }
 """How the attempt ends that was under way when the success of an earlier one came to light."""
 
 
-def record(database: Database, *told: Result | Failure) -> None:
-    results = [each for each in told if isinstance(each, Result)]
+def record(database: Database, *told: Success | Failure) -> None:
+    successes = [each for each in told if isinstance(each, Success)]
     failures = [each for each in told if isinstance(each, Failure)]
-    claims(database).record(results, failures, enqueue_in=rows.SOON)
+    claims(database).record(successes, failures, enqueue_in=rows.SOON)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -254,7 +249,7 @@ def test_a_success_ends_the_message_whatever_comes_of_the_next_try(
     frozen, current = overtaken(database, on_unknown=on_unknown, max_attempts=2)
     id_ = frozen.message.id
     for _ in range(2):  # run again after a lost reply
-        record(database, Result(frozen, "late"))
+        record(database, Success(frozen, "late"))
     sent = Messages(database).get(id_)
     assert (sent.status, sent.last_error) == (Status.SENT, None)
     assert outcomes(database, id_) == ["sent", "unknown"]
@@ -278,7 +273,7 @@ def test_a_success_that_comes_after_the_next_try_ends_the_message(
         rows.age(database, frozen.message.id)
     ENDINGS[ending](database, current)
     before = Messages(database).get(frozen.message.id)
-    record(database, Result(frozen, "late"))
+    record(database, Success(frozen, "late"))
     sent = Messages(database).get(frozen.message.id)
     assert (sent.status, sent.last_error) == (Status.SENT, None)
     assert sent.attempt_count == before.attempt_count
@@ -288,7 +283,7 @@ def test_a_success_that_comes_after_the_next_try_ends_the_message(
 def test_late_successes_are_recorded_with_the_others(database: Database) -> None:
     several = [overtaken(database) for _ in range(3)]
     others = [rows.claimed(database) for _ in range(3)]
-    record(database, *(Result(each, None) for each in [*others, *(old for old, _ in several)]))
+    record(database, *(Success(each, None) for each in [*others, *(old for old, _ in several)]))
     for claim in [*others, *(old for old, _ in several)]:
         assert Messages(database).get(claim.message.id).status is Status.SENT
     assert {tuple(outcomes(database, old.message.id)) for old, _ in several} == {
@@ -298,8 +293,8 @@ def test_late_successes_are_recorded_with_the_others(database: Database) -> None
 
 def test_the_permit_of_an_overtaken_try_counts_as_long_as_it_may_last(database: Database) -> None:
     frozen, current = overtaken(database)
-    record(database, Result(frozen, None))
-    pages = StoreUpkeep(database).permits(memory=MINUTE, batch=100)
+    record(database, Success(frozen, None))
+    pages = StoreMaintenance(database).permits(memory=MINUTE, batch=100)
     ages = {taken.token: taken.age for page in pages for taken in page}
     assert -rows.TTL <= ages[current.token] < -rows.TTL / 2
 
@@ -308,8 +303,8 @@ def test_a_late_success_does_not_undo_an_expiry(database: Database) -> None:
     """Its place may be another's by now."""
     claim = rows.claimed(database, expires_at=rows.now() + MINUTE)
     rows.age(database, claim.message.id)
-    StoreUpkeep(database).rescue(limit=10)
-    record(database, Result(claim, None))
+    StoreMaintenance(database).rescue(limit=10)
+    record(database, Success(claim, None))
     assert Messages(database).get(claim.message.id).status is Status.EXPIRED
     assert outcomes(database, claim.message.id) == ["sent"]
 
@@ -325,7 +320,7 @@ def test_a_late_failure_changes_nothing(database: Database) -> None:
 def test_a_late_success_does_not_undo_a_cancel(database: Database) -> None:
     claim = lapsed(database)
     Messages(database).cancel(claim.message.id)
-    claims(database).record([Result(claim, None)], [], enqueue_in=rows.SOON)
+    claims(database).record([Success(claim, None)], [], enqueue_in=rows.SOON)
     assert Messages(database).get(claim.message.id).status is Status.CANCELLED
 
 
@@ -410,7 +405,7 @@ def test_a_claim_a_record_and_a_return_go_past_sqlalchemy_in_one_statement_each(
         database.engine, "before_cursor_execute", lambda *given: statements.append(given[2])
     )
     first, second, *others = mine.claim(ids)
-    mine.record([Result(first, None), Result(second, RECEIPT)], [], enqueue_in=rows.SOON)
+    mine.record([Success(first, None), Success(second, RECEIPT)], [], enqueue_in=rows.SOON)
     mine.put_back([(claim, MINUTE) for claim in others], enqueue_in=rows.SOON)
     assert statements == []
     found = [Messages(database).get(id_).status for id_ in ids]
@@ -429,7 +424,7 @@ def test_a_renewed_claim_holds_for_its_whole_length_and_only_while_it_is_ours(
     left = rows.row(database, held.message.id).claim_expires_at - rows.now()
     assert timedelta(seconds=25) < left <= rows.TTL
     mine = claims(database)
-    mine.record([Result(held, None)], [], enqueue_in=rows.SOON)
+    mine.record([Success(held, None)], [], enqueue_in=rows.SOON)
     assert mine.renew([held]) == set()
 
 

@@ -11,9 +11,9 @@ from sqlalchemy import make_url, select
 
 from dispatcher.errors import MessageNotFound, OutcomeUnknown, StoreUnavailable
 from dispatcher.message import Outcome, Status
-from dispatcher.store import Claims, Database, Failure, Messages, Result
+from dispatcher.store import Claims, Database, Failure, Messages, Success
 from dispatcher.store.engines import InsertFailed
-from dispatcher.store.engines.postgresql import BoundedConnection
+from dispatcher.store.engines.postgresql import PostgreSQLConnection
 from tests.support import rows
 from tests.support.far import FarDatabase
 
@@ -44,7 +44,7 @@ def test_a_message_whose_commit_lost_its_reply_is_stored_once(
 ) -> None:
     message = rows.a_message()
     far.proxy.drop_reply(message.recipient.encode(), times=lost)
-    stored = Messages(through).add(message, enqueue_at=message.send_at, fingerprint=None)
+    stored = Messages(through).add(rows.addition(message))
     assert far.proxy.dropped == lost
     assert stored == message
     assert rows.count(direct) == 1
@@ -67,7 +67,7 @@ def test_a_message_with_a_key_whose_reply_was_lost_is_stored_once_with_its_key(
 ) -> None:
     message = rows.a_message(idempotency_key="key")
     far.proxy.drop_reply(statement, times=lost)
-    stored = Messages(through).add(message, enqueue_at=message.send_at, fingerprint="print")
+    stored = Messages(through).add(rows.addition(message, fingerprint="print"))
     assert far.proxy.dropped == lost
     assert stored == message
     assert rows.count(direct) == 1
@@ -80,7 +80,7 @@ def test_a_lost_reply_does_not_hide_that_the_key_belongs_to_another(
     first = rows.add(direct, idempotency_key="key")
     message = rows.a_message(idempotency_key="key")
     far.proxy.drop_reply(message.recipient.encode())
-    stored = Messages(through).add(message, enqueue_at=message.send_at, fingerprint=None)
+    stored = Messages(through).add(rows.addition(message))
     assert far.proxy.dropped == 1
     assert stored == first
     assert rows.count(direct) == 1
@@ -92,7 +92,7 @@ def test_a_database_that_vanishes_while_storing_leaves_the_outcome_unknown(
     message = rows.a_message()
     far.proxy.drop_reply(message.recipient.encode(), then_refuse=True)
     with pytest.raises(OutcomeUnknown) as unknown:
-        Messages(through).add(message, enqueue_at=message.send_at, fingerprint=None)
+        Messages(through).add(rows.addition(message))
     assert unknown.value.message_id == message.id
     assert message.recipient not in str(unknown.value)
     assert Messages(direct).get(message.id) == message, "here it was stored, as the error allows"
@@ -104,7 +104,7 @@ def test_lines_that_keep_breaking_leave_the_outcome_unknown(
     message = rows.a_message()
     far.proxy.drop_reply(message.recipient.encode(), times=100)
     with pytest.raises(OutcomeUnknown):
-        Messages(through).add(message, enqueue_at=message.send_at, fingerprint=None)
+        Messages(through).add(rows.addition(message))
     assert rows.count(direct) == 1
 
 
@@ -124,7 +124,7 @@ def test_a_database_that_was_never_reached_stored_nothing(
     fresh = Database(far.through)
     message = rows.a_message()
     with pytest.raises(StoreUnavailable) as down:
-        Messages(fresh).add(message, enqueue_at=message.send_at, fingerprint=None)
+        Messages(fresh).add(rows.addition(message))
     assert not isinstance(down.value, OutcomeUnknown)
     assert str(far.proxy.port) not in str(down.value)
     with pytest.raises(StoreUnavailable):
@@ -140,12 +140,12 @@ def test_a_database_that_does_not_answer_is_given_up_in_bounded_time(
 ) -> None:
     quick = Database(f"{far.through}?connect_timeout=1")
     with monkeypatch.context() as patched:
-        patched.setattr(BoundedConnection, "patience", 1.0)
+        patched.setattr(PostgreSQLConnection, "patience", 1.0)
         rows.count(quick)
         message = rows.a_message()
         far.proxy.blackhole()
         with pytest.raises(StoreUnavailable):
-            Messages(quick).add(message, enqueue_at=message.send_at, fingerprint=None)
+            Messages(quick).add(rows.addition(message))
     quick.close()
     given = make_url(far.direct).difference_update_query(["connect_timeout"])  # the tests' own
     usual = Database(given.render_as_string())
@@ -165,7 +165,7 @@ def test_mariadb_that_does_not_answer_is_given_up_in_bounded_time(far: FarDataba
     message = rows.a_message()
     far.proxy.blackhole()
     with pytest.raises(OutcomeUnknown):
-        Messages(quick).add(message, enqueue_at=message.send_at, fingerprint=None)
+        Messages(quick).add(rows.addition(message))
     with pytest.raises(StoreUnavailable, match="cannot be reached"):
         Messages(quick).get(message.id)
     quick.close()
@@ -238,7 +238,7 @@ def test_a_record_whose_reply_is_lost_counts_once(
     claims, wait = Claims(through, ttl=rows.TTL), timedelta(minutes=1)
     far.proxy.drop_reply(statement)
     if outcome == "sent":
-        claims.record([Result(claim, "receipt")], [], enqueue_in=rows.SOON)
+        claims.record([Success(claim, "receipt")], [], enqueue_in=rows.SOON)
     elif outcome == "again":
         failure = Failure(claim, Outcome.TEMPORARY, "busy", wait)
         claims.record([], [failure], enqueue_in=rows.SOON)
@@ -274,13 +274,13 @@ def test_a_message_is_stored_past_sqlalchemy_as_it_would_be_through_it(
         with monkeypatch.context() as patched:
             patched.setattr(type(direct.engine), "connect", None)
             quickly = Messages(direct).add(
-                message, enqueue_at=message.send_at, fingerprint="print" if changes else None
+                rows.addition(message, fingerprint="print" if changes else None)
             )
         assert quickly == Messages(direct).get(message.id) == message
     ordinary = rows.a_message(**(everything | {"idempotency_key": "other"}))
     with monkeypatch.context() as patched:
         patched.setattr("dispatcher.store.engines.postgresql.DirectInsert.__call__", unanswered)
-        Messages(direct).add(ordinary, enqueue_at=ordinary.send_at, fingerprint="print")
+        Messages(direct).add(rows.addition(ordinary, fingerprint="print"))
     with direct.engine.connect() as connection:
         quick, slow = connection.exec_driver_sql(
             "SELECT claim_token, claimed_by, reserved, fingerprint, enqueue_at = send_at, "

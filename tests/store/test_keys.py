@@ -15,13 +15,13 @@ from dispatcher.errors import StoreUnavailable, Suppressed
 from dispatcher.message import dump_json
 from dispatcher.store import (
     Addition,
-    BulkMessages,
     Database,
     GivenUp,
     JoinedMessages,
     JoinedTransaction,
     Messages,
-    StoreUpkeep,
+    Replies,
+    StoreMaintenance,
     Suppressions,
 )
 from dispatcher.store.engines import InsertFailed
@@ -64,12 +64,12 @@ def callers_transaction(
 
 
 def add(database: Database, message: Message) -> Message:
-    return Messages(database).add(message, enqueue_at=message.send_at, fingerprint="print")
+    return Messages(database).add(rows.addition(message, fingerprint="print"))
 
 
 def test_a_message_that_is_not_stored_takes_no_key(database: Database, way: None) -> None:
     given_up = rows.a_message(idempotency_key="first")
-    StoreUpkeep(database).give_up([given_up.id])
+    StoreMaintenance(database).give_up([given_up.id])
     with pytest.raises(GivenUp):
         add(database, given_up)
     unwanted = rows.a_message(idempotency_key="second")
@@ -92,16 +92,18 @@ def test_a_taken_key_lets_no_message_be_stored(database: Database, way: None) ->
 
 
 def test_a_batch_stores_all_keys_with_their_messages_or_nothing(database: Database) -> None:
-    bulk = BulkMessages(database)
+    store = Messages(database)
 
     def add_all(*names: str | None) -> bool | None:
         some = [rows.a_message(idempotency_key=name) for name in names]
-        return bulk.add(Addition(each, each.send_at, "f", dump_json(each.body)) for each in some)
+        return store.add_together(
+            Addition(each, each.send_at, "f", dump_json(each.body)) for each in some
+        )
 
     assert add_all("a", None, "b") is True
     assert add_all("c", "b", None) is False
     assert (rows.count(database), stored_keys(database)) == (3, 2)
-    found = bulk.with_keys(["a", "b", "c"])
+    found = store.with_keys(["a", "b", "c"])
     assert {(key, each.idempotency_key, print_) for key, (each, print_) in found.items()} == {
         ("a", "a", "f"), ("b", "b", "f"),
     }  # fmt: skip
@@ -111,9 +113,8 @@ def test_a_batch_stores_all_keys_with_their_messages_or_nothing(database: Databa
 def test_a_callers_transaction_stores_a_key_with_its_message(database: Database, end: str) -> None:
     message, other = (rows.a_message(idempotency_key="key") for _ in range(2))
     with callers_transaction(database) as (joined, connection):
-        more: dict[str, Any] = {"enqueue_at": message.send_at, "fingerprint": "print"}
-        assert joined.add(message, **more)
-        assert not joined.add(other, **more)
+        assert joined.add(rows.addition(message, fingerprint="print"))
+        assert not joined.add(rows.addition(other, fingerprint="print"))
         assert joined.present([message.id, other.id]) == {message.id}
         assert joined.with_key("key") == (message, "print")
         getattr(connection, end)()
@@ -131,20 +132,43 @@ def test_a_callers_transaction_stores_no_id_again(database: Database, is_taken_b
     else:
         Messages(database).cancel(message.id)
     with callers_transaction(database) as (joined, connection):
-        assert not joined.add(message, enqueue_at=message.send_at, fingerprint="print")
+        assert not joined.add(rows.addition(message, fingerprint="print"))
         connection.commit()
     assert rows.row(database, message.id).status == "cancelled"
     assert stored_keys(database) == (not is_taken_back)
 
 
+def test_a_reply_is_stored_and_taken_back_with_its_message(database: Database, way: None) -> None:
+    replies, store = Replies(database, keep=DAY), Messages(database)
+    message = rows.a_message(idempotency_key="key")
+    given: dict[str, Any] = {"fingerprint": "f", "status": 201, "headers": {"A": "b"}, "body": "é"}
+    reply = replies.new("reply", **given)
+    added = store.add(rows.addition(message, fingerprint="print")._replace(reply=reply))
+    assert added is message
+    assert replies.find("reply") == ("f", None, 201, {"A": "b"}, "é", False)
+    assert replies.prune(limit=9) == 0
+    assert store.take_back(message, reply=reply)
+    assert (replies.find("reply"), stored_keys(database)) == (None, 0)
+
+
+def test_no_message_is_stored_whose_reply_is_another_call_s(database: Database, way: None) -> None:
+    """The other call was noted between the look for it and the INSERT."""
+    replies, message = Replies(database, keep=DAY), rows.a_message(idempotency_key="key")
+    replies.begin("reply", fingerprint="other", seen=None)
+    reply = replies.new("reply", fingerprint="mine", status=201, headers={}, body="")
+    with pytest.raises(StoreUnavailable):
+        Messages(database).add(rows.addition(message, fingerprint="print")._replace(reply=reply))
+    assert (rows.count(database), stored_keys(database)) == (0, 0)
+
+
 def test_a_key_is_free_when_its_message_is_pruned_and_not_before(database: Database) -> None:
     first = add(database, rows.a_message(idempotency_key="key"))
     rows.add(database, idempotency_key="other")
-    upkeep = StoreUpkeep(database)
+    maintenance = StoreMaintenance(database)
     rows.change(database, first.id, status="sent", finished_at=rows.now() - 32 * DAY)
-    assert upkeep.prune(older_than=33 * DAY, limit=9) == 0
+    assert maintenance.prune(older_than=33 * DAY, limit=9) == 0
     assert Messages(database).with_key("key") is not None
-    assert upkeep.prune(older_than=30 * DAY, limit=9) == 1
+    assert maintenance.prune(older_than=30 * DAY, limit=9) == 1
     assert stored_keys(database) == 1
     again = rows.a_message(idempotency_key="key")
     assert add(database, again) == again
@@ -158,7 +182,7 @@ def test_a_prune_frees_no_key_that_belongs_to_another_message_by_now(database: D
     rows.change(
         database, first.id, finished_at=rows.now() - 32 * DAY, idempotency_key="key", reserved=False
     )
-    assert StoreUpkeep(database).prune(older_than=30 * DAY, limit=9) == 1
+    assert StoreMaintenance(database).prune(older_than=30 * DAY, limit=9) == 1
     assert Messages(database).with_key("key") == (again, "print")
 
 
@@ -178,6 +202,6 @@ def test_a_key_without_its_message_is_free_for_a_callers_transaction(
     database.run(lambda connection: connection.exec_driver_sql("DELETE FROM dispatcher_messages"))
     again = rows.a_message(idempotency_key="key")
     with callers_transaction(database) as (joined, connection):
-        assert joined.add(again, enqueue_at=again.send_at, fingerprint="print")
+        assert joined.add(rows.addition(again, fingerprint="print"))
         connection.commit()
     assert Messages(database).with_key("key") == (again, "print")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
 from typing import Any, cast
@@ -18,6 +19,7 @@ from dispatcher.selection import Selection, Wanted
 from dispatcher.store import Database, Figures, Listing, Messages
 from dispatcher.store import listing as listing_module
 from tests.support import rows
+from tests.support.tables import messages
 
 pytestmark = pytest.mark.every_database
 
@@ -265,15 +267,57 @@ def test_an_index_leads_to_what_matches(
         ), wanted
 
 
-def _plans(database: Database, listing: Listing, selection: Selection) -> Iterator[str]:
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_stretch_of_a_campaign_reads_no_more_than_itself(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many, at_once = 20_000, 100
+    monkeypatch.setattr(listing_module, "_EXAMINED", at_once)
+    rows.add(database, campaign="winter")
+    columns = ", ".join(each.name for each in messages.c if each.name != "id")
+    copy = (
+        f"INSERT INTO dispatcher_messages (id, {columns}) "  # noqa: S608 - names of our own
+        f"SELECT lpad(to_hex(n), 32, '0')::uuid, {columns} "
+        f"FROM dispatcher_messages, generate_series(1, {many}) AS n"
+    )
+    for statement in (copy, "VACUUM ANALYZE dispatcher_messages"):
+        _run(database, statement)
+    listing = Listing(database, late=rows.SOON, put_off=rows.TTL)
+    with asked_of(database) as asked:
+        found, is_whole = listing.counted(chosen(campaign="winter"), patience=0 * DAY)
+    assert (found["sms"][Status.SCHEDULED], is_whole) == (at_once, False)
+    for statement, values in asked:
+        explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
+        [[explained]] = _run(database, explain, values)
+        plan = explained["Plan"]
+        # It was 115 while the whole campaign was read in its index.
+        assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 40, statement
+
+
+def _run(database: Database, statement: str, values: Any = None) -> list[Any]:
+    def work(connection: Connection) -> list[Any]:
+        done = connection.exec_driver_sql(statement, values)
+        return list(done.scalars()) if done.returns_rows else []
+
+    return database.run(work)
+
+
+@contextmanager
+def asked_of(database: Database) -> Iterator[list[tuple[str, Any]]]:
+    """Give the statements that the database is asked inside, with their values."""
     asked: list[tuple[str, Any]] = []
 
     def note(_: Connection, __: object, statement: str, parameters: Any, *___: object) -> None:
         asked.append((statement, parameters))
 
     event.listen(database.engine, "before_cursor_execute", note)
-    listing.page(selection, after=None, limit=2)
+    yield asked
     event.remove(database.engine, "before_cursor_execute", note)
+
+
+def _plans(database: Database, listing: Listing, selection: Selection) -> Iterator[str]:
+    with asked_of(database) as asked:
+        listing.page(selection, after=None, limit=2)
     for statement, parameters in asked:
 
         def explain(

@@ -16,13 +16,12 @@ from dispatcher.errors import OutcomeUnknown, StoreUnavailable
 from dispatcher.message import Status
 from dispatcher.store import (
     Addition,
-    BulkMessages,
     Claims,
     Database,
     HeldMessages,
     Messages,
     Overdue,
-    StoreUpkeep,
+    StoreMaintenance,
 )
 from tests.support import rows
 from tests.support.tables import messages
@@ -116,7 +115,7 @@ def test_instants_keep_their_microseconds(database: Database) -> None:
 def test_a_value_too_long_for_its_column_is_refused(database: Database) -> None:
     message = rows.a_message(zone="z" * 64)
     with pytest.raises(StoreUnavailable) as caught:
-        Messages(database).add(message, enqueue_at=message.send_at, fingerprint=None)
+        Messages(database).add(rows.addition(message))
     assert caught.value.refused
     assert rows.count(database) == 0
 
@@ -128,7 +127,7 @@ def test_a_body_that_no_packet_holds_is_refused_on_a_line_that_stays(database: D
         most = connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one()
     message = rows.a_message(body={"text": "x" * (most + 1)})
     with pytest.raises(StoreUnavailable) as caught:
-        Messages(database).add(message, enqueue_at=message.send_at, fingerprint=None)
+        Messages(database).add(rows.addition(message))
     assert not isinstance(caught.value, OutcomeUnknown)
     assert caught.value.refused
     assert seen == [1153]
@@ -178,7 +177,7 @@ def test_a_lock_that_is_never_given_is_an_error_after_three_waits(
         holding(database, "UPDATE dispatcher_idempotency_keys SET idempotency_key = 'other'"),
         pytest.raises(StoreUnavailable, match="answered 1205"),
     ):
-        Messages(impatient).add(message, enqueue_at=message.send_at, fingerprint=None)
+        Messages(impatient).add(rows.addition(message))
     assert seen == [1205] * 3
     with (
         pytest.raises(StoreUnavailable, match="answered 1205"),
@@ -246,17 +245,9 @@ def test_a_batch_is_one_statement_for_many_rows(database: Database) -> None:
         Addition(message, message.send_at, None, "") for message in map(_numbered, range(300))
     ]
     before = _status(database, "Com_insert")
-    assert BulkMessages(database).add(additions)
+    assert Messages(database).add_together(additions)
     assert _status(database, "Com_insert") - before == 1
     assert rows.count(database) == 300
-
-
-def test_a_batch_with_a_key_that_is_taken_is_refused_as_a_whole(database: Database) -> None:
-    rows.add(database, idempotency_key="taken")
-    given = [rows.a_message(), rows.a_message(idempotency_key="taken"), rows.a_message()]
-    additions = [Addition(each, each.send_at, None, "") for each in given]
-    assert BulkMessages(database).add(additions) is False
-    assert rows.count(database) == 1
 
 
 def test_claims_wait_for_nobody_and_leave_what_others_hold(database: Database) -> None:
@@ -265,7 +256,7 @@ def test_claims_wait_for_nobody_and_leave_what_others_hold(database: Database) -
     by_id = f"SELECT id FROM dispatcher_messages WHERE id = x'{held.id.hex}' FOR UPDATE"  # noqa: S608 - our id
     with holding(database, by_id):
         [claim] = Claims(database, ttl=rows.TTL).claim([held.id, free.id])
-        due = rows.take_due(StoreUpkeep(database), limit=9, grace=rows.SOON)
+        due = rows.take_due(StoreMaintenance(database), limit=9, grace=rows.SOON)
     assert claim.message.id == free.id
     assert due == []
     assert seen == []
@@ -328,7 +319,7 @@ def _old(database: Database) -> None:
     for _ in range(3):
         message = rows.add(database)
         Messages(database).cancel(message.id)
-        StoreUpkeep(database).mark_released([message.id])
+        StoreMaintenance(database).mark_released([message.id])
         rows.age(database, message.id, rows.AGES)
 
 
@@ -364,14 +355,20 @@ def _taken(database: Database) -> int:
 LOOKS: dict[str, tuple[Callable[[Database], object], Callable[[Database], int]]] = {
     "take_due": (
         lambda database: [rows.add_due(database) for _ in range(3)],
-        lambda database: len(rows.take_due(StoreUpkeep(database), limit=9, grace=rows.SOON)),
+        lambda database: len(rows.take_due(StoreMaintenance(database), limit=9, grace=rows.SOON)),
     ),
-    "rescue": (_claims_that_ran_out, lambda database: len(StoreUpkeep(database).rescue(limit=9))),
+    "rescue": (
+        _claims_that_ran_out,
+        lambda database: len(StoreMaintenance(database).rescue(limit=9)),
+    ),
     "prune": (
         _old,
-        lambda database: StoreUpkeep(database).prune(older_than=timedelta(days=30), limit=9),
+        lambda database: StoreMaintenance(database).prune(older_than=timedelta(days=30), limit=9),
     ),
-    "unreleased": (_cancelled, lambda database: len(StoreUpkeep(database).unreleased(limit=9))),
+    "unreleased": (
+        _cancelled,
+        lambda database: len(StoreMaintenance(database).unreleased(limit=9)),
+    ),
     "expire": (
         _overdue,
         lambda database: len(_catching_up(database, expire=["sms"]).expire(limit=9)),
@@ -393,8 +390,8 @@ def test_looks_of_the_sweep_read_their_index_alone(cold: Database, look: str) ->
 
 
 def test_a_page_of_permits_begins_where_the_one_before_it_ended(cold: Database) -> None:
-    upkeep = StoreUpkeep(cold)
+    maintenance = StoreMaintenance(cold)
     before = _status(cold, "Handler_read")
-    pages = list(upkeep.permits(memory=timedelta(days=30), batch=50))
+    pages = list(maintenance.permits(memory=timedelta(days=30), batch=50))
     assert sum(map(len, pages)) == COLD
     assert _status(cold, "Handler_read") - before < 4 * COLD

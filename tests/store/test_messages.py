@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
@@ -14,16 +13,16 @@ from dispatcher.errors import MessageNotFound, StoreUnavailable
 from dispatcher.message import Message, Status, dump_json
 from dispatcher.store import (
     Addition,
-    BulkMessages,
     Claims,
     Database,
     GivenUp,
     Messages,
-    Result,
-    StoreUpkeep,
+    StoreMaintenance,
+    Success,
 )
 from dispatcher.store.schema import TAKEN_BACK, VOID
 from tests.support import rows
+from tests.support.doubles import at_once
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 pytestmark = pytest.mark.every_database
@@ -41,7 +40,7 @@ def test_an_added_message_is_read_back_the_same(database: Database) -> None:
         enqueued_at=rows.now(),
     )
     store = Messages(database)
-    assert store.add(message, enqueue_at=message.send_at, fingerprint="print") == message
+    assert store.add(rows.addition(message, fingerprint="print")) == message
     assert store.get(message.id) == message
     assert store.with_key("key") == (message, "print")
     assert store.attempts(message.id) == []
@@ -51,7 +50,7 @@ def test_messages_added_in_bulk_are_read_back_the_same(database: Database) -> No
     near = rows.a_message(enqueued_at=rows.now())
     far = rows.a_message(trace="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
     both = [near, far]
-    assert BulkMessages(database).add(
+    assert Messages(database).add_together(
         Addition(each, each.send_at, None, dump_json(each.body)) for each in both
     )
     assert [Messages(database).get(each.id) for each in both] == both
@@ -67,7 +66,7 @@ def test_adding_again_gives_what_is_stored_and_changes_nothing(database: Databas
     message = rows.add(database)
     claimant = Messages(database)
     claimant.cancel(message.id)
-    again = claimant.add(message, enqueue_at=message.send_at, fingerprint=None, perhaps_stored=True)
+    again = claimant.add(rows.addition(message), perhaps_stored=True)
     assert again.status is Status.CANCELLED
     assert rows.count(database) == 1
 
@@ -81,20 +80,12 @@ def test_the_same_key_gives_the_message_that_was_there_first(database: Database)
 def test_the_same_key_at_the_same_time_gives_all_the_same_message(database: Database) -> None:
     store = Messages(database)
     for attempt in range(10):
-        stored: list[Message] = []
-        start = threading.Barrier(8)
 
-        def submit(key: str = f"key {attempt}", into: list[Message] = stored) -> None:
+        def submit(key: str = f"key {attempt}") -> Message:
             message = rows.a_message(idempotency_key=key)
-            start.wait(60)  # noqa: B023 - joined below, in the same turn
-            into.append(store.add(message, enqueue_at=message.send_at, fingerprint=None))
+            return store.add(rows.addition(message))
 
-        threads = [threading.Thread(target=submit) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert len(stored) == 8
+        stored = cast("list[Message]", at_once([submit] * 8))
         assert len({message.id for message in stored}) == 1
     assert rows.count(database) == 10
 
@@ -123,7 +114,7 @@ def test_a_message_under_way_or_sent_is_neither_cancelled_nor_updated(database: 
     under_way = store.get(claim.message.id)
     assert store.cancel(under_way.id) == store.update(under_way.id, body={}) == under_way
 
-    Claims(database, ttl=rows.TTL).record([Result(claim, None)], [], enqueue_in=rows.TTL)
+    Claims(database, ttl=rows.TTL).record([Success(claim, None)], [], enqueue_in=rows.TTL)
     sent = store.get(under_way.id)
     assert sent.status is Status.SENT
     assert store.cancel(sent.id) == store.update(sent.id, body={}) == sent
@@ -132,23 +123,23 @@ def test_a_message_under_way_or_sent_is_neither_cancelled_nor_updated(database: 
 @pytest.mark.parametrize("key", [None, "key"])
 def test_a_message_is_taken_back_while_it_is_scheduled(database: Database, key: str | None) -> None:
     """Its id is never stored again; its key may be, and the sweep gives its reservation back."""
-    store, upkeep = Messages(database), StoreUpkeep(database)
+    store, maintenance = Messages(database), StoreMaintenance(database)
     message, claim = rows.add(database, idempotency_key=key, trace=TRACE), rows.claimed(database)
     assert store.take_back(message)
     assert store.take_back(message)
     assert not store.take_back(claim.message)
-    assert not BulkMessages(database).has([message.id])
+    assert not Messages(database).has([message.id])
     left = rows.row(database, message.id)
     if key is None:
         assert (left.recipient, left.trace, left.body, left.status) == ("", None, {}, VOID)
     else:
         assert (left.status, left.last_error) == ("cancelled", TAKEN_BACK)
     with pytest.raises(GivenUp):
-        store.add(message, enqueue_at=message.send_at, fingerprint=None, perhaps_stored=True)
-    assert [each.message_id for each in upkeep.unreleased(limit=9)] == [message.id]
-    assert upkeep.prune(older_than=timedelta(seconds=-1), limit=9) == 0
-    upkeep.mark_released([message.id])
-    assert upkeep.prune(older_than=timedelta(seconds=-1), limit=9) == 1
+        store.add(rows.addition(message), perhaps_stored=True)
+    assert [each.message_id for each in maintenance.unreleased(limit=9)] == [message.id]
+    assert maintenance.prune(older_than=timedelta(seconds=-1), limit=9) == 0
+    maintenance.mark_released([message.id])
+    assert maintenance.prune(older_than=timedelta(seconds=-1), limit=9) == 1
 
 
 def test_an_unpublished_message_is_due_for_enqueueing_at_once(database: Database) -> None:
@@ -169,6 +160,13 @@ impossible: list[Callable[[], dict[str, Any]]] = [
     lambda: {"status": None},
     lambda: {"recipient": None},
     lambda: {"next_attempt_at": None},
+    lambda: {"status": "held", "finished_at": rows.now()},
+    lambda: {"status": "held", "claimed_by": uuid4(), "claim_expires_at": rows.now()},
+    lambda: {"status": "lost"},
+    lambda: {"on_unknown": "drop"},
+    lambda: {"on_unknown": None},
+    lambda: {"expire_after": timedelta(0), "expires_at": rows.now() + timedelta(days=9)},
+    lambda: {"expire_after": timedelta(1)},
 ]
 
 
@@ -179,6 +177,7 @@ def test_the_database_refuses_impossible_messages(
     message = rows.add(database)
     with pytest.raises(StoreUnavailable) as refused:
         rows.change(database, message.id, **columns())
+    assert refused.value.refused
     assert message.recipient not in str(refused.value)
     assert Messages(database).get(message.id) == message
 
@@ -221,7 +220,7 @@ def test_keys_that_look_alike_are_different(database: Database) -> None:
         assert found is not None
         assert found[0] == message
         assert rows.listed(database, recipient=key) == [message]
-    assert len(BulkMessages(database).with_keys(LOOK_ALIKE)) == len(LOOK_ALIKE)
+    assert len(Messages(database).with_keys(LOOK_ALIKE)) == len(LOOK_ALIKE)
 
 
 @pytest.mark.parametrize(
@@ -241,13 +240,13 @@ def test_a_body_comes_back_as_it_was_given(database: Database, body: dict[str, A
     assert list(found) == list(body)
     together = rows.a_message(body=body)
     addition = Addition(together, together.send_at, None, dump_json(body))
-    assert BulkMessages(database).add([addition])
+    assert Messages(database).add_together([addition])
     assert Messages(database).get(together.id).body == body
 
 
 def test_a_violated_column_is_not_taken_for_a_duplicate(database: Database) -> None:
     message = rows.a_message(channel=None, idempotency_key="key")
     with pytest.raises(StoreUnavailable) as caught:
-        Messages(database).add(message, enqueue_at=message.send_at, fingerprint=None)
+        Messages(database).add(rows.addition(message))
     assert caught.value.refused
     assert rows.count(database) == 0

@@ -7,7 +7,6 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,11 @@ import pytest
 from alembic import command
 from sqlalchemy import Connection, inspect, text
 
-from dispatcher.errors import InvalidSettings, StoreUnavailable
+from dispatcher.errors import StoreUnavailable
 from dispatcher.message import new_id
 from dispatcher.store import Database, Messages, migrate
 from dispatcher.store.migrate import _config, schema_standing
 from tests.support import rows
-from tests.support.mariadb import MariaDBServer
 from tests.support.migrations import HEAD, NEXT, become_next_version, differences
 from tests.support.processes import in_processes
 from tests.support.tables import NAMES, TABLES
@@ -244,24 +242,6 @@ def test_sqlite_is_set_up_for_durable_writes_side_by_side(
     assert found == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
 
 
-@pytest.mark.parametrize("url", ["", "nonsense", "oracle://u:hunter2@h/d", "postgresql://h:x/d"])
-def test_a_url_of_no_known_database_is_refused_without_its_secret(url: str) -> None:
-    with pytest.raises(InvalidSettings) as refused:
-        Database(url)
-    assert refused.value.field == "database_url"
-    assert "hunter2" not in str(refused.value)
-
-
-def test_a_database_that_is_not_there_cannot_be_migrated(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    missing = tmp_path_factory.mktemp("gone") / "no" / "such" / "folder" / "x.db"
-    database = Database(f"sqlite:///{missing}")
-    with pytest.raises(StoreUnavailable):
-        migrate(database)
-    database.close()
-
-
 def test_a_migration_keeps_what_is_stored_and_its_attempts(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,53 +306,6 @@ def building(database: Database) -> int | None:
     )
     found: int | None = database.run(lambda connection: connection.exec_driver_sql(query).scalar())
     return found
-
-
-@pytest.mark.parametrize(
-    "impossible",
-    [
-        {"status": "held", "finished_at": rows.now()},
-        {"status": "held", "claimed_by": new_id(), "claim_expires_at": rows.now()},
-        {"status": "lost"},
-        {"on_unknown": "drop"},
-        {"on_unknown": None},
-        {"expire_after": timedelta(0), "expires_at": rows.now() + timedelta(days=9)},
-        {"expire_after": timedelta(1)},
-    ],
-    ids=" ".join,
-)
-def test_rows_that_cannot_be_are_refused(database: Database, impossible: dict[str, Any]) -> None:
-    message = rows.add(database)
-    with pytest.raises(StoreUnavailable) as refused:
-        rows.change(database, message.id, **impossible)
-    assert refused.value.refused
-
-
-def test_a_database_whose_tables_a_test_has_changed_is_given_to_no_other(
-    mariadb: MariaDBServer,
-) -> None:
-    def build(url: str) -> None:
-        name = url.rpartition("/")[2]
-        mariadb.execute(*(f"CREATE TABLE {each} (x INT)" for each in NAMES), database=name)
-
-    server = MariaDBServer(mariadb.address)
-    with server:
-        name = server.migrated(build)
-        server.execute(
-            "INSERT INTO dispatcher_messages VALUES (1)",
-            "CREATE TABLE other (x INT)",
-            database=name,
-        )
-        assert server.migrated(build) == name
-        assert server.execute("SHOW TABLES LIKE 'other'", database=name) == []
-        assert server.execute("SELECT * FROM dispatcher_messages", database=name) == []
-        for change in (
-            "ALTER TABLE dispatcher_messages ADD y INT",
-            "DROP TABLE dispatcher_attempts",
-        ):
-            server.execute(change, database=name)
-            assert server.migrated(build) != name
-            name = server.migrated(build)
 
 
 def test_autovacuum_comes_long_before_a_fifth_of_a_table_is_dead(

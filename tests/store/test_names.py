@@ -15,12 +15,11 @@ from dispatcher import Draft, Message, PerhapsSent, PermanentFailure, Status
 from dispatcher.message import dump_json, new_id
 from dispatcher.store import (
     Addition,
-    BulkMessages,
     Claims,
     Database,
     Messages,
+    StoreMaintenance,
     StoreSurvey,
-    StoreUpkeep,
     Suppressions,
     migrate,
 )
@@ -91,14 +90,14 @@ def test_all_statements_work_with_other_names_of_tables(named: Database) -> None
     Claims(named, ttl=rows.TTL).put_back([(claim, timedelta(0))], enqueue_in=timedelta(0))
     assert Messages(named).attempts(claim.message.id) == []
     some = [rows.a_message() for _ in range(3)]
-    added = BulkMessages(named).add(
+    added = Messages(named).add_together(
         Addition(each, each.send_at, None, dump_json(each.body)) for each in some
     )
     assert added
     assert len(rows.listed(named)) == 5
     Suppressions(named).add("ada", None)
-    assert StoreUpkeep(named).give_up([new_id()]).void
-    assert StoreUpkeep(named).prune(older_than=timedelta(0), limit=9) == 1
+    assert StoreMaintenance(named).give_up([new_id()]).void
+    assert StoreMaintenance(named).prune(older_than=timedelta(0), limit=9) == 1
 
 
 def test_two_names_in_one_database_are_two_stores(empty_database_url: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,7 +16,6 @@ from sqlalchemy import ClauseElement, event, make_url, true, update
 
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store import (
-    BulkMessages,
     Claims,
     Database,
     FailedMessages,
@@ -27,16 +25,17 @@ from dispatcher.store import (
     Messages,
     Notifications,
     Overdue,
-    Result,
-    StoreUpkeep,
+    StoreMaintenance,
+    Success,
     Suppressions,
 )
-from dispatcher.store.changes import Changes
+from dispatcher.store.changes import ClaimChanges
 from dispatcher.store.claims import claim_at_once
 from dispatcher.store.schema import Addition
 from dispatcher.times.send_time import as_text
 from tests.store.test_permit_pages import scans, touched
 from tests.support import rows
+from tests.support.doubles import at_once
 from tests.support.tables import TABLES, messages
 
 pytestmark = pytest.mark.every_database
@@ -63,15 +62,13 @@ def claims(database: Database) -> Claims:
 def asked(database: Database, **changes: Any) -> Message:
     """Store a message that has been due for a minute and whose caller wants to be told."""
     message = rows.a_message(send_at=rows.now() - timedelta(minutes=1), **changes)
-    return Messages(database).add(
-        message, enqueue_at=message.send_at, fingerprint=None, status_url=URL
-    )
+    return Messages(database).add(rows.addition(message, status_url=URL))
 
 
 def sent(database: Database, **changes: Any) -> Message:
     message = asked(database, **changes)
     (claim,) = claims(database).claim([message.id])
-    claims(database).record([Result(claim, None)], [], enqueue_in=NO_WAIT)
+    claims(database).record([Success(claim, None)], [], enqueue_in=NO_WAIT)
     return Messages(database).get(message.id)
 
 
@@ -143,7 +140,7 @@ def rescued(database: Database) -> UUID:
     message = asked(database, max_attempts=1)
     claims(database).claim([message.id])
     rows.change(database, message.id, claim_expires_at=rows.now() - timedelta(seconds=1))
-    StoreUpkeep(database).rescue(limit=9)
+    StoreMaintenance(database).rescue(limit=9)
     return message.id
 
 
@@ -216,21 +213,23 @@ def test_the_words_of_a_provider_are_told_only_where_it_is_asked_for(database: D
 def test_a_status_message_is_due_at_once_and_takes_no_place(database: Database) -> None:
     sent(database)
     [row] = tell(database)
-    upkeep = StoreUpkeep(database)
-    [due] = rows.take_due(upkeep, limit=9, grace=timedelta(seconds=5))
+    maintenance = StoreMaintenance(database)
+    [due] = rows.take_due(maintenance, limit=9, grace=timedelta(seconds=5))
     assert (due.message_id, due.channel) == (row.id, "status")
     [claim] = claims(database).claim([row.id])
     assert claim.message.recipient == URL
-    places = [place for page in upkeep.reservations(memory=rows.AGES, batch=9) for place in page]
+    places = [
+        place for page in maintenance.reservations(memory=rows.AGES, batch=9) for place in page
+    ]
     assert row.id not in {place.message_id for place in places}
-    assert len(places) == upkeep.count_reservations(memory=rows.AGES) == 1
+    assert len(places) == maintenance.count_reservations(memory=rows.AGES) == 1
 
 
 def test_live_messages_and_those_without_a_status_url_are_not_notified(database: Database) -> None:
     asked(database)
     claims(database).claim([asked(database).id])
     quiet = rows.claimed(database)
-    claims(database).record([Result(quiet, None)], [], enqueue_in=NO_WAIT)
+    claims(database).record([Success(quiet, None)], [], enqueue_in=NO_WAIT)
     Messages(database).cancel(rows.add(database).id)
     assert tell(database) == []
 
@@ -241,7 +240,7 @@ def test_a_late_success_is_told_after_the_failure(database: Database) -> None:
     failure = Failure(claim, Outcome.TEMPORARY, "why", None)
     claims(database).record([], [failure], enqueue_in=NO_WAIT)
     told = [row.body["type"] for row in tell(database)]
-    claims(database).record([Result(claim, None)], [], enqueue_in=NO_WAIT)
+    claims(database).record([Success(claim, None)], [], enqueue_in=NO_WAIT)
     told += [row.body["type"] for row in tell(database)]
     assert told == ["message.failed", "message.sent"]
 
@@ -287,28 +286,22 @@ def test_a_status_message_that_is_there_is_made_no_second_time(database: Databas
 def test_prune_keeps_what_is_yet_to_be_told(database: Database) -> None:
     message = sent(database)
     rows.age(database, message.id)
-    upkeep = StoreUpkeep(database)
-    assert upkeep.prune(older_than=timedelta(minutes=5), limit=9) == 0
+    maintenance = StoreMaintenance(database)
+    assert maintenance.prune(older_than=timedelta(minutes=5), limit=9) == 0
     assert len(tell(database)) == 1
-    assert upkeep.prune(older_than=timedelta(minutes=5), limit=9) == 1
+    assert maintenance.prune(older_than=timedelta(minutes=5), limit=9) == 1
 
 
 def test_two_sweeps_side_by_side_make_each_status_message_once(database: Database) -> None:
     for _ in range(30):
         Messages(database).cancel(asked(database).id)
-    start = threading.Barrier(2)
     made: Counter[UUID] = Counter()
 
     def sweep() -> None:
-        start.wait(60)
         for _ in range(6):
             made.update(due_notifications(database).tell(limit=7))
 
-    threads = [threading.Thread(target=sweep) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    assert at_once([sweep] * 2) == [None] * 2
     made.update(due_notifications(database).tell(limit=100))
     told = {rows.row(database, each).body["data"]["id"] for each in made}
     assert (len(made), len(told), set(made.values())) == (30, 30, {1})
@@ -316,18 +309,18 @@ def test_two_sweeps_side_by_side_make_each_status_message_once(database: Databas
 
 def test_every_way_to_store_a_message_stores_who_is_told(database: Database) -> None:
     alone, together, joined = (rows.a_message(scopes={"tenant": "acme"}) for _ in range(3))
-    Messages(database).add(alone, enqueue_at=alone.send_at, fingerprint=None, status_url=URL)
+    Messages(database).add(rows.addition(alone, status_url=URL))
     plain = rows.a_message()
     additions = [
         Addition(together, together.send_at, None, '{"n":1}', URL),
         Addition(plain, plain.send_at, None, "{}"),
     ]
-    assert BulkMessages(database).add(additions)
+    assert Messages(database).add_together(additions)
     level = "SERIALIZABLE" if database.url.get_backend_name() == "sqlite" else "READ COMMITTED"
     engine = database.engine.execution_options(isolation_level=level)
     with engine.connect() as connection:
         transaction = JoinedMessages(database).join(connection, _ends)
-        transaction.add(joined, enqueue_at=joined.send_at, fingerprint=None, status_url=URL)
+        transaction.add(rows.addition(joined, status_url=URL))
         connection.commit()
     for message in (alone, together, joined):
         found = rows.row(database, message.id)
@@ -341,9 +334,11 @@ def _ends(joined: Sequence[object], is_certain: bool) -> None:
 
 
 def test_no_statement_of_delivery_knows_who_is_told() -> None:
-    taken, made = claim_at_once(TABLES, true()), Changes(Database("postgresql://localhost/x"))
+    taken, made = claim_at_once(TABLES, true()), ClaimChanges(Database("postgresql://localhost/x"))
     statements: list[ClauseElement] = [taken, made.sent_at_once(), made.snoozed_at_once()]
-    singly = [name for name, each in vars(Changes).items() if isinstance(each, cached_property)]
+    singly = [
+        name for name, each in vars(ClaimChanges).items() if isinstance(each, cached_property)
+    ]
     assert "outcome" in singly
     statements += [getattr(made, name)._one for name in singly]
     for statement in statements:
@@ -358,7 +353,9 @@ def store_many(database: Database) -> None:
     some = [rows.a_message() for _ in range(MANY)]
     for start in range(0, MANY, 5_000):
         part = some[start : start + 5_000]
-        BulkMessages(database).add(Addition(each, each.send_at, None, "{}", URL) for each in part)
+        Messages(database).add_together(
+            Addition(each, each.send_at, None, "{}", URL) for each in part
+        )
     half = update(messages).where(messages.c.id < some[MANY // 2].id)
     ends = half.values(
         status="cancelled",
@@ -382,8 +379,8 @@ def test_the_look_for_notifications_reads_the_due_ones_alone(database: Database)
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 def test_unreleased_reservations_are_found_by_the_same_index(database: Database) -> None:
     store_many(database)
-    upkeep = StoreUpkeep(database)
-    assert_reads_few(database, lambda: upkeep.unreleased(limit=1_000), most=3)
+    maintenance = StoreMaintenance(database)
+    assert_reads_few(database, lambda: maintenance.unreleased(limit=1_000), most=3)
 
 
 def assert_reads_few(database: Database, call: Callable[[], object], *, most: int) -> None:

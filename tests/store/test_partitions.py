@@ -18,15 +18,14 @@ from dispatcher.faults import InjectedFault
 from dispatcher.message import Outcome
 from dispatcher.store import (
     Addition,
-    BulkMessages,
     Claims,
     Database,
     FailedMessages,
     Failure,
     Messages,
-    Result,
+    StoreMaintenance,
     StoreSurvey,
-    StoreUpkeep,
+    Success,
 )
 from dispatcher.store.engines import partitions
 from dispatcher.store.schema import to_values
@@ -85,7 +84,7 @@ def make_day(database: Database, day: date) -> None:
 def ended(database: Database, ago: timedelta, **changes: Any) -> Message:
     """Store a message that was sent so long ago, and its attempt."""
     claim = rows.claimed(database, **changes)
-    Claims(database, ttl=rows.TTL).record([Result(claim, None)], [], enqueue_in=rows.SOON)
+    Claims(database, ttl=rows.TTL).record([Success(claim, None)], [], enqueue_in=rows.SOON)
     at = rows.now() - ago
     rows.change(database, claim.message.id, finished_at=at)
     mine = attempts.c.message_id == claim.message.id
@@ -137,9 +136,9 @@ def test_a_message_moves_to_its_day_when_it_ends_and_back_when_it_is_retried(
 
 def test_claims_and_the_sweep_look_at_live_messages_alone(database: Database) -> None:
     """Each would wait for the locks on all other partitions, if it read one of them."""
-    claims, upkeep, store = (
+    claims, maintenance, store = (
         Claims(database, ttl=rows.TTL),
-        StoreUpkeep(database),
+        StoreMaintenance(database),
         Messages(database),
     )
     due = [rows.add_due(database) for _ in range(4)]
@@ -149,15 +148,15 @@ def test_claims_and_the_sweep_look_at_live_messages_alone(database: Database) ->
         for day in days(database, table) - {today(database)}
     ] + [f"LOCK TABLE {table}_history_other IN ACCESS EXCLUSIVE MODE" for table in SPLIT]
     with in_use(database, *locks):
-        assert len(rows.take_due(upkeep, limit=9, grace=rows.SOON)) == 4
+        assert len(rows.take_due(maintenance, limit=9, grace=rows.SOON)) == 4
         sent, snoozed, *more = claims.claim([each.id for each in due])
         assert claims.renew([sent]) == {sent.message.id}
         claims.put_back([(snoozed, rows.SOON)], enqueue_in=rows.SOON)
-        claims.record([Result(sent, None)], [], enqueue_in=rows.SOON)
+        claims.record([Success(sent, None)], [], enqueue_in=rows.SOON)
         claims.enqueue_when_due([snoozed.message.id])
         store.enqueue_again([snoozed.message.id])
         assert not claims.unclaimed([each.message.id for each in more]).waits
-        assert upkeep.rescue(limit=9) == []
+        assert maintenance.rescue(limit=9) == []
     assert store.get(sent.message.id).status is Status.SENT
 
 
@@ -169,8 +168,8 @@ def test_a_prune_makes_the_coming_days_and_drops_the_old_ones(database: Database
         run(database, f"DROP TABLE {table}_history_{tomorrow:%Y%m%d}")
     gone = ended(database, OLD, idempotency_key="old")
     kept = ended(database, RETENTION - 2 * DAY, idempotency_key="new")
-    upkeep = StoreUpkeep(database)
-    assert upkeep.keep_days(older_than=RETENTION) == [day]
+    maintenance = StoreMaintenance(database)
+    assert maintenance.keep_days(older_than=RETENTION) == [day]
     for table in SPLIT:
         assert tomorrow in days(database, table)
         assert day not in days(database, table)
@@ -179,7 +178,7 @@ def test_a_prune_makes_the_coming_days_and_drops_the_old_ones(database: Database
     found = store.with_key("new")
     assert found is not None
     assert found[0].id == kept.id
-    assert upkeep.prune(older_than=RETENTION, limit=9) == 0
+    assert maintenance.prune(older_than=RETENTION, limit=9) == 0
     assert StoreSurvey(database).housekeeping().days == (3, True)  # type: ignore[union-attr]  # PostgreSQL has it
 
 
@@ -198,13 +197,13 @@ def test_a_day_stays_while_something_remains_to_be_done(
     make_day(database, day)
     message, other = ended(database, OLD), ended(database, OLD)
     rows.change(database, message.id, **needed)
-    upkeep = StoreUpkeep(database)
-    assert upkeep.keep_days(older_than=RETENTION) == []
-    assert upkeep.prune(older_than=RETENTION, limit=9) == 1
+    maintenance = StoreMaintenance(database)
+    assert maintenance.keep_days(older_than=RETENTION) == []
+    assert maintenance.prune(older_than=RETENTION, limit=9) == 1
     assert Messages(database).get(message.id).id == message.id
     assert Messages(database).attempts(other.id) == []
     rows.change(database, message.id, reserved=False, notified_status=None, status_url=None)
-    assert upkeep.keep_days(older_than=RETENTION) == [day]
+    assert maintenance.keep_days(older_than=RETENTION) == [day]
     assert rows.count(database) == 0
 
 
@@ -216,12 +215,12 @@ def test_the_attempt_that_made_a_message_held_stays_as_long_as_the_message(
     message = ended(database, OLD)
     rows.change(database, message.id, status="held", finished_at=None)
     run(database, "UPDATE dispatcher_attempts SET outcome = 'unknown'")
-    upkeep = StoreUpkeep(database)
-    upkeep.keep_days(older_than=RETENTION)
+    maintenance = StoreMaintenance(database)
+    maintenance.keep_days(older_than=RETENTION)
     [attempt] = Messages(database).attempts(message.id)
     assert attempt.outcome is Outcome.UNKNOWN
     run(database, "DELETE FROM dispatcher_messages")
-    upkeep.keep_days(older_than=RETENTION)
+    maintenance.keep_days(older_than=RETENTION)
     assert day not in days(database, "dispatcher_attempts")
 
 
@@ -229,11 +228,11 @@ def test_a_day_that_is_read_is_dropped_later_and_nothing_waits_for_it(database: 
     day = today(database) - OLD
     make_day(database, day)
     ended(database, OLD)
-    upkeep = StoreUpkeep(database)
+    maintenance = StoreMaintenance(database)
     with in_use(database, "SELECT count(*) FROM dispatcher_messages"):
-        assert upkeep.keep_days(older_than=RETENTION) == []
+        assert maintenance.keep_days(older_than=RETENTION) == []
         rows.add(database)
-    assert upkeep.keep_days(older_than=RETENTION) == [day]
+    assert maintenance.keep_days(older_than=RETENTION) == [day]
 
 
 def test_messages_are_deleted_one_by_one_where_their_day_stays_for_another(
@@ -243,8 +242,8 @@ def test_messages_are_deleted_one_by_one_where_their_day_stays_for_another(
     for each in (barely, long_ago):
         make_day(database, each)
     kept, gone = ended(database, RETENTION + DAY), ended(database, OLD)
-    assert StoreUpkeep(database).prune(older_than=RETENTION, limit=9) == 1
-    ids = BulkMessages(database).these([kept.id, gone.id])
+    assert StoreMaintenance(database).prune(older_than=RETENTION, limit=9) == 1
+    ids = Messages(database).these([kept.id, gone.id])
     assert [each.id for each in ids] == [kept.id]
 
 
@@ -262,7 +261,7 @@ def test_a_message_that_is_retried_while_its_day_goes_keeps_its_key_or_is_gone(
         free(*given)
 
     monkeypatch.setattr(partitions, "_free_keys", free_after_a_retry)
-    StoreUpkeep(database).keep_days(older_than=RETENTION)
+    StoreMaintenance(database).keep_days(older_than=RETENTION)
     assert Messages(database).with_key("old") is None
     assert rows.count(database) == 0
 
@@ -275,11 +274,11 @@ def test_a_day_whose_sweep_died_before_it_was_dropped_is_dropped_by_the_next(
     with monkeypatch.context() as patch:
         patch.setattr(partitions, "_free_keys", _die)
         with pytest.raises(InjectedFault):
-            StoreUpkeep(database).keep_days(older_than=RETENTION)
+            StoreMaintenance(database).keep_days(older_than=RETENTION)
     key = "SELECT count(*) FROM dispatcher_idempotency_keys"
     left = "SELECT count(*) FROM pg_class WHERE relname LIKE '%detached%' AND relkind = 'r'"
     assert (run(database, key)[0][0], run(database, left)[0][0]) == (1, 1)
-    StoreUpkeep(database).keep_days(older_than=RETENTION)
+    StoreMaintenance(database).keep_days(older_than=RETENTION)
     assert (run(database, key)[0][0], run(database, left)[0][0]) == (0, 0)
 
 
@@ -292,10 +291,10 @@ def test_old_attempts_of_a_day_without_a_partition_go_when_their_message_is_gone
 ) -> None:
     message = ended(database, OLD)
     run(database, "DELETE FROM dispatcher_messages")
-    upkeep = StoreUpkeep(database)
-    upkeep.keep_days(older_than=60 * DAY)
+    maintenance = StoreMaintenance(database)
+    maintenance.keep_days(older_than=60 * DAY)
     assert len(Messages(database).attempts(message.id)) == 1
-    upkeep.keep_days(older_than=RETENTION)
+    maintenance.keep_days(older_than=RETENTION)
     assert Messages(database).attempts(message.id) == []
 
 
@@ -304,7 +303,7 @@ def test_days_behind_a_missing_one_are_not_counted(database: Database) -> None:
     try:
         assert StoreSurvey(database).housekeeping().days == (1, False)  # type: ignore[union-attr]  # PostgreSQL has it
     finally:
-        StoreUpkeep(database).keep_days(older_than=RETENTION)
+        StoreMaintenance(database).keep_days(older_than=RETENTION)
 
 
 def test_an_end_on_a_day_without_a_partition_is_recorded(database: Database) -> None:
@@ -313,12 +312,12 @@ def test_an_end_on_a_day_without_a_partition_is_recorded(database: Database) -> 
     try:
         message = ended(database, timedelta(0))
         assert lies_in(database, message) == tuple(f"{table}_history_other" for table in SPLIT)
-        assert StoreUpkeep(database).keep_days(older_than=RETENTION) == []
+        assert StoreMaintenance(database).keep_days(older_than=RETENTION) == []
         rows.change(database, message.id, finished_at=rows.now() - OLD)
-        assert StoreUpkeep(database).prune(older_than=RETENTION, limit=9) == 1
+        assert StoreMaintenance(database).prune(older_than=RETENTION, limit=9) == 1
     finally:
         run(database, "TRUNCATE dispatcher_messages, dispatcher_attempts")
-        StoreUpkeep(database).keep_days(older_than=RETENTION)
+        StoreMaintenance(database).keep_days(older_than=RETENTION)
 
 
 @contextmanager
@@ -355,9 +354,7 @@ def test_a_message_whose_first_insert_is_not_answered_is_not_stored_twice(
     first = insert(messages).from_select(["id", *names], like_it)
 
     def again() -> Message:
-        return Messages(database).add(
-            message, enqueue_at=message.send_at, fingerprint=None, perhaps_stored=True
-        )
+        return Messages(database).add(rows.addition(message), perhaps_stored=True)
 
     with while_another_ends_it(database, message, first, work=again) as coming:
         assert coming.result().id == message.id
@@ -376,13 +373,16 @@ def test_an_insert_that_the_server_runs_too_late_stores_nothing(
         assert insert_it is not None
         assert not insert_it((*to_values(late), None))
     else:
-        assert BulkMessages(database).add([late, late._replace(message=rows.a_message())]) is False
+        assert (
+            Messages(database).add_together([late, late._replace(message=rows.a_message())])
+            is False
+        )
     assert rows.count(database) == 1
 
 
 def test_no_void_row_is_left_beside_a_message_that_has_ended(database: Database) -> None:
     message = ended(database, timedelta(0))
-    settled = StoreUpkeep(database).give_up([message.id])
+    settled = StoreMaintenance(database).give_up([message.id])
     assert (set(settled.holding), settled.void) == ({message.id}, set())
     assert rows.count(database) == 1
 
@@ -398,13 +398,13 @@ def test_a_role_that_does_not_own_the_tables_prunes_one_by_one(database: Databas
             run(database, f"GRANT SELECT, UPDATE, DELETE ON {table} TO dispatcher_guest")
         url = database.url.render_as_string(hide_password=False)
         with closing(Database(f"{url}&options=-crole%3Ddispatcher_guest")) as theirs:
-            upkeep = StoreUpkeep(theirs)
-            assert upkeep.keep_days(older_than=RETENTION) == []
-            assert upkeep.prune(older_than=RETENTION, limit=9) == 1
+            maintenance = StoreMaintenance(theirs)
+            assert maintenance.keep_days(older_than=RETENTION) == []
+            assert maintenance.prune(older_than=RETENTION, limit=9) == 1
             found = StoreSurvey(theirs).housekeeping()
             assert found is not None
             assert found.days == (3, False)
     finally:
         run(database, "DROP OWNED BY dispatcher_guest")
         run(database, "DROP ROLE dispatcher_guest")
-        StoreUpkeep(database).keep_days(older_than=RETENTION)
+        StoreMaintenance(database).keep_days(older_than=RETENTION)

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Connection, event, insert, text
 
 from dispatcher.message import new_id
-from dispatcher.store import Database, StoreUpkeep
+from dispatcher.store import Database, StoreMaintenance
 from tests.support import rows
 from tests.support.tables import attempts, messages
 
@@ -62,7 +62,7 @@ def _shared() -> list[str]:
 
 def read(database: Database, *, batch: int, memory: timedelta = DAY) -> list[tuple[UUID, int]]:
     """Read all permits; return whose they are, in order."""
-    pages = list(StoreUpkeep(database).permits(memory=memory, batch=batch))
+    pages = list(StoreMaintenance(database).permits(memory=memory, batch=batch))
     assert all(0 < len(page) <= batch for page in pages)
     return [(taken.message_id, taken.token) for page in pages for taken in page]
 
@@ -122,14 +122,14 @@ def test_a_claim_that_ran_out_and_was_not_rescued_yet_comes_with_its_age(
 ) -> None:
     claim = rows.claimed(database)
     rows.age(database, claim.message.id)
-    [[taken]] = StoreUpkeep(database).permits(memory=DAY, batch=9)
+    [[taken]] = StoreMaintenance(database).permits(memory=DAY, batch=9)
     assert taken.message_id == claim.message.id
     assert timedelta(minutes=9) < taken.age < timedelta(minutes=11)
 
 
 def test_without_attempts_there_are_no_pages(database: Database) -> None:
     rows.add(database)
-    assert list(StoreUpkeep(database).permits(memory=DAY, batch=9)) == []
+    assert list(StoreMaintenance(database).permits(memory=DAY, batch=9)) == []
 
 
 @contextmanager
@@ -221,7 +221,7 @@ def test_a_day_without_a_partition_is_read_too(database: Database) -> None:
     """Else a rebuild would forget what ended in it, and quotas and limits would be exceeded."""
     expected = sent_at(database, *[rows.now() - timedelta(hours=25)] * 5)
     each_once(read(database, batch=3, memory=3 * DAY), expected)
-    pages = StoreUpkeep(database).reservations(memory=3 * DAY, batch=3)
+    pages = StoreMaintenance(database).reservations(memory=3 * DAY, batch=3)
     assert sorted(each.message_id for page in pages for each in page) == sorted(
         message_id for message_id, _ in expected
     )

@@ -315,7 +315,7 @@ def test_calls_without_a_session_leave_a_thread_to_a_transaction(
     free, reserve = threading.Event(), house.parts.reserver.reserve
 
     def held(requests: Any, **more: Any) -> Any:
-        if not more["ahead"]:  # it joins no transaction
+        if not more["grace"]:  # it joins no transaction
             free.wait(DEADLINE)
         return reserve(requests, **more)
 

@@ -6,10 +6,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from dispatcher import InvalidDraft, Message, MessageNotFound, Status, StoreUnavailable, TooLate
 from dispatcher.message import new_id
-from tests.support.house import FAR, House
+from tests.support.house import FAR, House, hour_ago
 from tests.support.house_fixtures import Build
 
 LATER = FAR + timedelta(hours=1)
@@ -30,6 +31,27 @@ def test_each_is_answered_in_order_and_gives_its_quota_back(house: House) -> Non
     assert house.all_members() == {"r2": house.members("r2")}
     for number in (0, 1, 3, 4):
         assert house.submit(f"r{number}", send_at=LATER).send_at == LATER
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("call", ["cancel", "cancel_many"])
+def test_a_message_that_is_put_back_meanwhile_is_cancelled(build: Build, call: str) -> None:
+    """A worker has claimed it, and puts it back after the UPDATE that found it claimed."""
+    house = build(clock=hour_ago())
+    message = house.submit()
+    claims, engine = house.parts.delivery.shared.claims, house.parts.database.engine
+    claimed = claims.claim([message.id])
+
+    def put_back(*given: Any) -> None:
+        if claimed and given[2].startswith("UPDATE"):
+            claims.put_back([(claimed.pop(), timedelta(0))], enqueue_in=timedelta(0))
+
+    event.listen(engine, "after_cursor_execute", put_back)
+    if call == "cancel":
+        house.dispatcher.cancel(message.id)
+    else:
+        house.dispatcher.cancel_many([message.id])
+    assert house.again(message).status is Status.CANCELLED
 
 
 def test_every_scope_gets_its_place_back(build: Build) -> None:

@@ -241,7 +241,7 @@ def test_failed_messages_are_retried_each_as_alone(slow: House) -> None:
     failed = [*messages[:3], messages[4]]
     slow.deliver(*failed)
     held = messages[3]
-    slow.parts.delivery.parts.claims.claim([held.id])
+    slow.parts.delivery.shared.claims.claim([held.id])
     slow.change([held], on_unknown="hold")
     slow.end_claims(held)
     assert slow.parts.sweep.rescue() == 1

@@ -93,9 +93,7 @@ def at_row(method: str, *, before: bool) -> Arm:
 
 def at_rows(*, before: bool) -> Arm:
     """Stand before the rows of messages submitted together are written, or after that."""
-    return lambda parts, line: stop(
-        vars(parts.own_transaction)["_bulk"], "add", line, before=before
-    )
+    return lambda parts, line: stop(parts.messages, "add_together", line, before=before)
 
 
 SUBMITS: Mapping[str, Arm] = {

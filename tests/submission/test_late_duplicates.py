@@ -18,6 +18,7 @@ from dispatcher.times.send_time import to_ms
 from tests.support.doubles import Between, once, raising
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
+from tests.support.reserving import reserve
 from tests.support.tables import messages
 
 SOON = FAR + timedelta(minutes=1)
@@ -37,9 +38,13 @@ def age_pending(house: House, scope: str = "ada") -> None:
     house.redis.zadd(key, {member: score - grace_ms - 1 for member, score in found})
 
 
-def reserve(house: House, submit: Submit | None = None, message_id: UUID | None = None) -> UUID:
-    booking = house.parts.windows.reserve(
-        message_id or new_id(), terms=Terms.own("ada"), send_at=SOON, submit=submit
+def book(house: House, submit: Submit | None = None, message_id: UUID | None = None) -> UUID:
+    booking = reserve(
+        house.parts.windows,
+        message_id or new_id(),
+        terms=Terms.own("ada"),
+        send_at=SOON,
+        submit=submit,
     )
     return booking.message_id
 
@@ -66,9 +71,9 @@ def between_read_and_release(house: House, action: Callable[[], object], when: s
 
 
 def test_a_second_submit_renews_the_wait_of_the_place_it_shares(house: House) -> None:
-    first = reserve(house, Submit("key", "print"))
+    first = book(house, Submit("key", "print"))
     age_pending(house)
-    assert reserve(house, Submit("key", "print")) == first
+    assert book(house, Submit("key", "print")) == first
     reconciled = house.parts.reconciler.reconcile()
     assert (reconciled.confirmed, reconciled.released) == (0, 0)
     assert house.members() == {first: to_ms(SOON)}
@@ -76,7 +81,7 @@ def test_a_second_submit_renews_the_wait_of_the_place_it_shares(house: House) ->
 
 
 def test_a_place_that_nobody_shares_again_is_still_given_back(house: House) -> None:
-    reserve(house, Submit("key", "print"))
+    book(house, Submit("key", "print"))
     age_pending(house)
     assert house.parts.reconciler.reconcile().released == 1
     assert house.members() == {}
@@ -189,7 +194,7 @@ def test_a_batch_that_stood_still_until_its_places_were_given_up_books_others(
         house.parts.reconciler.reconcile()
 
     own = vars(second.parts.own_transaction)
-    own["_bulk"] = Between(own["_bulk"], before={"add": once(sweep)})
+    own["_messages"] = Between(own["_messages"], before={"add_together": once(sweep)})
     minutes = [timedelta(minutes=n) for n in range(3)]
     drafts = [
         Draft(channel="memory", recipient="ada", body={}, send_at=SOON + each) for each in minutes
@@ -230,7 +235,7 @@ def test_an_id_given_up_is_no_message_and_is_pruned(build: Build) -> None:
 def test_a_place_looked_at_again_after_the_sweep_looked_is_confirmed(house: House) -> None:
     message = house.submit(send_at=SOON)
     age_pending(house)
-    again = once(lambda: reserve(house, message_id=message.id))
+    again = once(lambda: book(house, message_id=message.id))
     between_read_and_release(house, again, "after")
     house.parts.reconciler.reconcile()
     assert house.members() == {message.id: to_ms(SOON)}
@@ -248,7 +253,7 @@ def test_a_message_stored_while_the_sweep_asked_keeps_its_place(build: Build) ->
 
 def test_an_orphan_beside_a_renewed_place_goes(build: Build) -> None:
     house, second = build(), build()
-    orphan = house.parts.windows.reserve(new_id(), terms=Terms.own("ben"), send_at=SOON).message_id
+    orphan = reserve(house.parts.windows, new_id(), terms=Terms.own("ben"), send_at=SOON).message_id
     first = die_after_reserving(house)
     for scope in ("ada", "ben"):
         age_pending(house, scope)

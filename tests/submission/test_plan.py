@@ -29,6 +29,7 @@ from dispatcher.submission.validation import validate
 from dispatcher.times.send_time import to_ms
 from tests.support.house import BODY, FAR, House, house_on
 from tests.support.house_fixtures import Build
+from tests.support.reserving import reserve
 from tests.support.servers import RedisServer
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
@@ -196,7 +197,7 @@ def test_a_key_of_an_earlier_batch_is_known_and_other_content_is_a_conflict(hous
 def test_a_submit_under_way_with_the_same_key_shares_its_place(house: House) -> None:
     one = draft(idempotency_key="k")
     valid = validate(one, settings=house.settings, now=house.clock.now())
-    house.parts.windows.reserve(
+    reserve(house.parts.windows,
         new_id(), terms=valid.terms, send_at=valid.send_at,
         submit=Submit("k", valid.fingerprint or ""),
     )  # fmt: skip

@@ -23,12 +23,13 @@ from dispatcher import (
     TooLate,
 )
 from dispatcher.message import new_id
-from dispatcher.reservation import Terms
-from dispatcher.store import Movable, NewTime
+from dispatcher.reservation import Moving, Terms
+from dispatcher.store import Movable, NewSlot
 from dispatcher.times.send_time import to_ms
 from tests.support.doubles import Between, at_once, once, raising
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
+from tests.support.reserving import reserve
 from tests.support.tables import messages
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -145,7 +146,7 @@ def test_sending_and_ended_messages_cannot_be_moved(slow: House, status: Status)
     if status is Status.SENT:
         slow.deliver(message)
     elif status is Status.SENDING:
-        slow.parts.delivery.parts.claims.claim([message.id])
+        slow.parts.delivery.shared.claims.claim([message.id])
     else:
         slow.dispatcher.cancel(message.id)
         ended = {} if status.is_final else {"finished_at": None}
@@ -181,7 +182,7 @@ def test_update_changes_the_body_alone(house: House, message: Message) -> None:
 @pytest.mark.every_database
 def test_a_worker_that_claims_first_wins(slow: House) -> None:
     message = slow.submit()
-    claim = once(lambda: slow.parts.delivery.parts.claims.claim([message.id]))
+    claim = once(lambda: slow.parts.delivery.shared.claims.claim([message.id]))
     between(slow, "_windows", after={"move_many": claim})
     with pytest.raises(TooLate) as refused:
         slow.dispatcher.reschedule(message.id, send_in=HOUR)
@@ -217,7 +218,7 @@ def test_a_move_whose_row_was_changed_otherwise_in_that_moment_has_its_place(
 
     messages, change = house.parts.messages, once(other)
 
-    def move(given: Sequence[NewTime], **values: Any) -> dict[UUID, Movable]:
+    def move(given: Sequence[NewSlot], **values: Any) -> dict[UUID, Movable]:
         messages.move(given, **values)
         change()
         return messages.movables([each.found.message.id for each in given])
@@ -333,7 +334,7 @@ def test_a_move_that_stood_still_for_too_long_and_then_dies_has_changed_nothing(
     taken: list[Message] = []
     messages = house.parts.messages
 
-    def move(found: Sequence[NewTime], **values: Any) -> NoReturn:
+    def move(found: Sequence[NewSlot], **values: Any) -> NoReturn:
         past_the_grace(house)
         taken.append(house.submit(send_at=LATER + HOUR))
         messages.move(found, **values)
@@ -399,15 +400,18 @@ def test_a_hold_lost_in_one_shard_of_several(build: Build, lost: int, is_free: b
         )
         house.parts.windows.shards.drop([(groups[lost], hold)])
         if not is_free:
-            windows.reserve(
-                new_id(), terms=Terms(groups[lost].scopes), send_at=LATER + HOUR + MINUTE / 2
+            reserve(
+                windows,
+                new_id(),
+                terms=Terms(groups[lost].scopes),
+                send_at=LATER + HOUR + MINUTE / 2,
             )
         between(house, "_windows", before={"move": still_taken})
 
     def still_taken() -> None:
         for group in groups:
             with pytest.raises(QuotaExceeded):
-                windows.reserve(new_id(), terms=Terms(group.scopes), send_at=LATER)
+                reserve(windows, new_id(), terms=Terms(group.scopes), send_at=LATER)
 
     house.change([message], next_attempt_at=LATER + MINUTE)  # put off
     between(house, "_messages", after={"move": once(lose)})
@@ -425,6 +429,33 @@ def test_a_hold_lost_in_one_shard_of_several(build: Build, lost: int, is_free: b
         for window in group.windows:
             assert house.redis.zscore(window, message.id.bytes) == to_ms(at)
             assert house.redis.zcard(window) == 1 + (not is_free and group == groups[lost])
+
+
+def test_a_lost_hold_is_not_taken_again_for_a_row_that_moved_on(
+    house: House, message: Message
+) -> None:
+    """Another move has changed the row, and takes its own hold afterwards."""
+    windows, store = house.parts.windows, house.parts.messages
+    terms, later = house.parts.moves._scopes_of(message), LATER + 2 * HOUR
+
+    def move_on() -> None:
+        (leg,) = windows.legs(terms)
+        for member, _ in house.redis.zscan_iter(leg.windows[0]):
+            if len(member) > 16:
+                windows.shards.drop([(leg, member)])
+        hold = windows.move(message.id, terms=terms, send_at=later)
+        new = NewSlot(
+            store.movable(message.id), send_at=later, next_attempt_at=later, enqueue_at=later,
+            zone=None, expires_at=None, expire_after=None, asked_at=None,
+        )  # fmt: skip
+        taken.append((hold, store.move([new], within=MINUTE)[message.id].token))
+
+    taken: list[tuple[Moving, int]] = []
+    between(house, "_messages", after={"move": once(move_on)})
+    house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    windows.take(taken)
+    assert house.again(message).send_at == later
+    assert settled(house)
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2], ids=["first", "second", "third"])
@@ -446,7 +477,7 @@ def test_a_move_without_a_way_back_is_put_right_in_the_windows_that_can(
             if len(member) > 16:
                 windows.shards.drop([(groups[lost], member)])
         at = LATER + HOUR + MINUTE / 2
-        windows.reserve(new_id(), terms=Terms(groups[lost].scopes), send_at=at)
+        reserve(windows, new_id(), terms=Terms(groups[lost].scopes), send_at=at)
         gone = ReservationsUnavailable("redis did not answer")
         between(house, "_windows", before={"move": raising(gone)})
 

@@ -312,13 +312,13 @@ def test_the_key_of_what_was_taken_back_is_free_for_other_content_at_once(build:
 def test_a_batch_waits_for_a_lost_redis_once(build: Build) -> None:
     house = build()
     own = vars(house.parts.own_transaction)
-    store, settle = own["_bulk"], house.settings.settle
+    store, settle = own["_messages"], house.settings.settle
 
     def meanwhile() -> None:
         house.moved.advance(settle + timedelta(milliseconds=1))
         house.redis.flushall()
 
-    own["_bulk"] = Between(store, before={"add": once(meanwhile)})
+    own["_messages"] = Between(store, before={"add_together": once(meanwhile)})
     results = house.dispatcher.submit_many(
         Draft(channel="memory", recipient=f"name {number}", body=BODY, send_at=SOON)
         for number in range(20)
@@ -341,7 +341,7 @@ def test_a_batch_asks_a_redis_that_hangs_about_one_message_alone(
 
         windows = Between(
             house.parts.windows,
-            before={"book": book, "release": lambda: asked.append("free")},
+            before={"book_alone": book, "release": lambda: asked.append("free")},
         )
         vars(house.parts.reserver)["_windows"] = windows
 
@@ -349,7 +349,7 @@ def test_a_batch_asks_a_redis_that_hangs_about_one_message_alone(
             house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
             house.redis.client_pause(600_000)
 
-        own["_bulk"] = Between(own["_bulk"], before={"add": once(hang)})
+        own["_messages"] = Between(own["_messages"], before={"add_together": once(hang)})
         drafts = [
             Draft(channel="memory", recipient=f"name {number}", body=BODY, send_at=SOON)
             for number in range(20)
@@ -430,20 +430,20 @@ def test_a_batch_whose_copy_was_not_answered_is_looked_at_as_ones_own(
 ) -> None:
     house, other = build(), build()
     own = vars(house.parts.own_transaction)
-    bulk = own["_bulk"]
+    messages = own["_messages"]
 
     class Unanswering:
         def __getattr__(self, name: str) -> object:
-            return getattr(bulk, name)
+            return getattr(messages, name)
 
-        def add(self, additions: object) -> None:
+        def add_together(self, additions: object) -> None:
             house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
             house.redis.flushall()
             other.open()
             other.submit("ada", send_at=SOON)
-            assert bulk.add(additions)
+            assert messages.add_together(additions)
 
-    own["_bulk"] = Unanswering()
+    own["_messages"] = Unanswering()
     drafts = [
         Draft(channel="memory", recipient=name, body=BODY, send_at=SOON, idempotency_key=key)
         for name, key in zip(("ada", "bob"), keys, strict=True)
@@ -464,7 +464,7 @@ def test_an_unreadable_window_refuses_its_message_alone(build: Build) -> None:
         house.redis.delete(window)
         house.redis.set(window, "no window")
 
-    own["_bulk"] = Between(own["_bulk"], before={"add": once(spoil)})
+    own["_messages"] = Between(own["_messages"], before={"add_together": once(spoil)})
     results = house.dispatcher.submit_many(
         Draft(channel="memory", recipient=f"name {number}", body=BODY, send_at=SOON)
         for number in range(5)

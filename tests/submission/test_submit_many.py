@@ -57,8 +57,8 @@ def errors(results: list[Message | Rejection]) -> list[type[Exception] | None]:
 
 def fail(house: House, *with_errors: StoreUnavailable) -> None:
     """Let the statement that stores a batch fail so often."""
-    store = house.parts.own_transaction._bulk
-    hidden = "_copy" if house.url.startswith("postgresql") else "_insert"
+    store = house.parts.own_transaction._messages
+    hidden = "_copy" if house.url.startswith("postgresql") else "_insert_together"
     real, failures = getattr(store, hidden), raising(*with_errors)
 
     def statement(*asked: Any) -> None:
@@ -211,8 +211,8 @@ def test_a_key_that_somebody_takes_meanwhile_costs_only_its_own_draft(house: Hou
         if not other:
             other.append(house.submit("ben", send_at=LATER, idempotency_key="key"))
 
-    store = house.parts.own_transaction._bulk
-    vars(house.parts.own_transaction)["_bulk"] = Between(store, after={"with_keys": take})
+    store = house.parts.own_transaction._messages
+    vars(house.parts.own_transaction)["_messages"] = Between(store, after={"with_keys": take})
     same = draft("ben", idempotency_key="key")
     else_ = draft("eve", idempotency_key="key")
     ada = draft("ada", idempotency_key="ada")
@@ -277,14 +277,16 @@ def test_memory_does_not_grow_with_the_number_of_drafts(
 def test_a_batch_that_took_long_looks_at_its_places_again(build: Build) -> None:
     house = build()
     taken: list[Message] = []
-    store = house.parts.own_transaction._bulk
+    store = house.parts.own_transaction._messages
 
     def lose_and_take() -> None:
         house.moved.advance(timedelta(seconds=5))
         house.redis.delete(house.keys("to 1").window("to 1"))
         taken.append(house.submit("to 1", send_at=LATER))
 
-    vars(house.parts.own_transaction)["_bulk"] = Between(store, before={"add": lose_and_take})
+    vars(house.parts.own_transaction)["_messages"] = Between(
+        store, before={"add_together": lose_and_take}
+    )
     results = house.dispatcher.submit_many(drafts(3))
     assert errors(results) == [None, QuotaExceeded, None]
     assert house.reservations() == house.all_members()
@@ -294,8 +296,8 @@ def test_a_batch_that_took_long_looks_at_its_places_again(build: Build) -> None:
 @pytest.mark.every_database
 def test_a_lost_reply_of_the_store_gives_no_place_back(house: House) -> None:
     """The rows were stored, the line broke, and the database stays away."""
-    store = house.parts.own_transaction._bulk
-    hidden = "_copy" if house.url.startswith("postgresql") else "_insert"
+    store = house.parts.own_transaction._messages
+    hidden = "_copy" if house.url.startswith("postgresql") else "_insert_together"
     real = getattr(store, hidden)
 
     def lose_the_reply(*asked: Any) -> None:

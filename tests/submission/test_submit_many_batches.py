@@ -29,7 +29,7 @@ def told(results: Sequence[Message | Rejection]) -> list[object]:
 
 def store_of(house: House, **actions: Callable[[], None]) -> None:
     own = vars(house.parts.own_transaction)
-    own["_bulk"] = Between(own["_bulk"], before=actions)
+    own["_messages"] = Between(own["_messages"], before=actions)
 
 
 def nth(number: int, action: Callable[[], None]) -> Callable[[], None]:
@@ -146,7 +146,7 @@ def test_answers_that_are_not_read_on_free_the_batch_under_way(house: House) -> 
 def test_an_interrupt_while_a_batch_is_reserved_leaves_no_reservation(house: House) -> None:
     reserver = vars(house.parts.reserver)
     stop = nth(2, raising(KeyboardInterrupt()))
-    reserver["_bulk"] = Between(reserver["_bulk"], before={"reserve": stop})
+    reserver["_windows"] = Between(reserver["_windows"], before={"book": stop})
     with pytest.raises(KeyboardInterrupt):
         house.dispatcher.submit_many([draft(f"to {n}") for n in range(BATCH + 50)])
     assert len(house.rows()) == BATCH
@@ -195,7 +195,7 @@ def test_redis_that_goes_away_leaves_what_was_answered(house: House) -> None:
         for keys in house.parts.fence.keys:
             house.redis.delete(keys.epoch)
 
-    store_of(house, add=nth(1, close))
+    store_of(house, add_together=nth(1, close))
     with pytest.raises(ReservationsUnavailable):
         house.dispatcher.submit_many([draft(f"to {n}") for n in range(2 * BATCH + 50)])
     assert len(house.rows()) >= BATCH

@@ -49,16 +49,16 @@ def test_a_batch_of_which_a_duplicate_stored_one_is_not_taken_for_stored(house: 
     batch = [draft("ada", idempotency_key="key"), draft("ben"), draft("cyd")]
     duplicates: list[Message] = []
     own = vars(house.parts.own_transaction)
-    store = own["_bulk"]
+    store = own["_messages"]
     duplicate = once(
         lambda: duplicates.extend(map(accepted, house.dispatcher.submit_many(batch[:1])))
     )
 
     def store_one() -> None:
-        own["_bulk"] = store
+        own["_messages"] = store
         duplicate()
 
-    own["_bulk"] = Between(store, before={"add": store_one})
+    own["_messages"] = Between(store, before={"add_together": store_one})
     with pytest.raises(StoreUnavailable):
         house.dispatcher.submit_many(batch, atomic=True)
     assert [row[0] for row in house.rows()] == [each.id for each in duplicates]
@@ -74,16 +74,16 @@ def test_a_batch_that_may_be_under_way_yet_is_not_said_to_be_refused(house: Hous
     """The line broke in its first try; the others are refused, for the first one's locks say."""
     answers = [None, False, False]
     own = vars(house.parts.own_transaction)
-    store = own["_bulk"]
+    store = own["_messages"]
 
     class Busy:
-        def add(self, _: object) -> bool | None:
+        def add_together(self, _: object) -> bool | None:
             return answers.pop(0)
 
         def __getattr__(self, name: str) -> Any:
             return getattr(store, name)
 
-    own["_bulk"] = Busy()
+    own["_messages"] = Busy()
     with pytest.raises(OutcomeUnknown):
         house.dispatcher.submit_many([draft("ada"), draft("ben")], atomic=True)
     assert not answers

@@ -21,7 +21,7 @@ from dispatcher import (
     Suppressed,
     UnknownChannel,
 )
-from dispatcher.store import Messages
+from dispatcher.store import Addition, Messages
 from tests.support.house import BODY, FAR, House
 from tests.support.house_fixtures import Build
 
@@ -102,7 +102,7 @@ def test_many_that_are_stored_one_by_one_are_looked_at_again(
     """Somebody opts out while a batch is under way that cannot be stored together."""
     house.dispatcher.suppress("r1")
     monkeypatch.setattr(house.parts.suppressions, "among", lambda _: set())
-    monkeypatch.setattr(house.parts.own_transaction._bulk, "add", lambda _: False)
+    monkeypatch.setattr(house.parts.own_transaction._messages, "add_together", lambda _: False)
     answers = house.dispatcher.submit_many([draft("r0"), draft("r1")])
     assert isinstance(answers[0], Message)
     assert isinstance(answers[1], Rejection)
@@ -208,10 +208,10 @@ def test_a_submit_between_look_and_commit_is_not_handed_over(
     """The suppression commits, and has cancelled what it found, before the message is stored."""
     really = Messages.add
 
-    def late(self: Messages, message: Message, **more: Any) -> Message:
+    def late(self: Messages, addition: Addition, **more: Any) -> Message:
         slow.dispatcher.suppress("ada")
         slow.parts.suppressions.remove("ada", None)
-        stored = really(self, message, **more)
+        stored = really(self, addition, **more)
         slow.parts.suppressions.add("ada", None)
         return stored
 

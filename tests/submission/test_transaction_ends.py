@@ -30,6 +30,7 @@ from tests.support.house import BODY, House, hour_ago
 from tests.support.house_fixtures import Build
 from tests.support.processes import forking
 from tests.support.proxy import Proxy
+from tests.support.reserving import reserve
 from tests.support.servers import PostgresServer
 from tests.support.waiting import wait_until
 
@@ -45,8 +46,8 @@ def transaction(house: House) -> Iterator[Session]:
         yield session
 
 
-def reserve(house: House, message_id: Any = None) -> None:
-    house.parts.windows.reserve(message_id or new_id(), terms=Terms.own("ada"), send_at=SOON)
+def take(house: House, message_id: Any = None) -> None:
+    reserve(house.parts.windows, message_id or new_id(), terms=Terms.own("ada"), send_at=SOON)
 
 
 def settle_grace(house: House) -> None:
@@ -81,7 +82,7 @@ def test_an_open_transaction_keeps_its_place_beyond_the_grace_of_others(build: B
         message = remind(house, session, idempotency_key="key")
         settle_grace(house)
         assert house.members() == {message.id: to_ms(SOON)}
-        reserve(house, message.id)
+        take(house, message.id)
         settle_grace(house)
         assert house.members() == {message.id: to_ms(SOON)}, (
             "a duplicate does not shorten its grace"
@@ -100,7 +101,7 @@ def test_an_open_transaction_of_many_keeps_no_other_place_from_being_freed(
     with transaction(house) as session:
         for n in range(5):
             remind(house, session, recipient=f"{n}")
-        reserve(house)
+        take(house)
         assert len(house.members()) == 1
         settle_grace(house)
         assert house.members() == {}
@@ -131,7 +132,7 @@ def test_a_commit_after_its_place_was_given_away_keeps_its_time_and_says_so(
     with transaction(house) as session:
         message = remind(house, session)
         lose_the_place(house)
-        reserve(house)
+        take(house)
         session.commit()
     assert house.members()[message.id] == to_ms(SOON)
     assert len(house.members()) == 2
@@ -177,7 +178,7 @@ def test_a_place_that_cannot_be_given_back_is_freed_by_reconcile(
     house = build(**QUICK)
     down = raising(ReservationsUnavailable("gone"))
     reserver = vars(house.parts.reserver)
-    reserver["_bulk"] = Between(reserver["_bulk"], before={"withdraw": down})
+    reserver["_windows"] = Between(reserver["_windows"], before={"withdraw": down})
     with transaction(house) as session:
         remind(house, session)
         session.rollback()

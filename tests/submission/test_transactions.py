@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from datetime import timedelta
+from threading import Barrier
 from traceback import format_exception
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine, event
@@ -150,6 +152,29 @@ def test_a_key_in_two_open_transactions_is_decided_by_the_first_to_end(
         second.rollback() if commits else second.commit()
     assert len(house.rows()) == 1
     assert house.reservations() == house.all_members()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_twins_of_a_key_with_and_without_a_session_do_not_wait_for_each_other(
+    house: House, engine: Engine
+) -> None:
+    """Both take the key first. MariaDB would undo a caller's whole transaction at a deadlock."""
+    both = Barrier(2)
+
+    def submit(number: int, session: Session | None) -> UUID:
+        both.wait(60)
+        key = f"key {number}"
+        return house.submit(f"r{number}", send_at=SOON, idempotency_key=key, session=session).id
+
+    def joined(number: int) -> UUID:
+        with Session(engine) as session, session.begin():
+            return submit(number, session)
+
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(40):
+            twins = pool.submit(joined, number), pool.submit(submit, number, None)
+            assert len({each.result() for each in twins}) == 1
+    assert len(house.rows()) == 40
 
 
 @on_postgresql

@@ -161,9 +161,9 @@ def test_a_pool_is_asked_once(house: House, engine: Engine) -> None:
 
 
 def waiting(house: House) -> int:
-    """How many inserts of messages are under way in this database."""
+    """How many inserts of keys are under way in this database."""
     [(found,)] = house.sql(
         "SELECT COUNT(*) FROM information_schema.processlist "
-        "WHERE db = DATABASE() AND info LIKE 'INSERT INTO dispatcher_messages%'"
+        "WHERE db = DATABASE() AND info LIKE 'INSERT INTO dispatcher_idempotency_keys%'"
     )
     return int(found)

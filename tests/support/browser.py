@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 import uvicorn
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    ElementHandle,
+    Page,
+    sync_playwright,
+)
 
 from tests.support.waiting import DEADLINE, wait_until
 
@@ -22,6 +28,9 @@ _SANDBOX = ["--no-sandbox"]
 
 _DEADLINE_MS = 3 * DEADLINE * 1_000
 """For a test that hangs: no verdict depends on the speed of the machine."""
+
+_RULES = {"rules": {"target-size": {"enabled": True}}}
+"""The rule of WCAG 2.2 AA that axe leaves out by default."""
 
 
 def path_of_chromium() -> str:
@@ -84,12 +93,25 @@ class Tab:
 
     def violations(self) -> list[str]:
         """Return what axe finds wrong with the page as it is."""
-        found = Axe().run(self.page).response["violations"]
+        found = Axe().run(self.page, options=_RULES).response["violations"]
         return [
             f"{each['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
             for each in found
             for node in each["nodes"]
         ]
+
+    def walk(self) -> Iterator[ElementHandle]:
+        """Press Tab through the page; yield each element that has the focus, once."""
+        self.page.evaluate("document.activeElement.blur(); getSelection().removeAllRanges()")
+        self.page.evaluate("window.walked = []")
+        while True:
+            self.page.keyboard.press("Tab")
+            focused = self.page.evaluate_handle("document.activeElement").as_element()
+            assert focused is not None
+            if not focused.evaluate("e => e !== document.body && !walked.includes(e)"):
+                return
+            focused.evaluate("e => walked.push(e)")
+            yield focused
 
     def _heard(self, message: ConsoleMessage) -> None:
         if message.type in {"error", "warning"}:

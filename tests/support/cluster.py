@@ -121,20 +121,26 @@ class Cluster:
         ]
         return sorted(found, key=lambda each: each[0])
 
-    def master_of(self, slot: int, seen_by: Member | None = None) -> Member:
+    def master_of(self, slot: int) -> Member:
         """Return the node that serves a slot, or did so last.
 
         What a node says of itself counts most: one that imports a slot does not follow what
         becomes of its owner.
         """
-        known = [seen_by] if seen_by else self.alive
-        if seen_by is None:
-            claims = [(node.epoch, node) for node in known if node.claims(slot)]
-            if claims:
-                return max(claims, key=lambda each: each[0])[1]
-        return next(
-            owner for by in known for first, last, owner in self.ranges(by) if first <= slot <= last
-        )
+        claims = [(node.epoch, node) for node in self.alive if node.claims(slot)]
+        if claims:
+            return max(claims, key=lambda each: each[0])[1]
+        return next(owner for owner in self.owners(slot) if owner)
+
+    def owners(self, slot: int) -> list[Member | None]:
+        """Return the owner of a slot as each living node knows it.
+
+        None where the old owner has said that it is a replica now, and the new one nothing yet.
+        """
+        return [
+            next((owner for first, last, owner in self.ranges(by) if first <= slot <= last), None)
+            for by in self.alive
+        ]
 
     def master_of_key(self, key: bytes | str) -> Member:
         """Return the node that serves the slot of a key."""
@@ -154,7 +160,7 @@ class Cluster:
 
     def wait_for_failover(self, slot: int, old: Member) -> Member:
         """Return the node that serves a slot instead of ``old``, once all others say so."""
-        wait_until(lambda: all(self.master_of(slot, by) is not old for by in self.alive))
+        wait_until(lambda: not {None, old} & {*self.owners(slot)})
         self.wait_until_ok()
         return self.master_of(slot)
 
@@ -168,6 +174,7 @@ class Cluster:
 
     def fail_over(self, master: Member) -> Member:
         """Let a replica take over from a master that agrees, without a loss; return it."""
+        self.wait_for_replicas()  # one that has not caught up gives up after 5 s
         slot = next(first for first, _, owner in self.ranges() if owner is master)
         self.replica_of(master).command("CLUSTER", "FAILOVER")
         return self.wait_for_failover(slot, master)
@@ -210,7 +217,7 @@ class Cluster:
         for node in (to, source, *self.masters):
             with suppress(redis.ResponseError):  # "I'm a replica", perhaps
                 node.command("CLUSTER", "SETSLOT", slot, "NODE", to.id)
-        wait_until(lambda: all(self.master_of(slot, by) is to for by in self.alive))
+        wait_until(lambda: {*self.owners(slot)} == {to})
 
     def mend(self) -> None:
         """Let every node live and take writes, and end what a move of a slot left."""

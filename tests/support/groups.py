@@ -22,4 +22,4 @@ def a_group() -> Group:
 
 def a_recorder(delivery: Delivery) -> Recorder:
     """Return what puts claims back that a test made."""
-    return Recorder(delivery.parts, _NONE, a_group(), ())
+    return Recorder(delivery.shared, _NONE, a_group(), ())

@@ -25,7 +25,7 @@ from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.all_windows import Windows, key_of, shard
 from tests.support.calendar_model import Item, text_of
 from tests.support.house import House
-from tests.support.zoned_model import Ledger, Wish
+from tests.support.model import Ledger, Wish
 
 Expected = UUID | int | type[Exception]
 """The message that is there already, the time of a new one, or the error."""

@@ -12,12 +12,12 @@ from uuid import UUID
 from dispatcher.errors import QuotaExceeded, SlotRefused
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
-from dispatcher.reservation import Bulk, Request, Terms
+from dispatcher.reservation import BookingRequest, Terms
 from dispatcher.scope import OWN_SCOPE, counted, of_scope_on, own_scope
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support import model
 from tests.support.model import Interval, blocked, merged, next_free
-from tests.support.reserving import TOKENS, Reserving, reserving, window
+from tests.support.reserving import TOKENS, Reserving, reserve, reserving, window
 
 BASE = 4_102_444_800_000  # 2100-01-01, ms
 CHANNEL = "sms"
@@ -140,8 +140,12 @@ class Filled:
     def reserve(self, asked: int, room: int) -> None:
         slot, message_id = next_free(self.intervals(), asked), new_id()
         try:
-            found = self.real.windows.reserve(
-                message_id, terms=self.terms, send_at=from_ms(asked), latest=from_ms(asked + room)
+            found = reserve(
+                self.real.windows,
+                message_id,
+                terms=self.terms,
+                send_at=from_ms(asked),
+                latest=from_ms(asked + room),
             )
         except SlotRefused as refused:
             assert slot > asked + room
@@ -172,8 +176,8 @@ class Filled:
     def many(self, asked: int, room: int) -> None:
         """Several at once get what they would get one after the other."""
         times = [(asked + n * room // 7, room * (n % 2)) for n in range(6)]
-        requests = [Request(new_id(), self.terms, at, at + spare) for at, spare in times]
-        found = Bulk(self.real.windows).reserve(requests)
+        requests = [BookingRequest(new_id(), self.terms, at, at + spare) for at, spare in times]
+        found = self.real.windows.book(requests)
         for request, answer in zip(requests, found, strict=True):
             slot = next_free(self.intervals(), request.asked_ms)
             if slot <= request.latest_ms:

@@ -234,8 +234,8 @@ class Shown(MemoryRedis):
         super().__init__(clock=clock)
 
     def _entries(self) -> dict[bytes, Any]:
-        self._interpreter.contents.begin()
-        return self._interpreter.contents.entries()
+        self._interpreter.keyspace.begin()
+        return self._interpreter.keyspace.entries()
 
     def keys(self, pattern: str) -> list[bytes]:
         return [name for name in self._entries() if fnmatchcase(name.decode(), pattern)]
@@ -245,7 +245,7 @@ class Shown(MemoryRedis):
         return repr(getattr(value, "ordered", value)).encode()
 
     def pttl(self, name: bytes) -> int:
-        return cast(int, self._interpreter.contents.call(b"PTTL", name))
+        return cast(int, self._interpreter.keyspace.call(b"PTTL", name))
 
     def everything(self) -> dict[bytes, bytes]:
         """Return all that limiters keep and that has not expired."""
@@ -253,7 +253,7 @@ class Shown(MemoryRedis):
 
     def flushall(self) -> None:
         for name in self._entries():
-            self._interpreter.contents.call(b"DEL", name)
+            self._interpreter.keyspace.call(b"DEL", name)
 
     @property
     def now_us(self) -> int:

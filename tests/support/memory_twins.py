@@ -70,7 +70,7 @@ class RealApp(TravelApp):
     def needs_reconcile(self) -> bool:
         """Whether a reservation is to be released, or a snoozed message to be brought forward."""
         [part] = permit_parts(self.settings.namespace, 1)
-        return bool(self.redis.exists(part.room) or self.store_upkeep.unreleased(limit=1))
+        return bool(self.redis.exists(part.room) or self.store_maintenance.unreleased(limit=1))
 
     def next_to_enqueue(self) -> datetime | None:
         """Return when the first scheduled message is to be enqueued; None without one."""

@@ -1,16 +1,51 @@
-"""The promise about quotas in plain Python, by its definition and without any cleverness.
+"""The promise about quotas and quiet hours in plain Python, by its definition.
 
 A time fits a quota of N per W when adding it makes no N+1 members lie within a span shorter than
-W. Times are integer milliseconds, a quota is ``(N, W)``.
+W. Times are integer milliseconds, a quota is ``(N, W)``. Where zones matter, ``Ledger`` adds
+calendar quotas and quiet hours, over several scopes at once; what clocks show comes from
+``calendar_model``, which steps through instants.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import lru_cache
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from dispatcher.errors import QuietHours, QuotaExceeded, SlotRefused
+from dispatcher.quota import Quota as RollingQuota
+from dispatcher.reservation import Terms
+from dispatcher.reservation.terms import AnyQuota
+from dispatcher.scope import Scope
+from dispatcher.times.periods import CalendarUnit
+from dispatcher.times.quiet_hours import Hours
+from dispatcher.times.send_time import to_ms
+from tests.support.calendar_model import (
+    DAY_MS,
+    LONGEST_MS,
+    MINUTE_MS,
+    STEPS_MS,
+    Item,
+    begun_periods,
+    shows_inside,
+    text_of,
+)
 
 Quota = tuple[int, int]
 Interval = tuple[int, int]
+
+_MOST_NAMED = 100
+_STRETCH_MS: dict[CalendarUnit, int] = {
+    "minute": DAY_MS,
+    "hour": DAY_MS,
+    "day": 8 * DAY_MS,
+    "week": 16 * DAY_MS,
+    "month": 32 * DAY_MS,
+}
 
 
 def is_broken(times: Iterable[int], quota: Quota) -> bool:
@@ -85,3 +120,182 @@ def next_free(intervals: Sequence[Interval], time: int) -> int:
             break
         time = max(time, end)
     return time
+
+
+def period(unit: CalendarUnit, zone: str, instant: int) -> tuple[int, int]:
+    """Return the bounds of the period of an instant: the latest that has begun."""
+    begun = _begun_near(unit, zone, instant // _STRETCH_MS[unit])
+    place = bisect_right(begun, instant)
+    return begun[place - 1], begun[place]
+
+
+@lru_cache(maxsize=1_000)
+def _begun_near(unit: CalendarUnit, zone: str, stretch: int) -> list[int]:
+    # From so early on that what the clocks showed before is overtaken.
+    start = stretch * _STRETCH_MS[unit] - 2 * LONGEST_MS[unit] - DAY_MS
+    end = (stretch + 1) * _STRETCH_MS[unit] + LONGEST_MS[unit] + STEPS_MS[unit]
+    return begun_periods(unit, zone, start, end)
+
+
+def is_quiet(items: Sequence[Item], zone: str, instant: int) -> bool:
+    """Whether the clocks show a time inside the items."""
+    if not items:
+        return False
+    shown = _shown_on(zone, instant // DAY_MS)[instant % DAY_MS // MINUTE_MS]
+    return _inside(tuple(items))[shown]
+
+
+@lru_cache(maxsize=2_000)
+def _shown_on(zone: str, day: int) -> list[int]:
+    """Return the minute of the week that the clocks show in each minute of a UTC day."""
+    rules = ZoneInfo(zone)
+    seconds = range(day * 86_400, (day + 1) * 86_400, 60)
+    walls = (datetime.fromtimestamp(each, rules) for each in seconds)
+    return [(wall.weekday() * 24 + wall.hour) * 60 + wall.minute for wall in walls]
+
+
+@lru_cache(maxsize=500)
+def _inside(items: tuple[Item, ...]) -> list[bool]:
+    monday = datetime(2001, 1, 1)  # noqa: DTZ001 - what clocks show
+    walls = (monday + timedelta(minutes=minute) for minute in range(7 * 24 * 60))
+    return [any(shows_inside(wall, item) for item in items) for wall in walls]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a time is judged by: the scopes it counts in, the zone, the quiet hours in it."""
+
+    scopes: tuple[Scope, ...]
+    zone: str = "UTC"
+    items: tuple[Item, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The quiet hours as a user writes them."""
+        return "; ".join(text_of(item) for item in self.items)
+
+    @property
+    def terms(self) -> Terms:
+        """The same as the windows take it."""
+        return Terms(self.scopes, self.zone, Hours.parse(self.text) if self.items else None)
+
+
+@dataclass
+class Ledger:
+    """Who is booked where, and what the quotas say of it."""
+
+    quotas: Mapping[str, Sequence[AnyQuota]]
+    places: dict[Scope, dict[UUID, int]] = field(default_factory=dict)
+    holders: dict[UUID, UUID] = field(default_factory=dict)
+    """Whose the places are that are booked under another id: those held for a message."""
+
+    def book(self, scopes: Sequence[Scope], message_id: UUID, at: int) -> None:
+        for scope in scopes:
+            self.places.setdefault(scope, {})[message_id] = at
+
+    def take(self, scopes: Sequence[Scope], message_id: UUID, held_as: UUID) -> None:
+        for scope in scopes:
+            self.places[scope][message_id] = self.places[scope].pop(held_as)
+
+    def free(self, message_id: UUID) -> None:
+        for members in self.places.values():
+            members.pop(message_id, None)
+
+    def members(self, scope: Scope, without: UUID | None = None) -> list[int]:
+        booked = self.places.get(scope, {})
+        return sorted(at for each, at in booked.items() if each != without)
+
+    def fits(self, wish: Wish, time: int, *, without: UUID | None = None) -> bool:
+        """Whether a time is outside quiet hours and every quota of every scope has room."""
+        return next(self._blocks(wish, time, without), None) is None
+
+    def slot(
+        self, wish: Wish, asked: int, *, without: UUID | None = None, most: int = 10**15
+    ) -> int:
+        """Return the first time from ``asked`` on that fits, or one after ``most``.
+
+        From a blocked time on there is none before the end of one thing that blocks it.
+        """
+        time = asked
+        while time <= most:
+            end = next(self._blocks(wish, time, without), None)
+            if end is None:
+                break
+            time = end
+        return time
+
+    def broken(self, scope: Scope, times: list[int]) -> list[str]:
+        """Name the quotas of a scope that these times break, but for those in local zones."""
+        return [
+            f"{quota} of {scope}"
+            for quota in self.quotas[scope.kind]
+            if self._is_broken(quota, times)
+        ]
+
+    def check(
+        self, wish: Wish, asked: int, refusal: SlotRefused, *, without: UUID | None = None
+    ) -> None:
+        """Fail unless a refusal names what really is in the way, and the next slot."""
+        assert to_ms(refusal.next_slot) == self.slot(wish, asked, without=without)
+        self.check_reason(wish, asked, refusal, without=without)
+
+    def check_reason(
+        self, wish: Wish, asked: int, refusal: SlotRefused, *, without: UUID | None = None
+    ) -> None:
+        """Fail unless a refusal names what really is in the way of the time asked for."""
+        assert to_ms(refusal.send_at) == asked
+        if is_quiet(wish.items, wish.zone, asked):
+            assert isinstance(refusal, QuietHours)
+            assert refusal.zone == wish.zone
+            assert Hours.parse(refusal.quiet_hours) == Hours.parse(wish.text)
+            return
+        assert isinstance(refusal, QuotaExceeded)
+        [scope] = [each for each in wish.scopes if str(each) == refusal.scope]
+        named = next(each for each in self.quotas[scope.kind] if str(each) == refusal.quota)
+        named_ids = refusal.conflicting
+        assert len(named_ids) == min(named.count, _MOST_NAMED)
+        if without not in self.holders.values():
+            assert without not in named_ids
+        times = self._times(scope, named_ids)
+        if isinstance(named, RollingQuota):
+            assert is_broken([*times, asked], (len(named_ids), named.length_ms))
+            near = self.members(scope, without)
+            assert not fits(near, asked, [(named.count, named.length_ms)])
+        else:
+            begins, ends = period(named.unit, named.zone or wish.zone, asked)
+            assert sum(begins <= each < ends for each in times) >= len(named_ids)
+            within = [each for each in self.members(scope, without) if begins <= each < ends]
+            assert len(within) >= named.count
+
+    def _times(self, scope: Scope, message_ids: Sequence[UUID]) -> list[int]:
+        booked = self.places[scope]
+        assert {self.holders.get(each, each) for each in booked} >= set(message_ids)
+        return [at for each, at in booked.items() if self.holders.get(each, each) in message_ids]
+
+    def _blocks(self, wish: Wish, time: int, without: UUID | None) -> Iterator[int]:
+        """Yield, for each thing that blocks a time, an end before which nothing fits."""
+        if is_quiet(wish.items, wish.zone, time):
+            minute = time // MINUTE_MS * MINUTE_MS
+            while is_quiet(wish.items, wish.zone, minute):
+                minute += MINUTE_MS
+            yield minute
+        for scope in wish.scopes:
+            members = self.members(scope, without)
+            for quota in self.quotas[scope.kind]:
+                if isinstance(quota, RollingQuota):
+                    rule = (quota.count, quota.length_ms)
+                    if not fits(members, time, [rule]):
+                        yield min(each + rule[1] for each in members if each + rule[1] > time)
+                    continue
+                begins, ends = period(quota.unit, quota.zone or wish.zone, time)
+                if sum(begins <= each < ends for each in members) >= quota.count:
+                    yield ends
+
+    @staticmethod
+    def _is_broken(quota: AnyQuota, times: list[int]) -> bool:
+        if isinstance(quota, RollingQuota):
+            return is_broken(times, (quota.count, quota.length_ms))
+        if quota.zone is None:
+            return False
+        begun = [period(quota.unit, quota.zone, each)[0] for each in times]
+        return any(begun.count(each) > quota.count for each in set(begun))

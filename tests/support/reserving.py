@@ -7,20 +7,26 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import count
-from typing import cast
+from typing import NamedTuple, cast
 from uuid import UUID
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from dispatcher.errors import DispatcherError
 from dispatcher.quota import Quota
 from dispatcher.redis.client import after_set_up, repeated
 from dispatcher.redis.keys import ShardKeys, shard_of
 from dispatcher.reservation import (
+    Booked,
+    BookingRequest,
     Fence,
+    Rebooked,
+    Reservation,
     Rules,
     Submit,
+    Terms,
     Unconfirmed,
     Upkeep,
     Windows,
@@ -40,6 +46,50 @@ TOKENS = count(1)
 def stored(times: Mapping[UUID, datetime]) -> dict[UUID, tuple[datetime, int]]:
     """Return what a store says that has these times, and was read now."""
     return {message_id: (at, next(TOKENS)) for message_id, at in times.items()}
+
+
+class Booking(NamedTuple):
+    """A message that is booked. The id is that of a duplicate submit where that booked first."""
+
+    message_id: UUID
+    terms: Terms
+    send_at: datetime
+    submit: Submit | None = None
+
+    @property
+    def request(self) -> BookingRequest:
+        """The request that has this booking, to be withdrawn."""
+        at_ms = to_ms(self.send_at)
+        return BookingRequest(self.message_id, self.terms, at_ms, at_ms, self.submit)
+
+
+def reserve(
+    windows: Windows,
+    message_id: UUID,
+    *,
+    terms: Terms,
+    send_at: datetime,
+    latest: datetime | None = None,
+    submit: Submit | None = None,
+    grace: timedelta = timedelta(0),
+    is_stored: bool = False,
+) -> Booking:
+    """Book one message as a submit does; raise why it is not booked."""
+    asked_ms = to_ms(send_at)
+    latest_ms = max(asked_ms, to_ms(latest)) if latest else asked_ms
+    request = BookingRequest(message_id, terms, asked_ms, latest_ms, submit)
+    found: Booked | DispatcherError
+    if is_stored:
+        found = windows.book_alone(request, grace=grace, is_stored=True)
+    else:
+        [found] = windows.book([request], grace=grace)
+    if isinstance(found, DispatcherError):
+        raise found
+    if isinstance(found, int):
+        found = Reservation(message_id, found)
+    if isinstance(found, Rebooked):
+        request, found = found
+    return Booking(found.message_id, terms, from_ms(found.at_ms), request.submit)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,18 @@ from uuid import UUID
 
 from sqlalchemy import func, insert, select, update
 
-from dispatcher.message import Message, Status, new_id
+from dispatcher.message import Message, Status, dump_json, new_id
 from dispatcher.selection import Selection
-from dispatcher.store import Claim, Claims, Database, Due, Listing, Messages, StoreUpkeep
+from dispatcher.store import (
+    Addition,
+    Claim,
+    Claims,
+    Database,
+    Due,
+    Listing,
+    Messages,
+    StoreMaintenance,
+)
 from tests.support.tables import attempts, messages
 
 TTL = timedelta(seconds=30)
@@ -50,8 +59,15 @@ def a_message(**changes: Any) -> Message:
 
 def add(database: Database, **changes: Any) -> Message:
     """Store a message."""
-    message = a_message(**changes)
-    return Messages(database).add(message, enqueue_at=message.send_at, fingerprint=None)
+    return Messages(database).add(addition(a_message(**changes)))
+
+
+def addition(
+    message: Message, *, fingerprint: str | None = None, status_url: str | None = None
+) -> Addition:
+    """Return a message as it is added; maintenance enqueues it when it is due."""
+    body_json = dump_json(message.body)
+    return Addition(message, message.send_at, fingerprint, body_json, status_url)
 
 
 def add_due(database: Database, **changes: Any) -> Message:
@@ -106,6 +122,6 @@ def age(database: Database, message_id: UUID, by: timedelta = timedelta(minutes=
     change(database, message_id, **moved)
 
 
-def take_due(upkeep: StoreUpkeep, *, limit: int, grace: timedelta) -> list[Due]:
+def take_due(maintenance: StoreMaintenance, *, limit: int, grace: timedelta) -> list[Due]:
     """Take messages that are due, as the sweep does."""
-    return upkeep.take_due(upkeep.due(limit=limit), grace=grace)
+    return maintenance.take_due(maintenance.due(limit=limit), grace=grace)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine
 
 SOAKING = bool(os.environ.get("DISPATCHER_SOAK"))
 ALL = "DISPATCHER_TESTS_ALL"
@@ -21,6 +23,15 @@ def examples(usual: int) -> int:
     if SOAKING:
         return usual * _TIMES_AS_MANY
     return usual if os.environ.get(ALL) else max(2, usual // _FEW_EXAMPLES)
+
+
+def play(machine: type[RuleBasedStateMachine], *, stories: int, steps: int, **more: Any) -> None:
+    """Play so many random stories of so many steps; ``more`` are further settings of Hypothesis."""
+    case: Any = machine.TestCase
+    case.settings = settings(
+        max_examples=stories, stateful_step_count=steps, deadline=None, database=None, **more
+    )
+    case("runTest").runTest()
 
 
 def a_third_of(cases: Sequence[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ from tests.soak import seeded
 from tests.soak.faults import BY_NAME
 from tests.soak.judge import INVARIANTS
 from tests.support.environment import ROOT
-from tests.support.planting import Seams, nothing, planted, real
+from tests.support.planting import Seams, planted, real
 
 _ALL = {**simulated.BUGS, **{name: bug.seams for name, bug in seeded.BUGS.items()}}
 
@@ -23,20 +23,6 @@ def test_a_bug_replaces_what_it_names_and_is_gone_afterwards(seams: Seams) -> No
     with planted(seams):
         assert not {*map(id, before)} & {id(real(name)) for name in seams}
     assert [real(name) for name in seams] == before
-
-
-def test_a_bug_that_cannot_be_planted_is_an_error() -> None:
-    with (
-        pytest.raises(AttributeError, match="gone"),
-        planted({"store.Claims.gone": nothing}),
-    ):
-        pass
-    script = seeded.commands("return 1", "reservation/gone")
-    with (
-        pytest.raises(FileNotFoundError),
-        planted({"reservation.shards.script": script}),
-    ):
-        pass
 
 
 def test_each_bug_has_something_that_is_to_catch_it() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -15,7 +13,7 @@ from dispatcher import Message
 from dispatcher.errors import DeliveryError
 from dispatcher.testing import a_message
 from dispatcher.transports.base import Transport, close_all
-from tests.soak.contents import CHANNELS, EMAIL, PERSON, WEBHOOK, body_of, people_of, tag_of
+from tests.soak.contents import EMAIL, PERSON, WEBHOOK, body_of, people_of
 from tests.soak.history import History
 from tests.soak.noted import Email, Webhook
 from tests.soak.receivers import FATES, Receivers
@@ -77,37 +75,3 @@ def test_transports_tell_the_truth_of_what_receivers_have(channel: str, tmp_path
     assert all(each.end and each.end["digest"] == digests[each.id] for each in kept)
     assert said
     assert not [each for each in said if PERSON in each]
-
-
-def test_the_seed_decides_what_becomes_of_a_message(tmp_path: Path) -> None:
-    first, again, other = (
-        _kept(tmp_path / name, seed) for name, seed in (("a", 1), ("b", 1), ("c", 2))
-    )
-    assert first == again
-    assert first != other
-
-
-def _kept(folder: Path, seed: int) -> set[str]:
-    """Return the tags of those that a receiver has kept."""
-    folder.mkdir()
-    with Receivers(folder / "receivers.jsonl", seed) as receivers, ThreadPoolExecutor(16) as hands:
-        transport = Webhook(
-            path=str(folder / "provider.jsonl"), timeout=SECONDS, **receivers.options()[WEBHOOK]
-        )
-
-        def send(message: Message) -> None:
-            with suppress(DeliveryError):
-                transport.send(message)
-
-        list(hands.map(send, messages(WEBHOOK)))
-        close_all([transport])
-    lines: list[dict[str, Any]] = read(folder / "receivers.jsonl")
-    # Those that are kept after the transport has given up come when they will.
-    return {line["tag"] for line in lines if line["kind"] == "accept" and line["answered"] is False}
-
-
-@pytest.mark.parametrize("channel", CHANNELS)
-def test_a_tag_is_found_in_the_body_that_has_it(channel: str) -> None:
-    assert tag_of(body_of(channel, "a tag")) == "a tag"
-    assert tag_of(body_of(channel, "a tag", changed=2)) == "a tag"
-    assert body_of(channel, "a tag", changed=1) != body_of(channel, "a tag", changed=2)

@@ -16,7 +16,9 @@ import pytest
 from dispatcher import InvalidSettings, Message, Settings, Status, StoreUnavailable
 from dispatcher.telemetry.hooks import KNOWN, Hooks, find
 from dispatcher.telemetry.journal import Journal, Transition
+from tests.support.house_fixtures import Build
 from tests.support.rows import a_message
+from tests.support.waiting import wait_until
 
 
 class Told:
@@ -224,3 +226,22 @@ def test_a_setting_that_is_no_place_is_refused(text: str) -> None:
     given: dict[str, Any] = {"hooks": text}
     with pytest.raises(InvalidSettings):
         Settings.load(**given)
+
+
+def test_a_submit_is_answered_where_the_system_gives_no_thread(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P6: it is stored. The next notification starts the threads of all that wait."""
+    hook = f"{__name__}:TOLD"
+    house = build(events_kept=1_000, hooks=hook, quotas=["1000/minute"])
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", _no_thread)
+        first = house.submit("ada", send_in=timedelta(hours=1))
+    second = house.submit("ben", send_in=timedelta(hours=1))
+    both = [("scheduled", first.id), ("scheduled", second.id)]
+    wait_until(lambda: [each for each in TOLD.calls if each in both] == both)
+    wait_until(lambda: len(house.parts.events.after("0-0", most=10)[0]) == 2)
+
+
+def _no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")

@@ -148,7 +148,7 @@ def test_events_of_a_message_whose_next_attempt_would_come_too_late(
 
 def test_events_of_rescued_messages(roomy: House, told: Any) -> None:
     again_, held = roomy.submit(), roomy.submit(on_unknown="hold")
-    roomy.parts.delivery.parts.claims.claim([again_.id, held.id])
+    roomy.parts.delivery.shared.claims.claim([again_.id, held.id])
     roomy.end_claims(again_, held)
     assert roomy.parts.sweep.rescue() == 2
     assert told(again_)[2:] == ["rescued"]

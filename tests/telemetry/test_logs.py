@@ -90,21 +90,6 @@ def leaks(caplog: pytest.LogCaptureFixture, *, of: str = "") -> list[str]:
     return [line for line in lines if any(secret in line for secret in SECRETS)]
 
 
-def test_our_own_logs_say_nothing_of_the_content(
-    slow: House, everything: pytest.LogCaptureFixture
-) -> None:
-    play(slow)
-    assert leaks(everything, of="dispatcher") == []
-
-
-def test_no_library_says_it_for_us_up_to_info(
-    slow: House, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO):
-        play(slow)
-    assert leaks(caplog) == []
-
-
 @pytest.mark.every_database
 def test_no_library_says_it_for_us_at_debug(
     build: Build, everything: pytest.LogCaptureFixture

@@ -137,13 +137,6 @@ def test_lateness_counts_milliseconds(build: Build, counted: Counted) -> None:
     assert counted("lateness_seconds_bucket", channel="memory", le="5.0") == 1
 
 
-def test_snoozes(build: Build, counted: Counted) -> None:
-    channels = {"memory": {"transport": "memory", "limits": ["1/minute"]}}
-    house = build(clock=hour_ago(), channels=channels, **ON)
-    house.deliver(house.submit("ada"), house.submit("ben"))
-    assert became(counted, "snoozed") == 1
-
-
 def test_how_the_house_stands(build: Build) -> None:
     house = build(clock=hour_ago(), **ON)
     house.submit()

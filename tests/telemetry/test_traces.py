@@ -206,9 +206,9 @@ def test_an_awaited_submit_is_a_child_of_what_its_coroutine_does(
 
 
 def test_a_send_begins_a_trace_whatever_is_current(traced: House, spans: Collected) -> None:
-    tracing = traced.parts.tracing
-    assert tracing is not None
-    with trace.get_tracer("a task").start_as_current_span("run"), tracing.delivering(a_message()):
+    own = traced.parts.spans
+    assert own is not None
+    with trace.get_tracer("a task").start_as_current_span("run"), own.delivering(a_message()):
         pass
     (deliver,) = spans.named("dispatcher.deliver")
     assert deliver.parent is None
@@ -369,9 +369,9 @@ def test_a_fault_of_the_sdk_holds_up_no_message_and_makes_no_outcome_unknown(
 @pytest.fixture
 def api_alone(traced: House) -> House:
     """Give the house as it is where the program has set up no SDK."""
-    tracing = traced.parts.tracing
-    assert isinstance(tracing, Spans)
-    tracing._tracer = NoOpTracer()
+    spans = traced.parts.spans
+    assert isinstance(spans, Spans)
+    spans._tracer = NoOpTracer()
     return traced
 
 
@@ -404,7 +404,7 @@ def test_a_library_that_is_broken_is_not_called_missing(monkeypatch: pytest.Monk
     monkeypatch.delitem(sys.modules, "dispatcher.telemetry.spans", raising=False)
     monkeypatch.setitem(sys.modules, "dispatcher.message", None)
     with pytest.raises(ModuleNotFoundError, match=r"dispatcher\.message"):
-        App(Settings.load(traces=True)).tracing  # noqa: B018 - it is built
+        App(Settings.load(traces=True)).spans  # noqa: B018 - it is built
 
 
 def test_where_traces_are_off_the_library_is_neither_needed_nor_asked_for() -> None:

@@ -40,9 +40,14 @@ def doubles(monkeypatch: pytest.MonkeyPatch) -> dict[type, type]:
     return found
 
 
-# The double has a caller of its own for these, or what calls them has a double itself.
+# The double has a caller of its own for these, or what calls them has a double itself, or needs
+# servers: ``verify_windows`` asks for ``reservation_states``.
 ONLY_IN_MEMORY = {"Permits": {"scope_log"}, "Queue": {"next_at", "take"}}
-ONLY_REAL = {"Copies": {"close"}, "SendLogs": {"leave", "take_back"}}
+ONLY_REAL = {
+    "Copies": {"close"},
+    "SendLogs": {"leave", "recycle"},
+    "StoreMaintenance": {"reservation_states"},
+}
 
 
 def calls_of(kind: type) -> dict[str, list[tuple[str, object, object]]]:

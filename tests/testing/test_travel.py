@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -294,3 +294,10 @@ def test_a_refused_send_fails_for_good(memory: MemoryDispatcher) -> None:
     memory.retry(message.id)
     memory.travel.until_idle()
     memory.assert_sent(recipient="ada")
+
+
+@pytest.mark.parametrize("start", ["2026-01-01", 0, date(2026, 1, 1), datetime(2026, 1, 1)])  # noqa: DTZ001 - wrong
+def test_a_start_that_is_no_aware_datetime_is_refused(start: Any) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        MemoryDispatcher(start=start)
+    assert (caught.value.field, caught.value.accepted) == ("start", "an aware datetime")

@@ -62,13 +62,6 @@ def test_file_writes_one_line_of_json_with_all_that_matters(tmp_path: Path) -> N
     assert path.stat().st_mode & 0o077 == 0, "bodies are not for everybody's eyes"
 
 
-def test_file_keeps_what_is_there(tmp_path: Path) -> None:
-    path = tmp_path / "sms.jsonl"
-    path.write_text("before\n")
-    FileTransport(path).send(message())
-    assert path.read_text().startswith("before\n{")
-
-
 def _write_all(gate: Any, number: int, path: Path) -> None:
     transport = FileTransport(path)
     gate.wait(60)

@@ -104,22 +104,6 @@ def test_an_offer_that_cannot_be_loaded_names_its_distribution(site: Path) -> No
     assert "no_such_module_here" in error.problem
 
 
-def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch, site: Path) -> None:
-    (site / "needy_for_tests.py").write_text("import a_library_of_nobody\n")
-    needy = registry.ShippedTransport("needy_for_tests:Needy", "needy")
-    monkeypatch.setitem(SHIPPED, "needy", needy)
-    error = refused("needy")
-    assert error.field == "channels.post.transport"
-    assert "a_library_of_nobody" in error.problem
-    assert "dispatcher[needy]" in error.accepted
-
-
-@pytest.mark.parametrize("name", sorted(SHIPPED))
-def test_every_transport_that_ships_is_there(name: str) -> None:
-    found = registry.find("post", name)
-    assert callable(found.send)
-
-
 def test_no_transport_is_imported_before_it_is_named() -> None:
     code = (
         "import sys, dispatcher, dispatcher.transports\n"
@@ -230,12 +214,6 @@ def test_a_misconfigured_transport_names_its_field(
 def test_an_option_that_a_transport_needs_is_named_where_it_is_missing() -> None:
     error = refused("smtp", **{"from": "mail@shop.example"})
     assert (error.field, error.problem) == ("channels.post.options.url", "is missing")
-
-
-def test_a_channel_without_a_transport_is_refused_by_the_settings() -> None:
-    with pytest.raises(InvalidSettings) as caught:
-        Settings.load(channels={"sms": {"transport": ""}})
-    assert caught.value.field == "channels.sms.transport"
 
 
 class Picky:

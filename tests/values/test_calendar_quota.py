@@ -204,19 +204,6 @@ def test_a_skipped_period_does_not_exist(
     assert bounds(unit, instant, zone, 2) == expected
 
 
-@pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("zone", [BERLIN, "Pacific/Apia", "Asia/Kathmandu"])
-def test_many_periods_are_a_chain_of_single_ones(unit: str, zone: str) -> None:
-    quota = CalendarQuota(1, cast(CalendarUnit, unit), zone)
-    instant = ms("2011-12-28T12:34:56Z")
-    chain = quota.bounds(instant, zone, 40)
-    assert len(chain) == 41
-    assert chain[0] <= instant < chain[1]
-    for begins, ends in pairwise(chain):
-        assert quota.bounds(begins, zone, 1) == (begins, ends)
-        assert quota.bounds(ends - 1, zone, 1) == (begins, ends)
-
-
 def test_the_caller_says_which_zone() -> None:
     quota = CalendarQuota(10, "day", None)
     noon = ms("2026-06-01T12:00Z")

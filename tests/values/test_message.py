@@ -55,19 +55,6 @@ def test_a_text_may_have_another_length() -> None:
         check_text("scope", "x" * 11, longest=10)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {},
-        {"text": "Grüße 👋", "n": 1, "f": 1.5, "yes": True, "none": None},
-        {"deep": {"er": {"est": [1]}}} | {},
-        {"": ""},
-    ],
-)
-def test_a_json_object_is_taken_as_it_is(body: dict[str, Any]) -> None:
-    assert check_body(body, **LIMITS) == (body, dump_json(body))
-
-
 def test_mappings_and_tuples_become_plain_json() -> None:
     body = MappingProxyType({"a": (1, (2,)), "b": OrderedDict(c=1)})
     clean, _ = check_body(body, **LIMITS)
@@ -201,6 +188,7 @@ def test_only_scheduled_sending_and_held_may_change() -> None:
     assert changing == {Status.SCHEDULED, Status.SENDING, Status.HELD}
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine is slow
 @given(
     st.dictionaries(
         st.text('abc "\\/\x7f\x1f\néäß', max_size=4),

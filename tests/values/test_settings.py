@@ -40,32 +40,6 @@ def test_the_defaults_are_the_embedded_environment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "settings"),
-    [
-        ("transport_timeout", {"transport_timeout": 30, "claim_ttl": 30}),
-        ("transport_timeout", {"transport_timeout": 0}),
-        ("transport_timeout", {"transport_timeout": 28.1, "claim_ttl": 30}),
-        ("sweep_interval", {"sweep_interval": 30, "horizon": 30}),
-        ("sweep_interval", {"sweep_interval": 0}),
-        ("horizon", {"horizon": 60, "redelivery_timeout": 120}),
-        ("redelivery_timeout", {"redelivery_timeout": 0}),
-        ("settle", {"settle": 60, "reconcile_grace": 60}),
-        ("enqueue_grace", {"enqueue_grace": 300, "overdue_after": 300}),
-        ("retention", {"retention": "25 hours"}),
-        ("channels", {"channels": {}}),
-        ("quotas", {"quotas": []}),
-        ("quotas", {"quotas": ["1/11 day"], "max_horizon": "10 days"}),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(
-    field: str, settings: dict[str, Any]
-) -> None:
-    with pytest.raises(InvalidSettings) as refused:
-        Settings.load(**settings)
-    assert refused.value.field == field
-
-
-@pytest.mark.parametrize(
     ("settings", "sentence"),
     [
         ({"quota": "1/minute"}, "quota: there is no such setting; accepted: quotas"),
@@ -86,7 +60,7 @@ def test_settings_that_contradict_each_other_are_refused(
         ({"shards": 0}, "shards: is out of range; accepted: at least 1"),
         ({"shards": 9999}, "shards: is out of range; accepted: at most 1024"),
         ({"shards": "x"}, "shards: is no whole number; accepted: a whole number"),
-        ({"log_format": "xml"}, "log_format: is none of the words there are; accepted: 'console'"),
+        ({"log_format": "xml"}, "log_format: is not an accepted value; accepted: 'console'"),
         ({"redis_url": 5}, "redis_url: is no text; accepted: a text"),
         ({"channels": []}, "channels: is no table; accepted: a table"),
         ({"channels": {"sms": 3}}, "channels.sms: is no table; accepted: a table"),
@@ -218,19 +192,15 @@ def test_a_channel_that_could_tell_nobody_is_refused(
 @pytest.mark.parametrize(
     ("field", "settings"),
     [
-        ("nonsense", {"nonsense": 1}),
         ("namespace", {"namespace": ""}),
         ("namespace", {"namespace": "a b"}),
         ("namespace", {"namespace": "a{b}"}),
         ("namespace", {"namespace": "x" * 65}),
         ("queue", {"queue": "a b"}),
-        ("shards", {"shards": 0}),
         ("shards", {"shards": 1025}),
-        ("shards", {"shards": "many"}),
         ("horizon", {"horizon": "soon"}),
         ("horizon", {"horizon": "30 parsecs"}),
         ("horizon", {"horizon": "-30"}),
-        ("horizon", {"horizon": None}),
         ("horizon", {"horizon": float("nan")}),
         ("horizon", {"horizon": float("inf")}),
         ("retention", {"retention": "99999999999999999 days"}),
@@ -238,11 +208,9 @@ def test_a_channel_that_could_tell_nobody_is_refused(
         ("body_max_depth", {"body_max_depth": 0}),
         ("body_max_depth", {"body_max_depth": 10_000}),
         ("group_size", {"group_size": 0}),
-        ("log_format", {"log_format": "xml"}),
         ("log_key", {"log_key": "x" * 15}),
         ("metrics_port", {"metrics_port": 65_536}),
         ("metrics_port", {"metrics_port": -1}),
-        ("redis_url", {"redis_url": 5}),
         ("data_dir", {"data_dir": 5}),
         ("quotas.0", {"quotas": "2/fortnight"}),
         ("quotas.1", {"quotas": ["1/minute", "0/hour"]}),
@@ -268,19 +236,7 @@ def test_a_channel_that_could_tell_nobody_is_refused(
         ("channels.sms.on_unknown", {"channels": channel(on_unknown="drop")}),
         ("channels.sms.catch_up", {"channels": channel(catch_up="resend")}),
         ("channels.sms.expire_after", {"channels": channel(expire_after="soon")}),
-    ],
-)
-def test_a_value_that_cannot_be_used_is_refused_by_name(
-    field: str, settings: dict[str, Any]
-) -> None:
-    with pytest.raises(InvalidSettings) as refused:
-        Settings.load(**settings)
-    assert refused.value.field == field
-
-
-@pytest.mark.parametrize(
-    ("field", "settings"),
-    [
+        # lengths that make no sense
         ("max_horizon", {"max_horizon": -5}),
         ("max_horizon", {"max_horizon": 0}),
         ("prune_interval", {"prune_interval": 0}),
@@ -290,9 +246,25 @@ def test_a_value_that_cannot_be_used_is_refused_by_name(
         ("channels.sms.backoff_longest", {"channels": channel(backoff_longest=-1)}),
         ("channels.sms.transport", {"channels": {"sms": {"transport": ""}}}),
         ("channels.sms.expire_after", {"channels": channel(expire_after=0)}),
+        # settings that contradict each other
+        ("transport_timeout", {"transport_timeout": 30, "claim_ttl": 30}),
+        ("transport_timeout", {"transport_timeout": 0}),
+        ("transport_timeout", {"transport_timeout": 28.1, "claim_ttl": 30}),
+        ("sweep_interval", {"sweep_interval": 30, "horizon": 30}),
+        ("sweep_interval", {"sweep_interval": 0}),
+        ("horizon", {"horizon": 60, "redelivery_timeout": 120}),
+        ("redelivery_timeout", {"redelivery_timeout": 0}),
+        ("settle", {"settle": 60, "reconcile_grace": 60}),
+        ("enqueue_grace", {"enqueue_grace": 300, "overdue_after": 300}),
+        ("retention", {"retention": "25 hours"}),
+        ("channels", {"channels": {}}),
+        ("quotas", {"quotas": []}),
+        ("quotas", {"quotas": ["1/11 day"], "max_horizon": "10 days"}),
     ],
 )
-def test_a_length_that_makes_no_sense_is_refused(field: str, settings: dict[str, Any]) -> None:
+def test_a_value_that_cannot_be_used_is_refused_by_name(
+    field: str, settings: dict[str, Any]
+) -> None:
     with pytest.raises(InvalidSettings) as refused:
         Settings.load(**settings)
     assert refused.value.field == field

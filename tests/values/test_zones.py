@@ -124,14 +124,6 @@ def test_local_time_of_an_instant(zone: str, instant: str, shown: str) -> None:
     assert zones.wall_at(ms(instant), ZoneInfo(zone)) == datetime.fromisoformat(shown)
 
 
-def test_a_span_is_cut_where_the_offset_changes() -> None:
-    start, change, end = ms("2026-01-01T00:00Z"), ms("2026-03-29T01:00Z"), ms("2026-06-01T00:00Z")
-    assert zones.pieces(ZoneInfo(BERLIN), start, end) == [
-        (start, change, HOUR_MS),
-        (change, end, 2 * HOUR_MS),
-    ]
-
-
 def test_a_year_has_three_pieces_and_utc_has_one() -> None:
     start, end = ms("2026-01-01T00:00Z"), ms("2027-01-01T00:00Z")
     assert [offset for _, _, offset in zones.pieces(ZoneInfo(BERLIN), start, end)] == [
@@ -156,14 +148,6 @@ def test_a_span_within_a_day_is_cut_to_the_millisecond() -> None:
 def test_an_empty_span_has_no_pieces(length: int) -> None:
     for start in (ms("2026-03-29T01:00Z"), ms("2026-03-29T12:34Z")):
         assert not zones.pieces(ZoneInfo(BERLIN), start, start + length)
-
-
-def test_an_offset_may_have_seconds() -> None:
-    change = ms("1972-01-07T00:44:30Z")
-    assert zones.pieces(ZoneInfo("Africa/Monrovia"), change - 5, change + 5) == [
-        (change - 5, change, -2_670_000),
-        (change, change + 5, 0),
-    ]
 
 
 def test_a_change_at_midnight_of_utc_is_found() -> None:

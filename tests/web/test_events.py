@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from threading import Thread
@@ -119,9 +119,10 @@ def test_a_listener_is_told_of_a_gap(
     for _ in range(300):
         telling.submit("ada", send_in=HOUR)
     wait_until(lambda: not client.xrange(name, min=first, max=first))
-    with listener(address, token, after=first) as heard:
-        assert next(heard)[1] == "gap"
-        assert next(heard)[1] == "scheduled"
+    for after in (first, "0-0"):  # the latter: the stream was empty when the listener began
+        with listener(address, token, after=after) as heard:
+            assert next(heard)[1] == "gap"
+            assert next(heard)[1] == "scheduled"
 
 
 def test_a_listener_hears_of_its_own_messages_alone(telling: House, address: str) -> None:
@@ -213,6 +214,17 @@ def test_listeners_of_a_key_are_bounded(
             third = {"Authorization": f"Bearer {key(telling, 'third')}"}
             assert httpx2.get(f"{address}/v1/events", headers=third).status_code == 503
     wait_until(lambda: _is_free(address, headers))
+
+
+def test_an_answer_that_is_never_sent_has_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(streams.MOST, "listeners", (1, 1, 60))
+    places = streams.Streams()
+
+    async def lines() -> AsyncIterator[str]:
+        yield ""
+
+    for _ in range(2):
+        streams.EventResponse(lines(), places, "shop")
 
 
 @contextmanager

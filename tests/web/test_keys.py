@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from itertools import count
 from threading import Barrier
 from typing import Any, NoReturn
 
@@ -17,14 +19,18 @@ from fastapi.testclient import TestClient
 
 from dispatcher import InvalidValue, StoreUnavailable
 from dispatcher.message import Message
-from dispatcher.web import Caller, Right, access, api
+from dispatcher.web import Caller, Right, access, api, page
 from dispatcher.web.access import KeyAuth, add_key, revoke_key, rotate_key
-from dispatcher.web.calls import batch
-from tests.support.house import House
+from dispatcher.web.calls import batch, events
+from dispatcher.web.problems import unauthorized
+from tests.support import canaries
+from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
 from tests.web.conftest import Calls, all_but
-from tests.web.test_messages import AT, new
+from tests.web.crawling import crawl
+from tests.web.test_messages import AT, HOUR, new
 
+MINUTE = timedelta(minutes=1)
 SCOPES = {"tenant": {"quotas": ["100/minute"]}}
 
 
@@ -93,37 +99,84 @@ def test_each_call_needs_its_right(
     assert allowed.status_code != 403
 
 
+ADA, TEXT = "ada.lovelace", "the secret text"
+NEED_RECIPIENTS = {"timeline", "suppressions"}
+"""Operations that a key without ``recipients:read`` may not call."""
+
+
 def test_bodies_and_recipients_leave_with_their_rights_alone(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every answer about a message, its refusals and its lists; a digest names the recipient."""
-    house = build(log_key="a log key of the test")
+    """Every answer of every operation. A digest names the recipient."""
+    house = build(quotas=["1/minute"], log_key="a log key of the test", events_kept=1_000)
     house.open()
-    with TestClient(api(house.dispatcher)) as client:
+    house.dispatcher.suppress(ADA, channel="file")
+    house.dispatcher.pause("recipient", ADA)
+    _hear_once(monkeypatch)
+    times = (FAR + number * MINUTE for number in count(100))
+
+    def places(path: str) -> Iterator[dict[str, str]]:
+        """Yield a message of each status where one is asked for, and the recipient's names."""
+        same = {"kind": "recipient", "scope": ADA, "recipient": ADA, "name": ADA}
+        if "{message_id}" not in path:
+            yield same
+            return
+        for status in ("scheduled", "failed", "held"):
+            message = house.submit(ADA, send_at=next(times), body={"text": TEXT})
+            ended = house.database_time() if status == "failed" else None
+            house.change([message], status=status, finished_at=ended, last_error=f"no {ADA}")
+            yield {**same, "message_id": str(message.id)}
+
+    asked = new(ADA, body={"text": TEXT})
+    bodies: list[dict[str, Any] | None] = [
+        None,
+        {},
+        asked,
+        {"messages": [asked]},
+        {"send_at": (FAR + 3 * HOUR).isoformat(), "on_conflict": "shift"},
+        {"body": {"text": f"{TEXT}, again"}},
+    ]
+    statuses: dict[str, set[int]] = defaultdict(set)
+    with TestClient(api(house.dispatcher, rate="100000/second")) as client:
 
         def calling(name: str, **given: Any) -> dict[str, str]:
             return {"Authorization": f"Bearer {add_key(house.parts.api_keys, name, **given)[1]}"}
 
         few = calling("few", rights=all_but(Right.BODIES_READ, Right.RECIPIENTS_READ))
-        body = {"text": "the secret text"}
-        asked = new("ada.lovelace", scopes={}, body=body)
-        made = client.post("/v1/messages", json=asked, headers=few)
-        path = f"/v1/messages/{made.json()['id']}"
-        answers = [
-            made,
-            client.post("/v1/messages", json=asked, headers=few),
-            client.get(path, headers=few),
-            client.get("/v1/messages", headers=few),
-            client.post(f"{path}/reschedule", json={"send_at": AT}, headers=few),
-            client.post("/v1/plans", json={"messages": [asked]}, headers=few),
-            client.delete(path, headers=few),
-        ]
-        for answer in answers:
-            assert "lovelace" not in answer.text
-            assert "secret text" not in answer.text
-        assert len(made.json()["recipient_digest"]) == 16
-        whole = client.get(path, headers=calling("whole")).json()
-        assert (whole["recipient"], whole["body"]) == ("ada.lovelace", body)
+        for name, answer in crawl(client, places, bodies, {**few, "Last-Event-ID": "0-0"}):
+            statuses[name].add(answer.status_code)
+            assert ADA not in answer.text, (name, answer.text)
+            assert TEXT not in answer.text, (name, answer.text)
+        refused = {name for name, some in statuses.items() if some == {403}}
+        assert refused == NEED_RECIPIENTS
+        silent = {name for name, some in statuses.items() if some.isdisjoint((200, 201))}
+        assert silent == NEED_RECIPIENTS, "bodies has nothing that these operations accept"
+
+        paths = [f"/v1/messages/{house.submit(ADA, send_at=next(times), body=asked).id}"]
+        told = client.get(paths[0], headers=few).json()
+        [opt_out] = client.delete(f"/v1/suppressions/{ADA}", headers=few).json()["suppressions"]
+        assert len(told["recipient_digest"]) == 16
+        assert opt_out["recipient_digest"] == told["recipient_digest"]
+        all_rights = calling("whole")
+        whole = client.get(paths[0], headers=all_rights).json()
+        assert (whole["recipient"], whole["body"]) == (ADA, asked)
+        for method in ("GET", "DELETE"):
+            answer = client.request(method, f"/v1/suppressions/{ADA}", headers=all_rights)
+            [opt_out] = answer.json()["suppressions"]
+            assert (opt_out["recipient"], "recipient_digest" in opt_out) == (ADA, False)
+
+
+def _hear_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a listener hear the events from the first on, and end then: its answer is read whole."""
+    real = events._events_after
+
+    def first(context: Any, last: str | None) -> Any:
+        if last != "0-0":
+            raise unauthorized("the key has ended")
+        return real(context, last)
+
+    monkeypatch.setattr(events, "_events_after", first)
+    monkeypatch.setattr(events, "_LOOK_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -192,6 +245,8 @@ def test_a_tenant_sees_and_changes_its_own_messages_only(tenants: dict[str, Any]
     mine = client.get("/v1/messages").json()["messages"]
     assert own.json()["id"] in {each["id"] for each in mine}
     assert {each["scopes"]["tenant"] for each in mine} == {"acme"}
+    counted = client.get("/v1/counts").json()["counts"]
+    assert counted == {"memory": dict(Counter(each["status"] for each in mine))}
 
 
 def test_a_key_of_one_channel_uses_no_other(build: Build) -> None:
@@ -279,6 +334,22 @@ def test_a_host_says_who_calls(house: House) -> None:
 
     with TestClient(api(house.dispatcher, auth=auth), headers={"X-User": "ada"}) as client:
         assert client.get("/v1/messages").status_code == 200
+        assert kind(client.post("/v1/messages", json=new())) == (403, "forbidden")
+
+
+def test_a_host_that_gives_no_rights_lets_its_callers_read(house: House) -> None:
+    """By the page and by HTTP: they see no bodies and do nothing."""
+    message = house.submit(send_at=AT)
+    own = {"Sec-Fetch-Site": "same-origin"}
+    pages = page(house.dispatcher, access=lambda _: Caller(name="x"))
+    with TestClient(pages, base_url="http://localhost", headers=own) as visitor:
+        text = visitor.get(f"/messages/{message.id}").text
+        assert "ada" in text
+        assert canaries.BODY not in text
+        assert visitor.post("/doctor").status_code == 403
+    with TestClient(api(house.dispatcher, auth=lambda _: Caller(name="x"))) as client:
+        shown = client.get(f"/v1/messages/{message.id}").json()
+        assert (shown["recipient"], "body" in shown) == ("ada", False)
         assert kind(client.post("/v1/messages", json=new())) == (403, "forbidden")
 
 

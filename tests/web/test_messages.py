@@ -15,7 +15,9 @@ from dispatcher import Status, StoreUnavailable
 from dispatcher.message import new_id
 from dispatcher.times.send_time import to_ms
 from dispatcher.web import Right, api
+from dispatcher.web.access import add_key
 from tests.support.house import FAR, House
+from tests.support.house_fixtures import Build
 from tests.support.soak import examples
 from tests.web.conftest import Calls
 
@@ -41,7 +43,9 @@ def test_a_message_is_accepted_read_moved_changed_and_cancelled(
     read = shop.get(path)
     assert (read.status_code, read.json()) == (200, made.json())
     tag = read.headers["ETag"]
-    assert shop.get(path, headers={"If-None-Match": tag}).status_code == 304
+    for known in (tag, f'"0-0", W/{tag}', "*"):
+        assert shop.get(path, headers={"If-None-Match": known}).status_code == 304
+    assert shop.get(path, headers={"If-None-Match": '"0-0"'}).status_code == 200
 
     later = (FAR + 2 * HOUR).isoformat()
     moved = shop.post(f"{path}/reschedule", json={"send_at": later}, headers={"If-Match": tag})
@@ -154,11 +158,22 @@ def test_a_batch_answers_each_line_in_order(house: House, shop: TestClient) -> N
         content="\n".join(lines),
         headers={"Content-Type": "application/x-ndjson"},
     )
+    assert answer.headers["Content-Type"] == "application/x-ndjson"
     verdicts = [json.loads(line) for line in answer.text.splitlines()]
     assert [each["number"] for each in verdicts] == list(range(6))
     assert [each["status"] for each in verdicts] == [201, 409, 422, 201, 201, 422]
     assert verdicts[3]["message"] == verdicts[4]["message"]
     assert len(house.all_members()) == 2
+
+
+def test_a_conflict_of_idempotency_keys_names_the_key_that_was_given(shop: TestClient) -> None:
+    lines = [json.dumps(new(name, idempotency_key="order-1")) for name in ("ada", "eve")]
+    answer = shop.post("/v1/messages/batch", content="\n".join(lines), headers=NDJSON)
+    _, refused = (json.loads(line) for line in answer.text.splitlines())
+    problem = refused["problem"]
+    assert (problem["status"], problem["key"]) == (422, "order-1")
+    assert "'order-1'" in problem["detail"]
+    assert "api-" not in str(problem)
 
 
 def test_a_plan_books_nothing(house: House, shop: TestClient) -> None:
@@ -178,6 +193,63 @@ def test_a_scope_shows_what_is_booked_and_the_next_slot(shop: TestClient) -> Non
     assert slot["next_slot"] == timeline["slots"][0]
     channel = shop.get("/v1/scopes/fax/ada/next-slot", params={"after": AT})
     assert (channel.status_code, channel.json()["field"]) == (422, "scopes")
+
+
+def test_a_channel_as_a_whole_shows_what_is_booked_and_the_next_slot(build: Build) -> None:
+    house = build(channels={"sms": {"transport": "memory", "quotas": "1/hour"}})
+    made = house.submit("ada", channel="sms", send_at=AT)
+    _, token = add_key(house.parts.api_keys, "shop")
+    _, bound = add_key(house.parts.api_keys, "bound", channels=["sms"])
+    with TestClient(api(house.dispatcher), headers={"Authorization": f"Bearer {token}"}) as shop:
+        path = "/v1/scopes/channel/sms"
+        timeline = shop.get(f"{path}/timeline", params={"start": AT}).json()
+        booked = [each["message_id"] for each in timeline["windows"][0]["booked"]]
+        assert booked == [str(made.id)]
+        slot = shop.get(f"{path}/next-slot", params={"after": AT}).json()
+        assert slot == {"next_slot": "2100-01-01T13:00:00Z"}
+        for where in (f"{path}/timeline?channel=memory", "/v1/scopes/channel/fax/timeline"):
+            refused = shop.get(where)
+            assert (refused.status_code, refused.json()["field"]) == (422, "channel")
+        headers = {"Authorization": f"Bearer {bound}"}
+        assert shop.get(f"{path}/timeline", headers=headers).status_code == 403
+
+
+def test_quiet_hours_refuse_shift_and_are_shown(build: Build) -> None:
+    sms = {"transport": "memory", "quiet_hours": "21:00-08:00"}
+    house = build(channels={"sms": sms}, zone="Europe/Berlin")
+    _, token = add_key(house.parts.api_keys, "shop")
+    night, morning = "2100-01-02T23:00:00+01:00", "2100-01-03T07:00:00Z"
+    with TestClient(api(house.dispatcher), headers={"Authorization": f"Bearer {token}"}) as shop:
+        asked = new(at=night, channel="sms")
+        refused = shop.post("/v1/messages", json=asked)
+        told = {name: refused.json()[name] for name in ("status", "quiet_hours", "zone")}
+        assert told == {"status": 409, "quiet_hours": "21:00-08:00", "zone": "Europe/Berlin"}
+        assert refused.json()["type"].endswith(":quiet-hours")
+        assert refused.json()["next_slot"] == morning
+        assert house.all_members() == {}
+        made = shop.post("/v1/messages", json=asked | {"on_conflict": "shift"})
+        assert made.status_code == 201, made.text
+        assert made.json()["send_at"] == morning
+        assert made.json()["asked_at"] == "2100-01-02T22:00:00Z"
+
+        path = "/v1/scopes/recipient/ada"
+        day: dict[str, str | int] = {"channel": "sms", "start": night, "days": 1}
+        timeline = shop.get(f"{path}/timeline", params=day).json()
+        spans = [(each["begins_at"], each["ends_at"]) for each in timeline["quiet"]]
+        assert spans[0][1] == morning
+        assert spans[1][0] == "2100-01-03T20:00:00Z"
+        blocked = [span for window in timeline["windows"] for quota in window["quotas"]
+                   for span in quota["blocked"]]  # fmt: skip
+        # A quota blocks whole milliseconds: those less than a minute away.
+        assert blocked == [
+            {"begins_at": "2100-01-03T06:59:00.001000Z", "ends_at": "2100-01-03T07:01:00Z"}
+        ]
+        assert timeline["slots"][0] == "2100-01-03T07:01:00Z"
+        after = {"channel": "sms", "after": night}
+        slot = shop.get(f"{path}/next-slot", params=after).json()
+        assert slot == {"next_slot": "2100-01-03T07:01:00Z"}
+        awake = shop.get(f"{path}/next-slot", params=after | {"quiet_hours": "none"}).json()
+        assert awake == {"next_slot": "2100-01-02T22:00:00Z"}
 
 
 def test_an_opt_out_cancels_and_refuses(house: House, shop: TestClient) -> None:
@@ -211,7 +283,9 @@ def test_operators_see_the_state_and_decide(house: House, shop: TestClient) -> N
     assert shop.get("/v1/messages?cursor=abc").json()["field"] == "cursor"
     assert shop.get("/v1/messages?from=abc").json()["field"] == "from"
     assert shop.get("/v1/nothing").json()["type"].endswith("no-such-path")
-    assert shop.put("/v1/messages").status_code == 405
+    other = shop.put(path)
+    assert (other.status_code, other.headers["Allow"]) == (405, "DELETE, GET, PATCH")
+    assert shop.put("/v1/messages/batch").headers["Allow"] == "POST"
 
 
 def test_editors_side_by_side_lose_no_change(house: House, shop: TestClient) -> None:

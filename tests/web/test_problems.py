@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
-from datetime import timedelta
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import NoReturn
+from uuid import UUID
 
 import pytest
 from fastapi.testclient import TestClient
@@ -25,7 +28,89 @@ def classes() -> set[type[errors.DispatcherError]]:
 
 def test_every_error_has_a_status_and_a_type_of_its_own() -> None:
     assert set(problems.STATUSES) == classes()
-    assert len({problems.kind_of(each) for each in classes()}) == len(classes())
+    assert len({problems.problem_kind_of(each) for each in classes()}) == len(classes())
+
+
+AT = datetime(2100, 1, 1, 12, tzinfo=UTC)
+SLOT = AT + timedelta(minutes=1)
+WAIT = timedelta(seconds=2.5)
+
+
+def of_every_class() -> list[errors.DispatcherError]:
+    """Return an error of each class, with all of its data."""
+    refused = errors.SlotRefused("does not fit")
+    refused.send_at, refused.next_slot = AT, SLOT
+    booked = {"send_at": AT, "next_slot": SLOT}
+    full = {"quota": "1/minute", "scope": "ada", "conflicting": [new_id(), new_id()]}
+    limited = {"limit": "5/minute", "others": ("9/hour",), "retry_after": WAIT, "reset_at": AT}
+    value = ("field", "is wrong", "another")
+    return [
+        errors.DispatcherError("failed"),
+        errors.InvalidValue(*value),
+        errors.InvalidDraft(*value),
+        errors.InvalidSendTime(*value),
+        errors.Suppressed("sms"),
+        errors.UnknownChannel("fax", ["sms", "mail"]),
+        errors.InvalidSettings(*value),
+        errors.MissingExtra("web", *value),
+        refused,
+        errors.QuotaExceeded(**full, **booked),  # type: ignore[arg-type]  # passed on
+        errors.QuietHours(quiet_hours="21:00-08:00", zone="Europe/Berlin", **booked),
+        errors.BatchRefused(3),
+        errors.IdempotencyConflict("k", new_id()),
+        errors.MessageNotFound(new_id()),
+        errors.MessageChanged(new_id()),
+        errors.TooLate(new_id(), "sent"),
+        errors.LimitReached(**limited),  # type: ignore[arg-type]  # passed on
+        errors.Unavailable("away", remedy="start it"),
+        errors.ReservationsUnavailable("away", remedy="start it", retry_after=WAIT),
+        errors.DuplicateUnderWay(),
+        errors.LimitersUnavailable("away", remedy="start it"),
+        errors.QueueUnavailable("away", remedy="start it"),
+        errors.EmbeddedUnavailable("away", remedy="start it"),
+        errors.StoreUnavailable("away", timed_out=True, remedy="start it"),
+        errors.OutcomeUnknown("broke", new_id()),
+        errors.DeliveryError("failed"),
+        errors.TemporaryFailure("busy", WAIT, closes_channel=True),
+        errors.PermanentFailure("never"),
+        errors.PerhapsSent("perhaps"),
+    ]
+
+
+ERRORS = of_every_class()
+NAMED_ELSE = {"status": "message_status", "retry_after": "retry_after_seconds"}
+"""Attributes that have another name in a problem: ``status`` is that of the answer."""
+OF_ALL = {"type", "title", "status", "detail"}
+
+
+def as_json(value: object) -> object:
+    """Return a value as JSON has it."""
+    if isinstance(value, datetime):
+        return value.strftime("%Y-%m-%dT%H:%M:%SZ")
+    if isinstance(value, tuple):
+        return [as_json(each) for each in value]
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return str(value) if isinstance(value, UUID) else value
+
+
+def test_one_of_every_class_is_tried() -> None:
+    assert Counter(map(type, ERRORS)) == Counter(problems.STATUSES.keys())
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda each: type(each).__name__)
+def test_a_problem_has_every_attribute_of_its_error(error: errors.DispatcherError) -> None:
+    problem = json.loads(json.dumps(problems.problem_of(error)))
+    data = {
+        NAMED_ELSE.get(name, name): as_json(value)
+        for name, value in vars(error).items()
+        if not (name == "retry_after" and value is None)
+    }
+    assert {name: value for name, value in problem.items() if name not in OF_ALL} == data
+    assert problem["status"] == problems.STATUSES[type(error)]
+    kind = problems.problem_kind_of(type(error))
+    assert problem["type"] == f"urn:problem-type:dispatcher:{kind}"
+    assert problem["detail"].startswith(str(error))
 
 
 @pytest.mark.parametrize(
@@ -42,6 +127,7 @@ def test_every_error_has_a_status_and_a_type_of_its_own() -> None:
         (errors.StoreUnavailable("no", refused=True), 422, {"refused": True}, {}),
         (errors.IdempotencyConflict("k", new_id()), 422, {"key": "k"}, {}),
         (errors.OutcomeUnknown("broke", new_id()), 500, {"reason": None}, {}),
+        (errors.TooLate(new_id(), "sent"), 409, {"message_status": "sent"}, {}),
     ],
 )
 def test_a_problem_has_the_data_of_its_error(
@@ -110,6 +196,35 @@ def test_servers_that_are_away_are_said(house: House, shop: TestClient) -> None:
         "reservations-unavailable",
     )
     assert "Retry-After" in refused.headers
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "wait"),
+    [(errors.DuplicateUnderWay(), 409, "1"), (errors.OutcomeUnknown("broke", new_id()), 500, None)],
+    ids=["duplicate", "unknown"],
+)
+def test_a_caller_learns_whether_to_repeat_a_submit_or_to_ask(  # noqa: PLR0917 - parameters
+    house: House,
+    shop: TestClient,
+    monkeypatch: pytest.MonkeyPatch,
+    error: errors.DispatcherError,
+    status: int,
+    wait: str | None,
+) -> None:
+    def broken(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(house.parts.submitter, "submit", broken)
+    for headers in ({}, {"Idempotency-Key": "k"}):
+        answer = shop.post("/v1/messages", json=new(), headers=headers)
+        problem = answer.json()
+        assert (answer.status_code, problem["status"]) == (status, status)
+        assert problem["type"].endswith(f":{problems.problem_kind_of(type(error))}")
+        assert answer.headers.get("Retry-After") == wait
+        if isinstance(error, errors.OutcomeUnknown):
+            assert problem["message_id"] == str(error.message_id)
+            asks = "ask for message_id, or repeat the call with the same Idempotency-Key"
+            assert problem["detail"].endswith(asks)
 
 
 def test_a_fault_of_ours_is_a_problem_without_its_text(

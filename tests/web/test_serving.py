@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import httpx2
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
@@ -13,9 +18,13 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from dispatcher import InvalidValue, MissingExtra
+from dispatcher.faults import arm
 from dispatcher.web import api
 from dispatcher.web.access import add_key
+from dispatcher.web.serving import beside
 from tests.support.house import House
+from tests.support.waiting import wait_until
+from tests.web.test_idempotency import key
 from tests.web.test_messages import new
 
 
@@ -30,6 +39,7 @@ def test_it_answers_where_a_program_mounts_it(house: House, host: str) -> None:
         made = client.post("/later/v1/messages", json=new())
         assert made.status_code == 201
         assert client.get(made.headers["Location"]).json() == made.json()
+        assert client.put("/later/v1/messages").headers["Allow"] == "GET, POST"
         client.post("/later/v1/messages", json=new("eve"))
         page = client.get("/later/v1/messages?limit=1")
         following = client.get(page.links["next"]["url"])
@@ -48,3 +58,57 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingExtra, match="needs fastapi") as caught:
         importlib.import_module("dispatcher.web")
     assert caught.value.accepted == "pip install 'quota-dispatcher[web]'"
+
+
+class Stopped(NamedTuple):
+    """A submit that stands still between its commit and its answer, until ``gate`` is a file."""
+
+    client: httpx2.Client
+    server: ExitStack
+    gate: Path
+
+    def submit(self, **named: Any) -> httpx2.Response:
+        return self.client.post("v1/messages", json=new(), headers=key("k"), **named)
+
+
+@contextmanager
+def stopped(house: House, folder: Path) -> Iterator[Stopped]:
+    """Serve the API on a socket."""
+    _, token = add_key(house.parts.api_keys, "shop")
+    gate = folder / "gate"
+    arm(f"submit.after_commit=wait:{gate}")
+    try:
+        with ExitStack() as server:
+            address = server.enter_context(beside(api(house.dispatcher)))
+            headers = {"Authorization": f"Bearer {token}"}
+            with httpx2.Client(base_url=address, headers=headers, timeout=60) as client:
+                yield Stopped(client, server, gate)
+    finally:
+        gate.touch()
+        arm(None)
+
+
+def test_a_server_that_is_told_to_end_answers_the_calls_under_way(
+    house: House, tmp_path: Path
+) -> None:
+    with stopped(house, tmp_path) as call, ThreadPoolExecutor(2) as threads:
+        answer = threads.submit(call.submit)
+        wait_until(tmp_path.joinpath("gate.reached").exists)
+        end = threads.submit(call.server.close)
+        with pytest.raises(TimeoutError):
+            end.result(0.2)
+        call.gate.touch()
+        assert answer.result(60).status_code == 201
+        end.result(60)
+
+
+def test_a_submit_is_done_though_its_caller_has_gone(house: House, tmp_path: Path) -> None:
+    with stopped(house, tmp_path) as call:
+        with pytest.raises(httpx2.ReadTimeout):
+            call.submit(timeout=0.2)
+        wait_until(tmp_path.joinpath("gate.reached").exists)
+        call.gate.touch()
+        again = call.submit()
+        assert (again.status_code, again.headers["Idempotency-Replayed"]) == (201, "true")
+        (message,) = house.dispatcher.list()
+        assert str(message.id) == again.json()["id"]

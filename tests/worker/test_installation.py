@@ -131,6 +131,10 @@ def test_the_options_of_an_app_do_not_bend_our_tasks() -> None:
             "horizon", "visibility_timeout of 60",
         ),
         (
+            lambda conf: conf.update(broker_transport_options={"global_keyprefix": "shop:"}),
+            "broker_transport_options", "global_keyprefix 'shop:'",
+        ),
+        (
             lambda conf: conf.update(task_queues=[Queue("post.sms", Exchange("shop"), "sms")]),
             "queue", "'post.sms'",
         ),
@@ -139,7 +143,7 @@ def test_the_options_of_an_app_do_not_bend_our_tasks() -> None:
             "beat_schedule", "'dispatcher.prune'",
         ),
     ],
-    ids=["broker", "read", "content", "protocol", "visibility", "queue", "entry"],
+    ids=["broker", "read", "content", "protocol", "visibility", "prefix", "queue", "entry"],
 )  # fmt: skip
 def test_a_conflicting_configuration_is_named_and_the_app_is_unchanged(
     change: Callable[[Any], None], field: str, problem: str

@@ -2,20 +2,21 @@
 --
 -- KEYS  1 epoch HASH
 --       2... logs, ZSETs of permits; score: time of the send, ms
---       then lines, ZSETs of messages that were refused; score: when they come back, ms
+--       then their lines, in the same order, ZSETs of messages that were refused; score: when they
+--       come back, ms
 --       then closings, STRINGs: until when a channel is closed, ms
--- ARGV  1 hold, ms: how long after now a permit may be used
---       2 JSON list of two: the kinds of logs, and, per log, its kind (from 1), the index of its line
---         in KEYS, and whether that gives turns (1) or notes which messages wait (0). A kind: list
---         of its limits as count, length in ms, count, ...; list of its calendar limits, each count
---         and bounds of periods in ms; most permits in hand (0: any); name of its reach in the epoch
+-- ARGV  1 within, ms: how long after now a permit may be used
+--       2 JSON list of two: the kinds of logs, and, per log, its kind (from 1). A kind: list of its
+--         limits as count, length in ms, count, ...; list of its calendar limits, each count and
+--         bounds of periods in ms; most permits in hand (0: any); name of its reach in the epoch;
+--         whether its lines give turns (1) or note which messages wait (0)
 --       3 JSON list, per request: index of its closing in KEYS (0: none), 1-based indexes of its logs
 --       4... permit id of each request: message id (16 bytes), then its attempt
 -- Reply {'closed'}              the logs are not complete: rebuild first
 --       {'elsewhere', now ms}   the calendar periods given do not hold the present
 --       or, per request, two integers: wait in ms (0: the permit is taken), permits left
 --
--- A permit enters its logs at now + hold, the latest time its send can happen, and is moved to
+-- A permit enters its logs at now + within, the latest time its send can happen, and is moved to
 -- the real time by settle_permits.lua. So a send never lies later than its score, and counting
 -- scores later than now - length never counts too few. A permit is in hand while its score is to
 -- come. A refused request takes nothing; it is told to wait as if all permits in flight were used
@@ -44,7 +45,7 @@ end
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local hold = tonumber(ARGV[1])
+local within = tonumber(ARGV[1])
 local described, wanted = cjson.decode(ARGV[2]), cjson.decode(ARGV[3])
 local kinds, logs = described[1], described[2]
 local states = {}
@@ -53,11 +54,11 @@ local function score_at(key, rank)
   return math.ceil(redis.call('ZREVRANGE', key, rank, rank, 'WITHSCORES')[2])
 end
 
-for log = 1, #logs / 3 do
-  local kind = kinds[logs[3 * log - 2]]
+for log, number in ipairs(logs) do
+  local kind, line = kinds[number], 1 + #logs + log
   local state = {
     index = 1 + log, limits = kind[1], calendars = kind[2], most = kind[3], kind = kind,
-    line = logs[3 * log] == 1 and logs[3 * log - 1] or 0, note = logs[3 * log - 1],
+    line = kind[5] == 1 and line or 0, note = line,
     taken = {}, periods = {}, in_hand = 0, behind = 0, waiting = 0}
   state.empty = redis.call('EXISTS', KEYS[state.index]) == 0
   for index = 1, #state.limits, 2 do
@@ -183,7 +184,7 @@ local function take(mine, id, own, late)
       redis.call('ZADD', KEYS[state.line], own[index] or turn_behind(state, now), late[index])
       state.joined = true
     end
-    redis.call('ZADD', KEYS[state.index], now + hold, id)
+    redis.call('ZADD', KEYS[state.index], now + within, id)
     for limit, taken in pairs(state.taken) do
       state.taken[limit] = taken + 1
     end
@@ -322,7 +323,7 @@ for _, state in ipairs(states) do
     if not state.was_empty then
       redis.call('ZREMRANGEBYSCORE', KEYS[state.index], '-inf', now - reach_of(state.kind))
     end
-    redis.call('PEXPIRE', KEYS[state.index], hold + reach_of(state.kind))
+    redis.call('PEXPIRE', KEYS[state.index], within + reach_of(state.kind))
   end
 end
 return reply

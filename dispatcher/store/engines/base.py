@@ -29,7 +29,7 @@ from sqlalchemy import (
     event,
 )
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.types import TypeEngine
 
@@ -197,8 +197,20 @@ def run_on_connect(engine: Engine, statement: str) -> None:
     event.listen(engine, "connect", run)
 
 
-def _not_done(values: Mapping[str, Any]) -> None:
-    del values
+@contextmanager
+def transaction(connection: Connection, begin: str = "BEGIN") -> Iterator[None]:
+    """Run the statements inside in one transaction of a connection that is in none."""
+    connection.exec_driver_sql(begin)
+    try:
+        yield
+        connection.exec_driver_sql("COMMIT")
+    except BaseException:
+        if not (connection.invalidated or connection.closed):
+            try:
+                connection.exec_driver_sql("ROLLBACK")
+            except DBAPIError:
+                connection.invalidate()
+        raise
 
 
 class StoreEngine(ABC):
@@ -268,9 +280,9 @@ class StoreEngine(ABC):
 
     @abstractmethod
     def insert_if_absent(self, table: Table) -> Insert:
-        """Return an INSERT for :meth:`is_inserted` that adds nothing where a key exists."""
+        """Return an INSERT for :meth:`try_insert` that adds nothing where a key exists."""
 
-    def is_inserted(
+    def try_insert(
         self,
         connection: Connection,
         statement: Insert | Prepared,
@@ -294,15 +306,15 @@ class StoreEngine(ABC):
 
     def direct(
         self, engine: Engine, make: Callable[[], Executable]
-    ) -> Callable[[Mapping[str, Any]], list[Any] | None]:
-        """Return what runs the statement past SQLAlchemy with values by name; it returns the rows.
+    ) -> Callable[[Mapping[str, Any]], list[Any] | None] | None:
+        """Return what runs a statement past SQLAlchemy; None where that is not done.
 
-        None where the caller must run it through SQLAlchemy: it may then have been done, or not.
-        Raises StoreUnavailable where the server waited for as long as it may, since asking again
-        would double that.
+        It takes values by name and returns the rows, or None where the caller must run it through
+        SQLAlchemy: it may then have been done, or not. Raises StoreUnavailable where the server
+        waited for as long as it may, since asking again would double that.
         """
         del engine, make
-        return _not_done
+        return None
 
     def direct_insert(
         self, engine: Engine, insert: Prepared
@@ -314,11 +326,6 @@ class StoreEngine(ABC):
         """
         del engine, insert
         return None
-
-    def ids_found(self, connection: Connection, query: Select[tuple[UUID]]) -> Any:
-        """Return what a statement of the same transaction can compare ids with, to change them."""
-        del connection
-        return query.scalar_subquery()
 
     def update_returning(
         self,
@@ -391,16 +398,6 @@ class StoreEngine(ABC):
     @abstractmethod
     def migrating(self, connection: Connection) -> AbstractContextManager[None]:
         """Let other migrations wait; statements inside have no time limit."""
-
-    @contextmanager
-    def _transaction(self, connection: Connection) -> Iterator[None]:
-        connection.exec_driver_sql(self.begin)
-        try:
-            yield
-            connection.exec_driver_sql("COMMIT")
-        except BaseException:
-            connection.exec_driver_sql("ROLLBACK")
-            raise
 
     def housekeeping(self, connection: Connection, tables: Tables) -> Housekeeping | None:
         """Return how far the database is behind with its housekeeping; None where it has none."""

@@ -90,7 +90,7 @@ _USUAL_UNDO = 1_000_000
 _IS_STRICT = "dispatcher.is_strict"
 
 
-class BoundedConnection(pymysql.Connection):
+class MariaDBConnection(pymysql.Connection):
     """A connection that gives up when the server is silent, and sends no packet that is too large.
 
     ``largest`` is what the server takes in one packet, in bytes; on a larger one it hangs up, which
@@ -187,7 +187,7 @@ class MariaDBEngine(StoreEngine):
         """
         return insert(table)
 
-    def is_inserted(
+    def try_insert(
         self,
         connection: Connection,
         statement: Insert | Prepared,
@@ -196,15 +196,11 @@ class MariaDBEngine(StoreEngine):
     ) -> bool:
         """Run it; False where the id or the key was there."""
         try:
-            return super().is_inserted(connection, statement, row, options)
+            return super().try_insert(connection, statement, row, options)
         except IntegrityError as error:
             if number_of(error) != _TAKEN:
                 raise
             return False
-
-    def ids_found(self, connection: Connection, query: Select[tuple[UUID]]) -> Any:
-        """Return the ids."""
-        return connection.scalars(query).all()
 
     def update_returning(
         self,
@@ -306,7 +302,7 @@ class MariaDBEngine(StoreEngine):
         """
         connection.detach()
         driver = connection.connection.driver_connection
-        if isinstance(driver, BoundedConnection):
+        if isinstance(driver, MariaDBConnection):
             driver.be_patient()
         connection.exec_driver_sql(
             f"SET SESSION max_statement_time = 0, lock_wait_timeout = {_MIGRATION_SECONDS}"
@@ -360,13 +356,13 @@ def check_version(version: str) -> None:
 
 def _connect(
     dialect: object, record: object, arguments: list[Any], parameters: dict[str, Any]
-) -> BoundedConnection:
+) -> MariaDBConnection:
     """Connect with settings that a submit can rely on.
 
     Those of the URL win, also its ``init_command``, but for the encoding.
     """
     del dialect, record
-    return BoundedConnection(*arguments, **(_LINE | parameters | _ENCODING))
+    return MariaDBConnection(*arguments, **(_LINE | parameters | _ENCODING))
 
 
 @cache

@@ -37,7 +37,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
-from dispatcher.store.engines.base import NewIndex
+from dispatcher.store.engines.base import NewIndex, transaction
 from dispatcher.store.engines.types import database_now, later
 
 if TYPE_CHECKING:
@@ -95,9 +95,12 @@ class _Split(NamedTuple):
 
     def name(self, named: Table | TableClause) -> str:
         """Return the name of a table as SQL has it."""
-        quote = self.connection.dialect.identifier_preparer
-        schema = f"{quote.quote_schema(named.schema)}." if named.schema else ""
-        return f"{schema}{quote.quote(named.name)}"
+        return self.beside(named.name)
+
+    def beside(self, name: str) -> str:
+        """Return the name of an object in the schema of the table, as SQL has it."""
+        quote, schema = self.connection.dialect.identifier_preparer, self.table.schema
+        return f"{quote.quote_schema(schema)}.{quote.quote(name)}" if schema else quote.quote(name)
 
     def days(self) -> Iterator[date]:
         """Yield the days that have a partition, the first one first."""
@@ -151,9 +154,7 @@ def make(connection: Connection, tables: Tables, options: str) -> None:
 
 def has_begun(connection: Connection, index: NewIndex) -> bool:
     """Return whether an index is there, also one that is not valid yet."""
-    quote = connection.dialect.identifier_preparer
-    schema = f"{quote.quote_schema(index.table.schema)}." if index.table.schema else ""
-    name = f"{schema}{quote.quote(index.name)}"
+    name = _Split(index.table, connection).beside(index.name)
     return bool(connection.scalar(select(func.to_regclass(name).is_not(None))))
 
 
@@ -165,24 +166,23 @@ def build_index(connection: Connection, index: NewIndex) -> None:
     """
     split = _Split(index.table, connection)
     quote = connection.dialect.identifier_preparer
-    schema = f"{quote.quote_schema(index.table.schema)}." if index.table.schema else ""
     columns = ", ".join(map(quote.quote, index.columns))
     shape = f"({columns}) WHERE {index.where}"
     run = connection.exec_driver_sql
 
     def build(parent: str, whole: str) -> None:
         """Build what ``parent`` lacks; ``whole`` is its index."""
-        given = {"parent": parent, "index": f"{schema}{quote.quote(whole)}"}
+        given = {"parent": parent, "index": split.beside(whole)}
         for oid, name, is_split in connection.execute(_WITHOUT_INDEX, given).all():
-            part = f"{schema}{quote.quote(name)}"
+            part = split.beside(name)
             own = f"ix_{index.table.name}_{oid}_{index.columns[0]}"
             if is_split:
                 run(f"CREATE INDEX IF NOT EXISTS {quote.quote(own)} ON ONLY {part} {shape}")
                 build(part, own)
             else:  # an interrupted one has left an index that is not valid
-                run(f"DROP INDEX CONCURRENTLY IF EXISTS {schema}{quote.quote(own)}")
+                run(f"DROP INDEX CONCURRENTLY IF EXISTS {split.beside(own)}")
                 run(f"CREATE INDEX CONCURRENTLY {quote.quote(own)} ON {part} {shape}")
-            run(f"ALTER INDEX {given['index']} ATTACH PARTITION {schema}{quote.quote(own)}")
+            run(f"ALTER INDEX {given['index']} ATTACH PARTITION {split.beside(own)}")
 
     table_name, name = split.name(index.table), quote.quote(index.name)
     run(f"CREATE INDEX IF NOT EXISTS {name} ON ONLY {table_name} {shape}")
@@ -309,15 +309,10 @@ def _make_coming(split: _Split) -> None:
 
 def _alone(connection: Connection, *statements: str, patience_ms: int = _PATIENCE_MS) -> None:
     """Run statements that lock a table, in a transaction that waits for a moment only."""
-    connection.exec_driver_sql("BEGIN")
-    try:
+    with transaction(connection):
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = {patience_ms}")
         for each in statements:
             connection.exec_driver_sql(each)
-        connection.exec_driver_sql("COMMIT")
-    except DBAPIError:
-        connection.exec_driver_sql("ROLLBACK")
-        raise
 
 
 @contextmanager

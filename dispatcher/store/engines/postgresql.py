@@ -54,6 +54,7 @@ from dispatcher.store.engines.base import (
     Slot,
     StoreEngine,
     run_on_connect,
+    transaction,
 )
 from dispatcher.store.engines.errors import answered
 
@@ -124,7 +125,7 @@ _LINE = {
 }
 
 
-class BoundedConnection(psycopg.Connection[Any]):
+class PostgreSQLConnection(psycopg.Connection[Any]):
     """A connection that gives up when the server stays silent.
 
     The server ends statements that take too long. A frozen server cannot, nor one whose connection
@@ -308,7 +309,7 @@ class PostgreSQLEngine(StoreEngine):
         """
         connection.detach()
         driver = connection.connection.driver_connection
-        if isinstance(driver, BoundedConnection):
+        if isinstance(driver, PostgreSQLConnection):
             driver.patience = None
         connection.exec_driver_sql("SET statement_timeout = 0")
         connection.exec_driver_sql("SET lock_timeout = 0")
@@ -322,7 +323,7 @@ class PostgreSQLEngine(StoreEngine):
                 )
             time.sleep(_LOCK_EVERY_SECONDS)
         try:
-            with self._transaction(connection):
+            with transaction(connection):
                 yield
         finally:
             if not connection.invalidated:
@@ -442,7 +443,7 @@ def _element(value: object) -> str:
 
 def _connect(
     dialect: object, record: object, arguments: list[Any], parameters: dict[str, Any]
-) -> BoundedConnection:
+) -> PostgreSQLConnection:
     """Connect with settings that a submit can rely on.
 
     Those of the URL win, but for the encoding.
@@ -451,4 +452,4 @@ def _connect(
     options = " ".join(f"-c {name}={value}" for name, value in _OPTIONS.items())
     merged = _LINE | parameters | _ENCODING
     merged["options"] = f"{options} {parameters.get('options', '')}".strip()
-    return BoundedConnection.connect(*arguments, **merged)
+    return PostgreSQLConnection.connect(*arguments, **merged)

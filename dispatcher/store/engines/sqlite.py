@@ -11,7 +11,13 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Insert, Table, event
 from sqlalchemy.dialects.sqlite import insert
 
-from dispatcher.store.engines.base import DurableSettings, Location, StoreEngine, files_of
+from dispatcher.store.engines.base import (
+    DurableSettings,
+    Location,
+    StoreEngine,
+    files_of,
+    transaction,
+)
 from dispatcher.times.clock import SystemClock
 
 _BUSY_SECONDS = 5.0
@@ -80,7 +86,7 @@ class SQLiteEngine(StoreEngine):
         # A table is changed by making it anew; dropping the old one would take the attempts along.
         connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
         try:
-            with self._transaction(connection):
+            with transaction(connection, self.begin):
                 yield
         finally:
             connection.exec_driver_sql("PRAGMA foreign_keys = ON")

@@ -7,7 +7,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from dispatcher.message import Outcome, Status
-from dispatcher.store import Claim, Failure, Result, Unclaimed
+from dispatcher.store import Claim, Failure, Success, Unclaimed
 from dispatcher.store.suppressions import REASON
 from dispatcher.testing.memory.tables import (
     NO_CATCH_UP,
@@ -26,11 +26,11 @@ class MemoryClaims:
     """Stands in for ``dispatcher.store.Claims``."""
 
     def __init__(
-        self, tables: Tables, *, ttl: timedelta, leaves: CatchUpRules = NO_CATCH_UP
+        self, tables: Tables, *, ttl: timedelta, kept_back: CatchUpRules = NO_CATCH_UP
     ) -> None:
         self._tables = tables
         self._ttl = ttl
-        self._leaves = leaves
+        self._rules = kept_back
 
     def claim(
         self,
@@ -47,7 +47,7 @@ class MemoryClaims:
                 continue
             if row.expires_at is not None and row.expires_at <= now:
                 continue
-            if tables.is_suppressed(row.recipient, row.channel) or self._leaves.is_left(row, now):
+            if tables.is_suppressed(row.recipient, row.channel) or self._rules.keeps_back(row, now):
                 continue
             if tables.is_paused(row):
                 continue
@@ -96,17 +96,17 @@ class MemoryClaims:
             row.enqueue_at = min(row.enqueue_at, row.next_attempt_at)
 
     def record(
-        self, results: Sequence[Result], failures: Sequence[Failure], *, enqueue_in: timedelta
+        self, successes: Sequence[Success], failures: Sequence[Failure], *, enqueue_in: timedelta
     ) -> set[UUID]:
         tables, now = self._tables, self._tables.now()
         expired: set[UUID] = set()
-        for result in results:
-            row = tables.sent_by(result.claim)
+        for success in successes:
+            row = tables.sent_by(success.claim)
             if row is not None:
-                self._overtake(row, result.claim)
+                self._overtake(row, success.claim)
                 row.end(Status.SENT, now)
                 row.last_error = None
-            self._outcome(result.claim, Outcome.SENT, None, result.receipt)
+            self._outcome(success.claim, Outcome.SENT, None, success.receipt)
         for failure in failures:
             row = tables.ours(failure.claim, OPEN)
             if row is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -12,8 +11,9 @@ from sqlalchemy.sql.elements import SavepointClause
 
 from dispatcher.errors import StoreUnavailable, Suppressed
 from dispatcher.message import Message
+from dispatcher.store import Addition
 from dispatcher.store.outbox import Joinable, Watch, connection_of, watch_of
-from dispatcher.testing.memory.tables import Staged, Tables
+from dispatcher.testing.memory.tables import Tables
 
 OnEnd = Callable[[Sequence[Any], bool], None]
 
@@ -23,7 +23,7 @@ class MemoryTransaction:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._staged: dict[UUID, Staged] = {}
+        self._staged: dict[UUID, Addition] = {}
         tables.open.append(self._staged)
 
     def with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
@@ -37,26 +37,20 @@ class MemoryTransaction:
         row = self._tables.messages[known]
         return row.message(), row.fingerprint or ""
 
-    def insert(
-        self,
-        message: Message,
-        *,
-        enqueue_at: datetime,
-        fingerprint: str | None,
-        status_url: str | None = None,
-    ) -> bool:
+    def insert(self, addition: Addition) -> bool:
         self._check_open()
-        tables, key = self._tables, message.idempotency_key
-        self.check_wanted(message.recipient, message.channel)
+        message, tables = addition.message, self._tables
+        key = message.idempotency_key
+        self.check_not_suppressed(message.recipient, message.channel)
         if message.id in tables.messages or message.id in tables.void or key in tables.keys:
             return False
         if message.id in self._staged or (key is not None and self.with_key(key) is not None):
             return False
         tables.check_free(message.id, key)
-        self._staged[message.id] = Staged(message, enqueue_at, fingerprint, status_url)
+        self._staged[message.id] = addition
         return True
 
-    def check_wanted(self, recipient: str, channel: str) -> None:
+    def check_not_suppressed(self, recipient: str, channel: str) -> None:
         self._check_open()
         if self._tables.is_suppressed(recipient, channel):
             raise Suppressed(channel)
@@ -70,10 +64,7 @@ class MemoryTransaction:
     def commit(self) -> None:
         self._check_open()
         for each in self._staged.values():
-            message, enqueue_at, fingerprint, status_url = each
-            self._tables.insert(
-                message, enqueue_at=enqueue_at, fingerprint=fingerprint, status_url=status_url
-            )
+            self._tables.insert(each)
         self.close()
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from dispatcher.selection import Page, Selection
 from dispatcher.store.decisions import DROPPED, MOST_ATTEMPTS, StoppedMessage
 from dispatcher.store.listing import MessageDetails, StoredVersion
 from dispatcher.store.notifications import body_of, id_of
-from dispatcher.store.schema import NOTIFIED_STATUSES
+from dispatcher.store.schema import NOTIFIED_STATUSES, Addition
 from dispatcher.testing.memory.messages import MemoryMessages
 from dispatcher.testing.memory.tables import Row, Tables
 
@@ -252,7 +252,7 @@ class MemoryNotifications:
             attempt_count=0, max_attempts=self._max_attempts, idempotency_key=None, created_at=now,
             finished_at=None, last_error=None, on_unknown="retry",
         )  # fmt: skip
-        tables.insert(report, enqueue_at=now, fingerprint=None)
+        tables.insert(Addition(report, now, None, "{}"))
         tables.messages[made].reserved = False
         return made
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from datetime import datetime, timedelta
+from datetime import timedelta
 from uuid import UUID
 
 from dispatcher.errors import (
@@ -18,7 +18,7 @@ from dispatcher.errors import (
     TooLate,
 )
 from dispatcher.message import Attempt, Body, Message, Status
-from dispatcher.store import Addition, GivenUp, Movable, NewTime, Pause, Suppression
+from dispatcher.store import Addition, GivenUp, Movable, NewReply, NewSlot, Pause, Suppression
 from dispatcher.store.schema import EVERY_CHANNEL, TAKEN_BACK
 from dispatcher.testing.memory.tables import PauseRow, Tables, cut
 
@@ -29,18 +29,10 @@ class MemoryMessages:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
-    def add(
-        self,
-        message: Message,
-        *,
-        enqueue_at: datetime,
-        fingerprint: str | None,
-        body_json: str | None = None,
-        status_url: str | None = None,
-        perhaps_stored: bool = False,
-    ) -> Message:
-        del body_json, perhaps_stored
-        tables, key = self._tables, message.idempotency_key
+    def add(self, addition: Addition, *, perhaps_stored: bool = False) -> Message:
+        del perhaps_stored  # and there are no replies without the HTTP API
+        message, tables = addition.message, self._tables
+        key = message.idempotency_key
         if message.id in tables.void:
             raise GivenUp
         known = message.id
@@ -53,10 +45,54 @@ class MemoryMessages:
         if tables.is_suppressed(message.recipient, message.channel):
             raise Suppressed(message.channel)
         tables.check_free(message.id, key)
-        tables.insert(
-            message, enqueue_at=enqueue_at, fingerprint=fingerprint, status_url=status_url
-        )
+        tables.insert(addition)
         return message
+
+    def add_together(self, additions: Iterable[Addition]) -> bool | None:
+        every, tables = list(additions), self._tables
+        ids = {each.message.id for each in every}
+        given = [each.message.idempotency_key for each in every]
+        keys = [key for key in given if key is not None]
+        are_new = not (ids & (tables.messages.keys() | tables.void.keys()))
+        if not are_new or set(keys) & tables.keys.keys() or len(set(keys)) < len(keys):
+            return False
+        try:
+            for each in every:
+                tables.check_free(each.message.id, each.message.idempotency_key)
+        except StoreUnavailable:
+            return False
+        for each in every:
+            tables.insert(each)
+        return True
+
+    def has(self, message_ids: Sequence[UUID]) -> bool:
+        rows = [self._tables.messages.get(each) for each in message_ids]
+        return all(row is not None and row.last_error != TAKEN_BACK for row in rows)
+
+    def with_keys(self, keys: Sequence[str]) -> dict[str, tuple[Message, str]]:
+        found = {key: self._tables.keys[key] for key in keys if key in self._tables.keys}
+        rows = {key: self._tables.messages[id_] for key, id_ in found.items()}
+        return {key: (row.message(), row.fingerprint or "") for key, row in rows.items()}
+
+    def these(self, message_ids: Sequence[UUID]) -> list[Message]:
+        rows = map(self._tables.messages.get, message_ids)
+        return [row.message() for row in rows if row is not None]
+
+    def cancel_many(
+        self, message_ids: Sequence[UUID], *, because: str | None = None
+    ) -> dict[UUID, Message]:
+        for row in filter(None, map(self._tables.scheduled, message_ids)):
+            row.end(Status.CANCELLED, self._tables.now(), because)
+        return {each.id: each for each in self.these(message_ids)}
+
+    def cancel_many_if_unchanged(self, found: Sequence[Movable]) -> dict[UUID, Message]:
+        same = []
+        for message, token, _ in found:
+            row = self._tables.scheduled(message.id)
+            if row is not None and row.move_token == token:
+                same.append(message.id)
+        self.cancel_many(same)
+        return {each.id: each for each in self.these([each.message.id for each in found])}
 
     def get(self, message_id: UUID) -> Message:
         row = self._tables.messages.get(message_id)
@@ -96,7 +132,7 @@ class MemoryMessages:
         found = [each for each in message_ids if self._tables.messages.get(each) is not None]
         return {each: self.movable(each) for each in found}
 
-    def move(self, moves: Sequence[NewTime], *, within: timedelta) -> dict[UUID, Movable]:
+    def move(self, moves: Sequence[NewSlot], *, within: timedelta) -> dict[UUID, Movable]:
         for new in moves:
             row = self._tables.scheduled(new.found.message.id)
             in_time = self._tables.now() <= new.found.read_at + within
@@ -111,7 +147,7 @@ class MemoryMessages:
                     row.enqueued_at = self._tables.now()
         return self.movables([new.found.message.id for new in moves])
 
-    def move_if_unchanged(self, move: NewTime, *, within: timedelta) -> Movable:
+    def move_if_unchanged(self, move: NewSlot, *, within: timedelta) -> Movable:
         now = self.move([move], within=within).get(move.found.message.id)
         if now is None:
             raise MessageNotFound(move.found.message.id)
@@ -134,7 +170,8 @@ class MemoryMessages:
             row.move_token += 1
         return self.get(message_id)
 
-    def take_back(self, message: Message) -> bool:
+    def take_back(self, message: Message, *, reply: NewReply | None = None) -> bool:
+        del reply
         row, key = self._tables.scheduled(message.id), message.idempotency_key
         if row is not None and key is None:
             self._tables.take_back(row)
@@ -148,62 +185,6 @@ class MemoryMessages:
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
         for row in filter(None, map(self._tables.scheduled, message_ids)):
             row.enqueue_at, row.enqueued_at = self._tables.now(), None
-
-
-class MemoryBulkMessages:
-    """Stands in for ``dispatcher.store.BulkMessages``."""
-
-    def __init__(self, tables: Tables) -> None:
-        self._tables = tables
-
-    def add(self, additions: Iterable[Addition]) -> bool | None:
-        every, tables = list(additions), self._tables
-        ids = {each.message.id for each in every}
-        given = [each.message.idempotency_key for each in every]
-        keys = [key for key in given if key is not None]
-        are_new = not (ids & (tables.messages.keys() | tables.void.keys()))
-        if not are_new or set(keys) & tables.keys.keys() or len(set(keys)) < len(keys):
-            return False
-        try:
-            for each in every:
-                tables.check_free(each.message.id, each.message.idempotency_key)
-        except StoreUnavailable:
-            return False
-        for each in every:
-            message, enqueue_at, fingerprint, _, status_url = each
-            tables.insert(
-                message, enqueue_at=enqueue_at, fingerprint=fingerprint, status_url=status_url
-            )
-        return True
-
-    def has(self, message_ids: Sequence[UUID]) -> bool:
-        rows = [self._tables.messages.get(each) for each in message_ids]
-        return all(row is not None and row.last_error != TAKEN_BACK for row in rows)
-
-    def with_keys(self, keys: Sequence[str]) -> dict[str, tuple[Message, str]]:
-        found = {key: self._tables.keys[key] for key in keys if key in self._tables.keys}
-        rows = {key: self._tables.messages[id_] for key, id_ in found.items()}
-        return {key: (row.message(), row.fingerprint or "") for key, row in rows.items()}
-
-    def these(self, message_ids: Sequence[UUID]) -> list[Message]:
-        rows = map(self._tables.messages.get, message_ids)
-        return [row.message() for row in rows if row is not None]
-
-    def cancel(
-        self, message_ids: Sequence[UUID], *, because: str | None = None
-    ) -> dict[UUID, Message]:
-        for row in filter(None, map(self._tables.scheduled, message_ids)):
-            row.end(Status.CANCELLED, self._tables.now(), because)
-        return {each.id: each for each in self.these(message_ids)}
-
-    def cancel_if_unchanged(self, found: Sequence[Movable]) -> dict[UUID, Message]:
-        same = []
-        for message, token, _ in found:
-            row = self._tables.scheduled(message.id)
-            if row is not None and row.move_token == token:
-                same.append(message.id)
-        self.cancel(same)
-        return {each.id: each for each in self.these([each.message.id for each in found])}
 
 
 class MemorySuppressions:

@@ -49,7 +49,7 @@ class _Period:
 
 
 @dataclass(slots=True)
-class _State:
+class _LogState:
     """A log as one call sees it. ``line`` is None where no message gets a turn.
 
     ``note`` has the waiting messages: it is the line, where there is one.
@@ -158,7 +158,7 @@ class _State:
         turn_ms = self.turn_behind(closed_ms, now_ms) if own_ms is None else own_ms
         return turn_ms, None, room
 
-    def keep(self, now_ms: int, hold_ms: int) -> None:
+    def keep(self, now_ms: int, within_ms: int) -> None:
         """Forget what no limit counts, and say how long log and line live."""
         if self.joined and self.note.scores:
             self.note.ends_at_ms = _ranked(self.note, 0) + _LATE_MS
@@ -166,7 +166,7 @@ class _State:
             return
         if not self.was_empty:
             self.log.scores.drop_to(now_ms - self.kind.reach_ms)
-        self.log.ends_at_ms = now_ms + hold_ms + self.kind.reach_ms
+        self.log.ends_at_ms = now_ms + within_ms + self.kind.reach_ms
 
     def forget_restored(self, known: bytes, now_ms: int) -> None:
         """Forget a permit that a rebuild restored: the message that asks for it is judged anew."""
@@ -196,12 +196,12 @@ class MemoryPermits:
         kinds = [self._of_scopes, *self._of_channels.values()]
         self.memory = timedelta(milliseconds=max(each.reach_ms for each in kinds))
 
-    def acquire(self, wanted: Sequence[Permit], *, hold: timedelta) -> list[PermitAnswer]:
+    def acquire(self, wanted: Sequence[Permit], *, within: timedelta) -> list[PermitAnswer]:
         if self._server.permit_keys not in self._server.holds.epochs:
             raise LimitersUnavailable(CLOSED)
-        now_ms, hold_ms = self._server.now_ms(), hold // MILLISECOND
-        states: dict[str, _State] = {}
-        seen: list[list[_State]] = []
+        now_ms, within_ms = self._server.now_ms(), within // MILLISECOND
+        states: dict[str, _LogState] = {}
+        seen: list[list[_LogState]] = []
         for permit in wanted:
             seen.append([])
             for name, kind in self._logs(permit):
@@ -209,14 +209,14 @@ class MemoryPermits:
                     states[name] = self._state(permit, name, kind, now_ms)
                 seen[-1].append(states[name])
         answers = [
-            self._judged(permit, mine, now_ms, hold_ms)
+            self._judged(permit, mine, now_ms, within_ms)
             for permit, mine in zip(wanted, seen, strict=True)
         ]
         for state in states.values():
-            state.keep(now_ms, hold_ms)
+            state.keep(now_ms, within_ms)
         return answers
 
-    def _state(self, permit: Permit, name: str, kind: _Kind, now_ms: int) -> _State:
+    def _state(self, permit: Permit, name: str, kind: _Kind, now_ms: int) -> _LogState:
         logs, lines = self._server.holds.logs, self._server.holds.lines
         log, note = _present(logs, name, now_ms), _present(lines, name, now_ms)
         line = note if name == self._server.permit_keys.channel(permit.channel) else None
@@ -229,10 +229,10 @@ class MemoryPermits:
             bounds = limit.bounds(now_ms, _PERIODS)
             periods.append(_Period(limit.count, bounds, sends.between(bounds[0], math.inf)))
         in_hand = sends.above(now_ms + 1) if kind.most else 0
-        return _State(log, kind, note, line, taken, periods, in_hand)
+        return _LogState(log, kind, note, line, taken, periods, in_hand)
 
     def _judged(
-        self, permit: Permit, mine: Sequence[_State], now_ms: int, hold_ms: int
+        self, permit: Permit, mine: Sequence[_LogState], now_ms: int, within_ms: int
     ) -> PermitAnswer:
         known, member = permit_id(permit), permit.message_id.bytes
         closed_ms = max(now_ms, self._server.holds.closings.get(permit.channel, now_ms))
@@ -254,7 +254,7 @@ class MemoryPermits:
         if mine and known in mine[0].log.scores:
             wait_ms = 0
         elif wait_ms == 0:
-            _take(mine, known, own, late, now_ms=now_ms, hold_ms=hold_ms)
+            _take(mine, known, own, late, now_ms=now_ms, within_ms=within_ms)
             left -= 1
         elif mine:
             _join_line(mine, member, own, binding, turn_ms=at_ms, now_ms=now_ms)
@@ -283,8 +283,8 @@ class MemoryPermits:
                 if is_moved and at_ms > now_ms and at_ms > last_ms:
                     log.ends_at_ms += int(at_ms - last_ms)
 
-    def extend(self, in_hand: Sequence[Permit], *, hold: timedelta) -> None:
-        self.settle([(permit, -hold) for permit in in_hand])
+    def extend(self, in_hand: Sequence[Permit], *, within: timedelta) -> None:
+        self.settle([(permit, -within) for permit in in_hand])
 
     def give_back(self, unused: Sequence[Permit]) -> None:
         made_room, room = False, self._room()
@@ -397,13 +397,13 @@ def permit_id(permit: Permit) -> bytes:
 
 
 def _take(
-    mine: Sequence[_State],
+    mine: Sequence[_LogState],
     known: bytes,
     own: Sequence[int | None],
     late: Sequence[bytes | None],
     *,
     now_ms: int,
-    hold_ms: int,
+    within_ms: int,
 ) -> None:
     for place, state in enumerate(mine):
         other, turn_ms = late[place], own[place]
@@ -412,7 +412,7 @@ def _take(
             state.line.scores[other] = again_ms
             state.joined = True
         state.was_empty = state.was_empty or not state.log.scores
-        state.log.scores[known] = now_ms + hold_ms
+        state.log.scores[known] = now_ms + within_ms
         state.taken = [each + 1 for each in state.taken]
         for period in state.periods:
             period.taken += 1
@@ -425,7 +425,7 @@ def _take(
 
 
 def _join_line(
-    mine: Sequence[_State],
+    mine: Sequence[_LogState],
     member: bytes,
     own: Sequence[int | None],
     binding: int,

@@ -74,22 +74,22 @@ class MemoryClaimLog:
         self.mark = uuid4()
         self._left = dict.fromkeys(claimed)
         self._leave = leave
-        self._holders = 1
+        self._users = 1
         self._is_kept = False
 
     def begin(self, message_id: UUID) -> bool:
         self._left.pop(message_id, None)
-        return self._holders > 0
+        return self._users > 0
 
-    def hold(self) -> None:
-        self._holders += 1
+    def share(self) -> None:
+        self._users += 1
 
     def keep(self) -> None:
         self._is_kept = True
 
-    def let_go(self) -> None:
-        self._holders -= 1
-        if self._is_kept and not self._holders:
+    def close(self) -> None:
+        self._users -= 1
+        if self._is_kept and not self._users:
             self._leave(LeftLog(self.mark, tuple(self._left)))
 
 
@@ -102,7 +102,7 @@ class MemorySendLogs:
     def open(self, message_ids: Sequence[UUID]) -> MemoryClaimLog:
         return MemoryClaimLog(message_ids, self._left.append)
 
-    def settle(self, act: Callable[[LeftLog], object], *, limit: int) -> bool:
+    def consume(self, act: Callable[[LeftLog], object], *, limit: int) -> bool:
         some, self._left = self._left[:limit], self._left[limit:]
         for each in some:
             act(each)

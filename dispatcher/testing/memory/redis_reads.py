@@ -9,7 +9,7 @@ from typing import Self
 
 from dispatcher.errors import DispatcherError
 from dispatcher.redis.keys import ShardKeys
-from dispatcher.reservation import Booked, Bulk, Fence, Request
+from dispatcher.reservation import Booked, BookingRequest, Fence
 from dispatcher.reservation.contents import Held, Member, MemberState
 from dispatcher.reservation.plan import PlannedKey
 from dispatcher.reservation.terms import AnyQuota
@@ -79,16 +79,16 @@ class MemoryCopies:
             duplicates=copy.deepcopy(server.holds.duplicates),
         )
         shards = MemoryShards(copied, quotas, under_way=under_way)
-        self._bulk = Bulk(windows_on(shards, quotas, keys=copied.keys, under_way=under_way))
+        self._windows = windows_on(shards, quotas, keys=copied.keys, under_way=under_way)
         self._answered: dict[str, PlannedKey] = {}
 
     def reserve(
-        self, requests: Sequence[Request], *, ahead: timedelta = timedelta(0)
+        self, requests: Sequence[BookingRequest], *, grace: timedelta = timedelta(0)
     ) -> list[Booked | DispatcherError]:
-        del ahead
-        return self._bulk.reserve(requests)
+        del grace
+        return self._windows.book(requests)
 
-    def withdraw(self, requests: Sequence[Request]) -> None:
+    def withdraw(self, requests: Sequence[BookingRequest]) -> None:
         """Give nothing back: what is booked in the copies ends with them."""
 
     def note(self, refused: object) -> None:

@@ -1,14 +1,13 @@
 """The windows of Redis in memory: one shard at a time, as the scripts do it.
 
-``Windows`` and ``Bulk`` work on it unchanged. ``test_redis_double.py`` compares it with the
-scripts.
+``Windows`` works on it unchanged. ``test_redis_double.py`` compares it with the scripts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import redis
@@ -24,6 +23,8 @@ from dispatcher.testing.memory.rule import Judge, Rule
 from dispatcher.testing.memory.server import MILLISECOND, Duplicates, ScoredSet, Server
 from dispatcher.times.send_time import to_ms
 
+T = TypeVar("T")
+
 
 class MemoryShards:
     """Stands in for ``dispatcher.reservation.shards.Shards``."""
@@ -35,9 +36,8 @@ class MemoryShards:
         self._rule = Rule(quotas)
         self._life_ms = under_way // MILLISECOND
 
-    def book(self, requests: Sequence[LegRequest], *, pending_ahead_ms: int = 0) -> list[Answer]:
-        self._opened(requests)
-        return [self._booked(each, pending_ahead_ms) for each in requests]
+    def book(self, requests: Sequence[LegRequest], *, pending_grace_ms: int = 0) -> list[Answer]:
+        return self._each(requests, lambda each: self._booked(each, pending_grace_ms))
 
     def _booked(self, request: LegRequest, ahead_ms: int) -> Answer:
         leg, message_id, submit = request.leg, request.message_id, request.submit
@@ -99,8 +99,7 @@ class MemoryShards:
         return [self.release(*each) for each in booked]
 
     def hold(self, requests: Sequence[LegRequest]) -> list[Reservation | Blocked]:
-        self._opened(requests)
-        return [self._held(each) for each in requests]
+        return self._each(requests, self._held)
 
     def _held(self, request: LegRequest) -> Reservation | Blocked:
         leg, message_id, hold = request.leg, request.message_id, request.hold
@@ -181,9 +180,16 @@ class MemoryShards:
         windows = self._server.holds.windows
         return {scope: windows[name] for scope, name in zip(leg.scopes, leg.windows, strict=True)}
 
-    def _opened(self, requests: Iterable[LegRequest]) -> None:
-        for each in requests:
-            self._open(each.leg)
+    def _each(self, requests: Sequence[LegRequest], decide: Callable[[LegRequest], T]) -> list[T]:
+        """Decide every request whose shard is open, as a pipeline of scripts does.
+
+        Raises ReservationsUnavailable afterwards where a shard is closed.
+        """
+        epochs = self._server.holds.epochs
+        found = [decide(each) for each in requests if each.leg.keys in epochs]
+        if len(found) < len(requests):
+            raise closed()
+        return found
 
     def _open(self, leg: Leg) -> None:
         if leg.keys not in self._server.holds.epochs:

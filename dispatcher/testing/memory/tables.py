@@ -9,12 +9,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.message import Body, Message, Outcome, Status
-from dispatcher.store import Claim
+from dispatcher.store import Addition, Claim
 from dispatcher.store.schema import (
     EVERY_CHANNEL,
     PAUSED_CAMPAIGN,
@@ -25,7 +25,7 @@ from dispatcher.store.schema import (
 NAMES = tuple(field.name for field in fields(Message))
 _values = attrgetter(*NAMES)
 OPEN = (Status.SENDING, Status.HELD)
-NO_PLACE = (Status.CANCELLED, Status.EXPIRED)
+NO_RESERVATION = (Status.CANCELLED, Status.EXPIRED)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Row:
         """Give it a final status."""
         self.status, self.finished_at = status, at
         self.tables.ended.append((at, self.id))
-        if status in NO_PLACE and self.reserved:
+        if status in NO_RESERVATION and self.reserved:
             self.tables.unreleased[self.id] = self
         self.last_error = self.last_error if error is None else error
         self.claim_expires_at = None
@@ -117,15 +117,6 @@ class PauseRow:
     resumed_at: datetime | None = None
 
 
-class Staged(NamedTuple):
-    """A message in a transaction of a caller's that is under way."""
-
-    message: Message
-    enqueue_at: datetime
-    fingerprint: str | None
-    status_url: str | None = None
-
-
 class Tables:
     """What SQL holds, and the database's clock, to the millisecond."""
 
@@ -137,7 +128,7 @@ class Tables:
         self.void: dict[UUID, datetime] = {}
         self.taken_back: dict[UUID, Row] = {}
         """Those of ``void`` whose reservation may still be there."""
-        self.open: list[dict[UUID, Staged]] = []
+        self.open: list[dict[UUID, Addition]] = []
         self.suppressed: dict[tuple[str, str], datetime] = {}
         self.pauses: dict[tuple[str, str], PauseRow] = {}
         self.unreleased: dict[UUID, Row] = {}
@@ -229,15 +220,9 @@ class Tables:
             if message_id in staged or key in keys:
                 raise StoreUnavailable("the database waited for a lock for too long", refused=True)
 
-    def insert(
-        self,
-        message: Message,
-        *,
-        enqueue_at: datetime,
-        fingerprint: str | None,
-        status_url: str | None = None,
-    ) -> None:
+    def insert(self, addition: Addition) -> None:
         """Store a message that is new."""
+        message, enqueue_at, fingerprint, _, status_url, _ = addition
         values: dict[str, Any] = {
             name: cut(value) if isinstance(value, datetime) else value
             for name, value in zip(NAMES, _values(message), strict=True)
@@ -293,7 +278,7 @@ class CatchUpRules:
     expire: Collection[str] = ()
     reslot: Collection[str] = ()
 
-    def is_left(self, row: Row, now: datetime) -> bool:
+    def keeps_back(self, row: Row, now: datetime) -> bool:
         """Whether a message is left to the one who catches up."""
         return self.is_overdue(row, now, [*self.expire, *self.reslot])
 

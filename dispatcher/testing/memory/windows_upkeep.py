@@ -172,7 +172,7 @@ class MemoryUpkeep:
         for row, _, name in self._each(rows):
             self._server.holds.windows[name].pop(row.message_id.bytes, None)
 
-    def put_back(self, rows: Sequence[Reserved]) -> int:
+    def restore_missing(self, rows: Sequence[Reserved]) -> int:
         added = 0
         for row, keys, name in self._each(rows):
             window, member = self._server.holds.windows[name], row.message_id.bytes

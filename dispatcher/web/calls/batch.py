@@ -133,9 +133,9 @@ def _draft_of(line: bytes, caller: Caller) -> Draft:
 
 def _verdict(context: Context, number: int, answer: dict[str, Any] | Message) -> str:
     if isinstance(answer, Message):
-        # As models.Verdict writes it, at half the cost.
+        # As models.VerdictOut writes it, at half the cost.
         return f'{{"number":{number},"status":201,"message":{context.shown(answer).text()}}}'
-    return models.Verdict(number=number, status=answer["status"], problem=answer).text()
+    return models.VerdictOut(number=number, status=answer["status"], problem=answer).text()
 
 
 async def _lines(chunks: AsyncIterator[bytes], *, longest: int) -> AsyncIterator[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from functools import partial
 from typing import Annotated
 from uuid import UUID
@@ -10,13 +11,14 @@ from uuid import UUID
 from fastapi import Depends, Header
 from starlette.responses import Response
 
+from dispatcher.errors import DispatcherError
 from dispatcher.message import Draft, Message, Status
 from dispatcher.store import Movable
 from dispatcher.web import models
 from dispatcher.web.access import Right
 from dispatcher.web.calls.messages import Id
 from dispatcher.web.context import CallContext, Context
-from dispatcher.web.replies import Change, Version, change_once
+from dispatcher.web.replies import Change, FirstCall, change_once
 
 
 class ChangeCall:
@@ -32,18 +34,20 @@ class ChangeCall:
     def answer(
         self,
         right: Right,
-        make: Callable[[UUID, Message | None], Message],
-        is_made: Callable[[Version, Movable], bool],
+        make: Callable[[UUID, Message | None, datetime], Message],
+        is_made: Callable[[FirstCall, Movable], bool],
     ) -> Response:
         """Answer by the changed message. See :class:`~dispatcher.web.replies.Change`.
 
-        ``make`` gets the message's id, and the message unless which it changes nothing.
+        ``make`` gets the message's id, the message unless which it changes nothing, and the time
+        from which lengths count.
         """
         context = self._context
         context.admit(right)
         call = context.keyed_call
         found = context.seen(self._message_id).message.id
         change = Change(
+            at=context.service.parts.clock.now(),
             read=lambda: context.service.parts.messages.movable(found),
             make=partial(make, found),
             is_made=is_made,
@@ -69,21 +73,21 @@ def update(call: Changing, change: models.MessageChange) -> Response:
     """Give a scheduled message another body."""
     given = change.model_dump()
 
-    def make(message_id: UUID, unless: Message | None) -> Message:
+    def make(message_id: UUID, unless: Message | None, _: datetime) -> Message:
         return call.dispatcher.update(message_id, **given, if_unchanged=unless)
 
-    def is_made(before: Version, now: Movable) -> bool:
-        if change.body is not None:
-            message = now.message
-            draft = Draft(channel=message.channel, recipient=message.recipient, body=change.body)
+    def is_made(_: FirstCall, now: Movable) -> bool:
+        message = now.message
+        draft = Draft(channel=message.channel, recipient=message.recipient, **given)
+        try:
             body, again = (call.bodies.prepare(draft).draft.body for _ in range(2))
-            if body == again or not (isinstance(body, Mapping) and isinstance(again, Mapping)):
-                return message.body == body
-            # A type makes some fields anew each time: they cannot be compared.
-            fixed = {name: value for name, value in body.items() if again.get(name) == value}
-            if not fixed.items() <= message.body.items():
-                return False
-        return now.token == before.move_token + 1
+        except DispatcherError:
+            return False  # the template, or the type, has changed since
+        if body == again or not (isinstance(body, Mapping) and isinstance(again, Mapping)):
+            return message.body == body
+        # A type makes some fields anew each time: they cannot be compared.
+        fixed = {name: value for name, value in body.items() if again.get(name) == value}
+        return fixed.items() <= message.body.items()
 
     return call.answer(Right.MESSAGES_WRITE, make, is_made)
 
@@ -91,10 +95,10 @@ def update(call: Changing, change: models.MessageChange) -> Response:
 def cancel(call: Changing) -> Response:
     """Cancel a scheduled message; its quota is free again at once."""
 
-    def make(message_id: UUID, unless: Message | None) -> Message:
+    def make(message_id: UUID, unless: Message | None, _: datetime) -> Message:
         return call.dispatcher.cancel(message_id, if_unchanged=unless)
 
-    def is_made(_: Version, now: Movable) -> bool:
+    def is_made(_: FirstCall, now: Movable) -> bool:
         return now.message.status is Status.CANCELLED
 
     return call.answer(Right.MESSAGES_CANCEL, make, is_made)
@@ -102,15 +106,12 @@ def cancel(call: Changing) -> Response:
 
 def reschedule(call: Changing, time: models.NewTime) -> Response:
     """Move a scheduled message to another time; it must fit every quota."""
-    given = time.given()
 
-    def make(message_id: UUID, unless: Message | None) -> Message:
-        return call.dispatcher.reschedule(message_id, **given, if_unchanged=unless)
+    def make(message_id: UUID, unless: Message | None, at: datetime) -> Message:
+        return call.dispatcher.reschedule(message_id, **time.given(at), if_unchanged=unless)
 
-    def is_made(before: Version, now: Movable) -> bool:
-        at = time.instant(now.message.zone or call.dispatcher.settings.zone)
-        is_there = at in (None, now.message.asked_at, now.message.send_at)
-        return is_there and now.token == before.move_token + 1
+    def is_made(first: FirstCall, now: Movable) -> bool:
+        return time.is_shown_by(now.message, call.dispatcher.settings.zone, first.at)
 
     return call.answer(Right.MESSAGES_WRITE, make, is_made)
 
@@ -119,11 +120,11 @@ def retry(call: Changing, payload: models.Retry | None = None) -> Response:
     """Give a failed message further attempts."""
     perhaps_sent = payload is not None and payload.perhaps_sent
 
-    def make(message_id: UUID, unless: Message | None) -> Message:
+    def make(message_id: UUID, unless: Message | None, _: datetime) -> Message:
         return call.dispatcher.retry(message_id, perhaps_sent=perhaps_sent, if_unchanged=unless)
 
-    def is_made(before: Version, now: Movable) -> bool:
-        return now.message.max_attempts > before.max_attempts
+    def is_made(first: FirstCall, now: Movable) -> bool:
+        return now.message.max_attempts > first.version.max_attempts
 
     return call.answer(Right.OPERATE, make, is_made)
 
@@ -131,11 +132,11 @@ def retry(call: Changing, payload: models.Retry | None = None) -> Response:
 def release(call: Changing) -> Response:
     """Release a held message to be sent, perhaps for the second time."""
 
-    def make(message_id: UUID, unless: Message | None) -> Message:
+    def make(message_id: UUID, unless: Message | None, _: datetime) -> Message:
         return call.dispatcher.release(message_id, if_unchanged=unless)
 
-    def is_made(before: Version, now: Movable) -> bool:
-        is_tried = now.message.attempt_count > before.attempt_count
+    def is_made(first: FirstCall, now: Movable) -> bool:
+        is_tried = now.message.attempt_count > first.version.attempt_count
         return is_tried or now.message.status not in (Status.HELD, Status.FAILED)
 
     return call.answer(Right.OPERATE, make, is_made)
@@ -145,11 +146,11 @@ def drop(call: Changing, payload: models.Drop | None = None) -> Response:
     """End a held message as failed."""
     reason = None if payload is None else payload.reason
 
-    def make(message_id: UUID, unless: Message | None) -> Message:
+    def make(message_id: UUID, unless: Message | None, _: datetime) -> Message:
         return call.dispatcher.drop(message_id, reason=reason, if_unchanged=unless)
 
-    def is_made(before: Version, now: Movable) -> bool:
-        is_tried = now.message.attempt_count > before.attempt_count
+    def is_made(first: FirstCall, now: Movable) -> bool:
+        is_tried = now.message.attempt_count > first.version.attempt_count
         return now.message.status is Status.FAILED and not is_tried
 
     return call.answer(Right.OPERATE, make, is_made)

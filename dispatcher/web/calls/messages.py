@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import Path, Query, Request
+from fastapi import Header, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from dispatcher.errors import InvalidDraft
-from dispatcher.message import Draft
+from dispatcher.message import Message, check_text
 from dispatcher.selection import Wanted, id_of
+from dispatcher.submission import ReplyOf
 from dispatcher.web import models, problems
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.context import CallContext, Context
-from dispatcher.web.replies import Answer, etag_of
+from dispatcher.web.replies import LONGEST_KEY, Answer, etag_of, submit_once
 
-_OF_DRAFTS = tuple(each.name for each in fields(Draft))
 Id = Annotated[str, Path(json_schema_extra={"format": "uuid"})]
 
 
@@ -29,15 +28,17 @@ async def submit(request: Request) -> Response:
 
 def _submitted(context: Context, new: models.NewMessage) -> Response:
     caller = context.admit(Right.MESSAGES_WRITE)
-    key = context.key
-    draft = caller.own(new.draft(None if key is None else caller.own_key(key)))
+    call, parts = context.keyed_call, context.service.parts
+    draft = caller.own(new.draft(None if call is None else caller.own_key(call.key)))
 
-    def act() -> Answer:
-        message = context.dispatcher.submit(**_fields(draft))
+    def act(reply_of: ReplyOf | None) -> Message:
+        return parts.submitter.submit(draft, parts.own_transaction, reply_of=reply_of)
+
+    def answer(message: Message) -> Answer:
         headers = {"Location": f"{context.root}/v1/messages/{message.id}"}
         return Answer(201, context.shown(message).text(), headers, message.id)
 
-    return context.once(act)
+    return submit_once(parts.replies, call, act, answer)
 
 
 def plan(context: CallContext, payload: models.Plans) -> Response:
@@ -70,12 +71,19 @@ def counts(context: CallContext, filters: Annotated[models.Filters, Query()]) ->
     return Answer(200, models.CountsOut(counts=found).text()).response()
 
 
-def get(context: CallContext, message_id: Id) -> Response:
+def get(
+    context: CallContext,
+    message_id: Id,
+    if_none_match: Annotated[str | None, Header(alias="If-None-Match")] = None,
+) -> Response:
     """Return a message; its `ETag` is for `If-Match`."""
     context.admit(Right.MESSAGES_READ)
     found = context.seen(message_id)
-    if context.request.headers.get("if-none-match") == etag_of(found):
-        return Response(status_code=304, headers={"ETag": etag_of(found)})
+    tag = etag_of(found)
+    # A proxy that compresses answers marks their tags as weak.
+    known = {each.strip().removeprefix("W/") for each in (if_none_match or "").split(",")}
+    if not known.isdisjoint(("*", tag)):
+        return Response(status_code=304, headers={"ETag": tag})
     return context.answer(found).response()
 
 
@@ -84,6 +92,10 @@ def _wanted(filters: models.Filters, caller: Caller) -> Wanted:
     channel, scopes = caller.narrowed(filters.channel, _scopes(filters.count))
     if Right.RECIPIENTS_READ not in caller.rights and (filters.recipient or filters.scope):
         raise problems.forbidden(f"the key has no right {Right.RECIPIENTS_READ}")
+
+    def own(name: str, key: str | None) -> str | None:
+        return None if key is None else caller.own_key(check_text(name, key, longest=LONGEST_KEY))
+
     return {
         "status": filters.status,
         "channel": channel,
@@ -91,15 +103,14 @@ def _wanted(filters: models.Filters, caller: Caller) -> Wanted:
         "scope": filters.scope,
         "scopes": scopes or None,
         "campaign": filters.campaign,
+        "idempotency_key": own("key", filters.key),
+        "key_prefix": own("key_prefix", filters.key_prefix),
         "from_at": filters.from_at,
         "until_at": filters.until_at,
         "zone": filters.zone,
         "overdue": filters.overdue,
+        "made_after": filters.made_after,
     }
-
-
-def _fields(draft: Draft) -> dict[str, Any]:
-    return {name: getattr(draft, name) for name in _OF_DRAFTS}
 
 
 def _scopes(count: list[str] | None) -> dict[str, str]:

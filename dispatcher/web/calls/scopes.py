@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Query
 from starlette.responses import Response
 
+from dispatcher.errors import InvalidDraft
+from dispatcher.reservation import Timeline
 from dispatcher.web import models
 from dispatcher.web.access import Right
-from dispatcher.web.context import CallContext
+from dispatcher.web.context import CallContext, Context
 from dispatcher.web.replies import Answer
 
 _LONGEST_TIMELINE_DAYS = 366
-_RECIPIENT = "recipient"
+_RECIPIENT, _CHANNEL = "recipient", "channel"
 
 
 def timeline(
@@ -27,16 +29,13 @@ def timeline(
     start: str | None = None,
     days: Annotated[float, Query(gt=0, le=_LONGEST_TIMELINE_DAYS)] = 2,
 ) -> Response:
-    """Return the booked, blocked and free times of a scope; its kind may be `recipient`."""
+    """Return the booked, blocked and free times of a scope.
+
+    Its kind may be `recipient`, or `channel` for a channel as a whole.
+    """
     context.admit(Right.MESSAGES_READ, Right.RECIPIENTS_READ).check_scope(kind, scope)
-    found = context.dispatcher.timeline(
-        scope,
-        kind=None if kind == _RECIPIENT else kind,
-        channel=channel,
-        zone=zone,
-        start=start,
-        length=timedelta(days=days),
-    )
+    length = timedelta(days=days)
+    found = _read(context, kind, scope, channel, zone=zone, start=start, length=length)
     return Answer(200, models.TimelineOut.of(found).text()).response()
 
 
@@ -65,8 +64,15 @@ def next_slot(
         )  # fmt: skip
     else:
         caller.check_scope(kind, scope)
-        found = context.dispatcher.timeline(
-            scope, kind=kind, channel=channel, zone=zone, start=after
-        )
-        slot = found.slots[0]
+        slot = _read(context, kind, scope, channel, zone=zone, start=after).slots[0]
     return Answer(200, models.SlotOut(next_slot=slot).text()).response()
+
+
+def _read(context: Context, kind: str, scope: str, channel: str | None, **given: Any) -> Timeline:
+    """Read a timeline. Raises InvalidDraft for a second channel."""
+    if kind != _CHANNEL:
+        of = None if kind == _RECIPIENT else kind
+        return context.dispatcher.timeline(scope, kind=of, channel=channel, **given)
+    if channel is not None:
+        raise InvalidDraft("channel", "given beside that of the path", "none")
+    return context.dispatcher.timeline(channel=scope, **given)

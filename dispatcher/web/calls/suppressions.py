@@ -10,14 +10,15 @@ from starlette.responses import Response
 from dispatcher.store import Suppression
 from dispatcher.web import models
 from dispatcher.web.access import Right
-from dispatcher.web.context import CallContext
+from dispatcher.web.context import CallContext, Context
 from dispatcher.web.replies import Answer
 
 
 def suppressions(context: CallContext, recipient: str) -> Response:
     """Return the opt-outs of a recipient."""
     context.admit(Right.RECIPIENTS_READ).check_unbound()
-    return _answer(islice(context.dispatcher.suppressed(recipient), models.MOST_LISTED)).response()
+    found = islice(context.dispatcher.suppressed(recipient), models.MOST_LISTED)
+    return _answer(context, found).response()
 
 
 def suppress(
@@ -37,9 +38,12 @@ def suppress(
 def unsuppress(context: CallContext, recipient: str, channel: str | None = None) -> Response:
     """Revoke an opt-out; return those that remain."""
     context.admit(Right.SUPPRESSIONS_WRITE).check_unbound()
-    return context.once(lambda: _answer(context.dispatcher.unsuppress(recipient, channel=channel)))
+    return context.once(
+        lambda: _answer(context, context.dispatcher.unsuppress(recipient, channel=channel))
+    )
 
 
-def _answer(found: Iterable[Suppression]) -> Answer:
-    shown = [models.SuppressionOut.of(each) for each in found]
+def _answer(context: Context, found: Iterable[Suppression]) -> Answer:
+    digest = context.service.digest
+    shown = [models.SuppressionOut.of(each, context.caller, digest=digest) for each in found]
     return Answer(200, models.SuppressionsOut(suppressions=shown).text())

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Self
 from uuid import UUID
 
@@ -30,7 +29,7 @@ from dispatcher.store import Movable, StoredVersion
 from dispatcher.submission.changes import Wish
 from dispatcher.web.access import Right
 from dispatcher.web.pages.messages import filters_of, wanted_of
-from dispatcher.web.pages.site import Given, Page, Visit
+from dispatcher.web.pages.site import Fields, PageRoute, Visit
 from dispatcher.web.problems import Refused
 from dispatcher.web.replies import Call
 
@@ -64,10 +63,11 @@ def _reschedule(visit: Visit, found: Sequence[Movable]) -> Sequence[Message | Di
     later, send_at = visit.form.get("later"), visit.form.get("send_at")
     if (later is None) == (send_at is None):
         raise InvalidDraft("later", "neither or both of the times given", "one of the two")
-    wish: dict[str, Any] = {"send_at": send_at, "zone": visit.zone}
+    wish: dict[str, Any]
     if later is not None:
-        length: timedelta = parse_length(later, "later")
-        wish = {"later": length}
+        wish = {"later": parse_length(later, "later")}
+    else:
+        wish = {"send_at": visit.time_of(visit.form["send_at"], "send_at"), "zone": visit.zone}
     tokens = {each.message.id: each.token for each in found}
     wanted = Wish(on_conflict="shift" if "shift" in visit.form else "reject", **wish)
     return visit.parts.changes.reschedule_many(list(tokens), wanted, tokens=tokens)
@@ -173,7 +173,7 @@ def act(visit: Visit) -> Response:
                       filters=filters_of(visit.form))  # fmt: skip
 
 
-def _asked(visit: Visit, given: Given) -> tuple[Action, Wanted]:
+def _asked(visit: Visit, given: Fields) -> tuple[Action, Wanted]:
     action = ACTIONS.get(given["do"])
     if action is None:
         raise InvalidValue("do", "no such action", ", ".join(ACTIONS))
@@ -213,6 +213,6 @@ def _reason(error: DispatcherError) -> str:
 
 
 PAGES = (
-    Page(path="/messages/bulk", answer=confirm),
-    Page(path="/messages/bulk", answer=act, method="POST", most_bytes=_FORM_BYTES),
+    PageRoute(path="/messages/bulk", answer=confirm),
+    PageRoute(path="/messages/bulk", answer=act, method="POST", most_bytes=_FORM_BYTES),
 )

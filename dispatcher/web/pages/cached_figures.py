@@ -23,10 +23,10 @@ SECONDS = 2.0
 LOADS = {"day": timedelta(days=1), "week": timedelta(days=7)}
 """How far the load to come is shown, by name."""
 _SINCE = timedelta(days=1)
-_PAUSE = 9
-"""Ratio of the pause after a read to its length: reading takes at most a tenth of the time."""
+_PAUSE = 19
+"""Ratio of the pause after a read to its length: each takes at most a twentieth of the time."""
 _OLD_SECONDS = 30.0
-_WAIT_SECONDS, _OLD_WAIT_SECONDS, _FIRST_WAIT_SECONDS = 0.05, 0.5, 5.0
+_WAIT_SECONDS, _OLD_WAIT_SECONDS, _FIRST_WAIT_SECONDS = 0.05, 0.1, 5.0
 """How long a visit waits for a read: beside a figure, beside an old one, and without any."""
 
 
@@ -49,8 +49,9 @@ class CachedRead(Generic[T]):
         with self._lock:
             now, seen, coming = self._clock.monotonic(), self._seen, self._under_way
             if coming is None and now >= self._until:
-                coming = self._under_way = Future()
+                coming = Future()
                 Thread(target=self._read, args=(read, coming), name="figures", daemon=True).start()
+                self._under_way = coming
             patience = _WAIT_SECONDS
             if now >= self._seen_at + _OLD_SECONDS:
                 patience = _FIRST_WAIT_SECONDS if seen is None else _OLD_WAIT_SECONDS
@@ -71,13 +72,18 @@ class CachedRead(Generic[T]):
         except BaseException as error:  # noqa: BLE001 - the waiting threads raise it
             with self._lock:
                 self._under_way = None
+                if self._seen is not None:
+                    self._pause(began)
             coming.set_exception(error)
             return
         with self._lock:
-            now = self._clock.monotonic()
-            self._seen, self._seen_at, self._under_way = found, now, None
-            self._until = now + max(SECONDS, _PAUSE * (now - began))
+            self._seen, self._seen_at, self._under_way = found, self._clock.monotonic(), None
+            self._pause(began)
         coming.set_result(found)
+
+    def _pause(self, began: float) -> None:
+        now = self._clock.monotonic()
+        self._until = now + max(SECONDS, _PAUSE * (now - began))
 
 
 class CachedFigures:

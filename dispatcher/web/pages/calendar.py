@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, NamedTuple
@@ -19,16 +19,18 @@ from dispatcher.errors import (
     MessageNotFound,
     QuietHours,
     QuotaExceeded,
+    Suppressed,
     Unavailable,
 )
 from dispatcher.message import Draft, Message
 from dispatcher.problems import status_of
-from dispatcher.reservation import Span, Timeline
+from dispatcher.reservation import LastRefusal, Span, Timeline
+from dispatcher.store import Pause
 from dispatcher.times import send_time, zones
 from dispatcher.times.send_time import from_ms, to_ms
 from dispatcher.web.access import Right
 from dispatcher.web.pages import picture
-from dispatcher.web.pages.site import Given, Page, Visit
+from dispatcher.web.pages.site import Fields, PageRoute, Visit
 
 _MOST_ROWS = 120
 """Rows of the table."""
@@ -37,13 +39,20 @@ _MOST_COPIED = 20_000
 """Most bookings of a window that a question copies: then it takes some tens of ms."""
 _BEFORE = timedelta(hours=2)
 """How long before the time of a question the calendar begins, at least."""
-_CLOCK = 5
-"""The length of ``10:40``."""
+_MOST_NOTED = 200
+"""Noted refusals that are looked through for one of a past time."""
+_MOST_REFUSALS = 10
+"""Noted refusals that are listed."""
+_MOST_OPT_OUTS = 1_000
+_MINUTE = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """Whose calendar is wanted: a recipient's, that of one other scope, or a channel's."""
+class CalendarQuery:
+    """Whose calendar is wanted: a recipient's, that of one other scope, or a channel's.
+
+    ``typed`` is the recipient as the visitor wrote it.
+    """
 
     recipient: str | None
     channel: str | None
@@ -51,24 +60,36 @@ class Wanted:
     view: picture.View
     start: str | None
     at: str | None
+    typed: str | None
 
     @classmethod
-    def of(cls, visit: Visit) -> Wanted:
-        """Read the query."""
+    def of(cls, visit: Visit) -> CalendarQuery:
+        """Read the query. The recipient is spelt as a submit spells it."""
         given = visit.query
+        recipient, channel = given.get("recipient"), given.get("channel")
+        shown, at = given["view"], given.get("at")
+        with suppress(InvalidDraft):  # a scope of another name has no spelling
+            if recipient is not None:
+                recipient = visit.site.settings.spellings.one(recipient, channel)
         return cls(
-            recipient=given.get("recipient"),
-            channel=given.get("channel"),
+            recipient=recipient,
+            typed=given.get("recipient"),
+            channel=channel,
             scopes=scopes_of(visit, given),
-            view=picture.VIEWS.get(given.get("view", ""), picture.VIEWS["day"]),
+            view=picture.VIEWS[shown if shown in picture.VIEWS else "hours" if at else "day"],
             start=given.get("start"),
-            at=given.get("at"),
+            at=at,
         )
 
     @property
     def is_asked(self) -> bool:
         """Whether anything is named."""
         return bool(self.recipient or self.channel or self.scopes)
+
+    def has(self, pause: Pause) -> bool:
+        """Tell whether messages of this calendar are paused by it."""
+        own = {"recipient": self.recipient, "channel": self.channel, **self.scopes}
+        return own.get(pause.kind) == pause.name
 
     @property
     def title(self) -> str:
@@ -85,7 +106,8 @@ class Verdict:
     """The answer to "what if at this time?".
 
     ``pattern`` is that of the quota that refuses, ``also`` are lanes of others that do. ``more``
-    messages are in the way beside ``in_the_way``. ``next_slot`` is None where no time would do.
+    messages are in the way beside ``in_the_way``. ``next_slot`` is None where no time would do. Of
+    a time that ``is_past``, ``noted`` are the refusals that were noted for it.
     """
 
     at: datetime
@@ -96,9 +118,11 @@ class Verdict:
     in_the_way: Sequence[Message] = ()
     more: int = 0
     next_slot: datetime | None = None
+    is_past: bool = False
+    noted: Sequence[LastRefusal] = ()
 
 
-class Entry(NamedTuple):
+class TableRow(NamedTuple):
     """A row of the table."""
 
     begins_at: datetime
@@ -111,9 +135,10 @@ class Entry(NamedTuple):
 
 def calendar(visit: Visit) -> Response:
     """Show the calendar of a scope."""
-    wanted = Wanted.of(visit)
+    wanted = CalendarQuery.of(visit)
     shown: dict[str, Any] = {"wanted": wanted, "views": picture.VIEWS, "timeline": None,
-                             "verdict": None, "error": None}  # fmt: skip
+                             "verdict": None, "error": None, "closed": None, "opt_outs": (),
+                             "pauses": ()}  # fmt: skip
     if not wanted.is_asked:
         return visit.show("calendar.html", **shown)
     _check(visit, wanted)
@@ -121,25 +146,38 @@ def calendar(visit: Visit) -> Response:
         now = visit.parts.clock.now()
         begin = _begin(visit, wanted, now)
         at = _at(visit, wanted, begin, now) if wanted.at else None
-        shown_from = begin if at is None or wanted.start is not None else at - _BEFORE
+        is_moved = wanted.start is not None and (at is None or at >= now)
+        shown_from = begin if at is None or is_moved else at - _BEFORE
         start, end = picture.stretch_of(wanted.view, shown_from, visit.zone)
         timeline = _read(visit, wanted, start, end)
-        verdict = None if at is None else _verdict(visit, wanted, timeline, at)
+        scopes = [each.scope for each in timeline.windows]
+        refused = visit.parts.refusals.of(scopes, last=_MOST_NOTED)
+        verdict = None if at is None else _judge(visit, wanted, timeline, at, refused, now=now)
+        opt_outs = _opt_outs(visit, wanted)
     except DispatcherError as error:
         shown["error"] = visit.error_text(error)
         return visit.show("calendar.html", status_of(error), **shown)
+    closed = None
+    if not {None, wanted.channel}.isdisjoint(opt_outs):
+        closed = visit.error_text(Suppressed(wanted.channel or "every channel"))
+        timeline = replace(timeline, slots=())
+        if verdict is not None:
+            verdict = Verdict(
+                at=verdict.at,
+                fits=False,
+                text=closed,
+                is_past=verdict.is_past,
+                noted=verdict.noted,
+            )
     slot = timeline.slots[0] if timeline.slots else None
-    lines = [(now, "now", "now")]
-    if slot is not None and verdict is None:
-        lines.append((slot, "next free slot", "slot"))
-    if verdict is not None:
-        lines.append((verdict.at, "asked for", "fits" if verdict.fits else "asked"))
-        if verdict.next_slot is not None:
-            lines.append((verdict.next_slot, "next free slot", "slot"))
+    lines = _lines(now, slot, verdict)
     drawn = picture.drawn(timeline, wanted.view, now=now, lines=lines)
     entries = sorted(_entries(timeline, drawn))
     shown |= {
         "timeline": timeline, "verdict": verdict, "slot": slot, "picture": drawn, "now": now,
+        "refused": refused[:_MOST_REFUSALS], "closed": closed,
+        "opt_outs": [each for each in opt_outs if each != wanted.channel] if not closed else (),
+        "pauses": [each for each in visit.parts.pause_list.in_force() if wanted.has(each)],
         "entries": entries[:_MOST_ROWS], "left_out": len(entries) - _MOST_ROWS,
         "before": _moved(visit, wanted, start, -1), "after": _moved(visit, wanted, start, 1),
         "sizes": picture,
@@ -148,17 +186,19 @@ def calendar(visit: Visit) -> Response:
 
 
 PAGES = (
-    Page(path="/calendar", answer=calendar, rights=(Right.MESSAGES_READ, Right.RECIPIENTS_READ)),
+    PageRoute(
+        path="/calendar", answer=calendar, rights=(Right.MESSAGES_READ, Right.RECIPIENTS_READ)
+    ),
 )
 
 
-def scopes_of(visit: Visit, given: Given) -> dict[str, str]:
+def scopes_of(visit: Visit, given: Fields) -> dict[str, str]:
     """Return the further scopes of a query or a form, by kind: ``count.tenant=acme``."""
     kinds = visit.site.settings.scopes
     return {kind: name for kind in kinds if (name := given.get(f"count.{kind}"))}
 
 
-def _check(visit: Visit, wanted: Wanted) -> None:
+def _check(visit: Visit, wanted: CalendarQuery) -> None:
     """Refuse a calendar of others to a person who is bound. Raises Refused."""
     if visit.is_bound():
         kind, name = next(iter(wanted.scopes.items()), ("recipient", wanted.recipient or ""))
@@ -167,7 +207,7 @@ def _check(visit: Visit, wanted: Wanted) -> None:
         visit.caller.check_scope(kind, name)
 
 
-def _read(visit: Visit, wanted: Wanted, start: datetime, end: datetime) -> Timeline:
+def _read(visit: Visit, wanted: CalendarQuery, start: datetime, end: datetime) -> Timeline:
     given: dict[str, Any] = {"zone": visit.zone, "start": start, "length": end - start}
     ask = visit.dispatcher.timeline
     if wanted.recipient is not None:
@@ -181,11 +221,22 @@ def _read(visit: Visit, wanted: Wanted, start: datetime, end: datetime) -> Timel
     return ask(channel=wanted.channel, scopes=dict(wanted.scopes) or None, **given)
 
 
-def _begin(visit: Visit, wanted: Wanted, now: datetime) -> datetime:
+def _opt_outs(visit: Visit, wanted: CalendarQuery) -> list[str | None]:
+    """Return the channels that the recipient has opted out of, None for every channel."""
+    if wanted.recipient is None:
+        return []
+    try:
+        found = visit.dispatcher.suppressed(wanted.recipient)
+        return [each.channel for each in islice(found, _MOST_OPT_OUTS)]
+    except InvalidDraft:
+        return []  # a scope of another name is no recipient
+
+
+def _begin(visit: Visit, wanted: CalendarQuery, now: datetime) -> datetime:
     """Return the instant from which on the calendar is asked for, by default now."""
     if wanted.start is None:
         return from_ms(to_ms(now))
-    begin = send_time.parse_time_or_date(wanted.start, zone=visit.zone, field="start")
+    begin = visit.time_of(wanted.start, "start", near=now)
     _check_range(visit, begin, now, "start")
     return begin
 
@@ -198,27 +249,49 @@ def _check_range(visit: Visit, instant: datetime, now: datetime, field: str) -> 
         raise InvalidSendTime(field, instant.isoformat(), "a time from 1970 on")
 
 
-def _moved(visit: Visit, wanted: Wanted, start: datetime, by: int) -> str:
+def _moved(visit: Visit, wanted: CalendarQuery, start: datetime, by: int) -> str:
     """Return the address of the calendar before or after this one."""
     # A week before a change of the clocks begins at midnight, too.
     wall = zones.wall_at(to_ms(start), zones.rules(visit.zone)) + by * wanted.view.whole
     return visit.here(start=f"{wall:%Y-%m-%dT%H:%M}", at=None)
 
 
-def _at(visit: Visit, wanted: Wanted, begin: datetime, now: datetime) -> datetime:
+def _at(visit: Visit, wanted: CalendarQuery, begin: datetime, now: datetime) -> datetime:
     """Return the time of the question: ``10:40`` is the next such time. Raises InvalidSendTime."""
-    text = (wanted.at or "").replace(" ", "T")
-    if len(text) != _CLOCK:
-        at = send_time.parse(text, zone=visit.zone, field="at")
-        _check_range(visit, at, now, "at")
-        return at
-    wall = zones.wall_at(to_ms(begin), zones.rules(visit.zone))
-    if text < f"{wall:%H:%M}":
-        wall += timedelta(days=1)
-    return send_time.parse(f"{wall:%Y-%m-%d}T{text}", zone=visit.zone, field="at")
+    at = visit.time_of(wanted.at or "", "at", near=begin)
+    _check_range(visit, at, now, "at")
+    return at
 
 
-def _verdict(visit: Visit, wanted: Wanted, timeline: Timeline, at: datetime) -> Verdict:
+def _lines(
+    now: datetime, slot: datetime | None, verdict: Verdict | None
+) -> list[tuple[datetime, str, str]]:
+    """Return the instants to mark: now, the time of the question, and the next free slot."""
+    lines = [(now, "now", "now")]
+    if verdict is not None:
+        lines.append((verdict.at, "asked for", "fits" if verdict.fits else "asked"))
+        slot = verdict.next_slot
+    if slot is not None:
+        lines.append((slot, "next free slot", "slot"))
+    return lines
+
+
+def _judge(
+    visit: Visit,
+    wanted: CalendarQuery,
+    timeline: Timeline,
+    at: datetime,
+    refused: Sequence[LastRefusal],
+    *,
+    now: datetime,
+) -> Verdict:
+    """Answer the question: by the rule, or for a past time by the refusals that were noted."""
+    if at < now:
+        return _of_the_past(timeline, at, refused)
+    return _verdict(visit, wanted, timeline, at)
+
+
+def _verdict(visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: datetime) -> Verdict:
     """Judge a time by the rule by which a submit is judged, without booking.
 
     Without a recipient and a channel there is no message to judge, and a plan copies the windows
@@ -266,6 +339,22 @@ def _verdict(visit: Visit, wanted: Wanted, timeline: Timeline, at: datetime) -> 
     )
 
 
+def _of_the_past(timeline: Timeline, at: datetime, refused: Sequence[LastRefusal]) -> Verdict:
+    """Tell which refusals were noted for a past time, and when there is room from now on.
+
+    A time without seconds means the whole minute.
+    """
+    until = at + (timedelta(seconds=1) if at.second or at.microsecond else _MINUTE)
+    return Verdict(
+        at=at,
+        fits=False,
+        is_past=True,
+        text="Nothing can be booked for it any more.",
+        noted=[each for each in refused if at <= each.send_at < until][:_MOST_REFUSALS],
+        next_slot=timeline.slots[0] if timeline.slots else None,
+    )
+
+
 def _found(visit: Visit, ids: Iterable[UUID]) -> Iterator[Message]:
     """Yield messages, without those that are not stored (yet)."""
     for each in ids:
@@ -273,7 +362,7 @@ def _found(visit: Visit, ids: Iterable[UUID]) -> Iterator[Message]:
             yield visit.dispatcher.get(each)
 
 
-def _by_slot(visit: Visit, wanted: Wanted, timeline: Timeline, at: datetime) -> Verdict:
+def _by_slot(visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: datetime) -> Verdict:
     """Judge a time by whether the next slot is that time; the timeline names what is in the way."""
     if wanted.recipient is not None:
         slot = visit.dispatcher.next_slot(
@@ -296,29 +385,23 @@ def _is_within(instant: datetime, spans: Iterable[Span]) -> bool:
     return any(each.begins_at <= instant < each.ends_at for each in spans)
 
 
-def _entries(timeline: Timeline, drawn: picture.Picture) -> list[Entry]:
+def _entries(timeline: Timeline, drawn: picture.Picture) -> list[TableRow]:
     """Return all that the picture shows as rows of a table."""
     booked = timeline.windows[0].booked
     entries = [
-        Entry(each.at, None, "booked", "a message", "", each.message_id)
+        TableRow(each.at, None, "booked", "a message", "", each.message_id)
         for each in islice(booked, _MOST_ROWS)
     ]
     for lane in drawn.lanes:
         for spans, what in ((lane.timeline.blocked, "blocked"), (lane.timeline.unknown, "unknown")):
             entries += [
-                Entry(*span, what, f"{lane.quota} of {lane.scope}", f"q{lane.pattern}")
+                TableRow(*span, what, f"{lane.quota} of {lane.scope}", f"q{lane.pattern}")
                 for span in islice(spans, _MOST_ROWS)
             ]
-    entries += [Entry(*span, "quiet hours", "", "quiet") for span in timeline.quiet]
+    entries += [TableRow(*span, "quiet hours", "", "quiet") for span in timeline.quiet]
     entries += [
-        Entry(each.begins_at, None, "clock change",
-              length_of(each.ends_at - each.begins_at)) for each in drawn.changes
-    ]  # fmt: skip
-    entries += [Entry(each, None, "free slot", "", "slot") for each in timeline.slots]
+        TableRow(each.begins_at, None, "clock change", picture.change_text(each))
+        for each in drawn.changes
+    ]
+    entries += [TableRow(each, None, "free slot", "", "slot") for each in timeline.slots]
     return entries
-
-
-def length_of(change: timedelta) -> str:
-    """Return a change of the clocks in words."""
-    minutes = int(change.total_seconds() // 60)
-    return f"the clocks go {'forward' if minutes > 0 else 'back'} by {abs(minutes)} minutes"

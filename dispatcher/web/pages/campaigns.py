@@ -15,8 +15,8 @@ from dispatcher.message import MAX_CAMPAIGN, Plan, check_text
 from dispatcher.web.access import Right
 from dispatcher.web.pages.messages import wanted_of
 from dispatcher.web.pages.overview import STATUSES
-from dispatcher.web.pages.site import Given, Page, Visit
-from dispatcher.web.pages.uploads import MOST_BYTES, MOST_ROWS, State, Upload
+from dispatcher.web.pages.site import Fields, PageRoute, Visit
+from dispatcher.web.pages.uploads import MOST_BYTES, MOST_ROWS, Upload, UploadState
 from dispatcher.web.problems import Refused
 from dispatcher.web.streams import NumbersResponse
 
@@ -94,7 +94,7 @@ def _shown(visit: Visit, error: str | None = None) -> Response:
     counts, is_whole = None, True
     if campaign is not None:
         try:
-            wanted = wanted_of(visit, Given(campaign=campaign))
+            wanted = wanted_of(visit, Fields(campaign=campaign))
             counts, is_whole = visit.counted(wanted)
         except InvalidDraft as refused:
             error = visit.error_text(refused)
@@ -112,7 +112,7 @@ def drop(visit: Visit) -> Response:
     except InvalidValue as refused:
         return _shown(visit, visit.error_text(refused))
     visit.site.uploads.add(upload)
-    upload.start(visit.dispatcher, State.PLANNING)
+    upload.start(visit.dispatcher, UploadState.PLANNING)
     visit.note(f"plan of upload {upload.token}")
     return visit.go(f"/campaigns/uploads/{upload.token}")
 
@@ -153,7 +153,7 @@ def book(visit: Visit) -> Response:
     upload = _chosen_upload(visit)
     if upload.plan is None:
         raise Refused(409, "not-planned", "the file is not planned yet")
-    if upload.start(visit.dispatcher, State.BOOKING):
+    if upload.start(visit.dispatcher, UploadState.BOOKING):
         visit.note(f"booking of upload {upload.token}")
     return visit.go(f"/campaigns/uploads/{upload.token}")
 
@@ -184,10 +184,10 @@ def _chosen_upload(visit: Visit) -> Upload:
 _ONE = "/campaigns/uploads/{token}"
 _WRITE = (Right.MESSAGES_READ, Right.MESSAGES_WRITE)
 PAGES = (
-    Page(path="/campaigns", answer=campaigns),
-    Page(path="/campaigns", answer=drop, method="POST", rights=_WRITE,
+    PageRoute(path="/campaigns", answer=campaigns),
+    PageRoute(path="/campaigns", answer=drop, method="POST", rights=_WRITE,
          most_bytes=MOST_BYTES + _FORM_BYTES),
-    Page(path=_ONE, answer=uploaded, rights=_WRITE),
-    Page(path=_ONE, answer=book, method="POST", rights=_WRITE),
-    Page(path=f"{_ONE}/live", answer=live, rights=_WRITE),
+    PageRoute(path=_ONE, answer=uploaded, rights=_WRITE),
+    PageRoute(path=_ONE, answer=book, method="POST", rights=_WRITE),
+    PageRoute(path=f"{_ONE}/live", answer=live, rights=_WRITE),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from dispatcher.errors import InvalidValue, ReservationsUnavailable
 from dispatcher.web.access import Right
 from dispatcher.web.pages.cached_figures import LOADS
 from dispatcher.web.pages.load_chart import BARS, HEIGHT, WIDTH
-from dispatcher.web.pages.site import Page, Visit
+from dispatcher.web.pages.site import PageRoute, Visit
 
 _LAST = 20
 _SINCE = {"1": "hour", "24": "day", "168": "week"}
@@ -51,6 +51,6 @@ def refusals(visit: Visit) -> Response:
 
 
 PAGES = (
-    Page(path="/load", answer=load),
-    Page(path="/refusals", answer=refusals, rights=(Right.OPERATE,)),
+    PageRoute(path="/load", answer=load),
+    PageRoute(path="/refusals", answer=refusals, rights=(Right.OPERATE,)),
 )

@@ -6,13 +6,11 @@ from collections.abc import Iterable
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from dispatcher.web.access import Caller, Right
+from dispatcher.web.access import READ_ONLY, Caller, Right
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-READ_ONLY = frozenset({Right.MESSAGES_READ, Right.RECIPIENTS_READ})
-"""The rights of a page that is mounted without a function: no bodies, no actions."""
 _OF_PROXIES = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 
 

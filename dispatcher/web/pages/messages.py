@@ -11,7 +11,7 @@ from uuid import UUID
 from starlette.responses import Response
 
 from dispatcher.errors import InvalidDraft, MessageChanged, SlotRefused, StoreUnavailable
-from dispatcher.message import Message, Status
+from dispatcher.message import Message, Status, check_text
 from dispatcher.problems import status_of
 from dispatcher.selection import Wanted
 from dispatcher.store import Movable
@@ -19,7 +19,7 @@ from dispatcher.submission import coming
 from dispatcher.times.send_time import from_ms
 from dispatcher.web.access import Right
 from dispatcher.web.pages.calendar import scopes_of
-from dispatcher.web.pages.site import Given, Page, Visit
+from dispatcher.web.pages.site import Fields, PageRoute, Visit
 from dispatcher.web.problems import forbidden
 from dispatcher.web.replies import Version
 
@@ -34,7 +34,7 @@ FILTERS = (
 """The filters in an address; further ones are ``count.<kind>``."""
 
 
-def wanted_of(visit: Visit, given: Given) -> Wanted:
+def wanted_of(visit: Visit, given: Fields) -> Wanted:
     """Read the filters of a query or a form, as far as the visitor may use them.
 
     Raises Refused and InvalidDraft.
@@ -47,6 +47,11 @@ def wanted_of(visit: Visit, given: Given) -> Wanted:
     if channel_given is None and visit.caller.channels is not None:
         channel_given = next(iter(visit.channels), "")
     channel, scopes = visit.caller.narrowed(channel_given, scopes_of(visit, given))
+
+    def time_of(name: str) -> datetime | None:
+        # That of today: a link to the next page must mean the same.
+        return visit.time_of(given[name], name, of_day=True) if given[name] else None
+
     return {
         "status": given.get("status"),
         "channel": channel,
@@ -56,15 +61,15 @@ def wanted_of(visit: Visit, given: Given) -> Wanted:
         "campaign": given.get("campaign"),
         "idempotency_key": given.get("key"),
         "key_prefix": given.get("key_prefix"),
-        "from_at": given.get("from"),
-        "until_at": given.get("until"),
-        "zone": given.get("zone") or visit.zone,
+        "from_at": time_of("from"),
+        "until_at": time_of("until"),
+        "zone": visit.zone,
         "overdue": "overdue" in given,
         "made_after": given.get("made_after"),
     }
 
 
-def filters_of(given: Given) -> dict[str, str]:
+def filters_of(given: Fields) -> dict[str, str]:
     """Return the filters of a query, for an address or a form."""
     return {n: each for n, each in given.items() if n in FILTERS or n.startswith("count.")}
 
@@ -113,6 +118,9 @@ def _story_page(visit: Visit, seen: Movable, refusal: SlotRefused | None = None)
     if found.pauses and not visit.may(Right.RECIPIENTS_READ):
         then = "it is paused", None  # who is paused may be a recipient
     counts = {f"count.{kind}": name for kind, name in message.scopes.items()}
+    key = message.idempotency_key  # whole, as the filter of the list finds it
+    if visit.is_bound():
+        key = visit.caller.shown_key(key)
     calendar = visit.url(
         "/calendar",
         recipient=message.scope,
@@ -123,7 +131,7 @@ def _story_page(visit: Visit, seen: Movable, refusal: SlotRefused | None = None)
     )
     return visit.show(
         "story.html", 200 if refusal is None else 409, story=found, next=then, calendar=calendar,
-        version=Version.of(seen), key=visit.caller.shown_key(message.idempotency_key),
+        version=Version.of(seen), key=key,
         refusal=None if refusal is None else visit.error_text(refusal),
         slot=None if refusal is None else refusal.next_slot,
     )  # fmt: skip
@@ -136,12 +144,16 @@ def cancel(visit: Visit) -> Response:
 
 def reschedule(visit: Visit) -> Response:
     """Move a scheduled message, if it is as it was shown. A refusal names the next slot."""
-    move = partial(
-        visit.dispatcher.reschedule,
-        send_at=visit.form["send_at"].replace(" ", "T"),
-        zone=visit.form.get("zone") or visit.zone,
-        on_conflict="shift" if "shift" in visit.form else "reject",
-    )
+
+    def move(message_id: UUID, *, if_unchanged: Message) -> Message:
+        return visit.dispatcher.reschedule(
+            message_id,
+            send_at=visit.time_of(visit.form["send_at"], "send_at"),
+            zone=visit.zone,
+            on_conflict="shift" if "shift" in visit.form else "reject",
+            if_unchanged=if_unchanged,
+        )
+
     try:
         return _acted(visit, "reschedule", move)
     except SlotRefused as refused:
@@ -155,35 +167,44 @@ def retry(visit: Visit) -> Response:
 
 
 def release(visit: Visit) -> Response:
-    """Release a held message."""
-    return _acted(visit, "release", visit.dispatcher.release)
+    """Release a held message, for a reason, which only the log has."""
+    return _acted(visit, "release", visit.dispatcher.release, reason=_reason(visit))
 
 
 def drop(visit: Visit) -> Response:
     """Drop a held message, for a reason."""
+    return _acted(visit, "drop", partial(visit.dispatcher.drop, reason=_reason(visit)))
+
+
+def _reason(visit: Visit) -> str:
+    """Return the reason of a decision, if the visitor may see the message. Raises InvalidDraft."""
     visit.message()
     if "reason" not in visit.form:
         raise InvalidDraft("reason", "not given", "a line of text")
-    return _acted(visit, "drop", partial(visit.dispatcher.drop, reason=visit.form["reason"]))
+    return check_text("reason", visit.form["reason"])
 
 
-def _acted(visit: Visit, verb: str, act: Callable[..., Message]) -> Response:
-    """Do something to the message of the path, if it is as the form showed it."""
+def _acted(visit: Visit, verb: str, act: Callable[..., Message], *, reason: str = "") -> Response:
+    """Do something to the message of the path, if it is as the form showed it.
+
+    A ``reason`` goes into the log.
+    """
     found = visit.message()
     if visit.form["version"] != str(Version.of(found)):
         raise MessageChanged(found.message.id)
     now = act(found.message.id, if_unchanged=found.message)
-    visit.note(f"{verb} of message {now.id}, now {now.status}")
+    why = f" ({reason})" if reason else ""
+    visit.note(f"{verb} of message {now.id}, now {now.status}{why}")
     return visit.go(f"/messages/{now.id}", done=verb)
 
 
 ONE = "/messages/{message_id}"
 PAGES = (
-    Page(path="/messages", answer=listed),
-    Page(path="/held", answer=held),
-    Page(path=ONE, answer=story),
+    PageRoute(path="/messages", answer=listed),
+    PageRoute(path="/held", answer=held),
+    PageRoute(path=ONE, answer=story),
     *(
-        Page(
+        PageRoute(
             path=f"{ONE}/{act.__name__}",
             answer=act,
             method="POST",

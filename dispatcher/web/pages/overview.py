@@ -13,7 +13,7 @@ from dispatcher.message import Status
 from dispatcher.operations.overview import Overview
 from dispatcher.web.access import Right
 from dispatcher.web.pages.cached_figures import SECONDS
-from dispatcher.web.pages.site import Page, Visit
+from dispatcher.web.pages.site import PageRoute, Visit
 from dispatcher.web.problems import Refused, forbidden
 from dispatcher.web.streams import NumbersResponse
 
@@ -79,10 +79,10 @@ def examine(visit: Visit) -> Response:
     return visit.show("doctor.html", examination=visit.parts.doctor().examine())
 
 
-LIVE = Page(path="/live", answer=live)
+LIVE = PageRoute(path="/live", answer=live)
 PAGES = (
-    Page(path="/", answer=overview),
+    PageRoute(path="/", answer=overview),
     LIVE,
-    Page(path="/doctor", answer=doctor, rights=(Right.OPERATE,)),
-    Page(path="/doctor", answer=examine, method="POST", rights=(Right.OPERATE,)),
+    PageRoute(path="/doctor", answer=doctor, rights=(Right.OPERATE,)),
+    PageRoute(path="/doctor", answer=examine, method="POST", rights=(Right.OPERATE,)),
 )

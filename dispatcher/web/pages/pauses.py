@@ -8,7 +8,7 @@ from dispatcher.errors import InvalidValue
 from dispatcher.message import check_text
 from dispatcher.store import PAUSED_CAMPAIGN, PAUSED_CHANNEL, PAUSED_RECIPIENT
 from dispatcher.web.access import Right
-from dispatcher.web.pages.site import Page, Visit
+from dispatcher.web.pages.site import PageRoute, Visit
 
 _MOST = 200
 _LONGEST_REASON = 200
@@ -58,7 +58,7 @@ def _note(visit: Visit, verb: str, kind: str, name: str, reason: str) -> None:
 
 _RIGHTS = (Right.MESSAGES_READ, Right.OPERATE)
 PAGES = (
-    Page(path="/pauses", answer=pauses, rights=_RIGHTS),
-    Page(path="/pauses", answer=pause, method="POST", rights=_RIGHTS),
-    Page(path="/pauses/end", answer=resume, method="POST", rights=_RIGHTS),
+    PageRoute(path="/pauses", answer=pauses, rights=_RIGHTS),
+    PageRoute(path="/pauses", answer=pause, method="POST", rights=_RIGHTS),
+    PageRoute(path="/pauses/end", answer=resume, method="POST", rights=_RIGHTS),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import pairwise
+from itertools import count, pairwise, zip_longest
 from typing import NamedTuple
 from uuid import UUID
 
@@ -22,8 +22,10 @@ WIDTH, LEFT, RIGHT = 1_000, 92, 12
 TOP, BOOKED, LANE, GAP = 18, 20, 9, 28
 PATTERNS = 6
 """How many colours and patterns there are; further quotas repeat them."""
-_TEXT = 140
-"""How much room a text needs behind its line."""
+_LETTER, BESIDE = 6.6, 4
+"""The most that a letter of a line's text is wide as a rule, and how far off its line a text is."""
+LINE = 14
+"""The height of a line of text."""
 _DOT = 14
 """Bookings that lie nearer to each other are drawn as one mark."""
 _HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
@@ -80,16 +82,27 @@ class Mark(NamedTuple):
 
 
 class Line(NamedTuple):
-    """An upright line at an instant, with a text behind or ``before`` it."""
+    """An upright line at an instant, with a text behind or ``before`` it.
+
+    Texts of the lines of a row are as many lines of text below it as their ``level``.
+    """
 
     x: float
     text: str
     css: str
     before: bool = False
+    level: int = 0
+
+    @property
+    def stretch(self) -> tuple[float, float]:
+        """From where to where its text goes."""
+        length = _LETTER * len(self.text)
+        first = self.x - BESIDE - length if self.before else self.x + BESIDE
+        return first, first + length
 
 
 @dataclass(slots=True)
-class Row:
+class PictureRow:
     """One row of a picture, from ``begins_at`` until before ``ends_at``."""
 
     begins_at: datetime
@@ -107,10 +120,10 @@ class Row:
 class Picture:
     """A drawn calendar. ``changes`` are the instants at which the clocks change."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[PictureRow, ...]
     lanes: tuple[Lane, ...]
     height: float
-    row_height: float
+    lanes_height: float
     changes: tuple[Span, ...]
 
 
@@ -181,26 +194,37 @@ class _Drawing:
         self._longest = max(each.ends_at - each.begins_at for each in self._edges)
 
     def picture(self, lines: Sequence[tuple[datetime, str, str]]) -> Picture:
-        row_height = BOOKED + LANE * (len(self._lanes) + bool(self._timeline.quiet)) + GAP
-        rows = [self._row(each, TOP + n * row_height) for n, each in enumerate(self._edges)]
         changes = tuple(changes_of(self._timeline))
-        marks = [(each.begins_at, _change_text(each), "change") for each in changes]
-        for row in rows:
-            found = sorted(
-                Line(self._x(row, instant), text, css)
-                for instant, text, css in [*marks, *lines]
-                if row.begins_at <= instant < row.ends_at
-            )
-            behind = [*(each.x for each in found[1:]), WIDTH]
-            row.lines = [
-                each._replace(before=x - each.x < _TEXT)
-                for each, x in zip(found, behind, strict=False)
-            ]
+        marks = [(each.begins_at, change_text(each), "change") for each in changes]
+        labelled = [self._labelled(each, [*marks, *lines]) for each in self._edges]
+        deepest = max((each.level for row in labelled for each in row), default=0)
+        lanes_height = BOOKED + LANE * (len(self._lanes) + bool(self._timeline.quiet))
+        row_height = lanes_height + GAP + deepest * LINE
+        rows = [self._row(each, TOP + n * row_height) for n, each in enumerate(self._edges)]
+        for row, row_lines in zip(rows, labelled, strict=True):
+            row.lines = row_lines
         height = TOP + len(rows) * row_height
-        return Picture(tuple(rows), self._lanes, height, row_height, changes)
+        return Picture(tuple(rows), self._lanes, height, lanes_height, changes)
 
-    def _row(self, span: Span, y: float) -> Row:
-        row = Row(span.begins_at, span.ends_at, y, 0, 0)
+    def _labelled(self, row: Span, lines: Iterable[tuple[datetime, str, str]]) -> list[Line]:
+        """Return the lines of a row. No text covers another one or leaves the picture."""
+        found = [
+            Line(self._x(row, instant), text, css)
+            for instant, text, css in sorted(lines)
+            if row.begins_at <= instant < row.ends_at
+        ]
+        placed: list[Line] = []
+        for line, following in zip_longest(found, found[1:]):
+            # Before its line a text is off the next one's.
+            is_near = following is not None and following.x < line.stretch[1]
+            sides = (is_near, not is_near)
+            places = ((level, before) for level in count() for before in sides)
+            choices = (line._replace(level=level, before=before) for level, before in places)
+            placed.append(next(each for each in choices if _has_room(each, placed)))
+        return placed
+
+    def _row(self, span: Span, y: float) -> PictureRow:
+        row = PictureRow(span.begins_at, span.ends_at, y, 0, 0)
         row.width = self._x(row, row.ends_at) - LEFT
         if self._now > row.begins_at:
             row.past = self._x(row, min(self._now, row.ends_at)) - LEFT
@@ -214,7 +238,7 @@ class _Drawing:
         row.ticks = list(self._ticks(row))
         return row
 
-    def _ticks(self, row: Row) -> Iterator[Line]:
+    def _ticks(self, row: PictureRow) -> Iterator[Line]:
         """Yield a line at each step; those that need it have a text. Days have it once."""
         view, tick = self._view, row.begins_at
         while (tick := tick + view.step) < row.ends_at:
@@ -227,7 +251,9 @@ class _Drawing:
                 text = f"{shown:%H:%M}"
             yield Line(self._x(row, tick), text, "tick")
 
-    def _blocks(self, row: Row, spans: Iterable[Span], y: float, css: str) -> Iterator[Block]:
+    def _blocks(
+        self, row: PictureRow, spans: Iterable[Span], y: float, css: str
+    ) -> Iterator[Block]:
         """Yield what is seen of spans in a row; those that touch in the picture are one."""
         joined: list[float] | None = None
         for span in spans:
@@ -244,7 +270,7 @@ class _Drawing:
         if joined is not None:
             yield Block(joined[0], round(joined[1] - joined[0], 1), y, css)
 
-    def _marks(self, row: Row) -> Iterator[Mark]:
+    def _marks(self, row: PictureRow) -> Iterator[Mark]:
         mark: Mark | None = None
         for each in self._timeline.windows[0].booked:
             if not row.begins_at <= each.at < row.ends_at:
@@ -259,13 +285,24 @@ class _Drawing:
         if mark is not None:
             yield mark
 
-    def _x(self, row: Row, instant: datetime) -> float:
+    def _x(self, row: PictureRow | Span, instant: datetime) -> float:
         part = (instant - row.begins_at) / self._longest
         return round(LEFT + (WIDTH - LEFT - RIGHT) * part, 1)
 
 
-def _change_text(change: Span) -> str:
+def _has_room(line: Line, others: Iterable[Line]) -> bool:
+    """Tell whether a text lies within the picture and covers none of others."""
+    first, last = line.stretch
+    is_within = first >= 0 and last <= WIDTH
+    return is_within and not any(
+        each.level == line.level and first < each.stretch[1] and each.stretch[0] < last
+        for each in others
+    )
+
+
+def change_text(change: Span) -> str:
+    """Return one of :func:`changes_of` in words."""
     seconds = (change.ends_at - change.begins_at).total_seconds()
     minutes = abs(seconds) / 60
     length = f"{minutes / 60:g} h" if minutes % 60 == 0 else f"{minutes:g} min"
-    return f"clocks {'go on' if seconds > 0 else 'go back'} {length}"
+    return f"clocks {'go forward' if seconds > 0 else 'go back'} {length}"

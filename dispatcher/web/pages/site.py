@@ -27,20 +27,20 @@ from starlette.routing import Route
 from starlette.types import Message, Receive
 
 from dispatcher.app import App
-from dispatcher.client import Dispatcher, for_pages, parts_of, selection_of
-from dispatcher.errors import DispatcherError, InvalidValue, StoreUnavailable
+from dispatcher.client import Dispatcher, app_of, for_pages, selection_of
+from dispatcher.errors import DispatcherError, InvalidValue, StoreUnavailable, Suppressed
 from dispatcher.message import Status
 from dispatcher.problems import problem_of, status_of
 from dispatcher.selection import Page as Found
 from dispatcher.selection import Wanted, id_of
 from dispatcher.store import Movable, StoredVersion
 from dispatcher.telemetry.journal import digest_with
-from dispatcher.times import zones
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.admission import RATE, Admission
 from dispatcher.web.pages import sign_in
 from dispatcher.web.pages.cached_figures import CachedFigures
 from dispatcher.web.pages.sign_in import SignIn
+from dispatcher.web.pages.times import length_text, local_text, read_time
 from dispatcher.web.pages.uploads import Uploads
 from dispatcher.web.problems import Refused, forbidden
 from dispatcher.web.streams import Streams
@@ -74,11 +74,10 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Page:
+class PageRoute:
     """A path, and the function that answers a visit. Unless ``is_public``, it needs ``rights``.
 
     ``most_bytes`` bounds the form of a POST. Functions run in a thread.
@@ -102,7 +101,7 @@ class Link:
     unbound: bool = False
 
 
-class Given(dict[str, str]):
+class Fields(dict[str, str]):
     """What is given by name. A template that asks for another name gets an empty text."""
 
     def __missing__(self, name: str) -> str:
@@ -120,8 +119,8 @@ class Visit:
     site: Site
     request: Request
     caller: Caller
-    query: Given = field(default_factory=Given)
-    form: Given = field(default_factory=Given)
+    query: Fields = field(default_factory=Fields)
+    form: Fields = field(default_factory=Fields)
     files: Mapping[str, UploadFile] = field(default_factory=dict)
 
     @property
@@ -133,7 +132,7 @@ class Visit:
     @property
     def parts(self) -> App:
         """The parts of :attr:`dispatcher` that no method of it shows."""
-        return parts_of(self.dispatcher)
+        return app_of(self.dispatcher)
 
     @property
     def root(self) -> str:
@@ -144,7 +143,7 @@ class Visit:
     @property
     def zone(self) -> str:
         """The zone in which times are shown, and read."""
-        return self.query.get("zone") or self.site.settings.zone
+        return self.query.get("zone") or self.form.get("zone") or self.site.settings.zone
 
     def may(self, right: str) -> bool:
         """Tell whether the visitor has a right."""
@@ -182,6 +181,16 @@ class Visit:
     def go(self, path: str, /, **query: object) -> RedirectResponse:
         """Answer an action: the browser shows another page. ``done`` says there what was done."""
         return RedirectResponse(self.url(path, **query), 303)
+
+    def time_of(
+        self, text: str, field: str, *, near: datetime | None = None, of_day: bool = False
+    ) -> datetime:
+        """Return the time that a person typed, by default near now. Raises InvalidSendTime.
+
+        A time without a date is the next one, or with ``of_day`` that of today.
+        """
+        near = near or self.parts.clock.now()
+        return read_time(text, self.zone, field=field, near=near, of_day=of_day)
 
     def message(self) -> Movable:
         """Return the message of the path, if the visitor may see it. Raises MessageNotFound."""
@@ -240,6 +249,11 @@ class Visit:
         """Return an error in words that the visitor may read."""
         if isinstance(error, StoreUnavailable) and error.timed_out:
             return "That is too much to read or to count for a page: narrow the filter."
+        if isinstance(error, Suppressed):
+            return (
+                f"The recipient has opted out of {error.channel}: no message goes to it there, "
+                "at any time, until the opt-out is revoked under Suppressions."
+            )
         return str(problem_of(error, whole=self.caller.sees_conflicts)["detail"])
 
     def note(self, action: str) -> None:
@@ -253,7 +267,7 @@ class Site:
     def __init__(self, dispatcher: Dispatcher, access: Access, *, rate: str) -> None:
         self.dispatcher = dispatcher
         self.settings = dispatcher.settings
-        self.parts = parts_of(dispatcher)
+        self.parts = app_of(dispatcher)
         self.access = access
         self._admission = Admission(self.parts, auth=self._known, rate=rate)
         self._threads = CapacityLimiter(_MOST_THREADS)
@@ -272,7 +286,7 @@ class Site:
             lstrip_blocks=True,
         )
         self.templates.filters |= {"number": "{:,}".format, "span": length_text}
-        self.templates.globals |= {"local": local_text, "links": ()}
+        self.templates.globals |= {"local": _local_text, "links": ()}
 
     @cached_property
     def reader(self) -> Dispatcher:
@@ -283,7 +297,7 @@ class Site:
         """Run something in one of the threads of the page: few, so that programs keep theirs."""
         return await to_thread.run_sync(act, *given, limiter=self._threads)
 
-    def application(self, pages: Sequence[Page], links: Sequence[Link]) -> Starlette:
+    def application(self, pages: Sequence[PageRoute], links: Sequence[Link]) -> Starlette:
         """Return the ASGI application of these pages."""
         self.templates.globals["links"] = tuple(links)
         routes = [Route("/static/{name}", self._file, methods=["GET"])]
@@ -299,7 +313,7 @@ class Site:
         text = self.files[name]
         return visit.url(f"/static/{name}", v=hashlib.sha256(text).hexdigest()[:10])
 
-    def enter(self, request: Request, page: Page) -> Caller:
+    def enter(self, request: Request, page: PageRoute) -> Caller:
         """Return who visits, if that person may. Raises Refused."""
         caller = self._admission.admit(request)
         for right in page.rights:
@@ -312,7 +326,7 @@ class Site:
             raise forbidden("you have no access to this page")
         return caller
 
-    def _guarded(self, page: Page) -> Callable[[Request], Any]:
+    def _guarded(self, page: PageRoute) -> Callable[[Request], Any]:
         async def answered(request: Request) -> Response:
             nobody = Caller(name="nobody", rights=frozenset())
             visit = Visit(site=self, request=request, caller=nobody, query=_last(request))
@@ -336,12 +350,12 @@ class Site:
 
         return answered
 
-    async def _acted(self, visit: Visit, page: Page) -> Response:
+    async def _acted(self, visit: Visit, page: PageRoute) -> Response:
         """Read a form, and call the page."""
         request = Request(visit.request.scope, _bounded(visit.request, page.most_bytes))
         async with request.form(max_files=1, max_fields=1_000) as form:
             pairs = form.multi_items()
-            visit.form = Given({n: each for n, each in pairs if isinstance(each, str) and each})
+            visit.form = Fields({n: each for n, each in pairs if isinstance(each, str) and each})
             visit.files = {name: each for name, each in pairs if isinstance(each, UploadFile)}
             return await self.in_thread(page.answer, visit)
 
@@ -399,31 +413,18 @@ def page(dispatcher: Dispatcher, *, access: Access | None = None, rate: str = RA
     return site.application([*navigation.PAGES, *_signing_in(site)], navigation.LINKS)
 
 
-def local_text(visit: Visit, instant: datetime, *, zone: str | None = None, form: str = "") -> str:
-    """Return an instant as the clocks of a zone show it, by default that of the visit."""
-    local = instant.astimezone(zones.rules(zone or visit.zone))
-    thousandths = f".{local.microsecond // 1_000:03}" if local.microsecond and not form else ""
-    return f"{local:{form or '%a %d %b %Y %H:%M:%S'}}{thousandths}"
+def _local_text(visit: Visit, instant: datetime, *, form: str = "") -> str:
+    return local_text(instant, visit.zone, form)
 
 
-def length_text(length: timedelta) -> str:
-    """Return a length in words: ``2 hours``."""
-    seconds = round(length.total_seconds())
-    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
-        if seconds >= 2 * size or seconds == size:
-            many = seconds // size
-            return f"{many} {unit}{'' if many == 1 else 's'}"
-    return f"{seconds} s" if seconds else f"{length // _MILLISECOND} ms"
-
-
-def _signing_in(site: Site) -> list[Page]:
+def _signing_in(site: Site) -> list[PageRoute]:
     access = site.access
     if not isinstance(access, SignIn):
         return []
     return [
-        Page(path=sign_in.PATH, answer=access.form, is_public=True),
-        Page(path=sign_in.PATH, method="POST", answer=access.enter, is_public=True),
-        Page(path="/sign-out", method="POST", answer=access.leave, is_public=True),
+        PageRoute(path=sign_in.PATH, answer=access.form, is_public=True),
+        PageRoute(path=sign_in.PATH, method="POST", answer=access.enter, is_public=True),
+        PageRoute(path="/sign-out", method="POST", answer=access.leave, is_public=True),
     ]
 
 
@@ -442,9 +443,9 @@ def _check_origin(request: Request) -> None:
         raise forbidden("the action comes from another site")
 
 
-def _last(request: Request) -> Given:
+def _last(request: Request) -> Fields:
     given = request.query_params.items()
-    return Given({name: each.strip() for name, each in given if each.strip()})
+    return Fields({name: each.strip() for name, each in given if each.strip()})
 
 
 def _files() -> dict[str, bytes]:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from dispatcher.errors import InvalidDraft
 from dispatcher.web.access import Right
-from dispatcher.web.pages.site import Page, Visit
+from dispatcher.web.pages.site import PageRoute, Visit
 
 _MOST = 200
 
@@ -53,8 +53,8 @@ def _note(visit: Visit, verb: str, recipient: str, channel: str | None) -> None:
 
 _RIGHTS = (Right.RECIPIENTS_READ, Right.SUPPRESSIONS_WRITE)
 PAGES = (
-    Page(path="/suppressions", answer=suppressions,
+    PageRoute(path="/suppressions", answer=suppressions,
          rights=(Right.MESSAGES_READ, Right.RECIPIENTS_READ)),
-    Page(path="/suppressions", answer=suppress, method="POST", rights=_RIGHTS),
-    Page(path="/suppressions/revoke", answer=unsuppress, method="POST", rights=_RIGHTS),
+    PageRoute(path="/suppressions", answer=suppress, method="POST", rights=_RIGHTS),
+    PageRoute(path="/suppressions/revoke", answer=unsuppress, method="POST", rights=_RIGHTS),
 )  # fmt: skip

@@ -38,7 +38,7 @@ _SHOWN = 20
 _PART = 1024 * 1024
 
 
-class State(StrEnum):
+class UploadState(StrEnum):
     """How far a file is."""
 
     DROPPED = "dropped"
@@ -75,7 +75,7 @@ class Upload:
         self.name = name
         self.campaign = campaign
         self.at = at
-        self.state = State.DROPPED
+        self.state = UploadState.DROPPED
         self.counted = Progress(0, 0, None)
         self.bad = 0
         self.rows: int | None = None
@@ -91,21 +91,27 @@ class Upload:
     @property
     def is_running(self) -> bool:
         """Whether a thread works on it."""
-        return self.state in (State.PLANNING, State.BOOKING)
+        return self.state in (UploadState.PLANNING, UploadState.BOOKING)
 
     @property
     def turned_away(self) -> int:
         """How many rows are refused, bad ones included."""
         return self.counted.refused + self.bad
 
-    def start(self, dispatcher: Dispatcher, state: State) -> bool:
+    def start(self, dispatcher: Dispatcher, state: UploadState) -> bool:
         """Plan or book it in a thread; return False where it is booked, or another one works."""
         with self._lock:
-            if self.is_running or self.state is State.BOOKED:
+            if self.is_running or self.state is UploadState.BOOKED:
                 return False
-            self.state = state
-        work = self._make_plan if state is State.PLANNING else self._book
-        Thread(target=self._run, args=(work, dispatcher), name="upload", daemon=True).start()
+            before, self.state = self.state, state
+            work = self._make_plan if state is UploadState.PLANNING else self._book
+            try:
+                Thread(
+                    target=self._run, args=(work, dispatcher), name="upload", daemon=True
+                ).start()
+            except RuntimeError:
+                self.state = before
+                raise
         return True
 
     def check(self) -> None:
@@ -117,22 +123,22 @@ class Upload:
         """Delete the file."""
         self._path.unlink(missing_ok=True)
 
-    def _run(self, work: Callable[[Dispatcher], State], dispatcher: Dispatcher) -> None:
+    def _run(self, work: Callable[[Dispatcher], UploadState], dispatcher: Dispatcher) -> None:
         self.counted, self.bad, self.error = Progress(0, 0, None), 0, None
         self.reasons.clear()
         self.refused.clear()
         try:
             self.state = work(dispatcher)
         except DispatcherError as error:
-            self.error, self.state = error, State.FAILED
+            self.error, self.state = error, UploadState.FAILED
         except Exception:
             log.exception("an upload failed")
             self.error = InvalidValue(
                 "file", "failed; the log of the server says why", "a file that can be read"
             )
-            self.state = State.FAILED
+            self.state = UploadState.FAILED
 
-    def _make_plan(self, dispatcher: Dispatcher) -> State:
+    def _make_plan(self, dispatcher: Dispatcher) -> UploadState:
         plan = dispatcher.plan(
             self._drafts(dispatcher), on_conflict=self._on_conflict, progress=self._count
         )
@@ -140,9 +146,9 @@ class Upload:
             self._refuse_draft(each)
         self.refused.sort(key=lambda each: each[0])
         self.plan = replace(plan, rejections=())
-        return State.PLANNED
+        return UploadState.PLANNED
 
-    def _book(self, dispatcher: Dispatcher) -> State:
+    def _book(self, dispatcher: Dispatcher) -> UploadState:
         results = dispatcher.submit_many(
             self._drafts(dispatcher), on_conflict=self._on_conflict, progress=self._count
         )
@@ -155,7 +161,7 @@ class Upload:
         if unknown is not None:  # some rows can be booked yet: the file is kept
             raise unknown
         self.forget()
-        return State.BOOKED
+        return UploadState.BOOKED
 
     def _source(self) -> Source:
         if Format.of(self.name) is None:
@@ -225,16 +231,18 @@ class Uploads:
     def store(self, stream: BinaryIO) -> Path:
         """Copy a file. Raises InvalidValue for one that is too long."""
         with self._lock:
-            if self._folder is None:
+            if self._folder is None or not Path(self._folder.name).is_dir():
                 self._folder = TemporaryDirectory(prefix="dispatcher-page-")
             path = Path(self._folder.name) / secrets.token_hex(8)
         written = 0
-        with path.open("xb") as copy:
-            while part := stream.read(_PART):
-                written += len(part)
-                if written > MOST_BYTES:
-                    break
-                copy.write(part)
+        try:
+            with path.open("xb") as copy:
+                while (part := stream.read(_PART)) and written <= MOST_BYTES:
+                    written += len(part)
+                    copy.write(part)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
         if written > MOST_BYTES:
             path.unlink()
             problem = f"more than {MOST_BYTES // _PART} MiB"

@@ -3,18 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 
 import pytest
 from fastapi.testclient import TestClient
 from playwright.sync_api import Browser
 
+from dispatcher import Message, PerhapsSent, QuotaExceeded, Status
 from dispatcher.web import Access, Caller, Loopback, Right, page
 from dispatcher.web.pages import cached_figures
 from tests.support.browser import Tab, chromium, served
-from tests.support.house import House
+from tests.support.house import FAR, House, hour_ago
 
+HOUR = timedelta(hours=1)
 Visit = Callable[..., TestClient]
+
+
+@contextmanager
+def at_present(house: House) -> Iterator[None]:
+    """Let the clock of a house be an hour slow for a while: what is submitted now is due."""
+    before = house.clock.now()
+    house.moved.set_wall(hour_ago().now())
+    try:
+        yield
+    finally:
+        house.moved.set_wall(before)
+
+
+def lose_the_answer(_: Message) -> None:
+    raise PerhapsSent("the line broke after the final dot")
+
+
+def hold(house: House, recipient: str = "ada") -> Message:
+    """Return a message that is held: the provider had it and did not answer."""
+    with at_present(house):
+        message = house.submit(recipient, on_unknown="hold")
+        house.memory.before = lose_the_answer
+        house.deliver(message)
+        house.memory.before = None
+    message = house.again(message)
+    assert message.status is Status.HELD
+    return message
+
+
+def paths(house: House) -> dict[str, str]:
+    """Return an address of each page, with something on it."""
+    message = house.submit(send_at=FAR + HOUR, campaign="summer")
+    with pytest.raises(QuotaExceeded):
+        house.submit(send_at=FAR + HOUR)
+    with at_present(house):
+        house.submit("dan", send_in=3 * HOUR)
+    hold(house, "cyd")
+    house.dispatcher.suppress("eve")
+    house.dispatcher.pause("recipient", "eve")
+    return {
+        "/": "/",
+        "/calendar": f"/calendar?recipient=ada&channel=memory&at={FAR + HOUR:%Y-%m-%dT%H:%M}",
+        "/messages": "/messages",
+        "/messages/bulk": "/messages/bulk?do=reschedule",
+        "/messages/{message_id}": f"/messages/{message.id}",
+        "/held": "/held",
+        "/campaigns": "/campaigns?campaign=summer",
+        "/load": "/load",
+        "/refusals": "/refusals?what_if=2/minute",
+        "/suppressions": "/suppressions",
+        "/pauses": "/pauses",
+        "/doctor": "/doctor",
+    }
 
 
 @pytest.fixture

@@ -12,27 +12,20 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from dispatcher import Message, Status
+from dispatcher import Message, Status, TemporaryFailure
 from dispatcher.store import StoredVersion
 from dispatcher.web import Right
 from dispatcher.web.pages.bulk import ACTIONS, CountedMessages
 from dispatcher.web.replies import Version
 from tests.support.house import FAR, House
-from tests.web.pages.conftest import Visit
+from tests.web.pages.conftest import HOUR, Visit, hold
 
-HOUR = timedelta(hours=1)
 _HIDDEN = re.compile(r'<input type="hidden" name="([^"]*)" value="([^"]*)">')
 
 
 @pytest.fixture
 def person(visit: Visit) -> TestClient:
     return visit()
-
-
-def hold(house: House, message: Message) -> Message:
-    """Let the outcome of an attempt be unknown."""
-    house.change([message], status=Status.HELD, attempt_count=1)
-    return message
 
 
 def version(house: House, message: Message) -> str:
@@ -71,6 +64,64 @@ def test_a_message_is_moved_and_cancelled(
     assert "Done: cancelled" in person.get(f"{path}?done=cancel").text
 
 
+def test_a_story_tells_each_attempt_and_what_comes_next(slow: House, visit: Visit) -> None:
+    answers = ["503 the provider is overloaded"]
+
+    def fail_once(_: Message) -> None:
+        if answers:
+            raise TemporaryFailure(answers.pop())
+
+    slow.memory.before = fail_once
+    message = slow.submit(campaign="summer")
+    slow.deliver(message)
+    client = visit(of=slow)
+    assert "/campaigns?campaign=summer" in client.get(f"/messages/{message.id}").text
+    steps, following = story_of(client, message)
+    first, [tried] = slow.again(message), slow.dispatcher.attempts(message.id)
+    error = "TemporaryFailure: 503 the provider is overloaded"
+    assert first.enqueued_at is not None
+    assert steps == [
+        f"{message.created_at.isoformat()} submitted",
+        f"{first.enqueued_at.isoformat()} enqueued, last",
+        f"{tried.started_at.isoformat()} attempt 1: temporary after … – {error}",
+    ]
+    due = slow.dispatcher.story(message.id).enqueue_at
+    assert due is not None
+    assert following == f"the sweep enqueues it at {due.isoformat()}"
+    assert due <= first.next_attempt_at
+    later = tried.started_at + timedelta(seconds=1)
+    slow.change([message], enqueued_at=later)
+    steps, _ = story_of(client, message)
+    assert steps[-1] == f"{later.isoformat()} enqueued, last"
+    slow.change([message], enqueued_at=first.enqueued_at)
+
+    slow.redis.delete(*slow.redis.scan_iter(match="*:log:*"), "nothing")
+    slow.change([message], next_attempt_at=slow.database_time() - HOUR)
+    slow.deliver(message)
+    steps, following = story_of(client, message)
+    [_, tried] = slow.dispatcher.attempts(message.id)
+    finished_at = slow.again(message).finished_at
+    assert finished_at is not None
+    assert steps[3:] == [
+        f"{tried.started_at.isoformat()} attempt 2: sent after … – memory-1",
+        f"{finished_at.isoformat()} sent",
+    ]
+    assert following.startswith("it is deleted after ")
+
+
+def story_of(client: TestClient, message: Message) -> tuple[list[str], str]:
+    """Return what the story of a message says has happened, and what comes next."""
+    text = client.get(f"/messages/{message.id}").text
+    text = re.sub(r'<time datetime="([^"]*)">[^<]*</time>', r"\1", text)
+    [steps] = re.findall(r'<ol class="steps">(.*?)</ol>', text, re.DOTALL)
+    [following] = re.findall(r"<strong>Next:</strong>(.*?)</p>", text)
+    told = [
+        re.sub(r"after \S+ \S+", "after …", unescape(re.sub("<[^>]*>", "", each)))
+        for each in re.findall("<li>(.*?)</li>", steps)
+    ]
+    return told, unescape(following).strip()
+
+
 def test_a_refused_move_names_the_next_slot(house: House, person: TestClient) -> None:
     house.submit(send_at=FAR + HOUR)
     message = house.submit(send_at=FAR + 5 * HOUR)
@@ -100,14 +151,19 @@ def test_a_form_of_an_old_version_changes_nothing(
 
 
 def test_held_messages_are_released_and_dropped_with_a_reason(
-    house: House, person: TestClient
+    house: House, person: TestClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, second = (hold(house, house.submit(each, send_at=FAR)) for each in ("ada", "ben"))
+    caplog.set_level(logging.INFO, "dispatcher.web.pages")
+    first, second = (hold(house, each) for each in ("ada", "ben"))
     listed = person.get("/held").text
     assert str(first.id) in listed
     assert str(second.id) in listed
     form = hidden(listed, f"/messages/{first.id}/release")
-    assert person.post(f"/messages/{first.id}/release", data=form).status_code == 303
+    path = f"/messages/{first.id}/release"
+    assert person.post(path, data=form).status_code == 422, "without a reason"
+    assert house.again(first).status is Status.HELD
+    form["reason"] = "the provider has lost it"
+    assert person.post(path, data=form).status_code == 303
     assert house.again(first).status is Status.SCHEDULED
     assert person.post(f"/messages/{second.id}/drop").status_code == 422
     form = {"version": version(house, second), "reason": "the provider has it"}
@@ -118,13 +174,21 @@ def test_held_messages_are_released_and_dropped_with_a_reason(
     assert (now.last_error or "").endswith("; the provider has it")
     assert "the provider has it" in person.get(f"/messages/{second.id}").text
     form = {"version": version(house, second)}
+    assert person.post(f"/messages/{second.id}/retry", data=form).status_code == 422
+    form["perhaps_sent"] = "on"
     assert person.post(f"/messages/{second.id}/retry", data=form).status_code == 303
     assert house.again(second).status is Status.SCHEDULED
+    assert [each for each in caplog.messages if each.startswith("page: ")] == [
+        f"page: release of message {first.id}, now scheduled (the provider has lost it) by ops",
+        f"page: drop of message {second.id}, now failed by ops",
+        f"page: retry of message {second.id}, now scheduled by ops",
+    ]
 
 
 def test_all_that_match_are_cancelled_after_a_confirmation(
-    house: House, person: TestClient
+    house: House, person: TestClient, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "dispatcher.web.pages")
     meant = [house.submit(each, send_at=FAR + HOUR) for each in ("ada", "ben", "cleo")]
     other = house.submit("ada", send_at=FAR + 3 * HOUR)
     query = "do=cancel&until=2100-01-01T13:00"
@@ -136,6 +200,7 @@ def test_all_that_match_are_cancelled_after_a_confirmation(
     assert "Cancel: 3 of 3 done" in answer.text
     assert {house.again(each).status for each in meant} == {Status.CANCELLED}
     assert {house.again(each).status for each in (other, late)} == {Status.SCHEDULED}
+    assert caplog.messages == ["page: cancel of 3 messages by filter, 0 refused by ops"]
 
 
 def test_all_that_match_are_moved_once(house: House, person: TestClient) -> None:
@@ -209,16 +274,15 @@ def test_what_another_call_changes_after_the_comparison_is_left(
     house: House, person: TestClient, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     """The change itself is guarded: nothing that comes between is lost."""
-    meant, changed = (house.submit(each, send_at=FAR + HOUR) for each in ("ada", "ben"))
     by_other: Callable[[], Message]
     if verb == "retry":
-        for each in (meant, changed):
-            house.dispatcher.drop(hold(house, each).id)
+        meant, changed = (house.dispatcher.drop(hold(house, each).id) for each in ("ada", "ben"))
 
         def by_other() -> Message:
             house.change([changed], attempt_count=2)
             return house.again(changed)
     else:
+        meant, changed = (house.submit(each, send_at=FAR + HOUR) for each in ("ada", "ben"))
 
         def by_other() -> Message:
             return house.dispatcher.update(changed.id, body={"text": "other"})
@@ -233,8 +297,7 @@ def test_what_another_call_changes_after_the_comparison_is_left(
 
     monkeypatch.setattr(CountedMessages, "unchanged", compare)
     form = hidden(asked, "/messages/bulk")
-    if verb == "reschedule":
-        form["later"] = "2 hours"
+    form |= {"reschedule": {"later": "2 hours"}, "retry": {"perhaps_sent": "on"}}.get(verb, {})
     text = person.post("/messages/bulk", data=form).text
     assert "1 of 2 done" in text
     assert "1: changed since they were counted" in text
@@ -243,7 +306,7 @@ def test_what_another_call_changes_after_the_comparison_is_left(
     assert (after.status, after.send_at) == {
         "cancel": (Status.CANCELLED, FAR + HOUR),
         "reschedule": (Status.SCHEDULED, FAR + 3 * HOUR),
-        "retry": (Status.SCHEDULED, FAR + HOUR),
+        "retry": (Status.SCHEDULED, meant.send_at),
     }[verb]
 
 
@@ -288,14 +351,12 @@ def test_pauses_need_the_right_to_operate(house: House, visit: Visit) -> None:
 
 
 def test_all_failed_ones_are_retried(house: House, person: TestClient) -> None:
-    message = hold(house, house.submit(send_at=FAR))
+    message = hold(house)
     house.dispatcher.drop(message.id)
     asked = person.get("/messages/bulk?do=retry").text
     assert "Retry 1 message?" in asked
-    assert (
-        "Retry: 1 of 1 done"
-        in person.post("/messages/bulk", data=hidden(asked, "/messages/bulk")).text
-    )
+    form = {**hidden(asked, "/messages/bulk"), "perhaps_sent": "on"}
+    assert "Retry: 1 of 1 done" in person.post("/messages/bulk", data=form).text
     assert house.again(message).status is Status.SCHEDULED
 
 
@@ -304,7 +365,10 @@ def test_a_change_that_cannot_be_is_refused(person: TestClient, query: str) -> N
     assert person.get(f"/messages/bulk?{query}").status_code == 422
 
 
-def test_a_recipient_is_opted_out_and_in_again(house: House, person: TestClient) -> None:
+def test_a_recipient_is_opted_out_and_in_again(
+    house: House, person: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "dispatcher.web.pages")
     message = house.submit(send_at=FAR + HOUR)
     made = person.post("/suppressions", data={"recipient": "ada", "channel": ""})
     assert made.headers["location"] == "/suppressions?recipient=ada&done=suppress&many=1"
@@ -314,6 +378,10 @@ def test_a_recipient_is_opted_out_and_in_again(house: House, person: TestClient)
     assert form == {"recipient": "ada"}
     assert person.post("/suppressions/revoke", data=form).status_code == 303
     assert list(house.dispatcher.suppressed()) == []
+    assert caplog.messages == [
+        "page: suppress of a recipient on every channel by ops",
+        "page: unsuppress of a recipient on every channel by ops",
+    ]
 
 
 _NEEDED = {

@@ -16,7 +16,7 @@ import pytest
 from fastapi import FastAPI
 
 from dispatcher import Dispatcher, Status
-from dispatcher.client import for_pages, parts_of
+from dispatcher.client import app_of, for_pages
 from dispatcher.store import listing
 from dispatcher.web import Caller, page, streams
 from dispatcher.web.pages import cached_figures, site
@@ -90,7 +90,7 @@ def test_a_statement_that_takes_too_long_asks_for_a_narrower_filter(
     assert client.get("/messages").status_code == 200
     bounds = [
         each.database.run(lambda line: line.exec_driver_sql("SHOW statement_timeout").scalar())
-        for each in (house.parts, parts_of(house.dispatcher).for_pages())
+        for each in (house.parts, app_of(house.dispatcher).for_pages())
     ]
     assert bounds == ["10s", "1s"]
 
@@ -160,6 +160,10 @@ def test_an_error_of_a_figure_is_told_and_the_next_visit_reads_again() -> None:
     with pytest.raises(ZeroDivisionError):
         cached.of(fails)
     assert cached.of(lambda: Status.SENT) is Status.SENT
+    cached._until = -inf
+    with pytest.raises(ZeroDivisionError):
+        cached.of(fails)
+    assert cached.of(fails) is Status.SENT, "no visit reads again before the pause is over"
 
 
 def test_a_browser_that_does_not_read_loses_its_place_after_a_bound(
@@ -211,4 +215,4 @@ def test_awaited_calls_of_pages_work_after_the_program_closed_its_dispatcher(hou
     with Dispatcher(house.settings) as dispatcher:
         reader = for_pages(dispatcher)
     assert asyncio.run(reader.acount()) == 0
-    parts_of(reader).close()
+    app_of(reader).close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from dispatcher import Message, QuotaExceeded
+from dispatcher.reservation import refusals
 from dispatcher.web.pages import calendar
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
@@ -74,6 +76,145 @@ def test_a_time_that_fits_is_said_to_fit(visit: Visit, booked: Message) -> None:
     assert "12:00" in f"{booked.send_at:%H:%M}"
 
 
+def refuse(house: House, recipient: str = "ada", **asked: Any) -> QuotaExceeded:
+    with pytest.raises(QuotaExceeded) as refused:
+        house.submit(recipient, **asked)
+    return refused.value
+
+
+def test_a_refusal_of_a_past_time_is_explained_by_what_was_noted(
+    house: House, visit: Visit
+) -> None:
+    house.submit(send_at=FAR + HOUR)
+    house.submit("ben", send_at=FAR + HOUR)
+    refuse(house, send_at=FAR + HOUR + timedelta(seconds=20))
+    refuse(house, "ben", send_at=FAR + HOUR + timedelta(seconds=40))
+    house.moved.set_wall(FAR + 3 * HOUR)
+    client = visit()
+    text = asked(client, recipient="ada", at="2100-01-01 12:00")
+    assert "12:00:00</time> is past" in text
+    verdict = text.split("</section>")[0]
+    assert "12:00:20</time> was refused on" in verdict
+    assert "by the quota 1/minute of ada. Its next free slot was" in verdict
+    assert f'datetime="{(FAR + HOUR + MINUTE).isoformat()}"' in verdict
+    assert "12:00:40" not in text, "of ben"
+    assert "It could go <strong>at once</strong>" in verdict
+    other = asked(client, recipient="ada", at="2100-01-01 12:00:19")
+    assert "No refusal of a message for that time is among those that are kept" in other
+    assert "Refused of late" in other
+
+
+def test_the_next_slot_of_a_past_question_is_one_from_now_on(build: Build, visit: Visit) -> None:
+    house = build(quotas="1/hour")
+    house.submit(send_at=FAR + 3 * HOUR)
+    house.moved.set_wall(FAR + 3 * HOUR)
+    query = {"recipient": "ada", "at": "2100-01-01 12:00", "start": "2100-01-05"}
+    text = asked(visit(of=house), **query)
+    slot = FAR + 4 * HOUR
+    assert f'It could go <strong>at <time datetime="{slot.isoformat()}">' in text
+
+
+def test_last_refusals_of_all_scopes_that_are_shown_are_listed(build: Build, visit: Visit) -> None:
+    house = build(scopes={"tenant": {"quotas": "1/hour"}}, quotas="1/minute")
+    house.submit("ben", send_at=FAR + HOUR, scopes={"tenant": "acme"})
+    refuse(house, send_at=FAR + HOUR, scopes={"tenant": "acme"})
+    house.submit(send_at=FAR + 5 * HOUR)
+    refuse(house, send_at=FAR + 5 * HOUR)
+    client = visit(of=house)
+    rows = r"<td>(the quota [^<]*|quiet hours)</td>"
+    shown = re.findall(rows, asked(client, recipient="ada"))
+    assert [each.strip() for each in shown] == [
+        "the quota 1/minute of ada", "the quota 1/hour of each tenant",
+    ]  # fmt: skip
+    shown = re.findall(rows, asked(client, recipient="ada", **{"count.tenant": "acme"}))
+    assert shown == ["the quota 1/hour of tenant:acme"]
+    assert re.findall(rows, asked(client, recipient="ben")) == []
+
+
+def test_last_refusals_are_found_on_every_page_that_is_read(
+    build: Build, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "_PAGE", 2)
+    house = build(quotas="1/minute")
+    for name in ("ada", "ben"):
+        house.submit(name, send_at=FAR + HOUR)
+    refuse(house, "ada", send_at=FAR + HOUR)
+    for _ in range(4):
+        refuse(house, "ben", send_at=FAR + HOUR)
+    assert "the quota 1/minute of ada" in asked(visit(of=house), recipient="ada")
+
+
+@pytest.mark.parametrize(
+    "form", ["Fri 01 Jan 2100 12:00:30", "Fri 01 Jan 12:00", "2100-01-01 12:00"]
+)
+def test_a_time_that_the_page_shows_can_be_asked_for(
+    visit: Visit, booked: Message, form: str
+) -> None:
+    assert "No: <time" in asked(visit(), recipient="ada", at=form)
+
+
+@pytest.mark.parametrize("at", [None, "12:00"])
+@pytest.mark.parametrize("channel", ["memory", ""])
+def test_no_slot_is_named_to_a_recipient_who_has_opted_out(
+    house: House, visit: Visit, at: str | None, channel: str
+) -> None:
+    """Whatever is asked: with a channel or without, with a time or without."""
+    house.dispatcher.suppress("ada")
+    given = {} if at is None else {"at": at}
+    text = asked(visit(), recipient="ada", channel=channel, **given)
+    name = channel or "every channel"
+    assert f"The recipient has opted out of {name}: no message goes to it there" in text
+    for wrong in ("accepted:", "free slot", "Yes:"):
+        assert wrong not in text
+    house.dispatcher.unsuppress("ada")
+    house.dispatcher.suppress("ada", channel="file")
+    text = asked(visit(), recipient="ada", channel=channel, **given)
+    assert "ada has opted out of file." in text
+    assert "free slot" in text
+
+
+def test_a_pause_is_named_beside_the_answer(house: House, visit: Visit) -> None:
+    house.dispatcher.pause("recipient", "ada")
+    house.dispatcher.pause("channel", "file")
+    text = asked(visit(), recipient="ada", at="12:00")
+    assert "Yes: <time" in text
+    assert "The recipient ada is paused" in text
+    assert "The channel file" not in text
+
+
+def test_a_bound_visitor_is_offered_no_question_that_is_refused(visit: Visit) -> None:
+    question = "Why was a message refused"
+    assert question in visit().get("/").text
+    assert question not in visit(channels=frozenset({"memory"})).get("/").text
+
+
+def test_a_recipient_is_spelt_as_a_submit_spells_it(build: Build, visit: Visit) -> None:
+    house = build(channels={"memory": {"transport": "memory", "recipients": "email"}})
+    message = house.submit("ada@example.com", send_at=FAR + HOUR)
+    client = visit(of=house)
+    text = asked(client, recipient="ada@Example.COM", at="12:00")
+    assert f"/messages/{message.id}" in text
+    assert "ada@Example.COM is read as <b>ada@example.com</b>" in text
+    assert "is read as" not in asked(client, recipient="ada@example.com")
+    assert "check its spelling, in which capital letters count" in asked(client, recipient="team 7")
+
+
+def test_a_question_shows_the_hours_around_its_time(visit: Visit) -> None:
+    client = visit()
+    assert '<option value="hours" selected>' in asked(client, recipient="ada", at="18:00")
+    assert '<option value="day" selected>' in asked(client, recipient="ada")
+    assert '<option value="week" selected>' in asked(
+        client, recipient="ada", at="9:00", view="week"
+    )
+
+
+def test_the_first_page_asks_for_every_kind_of_scope(build: Build, visit: Visit) -> None:
+    kinds = {"tenant": {"quotas": "1/hour"}, "shop": {"quotas": "9/hour"}}
+    question = visit(of=build(scopes=kinds)).get("/").text.split("</form>")[0]
+    assert 'name="count.tenant"' in question
+    assert 'name="count.shop"' in question
+
+
 def test_the_table_has_what_the_picture_has(visit: Visit, booked: Message) -> None:
     text = asked(visit(), recipient="ada")
     picture, table = text.split("The same as a table")
@@ -88,8 +229,13 @@ def test_the_table_has_what_the_picture_has(visit: Visit, booked: Message) -> No
 @pytest.mark.parametrize("view", ["hours", "day", "week", "weeks"])
 def test_each_view_has_the_change_of_the_clocks(visit: Visit, view: str) -> None:
     text = asked(visit(), recipient="ada", view=view, zone="Europe/Berlin", start="2099-10-25")
-    assert "clocks go back 1 h" in text
-    assert "the clocks go back by 60 minutes" in text
+    drawn, table = text.split("The same as a table")
+    for part in (drawn, table):
+        assert "clocks go back 1 h" in part
+    assert "by 60 minutes" not in text
+    spring = asked(visit(), recipient="ada", view=view, zone="Europe/Berlin", start="2099-03-29")
+    for part in spring.split("The same as a table"):
+        assert "clocks go forward 1 h" in part
 
 
 def test_quiet_hours_are_shown_and_refuse(build: Build, visit: Visit) -> None:
@@ -118,7 +264,8 @@ def test_a_channel_and_a_tenant_have_calendars(build: Build, visit: Visit) -> No
 @pytest.mark.parametrize(
     ("query", "told"),
     [
-        ({"at": "25:99"}, "at:"),
+        ({"at": "25:99"}, "at: cannot read &#39;25:99&#39;"),
+        ({"at": "Fri 41 Jan 2100"}, "cannot read &#39;Fri 41 Jan 2100&#39;"),
         ({"zone": "Mars/Olympus"}, "there is no zone"),
         ({"start": "soon"}, "start:"),
         ({"channel": "pigeon"}, "there is no channel"),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
+import shutil
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -19,7 +22,7 @@ from dispatcher.web.pages.campaigns import histogram
 from tests.support.browser import Tab
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE, wait_until
 from tests.web.pages.conftest import Visit
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -43,7 +46,10 @@ def ended(client: TestClient, answer: Any) -> tuple[str, str]:
     return path, client.get(path).text
 
 
-def test_a_file_is_planned_booked_and_watched(house: House, visit: Visit) -> None:
+def test_a_file_is_planned_booked_and_watched(
+    house: House, visit: Visit, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "dispatcher.web.pages")
     client = visit()
     at = (FAR + HOUR).isoformat()
     rows = [("ada", at), ("ben", at), ("ada", at), ("cyd", "yesterday"), ("dan", FAR + 2 * HOUR)]
@@ -63,6 +69,10 @@ def test_a_file_is_planned_booked_and_watched(house: House, visit: Visit) -> Non
     assert {each.channel for each in found} == {"memory"}
     client.post(path)
     assert house.dispatcher.count() == 3, "booked once"
+    token = path.rsplit("/", 1)[-1]
+    assert [each for each in caplog.messages if each.startswith("page: ")] == [
+        f"page: {step} of upload {token} by ops" for step in ("plan", "booking")
+    ]
 
     house.dispatcher.cancel(found[0].id)
     came = client.get("/campaigns?campaign=summer").text
@@ -140,6 +150,18 @@ def test_wrong_columns_are_told(visit: Visit) -> None:
     assert "Book" not in shown
 
 
+def test_files_are_taken_after_the_folder_was_deleted(
+    visit: Visit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A cleaner of temporary files may come by."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    client = visit()
+    for _ in range(2):
+        ended(client, drop(client, csv_of(("ada", FAR + HOUR))))
+        [folder] = tmp_path.glob("dispatcher-page-*")
+        shutil.rmtree(folder)
+
+
 def test_a_file_that_is_too_long_is_refused(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "MOST_BYTES", 10)
     answer = drop(visit(), csv_of(("ada", FAR)))
@@ -208,8 +230,20 @@ def test_a_histogram_has_few_steps_and_all_times(house: House) -> None:
 
 @pytest.mark.long
 def test_a_campaign_is_booked_in_a_browser(
-    house: House, opened_tab: Callable[..., Tab], tmp_path: Path
+    house: House,
+    opened_tab: Callable[..., Tab],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    going_on = Event()
+    real = house.dispatcher.submit_many
+
+    def halting(drafts: Any, **named: Any) -> Any:
+        for number, each in enumerate(real(drafts, **named)):
+            if number == 1_500:
+                assert going_on.wait(DEADLINE)
+            yield each
+
     file = tmp_path / "sale.csv"
     at = (FAR + HOUR).isoformat()
     file.write_bytes(csv_of(*((f"r{number}", at) for number in range(2_500)), ("r0", at)))
@@ -225,7 +259,15 @@ def test_a_campaign_is_booked_in_a_browser(
     for scheme in ("dark", "light"):
         page.emulate_media(color_scheme=scheme)
         assert tab.violations() == []
+    monkeypatch.setattr(house.dispatcher, "submit_many", halting)
     page.get_by_role("button", name="Book 2,500 messages").click()
+    page.get_by_role("heading", name="summer sale: booking …").wait_for()
+    page.evaluate("window.isTheSame = true")
+    accepted = page.locator("[data-number=accepted]")
+    accepted.filter(has_text=re.compile("^[12],000$")).wait_for()
+    assert page.evaluate("window.isTheSame"), "numbers rise without a reload"
+    assert "of 2,502 lines" in page.get_by_role("status").inner_text()
+    going_on.set()
     page.get_by_role("heading", name="summer sale: booked").wait_for()
     assert house.dispatcher.counts(campaign="summer sale") == {"memory": {Status.SCHEDULED: 2_500}}
     page.get_by_role("link", name="See what comes of it").click()

@@ -1,7 +1,8 @@
-"""The load to come and the refusals, as a person sees them."""
+"""The overview, the load to come and the refusals, as a person sees them."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from dispatcher import Draft, QuotaExceeded
+from dispatcher.telemetry.liveness import LOST_AFTER, Kind
 from dispatcher.web import Right
 from tests.support.browser import Tab
 from tests.support.house import FAR, House
@@ -21,6 +23,29 @@ CHANNELS = {
     "sms": {"transport": "memory", "limits": ["1/second"]},
     "mail": {"transport": "memory"},
 }
+
+
+def test_the_overview_names_workers_beats_and_duties(house: House, visit: Visit) -> None:
+    client = visit()
+    text = client.get("/").text
+    for what in ("worker", "beat"):
+        assert f"<tr><td>{what}</td><td>none</td>" in text
+        assert f'<span class="tag bad">no {what} is alive</span>' in text
+    assert '<p class="fact bad"><b data-number="workers">0</b>' in text
+
+    signs = house.parts.signs
+    signs.note(Kind.WORKER, {"celery@one 7": 0 * MINUTE, "celery@two 8": LOST_AFTER + MINUTE})
+    signs.note(Kind.BEAT, {"beat@one 9": 0 * MINUTE})
+    signs.note(Kind.DUTY, {"reconcile": 2 * HOUR})
+    text = visit().get("/").text
+    rows = re.findall(r"<tr><td>(worker|beat|duty)</td><td>([^<]*)</td><td>([^<]*)</td>(.*)", text)
+    states = {(what, name): state for what, name, _, state in rows}
+    assert "alive" in states["worker", "celery@one 7"]
+    assert "lost" in states["worker", "celery@two 8"]
+    assert "alive" in states["beat", "beat@one 9"]
+    assert [age for what, _, age, _ in rows if what == "duty"] == ["2 hours ago"]
+    assert '<p class="fact"><b data-number="workers">1</b>' in text
+    assert '<p class="fact"><b data-number="beats">1</b>' in text
 
 
 @pytest.fixture
@@ -74,6 +99,48 @@ def test_refusals_are_shown_by_rule_and_replayed(refused: House, visit: Visit) -
     assert "1 would have been refused still" in asked
     wrong = client.get("/refusals?what_if=often")
     assert (wrong.status_code, "cannot read" in wrong.text) == (200, True)
+
+
+def test_refusals_tell_how_far_the_next_slot_was(house: House, visit: Visit) -> None:
+    house.submit(send_at=FAR + HOUR)
+    for seconds in (58, 58, 58, 0):
+        with pytest.raises(QuotaExceeded):
+            house.submit(send_at=FAR + HOUR + timedelta(seconds=seconds))
+    [rule] = house.dispatcher.refusals().rules
+    assert rule.wait_p50 < timedelta(seconds=3) < MINUTE <= rule.wait_p95
+    shown = visit().get("/refusals").text
+    [cells] = re.findall(r'<th scope="row">1/minute</th>(.*)</tr>', shown)
+    assert re.findall(r"<td>([^<]*)</td>", cells) == ["2 s", "64 s"]
+
+
+def test_the_doctor_tells_what_it_finds(
+    house: House, visit: Visit, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "dispatcher.web.pages")
+    client = visit()
+    assert "Findings" not in client.get("/doctor").text
+    assert caplog.messages == []
+    text = client.post("/doctor").text
+    [found] = re.findall(r"<tr>(?:(?!</tr>).)*<code>work\.processes</code>.*?</tr>", text)
+    assert '<span class="tag warn">warning</span>' in found
+    assert "no worker and no beat is alive: due messages are not sent<br>" in found
+    assert "<strong>Remedy:</strong> start `dispatcher worker` and `dispatcher beat`" in found
+    assert caplog.messages == ["page: doctor by ops"]
+
+
+def test_refusals_name_digests_where_there_is_a_key_for_them(
+    build: Build, refused: House, visit: Visit
+) -> None:
+    without = visit(of=refused).get("/refusals").text
+    assert "Scope, as logs name it" not in without
+    assert "With the setting <code>log_key</code> this table also has a digest" in without
+    house = build(log_key="a secret of more than thirty-two letters")  # on the same windows
+    with pytest.raises(QuotaExceeded):
+        house.submit(send_at=FAR + HOUR)
+    last = house.dispatcher.refusals().last[0]
+    shown = visit(of=house).get("/refusals").text
+    assert f"<td><code>{last.scope}</code></td>" in shown
+    assert "log_key" not in shown
 
 
 def test_load_and_refusals_need_a_key_without_bounds(refused: House, visit: Visit) -> None:

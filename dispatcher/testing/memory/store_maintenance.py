@@ -21,7 +21,7 @@ from dispatcher.store.maintenance import NOT_BEGUN, UNKNOWN, OverdueBatch
 from dispatcher.store.reservations import PermitRow
 from dispatcher.testing.memory.tables import (
     NO_CATCH_UP,
-    NO_PLACE,
+    NO_RESERVATION,
     OPEN,
     AttemptRow,
     CatchUpRules,
@@ -37,12 +37,12 @@ _PAGE = 20
 """Rows in a page: fewer than the sweep asks for, so that others come between two of them."""
 
 
-class MemoryStoreUpkeep:
-    """Stands in for ``dispatcher.store.StoreUpkeep``."""
+class MemoryStoreMaintenance:
+    """Stands in for ``dispatcher.store.StoreMaintenance``."""
 
-    def __init__(self, tables: Tables, *, leaves: CatchUpRules = NO_CATCH_UP) -> None:
+    def __init__(self, tables: Tables, *, kept_back: CatchUpRules = NO_CATCH_UP) -> None:
         self._tables = tables
-        self._leaves = leaves
+        self._rules = kept_back
 
     def has_resumed(self, *, within: timedelta) -> bool:
         since = self._tables.now() - within
@@ -55,7 +55,7 @@ class MemoryStoreUpkeep:
             row
             for row in self._tables.to_enqueue(now)
             if (within is None or row.enqueue_at > now - within)
-            and not self._leaves.is_left(row, now)
+            and not self._rules.keeps_back(row, now)
         ]
         return [row.id for row in rows[:limit]]
 
@@ -68,7 +68,7 @@ class MemoryStoreUpkeep:
             if row is not None
             and row.enqueue_at <= now
             and not self._tables.is_paused(row)
-            and not self._leaves.is_left(row, now)
+            and not self._rules.keeps_back(row, now)
         ]
         for row in rows:
             graces = (2 * late for late in (8, 4) if row.next_attempt_at <= now - late * grace)
@@ -190,7 +190,7 @@ class MemoryStoreUpkeep:
             row = tables.messages.get(message_id)
             if row is None or row.finished_at != at:
                 continue
-            if (row.status in NO_PLACE and row.reserved) or row.notified_status not in (
+            if (row.status in NO_RESERVATION and row.reserved) or row.notified_status not in (
                 None,
                 row.status,
             ):
@@ -212,11 +212,11 @@ class MemoryStoreUpkeep:
 
     def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, ReservedTime]:
         found = (self._tables.messages.get(message_id) for message_id in message_ids)
-        return {row.id: _kept(row) for row in found if row and row.status not in NO_PLACE}
+        return {row.id: _kept(row) for row in found if row and row.status not in NO_RESERVATION}
 
     def reservations_of(self, message_ids: Sequence[UUID]) -> list[ReservationRow]:
         found = (self._tables.messages.get(message_id) for message_id in message_ids)
-        return [_place(row) for row in found if row and row.status not in NO_PLACE]
+        return [_reservation_row(row) for row in found if row and row.status not in NO_RESERVATION]
 
     def bar_moves(self, message_ids: Sequence[UUID]) -> set[UUID]:
         rows = [row for row in map(self._tables.messages.get, message_ids) if row]
@@ -226,7 +226,7 @@ class MemoryStoreUpkeep:
 
     def unreleased(self, *, limit: int) -> list[ReservationRow]:
         rows = [*self._tables.unreleased.values(), *self._tables.taken_back.values()]
-        return [_place(row) for row in sorted(rows, key=lambda row: row.id)[:limit]]
+        return [_reservation_row(row) for row in sorted(rows, key=lambda row: row.id)[:limit]]
 
     def mark_released(self, message_ids: Sequence[UUID]) -> None:
         for message_id in message_ids:
@@ -250,7 +250,7 @@ class MemoryStoreUpkeep:
             page = sorted(rows, key=lambda row: row.id)[: min(batch, _PAGE)]
             if not page:
                 return
-            yield [_place(row) for row in page]
+            yield [_reservation_row(row) for row in page]
             last = page[-1].id
 
     def count_reservations(self, *, memory: timedelta) -> int:
@@ -325,7 +325,7 @@ class MemoryStoreUpkeep:
         return [
             row
             for row in self._tables.messages.values()
-            if row.reserved and row.status not in NO_PLACE and row.send_at > earliest
+            if row.reserved and row.status not in NO_RESERVATION and row.send_at > earliest
         ]
 
 
@@ -392,7 +392,7 @@ def _kept(row: Row) -> ReservedTime:
     return ReservedTime(row.send_at, row.move_token)
 
 
-def _place(row: Row) -> ReservationRow:
+def _reservation_row(row: Row) -> ReservationRow:
     return ReservationRow(row.id, row.scope, row.send_at, row.channel, row.scopes or None)
 
 

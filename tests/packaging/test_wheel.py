@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import subprocess
@@ -10,13 +11,19 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from fastapi.testclient import TestClient
+
+from dispatcher.web import api
+from dispatcher.web.access import add_key
+from tests.support.house import House
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def unpacked(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a folder with what the wheel holds, as an installer unpacks it."""
+    tmp_path = tmp_path_factory.mktemp("wheel")
     made = tmp_path / "made"
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(made)]
     done = subprocess.run(
@@ -73,3 +80,12 @@ def test_scripts_and_type_marks_are_in_the_wheel(unpacked: Path) -> None:
     ]
     assert any(path.suffix == ".lua" for path in data)
     assert [path for path in data if not (unpacked / "dispatcher" / path).is_file()] == []
+
+
+def test_the_wheel_has_the_openapi_document_that_the_api_serves(
+    unpacked: Path, house: House
+) -> None:
+    _, token = add_key(house.parts.api_keys, "shop")
+    caller = TestClient(api(house.dispatcher), headers={"Authorization": f"Bearer {token}"})
+    served = caller.get("/v1/openapi.json").json()
+    assert json.loads((unpacked / "dispatcher" / "web" / "openapi.json").read_text()) == served

@@ -16,7 +16,7 @@ from dispatcher.times.send_time import from_ms, to_ms
 from tests.support import model
 from tests.support.large_windows import BASE, BOTH, NEAR, ONE
 from tests.support.limits import little_at_once
-from tests.support.reserving import reserving
+from tests.support.reserving import reserve, reserving
 from tests.support.servers import RedisServer
 from tests.support.soak import examples
 
@@ -69,8 +69,12 @@ class Crowd:
         asked = BASE + self.roll.randrange(3 * self.size * self.step)
         latest = asked + self.roll.choice([0, 0, 5, 3 * self.size * self.step])
         try:
-            found = self.real.windows.reserve(
-                message_id, terms=terms, send_at=from_ms(asked), latest=from_ms(latest)
+            found = reserve(
+                self.real.windows,
+                message_id,
+                terms=terms,
+                send_at=from_ms(asked),
+                latest=from_ms(latest),
             )
         except SlotRefused:
             return

@@ -8,7 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable, quoted
 from dispatcher.limiters import operations
-from dispatcher.limiters.limit_set import Call, LimitSet, Pause, Steps
+from dispatcher.limiters.limit_set import LimitSet, ScriptCall, Sleep, Steps
 from dispatcher.redis.memory import MemoryRedis
 
 T = TypeVar("T")
@@ -93,9 +93,9 @@ class LocalShare:
             step = next(steps)
             while True:
                 reply: Any = ()
-                if isinstance(step, Pause):
+                if isinstance(step, Sleep):
                     yield step
-                elif isinstance(step, Call):
+                elif isinstance(step, ScriptCall):
                     script = self._memory.register_script(self._shared_set.text(step.script))
                     reply = script(keys=step.keys, args=step.args)
                     reply = reply if isinstance(reply, list) else (reply,)

@@ -14,12 +14,11 @@ from dispatcher.message import Message
 from dispatcher.selection import Selection
 from dispatcher.store import (
     Addition,
-    BulkMessages,
     Database,
     GivenUp,
     Listing,
     Messages,
-    StoreUpkeep,
+    StoreMaintenance,
 )
 from dispatcher.store.outbox import JoinedMessages
 from dispatcher.store.schema import to_row
@@ -42,17 +41,17 @@ def storing(database: Database, *some: Message) -> Iterator[Connection]:
 
 def test_an_id_given_up_is_stored_by_no_statement(database: Database) -> None:
     message, other = rows.a_message(), rows.a_message()
-    assert StoreUpkeep(database).give_up([message.id]) == ({}, {message.id}, set())
+    assert StoreMaintenance(database).give_up([message.id]) == ({}, {message.id}, set())
     with pytest.raises(GivenUp):
-        Messages(database).add(message, enqueue_at=message.send_at, fingerprint=None)
+        Messages(database).add(rows.addition(message))
     some = [Addition(each, each.send_at, None, "{}") for each in (other, message)]
-    assert BulkMessages(database).add(some) is False
-    assert BulkMessages(database).has([message.id]) is False
+    assert Messages(database).add_together(some) is False
+    assert Messages(database).has([message.id]) is False
     level = "SERIALIZABLE" if database.url.get_backend_name() == "sqlite" else "READ COMMITTED"
     engine = database.engine.execution_options(isolation_level=level)
     with engine.connect() as connection:
         joined = JoinedMessages(database).join(connection, _ends)
-        assert not joined.add(message, enqueue_at=message.send_at, fingerprint=None)
+        assert not joined.add(rows.addition(message))
         connection.rollback()
     listing = Listing(database, late=timedelta(minutes=5), put_off=timedelta(seconds=5))
     assert listing.page(Selection(), after=None, limit=9).messages == ()
@@ -61,15 +60,15 @@ def test_an_id_given_up_is_stored_by_no_statement(database: Database) -> None:
 
 def test_giving_up_again_changes_nothing(database: Database) -> None:
     ids = {rows.a_message().id for _ in range(3)}
-    first = StoreUpkeep(database).give_up(list(ids))
-    assert StoreUpkeep(database).give_up(list(ids)) == first == ({}, ids, set())
+    first = StoreMaintenance(database).give_up(list(ids))
+    assert StoreMaintenance(database).give_up(list(ids)) == first == ({}, ids, set())
     assert rows.count(database) == len(ids)
 
 
 def test_messages_are_left_alone(database: Database) -> None:
     kept, cancelled = rows.add(database), rows.add(database)
     Messages(database).cancel(cancelled.id)
-    settled = StoreUpkeep(database).give_up([kept.id, cancelled.id])
+    settled = StoreMaintenance(database).give_up([kept.id, cancelled.id])
     assert settled == ({kept.id: (kept.send_at, 0)}, set(), set())
     assert Messages(database).get(kept.id) == kept
 
@@ -78,12 +77,12 @@ def test_messages_are_left_alone(database: Database) -> None:
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 def test_giving_up_waits_for_an_insert_under_way(database: Database, end: str) -> None:
     message, orphan = rows.a_message(), rows.a_message()
-    upkeep = StoreUpkeep(database)
+    maintenance = StoreMaintenance(database)
     with storing(database, message) as other:
-        settled = upkeep.give_up([message.id, orphan.id])
+        settled = maintenance.give_up([message.id, orphan.id])
         assert settled == ({}, {orphan.id}, {message.id})
         other.exec_driver_sql(end)
-    settled = upkeep.give_up([message.id])
+    settled = maintenance.give_up([message.id])
     is_stored = end == "COMMIT"
     assert settled.holding == ({message.id: (message.send_at, 0)} if is_stored else {})
     assert settled.void == (set() if is_stored else {message.id})
@@ -92,16 +91,18 @@ def test_giving_up_waits_for_an_insert_under_way(database: Database, end: str) -
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 def test_a_long_transaction_stops_neither_the_sweep_nor_others(database: Database) -> None:
     stored, orphan = [rows.a_message() for _ in range(60)], rows.a_message()
-    upkeep = StoreUpkeep(database)
+    maintenance = StoreMaintenance(database)
     with storing(database, *stored) as other:
         began = time.monotonic()
-        settled = upkeep.give_up([each.id for each in (*stored, orphan)])
+        settled = maintenance.give_up([each.id for each in (*stored, orphan)])
         assert time.monotonic() - began < 30, "each was waited for"
         assert settled.under_way >= {each.id for each in stored}
         mixed = [*(each.id for each in stored[:3]), orphan.id]
-        assert upkeep.give_up(mixed).void == {orphan.id}
+        assert maintenance.give_up(mixed).void == {orphan.id}
         other.exec_driver_sql("COMMIT")
-    assert upkeep.give_up([each.id for each in stored]).holding.keys() == {e.id for e in stored}
+    assert maintenance.give_up([each.id for each in stored]).holding.keys() == {
+        e.id for e in stored
+    }
 
 
 def _ends(joined: Sequence[object], is_certain: bool) -> None:

@@ -1,147 +1,37 @@
-"""Books many messages in a few round trips, and decides them in order.
+"""Books many messages over several shards in a few round trips, and decides them in order.
 
 Each step books the next leg of every open message in one round trip, as if the messages before it
 kept their present reservations. Where one of those moves, the messages behind it that share a scope
-are booked again. So a batch has the result of its messages one by one. Where every message has one
-leg, as on a single server, one step decides them all.
+are booked again. So a batch has the result of its messages one by one.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from typing import TYPE_CHECKING
 from uuid import UUID
 
-from dispatcher.errors import (
-    DispatcherError,
-    DuplicateUnderWay,
-    IdempotencyConflict,
-    ReservationsUnavailable,
-    SlotRefused,
-)
+from dispatcher.errors import DuplicateUnderWay, IdempotencyConflict, SlotRefused
 from dispatcher.reservation.booking import (
     Blocked,
-    Booking,
+    BookingRequest,
     Leg,
     LegRequest,
     Rebooked,
-    Request,
     Reservation,
 )
 from dispatcher.reservation.shards import Answer
-from dispatcher.reservation.windows import Windows
 from dispatcher.scope import Scope
-from dispatcher.times.send_time import from_ms
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from dispatcher.reservation.windows import Windows
 
-Booked = int | Reservation | Rebooked
-"""When a message is booked, in ms since 1970.
-
-Of a duplicate submit its reservation; of a renewed request the new one and its reservation.
-"""
-
-
-_Found = Answer | Rebooked | SlotRefused | DuplicateUnderWay
+Found = Answer | Rebooked | SlotRefused | DuplicateUnderWay
 """The time at which a message or its duplicate is booked, or why it is not."""
 
 _MOST_STEPS = 32
 """After so many steps the messages that are still open are booked one by one."""
-_AT_ONCE = timedelta(0)
-_MILLISECOND = timedelta(milliseconds=1)
-
-
-class Bulk:
-    """Books what :meth:`Windows.reserve` books, for many messages in a few round trips.
-
-    Messages that share a scope are decided in order, and each sees those before it: what comes of
-    them is what would come of them one by one. The next slot of a refusal is free beside all of
-    them where the scopes lie in several shards.
-    """
-
-    def __init__(self, windows: Windows) -> None:
-        self._windows = windows
-        self._shards = windows.shards
-
-    def reserve(
-        self, requests: Sequence[Request], *, ahead: timedelta = _AT_ONCE
-    ) -> list[Booked | DispatcherError]:
-        """Return for each message when it is booked, or why it is not, in order.
-
-        ``ahead`` is how much longer than usual the store may take to confirm them.
-        Raises ReservationsUnavailable: then some may be booked, and the caller withdraws all.
-        """
-        legs = [self._windows.legs(each.terms) for each in requests]
-        found: Sequence[_Found]
-        if max(map(len, legs), default=1) == 1:  # the scripts decide in order
-            leg_requests = [
-                LegRequest(leg, message_id, asked_ms, latest_ms, submit)
-                for (message_id, _, asked_ms, latest_ms, submit), [leg] in zip(
-                    requests, legs, strict=True
-                )
-            ]
-            found = self._shards.book(leg_requests, pending_ahead_ms=ahead // _MILLISECOND)
-        elif len(requests) == 1:
-            found = [self._alone(requests[0], ahead)]
-        else:
-            return self._in_steps(requests, legs)
-        return self._answers(requests, found)
-
-    def withdraw(self, requests: Sequence[Request]) -> None:
-        """Release whatever is booked for these messages, but not what duplicates rely on."""
-        legs = [self._windows.legs(each.terms) for each in requests]
-        freed = self._shards.release_many(
-            (each[0], request.message_id, request.submit)
-            for request, each in zip(requests, legs, strict=True)
-        )
-        self._shards.release_many(
-            (leg, request.message_id, None)
-            for request, each, free in zip(requests, legs, freed, strict=True)
-            if free
-            for leg in each[1:]
-        )
-
-    def _in_steps(
-        self, requests: Sequence[Request], legs: Sequence[Sequence[Leg]]
-    ) -> list[Booked | DispatcherError]:
-        batch = _Batch(requests, legs, self._windows)
-        try:
-            return self._answers(requests, batch.booked())
-        except BaseException:
-            try:
-                self.withdraw(batch.renewed())  # the caller withdraws the requests that it knows
-            except ReservationsUnavailable as error:
-                log.warning(
-                    "could not release the reservations of a batch that broke off; reconcile "
-                    "releases them: %s", error,
-                )  # fmt: skip
-            raise
-
-    def _answers(
-        self, requests: Sequence[Request], found: Sequence[_Found]
-    ) -> list[Booked | DispatcherError]:
-        return [
-            each if isinstance(each, int) else self._answer(request, each)
-            for request, each in zip(requests, found, strict=True)
-        ]
-
-    def _alone(self, request: Request, ahead: timedelta) -> _Found:
-        try:
-            return self._windows.book(request, pending_ahead=ahead)
-        except DuplicateUnderWay as error:
-            self.withdraw([request])
-            return error
-        except (SlotRefused, IdempotencyConflict) as error:
-            return error
-
-    def _answer(self, request: Request, found: _Found) -> Booked | DispatcherError:
-        if isinstance(found, Blocked):
-            return self._windows.refusal(request.terms, request.asked_ms, found)
-        if isinstance(found, Reservation) and found.message_id == request.message_id:
-            return found.at_ms
-        return found
 
 
 @dataclass(slots=True, eq=False)
@@ -177,8 +67,8 @@ class _Open:
     """
 
     number: int
-    original: Request
-    request: Request
+    original: BookingRequest
+    request: BookingRequest
     legs: list[_OpenLeg]
     odd: bool = False
 
@@ -304,7 +194,7 @@ class _Step:
         self.before.update(each.scopes)
 
 
-class _Batch:
+class Steps:
     """A batch of messages that are decided in order.
 
     A message is decided when every message before it that shares a scope with it is. Until then its
@@ -313,7 +203,7 @@ class _Batch:
     """
 
     def __init__(
-        self, requests: Sequence[Request], legs: Sequence[Sequence[Leg]], windows: Windows
+        self, requests: Sequence[BookingRequest], legs: Sequence[Sequence[Leg]], windows: Windows
     ) -> None:
         self._windows = windows
         self._shards = windows.shards
@@ -322,11 +212,11 @@ class _Batch:
             for number, (request, its) in enumerate(zip(requests, legs, strict=True))
         ]
         self._open = self._all
-        self._found: dict[int, _Found] = {}
+        self._found: dict[int, Found] = {}
         self._moved = set[_OpenLeg]()
         self._renewed: dict[UUID, _Open] = {}
 
-    def booked(self) -> list[_Found]:
+    def booked(self) -> list[Found]:
         """Return the result of each message. Raises ReservationsUnavailable."""
         for _ in range(_MOST_STEPS):
             if not self._open:
@@ -338,7 +228,7 @@ class _Batch:
         self._book_alone(self._open)
         return [self._named_anew(self._found[each.number]) for each in self._all]
 
-    def _named_anew(self, found: _Found) -> _Found:
+    def _named_anew(self, found: Found) -> Found:
         """Return a refusal with the present ids of the messages that it names."""
         if not isinstance(found, Blocked):
             return found
@@ -346,12 +236,12 @@ class _Batch:
                for each in found.conflicting)  # fmt: skip
         return found._replace(conflicting=tuple(ids))
 
-    def renewed(self) -> list[Request]:
+    def renewed(self) -> list[BookingRequest]:
         """Return the requests that were renewed, as they are now."""
         return [each.request for each in self._all if each.request is not each.original]
 
     def _step(self) -> None:
-        """Release wrong reservations, settle odd messages, book each other in its next leg."""
+        """Release wrong reservations, book odd messages alone, the others in their next legs."""
         step = _Step(self._moved)
         for each in self._open:
             step.add(each)
@@ -387,8 +277,7 @@ class _Batch:
             self._found[each.number] = each.result(answer)
         else:
             request = each.request
-            at = from_ms(request.asked_ms)
-            self._windows.withdraw(Booking(answer.message_id, request.terms, at, request.submit))
+            self._windows.withdraw([request._replace(message_id=answer.message_id)])
             each.request = request._replace(submit=request.submit and request.submit.renewed())
 
     def _decide(self) -> None:
@@ -441,7 +330,7 @@ class _Batch:
         for each in alone:
             if each.number not in self._found:
                 try:
-                    found = self._windows.book(each.request)
+                    found = self._windows.book_alone(each.request)
                 except (SlotRefused, IdempotencyConflict, DuplicateUnderWay) as error:
                     self._found[each.number] = error
                 else:

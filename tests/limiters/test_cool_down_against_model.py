@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import Phase
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from dispatcher.limiters import CoolDown, Decision, Limits, SlidingList, State
 from tests.support.limiter_models import LogModel
-from tests.support.limiters import MS, START_US, Clocked, clocked
-from tests.support.servers import RedisServer
-from tests.support.soak import SOAKING, examples
+from tests.support.limiters import MS, START_US, Clocked
+from tests.support.soak import SOAKING, examples, play
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 COOL, LOG = "cool-down", "log"
@@ -127,21 +125,7 @@ class Story(RuleBasedStateMachine):
         return self.client.everything()
 
 
-@pytest.fixture(scope="module")
-def client(redis_session: RedisServer) -> Any:
-    """Give the Redis of the run, its clock moved by the stories."""
-    with clocked(str(redis_session.socket)) as client:
-        yield client
-
-
 @pytest.mark.timeout(3_600 if SOAKING else 300)
-def test_a_cool_down_does_what_its_model_does(client: Clocked) -> None:
-    machine: Any = type("CoolDownStory", (Story,), {"client": client}).TestCase  # type: ignore[attr-defined]  # made by type()
-    machine.settings = settings(
-        max_examples=examples(30),
-        stateful_step_count=25,
-        deadline=None,
-        database=None,
-        phases=(Phase.generate, Phase.shrink),
-    )
-    machine("runTest").runTest()
+def test_a_cool_down_does_what_its_model_does(shared: Clocked) -> None:
+    story = type("CoolDownStory", (Story,), {"client": shared})
+    play(story, stories=examples(30), steps=25, phases=(Phase.generate, Phase.shrink))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 from uuid import UUID, uuid4
 
 import pytest
@@ -19,14 +19,14 @@ from dispatcher.store import (
     Failure,
     Messages,
     Movable,
-    NewTime,
+    NewSlot,
     ReservationRow,
-    Result,
-    StoreUpkeep,
+    StoreMaintenance,
+    Success,
 )
 from dispatcher.store.engines.types import database_now, later
 from tests.support import rows
-from tests.support.doubles import raising
+from tests.support.doubles import at_once, raising
 from tests.support.tables import messages
 from tests.support.waiting import wait_until
 
@@ -39,7 +39,7 @@ MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 def ended(database: Database, ago: timedelta) -> UUID:
     """Store a message that was sent so long ago."""
     claim = rows.claimed(database)
-    Claims(database, ttl=rows.TTL).record([Result(claim, None)], [], enqueue_in=GRACE)
+    Claims(database, ttl=rows.TTL).record([Success(claim, None)], [], enqueue_in=GRACE)
     rows.age(database, claim.message.id, ago)
     return claim.message.id
 
@@ -48,11 +48,11 @@ def test_due_messages_come_soonest_first_up_to_the_limit(database: Database) -> 
     times = [rows.now() - timedelta(seconds=seconds) for seconds in (10, 30, 20, 40)]
     ids = [rows.add(database, send_at=time).id for time in times]
     rows.add(database)
-    taken = rows.take_due(StoreUpkeep(database), limit=3, grace=GRACE)
+    taken = rows.take_due(StoreMaintenance(database), limit=3, grace=GRACE)
     assert [due.message_id for due in taken] == [ids[3], ids[1], ids[2]]
     assert taken[0].channel == "sms"
     assert taken[0].next_attempt_at == times[3]
-    left = rows.take_due(StoreUpkeep(database), limit=3, grace=GRACE)
+    left = rows.take_due(StoreMaintenance(database), limit=3, grace=GRACE)
     assert [due.message_id for due in left] == [ids[0]]
 
 
@@ -63,21 +63,17 @@ def test_two_sweeps_side_by_side_take_each_once_and_again_after_its_grace(
 
     def take_side_by_side() -> Counter[UUID]:
         taken: Counter[UUID] = Counter()
-        start = threading.Barrier(2)
 
         def sweep() -> None:
-            upkeep = StoreUpkeep(database)
-            start.wait(60)
+            maintenance = StoreMaintenance(database)
             for _ in range(6):
-                taken.update(due.message_id for due in rows.take_due(upkeep, limit=7, grace=GRACE))
+                taken.update(
+                    due.message_id for due in rows.take_due(maintenance, limit=7, grace=GRACE)
+                )
 
-        threads = [threading.Thread(target=sweep) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        assert at_once([sweep] * 2) == [None] * 2
         # What one of them reads may be locked for the other; then it comes with the next tick.
-        rest = rows.take_due(StoreUpkeep(database), limit=len(ids), grace=GRACE)
+        rest = rows.take_due(StoreMaintenance(database), limit=len(ids), grace=GRACE)
         taken.update(due.message_id for due in rest)
         return taken
 
@@ -93,7 +89,7 @@ def test_a_message_taken_before_it_is_due_comes_again_only_after_it_was_due(
 ) -> None:
     message = rows.add(database)
     rows.change(database, message.id, enqueue_at=rows.now() - DAY)
-    assert len(rows.take_due(StoreUpkeep(database), limit=9, grace=GRACE)) == 1
+    assert len(rows.take_due(StoreMaintenance(database), limit=9, grace=GRACE)) == 1
     assert rows.row(database, message.id).enqueue_at == message.send_at + GRACE
 
 
@@ -105,7 +101,7 @@ def test_the_later_a_message_is_the_longer_until_it_is_enqueued_again(
 ) -> None:
     message = rows.add(database, send_at=rows.now() - late * GRACE)
     before = rows.now()
-    assert len(rows.take_due(StoreUpkeep(database), limit=9, grace=GRACE)) == 1
+    assert len(rows.take_due(StoreMaintenance(database), limit=9, grace=GRACE)) == 1
     again_at = rows.row(database, message.id).enqueue_at
     spent = rows.now() - before
     assert timedelta(0) <= again_at - (before + graces * GRACE) <= spent + timedelta(milliseconds=9)
@@ -114,13 +110,13 @@ def test_the_later_a_message_is_the_longer_until_it_is_enqueued_again(
 def test_take_due_answers_by_the_clock_of_the_database(database: Database) -> None:
     message, far = rows.add_due(database), rows.add(database)
     before = database.run(lambda connection: connection.scalar(select(database_now())))
-    rows.take_due(StoreUpkeep(database), limit=9, grace=GRACE)
+    rows.take_due(StoreMaintenance(database), limit=9, grace=GRACE)
     after = database.run(lambda connection: connection.scalar(select(database_now())))
     first = rows.row(database, message.id).enqueued_at
     assert before <= first <= after
     assert rows.row(database, far.id).enqueued_at is None
     rows.change(database, message.id, enqueue_at=rows.now() - MINUTE, enqueued_at=first - DAY)
-    rows.take_due(StoreUpkeep(database), limit=9, grace=GRACE)
+    rows.take_due(StoreMaintenance(database), limit=9, grace=GRACE)
     assert rows.row(database, message.id).enqueued_at >= first, "its task was lost"
 
 
@@ -141,21 +137,21 @@ def test_claimed_and_ended_messages_are_not_due(database: Database) -> None:
     ended(database, timedelta(0))
     cancelled = rows.add_due(database)
     Messages(database).cancel(cancelled.id)
-    assert rows.take_due(StoreUpkeep(database), limit=9, grace=GRACE) == []
+    assert rows.take_due(StoreMaintenance(database), limit=9, grace=GRACE) == []
 
 
 def test_a_claim_that_ran_out_is_due_again_at_once(database: Database) -> None:
     claim = rows.claimed(database)
-    assert len(StoreUpkeep(database).rescue(limit=9)) == 0, "it has time left"
+    assert len(StoreMaintenance(database).rescue(limit=9)) == 0, "it has time left"
     rows.age(database, claim.message.id)
-    assert len(StoreUpkeep(database).rescue(limit=9)) == 1
-    assert len(StoreUpkeep(database).rescue(limit=9)) == 0
+    assert len(StoreMaintenance(database).rescue(limit=9)) == 1
+    assert len(StoreMaintenance(database).rescue(limit=9)) == 0
     rescued = Messages(database).get(claim.message.id)
     assert (rescued.status, rescued.attempt_count) == (Status.SCHEDULED, 1)
     assert "unknown" in (rescued.last_error or "")
     (attempt,) = Messages(database).attempts(rescued.id)
     assert attempt.outcome is Outcome.UNKNOWN
-    assert len(rows.take_due(StoreUpkeep(database), limit=9, grace=GRACE)) == 1
+    assert len(rows.take_due(StoreMaintenance(database), limit=9, grace=GRACE)) == 1
     (again,) = Claims(database, ttl=rows.TTL).claim([rescued.id])
     assert again.token == claim.token + 1
 
@@ -163,7 +159,7 @@ def test_a_claim_that_ran_out_is_due_again_at_once(database: Database) -> None:
 def test_a_rescued_message_fails_when_its_tries_are_used_up(database: Database) -> None:
     claim = rows.claimed(database, max_attempts=1)
     rows.age(database, claim.message.id)
-    assert len(StoreUpkeep(database).rescue(limit=9)) == 1
+    assert len(StoreMaintenance(database).rescue(limit=9)) == 1
     failed = Messages(database).get(claim.message.id)
     assert failed.status is Status.FAILED
     assert failed.finished_at is not None
@@ -172,32 +168,24 @@ def test_a_rescued_message_fails_when_its_tries_are_used_up(database: Database) 
 def test_a_rescued_message_expires_when_its_time_is_up(database: Database) -> None:
     claim = rows.claimed(database, expires_at=rows.now() + timedelta(minutes=1))
     rows.age(database, claim.message.id)
-    assert len(StoreUpkeep(database).rescue(limit=9)) == 1
+    assert len(StoreMaintenance(database).rescue(limit=9)) == 1
     assert Messages(database).get(claim.message.id).status is Status.EXPIRED
 
 
 def test_rescue_goes_in_bounded_batches_side_by_side(database: Database) -> None:
     for _ in range(10):
         rows.age(database, rows.claimed(database).message.id)
-    assert len(StoreUpkeep(database).rescue(limit=4)) == 4
-    counts: list[int] = []
-    threads = [
-        threading.Thread(target=lambda: counts.append(len(StoreUpkeep(database).rescue(limit=10))))
-        for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert sum(counts) + len(StoreUpkeep(database).rescue(limit=10)) == 6
+    assert len(StoreMaintenance(database).rescue(limit=4)) == 4
+    counts = at_once([lambda: len(StoreMaintenance(database).rescue(limit=10))] * 3)
+    assert sum(cast("list[int]", counts)) + len(StoreMaintenance(database).rescue(limit=10)) == 6
 
 
 def test_prune_deletes_what_ended_long_ago_in_bounded_batches(database: Database) -> None:
     old = [ended(database, 33 * DAY) for _ in range(5)]
     recent, waiting = ended(database, 29 * DAY), rows.add(database)
     rows.age(database, waiting.id, 400 * DAY)
-    upkeep = StoreUpkeep(database)
-    assert [upkeep.prune(older_than=30 * DAY, limit=2) for _ in range(4)] == [2, 2, 1, 0]
+    maintenance = StoreMaintenance(database)
+    assert [maintenance.prune(older_than=30 * DAY, limit=2) for _ in range(4)] == [2, 2, 1, 0]
     assert rows.count(database) == 2
     assert {each.id for each in rows.listed(database)} == {recent, waiting.id}
     assert all(Messages(database).attempts(each) == [] for each in old)
@@ -207,12 +195,12 @@ def test_prune_leaves_cancelled_messages_until_their_place_is_free(database: Dat
     message = rows.add(database)
     Messages(database).cancel(message.id)
     rows.age(database, message.id, 33 * DAY)
-    upkeep = StoreUpkeep(database)
-    assert upkeep.prune(older_than=30 * DAY, limit=9) == 0
-    assert [place.message_id for place in upkeep.unreleased(limit=9)] == [message.id]
-    upkeep.mark_released([message.id])
-    assert upkeep.unreleased(limit=9) == []
-    assert upkeep.prune(older_than=30 * DAY, limit=9) == 1
+    maintenance = StoreMaintenance(database)
+    assert maintenance.prune(older_than=30 * DAY, limit=9) == 0
+    assert [place.message_id for place in maintenance.unreleased(limit=9)] == [message.id]
+    maintenance.mark_released([message.id])
+    assert maintenance.unreleased(limit=9) == []
+    assert maintenance.prune(older_than=30 * DAY, limit=9) == 1
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
@@ -223,11 +211,11 @@ def test_prune_waits_for_no_message_that_another_transaction_holds(database: Dat
     def work(connection: Connection) -> int:
         for each in held:
             connection.execute(select(messages.c.id).where(messages.c.id == each).with_for_update())
-        return StoreUpkeep(database).prune(older_than=30 * DAY, limit=100)
+        return StoreMaintenance(database).prune(older_than=30 * DAY, limit=100)
 
     assert database.transact(work) == 6
     assert {each.id for each in rows.listed(database)} == set(held)
-    assert StoreUpkeep(database).prune(older_than=30 * DAY, limit=100) == 6
+    assert StoreMaintenance(database).prune(older_than=30 * DAY, limit=100) == 6
 
 
 def test_it_is_known_which_messages_hold_their_place(database: Database) -> None:
@@ -236,7 +224,7 @@ def test_it_is_known_which_messages_hold_their_place(database: Database) -> None
     sent = ended(database, timedelta(0))
     expired = rows.add_due(database, expires_at=rows.now() - timedelta(seconds=1)).id
     Claims(database, ttl=rows.TTL).unclaimed([expired])
-    found = StoreUpkeep(database).holding([scheduled.id, cancelled, sent, expired, uuid4()])
+    found = StoreMaintenance(database).holding([scheduled.id, cancelled, sent, expired, uuid4()])
     times = {message_id: kept.send_at for message_id, kept in found.items()}
     assert times == {scheduled.id: scheduled.send_at, sent: rows.row(database, sent).send_at}
 
@@ -245,7 +233,7 @@ def test_a_barred_message_is_not_moved_by_an_older_move(database: Database) -> N
     moved, ended = rows.add(database), rows.add(database).id
     Messages(database).cancel(ended)
     found = Messages(database).movable(moved.id)
-    assert StoreUpkeep(database).bar_moves([moved.id, ended, uuid4()]) == {moved.id, ended}
+    assert StoreMaintenance(database).bar_moves([moved.id, ended, uuid4()]) == {moved.id, ended}
     stands = move(database, found, moved.send_at + HOUR)
     assert (stands.message, stands.token) == (moved, found.token + 1)
     stands = move(database, stands, moved.send_at + HOUR)
@@ -267,7 +255,7 @@ def test_a_locked_message_is_not_barred(database: Database) -> None:
     def work(connection: Connection) -> set[UUID]:
         mine = messages.c.id == locked
         connection.execute(select(messages.c.id).where(mine).with_for_update())
-        return StoreUpkeep(database).bar_moves([locked, free])
+        return StoreMaintenance(database).bar_moves([locked, free])
 
     assert database.transact(work) == {free}
 
@@ -276,7 +264,7 @@ def move(
     database: Database, found: Movable, send_at: datetime, *, enqueue_at: datetime | None = None
 ) -> Movable:
     message = found.message
-    new = NewTime(
+    new = NewSlot(
         found, send_at=send_at, next_attempt_at=send_at, enqueue_at=enqueue_at or send_at,
         zone=message.zone, expires_at=message.expires_at, expire_after=message.expire_after,
         asked_at=None,
@@ -294,8 +282,8 @@ def test_however_many_ids_are_one_parameter(database: Database) -> None:
     def note(*given: Any) -> None:
         seen.append(len(given[3]))
 
-    assert set(StoreUpkeep(database).holding(ids)) == {message.id}
-    StoreUpkeep(database).mark_released(ids)
+    assert set(StoreMaintenance(database).holding(ids)) == {message.id}
+    StoreMaintenance(database).mark_released(ids)
     assert len(seen) == 2
     assert max(seen) < 10
 
@@ -306,7 +294,7 @@ def test_places_come_in_pages_and_each_once(database: Database) -> None:
     Messages(database).cancel(rows.add(database).id)
     long_past = rows.add(database)
     rows.age(database, long_past.id, 10 * DAY)
-    pages = list(StoreUpkeep(database).reservations(memory=2 * DAY, batch=3))
+    pages = list(StoreMaintenance(database).reservations(memory=2 * DAY, batch=3))
     assert [len(page) for page in pages] == [3, 3, 1]
     assert [place for page in pages for place in page] == [
         ReservationRow(
@@ -314,7 +302,7 @@ def test_places_come_in_pages_and_each_once(database: Database) -> None:
         )
         for message in kept
     ]
-    assert list(StoreUpkeep(database).reservations(memory=timedelta(0), batch=7)) == [
+    assert list(StoreMaintenance(database).reservations(memory=timedelta(0), batch=7)) == [
         pages[0] + pages[1] + pages[2]
     ]
 
@@ -322,25 +310,14 @@ def test_places_come_in_pages_and_each_once(database: Database) -> None:
 def test_places_made_between_two_instants_are_told_by_their_ids(database: Database) -> None:
     message = rows.add(database)
     made = rows.now()
-    upkeep = StoreUpkeep(database)
+    maintenance = StoreMaintenance(database)
     minute = timedelta(minutes=1)
-    around = list(upkeep.reservations(memory=DAY, batch=9, created=(made - minute, made + minute)))
+    around = list(
+        maintenance.reservations(memory=DAY, batch=9, created=(made - minute, made + minute))
+    )
     assert [place.message_id for page in around for place in page] == [message.id]
     for empty in ((made - 2 * minute, made - minute), (made + minute, made + 2 * minute)):
-        assert list(upkeep.reservations(memory=DAY, batch=9, created=empty)) == []
-
-
-def test_permits_of_attempts_come_in_pages_and_each_once(database: Database) -> None:
-    sent = [ended(database, timedelta(0)) for _ in range(4)]
-    under_way = rows.claimed(database)
-    rows.add(database)
-    pages = list(StoreUpkeep(database).permits(memory=DAY, batch=2))
-    found = [taken for page in pages for taken in page]
-    assert sorted(taken.message_id for taken in found) == sorted([*sent, under_way.message.id])
-    assert all(len(page) <= 2 for page in pages)
-    ages = {taken.message_id: taken.age for taken in found}
-    assert ages[under_way.message.id] < timedelta(0), "it may still happen"
-    assert all(ages[each] >= timedelta(0) for each in sent)
+        assert list(maintenance.reservations(memory=DAY, batch=9, created=empty)) == []
 
 
 def test_snoozed_messages_come_in_pages_and_each_once(database: Database) -> None:
@@ -352,15 +329,15 @@ def test_snoozed_messages_come_in_pages_and_each_once(database: Database) -> Non
     rows.add(database)
     rows.add_due(database)
     rows.claimed(database)
-    upkeep = StoreUpkeep(database)
+    maintenance = StoreMaintenance(database)
     for batch in (1, 2, 5, 9):
-        pages = list(upkeep.snoozed(batch=batch))
+        pages = list(maintenance.snoozed(batch=batch))
         assert max(map(len, pages)) <= batch
         found = [message_id for page in pages for message_id in page]
         assert sorted(found) == sorted(each.message.id for each in snoozed)
-    for page in upkeep.snoozed(batch=2):
-        assert upkeep.bring_forward(page) == set(page)
-    assert list(upkeep.snoozed(batch=2)) == []
+    for page in maintenance.snoozed(batch=2):
+        assert maintenance.bring_forward(page) == set(page)
+    assert list(maintenance.snoozed(batch=2)) == []
 
 
 def test_lengths_are_added_to_the_millisecond(database: Database) -> None:
@@ -372,11 +349,11 @@ def test_lengths_are_added_to_the_millisecond(database: Database) -> None:
 
 
 def test_rescued_messages_are_marked_as_suspect(database: Database) -> None:
-    upkeep = StoreUpkeep(database)
+    maintenance = StoreMaintenance(database)
     rescued, fresh = rows.claimed(database).message, rows.add_due(database)
     rows.age(database, rescued.id)
-    assert len(upkeep.rescue(limit=9)) == 1
-    due = rows.take_due(upkeep, limit=9, grace=rows.SOON)
+    assert len(maintenance.rescue(limit=9)) == 1
+    due = rows.take_due(maintenance, limit=9, grace=rows.SOON)
     assert {each.message_id: each.is_suspect for each in due} == {rescued.id: True, fresh.id: False}
 
 
@@ -390,23 +367,23 @@ def marked(database: Database, *messages_: Message) -> UUID:
 
 def died(database: Database, message: Message) -> None:
     """Let a worker claim a message and die before it began to send it."""
-    upkeep = StoreUpkeep(database)
-    unbegun = upkeep.unbegun([message.id], mark=marked(database, message))
-    upkeep.put_back(unbegun, wait=MINUTE)
+    maintenance = StoreMaintenance(database)
+    unbegun = maintenance.unbegun([message.id], mark=marked(database, message))
+    maintenance.put_back(unbegun, wait=MINUTE)
 
 
 def test_a_send_that_was_not_begun_is_due_again_and_no_attempt(database: Database) -> None:
-    upkeep = StoreUpkeep(database)
+    maintenance = StoreMaintenance(database)
     messages_ = [rows.add_due(database, on_unknown=word) for word in ("retry", "hold")]
     begun, others = rows.add_due(database), rows.claimed(database).message
     mark = marked(database, *messages_, begun)
     ids = [each.id for each in (*messages_, others)]
-    assert upkeep.unbegun(ids, mark=uuid4()) == []
-    found = upkeep.unbegun([*ids, uuid4()], mark=mark)
+    assert maintenance.unbegun(ids, mark=uuid4()) == []
+    found = maintenance.unbegun([*ids, uuid4()], mark=mark)
     assert [each.message_id for each in found] == [each.id for each in messages_]
     assert {each.token for each in found} == {1}
     for _ in range(2):
-        upkeep.put_back(found, wait=MINUTE)
+        maintenance.put_back(found, wait=MINUTE)
         for each in messages_:
             now = Messages(database).get(each.id)
             assert (now.status, now.attempt_count) == (Status.SCHEDULED, 0)
@@ -414,7 +391,7 @@ def test_a_send_that_was_not_begun_is_due_again_and_no_attempt(database: Databas
             assert Messages(database).attempts(each.id) == []
     for each in (begun, others):
         assert Messages(database).get(each.id).status is Status.SENDING
-    due = rows.take_due(upkeep, limit=9, grace=rows.SOON)
+    due = rows.take_due(maintenance, limit=9, grace=rows.SOON)
     assert {each.message_id for each in due if each.is_suspect} == {each.id for each in messages_}
 
 
@@ -439,14 +416,14 @@ def test_a_message_rescued_or_claimed_meanwhile_is_not_changed(
     database: Database, word: str
 ) -> None:
     """But for what is held for the try that did not happen."""
-    upkeep = StoreUpkeep(database)
+    maintenance = StoreMaintenance(database)
     message = rows.add_due(database, on_unknown=word)
-    found = upkeep.unbegun([message.id], mark=marked(database, message))
+    found = maintenance.unbegun([message.id], mark=marked(database, message))
     rows.age(database, message.id)
-    assert len(upkeep.rescue(limit=9)) == 1
+    assert len(maintenance.rescue(limit=9)) == 1
     if word == "retry":
         marked(database, message)
-    upkeep.put_back(found, wait=MINUTE)
+    maintenance.put_back(found, wait=MINUTE)
     now = Messages(database).get(message.id)
     tries = [each.outcome for each in Messages(database).attempts(message.id)]
     if word == "hold":
@@ -460,7 +437,7 @@ def test_the_next_page_of_places_is_read_while_the_caller_works_on_one(database:
     ids = sorted(rows.add(database).id for _ in range(5))
     read: list[object] = []
     event.listen(database.engine, "after_cursor_execute", lambda *_: read.append(None))
-    pages = StoreUpkeep(database).reservations(memory=DAY, batch=2)
+    pages = StoreMaintenance(database).reservations(memory=DAY, batch=2)
     found = next(pages)
     wait_until(lambda: len(read) == 2)
     for page in pages:
@@ -474,8 +451,8 @@ def test_an_error_of_a_page_that_is_read_ahead_reaches_the_caller_in_its_turn(
 ) -> None:
     for _ in range(3):
         rows.add(database)
-    upkeep = StoreUpkeep(database)
-    pages = upkeep.reservations(memory=DAY, batch=1)
+    maintenance = StoreMaintenance(database)
+    pages = maintenance.reservations(memory=DAY, batch=1)
     assert len(next(pages)) == 1
     monkeypatch.setattr(database, "run", lambda _: raising(StoreUnavailable("down"))())
     with pytest.raises(StoreUnavailable, match="down"):
@@ -486,7 +463,7 @@ def test_closed_pages_leave_no_thread(database: Database) -> None:
     for _ in range(3):
         rows.add(database)
     before = threading.enumerate()
-    pages = StoreUpkeep(database).reservations(memory=DAY, batch=1)
+    pages = StoreMaintenance(database).reservations(memory=DAY, batch=1)
     next(pages)
     assert threading.enumerate() != before
     pages.close()  # type: ignore[attr-defined]  # an iterator by its type

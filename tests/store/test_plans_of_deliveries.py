@@ -13,7 +13,7 @@ from sqlalchemy import Connection, event, true
 
 from dispatcher.message import Outcome
 from dispatcher.store import Database
-from dispatcher.store.changes import Change, Changes, GivenRow, arrays
+from dispatcher.store.changes import ClaimChanges, GivenRow, GuardedChange, arrays
 from dispatcher.store.claims import claim_at_once
 from tests.support.tables import TABLES
 
@@ -54,16 +54,16 @@ def asked_for_a_group(database: Database, connection: Connection) -> list[tuple[
         for _ in range(GROUP)
     ]  # fmt: skip
     ids: list[UUID] = [row["id"] for row in group]
-    changes = Changes(database)
+    changes = ClaimChanges(database)
     asked: list[tuple[str, Any]] = []
 
     def note(*given: Any) -> None:
         asked.append((given[2], given[3]))
 
     event.listen(connection, "before_cursor_execute", note)
-    for name, each in vars(Changes).items():
+    for name, each in vars(ClaimChanges).items():
         if isinstance(each, cached_property):
-            change: Change = getattr(changes, name)
+            change: GuardedChange = getattr(changes, name)
             change.run(connection, group)
     claim = {"ids": ids, "mark": uuid4(), "ahead": 0.0, "ttl": 30.0}
     connection.execute(claim_at_once(TABLES, true()), claim)

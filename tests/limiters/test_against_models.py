@@ -5,12 +5,11 @@ Each runs on Redis and on the Redis in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import Phase
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -25,11 +24,9 @@ from tests.support.limiters import (
     START_US,
     Clocked,
     Shown,
-    clocked,
     exported_limits,
 )
-from tests.support.servers import RedisServer
-from tests.support.soak import SOAKING, examples
+from tests.support.soak import SOAKING, examples, play
 
 ZONE = "America/St_Johns"
 
@@ -179,17 +176,10 @@ def test_every_limit_that_counts_has_a_model() -> None:
     assert {*exported_limits()} - tried == {CoolDown}, "which counts nothing"
 
 
-@pytest.fixture(scope="module")
-def moved(redis_session: RedisServer) -> Iterator[Clocked]:
-    """Give the Redis of the run, its clock moved by the stories."""
-    with clocked(str(redis_session.socket)) as client:
-        yield client
-
-
 @pytest.mark.timeout(3_600 if SOAKING else 300)
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_limiter_does_what_its_model_does(name: str, moved: Clocked) -> None:
-    _compare(name, moved)
+def test_a_limiter_does_what_its_model_does(name: str, shared: Clocked) -> None:
+    _compare(name, shared)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -199,12 +189,4 @@ def test_a_limiter_in_memory_does_what_its_model_does(name: str) -> None:
 
 def _compare(name: str, client: Clocked | Shown) -> None:
     story = type("Story" + name, (Story,), {"pair": staticmethod(PAIRS[name]), "client": client})
-    machine: Any = story.TestCase  # type: ignore[attr-defined]  # made by type()
-    machine.settings = settings(
-        max_examples=examples(30),
-        stateful_step_count=25,
-        deadline=None,
-        database=None,
-        phases=(Phase.generate, Phase.shrink),
-    )
-    machine("runTest").runTest()
+    play(story, stories=examples(30), steps=25, phases=(Phase.generate, Phase.shrink))

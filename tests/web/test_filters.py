@@ -1,0 +1,121 @@
+"""The filters of messages are the same on the command line, on the page and in the API."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from fastapi.testclient import TestClient
+
+from dispatcher import Message
+from dispatcher.cli import filters as of_commands
+from dispatcher.selection import Wanted
+from dispatcher.web import Caller, Right, api, models, page
+from dispatcher.web.access import add_key
+from dispatcher.web.pages.messages import FILTERS
+from tests.support.house import FAR, House, hour_ago
+from tests.support.house_fixtures import Build
+from tests.web.conftest import Calls, all_but
+from tests.web.test_keys import SCOPES, kind
+from tests.web.test_messages import new
+
+MINUTE = timedelta(minutes=1)
+OF_COMMANDS = {"count": "counts", "from": "from_at", "until": "to_at"}
+"""Filters that have another name as an attribute of a command's options."""
+
+
+def ids(listed: Any) -> list[str]:
+    return [each["id"] for each in listed.json()["messages"]]
+
+
+def by_command(house: House, query: dict[str, str]) -> list[str]:
+    given: dict[str, Any] = {OF_COMMANDS.get(name, name): text for name, text in query.items()}
+    given["counts"] = [given["counts"]] if "counts" in given else None
+    given["overdue"] = "overdue" in given
+    found = house.dispatcher.list(**of_commands.FilterOptions(**given).wanted)
+    return [str(each.id) for each in found]
+
+
+def by_page(visitor: TestClient, query: dict[str, str]) -> list[str]:
+    pairs = [(name, *text.partition("=")) for name, text in query.items()]
+    asked = {f"{name}.{start}" if sign else name: end if sign else start
+             for name, start, sign, end in pairs}  # fmt: skip
+    listed = visitor.get("/messages", params=asked)
+    assert listed.status_code == 200, listed.text
+    return re.findall(r"<code>([0-9a-f-]{36})</code>", listed.text)
+
+
+def test_commands_page_and_api_have_the_same_filters(build: Build) -> None:
+    """Each finds one of three messages. A new filter needs its line here, and all three."""
+    house = build(clock=hour_ago(), scopes=SCOPES)
+    house.open()
+    _, token = add_key(house.parts.api_keys, "shop")
+    caller = TestClient(
+        api(house.dispatcher), headers={"Authorization": f"Bearer {token}", "Idempotency-Key": "k"}
+    )
+    visitor = TestClient(
+        page(house.dispatcher, access=lambda _: Caller(name="shop")), base_url="http://localhost"
+    )
+    for minutes in (0, 20):
+        other = house.submit("eve", channel="file", send_in=minutes * MINUTE)
+        house.dispatcher.cancel(other.id)
+    asked = {"scope": "of ada", "scopes": {"tenant": "acme"}, "campaign": "summer"}
+    body = {"channel": "memory", "recipient": "ada", "body": {}, "send_in_seconds": 600}
+    made = caller.post("/v1/messages", json=body | asked)
+    assert made.status_code == 201, made.text
+    found: Message = house.dispatcher.get(made.json()["id"])
+    bounds = {"from": found.send_at - MINUTE, "until": found.send_at + MINUTE}
+    between = {name: each.isoformat() for name, each in bounds.items()}
+    tokyo = {name: each.astimezone(ZoneInfo("Asia/Tokyo")) for name, each in bounds.items()}
+    in_tokyo = {name: each.replace(tzinfo=None).isoformat() for name, each in tokyo.items()}
+    cases: dict[str, dict[str, str]] = {
+        "status": {"status": "scheduled"},
+        "channel": {"channel": "memory"},
+        "recipient": {"recipient": "ada"},
+        "scope": {"scope": "of ada"},
+        "scopes": {"count": "tenant=acme"},
+        "campaign": {"campaign": "summer"},
+        "idempotency_key": {"key": "k"},
+        "key_prefix": {"key_prefix": "k"},
+        "from_at": between,
+        "until_at": between,
+        "zone": in_tokyo | {"zone": "Asia/Tokyo"},
+        "overdue": {"overdue": "true"},
+        "made_after": {"made_after": str(other.id)},
+    }
+    assert cases.keys() == Wanted.__annotations__.keys()
+    named = {name for query in cases.values() for name in query}
+    assert named == {*FILTERS, "count"}
+    assert named == {each.alias or name for name, each in models.Filters.model_fields.items()}
+    stored = str(found.idempotency_key)
+    story = visitor.get(f"/messages/{found.id}").text
+    assert stored in story, "the page finds the key that it shows"
+    for query in cases.values():
+        elsewhere = query | {name: stored for name in query if name.startswith("key")}
+        assert ids(caller.get("/v1/messages", params=query)) == [str(found.id)], query
+        counted = caller.get("/v1/counts", params=query).json()["counts"]
+        assert counted == {"memory": {"scheduled": 1}}, query
+        assert by_page(visitor, elsewhere) == [str(found.id)], query
+        assert by_command(house, elsewhere) == [str(found.id)], query
+
+
+def test_a_caller_finds_its_own_idempotency_keys_alone(house: House, calls: Calls) -> None:
+    """Also one that is bound, or may see no recipients: others' keys may be addresses."""
+    house.submit("bob", send_at=FAR, idempotency_key="order-1")
+    one, few = calls("one"), calls("few", rights=all_but(Right.RECIPIENTS_READ))
+    bound = calls("bound", channels=["memory"])
+    for number, caller in enumerate((one, few, bound)):
+        made = caller.post(
+            "/v1/messages", json=new(f"r{number}"), headers={"Idempotency-Key": "order-1"}
+        )
+        own = [made.json()["id"]]
+        for query in ({"key": "order-1"}, {"key_prefix": "order"}, {"key_prefix": "o"}):
+            assert ids(caller.get("/v1/messages", params=query)) == own
+        assert ids(caller.get("/v1/messages", params={"key": "order"})) == []
+    for name in ("key", "key_prefix"):
+        refused = one.get("/v1/messages", params={name: ""})
+        assert (kind(refused), refused.json()["field"]) == ((422, "invalid-draft"), name)
+    refused = one.get("/v1/messages", params={"made_after": "yesterday"})
+    assert refused.json()["field"] == "made_after"

@@ -1,0 +1,218 @@
+"""A server is killed in a call with an ``Idempotency-Key``, at each point on its way.
+
+The call is repeated on another server: it has one effect, and one answer from then on. Each server
+is a process of its own that serves on a socket: it is forked, for each call, from one that has
+built the API and opened nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import httpx2
+import pytest
+import uvicorn
+from fastapi.testclient import TestClient
+
+from dispatcher import Dispatcher, Settings
+from dispatcher.client import app_of
+from dispatcher.faults import arm
+from dispatcher.times.clock import SystemClock
+from dispatcher.web import api
+from dispatcher.web.access import add_key
+from tests.support.house import House
+from tests.support.processes import forking
+from tests.web.test_idempotency import OF_API, OF_SUBMIT, key
+from tests.web.test_messages import new
+
+AT, LATER = "2099-01-01T00:00:00Z", "2099-01-01T02:00:00Z"
+"""Beyond the horizon: the clock of a server that is killed is the machine's."""
+RATE = "100000/second"
+_SECONDS = 60
+
+Make = Callable[[httpx2.Client, str, dict[str, str]], httpx2.Response]
+
+
+class Kind(NamedTuple):
+    """A kind of change: how it is made, where it may end, and how its message is before and after.
+
+    ``before`` is written into its row, ``after`` is read from the answer. ``moves``: its move token
+    rises by that.
+    """
+
+    make: Make
+    points: tuple[str, ...]
+    after: dict[str, Any]
+    before: dict[str, Any] | None = None
+    moves: int = 0
+
+
+def posts(client: httpx2.Client, path: str, keyed: dict[str, str], **body: Any) -> httpx2.Response:
+    return client.post(path, headers=keyed, **body)
+
+
+HELD = {"status": "held", "attempt_count": 1, "on_unknown": "hold"}
+KINDS = {
+    "cancel": Kind(
+        lambda client, path, keyed: client.delete(path, headers=keyed),
+        ("cancel.after_row",),
+        {"status": "cancelled"},
+    ),
+    "update": Kind(
+        lambda client, path, keyed: client.patch(path, json={"body": {"n": 1}}, headers=keyed),
+        (),
+        {"status": "scheduled", "body": {"n": 1}},
+        moves=1,
+    ),
+    "reschedule": Kind(
+        lambda client, path, keyed: posts(
+            client, f"{path}/reschedule", keyed, json={"send_at": LATER}
+        ),
+        # Not after_hold: until reconcile ends the hold, the new time is refused.
+        ("reschedule.after_row", "reschedule.after_take"),
+        {"status": "scheduled", "send_at": LATER},
+        moves=1,
+    ),
+    "retry": Kind(
+        lambda client, path, keyed: posts(client, f"{path}/retry", keyed),
+        (),
+        {"status": "scheduled"},
+        {"status": "failed", "attempt_count": 1, "max_attempts": 1},
+    ),
+    "release": Kind(
+        lambda client, path, keyed: posts(client, f"{path}/release", keyed),
+        (),
+        {"status": "scheduled"},
+        HELD,
+    ),
+    "drop": Kind(
+        lambda client, path, keyed: posts(client, f"{path}/drop", keyed),
+        (),
+        {"status": "failed"},
+        HELD,
+    ),
+}
+CASES: list[tuple[str, str]] = [
+    *(("submit", point) for point in OF_SUBMIT),
+    *(
+        (name, point)
+        for name, kind in KINDS.items()
+        for point in ("api.after_begin", *OF_API, *kind.points)
+    ),
+]
+
+
+@contextmanager
+def servers(settings: Settings) -> Iterator[tuple[str, Callable[[str], None], Callable[[], int]]]:
+    """Yield an address, what starts a server there that dies at a point, and its exit code."""
+    ours, theirs = forking().Pipe()
+    process = forking().Process(target=_serve, args=(theirs, settings), daemon=True)
+    process.start()
+
+    def ended() -> int:
+        assert ours.poll(_SECONDS), "the server was not killed"
+        code: int = ours.recv()
+        return code
+
+    try:
+        yield f"http://127.0.0.1:{ended()}", ours.send, ended
+    finally:
+        process.kill()
+        process.join(_SECONDS)
+
+
+def _serve(pipe: Connection, settings: Settings) -> None:
+    with (
+        Dispatcher(settings) as dispatcher,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
+        application, parts = api(dispatcher, rate=RATE), app_of(dispatcher)
+        for name in ("submitter", "own_transaction", "replies", "changes", "decisions"):
+            getattr(parts, name)
+        gc.freeze()
+        pipe.send(listener.getsockname()[1])
+        while True:
+            point = pipe.recv()
+            child = os.fork()
+            if not child:
+                signal.alarm(_SECONDS)
+                arm(f"{point}=kill")
+                config = uvicorn.Config(application, log_config=None, lifespan="off")
+                uvicorn.Server(config).run([listener])
+                os._exit(0)
+            pipe.send(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("rounds", [len(CASES), pytest.param(1_000, marks=pytest.mark.long)])
+@pytest.mark.timeout(1_800)
+def test_a_call_whose_server_is_killed_has_one_effect_and_one_answer(
+    build: Callable[..., House], rounds: int
+) -> None:
+    house = build(clock=SystemClock(), max_horizon="40000 days")
+    _, token = add_key(house.parts.api_keys, "shop")
+    headers = {"Authorization": f"Bearer {token}"}
+    healthy = TestClient(api(house.dispatcher, rate=RATE), headers=headers)
+    with servers(house.settings) as (address, serve, ended):
+        for number in range(rounds):
+            name, point = CASES[number % len(CASES)]
+            text = f"round {number}"
+            call, check = (_submit if name == "submit" else _change)(house, healthy, name, text)
+            serve(point)
+            with (
+                httpx2.Client(base_url=address, headers=headers, timeout=_SECONDS) as client,
+                pytest.raises(httpx2.TransportError),
+            ):
+                call(client)
+            assert ended() == -signal.SIGKILL, f"{name} did not come to {point}"
+            again, replayed = call(healthy), call(healthy)
+            assert again.status_code == replayed.status_code, (name, point, again.text)
+            assert again.content == replayed.content
+            assert replayed.headers["Idempotency-Replayed"] == "true"
+            check(again)
+            if name == "submit":  # a change may leave it to reconcile to end what it reserved
+                assert len(house.members(text)) == 1, point
+    assert len(house.rows()) == rounds
+
+
+Calls = tuple[Callable[[httpx2.Client], httpx2.Response], Callable[[httpx2.Response], None]]
+
+
+def _submit(house: House, _healthy: TestClient, _name: str, text: str) -> Calls:
+    def call(client: httpx2.Client) -> httpx2.Response:
+        return client.post("/v1/messages", json=new(text, AT), headers=key(text))
+
+    def check(answer: httpx2.Response) -> None:
+        assert answer.status_code == 201, answer.text
+        assert house.dispatcher.get(answer.json()["id"]).recipient == text
+
+    return call, check
+
+
+def _change(house: House, healthy: TestClient, name: str, text: str) -> Calls:
+    kind = KINDS[name]
+    path = healthy.post("/v1/messages", json=new(text, AT)).headers["Location"]
+    message = house.dispatcher.get(path.rpartition("/")[2])
+    if kind.before is not None:
+        ends = kind.before["status"] == "failed"
+        house.change([message], **kind.before, finished_at=house.database_time() if ends else None)
+    moved = house.parts.messages.movable(message.id).token
+
+    def call(client: httpx2.Client) -> httpx2.Response:
+        return kind.make(client, path, key(text))
+
+    def check(answer: httpx2.Response) -> None:
+        assert answer.status_code == 200, answer.text
+        assert kind.after.items() <= answer.json().items()
+        now = house.parts.messages.movable(message.id)
+        assert now.token == moved + kind.moves
+        assert now.message.status.value == kind.after["status"]
+
+    return call, check
