@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Route, request_response
@@ -34,15 +35,23 @@ from dispatcher.web.streams import Streams
 
 log = logging.getLogger(__name__)
 
+
+class _AnyName(PathConvertor):
+    """A name in a path, whole: recipients of webhooks have slashes; line ends are refused later."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("any_name", _AnyName())
+
 _PREFIX = "/v1"
 _DOCUMENT = f"{_PREFIX}/openapi.json"
 _BATCH = "/messages/batch"
 _PLANS = "/plans"
 _MESSAGE = "/messages/{message_id}"
-# A name may have a slash, as the recipients of webhooks have.
-_SCOPE = "/scopes/{kind}/{scope:path}"
-_RECIPIENT = "/suppressions/{recipient:path}"
-_PAUSE = "/pauses/{kind}/{name:path}"
+_SCOPE = "/scopes/{kind}/{scope:any_name}"
+_RECIPIENT = "/suppressions/{recipient:any_name}"
+_PAUSE = "/pauses/{kind}/{name:any_name}"
 _PATHS: tuple[tuple[str, str, Callable[..., Any], int, type[models.Out] | None], ...] = (
     ("POST", "/messages", messages.submit, 201, models.MessageOut),
     ("POST", _BATCH, batch.submit_batch, 200, None),

@@ -15,17 +15,26 @@ HOOK = "https://hooks.example.com/a"
 SCOPE = f"/v1/scopes/recipient/{quote(HOOK, safe='')}"
 
 
-def test_a_name_with_slashes_is_reached(house: House, shop: TestClient) -> None:
-    house.submit(HOOK)
-    timeline = shop.get(f"{SCOPE}/timeline").json()
-    assert [each["scope"] for each in timeline["windows"]] == [HOOK]
-    assert shop.get(f"{SCOPE}/next-slot").status_code == 200
+@pytest.mark.parametrize("name", [HOOK, "ada/"])
+def test_a_name_with_slashes_is_reached(house: House, shop: TestClient, name: str) -> None:
+    quoted = quote(name, safe="")
+    house.submit(name)
+    timeline = shop.get(f"/v1/scopes/recipient/{quoted}/timeline").json()
+    assert [each["scope"] for each in timeline["windows"]] == [name]
+    assert shop.get(f"/v1/scopes/recipient/{quoted}/next-slot").status_code == 200
     for kind, path in (("suppressions", "suppressions"), ("pauses", "pauses/recipient")):
-        found = shop.put(f"/v1/{path}/{quote(HOOK, safe='')}")
+        found = shop.put(f"/v1/{path}/{quoted}")
         assert found.status_code == 200, found.text
         if kind == "pauses":
-            assert [each["name"] for each in found.json()["pauses"]] == [HOOK]
-        assert shop.delete(f"/v1/{path}/{quote(HOOK, safe='')}").json() == {kind: []}
+            assert [each["name"] for each in found.json()["pauses"]] == [name]
+        assert shop.delete(f"/v1/{path}/{quoted}").json() == {kind: []}
+
+
+@pytest.mark.parametrize("name", ["zoe\n", "two\nlines"])
+def test_a_name_with_a_line_end_is_refused_and_not_cut(shop: TestClient, name: str) -> None:
+    for path in ("suppressions", "pauses/recipient"):
+        answer = shop.put(f"/v1/{path}/{quote(name)}")
+        assert answer.status_code == 422, answer.text
 
 
 CALLS: list[tuple[str, str, Any]] = [
