@@ -33,6 +33,7 @@ dump_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_na
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _LARGEST_PLAIN_INT = 2**63
 """The largest whole number that is written without the encoder."""
+_STEP, _LOW = (1 << 48) - 1, (1 << 62) - 1
 _last_id = 0
 """The last id of this process, without the bits that say its version."""
 
@@ -261,12 +262,22 @@ def new_id() -> UUID:
     Those of one thread ascend. The random part has 74 bits; a later id of the same millisecond, or
     after the clock went back, is the last one and up to 2**48 more (method 2 of the RFC).
     """
+    return new_ids(1)[0]
+
+
+def new_ids(count: int) -> list[UUID]:
+    """Return fresh ids in ascending order, each as :func:`new_id` makes it."""
     global _last_id  # noqa: PLW0603 - without a lock, which a fork could leave locked
-    drawn = int.from_bytes(os.urandom(16))
-    now = time.time_ns() // 1_000_000 << 74 | drawn >> 54
-    _last_id = now = max(now, _last_id + 1 + (drawn & (1 << 48) - 1))
-    low = now & (1 << 62) - 1
-    return UUID(int=now >> 74 << 80 | 0x7 << 76 | (now >> 62 & 0xFFF) << 64 | 0b10 << 62 | low)
+    random = os.urandom(16 * count)
+    began = time.time_ns() // 1_000_000 << 74
+    ids = []
+    for start in range(0, 16 * count, 16):
+        drawn = int.from_bytes(random[start : start + 16])
+        now = max(began | drawn >> 54, _last_id + 1 + (drawn & _STEP))
+        _last_id = now
+        version = now >> 74 << 80 | 0x7 << 76 | (now >> 62 & 0xFFF) << 64
+        ids.append(UUID(int=version | 0b10 << 62 | now & _LOW))
+    return ids
 
 
 def check_text(name: str, value: object, *, longest: int = MAX_RECIPIENT) -> str:

@@ -15,7 +15,7 @@ from dispatcher.errors import (
     IdempotencyConflict,
     SlotRefused,
 )
-from dispatcher.message import Draft, Message, Progress, Rejection, Status, new_id
+from dispatcher.message import Draft, Message, Progress, Rejection, Status
 from dispatcher.reservation import Booked, BookingRequest, Rebooked, Reservation, Submit
 from dispatcher.store import Addition, NewReply
 from dispatcher.submission.validation import ValidDraft
@@ -67,15 +67,15 @@ class Entry:
             return result
         raise result or RuntimeError("a draft was not decided")
 
-    def ask(self) -> BookingRequest:
-        """Return the request for a reservation, under a new id."""
+    def ask(self, message_id: UUID) -> BookingRequest:
+        """Return the request for a reservation under a new id."""
         valid, submit = self.valid, None
         self.is_duplicate = False
         if valid.idempotency_key is not None:
             submit = Submit(valid.idempotency_key, valid.fingerprint or "")
         asked_ms = to_ms(valid.send_at)
         latest_ms = asked_ms if valid.latest is None else max(asked_ms, to_ms(valid.latest))
-        self.request = BookingRequest(new_id(), valid.terms, asked_ms, latest_ms, submit)
+        self.request = BookingRequest(message_id, valid.terms, asked_ms, latest_ms, submit)
         return self.request
 
 

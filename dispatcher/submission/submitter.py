@@ -14,7 +14,7 @@ from dispatcher.errors import (
     Suppressed,
 )
 from dispatcher.faults import fault
-from dispatcher.message import Draft, Message
+from dispatcher.message import Draft, Message, new_ids
 from dispatcher.settings import Settings
 from dispatcher.store import Addition, GivenUp
 from dispatcher.submission.batch import Batch, Entry, ReplyOf, compose, recalled, requests_of
@@ -181,7 +181,7 @@ class Submitter:
         fault("submit.before_reserve")
         if not entries:
             return
-        requests = list(map(Entry.ask, entries))
+        requests = list(map(Entry.ask, entries, new_ids(len(entries))))
         batch.note_answers(entries, sink.reservations.reserve(requests, grace=sink.grace))
         if len(batch.booked) < len(entries):
             try:

@@ -17,10 +17,9 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from dispatcher.errors import (
@@ -99,8 +98,7 @@ _REASONS: tuple[tuple[type[DispatcherError], str], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """A transition of a message that is committed. ``details`` are named as in :data:`FIELDS`.
 
     ``message`` is given where it is at hand, as the transition left it.

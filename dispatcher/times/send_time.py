@@ -24,6 +24,7 @@ ACCEPTED = (
 _ISO_WITH_TIME = re.compile(r"\d{4}-?(W\d\d-?\d|\d\d-?\d\d|\d{3})[T ]\d\d.*", re.ASCII)
 _ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _MILLISECOND = timedelta(milliseconds=1)
+_SECOND = timedelta(seconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -199,9 +200,9 @@ def _skipped(local: datetime) -> str:
 def _whole_milliseconds(instant: datetime) -> datetime:
     if instant.microsecond % 1_000 == 0 and type(instant) is datetime:
         return instant
-    excess = timedelta(microseconds=instant.microsecond % 1_000)
-    plain = datetime(
+    microsecond = -(-instant.microsecond // 1_000) * 1_000
+    whole = datetime(
         instant.year, instant.month, instant.day,
-        instant.hour, instant.minute, instant.second, instant.microsecond, tzinfo=UTC,
+        instant.hour, instant.minute, instant.second, microsecond % 1_000_000, tzinfo=UTC,
     )  # fmt: skip
-    return plain - excess + _MILLISECOND if excess else plain
+    return whole if microsecond < 1_000_000 else whole + _SECOND
