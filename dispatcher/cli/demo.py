@@ -23,6 +23,7 @@ from dispatcher.errors import QuotaExceeded
 from dispatcher.extras import install_line
 from dispatcher.message import Message, Status
 from dispatcher.times.clock import SystemClock
+from dispatcher.times.lengths import MILLISECOND
 
 QUOTAS = "1/20 second, 5/hour, 10/day"
 _DEADLINE_SECONDS = 60.0
@@ -174,7 +175,7 @@ def _check(play: _DemoRun, path: Path) -> None:
             str(message.body["text"]),
             _time(message.send_at),
             actual.strftime("%H:%M:%S.%f")[:-3],
-            f"{late // timedelta(milliseconds=1)} ms",
+            f"{late // MILLISECOND} ms",
         )
     cancelled = play.cancelled
     if cancelled is not None:

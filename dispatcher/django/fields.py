@@ -10,7 +10,7 @@ from uuid import UUID
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from dispatcher.store.engines.types import to_length_ms
+from dispatcher.times.lengths import to_length_ms
 
 
 class IdField(models.UUIDField):

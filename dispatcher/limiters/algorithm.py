@@ -12,7 +12,6 @@ import redis
 import redis.asyncio
 
 from dispatcher.errors import InvalidValue, kind_of, quoted
-from dispatcher.limiters.decision import MILLISECOND
 from dispatcher.limiters.direct_calls import AsyncClient, Client
 from dispatcher.limiters.limit_set import LimitSet, OnError, check_name, length_ms
 from dispatcher.limiters.limiter import AsyncLimiter, Limiter
@@ -20,6 +19,7 @@ from dispatcher.limiters.local_share import LocalShare
 from dispatcher.quota import MAX_LENGTH_MS, Limit
 from dispatcher.redis.memory import AsyncMemoryRedis, MemoryRedis
 from dispatcher.times.clock import Clock, SystemClock
+from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.periods import UNIT_MS
 
 _LEAST_MS = 10

@@ -8,8 +8,8 @@ from datetime import timedelta
 from typing import ClassVar, Self
 
 from dispatcher.limiters.algorithm import Algorithm, check_count, share_of
-from dispatcher.limiters.decision import MILLISECOND
 from dispatcher.limiters.limit_set import length_ms
+from dispatcher.times.lengths import MILLISECOND
 
 _LONGEST_MS = 86_400_000
 

@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
-MILLISECOND = timedelta(milliseconds=1)
 NEVER = timedelta.max
 
 

@@ -11,9 +11,9 @@ from typing import ClassVar, Self, cast
 
 from dispatcher.errors import InvalidValue, quoted
 from dispatcher.limiters.algorithm import CountPerLength
-from dispatcher.limiters.decision import MILLISECOND
 from dispatcher.quota import Limit, read_count, split_zone
 from dispatcher.times import zones
+from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.periods import LONGEST_MS, UNIT_MS, Period, bounds, longest_ms
 
 _CALENDAR = ("month", "year")

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
 from redis.crc import key_slot
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable, kind_of, quoted
-from dispatcher.limiters.decision import MILLISECOND, NEVER, Decision, Refusal, State
+from dispatcher.limiters.decision import NEVER, Decision, Refusal, State
 from dispatcher.redis.keys import LimiterKeys
 from dispatcher.redis.scripts import composed
 from dispatcher.times.clock import Clock
+from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.send_time import from_ms, to_ms
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from dispatcher.redis.client import now_ms
 from dispatcher.redis.keys import PermitKeys, line_of, room_of
 from dispatcher.redis.scripts import Call, replies_of, script
 from dispatcher.times.clock import Clock
+from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.send_time import to_ms
 
-_MILLISECOND = timedelta(milliseconds=1)
 _TRIES = 3
 _MOST_AT_ONCE = 250
 """One script restores at most twice as many permits; it then runs for a few milliseconds."""
@@ -150,13 +150,13 @@ class PermitLogs:
                     continue
                 numbers = shards.pop(tag)
                 for number, wait, left in zip(numbers, reply[::2], reply[1::2], strict=True):
-                    answers[number] = PermitAnswer(wait == 0, left, wait * _MILLISECOND)
+                    answers[number] = PermitAnswer(wait == 0, left, wait * MILLISECOND)
         return answers
 
     def close(self, closing: str, length: timedelta) -> None:
         """Grant nothing to requests with this closing for so long; the later end holds."""
         with translated:
-            replies_of(self._client, self._close, [([closing], [length // _MILLISECOND, 0])])
+            replies_of(self._client, self._close, [([closing], [length // MILLISECOND, 0])])
 
     def settle(self, used: Sequence[tuple[PermitLeg, timedelta]]) -> None:
         """Note when permits were used: each with the time since its send ended.
@@ -170,7 +170,7 @@ class PermitLogs:
         for some in shards.values():
             logs, numbers = _numbered([leg for leg, _ in some])
             uses = [
-                [since // _MILLISECOND, *map(numbers.__getitem__, leg.logs)] for leg, since in some
+                [since // MILLISECOND, *map(numbers.__getitem__, leg.logs)] for leg, since in some
             ]
             calls.append(([*logs], [json.dumps(uses), *[leg.permit_id for leg, _ in some]]))
         with translated:
@@ -253,8 +253,8 @@ class PermitLogs:
         for leg, age in taken:
             if leg.keys.tag in members:
                 for log in leg.logs:
-                    members[leg.keys.tag][log] += [age // _MILLISECOND, leg.permit_id]
-        lengths = marker_life // _MILLISECOND, longest // _MILLISECOND
+                    members[leg.keys.tag][log] += [age // MILLISECOND, leg.permit_id]
+        lengths = marker_life // MILLISECOND, longest // MILLISECOND
         calls: list[Call] = []
         for keys, marker in markers.items():
             head: list[Any] = [marker, *lengths]
@@ -284,7 +284,7 @@ def _acquire_call(legs: Sequence[PermitLeg], within: timedelta, at_ms: int) -> C
         [places.get(leg.closing or "", 0), *map(numbers.__getitem__, leg.logs)] for leg in legs
     ]
     ids = [leg.permit_id for leg in legs]
-    return names, [within // _MILLISECOND, json.dumps(described), json.dumps(wanted), *ids]
+    return names, [within // MILLISECOND, json.dumps(described), json.dumps(wanted), *ids]
 
 
 def _numbered(legs: Sequence[PermitLeg]) -> tuple[dict[str, LogKind], dict[str, int]]:

@@ -17,6 +17,7 @@ from dispatcher.scope import Scope
 from dispatcher.settings import Settings
 from dispatcher.store import ReservationRow, ReservationState, StoreMaintenance
 from dispatcher.times.clock import Clock
+from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.send_time import from_ms, to_ms
 
 T = TypeVar("T")
@@ -225,7 +226,7 @@ class Verification:
             return Fault.MISSING
         if expected_ms is not None:
             return Fault.MOVED
-        grace_ms = self._grace // timedelta(milliseconds=1)
+        grace_ms = self._grace // MILLISECOND
         since_ms = seen.pending_since_ms
         if since_ms is not None and now_ms - since_ms <= grace_ms:
             return Fault.UNDER_WAY

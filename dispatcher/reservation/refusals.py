@@ -37,13 +37,14 @@ from dispatcher.reservation.terms import AnyQuota, longest_ms
 from dispatcher.reservation.windows import Windows
 from dispatcher.scope import Scope
 from dispatcher.times.clock import Clock
+from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.send_time import from_ms, to_ms
 
 log = logging.getLogger(__name__)
 
 LONGEST = timedelta(days=7)
 """How far back refusals are counted."""
-_LIFE_MS = (LONGEST + timedelta(days=1)) // timedelta(milliseconds=1)
+_LIFE_MS = (LONGEST + timedelta(days=1)) // MILLISECOND
 _KEPT = 1_000
 """How many refusals are kept for a replay."""
 _KEPT_OF_A_BATCH = 100

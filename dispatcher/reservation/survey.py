@@ -21,6 +21,7 @@ from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import PermitKeys, ShardKeys
 from dispatcher.reservation.fence import Fence, Part, server_of
 from dispatcher.reservation.foreign_keys import ForeignKeys
+from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.send_time import from_ms
 
 
@@ -146,7 +147,7 @@ class RedisSurvey:
     def unconfirmed(self, *, older_than: timedelta) -> int:
         """Return how many reservations have waited for the store longer than that."""
         with translated(ReservationsUnavailable):
-            before = now_ms(self._client) - older_than // timedelta(milliseconds=1)
+            before = now_ms(self._client) - older_than // MILLISECOND
             pipeline = self._client.pipeline(transaction=False)
             for keys in self._fence.keys:
                 pipeline.zcount(keys.pending, "-inf", before)

@@ -32,6 +32,7 @@ from dispatcher.reservation.fence import Fence, Part
 from dispatcher.reservation.foreign_keys import ForeignKeys
 from dispatcher.reservation.plan import LIFE_MS
 from dispatcher.scope import Scope
+from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.send_time import from_ms, to_ms
 
 KEEP_MS = 86_400_000
@@ -44,7 +45,6 @@ _MOST_DELETED = 1_000
 _MOST_SCANNED = 5_000
 """How many keys are looked at in one step, which takes Redis a few milliseconds at most."""
 _FOR_EVER = -1
-_MILLISECOND = timedelta(milliseconds=1)
 
 
 _Step = tuple[Part, Sequence[bytes | str], Sequence[Any]]
@@ -144,8 +144,8 @@ class Upkeep:
         self._client = client
         self._fence = fence
         self._foreign_keys = ForeignKeys(client, fence)
-        self._under_way_ms = under_way // _MILLISECOND
-        self._marker_life_ms = marker_life // _MILLISECOND
+        self._under_way_ms = under_way // MILLISECOND
+        self._marker_life_ms = marker_life // MILLISECOND
         self._keep_ms = max(fence.reaches_ms.values()) + KEEP_MS
         self._tidy_cursors: dict[str, int] = {}
         self._rebuild = script("reservation/rebuild")
@@ -323,7 +323,7 @@ class Upkeep:
         Each comes with the time at which it was opened.
         """
         with translated(ReservationsUnavailable):
-            before = now_ms(self._client) - older_than // _MILLISECOND
+            before = now_ms(self._client) - older_than // MILLISECOND
             pipeline = self._client.pipeline(transaction=False)
             for keys in self._fence.keys:
                 pipeline.hmget(keys.epoch, "opened_at_ms", "checked")
@@ -366,7 +366,7 @@ class Upkeep:
         """
         skip = skip or {}
         with translated(ReservationsUnavailable):
-            before = now_ms(self._client) - older_than // _MILLISECOND
+            before = now_ms(self._client) - older_than // MILLISECOND
             pipeline = self._client.pipeline(transaction=False)
             for keys in self._fence.keys:
                 pipeline.zrangebyscore(

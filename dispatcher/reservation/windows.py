@@ -42,13 +42,13 @@ from dispatcher.reservation.shards import ENDLESS, Shards
 from dispatcher.reservation.steps import Found, Steps
 from dispatcher.reservation.terms import Rules, Terms
 from dispatcher.scope import Scope
+from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.send_time import from_ms, to_ms
 
 log = logging.getLogger(__name__)
 
 _MOST_ROUNDS = 1_000
 _NO_GRACE = timedelta(0)
-_MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class Windows:
         under_way: timedelta,
     ) -> None:
         self._keys = tuple(keys)
-        self.shards = Shards(client, rules, under_way_ms=under_way // _MILLISECOND)
+        self.shards = Shards(client, rules, under_way_ms=under_way // MILLISECOND)
 
     def legs(self, terms: Terms) -> list[Leg]:
         """Return the legs of a booking with these terms, in the order in which they are booked.
@@ -146,7 +146,7 @@ class Windows:
                     requests, legs, strict=True
                 )
             ]
-            found = self.shards.book(asked, pending_grace_ms=grace // _MILLISECOND)
+            found = self.shards.book(asked, pending_grace_ms=grace // MILLISECOND)
         elif len(requests) == 1:
             found = [self._found_alone(requests[0], grace)]
         else:
@@ -177,7 +177,7 @@ class Windows:
         another message, DuplicateUnderWay, and ReservationsUnavailable when the windows cannot be
         trusted; in each case nothing is booked.
         """
-        booking = _Booking(request, pending_grace_ms=grace // _MILLISECOND, is_stored=is_stored)
+        booking = _Booking(request, pending_grace_ms=grace // MILLISECOND, is_stored=is_stored)
         try:
             found = self._in_all(booking)
         except (SlotRefused, IdempotencyConflict, DuplicateUnderWay):

@@ -60,8 +60,8 @@ from dispatcher.store.engines.types import (
     json_type,
     long_text,
     partial,
-    to_length_ms,
 )
+from dispatcher.times.lengths import to_length_ms
 from dispatcher.times.zones import MAX_ZONE
 
 _NAMES = {

@@ -22,6 +22,7 @@ from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.moves import Moves, Order
 from dispatcher.submission.validation import read_hours, scopes_of
 from dispatcher.telemetry.journal import Journal, Transition
+from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.send_time import after
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,6 @@ _EXPIRED_AT_ONCE = 1_000
 _MOVED_AT_ONCE = 100
 _MOST_BATCHES = 20
 _NO_WAIT = timedelta(0)
-_MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class CatchUp:
 
     def _latest(self, message: Message, now: datetime) -> datetime:
         latest = now + self._settings.max_horizon
-        return min(latest, message.expires_at - _MILLISECOND) if message.expires_at else latest
+        return min(latest, message.expires_at - MILLISECOND) if message.expires_at else latest
 
 
 def _is_for_good(error: SlotRefused | InvalidValue, latest: datetime) -> bool:

@@ -29,6 +29,7 @@ from dispatcher.reservation import Terms
 from dispatcher.scope import Scope, counted
 from dispatcher.settings import Settings
 from dispatcher.times import send_time
+from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.quiet_hours import Hours
 
 NO_HOURS = "none"
@@ -52,7 +53,6 @@ class PreparedDraft(NamedTuple):
 Prepare = Callable[[Draft], PreparedDraft]
 """Prepares a draft; raises InvalidDraft."""
 
-_MILLISECOND = timedelta(milliseconds=1)
 _FIRST = send_time.from_ms(0)
 
 
@@ -209,7 +209,7 @@ def _send_time(draft: Draft, now: datetime, farthest: timedelta) -> tuple[dateti
         if draft.fold is not None:
             _check_fold(draft)
         send_at = send_time.after(draft.send_in, now=now)
-        asked: object = draft.send_in // _MILLISECOND
+        asked: object = draft.send_in // MILLISECOND
         name = "send_in"
     elif draft.send_at is not None:
         send_at = send_time.parse(draft.send_at, zone=draft.zone, fold=draft.fold)
@@ -256,7 +256,7 @@ def _latest(draft: Draft, expires_at: datetime | None, farthest: datetime) -> da
         latest = min(_other_time(draft, draft.latest, "latest"), farthest)
     if expires_at is None or expires_at < _FIRST:
         return latest  # judge_times refuses an expiry that is past
-    return min(latest, expires_at - _MILLISECOND)
+    return min(latest, expires_at - MILLISECOND)
 
 
 def _other_time(draft: Draft, value: datetime | str, name: str) -> datetime:

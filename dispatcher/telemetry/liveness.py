@@ -26,6 +26,7 @@ from dispatcher.redis.keys import SignKeys
 from dispatcher.redis.scripts import replies_of, script
 from dispatcher.telemetry.threads import started
 from dispatcher.times.clock import Clock
+from dispatcher.times.lengths import MILLISECOND
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,6 @@ LOST_AFTER = timedelta(seconds=10)
 """How long after its last sign a process is taken for dead."""
 _REMEMBERED = timedelta(days=1)
 _PATIENCE_SECONDS = 5.0
-_MILLISECOND = timedelta(milliseconds=1)
 
 
 class Kind(StrEnum):
@@ -69,9 +69,9 @@ class Signs:
 
     def note(self, kind: Kind, ages: Mapping[str, timedelta]) -> None:
         """Say of what has these names how long ago it was seen."""
-        words: list[Any] = [_REMEMBERED // _MILLISECOND]
+        words: list[Any] = [_REMEMBERED // MILLISECOND]
         for name, age in ages.items():
-            words += (name, age // _MILLISECOND)
+            words += (name, age // MILLISECOND)
         with translated(ReservationsUnavailable):
             replies_of(self._client, self._seen, [([self._keys.of(kind)], words)])
 
@@ -197,4 +197,4 @@ class Pulse:
 
 
 def _age(now_ms: int, score: float) -> timedelta:
-    return max(0, now_ms - int(score)) * _MILLISECOND
+    return max(0, now_ms - int(score)) * MILLISECOND

@@ -16,6 +16,7 @@ from dateutil import parser, tz
 
 from dispatcher.errors import InvalidSendTime, InvalidValue, kind_of, quoted
 from dispatcher.times import zones
+from dispatcher.times.lengths import MILLISECOND
 
 ACCEPTED = (
     "an aware datetime, an ISO 8601 string with an offset (2026-12-24T08:30+01:00), "
@@ -23,7 +24,6 @@ ACCEPTED = (
 )
 _ISO_WITH_TIME = re.compile(r"\d{4}-?(W\d\d-?\d|\d\d-?\d\d|\d{3})[T ]\d\d.*", re.ASCII)
 _ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
-_MILLISECOND = timedelta(milliseconds=1)
 _SECOND = timedelta(seconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -110,7 +110,7 @@ def length_until_expiry(length: timedelta, *, farthest: datetime) -> timedelta:
     if length <= timedelta(0):
         raise InvalidSendTime("expire_after", f"{length}", accepted)
     try:
-        rounded = -(-length // _MILLISECOND) * _MILLISECOND
+        rounded = -(-length // MILLISECOND) * MILLISECOND
         _ = farthest + rounded
     except OverflowError:
         raise InvalidSendTime("expire_after", "is out of range", "less than 8,000 years") from None
@@ -150,12 +150,12 @@ def check_zone(zone: str) -> ZoneInfo:
 
 def to_ms(instant: datetime) -> int:
     """Return whole milliseconds since 1970, rounded down."""
-    return (instant - _EPOCH) // _MILLISECOND
+    return (instant - _EPOCH) // MILLISECOND
 
 
 def from_ms(ms: int) -> datetime:
     """Return the aware UTC instant ``ms`` milliseconds after 1970."""
-    return _EPOCH + ms * _MILLISECOND
+    return _EPOCH + ms * MILLISECOND
 
 
 def as_text(instant: datetime) -> str:
@@ -200,9 +200,9 @@ def _skipped(local: datetime) -> str:
 def _whole_milliseconds(instant: datetime) -> datetime:
     if instant.microsecond % 1_000 == 0 and type(instant) is datetime:
         return instant
-    microsecond = -(-instant.microsecond // 1_000) * 1_000
+    carry, microsecond = divmod(-(-instant.microsecond // 1_000) * 1_000, 1_000_000)
     whole = datetime(
         instant.year, instant.month, instant.day,
-        instant.hour, instant.minute, instant.second, microsecond % 1_000_000, tzinfo=UTC,
+        instant.hour, instant.minute, instant.second, microsecond, tzinfo=UTC,
     )  # fmt: skip
-    return whole if microsecond < 1_000_000 else whole + _SECOND
+    return whole + _SECOND if carry else whole

@@ -19,6 +19,7 @@ from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 from dispatcher.errors import InvalidValue, quoted
+from dispatcher.times.lengths import MILLISECOND
 
 DAY_MS = 86_400_000
 MAX_ZONE = 63
@@ -28,7 +29,6 @@ _DAY_SECONDS = 86_400
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+\-]*(/[A-Za-z0-9_+\-]+)*", re.ASCII)
 _NO_ZONES = re.compile(r"(localtime|posixrules|Factory)|(posix|right)/.*")
 """Files of the tz database that are no zones, or zones of another time scale."""
-_MILLISECOND = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC).replace(tzinfo=None)
 
 
@@ -48,7 +48,7 @@ def rules(name: str, *, field: str = "zone") -> ZoneInfo:
 def wall_at(instant_ms: int, zone: ZoneInfo) -> datetime:
     """Return the wall time at an instant."""
     [(_, _, offset_ms)] = pieces(zone, instant_ms, instant_ms + 1)
-    return _EPOCH + (instant_ms + offset_ms) * _MILLISECOND
+    return _EPOCH + (instant_ms + offset_ms) * MILLISECOND
 
 
 def first_instant(wall: datetime, zone: ZoneInfo) -> datetime:
@@ -57,13 +57,13 @@ def first_instant(wall: datetime, zone: ZoneInfo) -> datetime:
     Where a clock change skips ``wall`` it is the instant of the change; where one repeats it, the
     first time.
     """
-    near_ms = (wall - _EPOCH) // _MILLISECOND
+    near_ms = (wall - _EPOCH) // MILLISECOND
     # An offset is shorter than a day, so the instant lies less than a day from its wall time.
     near = pieces(zone, near_ms - DAY_MS, near_ms + DAY_MS + 1)
     return next(
         instant
         for from_ms, until_ms, offset_ms in near
-        if (instant := max(_utc(from_ms), (wall - offset_ms * _MILLISECOND).replace(tzinfo=UTC)))
+        if (instant := max(_utc(from_ms), (wall - offset_ms * MILLISECOND).replace(tzinfo=UTC)))
         < _utc(until_ms)
     )
 
@@ -105,10 +105,10 @@ def _pieces_of_day(zone: ZoneInfo, day: int) -> tuple[tuple[int, int, int], ...]
 
 
 def _utc(ms: int) -> datetime:
-    return (_EPOCH + ms * _MILLISECOND).replace(tzinfo=UTC)
+    return (_EPOCH + ms * MILLISECOND).replace(tzinfo=UTC)
 
 
 def _offset_ms(zone: ZoneInfo, second: int) -> int:
     utc = _EPOCH + timedelta(seconds=second)
     shown = zone.fromutc(utc.replace(tzinfo=zone))
-    return (shown.replace(tzinfo=None) - utc) // _MILLISECOND
+    return (shown.replace(tzinfo=None) - utc) // MILLISECOND

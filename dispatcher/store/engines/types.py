@@ -30,12 +30,12 @@ from sqlalchemy.sql.expression import FunctionElement, literal
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from dispatcher.message import dump_json
+from dispatcher.times.lengths import MILLISECOND, to_length_ms
 
 MARIADB = ("mysql", "mariadb")
 """What SQLAlchemy calls MariaDB: by the name of the URL."""
 
 _SQLITE_FORMAT = "%Y-%m-%d %H:%M:%f"
-_MILLISECOND = timedelta(milliseconds=1)
 
 
 class _Bytes(TypeDecorator[UUID]):
@@ -139,12 +139,7 @@ class Length(TypeDecorator[timedelta]):
 
     def process_result_value(self, value: int | None, _dialect: Dialect) -> timedelta | None:
         """Turn what is stored into a length."""
-        return None if value is None else value * _MILLISECOND
-
-
-def to_length_ms(length: timedelta) -> int:
-    """Return a length as it is stored."""
-    return length // _MILLISECOND
+        return None if value is None else value * MILLISECOND
 
 
 class _DatabaseNow(FunctionElement[datetime]):

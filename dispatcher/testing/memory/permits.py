@@ -18,7 +18,8 @@ from dispatcher.limiters.permits import reaches_ms
 from dispatcher.quota import CalendarLimit, Limit
 from dispatcher.redis.keys import PermitKeys
 from dispatcher.scope import NO_SCOPE
-from dispatcher.testing.memory.server import MILLISECOND, Log, ScoredSet, Server
+from dispatcher.testing.memory.server import Log, ScoredSet, Server
+from dispatcher.times.lengths import MILLISECOND
 
 _LATE_MS, _LATE_ENOUGH_MS = 60_000, 100
 _BUSY_MS = 20

@@ -7,14 +7,13 @@ from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Self
 from uuid import UUID
 
 from dispatcher.redis.keys import PermitKeys, ShardKeys, permit_parts
 from dispatcher.times.send_time import to_ms
 
-MILLISECOND = timedelta(milliseconds=1)
 _LAST = b"\xff" * 64
 """A member behind all others of its score."""
 

@@ -20,7 +20,8 @@ from dispatcher.reservation.shards import Answer, closed
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import Scope
 from dispatcher.testing.memory.rule import Judge, Rule
-from dispatcher.testing.memory.server import MILLISECOND, Duplicates, ScoredSet, Server
+from dispatcher.testing.memory.server import Duplicates, ScoredSet, Server
+from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.send_time import to_ms
 
 T = TypeVar("T")

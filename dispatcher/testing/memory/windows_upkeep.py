@@ -9,7 +9,8 @@ from uuid import UUID
 
 from dispatcher.redis.keys import PermitKeys, ShardKeys, shard_of
 from dispatcher.reservation import Rebuild, Reserved, Unconfirmed
-from dispatcher.testing.memory.server import MILLISECOND, Epoch, Server
+from dispatcher.testing.memory.server import Epoch, Server
+from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.send_time import from_ms, to_ms
 
 _DAY_MS = 86_400_000

@@ -8,13 +8,13 @@ from datetime import datetime, timedelta
 
 from dispatcher.errors import InvalidSendTime, quoted
 from dispatcher.times import send_time, zones
+from dispatcher.times.lengths import MILLISECOND
 
 ACCEPTED = (
     "a time such as 9:30, 2026-12-24 08:30, or Thu 24 Dec 2026 08:30:00 as this page shows it; "
     "also with an offset: 2026-12-24T08:30+01:00"
 )
 _FORM = "%a %d %b %Y %H:%M:%S"
-_MILLISECOND = timedelta(milliseconds=1)
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _TYPED = re.compile(
     r"((?P<date>\d{4}-\d\d-\d\d)[ T]"
@@ -46,7 +46,7 @@ def length_text(length: timedelta) -> str:
         if seconds >= 2 * size or seconds == size:
             many = seconds // size
             return f"{many} {unit}{'' if many == 1 else 's'}"
-    return f"{seconds} s" if seconds else f"{length // _MILLISECOND} ms"
+    return f"{seconds} s" if seconds else f"{length // MILLISECOND} ms"
 
 
 def read_time(
