@@ -450,7 +450,7 @@ class App:
 
     @built_once
     def changes(self) -> Changes:
-        """The use cases of ``cancel``, ``reschedule`` and ``update``."""
+        """The use cases of ``reschedule`` and ``update``."""
         return Changes(
             settings=self.settings,
             clock=self.clock,
@@ -465,13 +465,8 @@ class App:
 
     @built_once
     def cancellation(self) -> Cancellation:
-        """The use case of ``cancel_many``."""
-        return Cancellation(
-            settings=self.settings,
-            windows=self.windows,
-            messages=self.messages,
-            journal=self.journal,
-        )
+        """The use cases of ``cancel`` and ``cancel_many``."""
+        return Cancellation(messages=self.messages, moves=self.moves, journal=self.journal)
 
     @built_once
     def suppression_list(self) -> SuppressionList:

@@ -432,7 +432,7 @@ class Dispatcher:
             TooLate: It is being sent, is held or has ended.
 
         """
-        return self._app.changes.cancel(id_of(message_id), if_unchanged=if_unchanged)
+        return self._app.cancellation.cancel(id_of(message_id), if_unchanged=if_unchanged)
 
     def cancel_many(self, message_ids: Sequence[UUID | str]) -> list[Message | DispatcherError]:
         """Cancel those of these messages that are scheduled; their quotas are free again at once.
@@ -441,7 +441,7 @@ class Dispatcher:
         InvalidDraft for an invalid id. Raises StoreUnavailable: some may be cancelled; then call it
         again.
         """
-        return self._app.cancellation.cancel(ids_of(message_ids))
+        return self._app.cancellation.cancel_many(ids_of(message_ids))
 
     def reschedule(
         self,

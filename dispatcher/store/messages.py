@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, NamedTuple
@@ -356,22 +356,7 @@ class Messages:
         rows = self._database.read_of(query, tables.messages.c.id, message_ids)
         return [to_message(row) for row in rows]
 
-    def cancel(self, message_id: UUID, *, token: int | None = None) -> Message:
-        """Cancel a message if it is still scheduled; return it as it now is.
-
-        With ``token`` only while its move token is that one.
-        Raises MessageNotFound. Its status says whether it is cancelled.
-        """
-        if token is None:
-            found = self.cancel_many([message_id]).get(message_id)
-            if found is None:
-                raise MessageNotFound(message_id)
-            return found
-        messages = self._tables.messages
-        this = and_(messages.c.id == message_id, messages.c.move_token == token)
-        return changed(self._database, message_id, cancellation(self._tables, this))
-
-    def cancel_many(
+    def cancel(
         self, message_ids: Sequence[UUID], *, because: str | None = None
     ) -> dict[UUID, Message]:
         """Cancel those that are still scheduled; return all that are stored, as they now are.
@@ -391,12 +376,12 @@ class Messages:
                 return found
         raise StoreUnavailable("workers claimed the message again and again")
 
-    def cancel_many_if_unchanged(self, found: Sequence[Movable]) -> dict[UUID, Message]:
-        """Cancel those that are still scheduled, and whose move token is the one that was found.
+    def cancel_if_unchanged(self, tokens: Mapping[UUID, int]) -> dict[UUID, Message]:
+        """Cancel those of the messages that are still scheduled and have this move token.
 
         Return all that are stored, as they now are.
         """
-        by_id = sorted((each.message.id, each.token) for each in found)
+        by_id = sorted(tokens.items())
         these = self._database.one_of(self._tables.messages.c.id, [each for each, _ in by_id])
         given = [{"id": each, "token": token} for each, token in by_id]
         query = self._tables.stored.where(these)

@@ -1,94 +1,73 @@
-"""Cancel many messages in a few round trips."""
+"""Cancel messages: end their rows, then release their reservations. The row decides every race."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from uuid import UUID
 
-from dispatcher.errors import (
-    DispatcherError,
-    MessageChanged,
-    MessageNotFound,
-    ReservationsUnavailable,
-    TooLate,
-)
+from dispatcher.errors import DispatcherError, MessageChanged, MessageNotFound, TooLate
 from dispatcher.faults import fault
-from dispatcher.message import Message, Status
-from dispatcher.reservation import BookingRequest, Terms, Windows
-from dispatcher.settings import Settings
-from dispatcher.store import Messages, Movable
-from dispatcher.submission.validation import scopes_of
+from dispatcher.message import Message, Status, is_unchanged
+from dispatcher.store import Messages
+from dispatcher.submission.moves import Moves
 from dispatcher.telemetry.journal import Journal, Transition
-from dispatcher.times.send_time import to_ms
-
-log = logging.getLogger(__name__)
 
 _AT_ONCE = 500
 
 
 class Cancellation:
-    """Cancels many messages, in batches: what ``Changes.cancel`` does for one."""
+    """Cancels messages in batches; one message is a batch of one."""
 
-    def __init__(
-        self, *, settings: Settings, windows: Windows, messages: Messages, journal: Journal
-    ) -> None:
-        self._settings = settings
-        self._windows = windows
+    def __init__(self, *, messages: Messages, moves: Moves, journal: Journal) -> None:
         self._messages = messages
+        self._moves = moves
         self._journal = journal
 
-    def cancel(
-        self, message_ids: Sequence[UUID], *, because: str | None = None
-    ) -> list[Message | DispatcherError]:
-        """Cancel the messages that are still scheduled, and release their reservations.
+    def cancel(self, message_id: UUID, *, if_unchanged: Message | None = None) -> Message:
+        """Cancel a scheduled message and release its reservation at once.
 
-        Return for each id the cancelled message, or the error that cancelling it alone would
-        raise. ``because`` becomes the ``last_error`` of the cancelled messages. Raises
+        A cancelled message may be cancelled again. Raises MessageNotFound, MessageChanged, and
+        TooLate once the message is being sent or has ended.
+        """
+        tokens = {}
+        if if_unchanged is not None:
+            found = self._messages.movable(message_id)
+            if not is_unchanged(if_unchanged, found.message):
+                raise MessageChanged(message_id)
+            tokens = {message_id: found.token}
+        [answer] = self.cancel_many([message_id], tokens=tokens)
+        if isinstance(answer, DispatcherError):
+            raise answer
+        return answer
+
+    def cancel_many(
+        self,
+        message_ids: Sequence[UUID],
+        *,
+        tokens: Mapping[UUID, int] = MappingProxyType({}),
+        because: str | None = None,
+    ) -> list[Message | DispatcherError]:
+        """Return for each id what :meth:`cancel` would return or raise, in order.
+
+        ``tokens``, if given, has the move token of every message: those that have another one get
+        MessageChanged. ``because`` becomes the ``last_error`` of the cancelled messages. Raises
         StoreUnavailable: some may be cancelled; a repeated call returns which.
         """
         answers: list[Message | DispatcherError] = []
         for start in range(0, len(message_ids), _AT_ONCE):
             some = message_ids[start : start + _AT_ONCE]
-            answers += self._told(some, self._messages.cancel_many(some, because=because))
+            if tokens:
+                found = self._messages.cancel_if_unchanged({each: tokens[each] for each in some})
+            else:
+                found = self._messages.cancel(some, because=because)
+            cancelled = [each for each in found.values() if each.status is Status.CANCELLED]
+            for each in cancelled:
+                self._journal.tell(Transition.CANCELLED, each)
+            fault("cancel.after_rows")
+            self._moves.free(cancelled)
+            answers += [_answer(each, found.get(each)) for each in some]
         return answers
-
-    def cancel_if_unchanged(self, found: Sequence[Movable]) -> list[Message | DispatcherError]:
-        """Cancel messages as :meth:`cancel` does, each only while its move token is the same.
-
-        The answer for any other one that is still scheduled is MessageChanged.
-        """
-        answers: list[Message | DispatcherError] = []
-        for start in range(0, len(found), _AT_ONCE):
-            some = found[start : start + _AT_ONCE]
-            ids = [each.message.id for each in some]
-            answers += self._told(ids, self._messages.cancel_many_if_unchanged(some))
-        return answers
-
-    def _told(
-        self, message_ids: Sequence[UUID], found: Mapping[UUID, Message]
-    ) -> list[Message | DispatcherError]:
-        """Release the reservations of those that are cancelled; return the answers."""
-        cancelled = [each for each in found.values() if each.status is Status.CANCELLED]
-        for each in cancelled:
-            self._journal.tell(Transition.CANCELLED, each)
-        fault("cancel_many.after_rows")
-        self._release(cancelled)
-        return [_answer(each, found.get(each)) for each in message_ids]
-
-    def _release(self, cancelled: Sequence[Message]) -> None:
-        requests = []
-        for each in cancelled:
-            at_ms = to_ms(each.send_at)
-            terms = Terms(scopes_of(each, self._settings))
-            requests.append(BookingRequest(each.id, terms, at_ms, at_ms))
-        try:
-            self._windows.withdraw(requests)
-        except ReservationsUnavailable as error:
-            log.warning(
-                "could not release the reservations of %d cancelled messages; reconcile will: %s",
-                len(requests), error,
-            )  # fmt: skip
 
 
 def _answer(message_id: UUID, found: Message | None) -> Message | DispatcherError:

@@ -1,4 +1,4 @@
-"""Change what was accepted: cancel, reschedule, update. The row decides every race."""
+"""Change what was accepted: reschedule, update. The row decides every race."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from dispatcher.errors import (
     Unavailable,
     UnknownChannel,
 )
-from dispatcher.faults import fault
 from dispatcher.message import Draft, Message, OnConflict, Status, check_body, is_unchanged
 from dispatcher.scope import NO_SCOPE
 from dispatcher.settings import Settings
@@ -67,7 +66,7 @@ class Wish:
 
 
 class Changes:
-    """Cancels, reschedules and updates messages."""
+    """Reschedules and updates messages."""
 
     def __init__(
         self,
@@ -91,25 +90,6 @@ class Changes:
         self._enqueuer = enqueuer
         self._journal = journal
         self._check = check
-
-    def cancel(self, message_id: UUID, *, if_unchanged: Message | None = None) -> Message:
-        """Cancel a scheduled message and release its reservation at once.
-
-        A cancelled message may be cancelled again. Raises MessageNotFound, MessageChanged, and
-        TooLate once the message is being sent or has ended.
-        """
-        token = None
-        if if_unchanged is not None:
-            token = self._unchanged(message_id, if_unchanged).token
-        message = self._messages.cancel(message_id, token=token)
-        if message.status is Status.SCHEDULED:
-            raise MessageChanged(message_id)
-        if message.status is not Status.CANCELLED:
-            raise TooLate(message_id, message.status)
-        self._journal.tell(Transition.CANCELLED, message)
-        fault("cancel.after_row")
-        self._moves.free(message)
-        return message
 
     def update(
         self,

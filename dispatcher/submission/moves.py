@@ -135,14 +135,18 @@ class Moves:
                 break
         return answers
 
-    def free(self, message: Message) -> None:
-        """Release the reservation of a cancelled message."""
+    def free(self, cancelled: Sequence[Message]) -> None:
+        """Release the reservations of cancelled messages."""
+        requests = []
+        for each in cancelled:
+            at_ms = to_ms(each.send_at)
+            requests.append(BookingRequest(each.id, self._scopes_of(each), at_ms, at_ms))
         try:
-            self._windows.release(message.id, self._scopes_of(message))
+            self._windows.withdraw(requests)
         except ReservationsUnavailable as error:
             log.warning(
-                "could not release the reservation of cancelled message %s; reconcile will: %s",
-                message.id, error,
+                "could not release the reservations of %d cancelled messages; reconcile will: %s",
+                len(requests), error,
             )  # fmt: skip
 
     def _turn(
@@ -291,8 +295,10 @@ class Moves:
         fault("reschedule.after_take")
         left = {moving.message_id: index for index, (moving, _) in held.items()
                 if answers[index] is None}  # fmt: skip
-        for message in self._messages.cancelled(list(left)):
-            self.free(message)
+        cancelled = self._messages.cancelled(list(left))
+        if cancelled:
+            self.free(cancelled)
+        for message in cancelled:
             answers[left[message.id]] = TooLate(message.id, message.status)
 
     def _taken(self, held: dict[int, tuple[Moving, int]]) -> dict[int, Blocked]:

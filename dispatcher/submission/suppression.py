@@ -48,7 +48,7 @@ class SuppressionList:
     def _cancel(self, recipient: str, channel: str | None) -> int:
         cancelled, last = 0, None
         while some := self._suppressions.scheduled(recipient, channel, after=last, limit=_AT_ONCE):
-            answers = self._cancellation.cancel(some, because=REASON)
+            answers = self._cancellation.cancel_many(some, because=REASON)
             cancelled += sum(isinstance(each, Message) for each in answers)
             last = some[-1]
         return cancelled

@@ -276,7 +276,7 @@ def test_a_change_made_during_a_reslot_wins(back: House, race: Race, status: Sta
 
 def test_a_message_cancelled_during_a_reslot_stays_cancelled(back: House) -> None:
     message, other = back.submit(channel="reslot"), back.submit("ben", channel="reslot")
-    act = once(lambda: back.parts.messages.cancel(message.id))
+    act = once(lambda: back.parts.messages.cancel([message.id]))
     vars(back.parts.moves)["_messages"] = Between(back.parts.messages, after={"move": act})
     assert catch_up(back) == CatchUpResult(moved=1)
     assert back.again(message).status is Status.CANCELLED

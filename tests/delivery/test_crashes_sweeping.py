@@ -151,7 +151,7 @@ def test_a_reconcile_that_dies_while_it_releases_a_reservation_releases_that_one
     house: House, how: How, point: str, is_free: bool
 ) -> None:
     messages = submitted(house, LATER)
-    die("cancel.after_row", cancels, house.settings, messages[0], how="raise")
+    die("cancel.after_rows", cancels, house.settings, messages[0], how="raise")
     die(point, sweeps, house.settings, "reconcile", how=how)
     assert (house.members("ada") == {}) == is_free
     again = submitted(house, LATER)

@@ -306,7 +306,7 @@ class HouseMachine(RuleBasedStateMachine):
     @rule(choice=choices)
     def die_while_cancelling(self, choice: int) -> None:
         message_id, accepted = self.pick(choice)
-        self.house.parts.messages.cancel(message_id)
+        self.house.parts.messages.cancel([message_id])
         accepted.cancelled = accepted.cancelled or accepted.may_change
 
     @NEVER_CLOSED

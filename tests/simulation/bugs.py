@@ -183,7 +183,7 @@ BUGS: Mapping[str, Seams] = {
         "delivery.sender.Sender._call_transport": _settled_first,
         "delivery.recorder.Recorder._settle_permits": nothing,
     },
-    "cancel judged by the rows it changed": {"submission.Changes.cancel": _only_scheduled},
+    "cancel judged by the rows it changed": {"submission.Cancellation.cancel": _only_scheduled},
     "a failed submit keeps its reservation": {_WITHDRAW: _keeping(lambda some: len(some) == 1)},
     "a refused batch keeps its reservations": {_WITHDRAW: _keeping(lambda some: len(some) > 1)},
     "the rest of the claim not checked before the send": {

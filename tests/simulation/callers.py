@@ -13,6 +13,7 @@ from dispatcher.message import Draft, Message, Rejection, Status
 from dispatcher.submission import (
     Batches,
     CallersTransactions,
+    Cancellation,
     Changes,
     OwnTransaction,
     Submitter,
@@ -55,6 +56,7 @@ class UseCases:
     callers: CallersTransactions
     batches: Batches
     changes: Changes
+    cancellation: Cancellation
     suppression_list: SuppressionList
 
 
@@ -284,7 +286,7 @@ class Caller:
         self._world.facts.perhaps_cancelled.add(id_)
         for _ in range(3):
             try:
-                self._cases.changes.cancel(id_)
+                self._cases.cancellation.cancel(id_)
             except (TooLate, MessageNotFound) as error:
                 self._told_too_late(id_, error)
                 self._tell("is told", type(error).__name__)

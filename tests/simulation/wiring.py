@@ -189,25 +189,23 @@ class Wiring:
             reserver=reserver,
             enqueuer=enqueuer,
         )
+        moves = Moves(**_without_journal(parts))
+        cancellation = Cancellation(messages=parts["messages"], moves=moves, journal=Journal())
         return UseCases(
             submitter,
             own,
             callers,
             Batches(submitter=submitter, own=own, dry_run=_no_plans, journal=Journal()),
             Changes(
-                moves=Moves(**_without_journal(parts)),
+                moves=moves,
                 **bodies,
                 **{name: part for name, part in parts.items() if name != "windows"},
             ),
+            cancellation,
             SuppressionList(
                 settings=_SETTINGS,
                 suppressions=suppressions,
-                cancellation=Cancellation(
-                    settings=_SETTINGS,
-                    windows=parts["windows"],
-                    messages=parts["messages"],
-                    journal=Journal(),
-                ),
+                cancellation=cancellation,
             ),
         )
 

@@ -24,9 +24,7 @@ from dispatcher.delivery import (
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.reservation import booking, windows
-from dispatcher.submission import (
-    batch,
-)
+from dispatcher.submission import batch, submitter
 from dispatcher.testing.memory.server import Server
 from dispatcher.testing.memory.tables import Row, Tables
 from dispatcher.times.send_time import to_ms
@@ -283,6 +281,10 @@ class World:
             thread.seed.ids.append(id_)
         return id_
 
+    def new_ids(self, count: int) -> list[UUID]:
+        """Return ids as :meth:`new_id` makes them."""
+        return [self.new_id() for _ in range(count)]
+
     def new_hold(self, message_id: UUID) -> bytes:
         """Return a member for a time that a message does not have yet."""
         return message_id.bytes + b"hold%08d" % self.number()
@@ -299,7 +301,7 @@ def patched(world: World) -> Iterator[None]:
             stack.enter_context(patch.object(module, "threading", threading))
         stack.enter_context(patch.object(destinations, "random", world.rng))
         stack.enter_context(patch.object(sweep, "random", world.rng))
-        stack.enter_context(patch.object(batch, "new_id", world.new_id))
+        stack.enter_context(patch.object(submitter, "new_ids", world.new_ids))
         stack.enter_context(patch.object(batch, "BATCH", _BATCH))
         stack.enter_context(patch.object(windows, "new_hold", world.new_hold))
         stack.enter_context(patch.object(booking, "new_id", world.new_id))

@@ -54,7 +54,7 @@ def test_a_due_message_is_claimed_with_its_attempt(database: Database) -> None:
 def test_messages_not_due_or_not_scheduled_are_not_claimed(database: Database) -> None:
     early = rows.add(database)
     cancelled = rows.add(database)
-    Messages(database).cancel(cancelled.id)
+    Messages(database).cancel([cancelled.id])
     taken = rows.claimed(database)
     ids = [early.id, cancelled.id, taken.message.id, uuid4()]
     assert claims(database).claim(ids) == []
@@ -319,7 +319,7 @@ def test_a_late_failure_changes_nothing(database: Database) -> None:
 
 def test_a_late_success_does_not_undo_a_cancel(database: Database) -> None:
     claim = lapsed(database)
-    Messages(database).cancel(claim.message.id)
+    Messages(database).cancel([claim.message.id])
     claims(database).record([Success(claim, None)], [], enqueue_in=rows.SOON)
     assert Messages(database).get(claim.message.id).status is Status.CANCELLED
 

@@ -67,7 +67,7 @@ def test_giving_up_again_changes_nothing(database: Database) -> None:
 
 def test_messages_are_left_alone(database: Database) -> None:
     kept, cancelled = rows.add(database), rows.add(database)
-    Messages(database).cancel(cancelled.id)
+    Messages(database).cancel([cancelled.id])
     settled = StoreMaintenance(database).give_up([kept.id, cancelled.id])
     assert settled == ({kept.id: (kept.send_at, 0)}, set(), set())
     assert Messages(database).get(kept.id) == kept

@@ -130,7 +130,7 @@ def test_a_callers_transaction_stores_no_id_again(database: Database, is_taken_b
     if is_taken_back:
         assert Messages(database).take_back(message)
     else:
-        Messages(database).cancel(message.id)
+        Messages(database).cancel([message.id])
     with callers_transaction(database) as (joined, connection):
         assert not joined.add(rows.addition(message, fingerprint="print"))
         connection.commit()

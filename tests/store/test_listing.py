@@ -50,7 +50,7 @@ def stored(database: Database) -> list[Message]:
             campaign=(None, "summer", "Summer", "summer")[number % 4],
         )
         if number % 3 == 0:
-            message = Messages(database).cancel(message.id)
+            message = Messages(database).cancel([message.id])[message.id]
         found.append(message)
     return found
 
@@ -223,7 +223,7 @@ def test_overdue_is_what_is_scheduled_and_was_due_for_a_while(
     rows.add(database, send_at=rows.now() - timedelta(seconds=1))
     rows.add(database)
     rows.claimed(database)
-    Messages(database).cancel(rows.add_due(database).id)
+    Messages(database).cancel([rows.add_due(database).id])
     page = listing.page(chosen(overdue=True), after=None, limit=9)
     assert [each.id for each in page.messages] == [retried.id, late.id]
     assert listing.count(chosen(overdue=True)) == 2
@@ -375,7 +375,7 @@ def test_counts_have_live_messages_and_those_ended_lately(
     rows.claimed(database)
     held = rows.claimed(database)
     rows.change(database, held.message.id, status="held", claimed_by=None, claim_expires_at=None)
-    Messages(database).cancel(rows.add(database).id)
+    Messages(database).cancel([rows.add(database).id])
     ended(database, "sent", HOUR)
     ended(database, "sent", 2 * DAY)
     ended(database, "failed", HOUR, channel="mail")
@@ -425,7 +425,7 @@ def test_each_minute_of_the_next_hour_is_counted(database: Database, figures: Fi
     rows.add(database, send_at=start + 3 * MINUTE - timedelta(milliseconds=1))
     rows.add(database, send_at=start + 61 * MINUTE)
     due_in(database, -HOUR)
-    Messages(database).cancel(rows.add(database, send_at=start + 5 * MINUTE).id)
+    Messages(database).cancel([rows.add(database, send_at=start + 5 * MINUTE).id])
     found = figures.load()
     skipped = (found.start - start) // MINUTE  # where a minute has ended since
     expected = {2: 3, 3: 1, 59: 1}
@@ -441,7 +441,7 @@ def test_the_busiest_come_first(database: Database, figures: Figures) -> None:
             due_in(database, (2 + number) * MINUTE, scope=name, recipient=f"to {name}")
     due_in(database, 2 * DAY, scope="ada")
     late = due_in(database, -HOUR, scope="cyd", recipient="to cyd")
-    Messages(database).cancel(due_in(database, MINUTE, scope="ada").id)
+    Messages(database).cancel([due_in(database, MINUTE, scope="ada").id])
     busy, complete = figures.busiest("scope", within=DAY, limit=2)
     assert [(each.name, each.messages) for each in busy] == [("ben", 3), ("cyd", 3)]
     assert busy[1].next_at == late.next_attempt_at

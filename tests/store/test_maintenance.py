@@ -136,7 +136,7 @@ def test_claimed_and_ended_messages_are_not_due(database: Database) -> None:
     rows.claimed(database)
     ended(database, timedelta(0))
     cancelled = rows.add_due(database)
-    Messages(database).cancel(cancelled.id)
+    Messages(database).cancel([cancelled.id])
     assert rows.take_due(StoreMaintenance(database), limit=9, grace=GRACE) == []
 
 
@@ -193,7 +193,7 @@ def test_prune_deletes_what_ended_long_ago_in_bounded_batches(database: Database
 
 def test_prune_leaves_cancelled_messages_until_their_place_is_free(database: Database) -> None:
     message = rows.add(database)
-    Messages(database).cancel(message.id)
+    Messages(database).cancel([message.id])
     rows.age(database, message.id, 33 * DAY)
     maintenance = StoreMaintenance(database)
     assert maintenance.prune(older_than=30 * DAY, limit=9) == 0
@@ -220,7 +220,7 @@ def test_prune_waits_for_no_message_that_another_transaction_holds(database: Dat
 
 def test_it_is_known_which_messages_hold_their_place(database: Database) -> None:
     scheduled, cancelled = rows.add(database), rows.add(database).id
-    Messages(database).cancel(cancelled)
+    Messages(database).cancel([cancelled])
     sent = ended(database, timedelta(0))
     expired = rows.add_due(database, expires_at=rows.now() - timedelta(seconds=1)).id
     Claims(database, ttl=rows.TTL).unclaimed([expired])
@@ -231,7 +231,7 @@ def test_it_is_known_which_messages_hold_their_place(database: Database) -> None
 
 def test_a_barred_message_is_not_moved_by_an_older_move(database: Database) -> None:
     moved, ended = rows.add(database), rows.add(database).id
-    Messages(database).cancel(ended)
+    Messages(database).cancel([ended])
     found = Messages(database).movable(moved.id)
     assert StoreMaintenance(database).bar_moves([moved.id, ended, uuid4()]) == {moved.id, ended}
     stands = move(database, found, moved.send_at + HOUR)
@@ -291,7 +291,7 @@ def test_however_many_ids_are_one_parameter(database: Database) -> None:
 def test_places_come_in_pages_and_each_once(database: Database) -> None:
     kept = [rows.add(database) for _ in range(6)]
     kept.append(rows.add(database, channel="email", scopes={"tenant": "acme"}))
-    Messages(database).cancel(rows.add(database).id)
+    Messages(database).cancel([rows.add(database).id])
     long_past = rows.add(database)
     rows.age(database, long_past.id, 10 * DAY)
     pages = list(StoreMaintenance(database).reservations(memory=2 * DAY, batch=3))

@@ -163,7 +163,7 @@ def test_a_lock_is_waited_for_again(database: Database, impatient: Database) -> 
             del context
             other.exec_driver_sql("ROLLBACK")
 
-        assert Messages(impatient).cancel(message.id).status is Status.CANCELLED
+        assert Messages(impatient).cancel([message.id])[message.id].status is Status.CANCELLED
     assert seen == [1205]
 
 
@@ -183,7 +183,7 @@ def test_a_lock_that_is_never_given_is_an_error_after_three_waits(
         pytest.raises(StoreUnavailable, match="answered 1205"),
         holding(database, "SELECT * FROM dispatcher_messages FOR UPDATE"),
     ):
-        Messages(impatient).cancel(first.id)
+        Messages(impatient).cancel([first.id])
     assert Messages(database).get(first.id).status is Status.SCHEDULED
 
 
@@ -318,14 +318,14 @@ def _claims_that_ran_out(database: Database) -> None:
 def _old(database: Database) -> None:
     for _ in range(3):
         message = rows.add(database)
-        Messages(database).cancel(message.id)
+        Messages(database).cancel([message.id])
         StoreMaintenance(database).mark_released([message.id])
         rows.age(database, message.id, rows.AGES)
 
 
 def _cancelled(database: Database) -> None:
     for _ in range(3):
-        Messages(database).cancel(rows.add(database).id)
+        Messages(database).cancel([rows.add(database).id])
 
 
 def _overdue(database: Database) -> None:

@@ -65,7 +65,7 @@ def test_a_message_that_is_to_be_enqueued_again_has_not_been(database: Database)
 def test_adding_again_gives_what_is_stored_and_changes_nothing(database: Database) -> None:
     message = rows.add(database)
     claimant = Messages(database)
-    claimant.cancel(message.id)
+    claimant.cancel([message.id])
     again = claimant.add(rows.addition(message), perhaps_stored=True)
     assert again.status is Status.CANCELLED
     assert rows.count(database) == 1
@@ -93,18 +93,18 @@ def test_the_same_key_at_the_same_time_gives_all_the_same_message(database: Data
 def test_an_unknown_message_is_not_found(database: Database) -> None:
     store, unknown = Messages(database), uuid4()
     assert store.with_key("nothing") is None
-    for call in (store.get, store.cancel):
-        with pytest.raises(MessageNotFound) as missing:
-            call(unknown)
-        assert missing.value.message_id == unknown
+    assert store.cancel([unknown]) == {}
+    with pytest.raises(MessageNotFound) as missing:
+        store.get(unknown)
+    assert missing.value.message_id == unknown
 
 
 def test_a_scheduled_message_can_be_cancelled_and_stays_so(database: Database) -> None:
     message = rows.add(database)
-    first = Messages(database).cancel(message.id)
+    first = Messages(database).cancel([message.id])[message.id]
     assert first.status is Status.CANCELLED
     assert first.finished_at is not None
-    assert Messages(database).cancel(message.id) == first
+    assert Messages(database).cancel([message.id])[message.id] == first
     rows.age(database, message.id, timedelta(hours=2))
     assert Claims(database, ttl=rows.TTL).claim([message.id]) == []
 
@@ -112,12 +112,16 @@ def test_a_scheduled_message_can_be_cancelled_and_stays_so(database: Database) -
 def test_a_message_under_way_or_sent_is_neither_cancelled_nor_updated(database: Database) -> None:
     claim, store = rows.claimed(database), Messages(database)
     under_way = store.get(claim.message.id)
-    assert store.cancel(under_way.id) == store.update(under_way.id, body={}) == under_way
+    assert (
+        store.cancel([under_way.id])[under_way.id]
+        == store.update(under_way.id, body={})
+        == under_way
+    )
 
     Claims(database, ttl=rows.TTL).record([Success(claim, None)], [], enqueue_in=rows.TTL)
     sent = store.get(under_way.id)
     assert sent.status is Status.SENT
-    assert store.cancel(sent.id) == store.update(sent.id, body={}) == sent
+    assert store.cancel([sent.id])[sent.id] == store.update(sent.id, body={}) == sent
 
 
 @pytest.mark.parametrize("key", [None, "key"])

@@ -110,7 +110,7 @@ def test_two_names_in_one_database_are_two_stores(empty_database_url: str) -> No
         duplicate = rows.add(other, id=message.id, idempotency_key="key", recipient="ada")
         assert rows.listed(usual) == [message]
         assert rows.listed(other) == [duplicate]
-        Messages(usual).cancel(message.id)
+        Messages(usual).cancel([message.id])
         assert Messages(other).get(message.id) == duplicate
 
 

@@ -90,7 +90,7 @@ def ended(database: Database, status: Status) -> Message:
         return failed(database, Outcome.UNKNOWN, on_unknown="hold")
     message = asked(database, expires_at=rows.now() - timedelta(seconds=1))
     if status is Status.CANCELLED:
-        return Messages(database).cancel(message.id)
+        return Messages(database).cancel([message.id])[message.id]
     claims(database).unclaimed([message.id])
     return Messages(database).get(message.id)
 
@@ -230,7 +230,7 @@ def test_live_messages_and_those_without_a_status_url_are_not_notified(database:
     claims(database).claim([asked(database).id])
     quiet = rows.claimed(database)
     claims(database).record([Success(quiet, None)], [], enqueue_in=NO_WAIT)
-    Messages(database).cancel(rows.add(database).id)
+    Messages(database).cancel([rows.add(database).id])
     assert tell(database) == []
 
 
@@ -294,7 +294,7 @@ def test_prune_keeps_what_is_yet_to_be_told(database: Database) -> None:
 
 def test_two_sweeps_side_by_side_make_each_status_message_once(database: Database) -> None:
     for _ in range(30):
-        Messages(database).cancel(asked(database).id)
+        Messages(database).cancel([asked(database).id])
     made: Counter[UUID] = Counter()
 
     def sweep() -> None:
@@ -368,7 +368,7 @@ def store_many(database: Database) -> None:
     analyze = "ANALYZE TABLE dispatcher_messages" if is_mysql else "ANALYZE"
     database.run(lambda connection: connection.exec_driver_sql(analyze))
     for _ in range(3):
-        Messages(database).cancel(asked(database).id)
+        Messages(database).cancel([asked(database).id])
 
 
 def test_the_look_for_notifications_reads_the_due_ones_alone(database: Database) -> None:

@@ -146,16 +146,13 @@ def test_a_submit_killed_between_two_shards_leaves_no_place_in_either(
 
 
 @each_how
-@pytest.mark.parametrize(
-    ("point", "cancel"),
-    [("cancel.after_row", cancels), ("cancel_many.after_rows", cancels_many)],
-)
+@pytest.mark.parametrize("cancel", [cancels, cancels_many])
 def test_a_cancel_that_dies_before_the_release_is_final_and_its_place_is_freed(
-    house: House, how: How, point: str, cancel: Callable[[Dispatcher, Message], None]
+    house: House, how: How, cancel: Callable[[Dispatcher, Message], None]
 ) -> None:
     message = house.dispatcher.submit(**wish("ada", send_in=timedelta(minutes=5)))
     reconcile(house)  # what is confirmed is not pending any more: only the row tells
-    die(point, cancel, house.settings, message, how=how)
+    die("cancel.after_rows", cancel, house.settings, message, how=how)
     assert house.again(message).status is Status.CANCELLED
     assert house.members() != {}
     heal(house)

@@ -93,10 +93,10 @@ def test_a_change_between_the_check_and_the_write_refuses_it(
             house.dispatcher.reschedule(message.id, send_at=message.send_at + 3 * HOUR)
             house.dispatcher.reschedule(message.id, send_at=message.send_at)
 
-    for use_case in ("changes", "moves"):
+    for use_case in ("changes", "moves", "cancellation"):
         parts = vars(getattr(house.parts, use_case))
         hooks: dict[str, Any] = dict.fromkeys(
-            ("update_if_unchanged", "move_if_unchanged", "cancel"), there_and_back
+            ("update_if_unchanged", "move_if_unchanged", "cancel_if_unchanged"), there_and_back
         )
         parts["_messages"] = Between(house.parts.messages, before=hooks)
     with pytest.raises(MessageChanged):

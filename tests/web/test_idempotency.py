@@ -32,7 +32,7 @@ OF_SUBMIT = ("api.before_act", "submit.before_reserve", "submit.after_reserve", 
 
 Change = Callable[[TestClient, str, dict[str, str]], Any]
 CHANGES: dict[str, tuple[Change, tuple[str, ...]]] = {
-    "cancel": (lambda client, path, key: client.delete(path, headers=key), ("cancel.after_row",)),
+    "cancel": (lambda client, path, key: client.delete(path, headers=key), ("cancel.after_rows",)),
     "update": (
         lambda client, path, key: client.patch(path, json={"body": {"n": 1}}, headers=key),
         (),

@@ -62,7 +62,7 @@ HELD = {"status": "held", "attempt_count": 1, "on_unknown": "hold"}
 KINDS = {
     "cancel": Kind(
         lambda client, path, keyed: client.delete(path, headers=keyed),
-        ("cancel.after_row",),
+        ("cancel.after_rows",),
         {"status": "cancelled"},
     ),
     "update": Kind(

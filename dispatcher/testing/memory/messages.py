@@ -5,7 +5,7 @@ Each call is one transaction. ``test_store_double.py`` compares all of the store
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import timedelta
 from uuid import UUID
@@ -78,21 +78,17 @@ class MemoryMessages:
         rows = map(self._tables.messages.get, message_ids)
         return [row.message() for row in rows if row is not None]
 
-    def cancel_many(
+    def cancel(
         self, message_ids: Sequence[UUID], *, because: str | None = None
     ) -> dict[UUID, Message]:
         for row in filter(None, map(self._tables.scheduled, message_ids)):
             row.end(Status.CANCELLED, self._tables.now(), because)
         return {each.id: each for each in self.these(message_ids)}
 
-    def cancel_many_if_unchanged(self, found: Sequence[Movable]) -> dict[UUID, Message]:
-        same = []
-        for message, token, _ in found:
-            row = self._tables.scheduled(message.id)
-            if row is not None and row.move_token == token:
-                same.append(message.id)
-        self.cancel_many(same)
-        return {each.id: each for each in self.these([each.message.id for each in found])}
+    def cancel_if_unchanged(self, tokens: Mapping[UUID, int]) -> dict[UUID, Message]:
+        rows = {each: self._tables.scheduled(each) for each in tokens}
+        self.cancel([each for each, row in rows.items() if row and row.move_token == tokens[each]])
+        return {each.id: each for each in self.these([*tokens])}
 
     def get(self, message_id: UUID) -> Message:
         row = self._tables.messages.get(message_id)
@@ -113,12 +109,6 @@ class MemoryMessages:
         return [
             Attempt(**{each.name: getattr(row, each.name) for each in fields(row)}) for row in rows
         ]
-
-    def cancel(self, message_id: UUID, *, token: int | None = None) -> Message:
-        row = self._tables.scheduled(message_id)
-        if row is not None and token in (None, row.move_token):
-            row.end(Status.CANCELLED, self._tables.now())
-        return self.get(message_id)
 
     def movable(self, message_id: UUID) -> Movable:
         message = self.get(message_id)

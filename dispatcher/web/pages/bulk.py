@@ -56,7 +56,8 @@ class Action:
 
 
 def _cancel(visit: Visit, found: Sequence[Movable]) -> Sequence[Message | DispatcherError]:
-    return visit.parts.cancellation.cancel_if_unchanged(found)
+    tokens = {each.message.id: each.token for each in found}
+    return visit.parts.cancellation.cancel_many(list(tokens), tokens=tokens)
 
 
 def _reschedule(visit: Visit, found: Sequence[Movable]) -> Sequence[Message | DispatcherError]:
