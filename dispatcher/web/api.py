@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,7 +13,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
-from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Route, request_response
@@ -24,66 +23,19 @@ from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import DispatcherError
 from dispatcher.problems import headers_of, problem_of
 from dispatcher.telemetry.journal import digest_with
-from dispatcher.web import models, problems
+from dispatcher.web import problems
 from dispatcher.web.access import Auth, Caller
 from dispatcher.web.admission import RATE, Admission
-from dispatcher.web.calls import batch, changes, events, messages, operations, scopes, suppressions
 from dispatcher.web.context import Service, problem_for
-from dispatcher.web.openapi import BODIES, describe
+from dispatcher.web.endpoints import ENDPOINTS, PREFIX
+from dispatcher.web.openapi import describe
 from dispatcher.web.problems import Refused, invalid_body
 from dispatcher.web.streams import Streams
 
 log = logging.getLogger(__name__)
 
-
-class _AnyName(PathConvertor):
-    """A name in a path, whole: recipients of webhooks have slashes; line ends are refused later."""
-
-    regex = "(?s:.*)"
-
-
-register_url_convertor("any_name", _AnyName())
-
-_PREFIX = "/v1"
-_DOCUMENT = f"{_PREFIX}/openapi.json"
-_BATCH = "/messages/batch"
-_PLANS = "/plans"
-_MESSAGE = "/messages/{message_id}"
-_SCOPE = "/scopes/{kind}/{scope:any_name}"
-_RECIPIENT = "/suppressions/{recipient:any_name}"
-_PAUSE = "/pauses/{kind}/{name:any_name}"
-_PATHS: tuple[tuple[str, str, Callable[..., Any], int, type[models.Out] | None], ...] = (
-    ("POST", "/messages", messages.submit, 201, models.MessageOut),
-    ("POST", _BATCH, batch.submit_batch, 200, None),
-    ("POST", _PLANS, messages.plan, 200, models.PlanOut),
-    ("GET", "/messages", messages.list_messages, 200, models.MessagesOut),
-    ("GET", "/counts", messages.counts, 200, models.CountsOut),
-    ("GET", _MESSAGE, messages.get, 200, models.MessageOut),
-    ("PATCH", _MESSAGE, changes.update, 200, models.MessageOut),
-    ("DELETE", _MESSAGE, changes.cancel, 200, models.MessageOut),
-    ("POST", f"{_MESSAGE}/reschedule", changes.reschedule, 200, models.MessageOut),
-    ("POST", f"{_MESSAGE}/retry", changes.retry, 200, models.MessageOut),
-    ("POST", f"{_MESSAGE}/release", changes.release, 200, models.MessageOut),
-    ("POST", f"{_MESSAGE}/drop", changes.drop, 200, models.MessageOut),
-    ("GET", f"{_SCOPE}/timeline", scopes.timeline, 200, models.TimelineOut),
-    ("GET", f"{_SCOPE}/next-slot", scopes.next_slot, 200, models.SlotOut),
-    ("GET", _RECIPIENT, suppressions.suppressions, 200, models.SuppressionsOut),
-    ("PUT", _RECIPIENT, suppressions.suppress, 200, models.SuppressedOut),
-    ("DELETE", _RECIPIENT, suppressions.unsuppress, 200, models.SuppressionsOut),
-    ("GET", "/pauses", operations.pauses, 200, models.PausesOut),
-    ("PUT", _PAUSE, operations.pause, 200, models.PausesOut),
-    ("DELETE", _PAUSE, operations.resume, 200, models.PausesOut),
-    ("GET", "/status", operations.status, 200, models.StatusOut),
-    ("GET", "/load", operations.load, 200, models.LoadOut),
-    ("GET", "/refusals", operations.refusals, 200, models.RefusalsOut),
-    ("GET", "/events", events.events, 200, None),
-)
-"""Each operation: its method and path, its function, the status and the body of its answer."""
-_LENGTHS: dict[tuple[str, str], int | None] = {
-    ("POST", f"{_PREFIX}{_BATCH}"): None,
-    ("POST", f"{_PREFIX}{_PLANS}"): 8_000_000,
-}
-"""The most bytes of calls that may be longer than one message; None for any number."""
+_DOCUMENT = f"{PREFIX}/openapi.json"
+_LENGTHS = {(each.method, each.path): each.longest for each in ENDPOINTS if each.longest != 0}
 _MOST_THREADS = 16
 """Calls at a time: half of the connections. Listeners, changes on the page and uploads use some."""
 
@@ -118,18 +70,18 @@ def api(
         Streams(),
         digest_with(dispatcher.settings.log_key),
     )
-    for method, path, call, status, answer in _PATHS:
+    for each in ENDPOINTS:
         # On the application's own router: FastAPI asks an included one for its routes at each call.
         app.router.add_api_route(
-            f"{_PREFIX}{path}",
-            call,
-            methods=[method],
-            status_code=status,
-            operation_id=call.__name__,
+            each.path,
+            each.call,
+            methods=[each.method],
+            status_code=each.status,
+            operation_id=each.name,
             response_class=Response,
             response_model=None,
-            responses={status: {"model": answer}} if answer else None,
-            route_class_override=PlainRoute if call.__name__ in BODIES else None,
+            responses={each.status: {"model": each.answer}} if each.answer else None,
+            route_class_override=PlainRoute if each.body else None,
         )
     app.add_middleware(CallMiddleware, service=service)
     app.add_exception_handler(DispatcherError, _failed)

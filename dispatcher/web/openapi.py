@@ -13,35 +13,9 @@ from dispatcher.body_types import BodyTypes
 from dispatcher.problems import MEDIA_TYPE
 from dispatcher.web import models
 from dispatcher.web.context import KEY_HEADER
+from dispatcher.web.endpoints import ENDPOINTS, Endpoint
 
 _OF_ALL = (400, 401, 403, 422, 429, 500, 503)
-_MORE: Mapping[str, tuple[int, ...]] = {
-    "submit": (409, 413),
-    "submit_batch": (413, 415),
-    "plan": (409, 413),
-    "list_messages": (),
-    "counts": (),
-    "get": (404,),
-    "update": (404, 409, 412, 413),
-    "cancel": (404, 409, 412),
-    "reschedule": (404, 409, 412, 413),
-    "retry": (404, 409, 412, 413),
-    "release": (404, 409, 412),
-    "drop": (404, 409, 412, 413),
-    "timeline": (),
-    "next_slot": (),
-    "suppressions": (),
-    "suppress": (413,),
-    "unsuppress": (),
-    "pauses": (),
-    "pause": (),
-    "resume": (),
-    "status": (),
-    "load": (),
-    "refusals": (),
-    "events": (404,),
-}
-"""Statuses of problems that only some calls have."""
 _TITLES = {
     400: "The call cannot be read",
     401: "No valid key",
@@ -70,14 +44,6 @@ _HEADERS = {
     }.items()
 }
 _OF_LIMITS = ("RateLimit", "RateLimit-Policy")
-_OF_SUCCESS: Mapping[str, tuple[str, ...]] = {
-    "submit": ("Location",),
-    "list_messages": ("Link",),
-    **dict.fromkeys(
-        ("get", "update", "cancel", "reschedule", "retry", "release", "drop"), ("ETag",)
-    ),
-}
-"""Headers of answers that are no problems."""
 _OF_PROBLEMS: Mapping[int, tuple[str, ...]] = {
     401: ("WWW-Authenticate",),
     409: (*_OF_LIMITS, "Retry-After"),
@@ -85,16 +51,7 @@ _OF_PROBLEMS: Mapping[int, tuple[str, ...]] = {
     503: (*_OF_LIMITS, "Retry-After"),
 }
 """Headers of problems, by status; of another one those of limits."""
-_NDJSON = "application/x-ndjson"
-BODIES: Mapping[str, tuple[str, type[BaseModel]]] = {
-    "submit": ("application/json", models.NewMessage),
-    "submit_batch": (_NDJSON, models.NewMessageLine),
-}
-"""Bodies of the functions that get the bare request: FastAPI reads nothing for them, no Depends."""
 _KEY = {"name": KEY_HEADER, "in": "header", "required": False, "schema": {"type": "string"}}
-_WITHOUT_KEY = ("submit_batch", "plan")
-"""Calls other than GET without an idempotency key; every other one answers by ``submit_once``,
-``Context.once`` or ``change_once``."""
 
 
 def describe(app: FastAPI, body_types: BodyTypes) -> None:
@@ -132,9 +89,10 @@ def _document(app: FastAPI) -> dict[str, Any]:
     document["components"]["headers"] = _HEADERS
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"key": []}]
+    endpoints = {each.name: each for each in ENDPOINTS}
     for path in document["paths"].values():
-        for method, operation in path.items():
-            _complete(method, operation)
+        for operation in path.values():
+            _complete(endpoints[operation["operationId"]], operation)
     return document
 
 
@@ -158,36 +116,34 @@ def _add_bodies(schemas: dict[str, Any], body_types: BodyTypes) -> None:
             schemas[each.__name__].setdefault("allOf", []).append(rule)
 
 
-def _complete(method: str, operation: dict[str, Any]) -> None:
+def _complete(endpoint: Endpoint, operation: dict[str, Any]) -> None:
     """Add what FastAPI does not know of an operation: problems, headers, key, bodies."""
-    name, responses = operation["operationId"], operation["responses"]
-    has_key = method != "get" and name not in _WITHOUT_KEY
-    of_success = [*_OF_LIMITS, *_OF_SUCCESS.get(name, ())]
-    if has_key:
+    responses, answer = operation["responses"], str(endpoint.status)
+    of_success = [*_OF_LIMITS, *endpoint.headers]
+    if endpoint.has_key:
         of_success.append("Idempotency-Replayed")
         operation.setdefault("parameters", []).append(_KEY)
-    if name == "get":
+    if endpoint.method == "GET" and "ETag" in endpoint.headers:
         responses["304"] = {"description": "The message is as the client has it"}
     for each in responses.values():
         each["headers"] = _described(of_success)
-    for status in sorted({*_OF_ALL, *_MORE[name]}):
+    for status in sorted({*_OF_ALL, *endpoint.problems}):
         responses[str(status)] = {
             "description": _TITLES[status],
             "headers": _described(_OF_PROBLEMS.get(status, _OF_LIMITS)),
-            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+            "content": {MEDIA_TYPE: {"schema": _reference(models.Problem)}},
         }
-    if name == "events":
-        responses["200"]["content"] = {
-            "text/event-stream": {"schema": {"$ref": "#/components/schemas/EventOut"}}
-        }
-    if name in BODIES:
-        media_type, body = BODIES[name]
-        schema = {"$ref": f"#/components/schemas/{body.__name__}"}
-        operation["requestBody"] = {"required": True, "content": {media_type: {"schema": schema}}}
-    if name == "submit_batch":
-        responses["200"]["content"] = {
-            _NDJSON: {"schema": {"$ref": "#/components/schemas/VerdictOut"}}
-        }
+    if endpoint.stream is not None:
+        media_type, model = endpoint.stream
+        responses[answer]["content"] = {media_type: {"schema": _reference(model)}}
+    if endpoint.body is not None:
+        media_type, model = endpoint.body
+        content = {media_type: {"schema": _reference(model)}}
+        operation["requestBody"] = {"required": True, "content": content}
+
+
+def _reference(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 
 def _described(names: Iterable[str]) -> dict[str, Any]:
