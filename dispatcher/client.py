@@ -52,10 +52,10 @@ from dispatcher.store.loop_session import LoopSession, in_own_thread
 from dispatcher.store.outbox import connection_of
 from dispatcher.submission import (
     LazyResults,
+    NewTime,
     OnProgress,
     Result,
     Story,
-    Wish,
     known_channel,
     terms_for,
 )
@@ -491,7 +491,7 @@ class Dispatcher:
             StoreUnavailable: It has the old time or the new one.
 
         """
-        wish = Wish(
+        wanted = NewTime(
             send_at=send_at,
             send_in=send_in,
             zone=zone,
@@ -504,7 +504,7 @@ class Dispatcher:
             expire_after=expire_after,
             if_unchanged=if_unchanged,
         )
-        return self._app.changes.reschedule(id_of(message_id), wish)
+        return self._app.changes.reschedule(id_of(message_id), wanted)
 
     def reschedule_many(
         self,
@@ -528,7 +528,7 @@ class Dispatcher:
         get that error: after ReservationsUnavailable they have their old time, after
         StoreUnavailable the old one or the new one. Raises InvalidDraft for an invalid id.
         """
-        wish = Wish(
+        wanted = NewTime(
             send_at=send_at,
             send_in=send_in,
             zone=zone,
@@ -540,7 +540,7 @@ class Dispatcher:
             expires_at=expires_at,
             expire_after=expire_after,
         )
-        return self._app.changes.reschedule_many(ids_of(message_ids), wish)
+        return self._app.changes.reschedule_many(ids_of(message_ids), wanted)
 
     def update(
         self,

@@ -48,7 +48,7 @@ _ScriptTerms = tuple[bool, Judged]
 _kind = attrgetter("kind")
 ENDLESS = "no slot was found in a bounded search"
 
-Answer = int | Reservation | Blocked | IdempotencyConflict
+LegResult = int | Reservation | Blocked | IdempotencyConflict
 """The reserved time in ms; or a hold or the reservation of a duplicate submit; or a refusal."""
 
 
@@ -72,12 +72,12 @@ class Shards:
         self._take = script("reservation/take")
         self._release = script("reservation/release")
 
-    def book(self, requests: Sequence[LegRequest], *, pending_grace_ms: int = 0) -> list[Answer]:
+    def book(self, requests: Sequence[LegRequest], *, pending_grace_ms: int = 0) -> list[LegResult]:
         """Reserve legs, those of each shard one after the other, each seeing those before it.
 
         All shards are asked in one round trip, as long as each judgement ends in one call.
         """
-        answers: dict[int, Answer] = {}
+        answers: dict[int, LegResult] = {}
         waiting: dict[int, list[int]] = {}
         for number, request in enumerate(requests):
             waiting.setdefault(request.leg.keys.shard, []).append(number)
@@ -179,7 +179,7 @@ class Shards:
             calls.append(([*names, *leg.windows], [message_id.bytes, token]))
         return [freed == 1 for freed in self._run(self._release, calls)]
 
-    def _searched(self, request: LegRequest, reply: Any, pending_grace_ms: int = 0) -> Answer:
+    def _searched(self, request: LegRequest, reply: Any, pending_grace_ms: int = 0) -> LegResult:
         """Return what a reply says; where it says that the search goes on, ask until it ends."""
         why: Blocked | None = None
         start_ms = request.asked_ms
@@ -215,7 +215,7 @@ class Shards:
             [reply] = self._run_once(self._reserve, call)
         return reply
 
-    def _judged(self, request: LegRequest, at_ms: int, pending_grace_ms: int) -> Answer:
+    def _judged(self, request: LegRequest, at_ms: int, pending_grace_ms: int) -> LegResult:
         """Hold a time, judge it in bounded steps, and book or hold it if it fits."""
         leg, own = request.leg, request.hold or new_hold(request.message_id)
         names = [leg.keys.pending, leg.keys.epoch, *leg.windows]
@@ -273,7 +273,7 @@ class Shards:
         return replies
 
 
-def _final(request: LegRequest, reply: Any) -> Answer | None:
+def _final(request: LegRequest, reply: Any) -> LegResult | None:
     """Return the answer in a reply; None where it refuses, or the search goes on."""
     if isinstance(reply, int):
         return reply

@@ -21,13 +21,13 @@ from dispatcher.reservation.booking import (
     Rebooked,
     Reservation,
 )
-from dispatcher.reservation.shards import Answer
+from dispatcher.reservation.shards import LegResult
 from dispatcher.scope import Scope
 
 if TYPE_CHECKING:
     from dispatcher.reservation.windows import Windows
 
-Found = Answer | Rebooked | SlotRefused | DuplicateUnderWay
+Found = LegResult | Rebooked | SlotRefused | DuplicateUnderWay
 """The time at which a message or its duplicate is booked, or why it is not."""
 
 _MOST_STEPS = 32
@@ -111,7 +111,7 @@ class _Open:
         wrong = [leg for leg in self.legs if leg.at_ms is not None]
         return {scope for leg in wrong if leg.stale or leg.at_ms != aim for scope in leg.leg.scopes}
 
-    def note(self, leg: _OpenLeg, start_ms: int, answer: Answer) -> None:
+    def note(self, leg: _OpenLeg, start_ms: int, answer: LegResult) -> None:
         """Note the answer of one shard to a booking from ``start_ms`` on."""
         leg.stale = False
         if isinstance(answer, int):

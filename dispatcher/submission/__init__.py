@@ -15,7 +15,7 @@ from dispatcher.submission.batch import OnProgress, ReplyOf, Result
 from dispatcher.submission.bodies import Bodies
 from dispatcher.submission.cancellation import Cancellation
 from dispatcher.submission.catch_up import CatchUp, CatchUpResult
-from dispatcher.submission.changes import Changes, Wish
+from dispatcher.submission.changes import Changes, NewTime
 from dispatcher.submission.decisions import Decisions
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.many import Batches, LazyResults
@@ -42,6 +42,7 @@ __all__ = [
     "Enqueuer",
     "LazyResults",
     "Moves",
+    "NewTime",
     "OnProgress",
     "OwnTransaction",
     "PauseList",
@@ -55,7 +56,6 @@ __all__ = [
     "SuppressionList",
     "TimelineReader",
     "ValidDraft",
-    "Wish",
     "coming",
     "known_channel",
     "terms_for",

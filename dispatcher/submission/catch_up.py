@@ -19,7 +19,7 @@ from dispatcher.reservation import Terms
 from dispatcher.settings import Settings
 from dispatcher.store import Movable, Overdue
 from dispatcher.submission.enqueuer import Enqueuer
-from dispatcher.submission.moves import Moves, Order
+from dispatcher.submission.moves import Moves, ValidMove
 from dispatcher.submission.validation import read_hours, scopes_of
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.lengths import MILLISECOND
@@ -148,7 +148,7 @@ class CatchUp:
         if message.quiet_hours is not None:
             quiet = read_hours(message.quiet_hours)
         zone = message.zone or self._settings.zone
-        order = Order(
+        valid = ValidMove(
             movable,
             Terms(scopes_of(message, self._settings), zone, quiet),
             after(_NO_WAIT, now=now),
@@ -158,7 +158,7 @@ class CatchUp:
             message.expire_after,
             message.asked_at or message.send_at,
         )
-        return self._moves.move(order)
+        return self._moves.move(valid)
 
     def _latest(self, message: Message, now: datetime) -> datetime:
         latest = now + self._settings.max_horizon

@@ -27,7 +27,7 @@ from dispatcher.scope import NO_SCOPE
 from dispatcher.settings import Settings
 from dispatcher.store import Messages, Movable, Suppressions
 from dispatcher.submission.enqueuer import Enqueuer
-from dispatcher.submission.moves import Moves, Order
+from dispatcher.submission.moves import Moves, ValidMove
 from dispatcher.submission.validation import (
     Check,
     Prepare,
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 _TRIES = 10
 _AT_ONCE = 500
 
-Answer = Message | DispatcherError
+ChangeResult = Message | DispatcherError
 """The result of a change to one of many messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class NewTime:
     """Another time for messages. The fields are those of ``Dispatcher.reschedule``."""
 
     send_at: datetime | str | None = None
@@ -137,14 +137,14 @@ class Changes:
                 raise TooLate(message_id, message.status)
         raise StoreUnavailable("others changed the message again and again")
 
-    def reschedule(self, message_id: UUID, wish: Wish) -> Message:
+    def reschedule(self, message_id: UUID, wanted: NewTime) -> Message:
         """Move a scheduled message to another time, judged as if it had no reservation yet.
 
         Raises MessageNotFound, TooLate, InvalidSendTime, Suppressed, QuotaExceeded, QuietHours,
         ReservationsUnavailable: then nothing has changed; StoreUnavailable: the message has the
         old time or the new one.
         """
-        [answer] = self.reschedule_many([message_id], wish)
+        [answer] = self.reschedule_many([message_id], wanted)
         if isinstance(answer, DispatcherError):
             raise answer
         return answer
@@ -152,23 +152,23 @@ class Changes:
     def reschedule_many(
         self,
         message_ids: Sequence[UUID],
-        wish: Wish,
+        wanted: NewTime,
         *,
         tokens: Mapping[UUID, int] = MappingProxyType({}),
-    ) -> list[Answer]:
+    ) -> list[ChangeResult]:
         """Return for each id what :meth:`reschedule` would return or raise, in order.
 
         ``tokens``: messages whose move token is another one get MessageChanged.
         They are moved in batches. Where Redis or the database does not answer, the rest is not
         moved and gets the same error.
         """
-        answers: dict[UUID, Answer] = {}
+        answers: dict[UUID, ChangeResult] = {}
         every = list(dict.fromkeys(message_ids))
         failed: Unavailable | None = None
         for start in range(0, len(every), _AT_ONCE):
             some = every[start : start + _AT_ONCE]
             if failed is None:
-                failed = self._reschedule(some, wish, tokens, answers)
+                failed = self._reschedule(some, wanted, tokens, answers)
             if failed is not None:
                 answers |= {each: failed for each in some if each not in answers}
         return [answers[each] for each in message_ids]
@@ -176,9 +176,9 @@ class Changes:
     def _reschedule(
         self,
         message_ids: Sequence[UUID],
-        wish: Wish,
+        wanted: NewTime,
         tokens: Mapping[UUID, int],
-        answers: dict[UUID, Answer],
+        answers: dict[UUID, ChangeResult],
     ) -> Unavailable | None:
         """Fill in the answers of a batch; return the error that stopped it, or None."""
         left = list(message_ids)
@@ -187,37 +187,37 @@ class Changes:
                 found = self._messages.movables(left)
             except StoreUnavailable as error:
                 return error
-            orders = []
+            valid_moves = []
             for each in left:
                 try:
-                    orders.append(self._order(each, found.get(each), wish, tokens.get(each)))
+                    valid_moves.append(self._valid(each, found.get(each), wanted, tokens.get(each)))
                 except DispatcherError as refused:
                     answers[each] = refused
-            moved = self._moves.move_many(orders)
+            moved = self._moves.move_many(valid_moves)
             try:
-                self._replace_suppressed(orders, moved)
+                self._replace_suppressed(valid_moves, moved)
             except StoreUnavailable as error:
                 return error
             done = [each for each in moved if isinstance(each, Message)]
             for message in done:
                 self._journal.tell(Transition.RESCHEDULED, message, send_at=message.send_at)
             self._enqueuer.enqueue(*done)
-            pairs = [(order.found.message.id, each)
-                     for order, each in zip(orders, moved, strict=True)]  # fmt: skip
-            answers |= {each: answer for each, answer in pairs if answer is not None}
-            for _, answer in pairs:
-                if isinstance(answer, Unavailable):
-                    return answer
-            left = [each for each, answer in pairs if answer is None]
+            ids = [each.found.message.id for each in valid_moves]
+            results = dict(zip(ids, moved, strict=True))
+            answers |= {each: result for each, result in results.items() if result is not None}
+            for result in moved:
+                if isinstance(result, Unavailable):
+                    return result
+            left = [each for each, result in results.items() if result is None]
             if not left:
                 return None
         return StoreUnavailable("others changed the message again and again")
 
-    def _replace_suppressed(self, orders: Sequence[Order], answers: list[Any]) -> None:
+    def _replace_suppressed(self, valid_moves: Sequence[ValidMove], answers: list[Any]) -> None:
         """Replace refusals of recipients who have opted out by Suppressed."""
         to = {
-            index: (order.found.message.recipient, order.found.message.channel)
-            for index, order in enumerate(orders)
+            index: (each.found.message.recipient, each.found.message.channel)
+            for index, each in enumerate(valid_moves)
             if isinstance(answers[index], SlotRefused)
         }
         unwanted = self._suppressions.among(to.values()) if to else set()
@@ -225,15 +225,15 @@ class Changes:
             if each in unwanted:
                 answers[index] = Suppressed(each[1])
 
-    def _order(
-        self, message_id: UUID, found: Movable | None, wish: Wish, token: int | None
-    ) -> Order:
+    def _valid(
+        self, message_id: UUID, found: Movable | None, wanted: NewTime, token: int | None
+    ) -> ValidMove:
         if found is None:
             raise MessageNotFound(message_id)
         message = found.message
         if message.status is not Status.SCHEDULED:
             raise TooLate(message_id, message.status)
-        if wish.if_unchanged is not None and not is_unchanged(wish.if_unchanged, message):
+        if wanted.if_unchanged is not None and not is_unchanged(wanted.if_unchanged, message):
             raise MessageChanged(message_id)
         if token not in (None, found.token):
             raise MessageChanged(message_id)
@@ -242,14 +242,14 @@ class Changes:
                 "id", "it is a status message, which has no reservation", "the id of a message"
             )
         now = self._clock.now()
-        draft = _draft(message, wish)
+        draft = _draft(message, wanted)
         valid = validate(draft, settings=self._settings, now=now)
         if draft.expire_after is None:  # the setting of its channel may have changed
             valid = valid._replace(expire_after=None)
         judge_times(valid, now=now)
-        return Order(
+        return ValidMove(
             found, valid.terms, valid.send_at, valid.latest, valid.zone, valid.expires_at,
-            valid.expire_after, valid.send_at, wish.if_unchanged is not None,
+            valid.expire_after, valid.send_at, wanted.if_unchanged is not None,
         )  # fmt: skip
 
     def _unchanged(self, message_id: UUID, before: Message) -> Movable:
@@ -260,23 +260,23 @@ class Changes:
         return found
 
 
-def _draft(message: Message, wish: Wish) -> Draft:
-    """Return the draft of the changed message; local times are read by the zone of the wish."""
-    if wish.zone is not None:
-        check_zone(wish.zone)
-    new_zone = message.zone if wish.set_zone is None else wish.set_zone
-    zone = new_zone if wish.zone is None else wish.zone
+def _draft(message: Message, wanted: NewTime) -> Draft:
+    """Return the draft of the changed message; local times are read by the zone of the call."""
+    if wanted.zone is not None:
+        check_zone(wanted.zone)
+    new_zone = message.zone if wanted.set_zone is None else wanted.set_zone
+    zone = new_zone if wanted.zone is None else wanted.zone
 
     def read(field: str) -> datetime | None:
-        value = getattr(wish, field)
-        return None if value is None else parse(value, zone=zone, fold=wish.fold, field=field)
+        value = getattr(wanted, field)
+        return None if value is None else parse(value, zone=zone, fold=wanted.fold, field=field)
 
     send_at = read("send_at")
-    if wish.later is not None:
-        if send_at is not None or wish.send_in is not None:
+    if wanted.later is not None:
+        if send_at is not None or wanted.send_in is not None:
             raise InvalidSendTime("later", "given together with another time", "one of them")
-        send_at = after(wish.later, now=message.send_at, field="later")
-    expires_at, expire_after = read("expires_at"), wish.expire_after
+        send_at = after(wanted.later, now=message.send_at, field="later")
+    expires_at, expire_after = read("expires_at"), wanted.expire_after
     if expires_at is None and expire_after is None:
         expire_after = message.expire_after
         expires_at = message.expires_at if expire_after is None else None
@@ -285,14 +285,14 @@ def _draft(message: Message, wish: Wish) -> Draft:
         recipient=message.recipient,
         body=message.body,
         send_at=send_at,
-        send_in=wish.send_in,
+        send_in=wanted.send_in,
         zone=new_zone,
-        fold=wish.fold,
+        fold=wanted.fold,
         scope=message.scope,
         scopes=message.scopes,
         expires_at=expires_at,
         expire_after=expire_after,
-        on_conflict=wish.on_conflict,
+        on_conflict=wanted.on_conflict,
         latest=read("latest"),
         quiet_hours=message.quiet_hours,
     )

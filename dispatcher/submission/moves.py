@@ -40,11 +40,11 @@ _BETWEEN_TRIES_SECONDS = 0.5
 _MOST_TURNS = 10
 """How often messages of a batch are judged that other messages of it were in the way of."""
 
-Answer = Message | DispatcherError | None
+MoveResult = Message | DispatcherError | None
 """A moved message, or why it was not moved; None where it was changed concurrently."""
 
 
-class Order(NamedTuple):
+class ValidMove(NamedTuple):
     """A message as it was read, and its wanted time: ``send_at``, or a slot up to ``latest``.
 
     ``expires_at`` wins over ``expire_after``, which counts from the booked time. ``asked_at`` is
@@ -105,28 +105,28 @@ class Moves:
             kind: longest_ms(quotas) for kind, quotas in settings.quotas_of.items() if quotas
         }
 
-    def move(self, order: Order) -> Message | None:
+    def move(self, valid: ValidMove) -> Message | None:
         """Return the moved message, or None where it was changed concurrently.
 
         Raises SlotRefused, ReservationsUnavailable, TooLate, MessageNotFound: then nothing has
         changed; StoreUnavailable: the message has the old time or the new one.
         """
-        [answer] = self.move_many([order])
+        [answer] = self.move_many([valid])
         if isinstance(answer, DispatcherError):
             raise answer
         return answer
 
-    def move_many(self, orders: Sequence[Order]) -> list[Answer]:
-        """Return for each order what :meth:`move` would return or raise.
+    def move_many(self, valid_moves: Sequence[ValidMove]) -> list[MoveResult]:
+        """Return for each what :meth:`move` would return or raise.
 
         Each is judged after those before it have moved: one that was refused or shifted near a time
         that an earlier one leaves is judged again, in ten turns at most.
         """
-        answers: list[Answer] = [None] * len(orders)
-        left: Collection[int] = range(len(orders))
+        answers: list[MoveResult] = [None] * len(valid_moves)
+        left: Collection[int] = range(len(valid_moves))
         for turn in range(1, _MOST_TURNS + 1):
             try:
-                left = self._turn(orders, left, answers, is_last=turn == _MOST_TURNS)
+                left = self._turn(valid_moves, left, answers, is_last=turn == _MOST_TURNS)
             except (ReservationsUnavailable, StoreUnavailable) as error:
                 for index in left:
                     answers[index] = answers[index] or error
@@ -140,7 +140,7 @@ class Moves:
         requests = []
         for each in cancelled:
             at_ms = to_ms(each.send_at)
-            requests.append(BookingRequest(each.id, self._scopes_of(each), at_ms, at_ms))
+            requests.append(BookingRequest(each.id, self._terms_of(each), at_ms, at_ms))
         try:
             self._windows.withdraw(requests)
         except ReservationsUnavailable as error:
@@ -151,17 +151,17 @@ class Moves:
 
     def _turn(
         self,
-        orders: Sequence[Order],
+        valid_moves: Sequence[ValidMove],
         left: Collection[int],
-        answers: list[Answer],
+        answers: list[MoveResult],
         *,
         is_last: bool,
     ) -> list[int]:
         """Move the messages that can move now; return the indexes of those to judge again."""
-        moving = [index for index in left if not orders[index].keeps_its_time]
-        found = self._windows.move_many([orders[index].request for index in moving])
+        moving = [index for index in left if not valid_moves[index].keeps_its_time]
+        found = self._windows.move_many([valid_moves[index].request for index in moving])
         judged = dict(zip(moving, found, strict=True))
-        again = [] if is_last else self._judged_too_early(orders, judged)
+        again = [] if is_last else self._judged_too_early(valid_moves, judged)
         held: dict[int, Moving] = {}
         for index, each in judged.items():
             if index in again:
@@ -172,9 +172,9 @@ class Moves:
                 answers[index] = each
         self._drop(*(each for index in again if isinstance(each := judged[index], Moving)))
         fault("reschedule.after_hold")
-        times = {index: held[index].send_at if index in held else orders[index].send_at
+        times = {index: held[index].send_at if index in held else valid_moves[index].send_at
                  for index in left if index in held or index not in judged}  # fmt: skip
-        rows = self._changed(orders, times, held, answers)
+        rows = self._changed(valid_moves, times, held, answers)
         moved = {
             index: moving
             for index, moving in held.items()
@@ -183,21 +183,21 @@ class Moves:
         }
         self._drop(*(each for index, each in held.items() if index not in moved))
         if moved:
-            self._take(orders, {index: (each, rows[index].token) for index, each in moved.items()},
-                       answers)  # fmt: skip
+            taken = {index: (each, rows[index].token) for index, each in moved.items()}
+            self._take(valid_moves, taken, answers)
         for index, send_at in times.items():
             if answers[index] is None and index not in rows:
-                answers[index] = MessageNotFound(orders[index].found.message.id)
+                answers[index] = MessageNotFound(valid_moves[index].found.message.id)
             elif answers[index] is None:
                 now = rows[index].message
-                is_wanted = _is_as_wanted(now, send_at, orders[index])
+                is_wanted = _is_as_wanted(now, send_at, valid_moves[index])
                 answers[index] = now if is_wanted else None
         return again
 
     def _judged_too_early(
-        self, orders: Sequence[Order], judged: Mapping[int, Moving | SlotRefused]
+        self, valid_moves: Sequence[ValidMove], judged: Mapping[int, Moving | SlotRefused]
     ) -> list[int]:
-        """Return the orders that were refused or shifted near a time that an earlier one leaves.
+        """Return the moves that were refused or shifted near a time that an earlier one leaves.
 
         Also the later ones that share a scope with one of them.
         """
@@ -205,7 +205,7 @@ class Moves:
         waiting: set[Scope] = set()
         found = []
         for index, each in judged.items():
-            request = orders[index].request
+            request = valid_moves[index].request
             scopes = request.terms.scopes
             is_held = isinstance(each, Moving)
             until_ms = to_ms(each.send_at if isinstance(each, Moving) else each.next_slot)
@@ -218,17 +218,17 @@ class Moves:
                 waiting.update(scopes)
                 found.append(index)
             elif is_held:
-                old_ms = to_ms(orders[index].found.message.send_at)
+                old_ms = to_ms(valid_moves[index].found.message.send_at)
                 for scope in scopes:
                     insort(left_at[scope], old_ms)
         return found
 
     def _changed(
         self,
-        orders: Sequence[Order],
+        valid_moves: Sequence[ValidMove],
         times: Mapping[int, datetime],
         held: Mapping[int, Moving],
-        answers: list[Answer],
+        answers: list[MoveResult],
     ) -> dict[int, Movable]:
         """Change rows; return those that are stored, as they now are.
 
@@ -236,9 +236,9 @@ class Moves:
         """
         if not times:
             return {}
-        new = [self._new_slot(orders[index], send_at) for index, send_at in times.items()]
+        new = [self._new_slot(valid_moves[index], send_at) for index, send_at in times.items()]
         try:
-            if any(orders[index].if_unchanged for index in times):
+            if any(valid_moves[index].if_unchanged for index in times):
                 [move] = new  # it is asked of one message at a time
                 rows = {
                     move.found.message.id: self._messages.move_if_unchanged(
@@ -258,28 +258,31 @@ class Moves:
             if len(times) > 1:
                 found: dict[int, Movable] = {}
                 for index, send_at in times.items():
-                    found |= self._changed(orders, {index: send_at}, held, answers)
+                    found |= self._changed(valid_moves, {index: send_at}, held, answers)
                 return found
             [index] = times
             answers[index] = error
             return {}
-        ids = {index: orders[index].found.message.id for index in times}
+        ids = {index: valid_moves[index].found.message.id for index in times}
         return {index: rows[each] for index, each in ids.items() if each in rows}
 
-    def _new_slot(self, order: Order, send_at: datetime) -> NewSlot:
+    def _new_slot(self, valid: ValidMove, send_at: datetime) -> NewSlot:
         return NewSlot(
-            order.found,
+            valid.found,
             send_at=send_at,
             next_attempt_at=send_at,
             enqueue_at=self._enqueuer.enqueue_at(send_at),
-            zone=order.zone,
-            expires_at=order.expiry(send_at),
-            expire_after=order.expire_after,
-            asked_at=order.asked_at if order.asked_at != send_at else None,
+            zone=valid.zone,
+            expires_at=valid.expiry(send_at),
+            expire_after=valid.expire_after,
+            asked_at=valid.asked_at if valid.asked_at != send_at else None,
         )
 
     def _take(
-        self, orders: Sequence[Order], held: dict[int, tuple[Moving, int]], answers: list[Answer]
+        self,
+        valid_moves: Sequence[ValidMove],
+        held: dict[int, tuple[Moving, int]],
+        answers: list[MoveResult],
     ) -> None:
         """Take held times, or return to the old ones where other messages took them.
 
@@ -287,7 +290,7 @@ class Moves:
         """
         fault("reschedule.after_row")
         for index, blocked in self._taken(dict(held)).items():
-            moving, before = held[index][0], orders[index].found.message
+            moving, before = held[index][0], valid_moves[index].found.message
             if self._is_back(moving, before):
                 at_ms = to_ms(moving.send_at)
                 why = self._windows.refusal(moving.terms, at_ms, blocked, before.id)
@@ -350,7 +353,7 @@ class Moves:
             try:
                 back = self._windows.move(
                     before.id,
-                    terms=self._scopes_of(before),
+                    terms=self._terms_of(before),
                     send_at=before.send_at,
                     beside=moving,
                 )
@@ -390,7 +393,7 @@ class Moves:
         except ReservationsUnavailable as error:
             log.warning("could not release %d held times; reconcile will: %s", len(held), error)
 
-    def _scopes_of(self, message: Message) -> Terms:
+    def _terms_of(self, message: Message) -> Terms:
         return Terms(scopes_of(message, self._settings), message.zone or self._settings.zone)
 
 
@@ -399,6 +402,6 @@ def _has_between(ordered: Sequence[int], start: int, end: int) -> bool:
     return first < len(ordered) and ordered[first] < end
 
 
-def _is_as_wanted(message: Message, send_at: datetime, order: Order) -> bool:
-    wanted = (send_at, order.zone, order.expiry(send_at), order.expire_after)
+def _is_as_wanted(message: Message, send_at: datetime, valid: ValidMove) -> bool:
+    wanted = (send_at, valid.zone, valid.expiry(send_at), valid.expire_after)
     return wanted == (message.send_at, message.zone, message.expires_at, message.expire_after)

@@ -104,7 +104,7 @@ def test_a_near_message_that_a_refused_move_brings_back_is_enqueued(build: Build
     def lose() -> None:
         window = house.keys(message.scope).window(message.scope)
         (hold,) = (member for member, _ in house.redis.zscan_iter(window) if len(member) > 16)
-        [group] = windows.legs(house.parts.moves._scopes_of(message))
+        [group] = windows.legs(house.parts.moves._terms_of(message))
         windows.shards.drop([(group, hold)])
         reserve(windows, new_id(), terms=Terms(group.scopes), send_at=far)
 

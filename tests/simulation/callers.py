@@ -15,10 +15,10 @@ from dispatcher.submission import (
     CallersTransactions,
     Cancellation,
     Changes,
+    NewTime,
     OwnTransaction,
     Submitter,
     SuppressionList,
-    Wish,
 )
 from dispatcher.submission.reserver import LOOKING_SECONDS
 from dispatcher.testing.memory.tables import OPEN
@@ -308,7 +308,7 @@ class Caller:
 
     def _reschedule(self) -> None:
         id_ = self._rng.choice(self._known.ids[-2 if self._world.is_restless else -10 :])
-        wish = Wish(
+        wish = NewTime(
             send_in=timedelta(milliseconds=self._rng.choice([500, 5_000, 20_000, 20_000])),
             on_conflict=self._rng.choice(["reject", "shift"]),
         )

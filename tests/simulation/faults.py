@@ -19,7 +19,7 @@ from dispatcher.errors import (
     StoreUnavailable,
 )
 from dispatcher.reservation.booking import LegRequest
-from dispatcher.reservation.shards import Answer
+from dispatcher.reservation.shards import LegResult
 from dispatcher.store import Addition
 from tests.simulation.scheduler import Process, Scheduler
 
@@ -254,10 +254,10 @@ class Line:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reached, name)
 
-    def book(self, asked: Sequence[LegRequest], **more: Any) -> list[Answer]:
+    def book(self, asked: Sequence[LegRequest], **more: Any) -> list[LegResult]:
         try:
-            return cast("list[Answer]", self._reached.book(asked, **more))
+            return cast("list[LegResult]", self._reached.book(asked, **more))
         except ReservationsUnavailable:
             if len(asked) == 1:
                 raise
-            return cast("list[Answer]", self._reached.book(asked, **more))
+            return cast("list[LegResult]", self._reached.book(asked, **more))

@@ -356,7 +356,7 @@ def test_a_hold_stays_while_its_move_is_under_way_in_the_store(
     """Its statement has changed the row, and its transaction has not ended yet."""
     movable = house.parts.messages.movable(message.id)
     house.parts.windows.move(
-        message.id, terms=house.parts.moves._scopes_of(message), send_at=LATER + HOUR
+        message.id, terms=house.parts.moves._terms_of(message), send_at=LATER + HOUR
     )
     window = house.keys(message.scope).window(message.scope)
 
@@ -389,7 +389,7 @@ def test_a_hold_lost_in_one_shard_of_several(build: Build, lost: int, is_free: b
         scopes={"tenant": {"quotas": ["1/minute"]}},
     )
     message = house.submit(send_at=LATER, scopes={"tenant": "acme"})
-    terms = house.parts.moves._scopes_of(message)
+    terms = house.parts.moves._terms_of(message)
     groups = house.parts.windows.legs(terms)
     assert len(groups) == 3
     windows = house.parts.windows
@@ -436,7 +436,7 @@ def test_a_lost_hold_is_not_taken_again_for_a_row_that_moved_on(
 ) -> None:
     """Another move has changed the row, and takes its own hold afterwards."""
     windows, store = house.parts.windows, house.parts.messages
-    terms, later = house.parts.moves._scopes_of(message), LATER + 2 * HOUR
+    terms, later = house.parts.moves._terms_of(message), LATER + 2 * HOUR
 
     def move_on() -> None:
         (leg,) = windows.legs(terms)
@@ -469,7 +469,7 @@ def test_a_move_without_a_way_back_is_put_right_in_the_windows_that_can(
     )
     message = house.submit(send_at=LATER, scopes={"tenant": "acme"})
     past_the_grace(house)
-    groups = house.parts.windows.legs(house.parts.moves._scopes_of(message))
+    groups = house.parts.windows.legs(house.parts.moves._terms_of(message))
     windows = house.parts.windows
 
     def lose() -> None:
@@ -504,7 +504,7 @@ def test_a_hold_whose_message_cannot_be_barred_from_moving_stays(
     house: House, message: Message
 ) -> None:
     """SQLite lets nobody in beside one who writes."""
-    terms = house.parts.moves._scopes_of(message)
+    terms = house.parts.moves._terms_of(message)
     house.parts.windows.move(message.id, terms=terms, send_at=LATER + HOUR)
     window = house.keys(message.scope).window(message.scope)
     sweep = vars(house.parts.reconciler)

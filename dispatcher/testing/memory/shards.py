@@ -16,7 +16,7 @@ from dispatcher.errors import IdempotencyConflict
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation import Blocked, Moving, Reservation, Rules, Submit, Windows
 from dispatcher.reservation.booking import EVERYONE, Leg, LegRequest
-from dispatcher.reservation.shards import Answer, closed
+from dispatcher.reservation.shards import LegResult, closed
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import Scope
 from dispatcher.testing.memory.rule import Judge, Rule
@@ -37,10 +37,10 @@ class MemoryShards:
         self._rule = Rule(quotas)
         self._life_ms = under_way // MILLISECOND
 
-    def book(self, requests: Sequence[LegRequest], *, pending_grace_ms: int = 0) -> list[Answer]:
+    def book(self, requests: Sequence[LegRequest], *, pending_grace_ms: int = 0) -> list[LegResult]:
         return self._each(requests, lambda each: self._booked(each, pending_grace_ms))
 
-    def _booked(self, request: LegRequest, ahead_ms: int) -> Answer:
+    def _booked(self, request: LegRequest, ahead_ms: int) -> LegResult:
         leg, message_id, submit = request.leg, request.message_id, request.submit
         windows = self._windows(leg)
         duplicates = self._duplicates(leg, submit)

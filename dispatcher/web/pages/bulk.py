@@ -26,7 +26,7 @@ from dispatcher.message import Message, Status, reason_of
 from dispatcher.quota import parse_length
 from dispatcher.selection import Selection, Wanted
 from dispatcher.store import Movable, StoredVersion
-from dispatcher.submission.changes import Wish
+from dispatcher.submission.changes import NewTime
 from dispatcher.web.access import Right
 from dispatcher.web.pages.messages import filters_of, wanted_of
 from dispatcher.web.pages.site import Fields, PageRoute, Visit
@@ -64,13 +64,13 @@ def _reschedule(visit: Visit, found: Sequence[Movable]) -> Sequence[Message | Di
     later, send_at = visit.form.get("later"), visit.form.get("send_at")
     if (later is None) == (send_at is None):
         raise InvalidDraft("later", "neither or both of the times given", "one of the two")
-    wish: dict[str, Any]
+    time: dict[str, Any]
     if later is not None:
-        wish = {"later": parse_length(later, "later")}
+        time = {"later": parse_length(later, "later")}
     else:
-        wish = {"send_at": visit.time_of(visit.form["send_at"], "send_at"), "zone": visit.zone}
+        time = {"send_at": visit.time_of(visit.form["send_at"], "send_at"), "zone": visit.zone}
     tokens = {each.message.id: each.token for each in found}
-    wanted = Wish(on_conflict="shift" if "shift" in visit.form else "reject", **wish)
+    wanted = NewTime(on_conflict="shift" if "shift" in visit.form else "reject", **time)
     return visit.parts.changes.reschedule_many(list(tokens), wanted, tokens=tokens)
 
 
