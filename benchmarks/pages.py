@@ -251,6 +251,7 @@ def addresses(dispatcher: Dispatcher) -> tuple[dict[str, str], dict[str, str]]:
         "load of a day": "/load?within=day",
         "load of a week": "/load?within=week",
         "refusals": "/refusals",
+        "campaigns": "/campaigns",
         "campaign": "/campaigns?campaign=mailing",
         "a week's campaign": f"/campaigns?campaign={week}",
         "suppressions": "/suppressions",

@@ -391,6 +391,17 @@ class Listing:
             if is_last or (until is not None and self._clock.monotonic() >= until):
                 return {channel: dict(found[channel]) for channel in sorted(found)}, is_last
 
+    def campaigns(self, *, after: str = "") -> Iterator[str]:
+        """Yield the campaigns of stored messages, by name, from behind ``after`` on.
+
+        Each is one look into the index of campaigns, however many messages it has.
+        """
+        campaign = self._tables.messages.c.campaign
+        names = select(campaign).order_by(campaign).limit(1)
+        while rows := self._database.read(names.where(campaign > after)):
+            after = rows[0].campaign
+            yield after
+
     def details(self, message_id: UUID) -> MessageDetails:
         """Return a message, its attempts and its claim. Raises MessageNotFound."""
         tables = self._tables

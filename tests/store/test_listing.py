@@ -267,6 +267,13 @@ def test_an_index_leads_to_what_matches(
         ), wanted
 
 
+def test_each_campaign_is_named_once(listing: Listing, stored: list[Message]) -> None:
+    [first, second] = listing.campaigns()
+    assert {first, second} == {each.campaign for each in stored} - {None}
+    assert [*listing.campaigns(after=first)] == [second]
+    assert [*listing.campaigns(after=second)] == []
+
+
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_stretch_of_a_campaign_reads_no_more_than_itself(
     database: Database, monkeypatch: pytest.MonkeyPatch
@@ -285,6 +292,7 @@ def test_a_stretch_of_a_campaign_reads_no_more_than_itself(
     listing = Listing(database, late=rows.SOON, put_off=rows.TTL)
     with asked_of(database) as asked:
         found, is_whole = listing.counted(chosen(campaign="winter"), patience=0 * DAY)
+        assert [*listing.campaigns()] == ["winter"]
     assert (found["sms"][Status.SCHEDULED], is_whole) == (at_once, False)
     for statement, values in asked:
         explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"

@@ -90,6 +90,10 @@ class MemoryListing:
             found[row.channel][row.status] += 1
         return {channel: dict(found[channel]) for channel in sorted(found)}, True
 
+    def campaigns(self, *, after: str = "") -> Iterator[str]:
+        found = {row.campaign for row in self._tables.messages.values() if row.campaign}
+        return iter(sorted(each for each in found if each > after))
+
     def details(self, message_id: UUID) -> MessageDetails:
         row = self._tables.messages.get(message_id)
         if row is None:

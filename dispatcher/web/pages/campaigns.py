@@ -1,9 +1,11 @@
-"""Campaigns: drop a file, see the exact plan, book it, and see what came of it."""
+"""Campaigns: which there are, what came of one, and one from a file, planned exactly and booked."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -11,11 +13,10 @@ from typing import NamedTuple
 from starlette.responses import Response
 
 from dispatcher.errors import InvalidDraft, InvalidValue
-from dispatcher.message import MAX_CAMPAIGN, Plan, check_text
+from dispatcher.message import MAX_CAMPAIGN, Plan, Status, check_text
 from dispatcher.web.access import Right
-from dispatcher.web.pages.messages import wanted_of
 from dispatcher.web.pages.overview import STATUSES
-from dispatcher.web.pages.site import Fields, PageRoute, Visit
+from dispatcher.web.pages.site import PageRoute, Visit
 from dispatcher.web.pages.uploads import MOST_BYTES, MOST_ROWS, Upload, UploadState
 from dispatcher.web.problems import Refused
 from dispatcher.web.streams import NumbersResponse
@@ -29,6 +30,9 @@ _STEPS = tuple(
 )
 _LOOK_SECONDS = 0.5
 _FORM_BYTES = 65_536
+_MOST_LISTED = 50
+_LIST_SECONDS = 0.25
+"""How long the list of campaigns may take before it shows what it has found."""
 
 
 class Stretch(NamedTuple):
@@ -84,25 +88,77 @@ def _summed(
     return found
 
 
+class ListedCampaign(NamedTuple):
+    """A campaign, and how many messages of each status it has; there are more unless whole."""
+
+    name: str
+    by_status: Mapping[Status, int]
+    is_whole: bool
+
+
+class CampaignList(NamedTuple):
+    """Some campaigns, by name. Unless ``is_last`` there are more behind the last one."""
+
+    found: Sequence[ListedCampaign]
+    is_last: bool
+
+
 def campaigns(visit: Visit) -> Response:
-    """Show what came of a campaign, and offer to drop a file."""
+    """List the campaigns, or show what came of one, and offer to drop a file."""
     return _shown(visit)
 
 
 def _shown(visit: Visit, error: str | None = None) -> Response:
     campaign = visit.query.get("campaign")
-    counts, is_whole = None, True
-    if campaign is not None:
-        try:
-            wanted = wanted_of(visit, Fields(campaign=campaign))
-            counts, is_whole = visit.counted(wanted)
-        except InvalidDraft as refused:
-            error = visit.error_text(refused)
+    counts, is_whole, listed = None, True, None
+    try:
+        if campaign is not None:
+            counts, is_whole = _counted(visit, campaign)
+        else:
+            listed = _listed(visit)
+    except InvalidDraft as refused:
+        error = visit.error_text(refused)
     return visit.show(
         "campaigns.html", 422 if error else 200, campaign=campaign, counts=counts, error=error,
-        is_whole=is_whole, statuses=STATUSES, uploads=visit.site.uploads.of(visit.caller),
+        is_whole=is_whole, listed=listed, statuses=STATUSES,
+        uploads=visit.site.uploads.of(visit.caller),
         longest=MAX_CAMPAIGN, most_mib=MOST_BYTES // 1024**2, most_rows=MOST_ROWS,
     )  # fmt: skip
+
+
+def _counted(
+    visit: Visit, campaign: str, patience: timedelta | None = None
+) -> tuple[dict[str, dict[Status, int]], bool]:
+    """Count those messages of a campaign that the visitor sees, as :meth:`Visit.counted`."""
+    own = visit.caller
+    scopes = None if own.scope is None else dict([own.scope])
+    counts, is_whole = visit.counted({"campaign": campaign, "scopes": scopes}, patience=patience)
+    seen = {
+        each: some for each, some in counts.items() if own.channels is None or each in own.channels
+    }
+    return seen, is_whole
+
+
+def _listed(visit: Visit) -> CampaignList:
+    """Return the campaigns of messages that the visitor sees, as far as it takes a moment.
+
+    Of each the first messages are counted, in one statement. Raises InvalidDraft.
+    """
+    after = visit.query["after"] and check_text("after", visit.query["after"], longest=MAX_CAMPAIGN)
+    until = time.monotonic() + _LIST_SECONDS
+    found: list[ListedCampaign] = []
+    for name in visit.parts.listing.campaigns(after=after):
+        if len(found) == _MOST_LISTED:
+            return CampaignList(found, is_last=False)
+        counts, is_whole = _counted(visit, name, timedelta(0))
+        if counts:
+            by_status: Counter[Status] = Counter()
+            for some in counts.values():
+                by_status.update(some)
+            found.append(ListedCampaign(name, by_status, is_whole))
+        if time.monotonic() >= until:
+            return CampaignList(found, is_last=False)
+    return CampaignList(found, is_last=True)
 
 
 def drop(visit: Visit) -> Response:

@@ -225,13 +225,16 @@ class Visit:
             patience=_PATIENCE,
         )
 
-    def counted(self, wanted: Wanted) -> tuple[dict[str, dict[Status, int]], bool]:
+    def counted(
+        self, wanted: Wanted, *, patience: timedelta | None = None
+    ) -> tuple[dict[str, dict[Status, int]], bool]:
         """Return the numbers of messages, and whether all were counted: it takes a moment at most.
 
-        Raises InvalidDraft and StoreUnavailable.
+        ``patience`` is another moment. Raises InvalidDraft and StoreUnavailable.
         """
         selection = selection_of(wanted, self.site.settings)
-        return self.parts.listing.counted(selection, patience=_PATIENCE)
+        patience = _PATIENCE if patience is None else patience
+        return self.parts.listing.counted(selection, patience=patience)
 
     def recipient_of(self, recipient: str) -> str:
         """Return a recipient, or a digest of it for a visitor without the right to see it."""

@@ -16,8 +16,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from dispatcher import Draft, OutcomeUnknown, Plan, Rejection, Status, StoreUnavailable
+from dispatcher.store import listing
 from dispatcher.web import Caller, Right
-from dispatcher.web.pages import uploads
+from dispatcher.web.pages import campaigns, uploads
 from dispatcher.web.pages.campaigns import histogram
 from tests.support.browser import Tab
 from tests.support.house import FAR, House
@@ -290,3 +291,91 @@ def test_a_file_that_is_too_long_is_refused_with_what_is_accepted(
     too_long = drop(client, b"x" * (uploads._PART + 1))
     assert too_long.status_code == 422
     assert "file: more than 1 MiB; accepted: parts, or `dispatcher import`" in too_long.text
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """Return the cells of the list of campaigns, without what lies around them."""
+    [body] = re.findall(r'aria-label="Campaigns by status".*?<tbody>(.*?)</tbody>', text, re.DOTALL)
+    cells = [re.findall(r"<t[hd].*?</t[hd]>", row) for row in body.split("<tr>")[1:]]
+    return [[re.sub("<.*?>", "", each) for each in row] for row in cells]
+
+
+def test_campaigns_are_listed_with_their_counts(house: House, visit: Visit) -> None:
+    client = visit(Right.MESSAGES_READ)
+    assert "No message has a campaign." in client.get("/campaigns").text
+    for name in ("ada", "ben"):
+        last = house.submit(name, send_at=FAR + HOUR, campaign="summer & sun")
+    house.submit("cyd", send_at=FAR + HOUR, campaign="autumn")
+    house.submit("dan", send_at=FAR + HOUR)
+    house.dispatcher.cancel(last.id)
+    text = client.get("/campaigns").text
+    assert rows_of(text) == [
+        ["autumn", "1", *"000000", "what came of it"],
+        ["summer &amp; sun", "1", *"00000", "1", "what came of it"],
+    ]
+    links = re.findall(r'href="(/messages\?campaign=summer[^"]*)"', text)
+    assert [client.get(each.replace("&amp;", "&")).text.count("<code>") for each in links] == [
+        2, 1, 1,
+    ]  # fmt: skip
+    assert "further campaigns" not in text
+
+
+def test_campaigns_are_listed_in_pages(
+    house: House, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaigns, "_MOST_LISTED", 2)
+    for name in ("a b", "c", "d", "e"):
+        house.submit(name, send_at=FAR + HOUR, campaign=name)
+    client, found = visit(), []
+    path: str | None = "/campaigns"
+    while path is not None:
+        text = client.get(path).text
+        found.append([row[0] for row in rows_of(text)])
+        further = re.search(r'href="([^"]*)" rel="next"', text)
+        path = further and further[1]
+    assert found == [["a b", "c"], ["d", "e"]]
+    monkeypatch.setattr(campaigns, "_LIST_SECONDS", 0)
+    text = client.get("/campaigns").text
+    assert [row[0] for row in rows_of(text)] == ["a b"]
+    assert '<a href="/campaigns?after=a+b" rel="next">' in text
+    assert "There are no further campaigns." in client.get("/campaigns?after=e").text
+
+
+def test_a_long_campaign_in_the_list_says_that_there_are_more(
+    house: House, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "_EXAMINED", 3)
+    for number in range(5):
+        house.submit(f"r{number}", send_at=FAR + HOUR, campaign="summer")
+    assert rows_of(visit().get("/campaigns").text) == [["summer", "3", *"000000", "there are more"]]
+
+
+def test_a_bound_visitor_sees_the_campaigns_of_its_own_messages(
+    build: Build, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channels = {name: {"transport": "memory"} for name in ("memory", "sms", "file")}
+    house = build(channels=channels, scopes={"tenant": {"quotas": "9/hour"}})
+    for number, (campaign, channel, tenant) in enumerate(
+        [("both", "memory", "acme"), ("both", "sms", "zeta"), ("secret", "file", "zeta"),
+         ("spring", "memory", "zeta"), ("winter", "sms", "acme")]
+    ):  # fmt: skip
+        house.submit(f"r{number}", send_at=FAR + HOUR, campaign=campaign, channel=channel,
+                     scopes={"tenant": tenant})  # fmt: skip
+    acme = visit(of=house, scope=("tenant", "acme"))
+    text = acme.get("/campaigns").text
+    assert [row[:2] for row in rows_of(text)] == [["both", "1"], ["winter", "1"]]
+    assert "it is listed if one of them is yours" in text
+    assert "No message has this campaign." in acme.get("/campaigns?campaign=secret").text
+    bound = visit(of=house, channels=frozenset({"memory", "sms"}))
+    text = bound.get("/campaigns").text
+    assert [row[:2] for row in rows_of(text)] == [["both", "2"], ["spring", "1"], ["winter", "1"]]
+    both = bound.get("/campaigns?campaign=both").text
+    assert (
+        len(re.findall(r"campaign=both&amp;channel=(memory|sms)&amp;status=scheduled", both)) == 2
+    )
+    assert "No message has this campaign." in bound.get("/campaigns?campaign=secret").text
+
+    monkeypatch.setattr(campaigns, "_LIST_SECONDS", 0)
+    text = acme.get("/campaigns?after=both").text
+    assert "secret" not in text, "not as the place where the list ended, either"
+    assert "of messages that you do not see" in text

@@ -20,6 +20,7 @@ NAMES = {
     "/messages": ("status", "channel", "recipient", "scope", "key", "from", "until", "zone",
                   "overdue", "after", "made_after", "done"),
     "/messages/bulk": ("do", "status", "from", "zone"),
+    "/campaigns": ("campaign", "after", "done"),
     "/suppressions": ("recipient", "done"),
     "/held": ("channel", "zone", "done", "many"),
     "/": ("done", "many", "refused", "zone"),
