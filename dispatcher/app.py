@@ -746,6 +746,7 @@ class App:
             store=StoreSurvey(self.database),
             broker=BrokerSurvey(self.publisher, theirs or self.publisher, self.settings),
             templates=self.templates,
+            pauses=self.pauses,
         )
 
     @property

@@ -16,7 +16,7 @@ from dispatcher.operations.server_checks import StoreFacts
 from dispatcher.redis.errors import START_REDIS
 from dispatcher.reservation import RedisFacts, RedisSurvey
 from dispatcher.settings import Settings, config_file
-from dispatcher.store import MOST_GRACES, LateCount, StoreSurvey
+from dispatcher.store import MOST_GRACES, LateCount, Pauses, StoreSurvey
 from dispatcher.telemetry import hooks
 from dispatcher.telemetry.liveness import Kind, Signs
 from dispatcher.templating import Templates
@@ -60,6 +60,7 @@ class Doctor:
         store: StoreSurvey,
         broker: BrokerSurvey,
         templates: Templates,
+        pauses: Pauses,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -68,6 +69,7 @@ class Doctor:
         self._store = store
         self._broker = broker
         self._templates = templates
+        self._pauses = pauses
 
     def examine(self) -> Examination:
         """Run every check."""
@@ -161,6 +163,9 @@ class Doctor:
             grace = given.enqueue_grace
             return ask.overdue(older_than=grace + patience, grace=MOST_GRACES * grace)
 
+        def beside_pauses(late: Callable[[], LateCount]) -> Callable[[], checks.DueFacts]:
+            return lambda: checks.DueFacts(late(), len(self._pauses.in_force()))
+
         def orphans() -> int:
             return self._redis.unconfirmed(older_than=given.reconcile_grace + patience)
 
@@ -174,8 +179,8 @@ class Doctor:
 
         return [
             _looked(checks.processes, processes, after=redis),
-            _looked(checks.sweep, not_enqueued, after=store),
-            _looked(checks.overdue, overdue, after=store),
+            _looked(checks.sweep, beside_pauses(not_enqueued), after=store),
+            _looked(checks.overdue, beside_pauses(overdue), after=store),
             _looked(checks.waiting, lambda: ask.waiting(older_than=_LONG_WAIT), after=store),
             _looked(checks.claims, lambda: ask.not_rescued(older_than=patience), after=store),
             _looked(checks.orphans, orphans, after=redis),

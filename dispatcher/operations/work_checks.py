@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,13 @@ from dispatcher.errors import InvalidSettings
 from dispatcher.operations.findings import Check, Finding, check, error, ok, warning
 from dispatcher.store import LateCount
 from dispatcher.transports import Probed
+
+
+class DueFacts(NamedTuple):
+    """The due messages that no worker has taken, and the number of pauses in force."""
+
+    late: LateCount
+    pauses: int
 
 
 class ProcessFacts(NamedTuple):
@@ -51,22 +59,40 @@ def _late(name: str, *, otherwise: str, where: str, why: str, remedy: str) -> Ch
     return Check(name, judge)
 
 
-sweep = _late(
-    "work.sweep",
-    otherwise="nothing waits for the sweep",
-    where="for the sweep",
-    why=": no sweep runs, or it is too slow",
-    remedy="start `dispatcher beat` and `dispatcher worker`. Where both run: are messages paused "
-    "(`dispatcher status` names pauses)? Are all threads of the workers busy, does their clock "
-    "agree with beat's, are there errors in their logs?",
+def _told_of_pauses(plain: Check[LateCount]) -> Check[DueFacts]:
+    """Return a check whose finding says that some of the messages may be paused."""
+
+    def judge(facts: DueFacts) -> Finding:
+        found = plain.judge(facts.late)
+        if not facts.late.many or not facts.pauses:
+            return found
+        pauses = f"{_counted(facts.pauses, 'pause')} {'is' if facts.pauses == 1 else 'are'}"
+        told = f"{found.found}; {pauses} in force: paused messages count, too"
+        return replace(found, found=told)
+
+    return Check(plain.name, judge)
+
+
+sweep = _told_of_pauses(
+    _late(
+        "work.sweep",
+        otherwise="nothing waits for the sweep",
+        where="for the sweep",
+        why=": no sweep runs, or it is too slow",
+        remedy="start `dispatcher beat` and `dispatcher worker`. Where both run: are messages "
+        "paused (`dispatcher status` names pauses)? Are all threads of the workers busy, does "
+        "their clock agree with beat's, are there errors in their logs?",
+    )
 )
-overdue = _late(
-    "work.overdue",
-    otherwise="nothing is overdue",
-    where="to be claimed though due",
-    why="",
-    remedy="see work.sweep first. Where the sweep runs and nothing is paused, no worker takes the "
-    "queue or all are busy: start more, and look for slow transports",
+overdue = _told_of_pauses(
+    _late(
+        "work.overdue",
+        otherwise="nothing is overdue",
+        where="to be claimed though due",
+        why="",
+        remedy="see work.sweep first. Where the sweep runs and nothing is paused, no worker takes "
+        "the queue or all are busy: start more, and look for slow transports",
+    )
 )
 waiting = _late(
     "work.waiting",

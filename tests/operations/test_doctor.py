@@ -407,6 +407,23 @@ def test_an_enqueued_message_that_is_not_claimed_is_overdue(house: House) -> Non
     assert found["work.overdue"].found.startswith("1 message waits to be claimed though due")
 
 
+def test_the_doctor_says_that_due_messages_may_be_paused(house: House) -> None:
+    house.dispatcher.pause("channel", "memory")
+    assert "pause" not in examined(house)["work.overdue"].found, "nothing is late"
+    message = house.submit("ada", send_in=MINUTE)
+    at = house.database_time() - 10 * MINUTE
+    house.change([message], enqueue_at=at, next_attempt_at=at)
+    found = examined(house)
+    told = "1 pause is in force: paused messages count, too"
+    assert found["work.sweep"].found.endswith(f"; {told}")
+    assert re.fullmatch(
+        r"1 message waits to be claimed though due, the first one for 0:1\d:\d\d; " + told,
+        found["work.overdue"].found,
+    )
+    house.dispatcher.resume("channel", "memory")
+    assert "pause" not in examined(house)["work.overdue"].found
+
+
 def test_the_doctor_names_messages_snoozed_for_hours(house: House) -> None:
     """Put back by a limit, or for a destination that is silent, it is never overdue."""
     old, young = (house.submit(name, send_in=MINUTE) for name in ("ada", "ben"))

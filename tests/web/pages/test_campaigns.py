@@ -310,8 +310,8 @@ def test_campaigns_are_listed_with_their_counts(house: House, visit: Visit) -> N
     house.dispatcher.cancel(last.id)
     text = client.get("/campaigns").text
     assert rows_of(text) == [
-        ["autumn", "1", *"000000", "what came of it"],
-        ["summer &amp; sun", "1", *"00000", "1", "what came of it"],
+        ["autumn", "1", *"000000", "what came of it: autumn"],
+        ["summer &amp; sun", "1", *"00000", "1", "what came of it: summer &amp; sun"],
     ]
     links = re.findall(r'href="(/messages\?campaign=summer[^"]*)"', text)
     assert [client.get(each.replace("&amp;", "&")).text.count("<code>") for each in links] == [
@@ -347,7 +347,9 @@ def test_a_long_campaign_in_the_list_says_that_there_are_more(
     monkeypatch.setattr(listing, "_EXAMINED", 3)
     for number in range(5):
         house.submit(f"r{number}", send_at=FAR + HOUR, campaign="summer")
-    assert rows_of(visit().get("/campaigns").text) == [["summer", "3", *"000000", "there are more"]]
+    assert rows_of(visit().get("/campaigns").text) == [
+        ["summer", "3", *"000000", "what came of it: summer; there are more"]
+    ]
 
 
 def test_a_bound_visitor_sees_the_campaigns_of_its_own_messages(
