@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dispatcher.errors import InvalidDraft, InvalidValue, MessageNotFound, quoted
 from dispatcher.limiters import parse
 from dispatcher.message import Draft, Message, check_text
-from dispatcher.store import ApiKey, ApiKeys
+from dispatcher.store import PAUSED_RECIPIENT, ApiKey, ApiKeys
 from dispatcher.times.clock import SystemClock
 from dispatcher.web.problems import forbidden, unauthorized
 
@@ -91,6 +91,14 @@ class Caller:
         """Raise MessageNotFound for a message of others, as if it did not exist."""
         if not self.sees(message):
             raise MessageNotFound(message.id)
+
+    def sees_pause_name(self, kind: str) -> bool:
+        """Whether the caller may see the name of a pause of that kind.
+
+        That of a recipient needs ``recipients:read``. Names of channels, campaigns and further
+        scopes do not: every message shows them.
+        """
+        return kind != PAUSED_RECIPIENT or Right.RECIPIENTS_READ in self.rights
 
     def check_channel(self, channel: object) -> None:
         """Refuse a channel that is not the caller's."""

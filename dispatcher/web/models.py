@@ -18,7 +18,7 @@ from dispatcher.message import Plan as PlanOfDrafts
 from dispatcher.operations.overview import LoadToCome, Overview
 from dispatcher.reservation import Refusals
 from dispatcher.reservation import Timeline as TimelineOfScope
-from dispatcher.store import PAUSED_RECIPIENT, Pause
+from dispatcher.store import Pause
 from dispatcher.store import Suppression as StoredSuppression
 from dispatcher.times import send_time
 from dispatcher.web.access import Caller, Right
@@ -371,7 +371,7 @@ class PauseOut(Out):
     def of(cls, pause: Pause, caller: Caller, *, digest: Callable[[str], str] | None) -> Self:
         """Return a pause; a recipient's name needs the right to see recipients."""
         shown: dict[str, Any] = {"kind": pause.kind, "paused_at": pause.paused_at}
-        if pause.kind != PAUSED_RECIPIENT or Right.RECIPIENTS_READ in caller.rights:
+        if caller.sees_pause_name(pause.kind):
             shown["name"] = pause.name
         elif digest is not None:
             shown["recipient_digest"] = digest(pause.name)

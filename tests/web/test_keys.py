@@ -380,6 +380,12 @@ def test_a_pause_names_its_recipient_to_keys_that_may_see_recipients(
     campaign, pause = few.put("/v1/pauses/campaign/summer%20sale").json()["pauses"]
     assert (campaign["kind"], campaign["name"]) == ("campaign", "summer sale")
     assert not re.search(r"\bada\b", str(pause))
+    house.dispatcher.pause("channel", "memory")
+    [channel] = [
+        each for each in few.get("/v1/pauses").json()["pauses"] if each["kind"] == "channel"
+    ]
+    assert channel["name"] == "memory"
+    house.dispatcher.resume("channel", "memory")
     [_, pause] = calls("all").get("/v1/pauses").json()["pauses"]
     assert pause["name"] == "ada@example.org"
     [pause] = few.delete("/v1/pauses/campaign/summer%20sale").json()["pauses"]

@@ -115,8 +115,8 @@ def story(visit: Visit) -> Response:
 def _story_page(visit: Visit, seen: Movable, refusal: SlotRefused | None = None) -> Response:
     found = visit.dispatcher.story(seen.message.id)
     message, then = found.message, coming(found)
-    if found.pauses and not visit.may(Right.RECIPIENTS_READ):
-        then = "it is paused", None  # who is paused may be a recipient
+    if not all(visit.caller.sees_pause_name(each.kind) for each in found.pauses):
+        then = "it is paused", None
     counts = {f"count.{kind}": name for kind, name in message.scopes.items()}
     key = message.idempotency_key  # whole, as the filter of the list finds it
     if visit.is_bound():

@@ -33,7 +33,7 @@ from dispatcher.message import Status
 from dispatcher.problems import problem_of, status_of
 from dispatcher.selection import Page as Found
 from dispatcher.selection import Wanted, id_of
-from dispatcher.store import Movable, StoredVersion
+from dispatcher.store import Movable, Pause, StoredVersion
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.admission import RATE, Admission
@@ -242,6 +242,11 @@ class Visit:
             return recipient
         digest = self.site.digest
         return "hidden" if digest is None else digest(recipient)
+
+    def pause_name(self, pause: Pause) -> str:
+        """Return the name of a pause, or a digest of it for a visitor who may not see it."""
+        seen = self.caller.sees_pause_name(pause.kind)
+        return pause.name if seen else self.recipient_of(pause.name)
 
     @staticmethod
     def json(value: object) -> str:

@@ -14,10 +14,12 @@ from fastapi.testclient import TestClient
 
 from dispatcher import Message, Status, TemporaryFailure
 from dispatcher.store import StoredVersion
+from dispatcher.telemetry.journal import digest_with
 from dispatcher.web import Right
 from dispatcher.web.pages.bulk import ACTIONS, CountedMessages
 from dispatcher.web.replies import Version
 from tests.support.house import FAR, House
+from tests.support.house_fixtures import Build
 from tests.web.pages.conftest import HOUR, Visit, hold
 
 _HIDDEN = re.compile(r'<input type="hidden" name="([^"]*)" value="([^"]*)">')
@@ -413,3 +415,34 @@ def test_a_bound_key_cannot_change_other_messages(house: House, visit: Visit) ->
     form = {"do": "cancel", "messages": confirmed(house, message), "once": "x"}
     assert "0 of 1 done" in client.post("/messages/bulk", data=form).text
     assert house.again(message) == message
+
+
+def test_the_name_of_a_pause_is_shown_unless_it_is_that_of_a_recipient(
+    build: Build, visit: Visit, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "dispatcher.web.pages")
+    house = build(scopes={"tenant": {"quotas": "9/hour"}}, log_key="k" * 32)
+    digest = digest_with("k" * 32)
+    assert digest is not None
+    names = {"campaign": "summer", "channel": "memory", "recipient": "ada", "tenant": "acme"}
+    hidden = names | {"recipient": digest("ada")}
+    sees, sees_not = visit(of=house), visit(Right.MESSAGES_READ, Right.OPERATE, of=house)
+    for kind, name in names.items():
+        sees.post("/pauses", data={"kind": kind, "name": name, "reason": "x"})
+    assert caplog.messages == [
+        f"page: pause of {kind} {name} (x) by ops" for kind, name in hidden.items()
+    ]
+    for client, expected in ((sees, names), (sees_not, hidden)):
+        overview = client.get("/").text
+        assert dict(re.findall(r"<li>(\w+) (\w+) since", overview)) == expected
+        text = client.get("/pauses").text
+        assert dict(re.findall(r"<tr><td>(\w+)</td><td>(\w+)</td>", text)) == expected
+        ends = re.findall(r'name="kind" value="(\w+)"', text)
+        assert set(ends) == {kind for kind in names if expected[kind] == names[kind]}
+    one = house.submit("ada", send_at=FAR + HOUR)
+    other = house.submit("ben", send_at=FAR + HOUR)
+    for client, sees_all in ((sees, True), (sees_not, False)):
+        story = client.get(f"/messages/{one.id}").text
+        assert ("dispatcher resume recipient ada" in story) == sees_all
+        assert "it is paused" in story
+        assert "dispatcher resume channel memory" in client.get(f"/messages/{other.id}").text
