@@ -172,7 +172,7 @@ def calendar(visit: Visit) -> Response:
     slot = timeline.slots[0] if timeline.slots else None
     lines = _lines(now, slot, verdict)
     drawn = picture.drawn(timeline, wanted.view, now=now, lines=lines)
-    entries = sorted(_entries(timeline, drawn))
+    entries = sorted(_entries(visit, timeline, drawn))
     shown |= {
         "timeline": timeline, "verdict": verdict, "slot": slot, "picture": drawn, "now": now,
         "refused": refused[:_MOST_REFUSALS], "closed": closed,
@@ -330,7 +330,7 @@ def _verdict(visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: dateti
     return Verdict(
         at=at,
         fits=False,
-        text=f"It would break the quota {error.quota} of {error.scope}.",
+        text=f"It would break the quota {error.quota} of {visit.scope_text(error.scope)}.",
         pattern=patterns.get((error.quota, error.scope)),
         also=[e for e in refusing if (e.quota, e.scope) != (error.quota, error.scope)],
         in_the_way=sorted(_found(visit, ids), key=lambda each: each.send_at),
@@ -375,7 +375,7 @@ def _by_slot(visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: dateti
         return Verdict(at=at, fits=True, text="It fits the quotas that are shown.")
     for lane in picture.lanes_of(timeline):
         if _is_within(at, lane.timeline.blocked):
-            text = f"It would break the quota {lane.quota} of {lane.scope}."
+            text = f"It would break the quota {lane.quota} of {visit.scope_text(lane.scope)}."
             return Verdict(at=at, fits=False, text=text, pattern=lane.pattern, next_slot=slot)
     why = "It lies in quiet hours." if _is_within(at, timeline.quiet) else "It does not fit."
     return Verdict(at=at, fits=False, text=why, next_slot=slot)
@@ -385,7 +385,7 @@ def _is_within(instant: datetime, spans: Iterable[Span]) -> bool:
     return any(each.begins_at <= instant < each.ends_at for each in spans)
 
 
-def _entries(timeline: Timeline, drawn: picture.Picture) -> list[TableRow]:
+def _entries(visit: Visit, timeline: Timeline, drawn: picture.Picture) -> list[TableRow]:
     """Return all that the picture shows as rows of a table."""
     booked = timeline.windows[0].booked
     entries = [
@@ -395,7 +395,12 @@ def _entries(timeline: Timeline, drawn: picture.Picture) -> list[TableRow]:
     for lane in drawn.lanes:
         for spans, what in ((lane.timeline.blocked, "blocked"), (lane.timeline.unknown, "unknown")):
             entries += [
-                TableRow(*span, what, f"{lane.quota} of {lane.scope}", f"q{lane.pattern}")
+                TableRow(
+                    *span,
+                    what,
+                    f"{lane.quota} of {visit.scope_text(lane.scope)}",
+                    f"q{lane.pattern}",
+                )
                 for span in islice(spans, _MOST_ROWS)
             ]
     entries += [TableRow(*span, "quiet hours", "", "quiet") for span in timeline.quiet]

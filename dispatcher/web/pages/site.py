@@ -31,6 +31,7 @@ from dispatcher.client import Dispatcher, app_of, for_pages, selection_of
 from dispatcher.errors import DispatcherError, InvalidValue, StoreUnavailable, Suppressed
 from dispatcher.message import Status
 from dispatcher.problems import problem_of, status_of
+from dispatcher.scope import of_channel, of_scope_on
 from dispatcher.selection import Page as Found
 from dispatcher.selection import Wanted, id_of
 from dispatcher.store import Movable, Pause, StoredVersion
@@ -235,6 +236,17 @@ class Visit:
         selection = selection_of(wanted, self.site.settings)
         patience = _PATIENCE if patience is None else patience
         return self.parts.listing.counted(selection, patience=patience)
+
+    def scope_text(self, scope: str) -> str:
+        """Return the text of a scope in words: ``channel.sms`` is the channel sms."""
+        settings = self.site.settings
+        kind, _, name = scope.partition(":")
+        for channel in settings.channels:
+            if scope == of_channel(channel):
+                return f"the channel {channel}"
+            if name and kind == of_scope_on(channel):
+                return f"{name} on {channel}"
+        return f"the {kind} {name}" if name and kind in settings.scopes else scope
 
     def recipient_of(self, recipient: str) -> str:
         """Return a recipient, or a digest of it for a visitor without the right to see it."""

@@ -375,6 +375,8 @@ def test_a_recipient_is_opted_out_and_in_again(
     made = person.post("/suppressions", data={"recipient": "ada", "channel": ""})
     assert made.headers["location"] == "/suppressions?recipient=ada&done=suppress&many=1"
     assert house.again(message).status is Status.CANCELLED
+    done = person.get(made.headers["location"]).text
+    assert "Done: opted out; 1 message cancelled." in done
     asked = person.get("/suppressions").text
     form = hidden(asked, "/suppressions/revoke")
     assert form == {"recipient": "ada"}

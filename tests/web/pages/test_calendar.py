@@ -127,7 +127,7 @@ def test_last_refusals_of_all_scopes_that_are_shown_are_listed(build: Build, vis
         "the quota 1/minute of ada", "the quota 1/hour of each tenant",
     ]  # fmt: skip
     shown = re.findall(rows, asked(client, recipient="ada", **{"count.tenant": "acme"}))
-    assert shown == ["the quota 1/hour of tenant:acme"]
+    assert shown == ["the quota 1/hour of the tenant acme"]
     assert re.findall(rows, asked(client, recipient="ben")) == []
 
 
@@ -259,6 +259,30 @@ def test_a_channel_and_a_tenant_have_calendars(build: Build, visit: Visit) -> No
     assert "1/hour" in of_tenant
     assert "No: <time" in of_tenant
     assert "2/hour" in of_channel
+
+
+def test_scopes_are_named_in_words(build: Build, visit: Visit) -> None:
+    house = build(
+        scopes={"tenant": {"quotas": "1/hour"}},
+        channels={
+            "memory": {"transport": "memory", "quotas": "1/hour", "recipient_quotas": "1/hour"}
+        },
+        quotas="9/hour",
+    )
+    message = house.submit(send_at=FAR + HOUR, scopes={"tenant": "acme"})
+    client = visit(of=house)
+    query = {"recipient": "ada", "channel": "memory", "count.tenant": "acme", "at": "12:30"}
+    text = client.get("/calendar", params=query).text
+    verdict = text.split('id="verdict"')[1].split("</section>")[0]
+    named = re.findall(r"It would break (?:the quota )?1/hour of ([^.,]*)[.,]", verdict)
+    assert sorted(named) == ["ada on memory", "the channel memory", "the tenant acme"]
+    lanes = re.findall(r'blocked by 1/hour <span class="muted">of ([^<]*)<', text)
+    assert sorted(lanes) == sorted(named)
+    assert set(re.findall(r"<td>1/hour of ([^<]*)</td>", text)) == set(named)
+    story = client.get(f"/messages/{message.id}").text
+    assert set(re.findall(r"<li>of ([^:<]*):", story)) == {"ada", *named}
+    alone = client.get("/calendar", params={"channel": "memory", "at": "12:30"}).text
+    assert "It would break the quota 1/hour of the channel memory." in alone
 
 
 @pytest.mark.parametrize(
