@@ -48,6 +48,7 @@ from dispatcher.store.reservations import (
     Settled,
 )
 from dispatcher.store.schema import (
+    EVERY_CHANNEL,
     PAUSED_CAMPAIGN,
     PAUSED_CHANNEL,
     PAUSED_RECIPIENT,
@@ -59,6 +60,7 @@ from dispatcher.store.suppressions import REASON, Suppression, Suppressions
 from dispatcher.store.survey import LateCount, StoreSurvey
 
 __all__ = [
+    "EVERY_CHANNEL",
     "MOST_GRACES",
     "PAUSED_CAMPAIGN",
     "PAUSED_CHANNEL",

@@ -8,7 +8,7 @@ from dispatcher.errors import UnknownChannel
 from dispatcher.faults import fault
 from dispatcher.message import Message, check_text
 from dispatcher.settings import Settings
-from dispatcher.store import REASON, Suppression, Suppressions
+from dispatcher.store import EVERY_CHANNEL, REASON, Suppression, Suppressions
 from dispatcher.submission.cancellation import Cancellation
 
 _AT_ONCE = 500
@@ -72,6 +72,14 @@ class SuppressionList:
             return
         for each in self._settings.spellings.all(recipient):
             yield from self._pages(each)
+
+    def has(self, recipient: str, channel: str | None) -> bool:
+        """Tell whether a recipient has opted out of a channel; of every one where it is None.
+
+        Raises StoreUnavailable.
+        """
+        named = self._settings.spellings.one(recipient, channel), channel or EVERY_CHANNEL
+        return bool(self._suppressions.among([named]))
 
     def _pages(self, recipient: str | None) -> Iterator[Suppression]:
         after = None

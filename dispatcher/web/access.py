@@ -154,6 +154,11 @@ class Caller:
         return Right.RECIPIENTS_READ in self.rights and not self._is_bound
 
     @property
+    def sees_opt_outs(self) -> bool:
+        """Whether the caller may know that a recipient has opted out: a submit tells it, too."""
+        return Right.MESSAGES_WRITE in self.rights or self.sees_conflicts
+
+    @property
     def _is_bound(self) -> bool:
         return self.scope is not None or self.channels is not None
 

@@ -385,9 +385,15 @@ class PausesOut(Out):
 
 
 class SlotOut(Out):
-    """The first time that fits every quota."""
+    """The first time that fits every quota and lies outside quiet hours.
+
+    `suppressed` tells whether the recipient has opted out of the channel, or, where none is named,
+    of all: then no message is accepted, at any time. Only of the kind `recipient`, and for callers
+    with the right `messages:write`, or `recipients:read` on a key that is not bound.
+    """
 
     next_slot: datetime
+    suppressed: bool | None = None
 
 
 class SpanOut(Out):

@@ -195,6 +195,42 @@ def test_a_scope_shows_what_is_booked_and_the_next_slot(shop: TestClient) -> Non
     assert (channel.status_code, channel.json()["field"]) == (422, "scopes")
 
 
+def test_the_next_slot_of_a_recipient_says_whether_it_has_opted_out(build: Build) -> None:
+    channels = {name: {"transport": "memory"} for name in ("memory", "sms")}
+    house = build(channels=channels, scopes={"tenant": {"quotas": "9/hour"}})
+    house.dispatcher.suppress("ada", channel="sms")
+    house.dispatcher.suppress("ben")
+    wide = {Right.MESSAGES_READ, Right.MESSAGES_WRITE}
+    keys = house.parts.api_keys
+
+    def told(client: TestClient, name: str, kind: str = "recipient", **asked: str) -> object:
+        path = f"/v1/scopes/{kind}/{name}/next-slot"
+        slot = client.get(path, params={"after": AT, **asked}).json()
+        assert slot["next_slot"] == AT.replace("+00:00", "Z")
+        return slot.get("suppressed", "not told")
+
+    with TestClient(api(house.dispatcher)) as client:
+        _, token = add_key(keys, "shop", rights=wide)
+        client.headers["Authorization"] = f"Bearer {token}"
+        assert told(client, "ada", channel="sms") is True
+        assert told(client, "ada", channel="memory") is False
+        assert told(client, "ada") is False, "not of all channels"
+        assert told(client, "ben", channel="memory") is True
+        assert told(client, "ben") is True
+        assert told(client, "cyd") is False
+        assert told(client, "acme", kind="tenant") == "not told"
+        rights = {Right.MESSAGES_READ, Right.RECIPIENTS_READ}
+        for name, given, told_them in (
+            ("reader", {"rights": rights}, True),
+            ("bound", {"rights": rights, "scope": ("tenant", "acme")}, "not told"),
+            ("blind", {"rights": {Right.MESSAGES_READ}}, "not told"),
+            ("writer", {"rights": wide, "scope": ("tenant", "acme")}, True),
+        ):
+            _, token = add_key(keys, name, **given)
+            client.headers["Authorization"] = f"Bearer {token}"
+            assert told(client, "ben") == told_them, name
+
+
 def test_a_channel_as_a_whole_shows_what_is_booked_and_the_next_slot(build: Build) -> None:
     house = build(channels={"sms": {"transport": "memory", "quotas": "1/hour"}})
     made = house.submit("ada", channel="sms", send_at=AT)

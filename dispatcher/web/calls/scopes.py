@@ -52,20 +52,24 @@ def next_slot(
 ) -> Response:
     """Return the first time that fits every quota of a scope. Books nothing.
 
-    Of a kind other than `recipient` its own quotas are asked alone.
+    Of a kind other than `recipient` its own quotas are asked alone. A recipient who has opted out
+    gets a slot, too: see `suppressed`.
     """
     caller = context.admit(Right.MESSAGES_READ)
     if channel is not None:
         caller.check_channel(channel)
+    shown: dict[str, Any] = {}
     if kind == _RECIPIENT:
-        slot = context.dispatcher.next_slot(
+        shown["next_slot"] = context.dispatcher.next_slot(
             recipient=scope, channel=channel, after=after, zone=zone, quiet_hours=quiet_hours,
             send_window=send_window, scopes=dict([caller.scope]) if caller.scope else None,
         )  # fmt: skip
+        if caller.sees_opt_outs:
+            shown["suppressed"] = context.service.parts.suppression_list.has(scope, channel)
     else:
         caller.check_scope(kind, scope)
-        slot = _read(context, kind, scope, channel, zone=zone, start=after).slots[0]
-    return Answer(200, models.SlotOut(next_slot=slot).text()).response()
+        shown["next_slot"] = _read(context, kind, scope, channel, zone=zone, start=after).slots[0]
+    return Answer(200, models.SlotOut(**shown).text()).response()
 
 
 def _read(context: Context, kind: str, scope: str, channel: str | None, **given: Any) -> Timeline:
