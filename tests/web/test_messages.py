@@ -283,9 +283,9 @@ def test_quiet_hours_refuse_shift_and_are_shown(build: Build) -> None:
         assert timeline["slots"][0] == "2100-01-03T07:01:00Z"
         after = {"channel": "sms", "after": night}
         slot = shop.get(f"{path}/next-slot", params=after).json()
-        assert slot == {"next_slot": "2100-01-03T07:01:00Z"}
+        assert slot["next_slot"] == "2100-01-03T07:01:00Z"
         awake = shop.get(f"{path}/next-slot", params=after | {"quiet_hours": "none"}).json()
-        assert awake == {"next_slot": "2100-01-02T22:00:00Z"}
+        assert awake["next_slot"] == "2100-01-02T22:00:00Z"
 
 
 def test_an_opt_out_cancels_and_refuses(house: House, shop: TestClient) -> None:
