@@ -31,7 +31,7 @@ _STEPS = tuple(
 _LOOK_SECONDS = 0.5
 _FORM_BYTES = 65_536
 _MOST_LISTED = 50
-_LIST_SECONDS = 0.25
+_LIST_SECONDS = 0.08
 """How long the list of campaigns may take before it shows what it has found."""
 
 
