@@ -757,6 +757,14 @@ class App:
 
     # Begin and end.
 
+    def build_for_sending(self) -> None:
+        """Build what only a worker needs, so that one that could not work does not start.
+
+        Raises InvalidSettings for a channel whose transport cannot be made, and MissingExtra.
+        """
+        self.transports  # noqa: B018 - a cached property
+        self.journal, self.spans  # noqa: B018 - the same
+
     def serve_metrics(self, kind: Kind) -> Health | None:
         """Serve the metrics and the health of this process, a worker or a beat.
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +23,7 @@ from threading import Event, Thread
 from typing import Any
 
 import redis
+from celery.utils.imports import cwd_in_path
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource
 
 from dispatcher.app import App
@@ -76,10 +77,13 @@ def environment(
 ) -> Iterator[Settings]:
     """Like :func:`embedded`, with a worker and a beat. A process that ends is restarted.
 
-    A thread then calls ``tell`` with a sentence about it.
+    A thread then calls ``tell`` with a sentence about it. A channel whose transport the worker
+    could not make raises InvalidSettings before anything is started.
     """
     loaded = _load(Path(path), settings)
     with _folder(loaded.data_dir):
+        with cwd_in_path(), closing(App(loaded)) as app:  # as for the worker, by `python -m`
+            app.build_for_sending()
         server = _redis(loaded.data_dir)
         with _running([server]) as stopped:
             _prepare(loaded)

@@ -160,8 +160,7 @@ def worker(
     if settings.metrics_port is not None:
         context.with_resource(_counting_together())
     with closing(App(settings)) as app:
-        app.transports  # noqa: B018 - a channel that cannot work stops the start
-        app.journal, app.spans  # noqa: B018 - and so does a library that is missing
+        app.build_for_sending()
     if not no_doctor:
         check_before_start(settings)
     queues = ",".join(settings.queues)

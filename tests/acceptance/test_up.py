@@ -17,6 +17,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from dispatcher.settings import PARENT_VARIABLE
 from tests.support.environment import child_environment, dispatcher_command
 from tests.support.processes import run_command
 from tests.support.waiting import wait_until
@@ -212,8 +213,9 @@ def test_up_ends_at_a_signal_that_another_of_its_threads_got(folder: Path) -> No
 def test_up_tells_why_its_worker_does_not_stay(folder: Path) -> None:
     shell = Shell(folder, "here")
     shell.prepare()
-    options = 'transport = "webhook"\noptions.url = "ftp://shop.example"\n'
-    (shell.cwd / "dispatcher.toml").write_text(f"[channels.hooks]\n{options}")
-    why = "worker.log ends with: error: channels.hooks.options.url: it has another scheme"
+    (shell.cwd / "dispatcher.toml").write_text('[channels.sms]\ntransport = "carriers:send"')
+    only_here = f'import os\nif "{PARENT_VARIABLE}" in os.environ: raise OSError("no line")\n'
+    (shell.cwd / "carriers.py").write_text(f"{only_here}def send(message): ...")
+    why = "worker.log ends with: error: channels.sms.transport: cannot load 'carriers:send' (no l"
     with up(shell):
         wait_until(lambda: why in (shell.folder / "said").read_text())

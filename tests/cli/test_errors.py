@@ -223,13 +223,17 @@ def test_a_folder_that_cannot_be_made_is_named(
     assert ran.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["worker", "up"])
+@pytest.mark.parametrize("transport", ["no_such_module:send", "smpt"])
 def test_a_worker_whose_channel_cannot_work_does_not_start(
-    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch, command: str, transport: str
 ) -> None:
-    monkeypatch.setenv("DISPATCHER_CHANNELS", '{"sms": {"transport": "no_such_module:send"}}')
-    ran = run("worker")
-    assert ran.code == 2
-    assert "channels.sms.transport: cannot load" in ran.err
+    monkeypatch.setenv("DISPATCHER_CHANNELS", f'{{"sms": {{"transport": "{transport}"}}}}')
+    ran = run(command)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: channels.sms.transport: ")
+    assert ran.err.count("\n") == 1
+    assert transport in ran.err
 
 
 def test_as_a_process_it_ends_the_same_way(house: House, tmp_path: Path) -> None:

@@ -139,6 +139,23 @@ def test_settings_of_embedded_are_validated(tmp_path: Path) -> None:
         _load(tmp_path, {"redis_url": "redis://elsewhere"})
 
 
+def test_a_channel_that_cannot_work_stops_an_environment_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transports are looked for where the worker does: also in the working directory."""
+    (tmp_path / "carriers_of_a_test.py").write_text("def send(message): ...")
+    monkeypatch.chdir(tmp_path)
+    channels = {
+        "here": {"transport": "carriers_of_a_test:send"},
+        "nowhere": {"transport": "carriers_of_a_tset:send"},
+    }
+    with pytest.raises(InvalidSettings) as refused, environment(tmp_path / "x", channels=channels):
+        pass
+    assert refused.value.field == "channels.nowhere.transport"
+    assert not (tmp_path / "x" / "redis").exists()
+    assert not (tmp_path / "x" / "dispatcher.db").exists()
+
+
 def open_files(folder: Path) -> list[str]:
     """Return what others than the owner may do anything with."""
     return [
