@@ -23,7 +23,18 @@ from functools import partial, wraps
 from itertools import islice
 from threading import Lock
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    NoReturn,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
@@ -144,7 +155,8 @@ class Dispatcher:
     ``settings`` default to those of the environment and ``dispatcher.toml``; see
     :class:`~dispatcher.settings.Settings`. Nothing connects before the first call. One instance
     may be shared by threads; after a fork make a new one. Use it as a context manager, or call
-    :meth:`close`; in a coroutine with ``async with``, or :meth:`aclose`.
+    :meth:`close`; in a coroutine with ``async with``, or :meth:`aclose`. A closed one is not opened
+    again: its calls raise RuntimeError.
     """
 
     def __init__(self, settings: Settings | None = None, *, clock: Clock | None = None) -> None:
@@ -155,18 +167,23 @@ class Dispatcher:
         self._threads = _awaiting()
         self._joined: set[Future[Any]] = set()
         self._closing = Lock()
+        self._is_closed = False
         self._turns: dict[
             asyncio.AbstractEventLoop, WeakKeyDictionary[object, asyncio.Semaphore]
         ] = {}
 
     def close(self) -> None:
-        """Wait for awaited calls under way, then close the connections."""
-        with self._closing:  # else a call that begins meanwhile finds threads that take none
-            threads, self._threads = self._threads, _awaiting()
+        """Wait for awaited calls under way, then close the connections. May be called twice.
+
+        Every later call raises RuntimeError.
+        """
+        with self._closing:
+            self._is_closed = True  # for awaited calls that have not begun
             joined = self._joined.copy()
-        threads.shutdown()
+        self._threads.shutdown()
         wait(joined)
-        self._app.close()
+        app, self._app = self._app, cast("App", _ClosedApp())
+        app.close()
 
     async def aclose(self) -> None:
         """Close without blocking the loop. ``async with`` does so, too."""
@@ -209,6 +226,8 @@ class Dispatcher:
     def _in_thread(self, work: Callable[[], T]) -> Future[T]:
         """Begin work in a thread of the awaited calls, in the context of the caller."""
         with self._closing:
+            if self._is_closed:
+                raise _closed()
             return self._threads.submit(copy_context().run, work)
 
     def _joining(self, work: Callable[[], T]) -> Future[T]:
@@ -218,6 +237,8 @@ class Dispatcher:
         """
         joined = self._joined
         with self._closing:
+            if self._is_closed:
+                raise _closed()
             running = in_own_thread(work)
             joined.add(running)
         running.add_done_callback(joined.discard)
@@ -1050,6 +1071,20 @@ class Dispatcher:
 
     alist = awaited(list)  # noqa: A003 - the method
     """Await :meth:`list`."""
+
+
+class _ClosedApp:
+    """Stands in for the parts of a dispatcher that was closed."""
+
+    def close(self) -> None:
+        """Do nothing: the parts are closed."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _closed()
+
+
+def _closed() -> RuntimeError:
+    return RuntimeError("the dispatcher is closed; make a new one")
 
 
 def app_of(dispatcher: Dispatcher) -> App:

@@ -15,7 +15,9 @@ from dispatcher.django.transactions import AtomicBlocks
 from dispatcher.errors import InvalidDraft
 from dispatcher.message import Draft, Message
 
-_OF_CLIENT = frozenset({"settings", "_app", "_threads", "_closing", "_turns", "_joined"})
+_OF_CLIENT = frozenset(
+    {"settings", "_app", "_threads", "_closing", "_is_closed", "_turns", "_joined"}
+)
 
 
 class _Built(NamedTuple):

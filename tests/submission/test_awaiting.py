@@ -93,10 +93,11 @@ def test_a_cancelled_asubmit_goes_on_or_never_began(build: Build, own_redis: Red
         await house.dispatcher.aclose()
 
     asyncio.run(story())
-    stored = {message.recipient: message.id for message in house.dispatcher.select()}
-    assert set(stored) == set(names[:4])
-    assert house.all_members() == house.reservations()
-    again = {name: house.dispatcher.submit(**asked(name)).id for name in names}
+    with Dispatcher(house.settings, clock=house.clock) as ours:
+        stored = {message.recipient: message.id for message in ours.select()}
+        assert set(stored) == set(names[:4])
+        assert house.all_members() == house.reservations()
+        again = {name: ours.submit(**asked(name)).id for name in names}
     assert again == stored | {names[4]: again[names[4]]}
 
 
@@ -199,7 +200,35 @@ def test_every_awaited_call_answers_and_refuses_like_the_one_it_is_named_for(hou
     asyncio.run(story())
 
 
-def test_a_call_sees_the_context_of_its_caller_and_threads_come_back_after_the_end() -> None:
+@on_sqlite
+def test_every_call_of_a_closed_dispatcher_is_refused(house: House) -> None:
+    """Hooks and events would miss what it did."""
+    message = house.submit()
+
+    async def story() -> None:
+        async with Dispatcher(house.settings, clock=house.clock) as ours:
+            assert await ours.aget(message.id) == message
+        for _ in range(2):
+            calls = {
+                "submit": partial(ours.submit, **asked("ada")),
+                "submit_many": partial(ours.submit_many, []),
+                "get": partial(ours.get, message.id),
+                "list": partial(ours.list),
+                "next_slot": partial(ours.next_slot, recipient="ada"),
+            }
+            for name, call in calls.items():
+                with pytest.raises(RuntimeError, match="the dispatcher is closed"):
+                    call()
+                with pytest.raises(RuntimeError, match="the dispatcher is closed"):
+                    await getattr(ours, f"a{name}")(*call.args, **call.keywords)
+            ours.close()
+            await ours.aclose()
+
+    asyncio.run(story())
+    assert len(house.rows()) == 1
+
+
+def test_a_call_sees_the_context_of_its_caller() -> None:
     name = ContextVar[str]("name")
     ask = awaited(lambda _: name.get())
     dispatcher = Dispatcher(Settings())
@@ -209,7 +238,7 @@ def test_a_call_sees_the_context_of_its_caller_and_threads_come_back_after_the_e
         for each in ("ada", "ben"):
             name.set(each)
             heard.append(await ask(dispatcher))
-            await dispatcher.aclose()
+        await dispatcher.aclose()
         return heard
 
     assert asyncio.run(story()) == ["ada", "ben"]

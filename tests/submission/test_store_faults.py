@@ -72,7 +72,7 @@ def test_no_database_can_be_opened(build: Build, tmp_path: Path) -> None:
 @pytest.mark.every_database
 def test_the_database_is_down(through: Through, far: FarDatabase) -> None:
     house = through()
-    house.dispatcher.close()  # no connection is left from before
+    house.parts.close()  # no connection is left from before
     far.proxy.refuse()
     refuses_everything(house, says="unavailable")
     far.proxy.pass_all()
