@@ -34,6 +34,7 @@ if handed_in is not None:
     run(handed_in, context.config.attributes["database"])
 else:
     database = Database.of(Settings.load())
+    database.backend.make()
     with database.engine.connect() as own:
         run(own, database)
     database.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -79,7 +80,7 @@ class Doctor:
             *_of_server("redis", redis, server_checks.OF_REDIS),
             _looked(server_checks.redis_complete, self._redis.readiness, after=redis),
             _looked(server_checks.redis_foreign, self._redis.foreign, after=redis),
-            *_of_server("store", store, server_checks.OF_STORE),
+            *self._of_store(store),
             _looked(server_checks.store_writes, self._refused_write, after=migrated),
             *self._of_housekeeping(migrated),
             *self._of_broker(redis),
@@ -98,11 +99,16 @@ class Doctor:
         queues = server_checks.broker_queues(self._settings)
         found = [
             *_of_server("redis", redis, server_checks.OF_REDIS),
-            *_of_server("store", store, server_checks.OF_STORE),
+            *self._of_store(store),
             *_of_server("broker", _asked(self._broker.server), (queues,)),
             *self._of_clocks(redis, store),
         ]
         return tuple(each for each in found if each.stops_worker)
+
+    def _of_store(self, store: Answer[StoreFacts]) -> list[Finding]:
+        first, *others = _of_server("store", store, server_checks.OF_STORE)
+        stops = isinstance(store, Unavailable) and self._store.lacks_file
+        return [replace(first, stops_worker=stops), *others]
 
     def _of_housekeeping(self, store: Answer[StoreFacts]) -> list[Finding]:
         found = _asked(self._store.housekeeping, after=store)

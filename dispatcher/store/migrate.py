@@ -63,6 +63,7 @@ def migrate(database: Database) -> str:
 
     config = _config()
     config.attributes["database"] = database
+    database.backend.make()
     with _one_at_a_time, translated(database.url), database.engine.connect() as connection:
         config.attributes["connection"] = connection
         try:

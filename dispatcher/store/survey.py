@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -47,6 +48,11 @@ class StoreSurvey:
     def file(self) -> Path | None:
         """The file of SQLite; None for a server."""
         return self._database.backend.file
+
+    @property
+    def lacks_file(self) -> bool:
+        """Whether the file is missing, which waiting does not change."""
+        return self.file is not None and not os.path.exists(self.file)  # noqa: PTH110 - never raises
 
     def now(self) -> datetime:
         """Return the present by the clock that decides what is due."""

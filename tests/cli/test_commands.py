@@ -292,6 +292,20 @@ def test_migrate_builds_the_tables_and_is_safe_to_repeat(
     assert run("list", "--json").lines == []
 
 
+@pytest.mark.parametrize("command", [["list"], ["status"], ["submit", *TO, "--text=x", *SOON]])
+def test_only_migrate_makes_a_database(
+    house: House, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    path = tmp_path / "new.db"
+    monkeypatch.setenv("DISPATCHER_DATABASE_URL", f"sqlite:///{path}")
+    ran = run(*command)
+    assert (ran.code, ran.out) == (6, "")
+    assert f"there is no file {path}; run `dispatcher migrate`" in ran.err
+    assert not path.exists()
+    assert run("migrate").code == 0
+    assert run(*command).code == 0
+
+
 def test_migrate_in_a_fresh_folder_makes_the_private_data_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -189,10 +189,19 @@ def test_a_database_one_migration_behind_stops_the_worker(
 
 def test_a_database_without_tables_stops_the_worker(build: Build, empty_database_url: str) -> None:
     house = build(url=empty_database_url, clock=SystemClock(), opened=False)
+    house.parts.database.backend.make()
     found = examined(house)
     assert f"without tables; missing: {', '.join(REVISIONS)}" in found["store.migrations"].found
     assert found["store.indexes"].level is SKIPPED
     assert stops(house) == {"store.migrations"}
+
+
+@on_sqlite
+def test_a_file_that_is_missing_stops_the_worker_as_well(house: House, tmp_path: Path) -> None:
+    found = examined(house, database_url=f"sqlite:///{tmp_path}/none.db")["store.answers"]
+    assert found.found == f"there is no file {tmp_path}/none.db"
+    assert (found.remedy or "").startswith("run `dispatcher migrate`")
+    assert found.stops_worker
 
 
 def test_a_database_of_a_later_version_is_warned_of(house: House) -> None:
@@ -254,13 +263,10 @@ def _without_wal(connection: Any, _: object) -> None:
 @on_sqlite
 def test_a_database_that_is_away_is_one_error(house: House, tmp_path: Path) -> None:
     found = examined(house, database_url=f"sqlite:///{tmp_path}/no/such/folder/x.db")
-    assert found["store.answers"].found == "the file cannot be opened (SQLITE_CANTOPEN)"
-    assert (found["store.answers"].remedy or "").startswith(
-        "`dispatcher up` or `dispatcher migrate`"
-    )
-    assert found["clock.store"].found == (
-        "not examined: the file cannot be opened (SQLITE_CANTOPEN)"
-    )
+    missing = f"there is no folder {tmp_path}/no/such/folder"
+    assert found["store.answers"].found == missing
+    assert (found["store.answers"].remedy or "").startswith("make it, or correct database_url")
+    assert found["clock.store"].found == f"not examined: {missing}"
     assert levels(found, "store") == {
         "store.answers": ERROR, "store.migrations": SKIPPED, "store.indexes": SKIPPED,
         "store.durability": SKIPPED, "store.writes": SKIPPED, "store.transactions": SKIPPED,

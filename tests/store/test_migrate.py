@@ -54,6 +54,7 @@ IN_THE_WAY: dict[str, tuple[Sequence[str], str]] = {
 @pytest.fixture
 def empty(empty_database_url: str) -> Iterator[Database]:
     with closing(Database(empty_database_url)) as database:
+        database.backend.make()
         yield database
 
 

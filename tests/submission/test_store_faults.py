@@ -66,7 +66,7 @@ def refuses_everything(house: House, *, says: str) -> None:
 def test_no_database_can_be_opened(build: Build, tmp_path: Path) -> None:
     house = build(database_url=f"sqlite:///{tmp_path}/missing/store.db", opened=False)
     build()  # opens the windows
-    refuses_everything(house, says="SQLITE_CANTOPEN")
+    refuses_everything(house, says=f"there is no folder {tmp_path}/missing")
 
 
 @pytest.mark.every_database

@@ -244,6 +244,7 @@ def test_a_piece_of_work_raises_nothing_of_sqlalchemy(error: Exception, tmp_path
         raise error
 
     database = Database(f"sqlite:///{tmp_path}/x.db")
+    database.backend.make()
     with pytest.raises(StoreUnavailable) as caught:
         database.run(work)
     assert SECRET not in str(caught.value)

@@ -256,6 +256,9 @@ class StoreEngine(ABC):
     def prepare(self, engine: Engine) -> None:
         """Configure each new connection of ``engine``."""
 
+    def make(self) -> None:
+        """Make an empty database where there is none. Only migrations do so; a server has it."""
+
     def bound_statements(self, engine: Engine, seconds: int) -> None:
         """Let each statement on connections of ``engine`` take so long at most, where it can."""
         del engine, seconds

@@ -77,18 +77,18 @@ def unavailable(error: SQLAlchemyError, url: URL | None = None) -> StoreUnavaila
     if (code is None and name == "OperationalError") or number in _NOT_REACHED:
         return StoreUnavailable(f"the database{_at(url)} cannot be reached")
     refused = isinstance(error, IntegrityError | DataError) or number in _CHECKS
-    reason, remedy = _answer(error, code or name)
+    file = f"the file {url.database}" if url and url.database else "the file"
+    reason, remedy = _answer(error, code or name, file)
     return StoreUnavailable(reason, refused=refused, timed_out=code in _TOO_LONG, remedy=remedy)
 
 
-def _answer(error: DBAPIError, code: object) -> tuple[str, str]:
-    """Return what the database said, and what helps."""
+def _answer(error: DBAPIError, code: object, file: str) -> tuple[str, str]:
+    """Return what the database said, and what helps; ``file`` is that of an SQLite."""
     if code in _NO_SUCH_TABLE or _NO_SUCH_IN_SQLITE.match(str(error.orig)):
         return f"its schema is behind ({code})", "run `dispatcher migrate`"
     if code == "SQLITE_CANTOPEN":
-        made = "`dispatcher up` or `dispatcher migrate` makes it, in a folder that can be written"
-        forbidden = "if another user has made it, run the command as that user"
-        return f"the file cannot be opened ({code})", f"{made}; {forbidden}"
+        needed = "let this user read and write it and its folder"
+        return f"{file} cannot be opened ({code})", f"{needed}, or run the command as its owner"
     return answered(code), ""
 
 

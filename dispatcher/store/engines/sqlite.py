@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Insert, Table, event
 from sqlalchemy.dialects.sqlite import insert
 
+from dispatcher.errors import StoreUnavailable
 from dispatcher.store.engines.base import (
     DurableSettings,
     Location,
@@ -41,8 +42,18 @@ class SQLiteEngine(StoreEngine):
         return {"timeout": _BUSY_SECONDS}
 
     def prepare(self, engine: Engine) -> None:
-        """Let connections write to a write-ahead log, and to the disk at each commit."""
+        """Let connections write to a write-ahead log, and to the disk at each commit.
+
+        They make no file: a wrong path is an error, and not an empty database.
+        """
+        event.listen(engine, "do_connect", self._check_file)
         event.listen(engine, "connect", _prepare)
+
+    def make(self) -> None:
+        """Make the empty file. Where it cannot be made, the first connection says why."""
+        if not self._is_uri:
+            with suppress(OSError):
+                Path(self.url.database or "").touch(mode=0o644)  # as SQLite does
 
     @property
     def file(self) -> Path | None:
@@ -90,6 +101,29 @@ class SQLiteEngine(StoreEngine):
                 yield
         finally:
             connection.exec_driver_sql("PRAGMA foreign_keys = ON")
+
+    @property
+    def _is_uri(self) -> bool:
+        return (self.url.database or "").startswith("file:")
+
+    def _check_file(self, *_: object) -> None:
+        """Raise StoreUnavailable where there is no file."""
+        if self._is_uri:
+            return
+        path = Path(self.url.database or "").absolute()
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            if path.parent.is_dir():
+                remedy = "run `dispatcher migrate`, or correct database_url"
+                raise StoreUnavailable(f"there is no file {path}", remedy=remedy) from None
+            remedy = (
+                "make it, or correct database_url; `dispatcher up` and `dispatcher migrate` make "
+                "the folder of data_dir"
+            )
+            raise StoreUnavailable(f"there is no folder {path.parent}", remedy=remedy) from None
+        except OSError:
+            return  # SQLite names the error
 
 
 def _prepare(connection: Any, record: object) -> None:
