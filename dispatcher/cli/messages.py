@@ -10,12 +10,13 @@ import typer
 from rich.markup import escape
 
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, examples
+from dispatcher.cli.app import AsJson, examples, say_warning
 from dispatcher.cli.filters import complete_channel, scopes_of
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidDraft
 from dispatcher.message import Message, OnConflict, OnUnknown
 from dispatcher.quota import parse_length
+from dispatcher.settings import Settings
 
 Zone = Annotated[str | None, typer.Option(help="Zone of local times, e.g. Europe/Berlin.")]
 SendAt = Annotated[
@@ -145,7 +146,8 @@ def next_slot(
     recipient: Annotated[str | None, typer.Option(help="For this recipient.")] = None,
     scope: Annotated[str | None, typer.Option(help="For this scope.")] = None,
     channel: Annotated[
-        str | None, typer.Option(help="With the quotas and hours of this channel.")
+        str | None,
+        typer.Option(help="With the quotas and quiet hours of this channel; without it, of none."),
     ] = None,
     counts: Scopes = None,
     quiet_hours: QuietHours = None,
@@ -168,10 +170,13 @@ def next_slot(
             zone=zone,
             fold=fold,
         )
+        left_out = None if channel else left_out_without_channel(dispatcher.settings)
     if as_json:
         output.as_json({"next_slot": slot})
-    else:
-        output.out.print(escape(output.local_text(slot, zone)))
+        return
+    output.out.print(escape(output.local_text(slot, zone)))
+    if left_out is not None:
+        say_warning(left_out)
 
 
 def _say(message: Message, *, as_json: bool) -> None:
@@ -179,6 +184,16 @@ def _say(message: Message, *, as_json: bool) -> None:
         output.as_json(output.message_data(message))
     else:
         output.out.print(output.outcome_text(message, with_time=True), soft_wrap=True)
+
+
+def left_out_without_channel(settings: Settings) -> str | None:
+    """Say that the rules of channels are left out where none is named; None if they have none."""
+    rules = (
+        (each.quiet, each.quotas, each.recipient_quotas) for each in settings.channels.values()
+    )
+    if not any(map(any, rules)):
+        return None
+    return "without --channel the quotas and quiet hours of channels are not considered"
 
 
 def length_of(text: str | None, field: str) -> timedelta | None:

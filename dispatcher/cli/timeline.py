@@ -13,6 +13,8 @@ from rich.text import Text
 
 from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, examples
+from dispatcher.cli.filters import scopes_of
+from dispatcher.cli.messages import Scopes, left_out_without_channel
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidDraft
 from dispatcher.reservation import CELLS, Fill, QuotaTimeline, Span, Timeline
@@ -39,7 +41,7 @@ group = typer.Typer(rich_markup_mode="rich")
         "dispatcher timeline ada",
         "dispatcher timeline ada --channel sms --days 7",
         "dispatcher timeline --channel sms",
-        "dispatcher timeline --tenant acme",
+        "dispatcher timeline --count tenant=acme",
     ),
 )
 def timeline(
@@ -48,8 +50,10 @@ def timeline(
         str | None, typer.Argument(help="Whose capacity; by default the recipient.")
     ] = None,
     channel: Annotated[
-        str | None, typer.Option(help="Also count its quotas and quiet hours.")
+        str | None,
+        typer.Option(help="With its quotas and quiet hours; without it, those of no channel."),
     ] = None,
+    counts: Scopes = None,
     zone: Annotated[str | None, typer.Option(help="Zone of the recipient's clocks.")] = None,
     start: Annotated[
         str | None, typer.Option(help="ISO 8601 with offset, or local with --zone; default: now.")
@@ -60,34 +64,36 @@ def timeline(
 ) -> None:
     """Show what is booked, how full each quota is, what is blocked, and the next free slots.
 
-    Without a scope: of a channel as a whole, or of a scope of a kind that the settings have, by an
-    option of the kind's name, such as --tenant acme.
+    Without a scope: of a channel as a whole, or of a scope of a kind that the settings have, such
+    as --count tenant=acme.
     """
     if hours is not None and days is not None:
         raise InvalidDraft("hours", "given together with days", "one of them")
     length = timedelta(hours=hours) if hours is not None else timedelta(days=days or 2)
     with Dispatcher() as dispatcher:
         words = [*([] if scope is None else [scope]), *context.args]
-        scope, scopes = _scopes(words, dispatcher.settings.scopes)
+        scope, named = _scopes(words, dispatcher.settings.scopes)
+        scopes = (scopes_of(counts) or {}) | named
         found = dispatcher.timeline(
-            scope, channel=channel, scopes=scopes, zone=zone, start=start, length=length
+            scope, channel=channel, scopes=scopes or None, zone=zone, start=start, length=length
         )
-        hint = None
+        hints = []
         if scope in dispatcher.settings.channels and not any(e.exists for e in found.windows):
-            hint = f"{scope} is a channel: dispatcher timeline --channel {scope}"
+            hints.append(f"{scope} is a channel: dispatcher timeline --channel {scope}")
+        left_out = None if channel else left_out_without_channel(dispatcher.settings)
+        if left_out is not None:
+            hints.append(left_out)
     if as_json:
         output.as_json(timeline_data(found))
         return
     for line in picture(found, width=max(_LEAST_WIDTH, output.out.width)):
         output.out.print(line, no_wrap=True, overflow="ignore", crop=False)
-    if hint is not None:
-        output.out.print(Text(hint, style="yellow"))
+    for each in hints:
+        output.out.print(Text(each, style="yellow"))
 
 
-def _scopes(
-    words: Sequence[str], kinds: Container[str]
-) -> tuple[str | None, dict[str, str] | None]:
-    """Read ``ada --tenant acme``: a scope, and an option for each kind in the settings."""
+def _scopes(words: Sequence[str], kinds: Container[str]) -> tuple[str | None, dict[str, str]]:
+    """Read ``ada --tenant acme``: a scope, and ``--count tenant=acme`` in its earlier spelling."""
     scope, found, rest = None, {}, list(words)
     while rest:
         option, equals, name = rest.pop(0).partition("=")
@@ -100,7 +106,7 @@ def _scopes(
         if not equals and not rest:
             raise InvalidDraft(kind, "given without a name", f"{option} NAME")
         found[kind] = name if equals else rest.pop(0)
-    return scope, found or None
+    return scope, found
 
 
 def timeline_data(timeline: Timeline) -> dict[str, Any]:

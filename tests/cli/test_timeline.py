@@ -192,9 +192,27 @@ def test_a_channel_and_scopes_of_a_kind_are_looked_at_alone(
     ) as other:
         alone(other)
     monkeypatch.setenv("DISPATCHER_SCOPES", '{"tenant": {"quotas": "7/hour"}}')
-    for arguments in (["--tenant", "acme"], ["--tenant=acme"]):
+    for arguments in (["--count", "tenant=acme"], ["--tenant", "acme"], ["--tenant=acme"]):
         ran = run("timeline", *arguments)
         assert ran.out.startswith("tenant:acme")
+    assert "--count tenant=acme" in run("timeline", "--help").out
+
+
+def test_slots_without_a_channel_say_whose_rules_they_leave_out(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "without --channel the quotas and quiet hours of channels are not considered"
+    commands = (["timeline", "ada"], ["next-slot", "--recipient", "ada"])
+    for command in commands:
+        assert said not in run(*command).out + run(*command).err
+    sms = '{"sms": {"transport": "memory", "quiet_hours": "21:00-08:00"}}'
+    monkeypatch.setenv("DISPATCHER_CHANNELS", sms)
+    for command in commands:
+        ran = run(*command)
+        assert (ran.code, said in ran.out + ran.err) == (0, True)
+        for ran in (run(*command, "--channel", "sms"), run(*command, "--json")):
+            assert (ran.code, said in ran.out + ran.err) == (0, False)
+    assert len(run("next-slot", "--recipient", "ada").out.splitlines()) == 1
 
 
 def alone(house: House) -> None:

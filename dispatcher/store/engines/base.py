@@ -256,8 +256,8 @@ class StoreEngine(ABC):
     def prepare(self, engine: Engine) -> None:
         """Configure each new connection of ``engine``."""
 
-    def make(self) -> None:
-        """Make an empty database where there is none. Only migrations do so; a server has it."""
+    def make(self) -> None:  # noqa: B027 - servers make no database
+        """Make an empty database where there is none. Only migrations do so."""
 
     def bound_statements(self, engine: Engine, seconds: int) -> None:
         """Let each statement on connections of ``engine`` take so long at most, where it can."""
