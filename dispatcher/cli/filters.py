@@ -57,7 +57,7 @@ class FilterOptions:
     to_at: Annotated[
         str | None, option("--to", help="Promised for before this time, or this date.")
     ] = None
-    zone: Annotated[str | None, option(help="Zone of --from and --to.")] = None
+    zone: Annotated[str | None, option(help="Zone of --from and --to; default: UTC.")] = None
     made_after: Annotated[str | None, option(metavar="ID", help="Made after this message.")] = None
     overdue: Annotated[bool, option("--overdue", help="Due, and claimed by no worker.")] = False
 

@@ -47,14 +47,18 @@ def list_messages(
     after: Annotated[str | None, typer.Option(metavar="ID", help="Begin after this one.")] = None,
     as_json: AsJsonLines = False,
 ) -> None:
-    """List messages, newest first."""
+    """List messages, newest first.
+
+    Times are shown in --zone, by default in the setting zone, as timeline does.
+    """
     with Dispatcher() as dispatcher:
         page = dispatcher.list(limit=limit, after=after, **filters.wanted)
+        zone = filters.zone or dispatcher.settings.zone
     if as_json:
         for message in page.messages:
             output.as_line(output.message_data(message))
     elif page.messages:
-        output.out.print(_message_table(page.messages, filters.zone))
+        output.out.print(_message_table(page.messages, zone))
         if page.after is not None:
             output.out.print(f"[dim]there are more: --after {page.after}[/]")
     else:
@@ -69,11 +73,12 @@ def held(
     """List held messages, oldest first: the outcome of their last attempt is unknown."""
     with Dispatcher() as dispatcher:
         found = dispatcher.held(limit=limit)
+        zone = dispatcher.settings.zone
     if as_json:
         for message in found:
             output.as_line(output.message_data(message))
     elif found:
-        output.out.print(_held_table(found))
+        output.out.print(_held_table(found, zone))
     else:
         output.out.print("no messages are held")
 
@@ -130,9 +135,9 @@ def export(
             raise typer.Exit(say_stopped(error, "What was written is not all")) from None
 
 
-def _message_table(messages: Sequence[Message], zone: str | None = None) -> RenderableType:
+def _message_table(messages: Sequence[Message], zone: str) -> RenderableType:
     """Return messages, one a row, without their bodies; times in ``zone``."""
-    headings = ("id", "status", "channel", "recipient", f"send at ({zone or 'UTC'})")
+    headings = ("id", "status", "channel", "recipient", f"send at ({zone})")
     return output.listed(
         headings,
         [
@@ -148,9 +153,9 @@ def _message_table(messages: Sequence[Message], zone: str | None = None) -> Rend
     )
 
 
-def _held_table(messages: Sequence[Message]) -> RenderableType:
-    """Return held messages, one a row, without their bodies."""
-    headings = ("id", "channel", "recipient", "tries", "held since (UTC)")
+def _held_table(messages: Sequence[Message], zone: str) -> RenderableType:
+    """Return held messages, one a row, without their bodies; times in ``zone``."""
+    headings = ("id", "channel", "recipient", "tries", f"held since ({zone})")
     return output.listed(
         headings,
         [
@@ -159,7 +164,7 @@ def _held_table(messages: Sequence[Message]) -> RenderableType:
                 output.as_it_is(message.channel),
                 output.as_it_is(message.recipient),
                 f"{message.attempt_count} of {message.max_attempts}",
-                output.second_text(message.next_attempt_at),
+                output.second_text(message.next_attempt_at, zone),
             )
             for message in messages
         ],

@@ -52,7 +52,11 @@ def _say(story: Story) -> None:
     facts: list[tuple[str, str]] = []
     for name, value in output.message_data(story.message).items():
         if value is not None:
-            text = json.dumps(value, ensure_ascii=False) if name == "body" else str(value)
+            text = str(value)
+            if name == "body":
+                text = json.dumps(value, ensure_ascii=False)
+            elif name == "scopes":
+                text = ", ".join(f"{kind}={scope}" for kind, scope in value.items())
             style = output.status_text(story.message.status)
             shown = style if name == "status" else output.as_it_is(text)
             facts.append((f"[bold]{name}[/]", shown))

@@ -196,6 +196,19 @@ def test_list_filters_and_limits(house: House, run: Run) -> None:
     assert run("list", "--recipient", "nobody").out == "no messages\n"
 
 
+def test_list_shows_times_in_the_zone_of_the_settings_as_timeline_does(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.submit("ada", send_at="2028-07-03T12:00Z")
+    monkeypatch.setenv("DISPATCHER_ZONE", "Asia/Kolkata")
+    timeline = run("timeline", "ada", "--start", "2028-07-03T12:00Z").out
+    assert timeline.startswith("ada  Mon 03 Jul 2028 17:30")
+    for zone, hour in (("Asia/Kolkata", "17:30"), ("UTC", "12:00")):
+        shown = run("list", *(("--zone", zone) if zone == "UTC" else ())).out
+        assert f"send at ({zone})" in shown
+        assert f"2028-07-03 {hour}:00" in shown
+
+
 def test_cancel_frees_the_place(house: House, run: Run) -> None:
     data = submit(run)
     assert set(house.members()) != set()

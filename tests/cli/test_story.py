@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from dispatcher import Message, PermanentFailure, TemporaryFailure
 from dispatcher.times.send_time import as_text
 from tests.cli.conftest import Run
-from tests.support.house import House
+from tests.support.house import House, house_on
 
 HOUR = timedelta(hours=1)
 
@@ -36,6 +37,18 @@ def test_a_shift_tells_from_when_and_in_which_scopes_it_has_its_place(
     assert data["asked_at"] == as_text(first.send_at)
     assert data["reservations"] == [{"scope": "ada", "at": as_text(shifted.send_at)}]
     assert data["next"]["at"] == as_text(shifted.send_at - house.settings.horizon)
+
+
+def test_scopes_are_shown_as_count_takes_them(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = {name: {"quotas": "7/hour"} for name in ("tenant", "order")}
+    monkeypatch.setenv("DISPATCHER_SCOPES", json.dumps(kinds))
+    with house_on(house.server, house.url, clock=house.clock, scopes=kinds) as other:
+        message = other.submit(send_in=HOUR, scopes={"tenant": "acme", "order": "17"})
+    lines = run("show", str(message.id)).out.splitlines()
+    [shown] = [line for line in lines if line.startswith("scopes")]
+    assert set(shown.removeprefix("scopes").strip().split(", ")) == {"tenant=acme", "order=17"}
 
 
 @pytest.mark.parametrize("on_conflict", ["reject", "shift"])
