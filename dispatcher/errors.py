@@ -133,11 +133,26 @@ class SlotRefused(DispatcherError):
     """The time asked for does not fit. No reservation was made, and none was changed.
 
     ``send_at`` is the time asked for and ``next_slot`` the first time at or after it that fits
-    every quota and lies outside quiet hours (both aware UTC).
+    every quota and lies outside quiet hours (both aware UTC). ``latest`` is the last time to which
+    a shift may go, by ``latest``, the expiry or ``max_horizon``; None without a shift.
     """
 
     send_at: datetime
     next_slot: datetime
+    latest: datetime | None = None
+
+    def _set_slot(self, send_at: datetime, next_slot: datetime, latest: datetime | None) -> None:
+        self.send_at = send_at
+        self.next_slot = next_slot
+        if latest is not None:
+            self.latest = latest
+
+
+def _slot_text(next_slot: datetime, latest: datetime | None) -> str:
+    text = f"the next free slot is {next_slot.isoformat()}"
+    if latest is None or next_slot <= latest:
+        return text
+    return f"{text}, later than latest ({latest.isoformat()})"
 
 
 class QuotaExceeded(SlotRefused):
@@ -155,6 +170,7 @@ class QuotaExceeded(SlotRefused):
         send_at: datetime,
         conflicting: Sequence[UUID],
         next_slot: datetime,
+        latest: datetime | None = None,
     ) -> None:
         shown = ", ".join(str(each) for each in conflicting[:_SHOWN_CONFLICTS])
         more = len(conflicting) - _SHOWN_CONFLICTS
@@ -162,13 +178,12 @@ class QuotaExceeded(SlotRefused):
             shown += f" and {more} more"
         super().__init__(
             f"{send_at.isoformat()} does not fit the quota {quota} of {quoted(scope)}: "
-            f"in the way is {shown}; the next free slot is {next_slot.isoformat()}"
+            f"in the way is {shown}; {_slot_text(next_slot, latest)}"
         )
         self.quota = quota
         self.scope = scope
-        self.send_at = send_at
         self.conflicting = tuple(conflicting)
-        self.next_slot = next_slot
+        self._set_slot(send_at, next_slot, latest)
 
 
 class QuietHours(SlotRefused):
@@ -178,16 +193,21 @@ class QuietHours(SlotRefused):
     """
 
     def __init__(
-        self, *, quiet_hours: str, zone: str, send_at: datetime, next_slot: datetime
+        self,
+        *,
+        quiet_hours: str,
+        zone: str,
+        send_at: datetime,
+        next_slot: datetime,
+        latest: datetime | None = None,
     ) -> None:
         super().__init__(
             f"{send_at.isoformat()} lies in the quiet hours {quiet_hours} of {zone}; "
-            f"the next free slot is {next_slot.isoformat()}"
+            f"{_slot_text(next_slot, latest)}"
         )
         self.quiet_hours = quiet_hours
         self.zone = zone
-        self.send_at = send_at
-        self.next_slot = next_slot
+        self._set_slot(send_at, next_slot, latest)
 
 
 class IdempotencyConflict(DispatcherError):

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from uuid import UUID
 
 import redis
@@ -155,7 +156,11 @@ class Windows:
         try:
             for request, each in zip(requests, found, strict=True):
                 if isinstance(each, Blocked):
-                    answers.append(self.refusal(request.terms, request.asked_ms, each))
+                    answers.append(
+                        self.refusal(
+                            request.terms, request.asked_ms, each, latest_ms=request.latest_ms
+                        )
+                    )
                 elif isinstance(each, Reservation) and each.message_id == request.message_id:
                     answers.append(each.at_ms)
                 else:
@@ -302,22 +307,31 @@ class Windows:
         self.shards.drop([(leg, each.hold) for each in held for leg in self.legs(each.terms)])
 
     def refusal(
-        self, terms: Terms, asked_ms: int, blocked: Blocked, mover: UUID | None = None
+        self,
+        terms: Terms,
+        asked_ms: int,
+        blocked: Blocked,
+        mover: UUID | None = None,
+        *,
+        latest_ms: int = 0,
     ) -> SlotRefused:
         """Return the error that says why a time does not fit, and the next slot.
 
-        The reservations of ``mover`` count as free.
+        The reservations of ``mover`` count as free. With ``latest_ms`` after ``asked_ms`` a shift
+        was tried up to then.
         """
         legs = self.legs(terms)
         slot_ms = blocked.until_ms
         if not blocked.is_slot or len(legs) > 1:
             slot_ms = self._next_slot(legs, slot_ms, mover)
+        latest = from_ms(latest_ms) if latest_ms > asked_ms else None
         if blocked.scope is None or blocked.quota is None:
             return QuietHours(
                 quiet_hours=str(terms.quiet),
                 zone=terms.zone,
                 send_at=from_ms(asked_ms),
                 next_slot=from_ms(slot_ms),
+                latest=latest,
             )
         return QuotaExceeded(
             quota=str(blocked.quota),
@@ -325,6 +339,7 @@ class Windows:
             send_at=from_ms(asked_ms),
             conflicting=blocked.conflicting,
             next_slot=from_ms(slot_ms),
+            latest=latest,
         )
 
     def _found_alone(self, request: BookingRequest, grace: timedelta) -> Found:
@@ -391,9 +406,9 @@ class Windows:
         return [found[number] for number in range(len(bookings))]
 
     def _judged(self, booking: _Booking, answer: Reservation | Blocked) -> Moving | SlotRefused:
-        message_id, terms, asked_ms, *_ = booking.request
+        message_id, terms, asked_ms, latest_ms, _ = booking.request
         if isinstance(answer, Blocked):
-            return self.refusal(terms, asked_ms, answer, message_id)
+            return self.refusal(terms, asked_ms, answer, message_id, latest_ms=latest_ms)
         return booking.moving(answer)
 
     def _held_alone(self, booking: _Booking) -> Moving | SlotRefused:
@@ -406,6 +421,7 @@ class Windows:
         """Book the same time in every leg, or nothing in any."""
         _, terms, asked_ms, latest_ms, _ = booking.request
         first, *others = legs = self.legs(terms)
+        refused = partial(self.refusal, terms, asked_ms, mover=booking.mover, latest_ms=latest_ms)
         start_ms, why = asked_ms, None
         for _ in range(_MOST_ROUNDS):
             # Before a shift, learn why the time asked for does not fit: other legs may refuse it.
@@ -418,7 +434,7 @@ class Windows:
                     booking, first, Reservation(message_id, found.until_ms), latest_ms
                 )
             if isinstance(found, Blocked):
-                raise self.refusal(terms, asked_ms, _first(why, found), booking.mover)
+                raise refused(_first(why, found))
             blocked = self._in_others(booking, others, found)
             if blocked is None:
                 return found
@@ -426,7 +442,7 @@ class Windows:
             self._undo(booking, found)
             start_ms = self._next_slot(legs, max(blocked.until_ms, start_ms), booking.mover)
             if start_ms > latest_ms:
-                raise self.refusal(terms, asked_ms, why._replace(until_ms=start_ms), booking.mover)
+                raise refused(why._replace(until_ms=start_ms))
         raise ReservationsUnavailable("concurrent bookings took every slot that was tried")
 
     def _in_others(

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
 
-from dispatcher import InvalidSendTime, MessageNotFound, QuotaExceeded, Status, TooLate
+from dispatcher import (
+    InvalidSendTime,
+    MessageNotFound,
+    QuotaExceeded,
+    SlotRefused,
+    Status,
+    TooLate,
+)
 from dispatcher.message import new_id
 from dispatcher.times.send_time import to_ms
 from tests.support.house import BODY, FAR, House
@@ -110,11 +118,39 @@ def test_a_shift_books_the_first_slot_that_fits(house: House) -> None:
 def test_a_shift_past_its_latest_is_refused_and_leaves_nothing(house: House) -> None:
     first = house.submit(send_at=SEED)
     before = house.snapshot()
+    latest = SEED + MINUTE - SECOND
     with pytest.raises(QuotaExceeded) as caught:
-        house.submit(send_at=SEED + SECOND, on_conflict="shift", latest=SEED + MINUTE - SECOND)
+        house.submit(send_at=SEED + SECOND, on_conflict="shift", latest=latest)
     assert caught.value.next_slot == SEED + MINUTE
+    assert caught.value.latest == latest
+    why = "the next free slot is 2100-01-01T11:12:11+00:00, later than latest ({})"
+    assert str(caught.value).endswith(why.format(latest.isoformat()))
     assert caught.value.conflicting == (first.id,)
     assert house.snapshot() == before
+
+
+def test_every_way_to_shift_names_its_latest(build: Build) -> None:
+    """Also where quiet hours refuse, where scopes lie in several shards, and in a move."""
+    house = build(shards=64, scopes={"tenant": {"quotas": "1/hour"}})
+    house.submit(send_at=SEED, scopes={"tenant": "acme"})
+    other = house.submit("ben", send_at=SEED + 3 * MINUTE)
+    shift: dict[str, Any] = {"on_conflict": "shift", "latest": SEED + MINUTE}
+    draft: dict[str, Any] = {"recipient": "cyd", "send_at": SEED, **shift}
+    ways: list[Callable[[], object]] = [
+        lambda: house.submit(**draft, scopes={"tenant": "acme"}),
+        lambda: house.submit(**draft, quiet_hours="11:00-12:00"),
+        lambda: house.dispatcher.reschedule(other.id, send_at=SEED + MINUTE, **move),
+    ]
+    house.submit("ben", send_at=SEED + MINUTE)
+    move = {"on_conflict": "shift", "latest": SEED + 90 * SECOND}
+    for way, latest in zip(ways, [SEED + MINUTE] * 2 + [SEED + 90 * SECOND], strict=True):
+        with pytest.raises(SlotRefused) as caught:
+            way()
+        assert caught.value.latest == latest < caught.value.next_slot
+        assert f"later than latest ({latest.isoformat()})" in str(caught.value)
+    with pytest.raises(SlotRefused) as caught:
+        house.submit("ben", send_at=SEED + MINUTE)
+    assert (caught.value.latest, "latest" in str(caught.value)) == (None, False)
 
 
 def test_a_shift_stays_before_the_expiry(house: House) -> None:
