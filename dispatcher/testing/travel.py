@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeVar, overload
@@ -265,16 +265,20 @@ class MemoryDispatcher(Dispatcher):
         """Return the one message that is scheduled and matches; else raise AssertionError.
 
         ``wanted`` are values of fields of a message, as in ``recipient="ada"``, and ``at``: the
-        promised instant, an aware datetime or a text with an offset.
+        promised instant, an aware datetime or a text with an offset. Raises TypeError for another
+        name.
         """
+        _check_names(wanted)
         found = [each for each in self.select(status=Status.SCHEDULED) if _is(each, **wanted)]
         return _the_one("scheduled", wanted, found, list(self.select(oldest_first=True)))
 
     def assert_sent(self, **wanted: Any) -> Sent:
         """Return the one send that matches; else raise AssertionError.
 
-        ``wanted`` are values of fields of a message, and ``at``: the instant of the send.
+        ``wanted`` are values of fields of a message, and ``at``: the instant of the send. Raises
+        TypeError for another name.
         """
+        _check_names(wanted)
         at = wanted.pop("at", None)
         instant = None if at is None else send_time.parse(at, field="at")
         found = [
@@ -314,15 +318,18 @@ class MemoryDispatcher(Dispatcher):
 
 
 def _is(message: Message, *, at: datetime | str | None = None, **wanted: Any) -> bool:
-    """Whether a message has these values. Raises TypeError for a field that no message has."""
+    """Whether a message has these values."""
     if at is not None and message.send_at != send_time.parse(at, field="at"):
         return False
-    for name, value in wanted.items():
-        if name not in _FIELDS:
-            raise TypeError(f"a message has no field {name!r}; it has {', '.join(sorted(_FIELDS))}")
-        if getattr(message, name) != value:
-            return False
-    return True
+    return all(getattr(message, name) == value for name, value in wanted.items())
+
+
+def _check_names(wanted: Iterable[str]) -> None:
+    """Raise TypeError for what no message has, also while there is no message."""
+    for name in wanted:
+        if name not in _FIELDS and name != "at":
+            known = ", ".join(sorted([*_FIELDS, "at"]))
+            raise TypeError(f"a message has no field {name!r}; accepted: {known}")
 
 
 def _the_one(status: str, wanted: Mapping[str, Any], found: list[T], there: Sequence[object]) -> T:

@@ -237,8 +237,17 @@ def test_scheduled_is_asserted_by_fields_and_promised_instant(memory: MemoryDisp
     submit(memory)
     with pytest.raises(AssertionError, match="2 scheduled"):
         memory.assert_scheduled(recipient="ada")
-    with pytest.raises(TypeError, match="no field 'recepient'"):
-        memory.assert_scheduled(recepient="ada")
+
+
+@pytest.mark.parametrize("assertion", ["assert_scheduled", "assert_sent"])
+def test_a_misspelt_field_is_refused_also_while_there_is_no_message(
+    memory: MemoryDispatcher, assertion: str
+) -> None:
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"no field 'recipent'; accepted: asked_at, at, .*recip"):
+            getattr(memory, assertion)(recipent="ada")
+        submit(memory)
+        memory.travel(days=1)
 
 
 def test_sent_is_asserted_by_fields_and_instant(memory: MemoryDispatcher) -> None:
