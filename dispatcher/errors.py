@@ -273,7 +273,8 @@ class LimitReached(DispatcherError):
     ``limit`` is the one that makes the caller wait longest, as text ("5/minute"), ``others`` are
     the other limits that refused, ``retry_after`` is how long to wait before the next try, and
     ``reset_at`` is when the limit is unused again (aware UTC). ``retry_after`` is ``timedelta.max``
-    where the call asked for more permits than the limit ever gives at once.
+    where the call asked for more permits than the limit ever gives at once. With ``is_bound`` it is
+    an upper bound, and the text says so: a hold may be returned sooner than it ends.
     """
 
     def __init__(
@@ -283,13 +284,13 @@ class LimitReached(DispatcherError):
         retry_after: timedelta,
         reset_at: datetime,
         others: tuple[str, ...] = (),
+        is_bound: bool = False,
     ) -> None:
         if retry_after == timedelta.max:
             problem = f"the limit {limit} never gives so many permits at once"
         else:
-            problem = (
-                f"the limit {limit} is reached; try again in {retry_after.total_seconds():g} s"
-            )
+            wait = f"{'at most ' * is_bound}{retry_after.total_seconds():g} s"
+            problem = f"the limit {limit} is reached; try again in {wait}"
         super().__init__(f"{problem}; also refused by {', '.join(others)}" if others else problem)
         self.limit = limit
         self.others = others

@@ -23,7 +23,7 @@ from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.periods import UNIT_MS
 
 _LEAST_MS = 10
-_PERIODS = f"a timedelta of {_LEAST_MS} ms to 366 days, or one of {', '.join(UNIT_MS)}"
+_PERIODS = f"a timedelta of {_LEAST_MS} ms to 366 days in whole ms, or one of {', '.join(UNIT_MS)}"
 _CLIENTS = "a client of redis or redis.asyncio, also RedisCluster, or one in memory"
 _PIPELINES = (redis.client.Pipeline, redis.cluster.ClusterPipeline, redis.asyncio.client.Pipeline)
 _MEMORIES = (MemoryRedis, AsyncMemoryRedis)
@@ -272,7 +272,7 @@ class CountPerLength(Algorithm):
             if self.period not in UNIT_MS:
                 raise InvalidValue("period", quoted(self.period), _PERIODS)
             return UNIT_MS[self.period] * MILLISECOND
-        length_ms(self.period, "period", least=_LEAST_MS, most=MAX_LENGTH_MS)
+        length_ms(self.period, "period", least=_LEAST_MS, most=MAX_LENGTH_MS, accepted=_PERIODS)
         return self.period
 
     def __str__(self) -> str:

@@ -324,13 +324,15 @@ def check_permits(n: int, parts: Sequence[Algorithm], *, whole: bool = True) -> 
         raise InvalidValue("n", f"{n} permits", accepted)
 
 
-def length_ms(value: object, field: str, *, least: int, most: int) -> int:
-    """Return a length in whole ms. Raises InvalidValue."""
+def length_ms(
+    value: object, field: str, *, least: int, most: int, accepted: str | None = None
+) -> int:
+    """Return a length in whole ms. Raises InvalidValue, which says what is ``accepted``."""
     is_whole = isinstance(value, timedelta) and not value % MILLISECOND
     ms = value // MILLISECOND if isinstance(value, timedelta) else 0
     if not is_whole or not least <= ms <= most:
-        accepted = f"a timedelta of {least} to {most} ms, without parts of a ms"
-        raise InvalidValue(field, quoted(value), accepted)
+        usual = f"a timedelta of {least} to {most} ms, without parts of a ms"
+        raise InvalidValue(field, quoted(value), accepted or usual)
     return ms
 
 

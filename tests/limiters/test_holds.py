@@ -111,6 +111,17 @@ def test_a_block_without_a_permit_does_not_run(redis_client: redis.Redis) -> Non
     assert timedelta(minutes=59) < refused.value.retry_after <= timedelta(hours=1)
 
 
+def test_a_refusal_says_whether_its_wait_is_an_upper_bound(moved: Clocked) -> None:
+    held, window = Concurrency(1, hold=30 * SECOND), FixedWindow(2, "minute")
+    limiter = Limits([window, held]).on(moved)
+    limiter.acquire("ada")
+    for wait in ("at most 30 s", "60 s; also refused by 1 at once"):
+        with pytest.raises(LimitReached) as refused, limiter.permit("ada"):
+            pytest.fail("it ran")
+        assert str(refused.value).endswith(f"is reached; try again in {wait}")
+        window.on(moved).acquire("ada")
+
+
 def test_a_hold_that_has_ended_is_not_granted_again_for_nothing(moved: Clocked) -> None:
     limits = [FixedWindow(5, "hour"), SlidingLog(5, "hour"), Concurrency(1, hold=30 * SECOND)]
     limiter = Limits(limits).on(moved)

@@ -81,7 +81,8 @@ def test_a_limit_is_read_from_a_string(text: str, limit: Algorithm | Limits) -> 
     "text",
     ["", "5", "5/", "5/fortnight", "0/second", "5/month", "5/2 months in UTC", "5/day in Mars",
      "5/m", "5/2 years in UTC", "5/53 weeks in UTC", "5per s", "5/s;", ";5/s", "5/s per s",
-     "5/day in", "5/second burst", "5/second burst -1", "5/day in UTC burst 3", None, 5],
+     "5/day in", "5/second burst", "5/second burst -1", "5/day in UTC burst 3", None, 5,
+     ["5/s"]],
 )  # fmt: skip
 def test_a_malformed_limit_is_refused(text: Any) -> None:
     with pytest.raises(InvalidValue) as refused:
@@ -122,6 +123,16 @@ def test_a_limit_that_cannot_be_is_refused(make: Callable[[], object]) -> None:
         make()
     assert refused.value.field
     assert refused.value.accepted
+
+
+@pytest.mark.parametrize("period", [500, timedelta(microseconds=10_500), timedelta(0), "500 ms"])
+def test_a_refused_period_says_every_form_that_is_accepted(period: Any) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        FixedWindow(1, period)
+    assert refused.value.accepted == (
+        "a timedelta of 10 ms to 366 days in whole ms, or one of "
+        "second, minute, hour, day, week, year"
+    )
 
 
 def on(**more: Any) -> Limiter:
