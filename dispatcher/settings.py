@@ -13,10 +13,11 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import quote, urlsplit
@@ -33,7 +34,15 @@ from pydantic_settings import (
 
 from dispatcher import scope
 from dispatcher.body_types import BodyTypes
-from dispatcher.channel import AnyQuota, CatchUp, ChannelSettings, Length, Quotas, ScopeKind
+from dispatcher.channel import (
+    AnyLimit,
+    AnyQuota,
+    CatchUp,
+    ChannelSettings,
+    Length,
+    Quotas,
+    ScopeKind,
+)
 from dispatcher.errors import InvalidSettings, InvalidValue, quoted
 from dispatcher.quota import Limit, Quota
 from dispatcher.recipients import Spellings
@@ -379,25 +388,32 @@ class Settings(BaseSettings):
                 f"another one than {', '.join(RESERVED_KINDS)}, which every message has",
             )  # fmt: skip
         zones.rules(self.zone)
-        limits = [limit for channel in self.channels.values() for limit in channel.limits]
-        quotas = [quota for each in self.quotas_of.values() for quota in each]
-        for each in quotas:
+        for length, field, each in self._counted():
             if isinstance(each, Quota):
                 _require(
-                    timedelta(milliseconds=each.length_ms) <= self.max_horizon,
-                    "quotas", f"{each} is longer than max_horizon {self.max_horizon}",
+                    length <= self.max_horizon,
+                    field, f"{each} is longer than max_horizon {self.max_horizon}",
                     "a quota whose length a message can be submitted ahead",
                 )  # fmt: skip
-        longest = max(
-            each.length_ms if isinstance(each, Quota | Limit) else each.longest_ms
-            for each in (*quotas, *limits)
-        )
-        _require(
-            self.retention > timedelta(milliseconds=longest, hours=1),
-            "retention", f"{self.retention} is shorter than the longest quota or limit and an hour",
-            "longer, or messages that still count would be deleted",
-        )  # fmt: skip
+            needed = length + timedelta(hours=1)
+            _require(
+                self.retention > needed,
+                "retention", f"{self.retention} is too short for {each} of {field}",
+                f"more than {needed}, or messages that still count would be deleted",
+            )  # fmt: skip
         return self
+
+    def _counted(self) -> list[tuple[timedelta, str, AnyQuota | AnyLimit]]:
+        """Return every quota and limit with its length and its setting, the longest first."""
+        some: dict[str, Sequence[AnyQuota | AnyLimit]] = {"quotas": self.quotas}
+        for name, channel in self.channels.items():
+            path = f"channels.{name}"
+            some[f"{path}.quotas"] = channel.quotas
+            some[f"{path}.recipient_quotas"] = channel.recipient_quotas
+            some[f"{path}.limits"] = channel.limits
+        some |= {f"scopes.{name}.quotas": kind.quotas for name, kind in self.scopes.items()}
+        found = [(_length_of(each), field, each) for field, rules in some.items() for each in rules]
+        return sorted(found, key=itemgetter(0), reverse=True)
 
     def _check_tables(self) -> None:
         _require(
@@ -480,6 +496,11 @@ def _several(url: str) -> str:
     """Return ``cluster`` or ``sentinel`` where a URL leads to one, else empty."""
     found = re.match(r"rediss?\+(cluster|sentinel)://", url)
     return found[1] if found else ""
+
+
+def _length_of(rule: AnyQuota | AnyLimit) -> timedelta:
+    length_ms = rule.length_ms if isinstance(rule, Quota | Limit) else rule.longest_ms
+    return timedelta(milliseconds=length_ms)
 
 
 def _require(holds: bool, field: str, problem: str, accepted: str) -> None:

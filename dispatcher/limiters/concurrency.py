@@ -20,8 +20,8 @@ class Concurrency(Algorithm):
 
     Each is a hold. It ends when it is returned, or by itself after ``hold`` (10 ms to one day)
     unless it is renewed: so the hold of a process that crashed ends too. ``Limiter.permit`` renews
-    and ends holds by itself. ``retry_after`` is an upper bound: when the next hold ends unless it is
-    returned before. Raises InvalidValue.
+    and ends holds by itself. ``retry_after`` is an upper bound: when the next hold ends unless it
+    is returned before. Raises InvalidValue.
     """
 
     count: int

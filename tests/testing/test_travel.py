@@ -244,7 +244,9 @@ def test_a_misspelt_field_is_refused_also_while_there_is_no_message(
     memory: MemoryDispatcher, assertion: str
 ) -> None:
     for _ in range(2):
-        with pytest.raises(TypeError, match=r"no field 'recipent'; accepted: asked_at, at, .*recip"):
+        with pytest.raises(
+            TypeError, match=r"no field 'recipent'; accepted: asked_at, at, .*recip"
+        ):
             getattr(memory, assertion)(recipent="ada")
         submit(memory)
         memory.travel(days=1)

@@ -271,6 +271,28 @@ def test_a_value_that_cannot_be_used_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
+    ("named", "settings"),
+    [
+        ("10/3 day of quotas", {"quotas": ["1/minute", "10/3 day"]}),
+        ("9/week of channels.sms.quotas", {"channels": channel(quotas=["5/2 day", "9/week"])}),
+        (
+            "9/day in UTC of channels.sms.recipient_quotas",
+            {"channels": channel(recipient_quotas=["9/day in UTC"])},
+        ),
+        ("9/month in UTC of channels.sms.limits", {"channels": channel(limits=["9/month in UTC"])}),
+        ("7/2 day of scopes.tenant.quotas", {"scopes": {"tenant": {"quotas": ["7/2 day"]}}}),
+    ],
+)
+def test_a_retention_that_is_too_short_names_the_longest_rule_and_its_setting(
+    named: str, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidSettings) as refused:
+        Settings.load(retention="2 days", **settings)
+    assert refused.value.field == "retention"
+    assert refused.value.problem.endswith(f" is too short for {named}")
+
+
+@pytest.mark.parametrize(
     ("value", "length"),
     [
         (20, timedelta(seconds=20)),
