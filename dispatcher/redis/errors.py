@@ -23,6 +23,7 @@ class EvictingServer(UnfitServer):
 
 START_REDIS = "start Redis (`dispatcher up` runs one here), or correct redis_url"
 """What helps where no Redis listens."""
+_REACH_REDIS = "start it, let this machine reach it, or correct redis_url"
 REPLICA = "Redis is a read-only replica"
 """The text of the error with which the fence refuses a connection."""
 _FORBIDDEN = "run the command as the user of that Redis, or let this user reach its socket"
@@ -73,13 +74,15 @@ def reason(error: redis.RedisError | redis.exceptions.RedisClusterException) -> 
 
 
 def remedy(error: Exception) -> str:
-    """Return what helps where nothing listens at a Unix socket; "" for other errors.
+    """Return what helps where nothing listens at an address; "" for other errors.
 
-    The embedded Redis, which `dispatcher up` runs, listens at one.
+    The embedded Redis, which `dispatcher up` runs, listens at a Unix socket.
     """
     address = _ADDRESS.match(str(error))
-    if address is None or not address[1].startswith("/"):
+    if address is None:
         return ""
+    if not address[1].startswith("/"):
+        return _REACH_REDIS
     return _FORBIDDEN if str(error).startswith(f"Error {errno.EACCES} ") else START_REDIS
 
 

@@ -168,7 +168,7 @@ def test_errors_of_typer_end_with_the_code_of_bad_input(
             "REDIS_URL",
             f"redis://:{SECRET}@127.0.0.1:1/0",
             6,
-            "Redis at 127.0.0.1:1 cannot be reached",
+            "Redis at 127.0.0.1:1 cannot be reached; start it, let this machine reach it, or corr",
         ),
         ("REDIS_URL", "unix:///nowhere/redis.sock", 6, "`dispatcher up` runs one here"),
         ("REDIS_URL", f"http://:{SECRET}@host", 2, "redis_url: "),

@@ -89,10 +89,12 @@ def test_a_redis_that_is_away_is_named_by_its_address(raised: str, says: str) ->
     [
         ("Error 2 connecting to /srv/redis.sock. No such file or directory.", START_REDIS),
         ("Error 13 connecting to /srv/redis.sock. Permission denied.", "as the user of that Redis"),
-        ("Error 13 connecting to host:6379. Permission denied.", ""),
+        ("Error 13 connecting to host:6379. Permission denied.", "or correct redis_url"),
+        ("Error 111 connecting to host:6379. Connection refused.", "start it, let this machine"),
+        ("Connection closed by server.", ""),
     ],
 )
-def test_a_socket_of_another_user_is_not_a_redis_that_is_away(raised: str, says: str) -> None:
+def test_the_remedy_for_a_redis_that_is_away_goes_by_its_address(raised: str, says: str) -> None:
     helps = remedy(redis.ConnectionError(raised))
     assert says in helps
     assert bool(helps) is bool(says)
