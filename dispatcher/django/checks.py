@@ -24,7 +24,7 @@ _KINDS = {Level.ERROR: Error, Level.WARNING: Warned}
 
 @register(TAG)
 def check_settings(**_: Any) -> Sequence[CheckMessage]:
-    """Return what is wrong with the settings and the options of channels. Asks no server.
+    """Return what is wrong with the settings, options and templates of channels. Asks no server.
 
     A database in memory is left to the first submit: most tests of a project submit nothing.
     """
@@ -37,7 +37,7 @@ def check_settings(**_: Any) -> Sequence[CheckMessage]:
         configuration.email_channel()
     except InvalidSettings as error:
         return [Error(str(error), id="dispatcher.settings")]
-    return [*_wrong_channels(settings)]
+    return [*_wrong_channels(settings), *_wrong_templates(settings)]
 
 
 def _wrong_channels(settings: Settings) -> Iterator[CheckMessage]:
@@ -58,6 +58,15 @@ def _wrong_channels(settings: Settings) -> Iterator[CheckMessage]:
         except Exception as error:  # noqa: BLE001 - it may raise anything, secrets in its text
             found = f"the transport of channel {name} raised {type(error).__name__}"
             yield Error(found, id="dispatcher.channels")
+
+
+def _wrong_templates(settings: Settings) -> Iterator[CheckMessage]:
+    """Yield an error for each template that cannot be compiled: submits that name it fail."""
+    with closing(App(settings)) as app:
+        judged = app.templates.judged().values()
+    for each in judged:
+        if each is not None:
+            yield Error(str(each), id="dispatcher.templates")
 
 
 @register(TAG, deploy=True)

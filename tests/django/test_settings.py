@@ -212,6 +212,16 @@ def test_a_check_makes_the_transport_of_each_channel() -> None:
     assert "secret" not in broken.msg
 
 
+def test_a_check_compiles_every_template() -> None:
+    shop()
+    templates = {"good": {"text": "Hello {{ name }}"}, "wrong": {"text": "Hello {{ name"}}
+    channels = {"sms": {"transport": "memory", "templates": templates}}
+    with override_settings(DISPATCHER={"channels": channels}):
+        [found] = run_checks(tags=["dispatcher"])
+    assert (found.id, found.is_serious()) == ("dispatcher.templates", True)
+    assert found.msg.startswith("channels.sms.templates.wrong.text: ")
+
+
 def _channel_of(found: Any) -> str:
     return next(each for each in ("wrong", "absent", "broken") if each in found.msg)
 
