@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zoneinfo import ZoneInfo
+
 import pytest
 
 from dispatcher import Message, Status
@@ -30,6 +32,16 @@ def test_held_messages_are_listed_oldest_first(run: Run, held: list[Message]) ->
     assert shown.code == 0
     assert [str(each.id) in shown.out for each in held] == [True, True, False]
     assert "1 of 10" in shown.out
+
+
+def test_the_times_of_held_messages_are_in_the_zone_of_the_settings(
+    run: Run, held: list[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISPATCHER_ZONE", "Asia/Kolkata")
+    since = held[0].next_attempt_at.astimezone(ZoneInfo("Asia/Kolkata"))
+    shown = run("held").out
+    assert "held since (Asia/Kolkata)" in shown
+    assert f"{since:%Y-%m-%d %H:%M:%S}" in shown
 
 
 def test_nothing_held_is_said_so(house: House, run: Run) -> None:

@@ -209,7 +209,7 @@ def test_every_call_of_a_closed_dispatcher_is_refused(house: House) -> None:
         async with Dispatcher(house.settings, clock=house.clock) as ours:
             assert await ours.aget(message.id) == message
         for _ in range(2):
-            calls = {
+            calls: dict[str, partial[Any]] = {
                 "submit": partial(ours.submit, **asked("ada")),
                 "submit_many": partial(ours.submit_many, []),
                 "get": partial(ours.get, message.id),

@@ -142,7 +142,7 @@ def test_every_way_to_shift_names_its_latest(build: Build) -> None:
         lambda: house.dispatcher.reschedule(other.id, send_at=SEED + MINUTE, **move),
     ]
     house.submit("ben", send_at=SEED + MINUTE)
-    move = {"on_conflict": "shift", "latest": SEED + 90 * SECOND}
+    move: dict[str, Any] = {"on_conflict": "shift", "latest": SEED + 90 * SECOND}
     for way, latest in zip(ways, [SEED + MINUTE] * 2 + [SEED + 90 * SECOND], strict=True):
         with pytest.raises(SlotRefused) as caught:
             way()
