@@ -28,7 +28,7 @@ from dispatcher.redis.keys import permit_parts
 from dispatcher.reservation import Timeline, booking, longest_ms, windows
 from dispatcher.store import Database
 from dispatcher.store.schema import VOID
-from dispatcher.submission import batch
+from dispatcher.submission import submitter
 from dispatcher.testing.app import MemoryApp, TravelApp
 from dispatcher.testing.travel import Outbox, Travel, TravelClock
 from dispatcher.times.send_time import to_ms
@@ -171,8 +171,8 @@ class Twins:
         self.is_broken = False
         self._numbers = 0
         self._stack = ExitStack()
-        for module, name in ((batch, "new_id"), (booking, "new_id")):
-            self._stack.enter_context(patch.object(module, name, self._new_id))
+        self._stack.enter_context(patch.object(submitter, "new_ids", self._new_ids))
+        self._stack.enter_context(patch.object(booking, "new_id", self._new_id))
         self._stack.enter_context(patch.object(windows, "new_hold", self._new_hold))
         self._stack.enter_context(patch("dispatcher.delivery.sweep.random.shuffle", _in_order))
         self.real = Side(real, real_clock, settings)
@@ -248,6 +248,9 @@ class Twins:
         self._numbers += 1
         number = (self.calls << 16) + self._numbers
         return UUID(int=(to_ms(self.now) << 80) | (7 << 76) | (2 << 62) | number)
+
+    def _new_ids(self, count: int) -> list[UUID]:
+        return [self._new_id() for _ in range(count)]
 
     def _new_hold(self, message_id: UUID) -> bytes:
         self._numbers += 1
