@@ -247,7 +247,8 @@ class OwnTransaction:
         for _ in range(_TRIES):
             if batch.has_duplicates:
                 break
-            done = self._messages.add_together([each.addition for each in booked])
+            additions = [each.addition for each in booked]
+            done = self._messages.add_together(additions, perhaps_stored=perhaps_stored)
             # After a broken line the server may still be storing, and what it holds may be why
             # the next try is refused.
             perhaps_stored |= done is None

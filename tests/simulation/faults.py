@@ -234,10 +234,10 @@ class MessagesLine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reached, name)
 
-    def add_together(self, additions: Iterable[Addition]) -> bool | None:
+    def add_together(self, additions: Iterable[Addition], **more: bool) -> bool | None:
         every = list(additions)
         try:
-            return cast("bool | None", self._reached.add_together(every))
+            return cast("bool | None", self._reached.add_together(every, **more))
         except StoreUnavailable as error:
             return False if error.refused else None
 

@@ -436,7 +436,7 @@ def test_a_batch_whose_copy_was_not_answered_is_looked_at_as_ones_own(
         def __getattr__(self, name: str) -> object:
             return getattr(messages, name)
 
-        def add_together(self, additions: object) -> None:
+        def add_together(self, additions: object, **_: bool) -> None:
             house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
             house.redis.flushall()
             other.open()

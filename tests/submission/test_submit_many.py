@@ -61,9 +61,9 @@ def fail(house: House, *with_errors: StoreUnavailable) -> None:
     hidden = "_copy" if house.url.startswith("postgresql") else "_insert_together"
     real, failures = getattr(store, hidden), raising(*with_errors)
 
-    def statement(*asked: Any) -> None:
+    def statement(*asked: Any, **named: Any) -> None:
         failures()
-        real(*asked)
+        real(*asked, **named)
 
     setattr(store, hidden, statement)
 
@@ -300,8 +300,8 @@ def test_a_lost_reply_of_the_store_gives_no_place_back(house: House) -> None:
     hidden = "_copy" if house.url.startswith("postgresql") else "_insert_together"
     real = getattr(store, hidden)
 
-    def lose_the_reply(*asked: Any) -> None:
-        real(*asked)
+    def lose_the_reply(*asked: Any, **named: Any) -> None:
+        real(*asked, **named)
         raise StoreUnavailable("the line broke")
 
     setattr(store, hidden, lose_the_reply)

@@ -48,7 +48,12 @@ class MemoryMessages:
         tables.insert(addition)
         return message
 
-    def add_together(self, additions: Iterable[Addition]) -> bool | None:
+    def add_together(
+        self,
+        additions: Iterable[Addition],
+        *,
+        perhaps_stored: bool = False,  # noqa: ARG002 - here no partition hides a stored message
+    ) -> bool | None:
         every, tables = list(additions), self._tables
         ids = {each.message.id for each in every}
         given = [each.message.idempotency_key for each in every]
