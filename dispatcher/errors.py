@@ -296,6 +296,7 @@ class LimitReached(DispatcherError):
         self.others = others
         self.retry_after = retry_after
         self.reset_at = reset_at
+        self.is_bound = is_bound
 
 
 class Unavailable(DispatcherError):

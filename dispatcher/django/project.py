@@ -83,9 +83,10 @@ class ProjectDispatcher(Dispatcher):
     def close(self) -> None:
         """Close the connections; the next use builds everything anew."""
         with self._building:
-            if self._built is not None:
-                self._built.client.close()
-            self.forget()
+            built = self._built
+            self.forget()  # before it is closed, so that no other call begins on it
+        if built is not None:
+            built.client.close()
 
     def forget(self) -> None:
         """Let go of everything without closing it: after a fork the parent has it open."""

@@ -585,7 +585,8 @@ class Messages:
             copy(connection, self._tables.messages, WRITTEN, map(to_values, additions))
             if keyed:
                 copy(connection, self._tables.keys, KEYED, keyed)
-            if perhaps_stored:
+            # A duplicate submit may have stored one under the same id, and taken it back.
+            if keyed or perhaps_stored:
                 self._check_are_new(connection, additions)
 
         with translated(), database.engine.connect() as connection:

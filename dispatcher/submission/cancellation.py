@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from uuid import UUID
 
 from dispatcher.errors import DispatcherError, MessageChanged, MessageNotFound, TooLate
@@ -30,7 +29,7 @@ class Cancellation:
         A cancelled message may be cancelled again. Raises MessageNotFound, MessageChanged, and
         TooLate once the message is being sent or has ended.
         """
-        tokens = {}
+        tokens = None
         if if_unchanged is not None:
             found = self._messages.movable(message_id)
             if not is_unchanged(if_unchanged, found.message):
@@ -45,19 +44,20 @@ class Cancellation:
         self,
         message_ids: Sequence[UUID],
         *,
-        tokens: Mapping[UUID, int] = MappingProxyType({}),
+        tokens: Mapping[UUID, int] | None = None,
         because: str | None = None,
     ) -> list[Message | DispatcherError]:
         """Return for each id what :meth:`cancel` would return or raise, in order.
 
         ``tokens``, if given, has the move token of every message: those that have another one get
-        MessageChanged. ``because`` becomes the ``last_error`` of the cancelled messages. Raises
-        StoreUnavailable: some may be cancelled; a repeated call returns which.
+        MessageChanged. ``because`` becomes the ``last_error`` of messages that are cancelled
+        without tokens. Raises StoreUnavailable: some may be cancelled; a repeated call returns
+        which.
         """
         answers: list[Message | DispatcherError] = []
         for start in range(0, len(message_ids), _AT_ONCE):
             some = message_ids[start : start + _AT_ONCE]
-            if tokens:
+            if tokens is not None:
                 found = self._messages.cancel_if_unchanged({each: tokens[each] for each in some})
             else:
                 found = self._messages.cancel(some, because=because)

@@ -292,9 +292,14 @@ class Moves:
         for index, blocked in self._taken(dict(held)).items():
             moving, before = held[index][0], valid_moves[index].found.message
             if self._is_back(moving, before):
-                at_ms = to_ms(moving.send_at)
-                why = self._windows.refusal(moving.terms, at_ms, blocked, before.id)
-                answers[index] = why
+                request = valid_moves[index].request
+                answers[index] = self._windows.refusal(
+                    moving.terms,
+                    request.asked_ms,
+                    blocked,
+                    before.id,
+                    latest_ms=request.latest_ms,
+                )
         fault("reschedule.after_take")
         left = {moving.message_id: index for index, (moving, _) in held.items()
                 if answers[index] is None}  # fmt: skip

@@ -16,7 +16,7 @@ from django.core.management import execute_from_command_line
 from django.db import transaction
 from django.test import override_settings
 
-from dispatcher import InvalidDraft, InvalidSettings, QuotaExceeded
+from dispatcher import InvalidDraft, InvalidSettings, Message, QuotaExceeded
 from dispatcher.django import configuration, dispatcher
 from dispatcher.testing import MemoryDispatcher
 from tests.django.conftest import Project
@@ -160,6 +160,23 @@ def test_each_process_builds_its_own(project: Project) -> None:
     assert project.dispatcher._app is before
     project.dispatcher.close()
     assert project.dispatcher._app is not before
+
+
+@pytest.mark.parametrize("django_url", ["sqlite"], indirect=True)
+def test_a_call_while_the_dispatcher_is_closed_builds_anew(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = submit(project)
+    old, found = project.dispatcher._app, list[Message]()
+    close = old.close
+
+    def close_slowly() -> None:
+        found.extend(project.dispatcher.select())
+        close()
+
+    monkeypatch.setattr(old, "close", close_slowly)
+    project.dispatcher.close()
+    assert [each.id for each in found] == [message.id]
 
 
 @pytest.mark.parametrize("django_url", ["sqlite"], indirect=True)

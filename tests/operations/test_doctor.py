@@ -19,7 +19,7 @@ from sqlalchemy import Engine, event
 
 from dispatcher.operations.findings import Finding
 from dispatcher.redis.keys import SignKeys
-from dispatcher.store import Database
+from dispatcher.store import Database, StoreSurvey
 from dispatcher.telemetry.liveness import Kind
 from dispatcher.times.clock import SystemClock
 from dispatcher.worker.install import install
@@ -197,11 +197,28 @@ def test_a_database_without_tables_stops_the_worker(build: Build, empty_database
 
 
 @on_sqlite
-def test_a_file_that_is_missing_stops_the_worker_as_well(house: House, tmp_path: Path) -> None:
+def test_a_missing_sqlite_file_stops_the_worker(house: House, tmp_path: Path) -> None:
     found = examined(house, database_url=f"sqlite:///{tmp_path}/none.db")["store.answers"]
     assert found.found == f"there is no file {tmp_path}/none.db"
     assert (found.remedy or "").startswith("run `dispatcher migrate`")
     assert found.stops_worker
+
+
+@on_sqlite
+def test_a_database_that_a_process_opened_is_found_after_it_changed_its_folder(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(house.settings.database_url.removeprefix("sqlite:///"))
+    monkeypatch.chdir(path.parent)
+    database = Database(f"sqlite:///{path.name}")
+    monkeypatch.chdir(tmp_path)
+    assert StoreSurvey(database).now() is not None
+    assert not StoreSurvey(database).lacks_file
+    database.close()
+    uri = Database(f"sqlite:///file:{path}?uri=true")
+    assert StoreSurvey(uri).now() is not None
+    assert not StoreSurvey(uri).lacks_file
+    uri.close()
 
 
 def test_a_database_of_a_later_version_is_warned_of(house: House) -> None:

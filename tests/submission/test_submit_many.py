@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection, update
 
 from dispatcher import (
     BatchRefused,
@@ -21,10 +22,11 @@ from dispatcher import (
     Progress,
     QuotaExceeded,
     Rejection,
+    Status,
     StoreUnavailable,
     UnknownChannel,
 )
-from tests.support.doubles import Between, raising
+from tests.support.doubles import Between, once, raising
 from tests.support.house import BODY, FAR, House
 from tests.support.house_fixtures import Build
 
@@ -312,6 +314,38 @@ def test_a_lost_reply_of_the_store_gives_no_place_back(house: House) -> None:
         house.dispatcher.submit_many(drafts(3))
     assert len(house.rows()) == 3
     assert house.reservations() == house.all_members()
+
+
+@pytest.mark.every_database
+def test_all_or_none_that_was_stored_unseen_and_sent_meanwhile_is_stored_once(house: House) -> None:
+    """The line broke at the COMMIT, which came true after the batch was looked for."""
+    store = house.parts.own_transaction._messages
+    hidden = "_copy" if house.url.startswith("postgresql") else "_insert_together"
+    real, calls = getattr(store, hidden), []
+    messages = house.parts.database.tables.messages
+
+    def lose_the_reply(*asked: Any, **named: Any) -> None:
+        calls.append(named)
+        real(*asked, **named)
+        if len(calls) == 1:
+            raise StoreUnavailable("the line broke")
+
+    def send(connection: Connection) -> None:
+        end = {"status": Status.SENT.value, "finished_at": messages.c.created_at}
+        connection.execute(update(messages).values(**end))
+
+    seen = iter([False])
+    has = store.has
+    vars(store)[hidden] = lose_the_reply
+    vars(store)["has"] = lambda ids: next(seen, None) is None and has(ids)
+    own = vars(house.parts.own_transaction)
+    own["_messages"] = Between(
+        store, after={"has": once(lambda: house.parts.database.transact(send))}
+    )
+    results = house.dispatcher.submit_many(drafts(3), atomic=True)
+    assert errors(results) == [None] * 3
+    assert [each.status for each in house.dispatcher.select()] == [Status.SENT] * 3
+    assert len(calls) == 2
 
 
 def test_all_or_none_refuses_a_key_that_is_used_twice(house: House) -> None:

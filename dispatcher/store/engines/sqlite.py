@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Insert, Table, event
+from sqlalchemy import URL, Connection, Engine, Insert, Table, event
 from sqlalchemy.dialects.sqlite import insert
 
 from dispatcher.errors import StoreUnavailable
@@ -37,6 +37,12 @@ class SQLiteEngine(StoreEngine):
     has_one_writer = True
     rebuilds_tables = True
 
+    def __init__(self, url: URL) -> None:
+        super().__init__(url)
+        name = url.database or ""
+        # Found once, as SQLAlchemy does, so that a process may change its directory.
+        self._file = None if name.startswith("file:") else Path(name).absolute()
+
     def connect_args(self) -> dict[str, Any]:
         """Wait for another writer, but not for ever."""
         return {"timeout": _BUSY_SECONDS}
@@ -44,21 +50,22 @@ class SQLiteEngine(StoreEngine):
     def prepare(self, engine: Engine) -> None:
         """Let connections write to a write-ahead log, and to the disk at each commit.
 
-        They make no file: a wrong path is an error, and not an empty database.
+        They make no file: a wrong path is an error, and not an empty database. A ``file:`` URI says
+        itself whether one is made.
         """
         event.listen(engine, "do_connect", self._check_file)
         event.listen(engine, "connect", _prepare)
 
     def make(self) -> None:
         """Make the empty file. Where it cannot be made, the first connection says why."""
-        if not self._is_uri:
+        if self._file is not None:
             with suppress(OSError):
-                Path(self.url.database or "").touch(mode=0o644)  # as SQLite does
+                self._file.touch(mode=0o644)  # as SQLite does
 
     @property
     def file(self) -> Path | None:
-        """The file of the database."""
-        return Path(self.url.database or "")
+        """The file of the database; None where a URI names it."""
+        return self._file
 
     def insert_if_absent(self, table: Table) -> Insert:
         """Return INSERT … ON CONFLICT DO NOTHING."""
@@ -102,15 +109,11 @@ class SQLiteEngine(StoreEngine):
         finally:
             connection.exec_driver_sql("PRAGMA foreign_keys = ON")
 
-    @property
-    def _is_uri(self) -> bool:
-        return (self.url.database or "").startswith("file:")
-
     def _check_file(self, *_: object) -> None:
         """Raise StoreUnavailable where there is no file."""
-        if self._is_uri:
+        path = self._file
+        if path is None:
             return
-        path = Path(self.url.database or "").absolute()
         try:
             path.stat()
         except (FileNotFoundError, NotADirectoryError):

@@ -7,12 +7,11 @@ from starlette.responses import Response
 from dispatcher.errors import InvalidValue
 from dispatcher.message import check_text
 from dispatcher.store import PAUSED_CAMPAIGN, PAUSED_CHANNEL, PAUSED_RECIPIENT
-from dispatcher.web.access import Caller, Right
+from dispatcher.web.access import Right
 from dispatcher.web.pages.site import PageRoute, Visit
 
 _MOST = 200
 _LONGEST_REASON = 200
-_READER_OF_LOG = Caller(name="log", rights=frozenset())
 
 
 def pauses(visit: Visit) -> Response:
@@ -50,9 +49,9 @@ def _asked(visit: Visit) -> tuple[str, str, str]:
 
 
 def _note(visit: Visit, verb: str, kind: str, name: str, reason: str) -> None:
-    """Write down what was done, and why. A recipient is named by its digest."""
+    """Write down what was done, and why. Names of recipients and scopes are digests in a log."""
     digest = visit.site.digest
-    if not _READER_OF_LOG.sees_pause_name(kind):
+    if kind not in (PAUSED_CHANNEL, PAUSED_CAMPAIGN):
         name = "" if digest is None else digest(name)
     visit.note(f"{verb} of {kind} {name}".rstrip() + f" ({reason})")
 
