@@ -166,7 +166,7 @@ class Dispatcher:
         self._app = App(self.settings, clock)
         self._threads = _awaiting()
         self._joined: set[Future[Any]] = set()
-        self._closing = Lock()
+        self._state_lock = Lock()
         self._is_closed = False
         self._turns: dict[
             asyncio.AbstractEventLoop, WeakKeyDictionary[object, asyncio.Semaphore]
@@ -177,8 +177,8 @@ class Dispatcher:
 
         Every later call raises RuntimeError.
         """
-        with self._closing:
-            self._is_closed = True  # for awaited calls that have not begun
+        with self._state_lock:
+            self._is_closed = True  # else a call could begin in threads that are being shut down
             joined = self._joined.copy()
         self._threads.shutdown()
         wait(joined)
@@ -225,7 +225,7 @@ class Dispatcher:
 
     def _in_thread(self, work: Callable[[], T]) -> Future[T]:
         """Begin work in a thread of the awaited calls, in the context of the caller."""
-        with self._closing:
+        with self._state_lock:
             if self._is_closed:
                 raise _closed()
             return self._threads.submit(copy_context().run, work)
@@ -236,7 +236,7 @@ class Dispatcher:
         Calls that wait for locks of the transaction could have all threads and turns.
         """
         joined = self._joined
-        with self._closing:
+        with self._state_lock:
             if self._is_closed:
                 raise _closed()
             running = in_own_thread(work)
@@ -512,7 +512,7 @@ class Dispatcher:
             StoreUnavailable: It has the old time or the new one.
 
         """
-        wanted = NewTime(
+        new_time = NewTime(
             send_at=send_at,
             send_in=send_in,
             zone=zone,
@@ -525,7 +525,7 @@ class Dispatcher:
             expire_after=expire_after,
             if_unchanged=if_unchanged,
         )
-        return self._app.changes.reschedule(id_of(message_id), wanted)
+        return self._app.changes.reschedule(id_of(message_id), new_time)
 
     def reschedule_many(
         self,
@@ -549,7 +549,7 @@ class Dispatcher:
         get that error: after ReservationsUnavailable they have their old time, after
         StoreUnavailable the old one or the new one. Raises InvalidDraft for an invalid id.
         """
-        wanted = NewTime(
+        new_time = NewTime(
             send_at=send_at,
             send_in=send_in,
             zone=zone,
@@ -561,7 +561,7 @@ class Dispatcher:
             expires_at=expires_at,
             expire_after=expire_after,
         )
-        return self._app.changes.reschedule_many(ids_of(message_ids), wanted)
+        return self._app.changes.reschedule_many(ids_of(message_ids), new_time)
 
     def update(
         self,

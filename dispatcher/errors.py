@@ -144,7 +144,7 @@ class SlotRefused(DispatcherError):
     def _set_slot(self, send_at: datetime, next_slot: datetime, latest: datetime | None) -> None:
         self.send_at = send_at
         self.next_slot = next_slot
-        if latest is not None:
+        if latest is not None:  # else no problem of HTTP has it
             self.latest = latest
 
 
@@ -273,8 +273,8 @@ class LimitReached(DispatcherError):
     ``limit`` is the one that makes the caller wait longest, as text ("5/minute"), ``others`` are
     the other limits that refused, ``retry_after`` is how long to wait before the next try, and
     ``reset_at`` is when the limit is unused again (aware UTC). ``retry_after`` is ``timedelta.max``
-    where the call asked for more permits than the limit ever gives at once. With ``is_bound`` it is
-    an upper bound, and the text says so: a hold may be returned sooner than it ends.
+    where the call asked for more permits than the limit ever gives at once. With ``is_upper_bound``
+    the text says "at most": a hold may be returned before it ends.
     """
 
     def __init__(
@@ -284,19 +284,19 @@ class LimitReached(DispatcherError):
         retry_after: timedelta,
         reset_at: datetime,
         others: tuple[str, ...] = (),
-        is_bound: bool = False,
+        is_upper_bound: bool = False,
     ) -> None:
         if retry_after == timedelta.max:
             problem = f"the limit {limit} never gives so many permits at once"
         else:
-            wait = f"{'at most ' * is_bound}{retry_after.total_seconds():g} s"
+            wait = f"{'at most ' * is_upper_bound}{retry_after.total_seconds():g} s"
             problem = f"the limit {limit} is reached; try again in {wait}"
         super().__init__(f"{problem}; also refused by {', '.join(others)}" if others else problem)
         self.limit = limit
         self.others = others
         self.retry_after = retry_after
         self.reset_at = reset_at
-        self.is_bound = is_bound
+        self.is_upper_bound = is_upper_bound
 
 
 class Unavailable(DispatcherError):

@@ -388,7 +388,7 @@ class Settings(BaseSettings):
                 f"another one than {', '.join(RESERVED_KINDS)}, which every message has",
             )  # fmt: skip
         zones.rules(self.zone)
-        for length, field, each in self._counted():
+        for length, field, each in self._longest_first():
             if isinstance(each, Quota):
                 _require(
                     length <= self.max_horizon,
@@ -403,16 +403,18 @@ class Settings(BaseSettings):
             )  # fmt: skip
         return self
 
-    def _counted(self) -> list[tuple[timedelta, str, AnyQuota | AnyLimit]]:
+    def _longest_first(self) -> list[tuple[timedelta, str, AnyQuota | AnyLimit]]:
         """Return every quota and limit with its length and its setting, the longest first."""
-        some: dict[str, Sequence[AnyQuota | AnyLimit]] = {"quotas": self.quotas}
+        by_setting: dict[str, Sequence[AnyQuota | AnyLimit]] = {"quotas": self.quotas}
         for name, channel in self.channels.items():
             path = f"channels.{name}"
-            some[f"{path}.quotas"] = channel.quotas
-            some[f"{path}.recipient_quotas"] = channel.recipient_quotas
-            some[f"{path}.limits"] = channel.limits
-        some |= {f"scopes.{name}.quotas": kind.quotas for name, kind in self.scopes.items()}
-        found = [(_length_of(each), field, each) for field, rules in some.items() for each in rules]
+            by_setting[f"{path}.quotas"] = channel.quotas
+            by_setting[f"{path}.recipient_quotas"] = channel.recipient_quotas
+            by_setting[f"{path}.limits"] = channel.limits
+        by_setting |= {f"scopes.{name}.quotas": kind.quotas for name, kind in self.scopes.items()}
+        found = [
+            (_length_of(each), field, each) for field, rules in by_setting.items() for each in rules
+        ]
         return sorted(found, key=itemgetter(0), reverse=True)
 
     def _check_tables(self) -> None:

@@ -57,7 +57,12 @@ class FilterOptions:
     to_at: Annotated[
         str | None, option("--to", help="Promised for before this time, or this date.")
     ] = None
-    zone: Annotated[str | None, option(help="Zone of --from and --to; default: UTC.")] = None
+    zone: Annotated[
+        str | None,
+        option(
+            help="Zone of --from and --to (default: UTC) and of times in a list (the setting zone)."
+        ),
+    ] = None
     made_after: Annotated[str | None, option(metavar="ID", help="Made after this message.")] = None
     overdue: Annotated[bool, option("--overdue", help="Due, and claimed by no worker.")] = False
 

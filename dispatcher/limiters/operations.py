@@ -87,7 +87,7 @@ def enter(
             others=tuple(each.limit for each in decision.refusals[1:]),
             retry_after=decision.retry_after,
             reset_at=decision.reset_at,
-            is_bound=limit_set.parts[decision.position].holds,
+            is_upper_bound=limit_set.parts[decision.position].holds,
         )
     return decision
 

@@ -93,7 +93,8 @@ class Doctor:
     def before_start(self) -> tuple[Finding, ...]:
         """Return the findings with which a worker must not start: those that no waiting corrects.
 
-        A server that does not answer is not among them: workers wait for their servers.
+        A server that does not answer is not among them: workers wait for their servers. A missing
+        file of SQLite is.
         """
         redis, store = _asked(self._redis.servers), _asked(self._store_facts)
         queues = server_checks.broker_queues(self._settings)
@@ -106,6 +107,10 @@ class Doctor:
         return tuple(each for each in found if each.stops_worker)
 
     def _of_store(self, store: Answer[StoreFacts]) -> list[Finding]:
+        """Return the findings about the database.
+
+        The first, ``store.answers``, stops a worker where the file is missing.
+        """
         first, *others = _of_server("store", store, server_checks.OF_STORE)
         stops = isinstance(store, Unavailable) and self._store.lacks_file
         return [replace(first, stops_worker=stops), *others]

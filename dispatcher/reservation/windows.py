@@ -208,8 +208,9 @@ class Windows:
             submit = None
 
     def withdraw(self, requests: Sequence[BookingRequest]) -> list[bool]:
-        """Release what submits booked that stored nothing; return of each whether its time is free.
+        """Release many reservations in few round trips; return of each whether its time is free.
 
+        They are those of submits that stored nothing, and of cancelled messages.
         Where a duplicate submit relies on the same booking it stays; the last one to give up
         releases it.
         """

@@ -596,7 +596,7 @@ class Messages:
     def _check_are_new(self, connection: Connection, additions: Sequence[Addition]) -> None:
         """Raise StoreUnavailable where one of these messages was stored before, and has ended.
 
-        No key of the live partition sees that. Their ids lie close together.
+        The primary key holds within the live partition alone. Their ids lie close together.
         """
         if not self._database.backend.has_partitions:
             return

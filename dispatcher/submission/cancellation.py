@@ -7,9 +7,9 @@ from uuid import UUID
 
 from dispatcher.errors import DispatcherError, MessageChanged, MessageNotFound, TooLate
 from dispatcher.faults import fault
-from dispatcher.message import Message, Status, is_unchanged
+from dispatcher.message import Message, Status
 from dispatcher.store import Messages
-from dispatcher.submission.moves import Moves
+from dispatcher.submission.moves import Moves, unchanged
 from dispatcher.telemetry.journal import Journal, Transition
 
 _AT_ONCE = 500
@@ -31,10 +31,7 @@ class Cancellation:
         """
         tokens = None
         if if_unchanged is not None:
-            found = self._messages.movable(message_id)
-            if not is_unchanged(if_unchanged, found.message):
-                raise MessageChanged(message_id)
-            tokens = {message_id: found.token}
+            tokens = {message_id: unchanged(self._messages, message_id, if_unchanged).token}
         [answer] = self.cancel_many([message_id], tokens=tokens)
         if isinstance(answer, DispatcherError):
             raise answer
@@ -65,7 +62,7 @@ class Cancellation:
             for each in cancelled:
                 self._journal.tell(Transition.CANCELLED, each)
             fault("cancel.after_rows")
-            self._moves.free(cancelled)
+            self._moves.release(cancelled)
             answers += [_answer(each, found.get(each)) for each in some]
         return answers
 

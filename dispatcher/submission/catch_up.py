@@ -148,17 +148,17 @@ class CatchUp:
         if message.quiet_hours is not None:
             quiet = read_hours(message.quiet_hours)
         zone = message.zone or self._settings.zone
-        valid = ValidMove(
+        move = ValidMove(
             movable,
             Terms(scopes_of(message, self._settings), zone, quiet),
-            after(_NO_WAIT, now=now),
-            self._latest(message, now),
-            message.zone,
-            message.expires_at,
-            message.expire_after,
-            message.asked_at or message.send_at,
+            send_at=after(_NO_WAIT, now=now),
+            latest=self._latest(message, now),
+            zone=message.zone,
+            expires_at=message.expires_at,
+            expire_after=message.expire_after,
+            asked_at=message.asked_at or message.send_at,
         )
-        return self._moves.move(valid)
+        return self._moves.move(move)
 
     def _latest(self, message: Message, now: datetime) -> datetime:
         latest = now + self._settings.max_horizon

@@ -27,7 +27,7 @@ from dispatcher.scope import NO_SCOPE
 from dispatcher.settings import Settings
 from dispatcher.store import Messages, Movable, Suppressions
 from dispatcher.submission.enqueuer import Enqueuer
-from dispatcher.submission.moves import Moves, ValidMove
+from dispatcher.submission.moves import Moves, ValidMove, unchanged
 from dispatcher.submission.validation import (
     Check,
     Prepare,
@@ -108,7 +108,7 @@ class Changes:
         if if_unchanged is None:
             found, message = None, self._messages.get(message_id)
         else:
-            found = self._unchanged(message_id, if_unchanged)
+            found = unchanged(self._messages, message_id, if_unchanged)
             message = found.message
         if template is not None and message.channel not in self._settings.channels:
             raise UnknownChannel(message.channel, sorted(self._settings.channels))
@@ -137,14 +137,14 @@ class Changes:
                 raise TooLate(message_id, message.status)
         raise StoreUnavailable("others changed the message again and again")
 
-    def reschedule(self, message_id: UUID, wanted: NewTime) -> Message:
+    def reschedule(self, message_id: UUID, new_time: NewTime) -> Message:
         """Move a scheduled message to another time, judged as if it had no reservation yet.
 
         Raises MessageNotFound, TooLate, InvalidSendTime, Suppressed, QuotaExceeded, QuietHours,
         ReservationsUnavailable: then nothing has changed; StoreUnavailable: the message has the
         old time or the new one.
         """
-        [answer] = self.reschedule_many([message_id], wanted)
+        [answer] = self.reschedule_many([message_id], new_time)
         if isinstance(answer, DispatcherError):
             raise answer
         return answer
@@ -152,7 +152,7 @@ class Changes:
     def reschedule_many(
         self,
         message_ids: Sequence[UUID],
-        wanted: NewTime,
+        new_time: NewTime,
         *,
         tokens: Mapping[UUID, int] = MappingProxyType({}),
     ) -> list[ChangeResult]:
@@ -168,7 +168,7 @@ class Changes:
         for start in range(0, len(every), _AT_ONCE):
             some = every[start : start + _AT_ONCE]
             if failed is None:
-                failed = self._reschedule(some, wanted, tokens, answers)
+                failed = self._reschedule(some, new_time, tokens, answers)
             if failed is not None:
                 answers |= {each: failed for each in some if each not in answers}
         return [answers[each] for each in message_ids]
@@ -176,7 +176,7 @@ class Changes:
     def _reschedule(
         self,
         message_ids: Sequence[UUID],
-        wanted: NewTime,
+        new_time: NewTime,
         tokens: Mapping[UUID, int],
         answers: dict[UUID, ChangeResult],
     ) -> Unavailable | None:
@@ -190,7 +190,9 @@ class Changes:
             valid_moves = []
             for each in left:
                 try:
-                    valid_moves.append(self._valid(each, found.get(each), wanted, tokens.get(each)))
+                    valid_moves.append(
+                        self._valid_move(each, found.get(each), new_time, tokens.get(each))
+                    )
                 except DispatcherError as refused:
                     answers[each] = refused
             moved = self._moves.move_many(valid_moves)
@@ -225,15 +227,15 @@ class Changes:
             if each in unwanted:
                 answers[index] = Suppressed(each[1])
 
-    def _valid(
-        self, message_id: UUID, found: Movable | None, wanted: NewTime, token: int | None
+    def _valid_move(
+        self, message_id: UUID, found: Movable | None, new_time: NewTime, token: int | None
     ) -> ValidMove:
         if found is None:
             raise MessageNotFound(message_id)
         message = found.message
         if message.status is not Status.SCHEDULED:
             raise TooLate(message_id, message.status)
-        if wanted.if_unchanged is not None and not is_unchanged(wanted.if_unchanged, message):
+        if new_time.if_unchanged is not None and not is_unchanged(new_time.if_unchanged, message):
             raise MessageChanged(message_id)
         if token not in (None, found.token):
             raise MessageChanged(message_id)
@@ -242,41 +244,41 @@ class Changes:
                 "id", "it is a status message, which has no reservation", "the id of a message"
             )
         now = self._clock.now()
-        draft = _draft(message, wanted)
+        draft = _draft(message, new_time)
         valid = validate(draft, settings=self._settings, now=now)
         if draft.expire_after is None:  # the setting of its channel may have changed
             valid = valid._replace(expire_after=None)
         judge_times(valid, now=now)
         return ValidMove(
-            found, valid.terms, valid.send_at, valid.latest, valid.zone, valid.expires_at,
-            valid.expire_after, valid.send_at, wanted.if_unchanged is not None,
-        )  # fmt: skip
+            found,
+            valid.terms,
+            send_at=valid.send_at,
+            latest=valid.latest,
+            zone=valid.zone,
+            expires_at=valid.expires_at,
+            expire_after=valid.expire_after,
+            asked_at=valid.send_at,
+            if_unchanged=new_time.if_unchanged is not None,
+        )
 
-    def _unchanged(self, message_id: UUID, before: Message) -> Movable:
-        """Return a message with its token. Raises MessageChanged unless it is as it was before."""
-        found = self._messages.movable(message_id)
-        if not is_unchanged(before, found.message):
-            raise MessageChanged(message_id)
-        return found
 
-
-def _draft(message: Message, wanted: NewTime) -> Draft:
+def _draft(message: Message, new_time: NewTime) -> Draft:
     """Return the draft of the changed message; local times are read by the zone of the call."""
-    if wanted.zone is not None:
-        check_zone(wanted.zone)
-    new_zone = message.zone if wanted.set_zone is None else wanted.set_zone
-    zone = new_zone if wanted.zone is None else wanted.zone
+    if new_time.zone is not None:
+        check_zone(new_time.zone)
+    new_zone = message.zone if new_time.set_zone is None else new_time.set_zone
+    zone = new_zone if new_time.zone is None else new_time.zone
 
     def read(field: str) -> datetime | None:
-        value = getattr(wanted, field)
-        return None if value is None else parse(value, zone=zone, fold=wanted.fold, field=field)
+        value = getattr(new_time, field)
+        return None if value is None else parse(value, zone=zone, fold=new_time.fold, field=field)
 
     send_at = read("send_at")
-    if wanted.later is not None:
-        if send_at is not None or wanted.send_in is not None:
+    if new_time.later is not None:
+        if send_at is not None or new_time.send_in is not None:
             raise InvalidSendTime("later", "given together with another time", "one of them")
-        send_at = after(wanted.later, now=message.send_at, field="later")
-    expires_at, expire_after = read("expires_at"), wanted.expire_after
+        send_at = after(new_time.later, now=message.send_at, field="later")
+    expires_at, expire_after = read("expires_at"), new_time.expire_after
     if expires_at is None and expire_after is None:
         expire_after = message.expire_after
         expires_at = message.expires_at if expire_after is None else None
@@ -285,14 +287,14 @@ def _draft(message: Message, wanted: NewTime) -> Draft:
         recipient=message.recipient,
         body=message.body,
         send_at=send_at,
-        send_in=wanted.send_in,
+        send_in=new_time.send_in,
         zone=new_zone,
-        fold=wanted.fold,
+        fold=new_time.fold,
         scope=message.scope,
         scopes=message.scopes,
         expires_at=expires_at,
         expire_after=expire_after,
-        on_conflict=wanted.on_conflict,
+        on_conflict=new_time.on_conflict,
         latest=read("latest"),
         quiet_hours=message.quiet_hours,
     )

@@ -1,7 +1,9 @@
 """Give messages other times: hold the new time, change the row, take the held time.
 
-One move is a batch of one. Where a process dies in between, reconcile makes the windows agree with
-the rows (docs/decisions/0031-moves.md).
+One move is a batch of one. A caller asks for a ``NewTime``; checked, with the row it was read from,
+it is a ``ValidMove``; held in Redis it is a ``Moving``; the values of the row are a ``NewSlot``.
+Where a process dies in between, reconcile makes the windows agree with the rows
+(docs/decisions/0031-moves.md).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
+from uuid import UUID
 
 from dispatcher.errors import (
     DispatcherError,
@@ -23,7 +26,7 @@ from dispatcher.errors import (
     TooLate,
 )
 from dispatcher.faults import fault
-from dispatcher.message import Message
+from dispatcher.message import Message, is_unchanged
 from dispatcher.reservation import Blocked, BookingRequest, Moving, Terms, Windows, longest_ms
 from dispatcher.scope import Scope
 from dispatcher.settings import Settings
@@ -83,7 +86,10 @@ class ValidMove(NamedTuple):
 
 
 class Moves:
-    """Moves scheduled messages, and releases reservations. The row decides every race."""
+    """Moves scheduled messages. The row decides every race.
+
+    Releases the reservations of cancelled messages, too: a move may meet one halfway.
+    """
 
     def __init__(
         self,
@@ -135,7 +141,7 @@ class Moves:
                 break
         return answers
 
-    def free(self, cancelled: Sequence[Message]) -> None:
+    def release(self, cancelled: Sequence[Message]) -> None:
         """Release the reservations of cancelled messages."""
         requests = []
         for each in cancelled:
@@ -305,7 +311,7 @@ class Moves:
                 if answers[index] is None}  # fmt: skip
         cancelled = self._messages.cancelled(list(left))
         if cancelled:
-            self.free(cancelled)
+            self.release(cancelled)
         for message in cancelled:
             answers[left[message.id]] = TooLate(message.id, message.status)
 
@@ -400,6 +406,14 @@ class Moves:
 
     def _terms_of(self, message: Message) -> Terms:
         return Terms(scopes_of(message, self._settings), message.zone or self._settings.zone)
+
+
+def unchanged(messages: Messages, message_id: UUID, before: Message) -> Movable:
+    """Return a message with its token. Raises MessageChanged unless it is as it was before."""
+    found = messages.movable(message_id)
+    if not is_unchanged(before, found.message):
+        raise MessageChanged(message_id)
+    return found
 
 
 def _has_between(ordered: Sequence[int], start: int, end: int) -> bool:

@@ -35,7 +35,7 @@ from dispatcher.web.streams import Streams
 log = logging.getLogger(__name__)
 
 _DOCUMENT = f"{PREFIX}/openapi.json"
-_LENGTHS = {(each.method, each.path): each.longest for each in ENDPOINTS if each.longest != 0}
+_LENGTHS = {(each.method, each.path): each.most_bytes for each in ENDPOINTS if each.most_bytes != 0}
 _MOST_THREADS = 16
 """Calls at a time: half of the connections. Listeners, changes on the page and uploads use some."""
 
@@ -81,7 +81,7 @@ def api(
             response_class=Response,
             response_model=None,
             responses={each.status: {"model": each.answer}} if each.answer else None,
-            route_class_override=PlainRoute if each.body else None,
+            route_class_override=PlainRoute if each.raw_body else None,
         )
     app.add_middleware(CallMiddleware, service=service)
     app.add_exception_handler(DispatcherError, _failed)

@@ -28,15 +28,15 @@ register_url_convertor("any_name", _AnyName())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One operation of the API. Its id in the document is the name of its function.
+    """One endpoint of the API. Its id in the document is the name of its function, ``call``.
 
-    Answers have this ``status``, and an ``answer`` in JSON or a ``stream`` of it: its media type,
-    and the model of a line or an event. With ``body``, the same of the request, the function gets
-    the bare request, for which FastAPI reads nothing and makes no Depends. ``problems`` are the
-    statuses of problems that not every call has, ``headers`` those of answers that not every answer
-    has. ``has_key``: a repeated call with the same ``Idempotency-Key`` gets the first answer; the
-    function answers by ``submit_once``, ``Context.once`` or ``change_once``. ``longest`` is the
-    most bytes of a body: None for any number, 0 for those of one message.
+    ``status``: that of success. ``answer``: the model of its JSON. ``stream``, in place of it: a
+    media type, and the model of a line or an event. ``raw_body``: the media type and the model of
+    a body that ``call`` reads itself; it gets the bare request, and FastAPI makes no Depends for
+    it. ``problems``: statuses of problems beside those of every call. ``headers``: headers of
+    success beside those of every answer. ``takes_idempotency_key``: ``call`` answers by
+    ``submit_once``, ``Context.once`` or ``change_once``. ``most_bytes`` of a body: None for any
+    number, 0 for those of one message.
     """
 
     method: str
@@ -45,11 +45,11 @@ class Endpoint:
     status: int = 200
     answer: type[models.Out] | None = None
     stream: tuple[str, type[BaseModel]] | None = None
-    body: tuple[str, type[BaseModel]] | None = None
+    raw_body: tuple[str, type[BaseModel]] | None = None
     problems: tuple[int, ...] = ()
     headers: tuple[str, ...] = ()
-    has_key: bool = True
-    longest: int | None = 0
+    takes_idempotency_key: bool = True
+    most_bytes: int | None = 0
 
     @property
     def name(self) -> str:
@@ -61,7 +61,12 @@ def _get(
     path: str, call: Callable[..., Any], answer: type[models.Out] | None, **named: Any
 ) -> Endpoint:
     return Endpoint(
-        method="GET", path=PREFIX + path, call=call, answer=answer, has_key=False, **named
+        method="GET",
+        path=PREFIX + path,
+        call=call,
+        answer=answer,
+        takes_idempotency_key=False,
+        **named,
     )
 
 
@@ -85,16 +90,16 @@ _PAUSE = "/pauses/{kind}/{name:any_name}"
 ENDPOINTS: tuple[Endpoint, ...] = (
     _change(
         "POST", "/messages", messages.submit, models.MessageOut,
-        status=201, body=(_JSON, models.NewMessage), problems=(409, 413), headers=("Location",),
+        status=201, raw_body=(_JSON, models.NewMessage), problems=(409, 413), headers=("Location",),
     ),
     Endpoint(
         method="POST", path=f"{PREFIX}/messages/batch", call=batch.submit_batch,
-        body=(_NDJSON, models.NewMessageLine), stream=(_NDJSON, models.VerdictOut),
-        problems=(413, 415), has_key=False, longest=None,
+        raw_body=(_NDJSON, models.NewMessageLine), stream=(_NDJSON, models.VerdictOut),
+        problems=(413, 415), takes_idempotency_key=False, most_bytes=None,
     ),
     _change(
         "POST", "/plans", messages.plan, models.PlanOut,
-        problems=(409, 413), has_key=False, longest=8_000_000,
+        problems=(409, 413), takes_idempotency_key=False, most_bytes=8_000_000,
     ),
     _get("/messages", messages.list_messages, models.MessagesOut, headers=("Link",)),
     _get("/counts", messages.counts, models.CountsOut),

@@ -118,9 +118,9 @@ def _add_bodies(schemas: dict[str, Any], body_types: BodyTypes) -> None:
 
 def _complete(endpoint: Endpoint, operation: dict[str, Any]) -> None:
     """Add what FastAPI does not know of an operation: problems, headers, key, bodies."""
-    responses, answer = operation["responses"], str(endpoint.status)
+    responses, success = operation["responses"], str(endpoint.status)
     of_success = [*_OF_LIMITS, *endpoint.headers]
-    if endpoint.has_key:
+    if endpoint.takes_idempotency_key:
         of_success.append("Idempotency-Replayed")
         operation.setdefault("parameters", []).append(_KEY)
     if endpoint.method == "GET" and "ETag" in endpoint.headers:
@@ -135,9 +135,9 @@ def _complete(endpoint: Endpoint, operation: dict[str, Any]) -> None:
         }
     if endpoint.stream is not None:
         media_type, model = endpoint.stream
-        responses[answer]["content"] = {media_type: {"schema": _reference(model)}}
-    if endpoint.body is not None:
-        media_type, model = endpoint.body
+        responses[success]["content"] = {media_type: {"schema": _reference(model)}}
+    if endpoint.raw_body is not None:
+        media_type, model = endpoint.raw_body
         content = {media_type: {"schema": _reference(model)}}
         operation["requestBody"] = {"required": True, "content": content}
 

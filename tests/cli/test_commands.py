@@ -306,7 +306,7 @@ def test_migrate_builds_the_tables_and_is_safe_to_repeat(
 
 
 @pytest.mark.parametrize("command", [["list"], ["status"], ["submit", *TO, "--text=x", *SOON]])
-def test_only_migrate_makes_a_database(
+def test_a_command_makes_no_sqlite_file_and_names_the_missing_one(
     house: House, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     path = tmp_path / "new.db"

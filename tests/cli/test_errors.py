@@ -225,7 +225,7 @@ def test_a_folder_that_cannot_be_made_is_named(
 
 @pytest.mark.parametrize("command", ["worker", "up"])
 @pytest.mark.parametrize("transport", ["no_such_module:send", "smpt"])
-def test_a_worker_whose_channel_cannot_work_does_not_start(
+def test_worker_and_up_refuse_a_channel_that_cannot_work(
     house: House, run: Run, monkeypatch: pytest.MonkeyPatch, command: str, transport: str
 ) -> None:
     monkeypatch.setenv("DISPATCHER_CHANNELS", f'{{"sms": {{"transport": "{transport}"}}}}')

@@ -278,7 +278,7 @@ def _without_wal(connection: Any, _: object) -> None:
 
 
 @on_sqlite
-def test_a_database_that_is_away_is_one_error(house: House, tmp_path: Path) -> None:
+def test_a_missing_folder_of_the_database_is_one_error(house: House, tmp_path: Path) -> None:
     found = examined(house, database_url=f"sqlite:///{tmp_path}/no/such/folder/x.db")
     missing = f"there is no folder {tmp_path}/no/such/folder"
     assert found["store.answers"].found == missing

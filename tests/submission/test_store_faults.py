@@ -63,7 +63,9 @@ def refuses_everything(house: House, *, says: str) -> None:
 
 
 @on_sqlite
-def test_no_database_can_be_opened(build: Build, tmp_path: Path) -> None:
+def test_a_submit_without_a_folder_for_its_database_is_refused(
+    build: Build, tmp_path: Path
+) -> None:
     house = build(database_url=f"sqlite:///{tmp_path}/missing/store.db", opened=False)
     build()  # opens the windows
     refuses_everything(house, says=f"there is no folder {tmp_path}/missing")

@@ -70,8 +70,8 @@ def _reschedule(visit: Visit, found: Sequence[Movable]) -> Sequence[Message | Di
     else:
         time = {"send_at": visit.time_of(visit.form["send_at"], "send_at"), "zone": visit.zone}
     tokens = {each.message.id: each.token for each in found}
-    wanted = NewTime(on_conflict="shift" if "shift" in visit.form else "reject", **time)
-    return visit.parts.changes.reschedule_many(list(tokens), wanted, tokens=tokens)
+    new_time = NewTime(on_conflict="shift" if "shift" in visit.form else "reject", **time)
+    return visit.parts.changes.reschedule_many(list(tokens), new_time, tokens=tokens)
 
 
 def _retry(visit: Visit, found: Sequence[Movable]) -> Sequence[Message | DispatcherError]:

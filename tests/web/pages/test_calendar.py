@@ -261,7 +261,7 @@ def test_a_channel_and_a_tenant_have_calendars(build: Build, visit: Visit) -> No
     assert "2/hour" in of_channel
 
 
-def test_scopes_are_named_in_words(build: Build, visit: Visit) -> None:
+def test_calendar_and_story_name_scopes_in_words(build: Build, visit: Visit) -> None:
     house = build(
         scopes={"tenant": {"quotas": "1/hour"}},
         channels={
