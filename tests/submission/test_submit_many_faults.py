@@ -77,7 +77,7 @@ def test_a_batch_that_may_be_under_way_yet_is_not_said_to_be_refused(house: Hous
     store = own["_messages"]
 
     class Busy:
-        def add_together(self, _: object) -> bool | None:
+        def add_together(self, _: object, **__: bool) -> bool | None:
             return answers.pop(0)
 
         def __getattr__(self, name: str) -> Any:
