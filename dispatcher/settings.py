@@ -358,6 +358,11 @@ class Settings(BaseSettings):
             "broker_url", "by default redis_url, and Celery takes no cluster and no such sentinels",
             "the URL of a RabbitMQ (amqp://…), or of a Redis that is one server",
         )  # fmt: skip
+        _require(
+            not self.broker_url.startswith("unix:"),
+            "broker_url", "Celery has no unix://", "redis+socket:///path of the socket",
+        )  # fmt: skip
+        _require("://" in self.broker_url, "broker_url", "is no URL", "redis://… or amqp://…")
         self._in_order("transport_timeout", "claim_ttl")
         _require(
             self.claim_ttl - self.transport_timeout >= _CLAIM_SPARE,

@@ -15,12 +15,12 @@ from dispatcher.app import App
 from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, OptionNames, examples
 from dispatcher.cli.filters import complete_channel, scopes_of
-from dispatcher.cli.services import LOG_LINE, collect_rarely, log_to_standard_error
+from dispatcher.cli.services import collect_rarely, log_formatter, log_to_standard_error
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import InvalidValue, MissingExtra
 from dispatcher.extras import needs
 from dispatcher.quota import parse_length
-from dispatcher.settings import Settings
+from dispatcher.settings import LogFormat, Settings
 from dispatcher.store import ApiKey, ApiKeys
 
 _MOST_PORTS = 65_535
@@ -73,11 +73,11 @@ def serve(
 
 
 @contextmanager
-def _logging_to(path: Path) -> Iterator[None]:
+def logging_to(path: Path, log_format: LogFormat) -> Iterator[None]:
     """Write the log of the page and the API into a file: the terminal belongs to the command."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, delay=True, encoding="utf-8")
-    handler.setFormatter(logging.Formatter(LOG_LINE))
+    handler.setFormatter(log_formatter(log_format))
     logger = logging.getLogger("dispatcher.web")
     before = logger.level
     logger.addHandler(handler)
@@ -104,7 +104,8 @@ def page_beside(settings: Settings, *, signs_in: bool) -> Iterator[str | None]:
     except MissingExtra:
         yield None
         return
-    with _logging_to(settings.data_dir / "logs" / "page.log"), Dispatcher(settings) as dispatcher:
+    file = settings.data_dir / "logs" / "page.log"
+    with logging_to(file, settings.log_format), Dispatcher(settings) as dispatcher:
         if not signs_in:
             with beside(page(dispatcher, access=Loopback(name="demo", rights=Right))) as address:
                 yield f"page: {address}"

@@ -239,8 +239,11 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-LOG_LINE = "[%(asctime)s: %(levelname)s] %(message)s"
-"""The form of log lines: that of a worker."""
+def log_formatter(log_format: LogFormat) -> logging.Formatter:
+    """Return the formatter of a process that is no worker; its lines are those of a worker."""
+    if log_format == "json":
+        return JsonFormatter()
+    return logging.Formatter("[%(asctime)s: %(levelname)s] %(message)s")
 
 
 def _write_logs(log_format: LogFormat) -> None:
@@ -251,9 +254,9 @@ def _write_logs(log_format: LogFormat) -> None:
 
 def log_to_standard_error(log_format: LogFormat) -> None:
     """Let a process that is no worker write its log as a worker does."""
-    logging.basicConfig(level=logging.INFO, format=LOG_LINE)
-    if log_format == "json":
-        _write_json(logging.getLogger())
+    handler = logging.StreamHandler()
+    handler.setFormatter(log_formatter(log_format))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def _write_json(logger: logging.Logger, **_: object) -> None:

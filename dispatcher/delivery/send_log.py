@@ -131,10 +131,13 @@ class SendLogs:
         """Return the log of a claim that is about to be made of these messages.
 
         Where no file can be written the log notes nothing. A folder that cannot be made is tried
-        again for the next claim; a warning is logged once.
+        again for the next claim; a warning is logged once. A folder that was deleted is made again.
         """
         mark = uuid4()
         with self._lock:
+            if self._own is not None and not (self._own[0] / _LOCK).exists():
+                os.close(self._own[1])
+                self._own = None
             if self._own is None:
                 self._own = self._make_folder()
             file = self._own and _file_at(self._own[0] / mark.hex, self._spares)

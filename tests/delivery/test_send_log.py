@@ -287,6 +287,18 @@ def test_a_folder_that_could_not_be_made_is_tried_again(
     assert len(caplog.records) == 1
 
 
+def test_a_folder_that_was_deleted_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "sends"
+    logs = SendLogs(folder)
+    logs.open(IDS).close()
+    shutil.rmtree(folder)
+    log = logs.open(IDS)
+    assert log.begin(IDS[0])
+    log.keep()
+    log.close()
+    assert left_in(folder) == [LeftLog(log.mark, IDS[1:])]
+
+
 @pytest.mark.parametrize("call", ["open", "write"])
 def test_a_folder_that_is_tried_again_for_each_claim_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str

@@ -6,10 +6,12 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dispatcher.cli.serve import logging_to
 from dispatcher.cli.services import JsonFormatter
 from dispatcher.telemetry.journal import FIELDS, Journal, Transition
 from dispatcher.testing import a_message
@@ -131,3 +133,14 @@ def test_a_traceback_stays_on_the_line() -> None:
         written = JsonFormatter().format(record(exc_info=sys.exc_info()))
     assert "\n" not in written
     assert json.loads(written)["traceback"].endswith("ValueError: two\nlines")
+
+
+def test_the_log_of_the_page_has_the_form_that_the_settings_name(tmp_path: Path) -> None:
+    file = tmp_path / "logs" / "page.log"
+    with logging_to(file, "json"):
+        logging.getLogger("dispatcher.web.pages.site").info("a text")
+    with logging_to(file, "console"):
+        logging.getLogger("dispatcher.web.pages.site").info("another")
+    first, second = file.read_text().splitlines()
+    assert json.loads(first)["text"] == "a text"
+    assert second.endswith("INFO] another")

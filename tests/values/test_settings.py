@@ -62,6 +62,11 @@ def test_the_defaults_are_the_embedded_environment(tmp_path: Path) -> None:
         ({"shards": "x"}, "shards: is no whole number; accepted: a whole number"),
         ({"log_format": "xml"}, "log_format: is not an accepted value; accepted: 'console'"),
         ({"redis_url": 5}, "redis_url: is no text; accepted: a text"),
+        (
+            {"broker_url": "unix:///run/redis.sock"},
+            "broker_url: Celery has no unix://; accepted: redis+socket:///path of the socket",
+        ),
+        ({"broker_url": "localhost"}, "broker_url: is no URL; accepted: redis://… or amqp://…"),
         ({"channels": []}, "channels: is no table; accepted: a table"),
         ({"channels": {"sms": 3}}, "channels.sms: is no table; accepted: a table"),
         ({"horizon": None}, "horizon: is no length; accepted: seconds, or a number and a unit"),

@@ -109,6 +109,7 @@ def test_the_options_of_an_app_do_not_bend_our_tasks() -> None:
     app = shop(
         task_time_limit=5, task_soft_time_limit=4, task_default_rate_limit="1/m",
         task_acks_late=True, task_ignore_result=False, task_serializer="pickle",
+        task_annotations={"*": {"time_limit": 6, "soft_time_limit": 5, "rate_limit": "2/m"}},
     )  # fmt: skip
     install(app, SETTINGS)
     app.loader.import_default_modules()
