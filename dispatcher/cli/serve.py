@@ -54,22 +54,13 @@ def serve(
     """
     with needs("web", "web"):
         import uvicorn  # noqa: PLC0415 - an extra
-    from dispatcher.web.serving import (  # noqa: PLC0415 - an extra
-        STREAMS_END_SECONDS,
-        page_and_api,
-    )
+    from dispatcher.web.serving import SERVER_OPTIONS, page_and_api  # noqa: PLC0415 - an extra
 
     with Dispatcher() as dispatcher:
         log_to_standard_error(dispatcher.settings.log_format)
         application = page_and_api(dispatcher, rate=rate)
         collect_rarely()
-        uvicorn.run(
-            application,
-            host=host,
-            port=port,
-            access_log=False,
-            timeout_graceful_shutdown=STREAMS_END_SECONDS,
-        )
+        uvicorn.run(application, host=host, port=port, **SERVER_OPTIONS)
 
 
 @contextmanager

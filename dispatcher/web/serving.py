@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,8 +18,14 @@ from dispatcher.web.pages import SignIn, page
 
 _API = "/v1"
 _HOST, _PORT = "127.0.0.1", 8000
-STREAMS_END_SECONDS = 10
-"""How long the end waits for calls: listeners for events and live numbers never end."""
+SERVER_OPTIONS: dict[str, Any] = {
+    "access_log": False,
+    "http": "h11",
+    "timeout_graceful_shutdown": 10,
+}
+"""Options of uvicorn. With httptools it does not bound the headers of a call. Its end waits ten
+seconds for calls: listeners for events and live numbers never end.
+"""
 
 
 def page_and_api(dispatcher: Dispatcher, *, rate: str = RATE) -> ASGIApp:
@@ -44,13 +51,7 @@ def beside(application: ASGIApp) -> Iterator[str]:
 
     The port is 8000, or any other where that is taken.
     """
-    config = uvicorn.Config(
-        application,
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=STREAMS_END_SECONDS,
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(uvicorn.Config(application, log_config=None, **SERVER_OPTIONS))
     with _listening() as listener:
         port = listener.getsockname()[1]
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)

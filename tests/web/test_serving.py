@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
@@ -58,6 +61,20 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingExtra, match="needs fastapi") as caught:
         importlib.import_module("dispatcher.web")
     assert caught.value.accepted == "pip install 'quota-dispatcher[web]'"
+
+
+def test_headers_without_end_are_refused_also_where_httptools_is_installed(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uvicorn takes httptools where it is installed, and then keeps all headers in memory."""
+    monkeypatch.setitem(sys.modules, "httptools", ModuleType("httptools"))
+    monkeypatch.delitem(sys.modules, "uvicorn.protocols.http.auto", raising=False)
+    monkeypatch.delitem(sys.modules, "uvicorn.protocols.http.httptools_impl", raising=False)
+    with beside(api(house.dispatcher)) as address:
+        port = urlsplit(address).port or 80
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
+            line.sendall(b"GET /v1/status HTTP/1.1\r\n" + b"x-header: value\r\n" * 10_000)
+            assert b" 400 " in line.recv(1_000).partition(b"\r\n")[0]
 
 
 class Stopped(NamedTuple):
