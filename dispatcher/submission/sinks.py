@@ -245,8 +245,6 @@ class OwnTransaction:
         ids = [each.reservation.message_id for each in booked]
         perhaps_stored = False
         for _ in range(_TRIES):
-            if batch.has_duplicates:
-                break
             additions = [each.addition for each in booked]
             done = self._messages.add_together(additions, perhaps_stored=perhaps_stored)
             # After a broken line the server may still be storing, and what it holds may be why

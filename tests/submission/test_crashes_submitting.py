@@ -64,6 +64,10 @@ def submits_many(dispatcher: Dispatcher) -> None:
     dispatcher.submit_many([Draft(**wish(each)) for each in PEOPLE])
 
 
+def submits_all(dispatcher: Dispatcher) -> None:
+    dispatcher.submit_many([Draft(**wish(each)) for each in PEOPLE], atomic=True)
+
+
 def submits_in_two_shards(dispatcher: Dispatcher) -> None:
     submits(dispatcher, scopes={"tenant": "acme"})
 
@@ -129,6 +133,19 @@ def test_a_submit_killed_before_it_reserves_leaves_no_trace(house: House) -> Non
     before = house.snapshot()
     die("submit.before_reserve", submits, house.settings)
     assert house.snapshot() == before
+
+
+@each_how
+def test_an_atomic_batch_that_dies_is_accepted_when_it_is_repeated_at_once(
+    house: House, how: How
+) -> None:
+    """Not only once reconcile has released what the dead one reserved: each repeat renews that."""
+    die("submit.after_reserve", submits_all, house.settings, how=how)
+    results = house.dispatcher.submit_many([Draft(**wish(each)) for each in PEOPLE], atomic=True)
+    accepted = [each for each in results if isinstance(each, Message)]
+    assert [each.recipient for each in accepted] == [*PEOPLE]
+    heal(house)
+    judge(house, [each.id for each in accepted])
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
