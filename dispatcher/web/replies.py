@@ -244,7 +244,7 @@ def change_once(replies: Replies, call: Call | None, change: Change) -> Response
         try:
             return _finish(replies, call, _act(replies, call, act, is_first=is_first))
         except _Overtaken:
-            continue  # perhaps by a call with the same key
+            is_first = False  # perhaps by a call with the same key
     raise StoreUnavailable("others changed the message again and again")
 
 

@@ -174,13 +174,17 @@ def test_a_change_that_falls_over_is_repeated_once(
     assert change(shop, path, key()).content == again.content
 
 
+@pytest.mark.parametrize("max_attempts", [1, 90])
 def test_a_retry_whose_answer_was_lost_is_not_made_twice(
-    house: House, shop: TestClient, falling: TestClient
+    house: House, shop: TestClient, falling: TestClient, max_attempts: int
 ) -> None:
-    """It failed again meanwhile: a second retry would give it attempts nobody asked for."""
+    """It failed again meanwhile: a second retry would give it attempts nobody asked for.
+
+    Also where its channel has fewer attempts by now than the message had.
+    """
     message = house.submit(send_at=FAR + HOUR)
     failed = {"status": Status.FAILED.value, "finished_at": house.database_time()}
-    house.change([message], **failed, attempt_count=1, max_attempts=1)
+    house.change([message], **failed, attempt_count=1, max_attempts=max_attempts)
     path = f"/v1/messages/{message.id}/retry"
     arm("api.after_act=raise")
     assert falling.post(path, headers=key()).status_code == 500
@@ -326,6 +330,31 @@ def test_a_change_is_not_repeated_over_that_of_another_caller(
     assert shop.post(f"{path}/reschedule", json={"send_at": other}).status_code == 200
     again = shop.post(f"{path}/reschedule", json={"send_at": LATER}, headers=key())
     assert again.status_code == 412
+    assert shop.get(path).json()["send_at"] == other.replace("+00:00", "Z")
+
+
+def test_a_call_that_was_overtaken_leaves_the_note_by_which_its_twins_are_answered(
+    house: House, shop: TestClient, falling: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A twin made the change and died, and another caller undid it, before the first went on."""
+    path = shop.post("/v1/messages", json=new()).headers["Location"]
+    other = (FAR + 3 * HOUR).isoformat()
+    real = house.dispatcher.reschedule
+
+    def move(client: TestClient) -> int:
+        moved = client.post(f"{path}/reschedule", json={"send_at": LATER}, headers=key())
+        return moved.status_code
+
+    def slow(*given: Any, **named: Any) -> Any:
+        monkeypatch.setattr(house.dispatcher, "reschedule", real)
+        arm("api.after_act=raise")
+        assert move(falling) == 500
+        arm(None)
+        assert shop.post(f"{path}/reschedule", json={"send_at": other}).status_code == 200
+        return real(*given, **named)
+
+    monkeypatch.setattr(house.dispatcher, "reschedule", slow)
+    assert [move(shop), move(shop)] == [412, 412]
     assert shop.get(path).json()["send_at"] == other.replace("+00:00", "Z")
 
 

@@ -124,7 +124,8 @@ def retry(call: Changing, payload: models.Retry | None = None) -> Response:
         return call.dispatcher.retry(message_id, perhaps_sent=perhaps_sent, if_unchanged=unless)
 
     def is_made(first: FirstCall, now: Movable) -> bool:
-        return now.message.max_attempts > first.version.max_attempts
+        is_tried = now.message.attempt_count > first.version.attempt_count
+        return is_tried or now.message.status is not Status.FAILED
 
     return call.answer(Right.OPERATE, make, is_made)
 
