@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 from sqlalchemy import delete, select, update
 
+from dispatcher.errors import StoreUnavailable
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, later
 
+_TRIES = 10
 _KEPT = timedelta(hours=1)
 """How long a pause that has ended is stored: longer than any sweep looks back for one."""
 
@@ -40,10 +42,15 @@ class Pauses:
     def add(self, kind: str, name: str) -> None:
         """Begin a pause; one that is in force keeps its time."""
         row, now = self._pauses.c, database_now()
-        self._database.add_if_absent(self._pauses, kind=kind, name=name, paused_at=now)
-        ended = (row.kind == kind, row.name == name, row.resumed_at.is_not(None))
-        begin = update(self._pauses).where(*ended).values(paused_at=now, resumed_at=None)
-        self._database.execute(begin)
+        this = (row.kind == kind, row.name == name)
+        begin = update(self._pauses).where(*this, row.resumed_at.is_not(None))
+        for _ in range(_TRIES):
+            self._database.add_if_absent(self._pauses, kind=kind, name=name, paused_at=now)
+            self._database.execute(begin.values(paused_at=now, resumed_at=None))
+            # A resume in between may have forgotten a row that had ended long ago.
+            if self._database.read(select(row.kind).where(*this)):
+                return
+        raise StoreUnavailable("the pause was forgotten again and again", remedy="try again")
 
     def end(self, kind: str, name: str) -> None:
         """End a pause, if there is one. Forgets those that ended long ago."""

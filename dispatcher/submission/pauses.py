@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dispatcher.errors import InvalidValue, UnknownChannel, quoted
+from dispatcher.errors import InvalidDraft, InvalidValue, UnknownChannel, quoted
 from dispatcher.message import MAX_CAMPAIGN, MAX_RECIPIENT, Message, check_text
 from dispatcher.settings import Settings
 from dispatcher.store import (
@@ -24,12 +24,20 @@ class PauseList:
         self._pauses = pauses
 
     def pause(self, kind: str, name: str) -> None:
-        """Begin a pause. Raises InvalidValue, UnknownChannel and StoreUnavailable."""
-        self._pauses.add(*self._checked(kind, name))
+        """Begin a pause. Raises InvalidValue, UnknownChannel and StoreUnavailable.
+
+        That of a recipient is stored in each spelling of the channels, too.
+        """
+        for each in sorted(self._names(kind, name)):
+            self._pauses.add(kind, each)
 
     def resume(self, kind: str, name: str) -> None:
-        """End a pause, if there is one. Raises as :meth:`pause` does."""
-        self._pauses.end(*self._checked(kind, name))
+        """End a pause, if there is one, in every spelling. Raises as :meth:`pause` does."""
+        names = self._names(kind, name)
+        found = {each.name for each in self.in_force() if each.kind == kind}
+        like = {each for each in found if not names.isdisjoint(self._names(kind, each))}
+        for each in sorted(names | like):
+            self._pauses.end(kind, each)
 
     def in_force(self) -> Sequence[Pause]:
         """Return the pauses, by kind and name. Raises StoreUnavailable."""
@@ -45,13 +53,19 @@ class PauseList:
         }
         return tuple(each for each in self.in_force() if names.get(each.kind) == each.name)
 
-    def _checked(self, kind: str, name: str) -> tuple[str, str]:
+    def _names(self, kind: str, name: str) -> set[str]:
+        """Return the names under which it is stored: a recipient has several spellings."""
         kinds = (PAUSED_CHANNEL, PAUSED_RECIPIENT, PAUSED_CAMPAIGN, *self._settings.scopes)
-        kind = check_text("kind", kind)
+        check_text("kind", kind)
         if kind not in kinds:
             raise InvalidValue("kind", f"there is no kind {quoted(kind)}", ", ".join(kinds))
         longest = MAX_CAMPAIGN if kind == PAUSED_CAMPAIGN else MAX_RECIPIENT
         name = check_text("name", name, longest=longest)
         if kind == PAUSED_CHANNEL and name not in self._settings.channels:
             raise UnknownChannel(name, sorted(self._settings.channels))
-        return kind, name
+        if kind != PAUSED_RECIPIENT:
+            return {name}
+        try:
+            return {name, *self._settings.spellings.all(name)}
+        except InvalidDraft:  # it is no address: a message may name any scope
+            return {name}

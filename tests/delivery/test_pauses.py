@@ -5,8 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import update
 
 from dispatcher import InvalidSettings, InvalidValue, Message, Settings, Status, UnknownChannel
+from dispatcher.store import Pauses
+from tests.support.doubles import Between, once
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 
@@ -103,6 +106,30 @@ def test_catch_up_leaves_paused_messages_alone_until_they_are_resumed(
     assert (
         after.status is Status.EXPIRED if catch_up == "expire" else after.send_at > before.send_at
     )
+
+
+def test_a_recipient_is_paused_and_resumed_in_any_spelling(build: Build) -> None:
+    house = build(
+        clock=hour_ago(), channels={"memory": {"transport": "memory", "recipients": "email"}}
+    )
+    kept = house.submit("ada@Example.org")
+    house.dispatcher.pause("recipient", "ada@EXAMPLE.org")
+    assert house.deliver(kept) == 0
+    assert house.dispatcher.resume("recipient", "ada@example.org") == ()
+    assert house.deliver(kept) == 1
+
+
+def test_a_pause_is_not_lost_where_a_resume_forgets_its_old_row(pausing: House) -> None:
+    pauses = pausing.parts.pauses
+    old = pausing.database_time() - timedelta(hours=2)
+    pausing.dispatcher.pause("tenant", "acme")
+    with pausing.parts.database.engine.begin() as connection:
+        connection.execute(update(pausing.parts.database.tables.pauses).values(resumed_at=old))
+    database = vars(pauses)["_database"]
+    resume = once(lambda: Pauses(database).end("tenant", "other"))
+    vars(pauses)["_database"] = Between(database, before={"execute": resume})
+    [pause] = pausing.dispatcher.pause("tenant", "acme")
+    assert pause.name == "acme"
 
 
 def test_bad_kinds_and_names_are_refused_and_named(pausing: House) -> None:
