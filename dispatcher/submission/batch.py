@@ -126,18 +126,21 @@ class Batch:
             self.booked.append(entry)
 
     def renewed(self) -> list[Entry]:
-        """Replace the entries that share a refusal by new ones, and return those.
+        """Renew the first entry of those that share a refusal, and return the renewed ones.
 
         The first draft with a key was refused, so the key is free, and the next one is judged on
-        its own, as it would be in another batch.
+        its own, as it would be in another batch. The others share its result then.
         """
-        found: list[Entry] = []
+        found: dict[Entry, Entry] = {}
         for index, entry in enumerate(self.entries):
             first = entry.same_as
-            if first is not None and isinstance(first.result, DispatcherError):
-                self.entries[index] = Entry(entry.number, entry.draft)
-                found.append(self.entries[index])
-        return found
+            if first is None or not isinstance(first.result, DispatcherError):
+                continue
+            if first in found:
+                entry.same_as = found[first]
+            else:
+                found[first] = self.entries[index] = Entry(entry.number, entry.draft)
+        return list(found.values())
 
     def share_results(self) -> None:
         """Give each entry whose key an earlier one has the message of that one."""

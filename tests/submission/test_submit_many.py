@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import tracemalloc
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -26,6 +26,8 @@ from dispatcher import (
     StoreUnavailable,
     UnknownChannel,
 )
+from dispatcher.submission.submitter import Submitter
+from dispatcher.submission.validation import ValidDraft
 from tests.support.doubles import Between, once, raising
 from tests.support.house import BODY, FAR, House
 from tests.support.house_fixtures import Build
@@ -355,3 +357,21 @@ def test_all_or_none_refuses_a_key_that_is_used_twice(house: House) -> None:
     )
     assert errors(results) == [BatchRefused, IdempotencyConflict]
     assert house.snapshot() == before
+
+
+def test_drafts_of_one_key_are_each_judged_twice_at_most(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each refusal frees the key for the next one; else 1,000 such drafts take a minute."""
+    house.submit("ada", send_at=LATER)
+    judged: list[object] = []
+    real = Submitter._validated
+
+    def counted(submitter: Submitter, draft: Draft, *, now: datetime) -> ValidDraft:
+        judged.append(draft)
+        return real(submitter, draft, now=now)
+
+    monkeypatch.setattr(Submitter, "_validated", counted)
+    asked = [draft("ada", idempotency_key="key", body={"n": n}) for n in range(30)]
+    assert set(errors(house.dispatcher.submit_many(asked))) == {QuotaExceeded}
+    assert len(judged) <= 2 * len(asked)
