@@ -1,13 +1,23 @@
 """The command ``dispatcher``, and ``python -m dispatcher``."""
 
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 from dispatcher.errors import MissingExtra
 from dispatcher.extras import needs
 
 
 def main() -> None:
-    """Run the command line; without its extra, say how to install it, with exit code 2."""
+    """Run the command line; without its extra, say how to install it, with exit code 2.
+
+    Modules that settings name are found in the working directory first, as by ``python -m`` and
+    ``celery``.
+    """
+    with suppress(FileNotFoundError):  # a folder that was deleted
+        folder = str(Path.cwd())
+        if not {"", folder} & {*sys.path}:
+            sys.path.insert(0, folder)
     try:
         with needs("cli", "dispatcher"):
             from dispatcher import cli  # noqa: PLC0415 - an extra

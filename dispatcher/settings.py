@@ -146,6 +146,7 @@ class Settings(BaseSettings):
     queue: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "dispatcher"
     """Celery queue of the sweep. Each channel has its own queue: ``dispatcher.email``."""
     channels: dict[str, ChannelSettings] = Field(default_factory=_default_channels)
+    """The channels by name: :class:`ChannelSettings`."""
     hooks: Annotated[str, Field(pattern=r"^([\w.]+:\w+)?$")] = ""
     """``package.module:attribute`` of a class or an object with methods for messages' transitions:
     ``on_scheduled``, ``on_rescheduled``, ``on_reslotted``, ``on_enqueued``, ``on_snoozed``,
@@ -181,13 +182,16 @@ class Settings(BaseSettings):
     max_horizon: Length = timedelta(days=5 * 366)
     """How far ahead a message may be submitted."""
     body_max_bytes: Annotated[int, Field(ge=2, le=16 * 1024 * 1024)] = 64 * 1024
+    """Most bytes of a body, as JSON in UTF-8."""
     body_max_depth: Annotated[int, Field(ge=1, le=200)] = 32
+    """Most levels of objects and lists in a body."""
 
     horizon: Length = timedelta(seconds=30)
     """How near its send time must be for a message to be enqueued to Celery."""
     sweep_interval: Length = timedelta(seconds=1)
-    """How often beat starts ``enqueue_due``, ``rescue`` and ``reconcile``."""
+    """How often beat starts all duties of the sweep but ``prune``."""
     prune_interval: Length = timedelta(minutes=1)
+    """How often beat starts ``prune``, which deletes messages past their retention."""
     redelivery_timeout: Length = timedelta(seconds=120)
     """Redis broker: Celery's visibility timeout."""
     queue_type: Literal["quorum", "classic"] = "quorum"
@@ -223,7 +227,7 @@ class Settings(BaseSettings):
     """How long messages are stored after their end."""
 
     log_format: LogFormat = "console"
-    """Format of the logs of ``dispatcher worker`` and ``beat``: text or JSON."""
+    """Format of the logs of ``dispatcher worker``, ``beat``, ``up`` and ``serve``: text or JSON."""
     log_key: str = Field("", repr=False)
     """Secret of at least 16 characters, the same in every process. With it, log lines have a keyed
     hash of the recipient; without it, nothing of the recipient.
@@ -362,7 +366,8 @@ class Settings(BaseSettings):
             not self.broker_url.startswith("unix:"),
             "broker_url", "Celery has no unix://", "redis+socket:///path of the socket",
         )  # fmt: skip
-        _require("://" in self.broker_url, "broker_url", "is no URL", "redis://… or amqp://…")
+        if "broker_url" in self.model_fields_set:
+            _require("://" in self.broker_url, "broker_url", "is no URL", "redis://… or amqp://…")
         self._in_order("transport_timeout", "claim_ttl")
         _require(
             self.claim_ttl - self.transport_timeout >= _CLAIM_SPARE,
@@ -550,7 +555,7 @@ def _first_of(
     field = ".".join(path) or "settings"
     if each["type"] == "extra_forbidden":
         there = names.get(path[0] if len(path) > 1 else "", ())
-        return field, _NO_SUCH, _like(path[-1], there)
+        return field, _NO_SUCH, like(path[-1], there)
     return field, *_sentence(each["type"], each.get("ctx", {}), each["msg"])
 
 
@@ -570,9 +575,10 @@ def _misspelt(
     return None
 
 
-def _like(name: str, there: Collection[str]) -> str:
-    near = get_close_matches(name, there, 1)
-    return near[0] if near else f"one of {', '.join(there)}"
+def like(name: str, names: Collection[str]) -> str:
+    """Return the one of these names that is like a misspelt one, else "one of" and all of them."""
+    near = get_close_matches(name, names, 1)
+    return near[0] if near else f"one of {', '.join(names)}"
 
 
 def _sentence(kind: str, context: Mapping[str, Any], message: str) -> tuple[str, str]:
@@ -586,4 +592,6 @@ def _sentence(kind: str, context: Mapping[str, Any], message: str) -> tuple[str,
         return "is not an accepted value", str(context["expected"])
     if kind == "too_short":
         return "has too few entries", f"at least {context['min_length']}"
+    if kind == "string_pattern_mismatch":
+        return "is not of the accepted form", f"a text that matches {context['pattern']}"
     return message[:1].lower() + message[1:], "what the reference of the settings says"

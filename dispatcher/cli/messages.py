@@ -86,7 +86,7 @@ def submit(
     send_window: SendWindow = None,
     on_unknown: Annotated[
         OnUnknown | None,
-        typer.Option(help="After a try with an unknown outcome; default: the channel's."),
+        typer.Option(help="After an attempt with an unknown outcome; default: the channel's."),
     ] = None,
     expire_after: ExpireAfter = None,
     status_url: Annotated[

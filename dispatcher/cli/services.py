@@ -97,10 +97,11 @@ def up() -> None:
                 "run `dispatcher worker` and `dispatcher beat` instead"
             )
         else:
+            name, channel = next(iter(running.channels.items()))
+            recipient = "+4915112345678" if channel.recipients == "phone" else "ada@example.org"
             output.out.print(
-                "try, from a second shell here: "
-                f"dispatcher submit --channel {next(iter(running.channels))} "
-                '--recipient ada@example.org --text hello --send-in "5 seconds"',
+                f"try, from a second shell here: dispatcher submit --channel {name} "
+                f'--recipient {recipient} --text hello --send-in "5 seconds"',
                 soft_wrap=True,
             )
         with page_beside(running, signs_in=True) as sentence, _shown(running) as show_more:

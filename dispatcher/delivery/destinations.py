@@ -126,12 +126,13 @@ class Destinations:
             name: object = self._name_of(message)
         except Exception as error:  # noqa: BLE001 - a transport may raise anything
             kind = type(error).__name__  # its text may quote an address
-            log.warning("message %s: its transport names no destination (%s)", message.id, kind)
+            log.warning("message %s: destination() of its transport raised %s; sent without one",
+                        message.id, kind)  # fmt: skip
             return None
         if name is None or isinstance(name, str):
             return name
         kind = type(name).__name__
-        log.warning("message %s: its transport names a destination that is no text (%s)",
+        log.warning("message %s: destination() of its transport returned %s, no text; sent without",
                     message.id, kind)  # fmt: skip
         return None
 

@@ -200,9 +200,12 @@ class Sender:
             self._close(group, error)
             return self._failure(claim, error, error.retry_after)
         except Exception as error:  # noqa: BLE001 - a transport may raise anything
-            log.warning("message %s: its transport raised %s", message.id, type(error).__name__)
             # It may be with the provider: a line that broke, say.
             outcome = Outcome.UNKNOWN if message.on_unknown == "hold" else Outcome.TEMPORARY
+            log.warning(
+                "message %s: its transport raised %s, none of TemporaryFailure, PermanentFailure "
+                "and PerhapsSent; it counts as %s", message.id, type(error).__name__, outcome.value,
+            )  # fmt: skip
             return self._failure(claim, error, None, outcome)
         return Success(claim, None if receipt is None else storable_text(receipt))
 

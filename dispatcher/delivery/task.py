@@ -284,7 +284,10 @@ class GroupQueue:
                     raise  # none of those that wait can be claimed either
                 except Exception as error:  # noqa: BLE001 - theirs alone: the others go on
                     kind = type(error).__name__  # its text may quote a body
-                    log.error("channel %s: a group failed (%s)", channel, kind)  # noqa: TRY400
+                    log.error(  # noqa: TRY400 - its text may quote a body
+                        "channel %s: a group of %d messages failed (%s); they are rescued; the "
+                        "traceback of the task says why", channel, len(group), kind,
+                    )  # fmt: skip
                     failure = failure or error
                 with self._lock:
                     waiting = queue.again or queue.first

@@ -491,7 +491,7 @@ def agreement(name: str, whose: str, *, stops_worker: bool) -> Check[Offset]:
         if offset.at_least > _MOST_APART:
             return error(
                 f"{found}. Send times are judged by a clock that is wrong, and a worker that is "
-                "far ahead of beat drops every tick of the sweep",
+                "far ahead of beat drops every task of the sweep",
                 remedy,
                 stops_worker=stops_worker,
             )

@@ -444,7 +444,9 @@ class Windows:
             start_ms = self._next_slot(legs, max(blocked.until_ms, start_ms), booking.mover)
             if start_ms > latest_ms:
                 raise refused(why._replace(until_ms=start_ms))
-        raise ReservationsUnavailable("concurrent bookings took every slot that was tried")
+        raise ReservationsUnavailable(
+            "concurrent bookings took every slot that was tried; try again"
+        )
 
     def _in_others(
         self, booking: _Booking, legs: Sequence[Leg], reservation: Reservation
@@ -473,7 +475,9 @@ class Windows:
                     # The first shard has the duplicate's new time, this one its old one.
                     raise DuplicateUnderWay
                 # Our own earlier booking: the first shard has lost it, this one has not.
-                raise ReservationsUnavailable("its reservations in two shards disagree; try again")
+                raise ReservationsUnavailable(
+                    "two shards have the message at different times; try again"
+                )
         return None
 
     def _in_leg(

@@ -86,7 +86,8 @@ class GivenUp(StoreUnavailable):
     """The reservation was released before the message was stored: it cannot be stored any more."""
 
     def __init__(self) -> None:
-        super().__init__("storing it took longer than its reservation lasted", refused=True)
+        problem = "storing it took longer than its reservation lasted"
+        super().__init__(problem, refused=True, remedy="submit it again")
 
 
 class NewSlot(NamedTuple):
@@ -275,7 +276,8 @@ class Messages:
                 if unknown:
                     raise OutcomeUnknown(failure.reason, message.id) from cause(error)
                 raise failure from cause(error)
-        raise StoreUnavailable("the idempotency key was freed and taken again and again")
+        problem = "the idempotency key was freed and taken again and again"
+        raise StoreUnavailable(problem, remedy="try again")
 
     def add_together(
         self, additions: Iterable[Addition], *, perhaps_stored: bool = False
@@ -378,7 +380,7 @@ class Messages:
             left = [each for each in left if _is_scheduled(found.get(each))]
             if not left:
                 return found
-        raise StoreUnavailable("workers claimed the message again and again")
+        raise StoreUnavailable("workers claimed the message again and again", remedy="try again")
 
     def cancel_if_unchanged(self, tokens: Mapping[UUID, int]) -> dict[UUID, Message]:
         """Cancel those of the messages that are still scheduled and have this move token.
@@ -529,7 +531,7 @@ class Messages:
         is_open = and_(notes.c.fingerprint == reply.fingerprint, notes.c.status.is_(None))
         connection.execute(delete(notes).where(this, is_open))
         if connection.execute(select(notes.c.id).where(this)).first() is not None:
-            raise StoreUnavailable("another call has noted the Idempotency-Key", refused=True)
+            raise StoreUnavailable("another call has noted the Idempotency-Key")
 
     def _try_insert_directly(self, addition: Addition) -> bool:
         """Store a message, its key and its reply past SQLAlchemy; return whether they were stored.

@@ -139,7 +139,8 @@ class Hooks:
                 self._make(some)
             except Exception as error:  # noqa: BLE001 - its thread must not end
                 # Its text may quote a body.
-                log.error("hooks not called: %s", type(error).__name__)  # noqa: TRY400 - same
+                kind = type(error).__name__
+                log.error("hooks not called for %d messages: %s", len(some), kind)  # noqa: TRY400 - same
 
     def _make(self, some: Sequence[_Call]) -> None:
         unread = [each.message_id for each in some if each.message is None]

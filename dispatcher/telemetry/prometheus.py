@@ -44,10 +44,10 @@ _LATENESS = (
 )  # fmt: skip
 
 TRANSITIONS = Counter(
-    "dispatcher_transitions", "What became of messages.", ("transition", "channel")
+    "dispatcher_transitions", "Transitions of messages.", ("transition", "channel")
 )
 REFUSED = Counter("dispatcher_refused", "Submits that were refused.", ("reason", "quota"))
-ATTEMPTS = Counter("dispatcher_attempts", "Tries, by what came of them.", ("channel", "outcome"))
+ATTEMPTS = Counter("dispatcher_attempts", "Attempts by their outcome.", ("channel", "outcome"))
 LATENESS = Histogram(
     "dispatcher_lateness_seconds",
     "How long after its promised time the first send of a message began.",
@@ -55,7 +55,9 @@ LATENESS = Histogram(
     buckets=_LATENESS,
 )
 SWEEP_RUNS = Counter("dispatcher_sweep_runs", "Runs of a duty.", ("duty", "result"))
-SWEEP_CHANGES = Counter("dispatcher_sweep_changes", "What duties did.", ("duty", "what"))
+SWEEP_CHANGES = Counter(
+    "dispatcher_sweep_changes", "Changes that duties of the sweep made.", ("duty", "what")
+)
 ITEMS_REJECTED = Counter(
     "dispatcher_items_rejected", "Items of the broker that were no tasks and were deleted."
 )

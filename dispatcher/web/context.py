@@ -26,6 +26,7 @@ from dispatcher.store import Movable
 from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.admission import Admission
+from dispatcher.web.problems import errors_of
 from dispatcher.web.replies import Answer, Call, etag_of, key_of, once
 from dispatcher.web.streams import Streams
 
@@ -119,7 +120,7 @@ class Context:
         try:
             return model.model_validate(await self.request.json())
         except ValidationError as error:
-            raise RequestValidationError(error.errors()) from None
+            raise RequestValidationError(errors_of(error, model)) from None
         except (ValueError, RecursionError):
             raise HTTPException(400, "the body is not JSON") from None
         except ClientDisconnect:
@@ -189,8 +190,9 @@ def problem_for(caller: Caller | None, error: DispatcherError) -> dict[str, Any]
         given = caller.shown_key(error.key) or error.key
         error = IdempotencyConflict(given, error.message_id)
     problem = problem_of(error, whole=caller is not None and caller.sees_conflicts)
-    if problem.get("field") in _NAMED_ELSE:
-        problem["field"] = _NAMED_ELSE[problem["field"]]
+    ours = _NAMED_ELSE.get(problem.get("field", ""))
+    if ours is not None and problem.get("accepted") != ours:  # else the caller has named it so
+        problem["field"] = ours
     return problem
 
 

@@ -6,10 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from dispatcher.errors import InvalidDraft
 from dispatcher.problems import MEDIA_TYPE, problem
+from dispatcher.settings import like
+
+_UNKNOWN = "extra_forbidden"
 
 
 class Refused(Exception):
@@ -40,17 +44,29 @@ def refusal_of(refused: Refused) -> dict[str, Any]:
     return problem(refused.status, refused.kind, refused.detail)
 
 
-def invalid_body(found: Sequence[Any]) -> InvalidDraft:
-    """Return the error for a body of the wrong shape; it names the first wrong field.
+def errors_of(error: ValidationError, model: type[BaseModel]) -> list[Any]:
+    """Return the errors of pydantic; those of unknown fields have the ``fields`` of the model."""
+    found: list[Any] = list(error.errors())
+    fields = {"fields": list(model.model_fields)}
+    return [each | fields if len(each["loc"]) == 1 else each for each in found]
 
-    ``found`` are the errors of pydantic.
+
+def invalid_body(found: Sequence[Any]) -> InvalidDraft:
+    """Return the error for a body of the wrong shape.
+
+    It names the first field that there is not, else the first wrong one: a misspelt field is often
+    missing, too. ``found`` are the errors of pydantic, or those of :func:`errors_of`.
     """
-    first = found[0]
+    first = next((each for each in found if each["type"] == _UNKNOWN), found[0])
     where = [str(each) for each in first["loc"] if each not in ("body", "query", "path")]
-    accepted = "a field of the OpenAPI document" if first["type"] == "extra_forbidden" else (
-        "what the OpenAPI document describes"
-    )  # fmt: skip
-    return InvalidDraft(".".join(where) or "body", first["msg"], accepted)
+    problem, accepted = first["msg"], "what the OpenAPI document describes"
+    if first["type"] == _UNKNOWN:
+        problem = "there is no such field"
+        accepted = "a field of the OpenAPI document"
+        if fields := first.get("fields"):  # "send_in" is rather "send_in_seconds" than "send_at"
+            longer = [each for each in fields if each.startswith(f"{where[-1]}_")]
+            accepted = longer[0] if longer else like(where[-1], fields)
+    return InvalidDraft(".".join(where) or "body", problem, accepted)
 
 
 def response_of(problem: Mapping[str, Any], headers: Mapping[str, str]) -> Response:

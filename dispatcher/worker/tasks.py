@@ -138,7 +138,7 @@ def _run(duty: str, work: Callable[[], object]) -> None:
         except DispatcherError as error:
             app.journal.swept(duty, None)
             if isinstance(error, Unavailable):
-                log.warning("sweep: %s failed and runs again at its next tick: %s", duty, error)
+                log.warning("sweep: %s failed; beat starts it again: %s", duty, error)
             raise
         app.journal.swept(duty, _counts(did))
 

@@ -285,3 +285,21 @@ def test_a_closed_output_stops_no_command(house: House, streams: str) -> None:
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert house.sql("SELECT name FROM dispatcher_api_keys") == [("shop",)]
+
+
+def test_modules_of_the_working_directory_are_found(tmp_path: Path) -> None:
+    """As by celery, and by ``python -m dispatcher``: settings name transports and types there."""
+    tmp_path.joinpath("shapes.py").write_text(
+        "from pydantic import BaseModel\n\nclass Body(BaseModel):\n    words: str\n"
+    )
+    tmp_path.joinpath("dispatcher.toml").write_text(
+        '[channels.sms]\ntransport = "memory"\nbody = "shapes:Body"\n'
+    )
+    script = Path(sys.executable).with_name("dispatcher")
+    wrong = ["submit", "--channel=sms", "--recipient=ada", "--text=hello", "--send-in=1 day"]
+    ran = subprocess.run(
+        [script, *wrong], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ran.returncode, ran.stderr.partition("words: is missing")[1] != "") == (2, True), (
+        ran.stderr
+    )

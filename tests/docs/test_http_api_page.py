@@ -194,6 +194,7 @@ def test_the_page_names_every_call_right_and_type(house: House) -> None:
     types = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", PAGE.split("## Errors")[1].split("##")[0]))
     known = {problem_kind_of(each) for each in STATUSES}
     of_api = {"too-large", "unsupported-media-type", "no-events", "too-slow"}
+    of_api |= {"no-such-path", "method-not-allowed", "internal-error"}
     of_api |= {f"too-many-{each}" for each in streams.MOST if each != "pages"}
     assert types >= of_api
     assert types - of_api <= known

@@ -282,7 +282,7 @@ BUGS = {
     "a webhook without an answer counts as not taken": Bug(
         {"transports.webhook.WebhookTransport._post": _where_unknown(_refuse)}, "I17"
     ),
-    "each try of an e-mail under an id of its own": Bug(
+    "each attempt of an e-mail under an id of its own": Bug(
         {"transports.smtp.compose": _id_of_the_attempt}, "I8"
     ),
     "reserve not idempotent": Bug(

@@ -156,8 +156,9 @@ def test_no_message_is_stored_whose_reply_is_another_call_s(database: Database, 
     replies, message = Replies(database, keep=DAY), rows.a_message(idempotency_key="key")
     replies.begin("reply", fingerprint="other", seen=None)
     reply = replies.new("reply", fingerprint="mine", status=201, headers={}, body="")
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailable) as no:
         Messages(database).add(rows.addition(message, fingerprint="print")._replace(reply=reply))
+    assert not no.value.refused, "the next try gets the answer that is stored by then"
     assert (rows.count(database), stored_keys(database)) == (0, 0)
 
 

@@ -107,6 +107,21 @@ def test_each_problem_has_its_status_and_type(  # noqa: PLR0917 - parameters of 
 
 
 @pytest.mark.parametrize(
+    ("misspelt", "accepted"), [("recipent", "recipient"), ("send_in", "send_in_seconds")]
+)
+def test_a_misspelt_field_is_named_with_the_one_that_it_is_like(
+    shop: TestClient, misspelt: str, accepted: str
+) -> None:
+    """It is named rather than the field that is missing because of it."""
+    draft = {"channel": "memory", "body": {}, misspelt: "ada"}
+    single = shop.post("/v1/messages", json=draft).json()
+    headers = {"Content-Type": "application/x-ndjson"}
+    batch = shop.post("/v1/messages/batch", content=json.dumps(draft), headers=headers)
+    for problem in (single, json.loads(batch.text)["problem"]):
+        assert (problem["field"], problem["accepted"]) == (misspelt, accepted)
+
+
+@pytest.mark.parametrize(
     ("media_type", "status"),
     [
         ("application/json", 201),

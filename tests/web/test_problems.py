@@ -179,6 +179,7 @@ def test_callers_of_an_application_are_told_no_servers_settings_or_messages_of_o
     assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == (
         [f"answered with {status}: {error}"] if status >= 500 else []
     )
+    assert "NoneType" not in caplog.text, "the traceback is that of the error"
 
 
 def test_a_caller_of_an_application_can_ask_for_a_message_of_unknown_outcome() -> None:

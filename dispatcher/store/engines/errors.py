@@ -59,7 +59,8 @@ def _quotes(error: SQLAlchemyError) -> bool:
 def unavailable(error: SQLAlchemyError, url: URL | None = None) -> StoreUnavailable:
     """Say what went wrong without statements, values or secrets; ``url`` gives the address."""
     if isinstance(error, PoolTimeout):
-        return StoreUnavailable("no connection became free in time")
+        remedy = "let fewer threads call at a time, or use another Dispatcher"
+        return StoreUnavailable("no connection became free in time", remedy=remedy)
     if not isinstance(error, DBAPIError):
         return StoreUnavailable(type(error).__name__)
     name, number = type(error.orig).__name__, number_of(error)

@@ -16,7 +16,7 @@ from dispatcher.message import Draft, Message, Rejection, check_text
 from dispatcher.web import models, problems
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.context import Context
-from dispatcher.web.problems import Refused, invalid_body
+from dispatcher.web.problems import Refused, errors_of, invalid_body
 from dispatcher.web.replies import LONGEST_KEY
 from dispatcher.web.streams import VerdictResponse
 
@@ -124,7 +124,7 @@ def _draft_of(line: bytes, caller: Caller) -> Draft:
     try:
         new = models.NewMessageLine.model_validate_json(line)
     except ValidationError as error:
-        raise invalid_body(error.errors()) from None
+        raise invalid_body(errors_of(error, models.NewMessageLine)) from None
     key = new.idempotency_key
     if key is not None:
         check_text("idempotency_key", key, longest=LONGEST_KEY)

@@ -460,7 +460,7 @@ def _check_origin(request: Request) -> None:
         is_own = origin is not None and urlsplit(origin).netloc == request.headers.get("host")
     if not is_own:
         log.warning("page: a %s that comes from another site was refused", request.method)
-        raise forbidden("the action comes from another site")
+        raise forbidden("the action comes from another site, or has no header Origin")
 
 
 def _last(request: Request) -> Fields:

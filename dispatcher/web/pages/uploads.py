@@ -132,7 +132,7 @@ class Upload:
         except DispatcherError as error:
             self.error, self.state = error, UploadState.FAILED
         except Exception:
-            log.exception("an upload failed")
+            log.exception("upload %s failed", self.token)
             self.error = InvalidValue(
                 "file", "failed; the log of the server says why", "a file that can be read"
             )
