@@ -11,13 +11,13 @@ from dispatcher.extras import needs
 def main() -> None:
     """Run the command line; without its extra, say how to install it, with exit code 2.
 
-    Modules that settings name are found in the working directory first, as by ``python -m`` and
-    ``celery``.
+    Modules that settings name are found in the working directory, too, as by ``celery``. It comes
+    last: a file there must not take the place of a library.
     """
     with suppress(FileNotFoundError):  # a folder that was deleted
         folder = str(Path.cwd())
-        if not {"", folder} & {*sys.path}:
-            sys.path.insert(0, folder)
+        if not sys.flags.safe_path and not {"", folder} & {*sys.path}:
+            sys.path.append(folder)
     try:
         with needs("cli", "dispatcher"):
             from dispatcher import cli  # noqa: PLC0415 - an extra

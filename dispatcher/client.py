@@ -726,7 +726,7 @@ class Dispatcher:
         return tuple(self._app.pause_list.in_force())
 
     def resume(self, kind: str, name: str) -> tuple[Pause, ...]:
-        """End a :meth:`pause` with the same parameters. Return the pauses that remain.
+        """End a :meth:`pause`: of a recipient in any spelling. Return the pauses that remain.
 
         Messages that are due are enqueued within about a second; those that are overdue are
         treated as ``catch_up`` of their channel says. Raises as :meth:`pause` does.

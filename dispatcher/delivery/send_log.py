@@ -135,7 +135,7 @@ class SendLogs:
         """
         mark = uuid4()
         with self._lock:
-            if self._own is not None and not (self._own[0] / _LOCK).exists():
+            if self._own is not None and not os.fstat(self._own[1]).st_nlink:  # the lock's
                 os.close(self._own[1])
                 self._own = None
             if self._own is None:

@@ -86,8 +86,7 @@ class GivenUp(StoreUnavailable):
     """The reservation was released before the message was stored: it cannot be stored any more."""
 
     def __init__(self) -> None:
-        problem = "storing it took longer than its reservation lasted"
-        super().__init__(problem, refused=True, remedy="submit it again")
+        super().__init__("storing it took longer than its reservation lasted", refused=True)
 
 
 class NewSlot(NamedTuple):
@@ -297,10 +296,7 @@ class Messages:
             else:
                 self._insert_together(every)
         except StoreUnavailable as error:
-            log.warning(
-                "batch of %d messages not stored together, storing each alone: %s",
-                len(every), error,
-            )  # fmt: skip
+            log.warning("batch of %d messages not stored together: %s", len(every), error)
             return False if error.refused else None
         return True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dispatcher.errors import InvalidDraft, InvalidValue, UnknownChannel, quoted
+from dispatcher.errors import InvalidValue, UnknownChannel, quoted
 from dispatcher.message import MAX_CAMPAIGN, MAX_RECIPIENT, Message, check_text
 from dispatcher.settings import Settings
 from dispatcher.store import (
@@ -28,11 +28,13 @@ class PauseList:
 
         That of a recipient is stored in each spelling of the channels, too.
         """
+        self._check(kind, name)
         for each in sorted(self._names(kind, name)):
             self._pauses.add(kind, each)
 
     def resume(self, kind: str, name: str) -> None:
         """End a pause, if there is one, in every spelling. Raises as :meth:`pause` does."""
+        self._check(kind, name)
         names = self._names(kind, name)
         found = {each.name for each in self.in_force() if each.kind == kind}
         like = {each for each in found if not names.isdisjoint(self._names(kind, each))}
@@ -53,19 +55,21 @@ class PauseList:
         }
         return tuple(each for each in self.in_force() if names.get(each.kind) == each.name)
 
-    def _names(self, kind: str, name: str) -> set[str]:
-        """Return the names under which it is stored: a recipient has several spellings."""
+    def _check(self, kind: str, name: str) -> None:
         kinds = (PAUSED_CHANNEL, PAUSED_RECIPIENT, PAUSED_CAMPAIGN, *self._settings.scopes)
         check_text("kind", kind)
         if kind not in kinds:
             raise InvalidValue("kind", f"there is no kind {quoted(kind)}", ", ".join(kinds))
         longest = MAX_CAMPAIGN if kind == PAUSED_CAMPAIGN else MAX_RECIPIENT
-        name = check_text("name", name, longest=longest)
+        check_text("name", name, longest=longest)
         if kind == PAUSED_CHANNEL and name not in self._settings.channels:
             raise UnknownChannel(name, sorted(self._settings.channels))
+
+    def _names(self, kind: str, name: str) -> set[str]:
+        """Return the names under which it is stored: a recipient may have several spellings."""
         if kind != PAUSED_RECIPIENT:
             return {name}
         try:
             return {name, *self._settings.spellings.all(name)}
-        except InvalidDraft:  # it is no address: a message may name any scope
+        except InvalidValue:  # no address but another scope; or its rule cannot be loaded here
             return {name}

@@ -240,7 +240,11 @@ class OwnTransaction:
         return stored
 
     def _store_all(self, batch: Batch) -> None:
-        """Store all or none, and make sure which."""
+        """Store all or none, and make sure which.
+
+        A reservation of a duplicate submit is shared by the id of its message: the first one to
+        store it has it, ``has`` finds what both stored, and ``withdraw`` leaves it to the other.
+        """
         booked = batch.booked
         ids = [each.reservation.message_id for each in booked]
         perhaps_stored = False

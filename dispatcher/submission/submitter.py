@@ -11,6 +11,7 @@ from dispatcher.errors import (
     IdempotencyConflict,
     InvalidDraft,
     SlotRefused,
+    StoreUnavailable,
     Suppressed,
 )
 from dispatcher.faults import fault
@@ -234,6 +235,9 @@ class Submitter:
             self._book(again, given_up, sink)
             self._compose(again, sink)
             sink.store(again)
+            for entry in again.booked:
+                if isinstance(entry.result, GivenUp):
+                    entry.result = StoreUnavailable(entry.result.reason, remedy="submit it again")
             lost = set(given_up)
             batch.stored = [each for each in batch.stored if each not in lost] + again.stored
             batch.refused += again.refused

@@ -18,6 +18,10 @@ def started(run: Callable[[], None], name: str) -> Thread | None:
     try:
         thread.start()
     except RuntimeError as error:
-        log.warning("the thread of the %s did not start and is tried again later: %s", name, error)
+        log.warning(
+            "the thread of the %s did not start, and is tried again at its next use: %s",
+            name,
+            error,
+        )
         return None
     return thread

@@ -26,7 +26,7 @@ from dispatcher.store import Movable
 from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.admission import Admission
-from dispatcher.web.problems import errors_of
+from dispatcher.web.problems import UNKNOWN, errors_of
 from dispatcher.web.replies import Answer, Call, etag_of, key_of, once
 from dispatcher.web.streams import Streams
 
@@ -137,8 +137,9 @@ class Context:
         for right in rights:
             self.caller.check(right)
         given = self.request.query_params.keys()
-        if given and (unknown := sorted(given - query_names(self.request))):
-            found = {"type": "extra_forbidden", "loc": ("query", unknown[0])}
+        names = query_names(self.request) if given else set()
+        if unknown := sorted(given - names):
+            found = {"type": UNKNOWN, "loc": ("query", unknown[0]), "fields": sorted(names)}
             raise RequestValidationError([found | {"msg": "is no parameter of this call"}])
         return self.caller
 
@@ -190,9 +191,8 @@ def problem_for(caller: Caller | None, error: DispatcherError) -> dict[str, Any]
         given = caller.shown_key(error.key) or error.key
         error = IdempotencyConflict(given, error.message_id)
     problem = problem_of(error, whole=caller is not None and caller.sees_conflicts)
-    ours = _NAMED_ELSE.get(problem.get("field", ""))
-    if ours is not None and problem.get("accepted") != ours:  # else the caller has named it so
-        problem["field"] = ours
+    if problem.get("field") in _NAMED_ELSE:
+        problem["field"] = _NAMED_ELSE[problem["field"]]
     return problem
 
 

@@ -13,7 +13,7 @@ from dispatcher.errors import InvalidDraft
 from dispatcher.problems import MEDIA_TYPE, problem
 from dispatcher.settings import like
 
-_UNKNOWN = "extra_forbidden"
+UNKNOWN = "extra_forbidden"
 
 
 class Refused(Exception):
@@ -48,7 +48,8 @@ def errors_of(error: ValidationError, model: type[BaseModel]) -> list[Any]:
     """Return the errors of pydantic; those of unknown fields have the ``fields`` of the model."""
     found: list[Any] = list(error.errors())
     fields = {"fields": list(model.model_fields)}
-    return [each | fields if len(each["loc"]) == 1 else each for each in found]
+    is_known = [each["type"] != UNKNOWN or len(each["loc"]) > 1 for each in found]
+    return [each if known else each | fields for each, known in zip(found, is_known, strict=True)]
 
 
 def invalid_body(found: Sequence[Any]) -> InvalidDraft:
@@ -57,12 +58,13 @@ def invalid_body(found: Sequence[Any]) -> InvalidDraft:
     It names the first field that there is not, else the first wrong one: a misspelt field is often
     missing, too. ``found`` are the errors of pydantic, or those of :func:`errors_of`.
     """
-    first = next((each for each in found if each["type"] == _UNKNOWN), found[0])
+    first = next((each for each in found if each["type"] == UNKNOWN), found[0])
     where = [str(each) for each in first["loc"] if each not in ("body", "query", "path")]
     problem, accepted = first["msg"], "what the OpenAPI document describes"
-    if first["type"] == _UNKNOWN:
-        problem = "there is no such field"
-        accepted = "a field of the OpenAPI document"
+    if first["type"] == UNKNOWN:
+        is_field = first["loc"][0] != "query"
+        problem = "there is no such field" if is_field else "there is no such parameter"
+        accepted = "a name of the OpenAPI document"
         if fields := first.get("fields"):  # "send_in" is rather "send_in_seconds" than "send_at"
             longer = [each for each in fields if each.startswith(f"{where[-1]}_")]
             accepted = longer[0] if longer else like(where[-1], fields)

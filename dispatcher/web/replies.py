@@ -19,8 +19,9 @@ has another status             what a new call gets: 409
 was changed otherwise          412; a cancellation is made all the same
 =============================  ==========================================================
 
-A refused call has had no effect, and its key is free again. If an earlier call with the key noted a
-change and may still be under way, the first refused repeat after a minute frees the key. Where the
+A refused call has had no effect, and its key is free again. If another call with the key may have
+acted, because it noted the change first or came between, the first refused repeat after a minute
+frees the key. Where the
 outcome of a change is not known, its note stays.
 """
 
@@ -221,7 +222,7 @@ def change_once(replies: Replies, call: Call | None, change: Change) -> Response
     """
     if call is None:
         return _changed(change).response()
-    is_first = False
+    is_alone = False
     act: Callable[[], Answer]
     for _ in range(_TRIES):
         now = change.read()
@@ -229,7 +230,7 @@ def change_once(replies: Replies, call: Call | None, change: Change) -> Response
         if not note.is_new:
             now = change.read()  # what was noted may be newer than what was read
         version = Version.of(now)
-        is_first |= note.is_new
+        is_alone |= note.is_new
         if note.status is not None:
             return _replay(note)
         first = FirstCall.read(note.seen) if note.seen else FirstCall(version, change.at)
@@ -242,9 +243,9 @@ def change_once(replies: Replies, call: Call | None, change: Change) -> Response
         else:
             act = partial(_refuse, now)
         try:
-            return _finish(replies, call, _act(replies, call, act, is_first=is_first))
+            return _finish(replies, call, _act(replies, call, act, is_alone=is_alone))
         except _Overtaken:
-            is_first = False  # perhaps by a call with the same key
+            is_alone = False  # perhaps by a call with the same key
     raise StoreUnavailable("others changed the message again and again")
 
 
@@ -314,7 +315,7 @@ def _check_same(note: Reply, call: Call) -> None:
         raise Refused(422, "idempotency-conflict", "the key was used before, for another call")
 
 
-def _act(replies: Replies, call: Call, act: Callable[[], Answer], *, is_first: bool) -> Answer:
+def _act(replies: Replies, call: Call, act: Callable[[], Answer], *, is_alone: bool) -> Answer:
     """Act; forget the call if it is refused.
 
     If an earlier call with this key may be under way, its note stays: without it, that call's
@@ -326,7 +327,7 @@ def _act(replies: Replies, call: Call, act: Callable[[], Answer], *, is_first: b
         raise
     except (DispatcherError, Refused) as error:
         if not isinstance(error, StoreUnavailable) or error.refused:
-            older_than = timedelta(0) if is_first else _LONGEST_CALL
+            older_than = timedelta(0) if is_alone else _LONGEST_CALL
             replies.forget(call.id, fingerprint=call.fingerprint, older_than=older_than)
         raise
 

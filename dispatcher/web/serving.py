@@ -21,10 +21,12 @@ _HOST, _PORT = "127.0.0.1", 8000
 SERVER_OPTIONS: dict[str, Any] = {
     "access_log": False,
     "http": "h11",
+    "log_config": None,
     "timeout_graceful_shutdown": 10,
 }
-"""Options of uvicorn. With httptools it does not bound the headers of a call. Its end waits ten
-seconds for calls: listeners for events and live numbers never end.
+"""Options of uvicorn. With httptools it does not bound the headers of a call. It logs by the
+handlers of the process. Its end waits ten seconds for calls: listeners for events and live numbers
+never end.
 """
 
 
@@ -51,7 +53,7 @@ def beside(application: ASGIApp) -> Iterator[str]:
 
     The port is 8000, or any other where that is taken.
     """
-    server = uvicorn.Server(uvicorn.Config(application, log_config=None, **SERVER_OPTIONS))
+    server = uvicorn.Server(uvicorn.Config(application, **SERVER_OPTIONS))
     with _listening() as listener:
         port = listener.getsockname()[1]
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)

@@ -12,7 +12,7 @@ from typing import Any, cast
 from uuid import UUID
 
 from billiard.process import current_process
-from celery import Celery, Task, bootsteps, shared_task
+from celery import Celery, bootsteps, shared_task
 from celery.app import app_or_default
 from celery.signals import (
     beat_embedded_init,
@@ -33,9 +33,19 @@ from dispatcher.telemetry.liveness import EVERY, Kind
 
 log = logging.getLogger(__name__)
 
+
+def _keep_options(task: Any, app: Celery) -> None:
+    """Set our options again: Celery has just applied the ``task_annotations`` of the app."""
+    super(task, task).on_bound(app)
+    for name, value in OPTIONS.items():
+        setattr(task, name, value)
+
+
 OPTIONS: dict[str, Any] = {
     "acks_late": False,
+    "expires": None,
     "ignore_result": True,
+    "on_bound": classmethod(_keep_options),
     "rate_limit": 0,
     "serializer": "json",
     "soft_time_limit": 86_400,
@@ -48,16 +58,6 @@ The app's time limits must not apply: one that ends a process during a send leav
 unknown. The tasks limit themselves by ``transport_timeout``. (Celery reads 0 as "that of the
 pool".) Errors in ``throws`` are logged without a traceback: an unavailable server is no bug.
 """
-
-
-class _OwnTask(Task):  # type: ignore[type-arg]  # not generic in Celery 5.4
-    """A task with our options, which Celery binds after it has applied ``task_annotations``."""
-
-    @classmethod
-    def on_bound(cls, _app: Celery) -> None:
-        """Set our options again."""
-        for name, value in OPTIONS.items():
-            setattr(cls, name, value)
 
 
 _apps: dict[int, App] = {}
@@ -83,7 +83,7 @@ def made_here() -> App | None:
     return _apps.get(os.getpid())
 
 
-@shared_task(name="dispatcher.deliver", base=_OwnTask, **OPTIONS)
+@shared_task(name="dispatcher.deliver", **OPTIONS)
 def deliver(message_ids: list[str], channel: str = "", is_first: bool = True) -> None:
     """Deliver these messages."""
     here().group_queue.deliver([*map(UUID, message_ids)], channel, is_first=is_first)
@@ -190,37 +190,37 @@ def worker_has_ended(**_: object) -> None:
     here().pulse.stop()
 
 
-@shared_task(name="dispatcher.enqueue_due", base=_OwnTask, **OPTIONS)
+@shared_task(name="dispatcher.enqueue_due", **OPTIONS)
 def enqueue_due() -> None:
     """Enqueue messages inside the horizon."""
     _run("enqueue_due", here().sweep.enqueue_due)
 
 
-@shared_task(name="dispatcher.rescue", base=_OwnTask, **OPTIONS)
+@shared_task(name="dispatcher.rescue", **OPTIONS)
 def rescue() -> None:
     """Take back messages from dead workers."""
     _run("rescue", here().sweep.rescue)
 
 
-@shared_task(name="dispatcher.reconcile", base=_OwnTask, **OPTIONS)
+@shared_task(name="dispatcher.reconcile", **OPTIONS)
 def reconcile() -> None:
     """Make Redis agree with SQL."""
     _run("reconcile", here().reconciler.reconcile)
 
 
-@shared_task(name="dispatcher.catch_up", base=_OwnTask, **OPTIONS)
+@shared_task(name="dispatcher.catch_up", **OPTIONS)
 def catch_up() -> None:
     """Expire overdue messages, or book them again, as their channel says."""
     _run("catch_up", here().catch_up.run)
 
 
-@shared_task(name="dispatcher.notify", base=_OwnTask, **OPTIONS)
+@shared_task(name="dispatcher.notify", **OPTIONS)
 def notify() -> None:
     """Make the messages for status webhooks."""
     _run("notify", here().sweep.notify)
 
 
-@shared_task(name="dispatcher.prune", base=_OwnTask, **OPTIONS)
+@shared_task(name="dispatcher.prune", **OPTIONS)
 def prune() -> None:
     """Delete messages past their retention."""
     _run("prune", here().sweep.prune)

@@ -119,6 +119,15 @@ def test_a_recipient_is_paused_and_resumed_in_any_spelling(build: Build) -> None
     assert house.deliver(kept) == 1
 
 
+def test_a_pause_is_resumed_though_a_channel_that_was_paused_is_gone(
+    pausing: House, build: Build
+) -> None:
+    for name in ("memory", "other"):
+        pausing.dispatcher.pause("channel", name)
+    house = build(channels={"memory": {"transport": "memory"}})
+    assert [each.name for each in house.dispatcher.resume("channel", "memory")] == ["other"]
+
+
 def test_a_pause_is_not_lost_where_a_resume_forgets_its_old_row(pausing: House) -> None:
     pauses = pausing.parts.pauses
     old = pausing.database_time() - timedelta(hours=2)

@@ -299,6 +299,15 @@ def test_a_folder_that_was_deleted_is_made_again(tmp_path: Path) -> None:
     assert left_in(folder) == [LeftLog(log.mark, IDS[1:])]
 
 
+def test_a_folder_that_was_moved_proves_nothing_while_its_process_is_alive(tmp_path: Path) -> None:
+    logs = SendLogs(tmp_path / "sends")
+    log = logs.open(IDS)
+    (tmp_path / "sends").rename(tmp_path / "moved")
+    logs.open(IDS).close()
+    assert left_in(tmp_path / "moved") == []
+    log.close()
+
+
 @pytest.mark.parametrize("call", ["open", "write"])
 def test_a_folder_that_is_tried_again_for_each_claim_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str

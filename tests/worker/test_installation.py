@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from kombu import Exchange, Queue
 
 from dispatcher import InvalidSettings, Settings, install
@@ -105,18 +105,24 @@ def test_later_configuration_of_the_app_keeps_the_tasks() -> None:
     assert app.amqp.router.route({}, "shop.tidy")["queue"].name == "shop"
 
 
+class InContext(Task):  # type: ignore[type-arg]  # not generic in Celery 5.4
+    """A task of an app whose tasks have something around them, as Flask's documentation has it."""
+
+
 def test_the_options_of_an_app_do_not_bend_our_tasks() -> None:
     app = shop(
         task_time_limit=5, task_soft_time_limit=4, task_default_rate_limit="1/m",
         task_acks_late=True, task_ignore_result=False, task_serializer="pickle",
         task_annotations={"*": {"time_limit": 6, "soft_time_limit": 5, "rate_limit": "2/m"}},
     )  # fmt: skip
+    app.task_cls = f"{__name__}:InContext"
     install(app, SETTINGS)
     app.loader.import_default_modules()
     for name in ("dispatcher.deliver", "dispatcher.enqueue_due"):
         task: Any = app.tasks[name]
         assert min(task.time_limit, task.soft_time_limit) > 3600
         assert not task.rate_limit
+        assert isinstance(task, InContext), "transports may need what the app's tasks have"
         assert (task.acks_late, task.ignore_result, task.serializer) == (False, True, "json")
 
 

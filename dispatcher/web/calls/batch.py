@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from dispatcher.errors import DispatcherError, InvalidDraft, Unavailable
 from dispatcher.message import Draft, Message, Rejection, check_text
+from dispatcher.problems import problem_of
 from dispatcher.web import models, problems
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.context import Context
@@ -82,7 +83,10 @@ def _submit_lines(context: Context, first: int, lines: list[bytes], *, counts: b
     drafts: dict[int, Draft] = {}
     for number, line in enumerate(lines):
         try:
-            drafts[number] = _draft_of(line, caller)
+            new = models.NewMessageLine.model_validate_json(line)
+            drafts[number] = _draft_of(new, caller)
+        except ValidationError as error:
+            answers[number] = problem_of(invalid_body(errors_of(error, models.NewMessageLine)))
         except DispatcherError as error:
             answers[number] = context.problem(error)
         except Refused as refused:
@@ -120,11 +124,7 @@ def _refusal(context: Context, *, counts: bool) -> dict[str, Any] | None:
     return None
 
 
-def _draft_of(line: bytes, caller: Caller) -> Draft:
-    try:
-        new = models.NewMessageLine.model_validate_json(line)
-    except ValidationError as error:
-        raise invalid_body(errors_of(error, models.NewMessageLine)) from None
+def _draft_of(new: models.NewMessageLine, caller: Caller) -> Draft:
     key = new.idempotency_key
     if key is not None:
         check_text("idempotency_key", key, longest=LONGEST_KEY)

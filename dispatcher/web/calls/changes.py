@@ -125,7 +125,8 @@ def retry(call: Changing, payload: models.Retry | None = None) -> Response:
 
     def is_made(first: FirstCall, now: Movable) -> bool:
         is_tried = now.message.attempt_count > first.version.attempt_count
-        return is_tried or now.message.status is not Status.FAILED
+        is_retried = is_tried or now.message.status is not Status.FAILED
+        return first.version.status is Status.FAILED and is_retried
 
     return call.answer(Right.OPERATE, make, is_made)
 
@@ -138,7 +139,8 @@ def release(call: Changing) -> Response:
 
     def is_made(first: FirstCall, now: Movable) -> bool:
         is_tried = now.message.attempt_count > first.version.attempt_count
-        return is_tried or now.message.status not in (Status.HELD, Status.FAILED)
+        is_released = is_tried or now.message.status not in (Status.HELD, Status.FAILED)
+        return first.version.status is Status.HELD and is_released
 
     return call.answer(Right.OPERATE, make, is_made)
 
