@@ -67,7 +67,7 @@ demo: $(PLAYABLE) ## Play a short scenario on real servers
 
 # Most tests wait for servers and processes, so two cores carry four processes. The tests start
 # hundreds of processes; without bytecode files each would compile the package again.
-test: $(READY) ## Run the tests of every promise, on servers they start: 4 minutes
+test: $(READY) ## Run the tests of every promise, on servers they start: 4 to 7 minutes
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile
 
 test-all: $(READY) ## Run all tests, each on every database: 7 to 16 minutes
