@@ -112,7 +112,7 @@ class _CountPerLength:
     def _refusal(cls, problem: str) -> InvalidValue:
         accepted = (
             f"N/unit or N/M unit with a unit of {', '.join(UNIT_MS)}, N from 1 to {cls.MOST}, "
-            "at most 366 days; a list of several in one text has commas"
+            "at most 366 days; several in one text are separated by commas"
         )
         return InvalidValue(cls.__name__.lower(), problem, accepted)
 

@@ -576,8 +576,12 @@ def _misspelt(
 
 
 def like(name: str, names: Collection[str]) -> str:
-    """Return the one of these names that is like a misspelt one, else "one of" and all of them."""
-    near = get_close_matches(name, names, 1)
+    """Return the one of these names that is like a misspelt one, else "one of" and all of them.
+
+    A name with a further word comes first: "send_in" is rather "send_in_seconds" than "send_at".
+    """
+    longer = [each for each in names if each.startswith(f"{name}_")]
+    near = longer or get_close_matches(name, names, 1)
     return near[0] if near else f"one of {', '.join(names)}"
 
 

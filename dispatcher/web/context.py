@@ -26,7 +26,7 @@ from dispatcher.store import Movable
 from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.admission import Admission
-from dispatcher.web.problems import UNKNOWN, errors_of
+from dispatcher.web.problems import UNKNOWN_FIELD, errors_of
 from dispatcher.web.replies import Answer, Call, etag_of, key_of, once
 from dispatcher.web.streams import Streams
 
@@ -139,8 +139,8 @@ class Context:
         given = self.request.query_params.keys()
         names = query_names(self.request) if given else set()
         if unknown := sorted(given - names):
-            found = {"type": UNKNOWN, "loc": ("query", unknown[0]), "fields": sorted(names)}
-            raise RequestValidationError([found | {"msg": "is no parameter of this call"}])
+            found = {"type": UNKNOWN_FIELD, "loc": ("query", unknown[0]), "fields": sorted(names)}
+            raise RequestValidationError([found])
         return self.caller
 
     def identify_again(self) -> None:

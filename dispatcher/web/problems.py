@@ -13,7 +13,7 @@ from dispatcher.errors import InvalidDraft
 from dispatcher.problems import MEDIA_TYPE, problem
 from dispatcher.settings import like
 
-UNKNOWN = "extra_forbidden"
+UNKNOWN_FIELD = "extra_forbidden"
 
 
 class Refused(Exception):
@@ -47,9 +47,10 @@ def refusal_of(refused: Refused) -> dict[str, Any]:
 def errors_of(error: ValidationError, model: type[BaseModel]) -> list[Any]:
     """Return the errors of pydantic; those of unknown fields have the ``fields`` of the model."""
     found: list[Any] = list(error.errors())
-    fields = {"fields": list(model.model_fields)}
-    is_known = [each["type"] != UNKNOWN or len(each["loc"]) > 1 for each in found]
-    return [each if known else each | fields for each, known in zip(found, is_known, strict=True)]
+    for each in found:
+        if each["type"] == UNKNOWN_FIELD and len(each["loc"]) == 1:
+            each["fields"] = list(model.model_fields)
+    return found
 
 
 def invalid_body(found: Sequence[Any]) -> InvalidDraft:
@@ -58,17 +59,15 @@ def invalid_body(found: Sequence[Any]) -> InvalidDraft:
     It names the first field that there is not, else the first wrong one: a misspelt field is often
     missing, too. ``found`` are the errors of pydantic, or those of :func:`errors_of`.
     """
-    first = next((each for each in found if each["type"] == UNKNOWN), found[0])
+    first = next((each for each in found if each["type"] == UNKNOWN_FIELD), found[0])
     where = [str(each) for each in first["loc"] if each not in ("body", "query", "path")]
-    problem, accepted = first["msg"], "what the OpenAPI document describes"
-    if first["type"] == UNKNOWN:
-        is_field = first["loc"][0] != "query"
-        problem = "there is no such field" if is_field else "there is no such parameter"
-        accepted = "a name of the OpenAPI document"
-        if fields := first.get("fields"):  # "send_in" is rather "send_in_seconds" than "send_at"
-            longer = [each for each in fields if each.startswith(f"{where[-1]}_")]
-            accepted = longer[0] if longer else like(where[-1], fields)
-    return InvalidDraft(".".join(where) or "body", problem, accepted)
+    field = ".".join(where) or "body"
+    if first["type"] != UNKNOWN_FIELD:
+        return InvalidDraft(field, first["msg"], "what the OpenAPI document describes")
+    fields = first.get("fields")
+    accepted = like(where[-1], fields) if fields else "a name of the OpenAPI document"
+    kind = "parameter" if first["loc"][0] == "query" else "field"
+    return InvalidDraft(field, f"there is no such {kind}", accepted)
 
 
 def response_of(problem: Mapping[str, Any], headers: Mapping[str, str]) -> Response:

@@ -21,8 +21,7 @@ was changed otherwise          412; a cancellation is made all the same
 
 A refused call has had no effect, and its key is free again. If another call with the key may have
 acted, because it noted the change first or came between, the first refused repeat after a minute
-frees the key. Where the
-outcome of a change is not known, its note stays.
+frees the key. Where the outcome of a change is not known, its note stays.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ SERVER_OPTIONS: dict[str, Any] = {
     "log_config": None,
     "timeout_graceful_shutdown": 10,
 }
-"""Options of uvicorn. With httptools it does not bound the headers of a call. It logs by the
-handlers of the process. Its end waits ten seconds for calls: listeners for events and live numbers
-never end.
+"""Options of uvicorn. h11, because with httptools uvicorn does not bound the headers of a call. No
+handlers of its own: the log is that of the process. At the end it waits ten seconds for calls:
+listeners for events and live numbers never end.
 """
 
 

@@ -20,7 +20,7 @@ from dispatcher.faults import arm
 from dispatcher.store import GivenUp, StoreMaintenance
 from dispatcher.web import Caller, Right, api, models
 from dispatcher.web.access import add_key, revoke_key
-from tests.support.doubles import Between, once
+from tests.support.doubles import Between, once, raising
 from tests.support.house import FAR, House
 from tests.web.test_messages import AT, NDJSON, new
 
@@ -197,15 +197,17 @@ def test_a_retry_whose_answer_was_lost_is_not_made_twice(
     assert house.again(message) == before
 
 
-def test_a_retry_that_was_asked_for_too_early_is_made_when_it_is_repeated(
-    house: House, shop: TestClient, falling: TestClient
+@pytest.mark.parametrize("act", ["retry", "release"])
+def test_a_decision_that_was_asked_for_too_early_is_made_when_it_is_repeated(
+    house: House, shop: TestClient, falling: TestClient, act: str
 ) -> None:
-    """The server of the first call died; the message had not failed yet."""
+    """The server of the first call died; the message had not failed, or was not held, yet."""
     message = house.submit(send_at=FAR + HOUR)
-    path = f"/v1/messages/{message.id}/retry"
+    path = f"/v1/messages/{message.id}/{act}"
     begun(falling, lambda client: client.post(path, headers=key()))
-    failed = {"status": Status.FAILED.value, "finished_at": house.database_time()}
-    house.change([message], **failed, attempt_count=1, max_attempts=1)
+    ended = house.database_time() if act == "retry" else None
+    status = "failed" if act == "retry" else "held"
+    house.change([message], status=status, finished_at=ended, attempt_count=1, max_attempts=1)
     assert shop.post(path, headers=key()).json()["status"] == "scheduled"
 
 
@@ -541,6 +543,23 @@ def test_the_answer_of_a_message_that_is_stored_at_the_second_try_names_it(
     assert (made.status_code, made.content) == (201, again.content)
     assert again.headers["Idempotency-Replayed"] == "true"
     assert [str(row[0]) for row in house.rows()] == [made.json()["id"]]
+
+
+def test_a_message_whose_second_reservation_is_released_as_well_may_be_submitted_again(
+    build: Callable[..., House],
+) -> None:
+    """Nothing is wrong with its values: 503 with the time to wait, and nothing is left of it."""
+    house = build()
+    _, token = add_key(house.parts.api_keys, "shop")
+    store = house.parts.messages
+    house.swap("messages", Between(store, before={"add": raising(GivenUp(), GivenUp())}))
+    with TestClient(api(house.dispatcher), headers={"Authorization": f"Bearer {token}"}) as shop:
+        refused, again = (shop.post("/v1/messages", json=new(), headers=key()) for _ in range(2))
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+    assert refused.json()["type"].endswith(":store-unavailable")
+    assert again.status_code == 201
+    assert [str(row[0]) for row in house.rows()] == [again.json()["id"]]
+    assert len(house.members()) == 1
 
 
 def test_a_message_whose_answer_cannot_be_made_leaves_nothing(
