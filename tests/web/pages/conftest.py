@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -95,6 +96,30 @@ def visit(house: House) -> Iterator[Visit]:
     yield make
     for each in made:
         each.close()
+
+
+class Lines(logging.Handler):
+    """Keeps the texts of a logger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Add the text of a record."""
+        self.texts.append(record.getMessage())
+
+
+@pytest.fixture
+def actions() -> Iterator[list[str]]:
+    """Give the actions that the page logs, and no other line, at any level of the run."""
+    log, lines = logging.getLogger("dispatcher.web.pages"), Lines()
+    before = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(lines)
+    yield lines.texts
+    log.removeHandler(lines)
+    log.setLevel(before)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -48,9 +47,8 @@ def hidden(text: str, action: str) -> dict[str, str]:
 
 
 def test_a_message_is_moved_and_cancelled(
-    house: House, person: TestClient, caplog: pytest.LogCaptureFixture
+    house: House, person: TestClient, actions: list[str]
 ) -> None:
-    caplog.set_level(logging.INFO, "dispatcher.web.pages")
     message = house.submit(send_at=FAR + HOUR)
     path = f"/messages/{message.id}"
     form = hidden(person.get(path).text, f"{path}/reschedule")
@@ -61,8 +59,8 @@ def test_a_message_is_moved_and_cancelled(
     form = hidden(person.get(path).text, f"{path}/cancel")
     assert person.post(f"{path}/cancel", data=form).status_code == 303
     assert house.again(message).status is Status.CANCELLED
-    assert f"page: reschedule of message {message.id}, now scheduled by ops" in caplog.messages
-    assert f"page: cancel of message {message.id}, now cancelled by ops" in caplog.messages
+    assert f"page: reschedule of message {message.id}, now scheduled by ops" in actions
+    assert f"page: cancel of message {message.id}, now cancelled by ops" in actions
     assert "Done: cancelled" in person.get(f"{path}?done=cancel").text
 
 
@@ -153,9 +151,8 @@ def test_a_form_of_an_old_version_changes_nothing(
 
 
 def test_held_messages_are_released_and_dropped_with_a_reason(
-    house: House, person: TestClient, caplog: pytest.LogCaptureFixture
+    house: House, person: TestClient, actions: list[str]
 ) -> None:
-    caplog.set_level(logging.INFO, "dispatcher.web.pages")
     first, second = (hold(house, each) for each in ("ada", "ben"))
     listed = person.get("/held").text
     assert str(first.id) in listed
@@ -180,7 +177,7 @@ def test_held_messages_are_released_and_dropped_with_a_reason(
     form["perhaps_sent"] = "on"
     assert person.post(f"/messages/{second.id}/retry", data=form).status_code == 303
     assert house.again(second).status is Status.SCHEDULED
-    assert [each for each in caplog.messages if each.startswith("page: ")] == [
+    assert actions == [
         f"page: release of message {first.id}, now scheduled (the provider has lost it) by ops",
         f"page: drop of message {second.id}, now failed by ops",
         f"page: retry of message {second.id}, now scheduled by ops",
@@ -188,9 +185,8 @@ def test_held_messages_are_released_and_dropped_with_a_reason(
 
 
 def test_all_that_match_are_cancelled_after_a_confirmation(
-    house: House, person: TestClient, caplog: pytest.LogCaptureFixture
+    house: House, person: TestClient, actions: list[str]
 ) -> None:
-    caplog.set_level(logging.INFO, "dispatcher.web.pages")
     meant = [house.submit(each, send_at=FAR + HOUR) for each in ("ada", "ben", "cleo")]
     other = house.submit("ada", send_at=FAR + 3 * HOUR)
     query = "do=cancel&until=2100-01-01T13:00"
@@ -202,7 +198,7 @@ def test_all_that_match_are_cancelled_after_a_confirmation(
     assert "Cancel: 3 of 3 done" in answer.text
     assert {house.again(each).status for each in meant} == {Status.CANCELLED}
     assert {house.again(each).status for each in (other, late)} == {Status.SCHEDULED}
-    assert caplog.messages == ["page: cancel of 3 messages by filter, 0 refused by ops"]
+    assert actions == ["page: cancel of 3 messages by filter, 0 refused by ops"]
 
 
 def test_all_that_match_are_moved_once(house: House, person: TestClient) -> None:
@@ -313,9 +309,8 @@ def test_what_another_call_changes_after_the_comparison_is_left(
 
 
 def test_pauses_are_begun_and_ended_for_a_reason(
-    house: House, person: TestClient, caplog: pytest.LogCaptureFixture
+    house: House, person: TestClient, actions: list[str]
 ) -> None:
-    caplog.set_level(logging.INFO, "dispatcher.web.pages")
     names = {"channel": "memory", "recipient": "ada", "campaign": "summer"}
     offered = person.get("/pauses").text
     for kind, name in names.items():
@@ -325,15 +320,15 @@ def test_pauses_are_begun_and_ended_for_a_reason(
         begun = person.post("/pauses", data={**pause, "reason": "the provider is down"})
         assert begun.headers["location"] == "/pauses?done=pause"
     assert {each.kind: each.name for each in house.parts.pauses.in_force()} == names
-    assert "page: pause of channel memory (the provider is down) by ops" in caplog.messages
+    assert "page: pause of channel memory (the provider is down) by ops" in actions
     house.dispatcher.resume("campaign", "summer")
     form = hidden(person.get("/pauses").text, "/pauses/end")
     assert form == {"kind": "channel", "name": "memory"}
     ended = person.post("/pauses/end", data={**form, "reason": "it is up"})
     assert ended.headers["location"] == "/pauses?done=resume"
     assert [each.kind for each in house.parts.pauses.in_force()] == ["recipient"]
-    assert "page: resume of channel memory (it is up) by ops" in caplog.messages
-    assert not any("ada" in each for each in caplog.messages)
+    assert "page: resume of channel memory (it is up) by ops" in actions
+    assert not any("ada" in each for each in actions)
     assert person.post("/pauses", data={"kind": "x", "name": "y", "reason": "z"}).status_code == 422
 
 
@@ -368,9 +363,8 @@ def test_a_change_that_cannot_be_is_refused(person: TestClient, query: str) -> N
 
 
 def test_a_recipient_is_opted_out_and_in_again(
-    house: House, person: TestClient, caplog: pytest.LogCaptureFixture
+    house: House, person: TestClient, actions: list[str]
 ) -> None:
-    caplog.set_level(logging.INFO, "dispatcher.web.pages")
     message = house.submit(send_at=FAR + HOUR)
     made = person.post("/suppressions", data={"recipient": "ada", "channel": ""})
     assert made.headers["location"] == "/suppressions?recipient=ada&done=suppress&many=1"
@@ -382,7 +376,7 @@ def test_a_recipient_is_opted_out_and_in_again(
     assert form == {"recipient": "ada"}
     assert person.post("/suppressions/revoke", data=form).status_code == 303
     assert list(house.dispatcher.suppressed()) == []
-    assert caplog.messages == [
+    assert actions == [
         "page: suppress of a recipient on every channel by ops",
         "page: unsuppress of a recipient on every channel by ops",
     ]
@@ -420,9 +414,8 @@ def test_a_bound_key_cannot_change_other_messages(house: House, visit: Visit) ->
 
 
 def test_the_name_of_a_pause_is_shown_unless_it_is_that_of_a_recipient(
-    build: Build, visit: Visit, caplog: pytest.LogCaptureFixture
+    build: Build, visit: Visit, actions: list[str]
 ) -> None:
-    caplog.set_level(logging.INFO, "dispatcher.web.pages")
     house = build(scopes={"tenant": {"quotas": "9/hour"}}, log_key="k" * 32)
     digest = digest_with("k" * 32)
     assert digest is not None
@@ -432,9 +425,7 @@ def test_the_name_of_a_pause_is_shown_unless_it_is_that_of_a_recipient(
     for kind, name in names.items():
         sees.post("/pauses", data={"kind": kind, "name": name, "reason": "x"})
     logged = hidden | {"tenant": digest("acme")}
-    assert caplog.messages == [
-        f"page: pause of {kind} {name} (x) by ops" for kind, name in logged.items()
-    ]
+    assert actions == [f"page: pause of {kind} {name} (x) by ops" for kind, name in logged.items()]
     for client, expected in ((sees, names), (sees_not, hidden)):
         overview = client.get("/").text
         assert dict(re.findall(r"<li>(\w+) (\w+) since", overview)) == expected

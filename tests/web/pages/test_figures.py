@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -131,19 +130,16 @@ def test_refusals_tell_how_far_the_next_slot_was(house: House, visit: Visit) -> 
     assert re.findall(r"<td>([^<]*)</td>", cells) == ["2 s", "64 s"]
 
 
-def test_the_doctor_tells_what_it_finds(
-    house: House, visit: Visit, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "dispatcher.web.pages")
+def test_the_doctor_tells_what_it_finds(house: House, visit: Visit, actions: list[str]) -> None:
     client = visit()
     assert "Findings" not in client.get("/doctor").text
-    assert caplog.messages == []
+    assert actions == []
     text = client.post("/doctor").text
     [found] = re.findall(r"<tr>(?:(?!</tr>).)*<code>work\.processes</code>.*?</tr>", text)
     assert '<span class="tag warn">warning</span>' in found
     assert "no worker and no beat is alive: due messages are not sent<br>" in found
     assert "<strong>Remedy:</strong> start `dispatcher worker` and `dispatcher beat`" in found
-    assert caplog.messages == ["page: doctor by ops"]
+    assert actions == ["page: doctor by ops"]
 
 
 def test_refusals_name_digests_where_there_is_a_key_for_them(
