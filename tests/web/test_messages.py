@@ -352,7 +352,8 @@ def test_editors_side_by_side_lose_no_change(house: House, shop: TestClient) -> 
             )
             if answer.status_code == 200:
                 return
-            assert answer.status_code == 412, answer.text
+            # 503: SQLite lets one call write at a time, and a call waits for seconds only.
+            assert answer.status_code in (412, 503), answer.text
 
     with ThreadPoolExecutor(editors) as threads:
         list(threads.map(add_one, range(editors)))
