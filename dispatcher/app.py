@@ -202,7 +202,7 @@ class App:
         """The administrator's hooks on transitions; None without the setting."""
         if not self.settings.hooks:
             return None
-        return Hooks(find_hooks(self.settings.hooks), read=self.messages.these)
+        return Hooks(find_hooks(self.settings.hooks), read=self.messages.find_many)
 
     @built_once
     def events(self) -> EventStream:

@@ -97,7 +97,7 @@ class Suppressed(InvalidDraft):
 
     def __init__(self, channel: str) -> None:
         super().__init__(
-            "recipient", f"has opted out of {quoted(channel)}", "one that is not suppressed there"
+            "recipient", f"has opted out of {quoted(channel)}", "a recipient that has not opted out"
         )
         self.channel = channel
 
@@ -178,7 +178,7 @@ class QuotaExceeded(SlotRefused):
             shown += f" and {more} more"
         super().__init__(
             f"{send_at.isoformat()} does not fit the quota {quota} of {quoted(scope)}: "
-            f"in the way is {shown}; {_slot_text(next_slot, latest)}"
+            f"in the way: {shown}; {_slot_text(next_slot, latest)}"
         )
         self.quota = quota
         self.scope = scope

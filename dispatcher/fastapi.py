@@ -31,9 +31,9 @@ from dispatcher.extras import needs
 from dispatcher.limiters import AsyncLimiter
 from dispatcher.problems import (
     KeyOf,
+    allowing_outage,
     answer_to,
     check_limiter,
-    going_on,
     keys_of,
     limit_headers,
 )
@@ -198,7 +198,7 @@ async def _taken(
     headers: dict[str, str] = {}
     keys = keys_of(key, request)
     if keys is not None:
-        with going_on(limiter):
+        with allowing_outage(limiter):
             headers = limit_headers(
                 limiter.limits, await held.enter_async_context(limiter.permit(keys, n))
             )

@@ -31,9 +31,9 @@ from dispatcher.extras import needs
 from dispatcher.limiters import Limiter
 from dispatcher.problems import (
     KeyOf,
+    allowing_outage,
     answer_to,
     check_limiter,
-    going_on,
     keys_of,
     limit_headers,
 )
@@ -148,7 +148,7 @@ def _taken(held: ExitStack, limiter: Limiter, key: Key, n: int, asking: Request)
     headers: dict[str, str] = {}
     keys = keys_of(key, asking)
     if keys is not None:
-        with going_on(limiter):
+        with allowing_outage(limiter):
             decision = held.enter_context(limiter.permit(keys, n))
             headers = limit_headers(limiter.limits, decision)
     return headers

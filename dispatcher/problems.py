@@ -160,7 +160,7 @@ def keys_of(key: KeyOf[RequestT], request: RequestT) -> Keys | None:
 
 
 @contextmanager
-def going_on(limiter: Limiter | AsyncLimiter) -> Iterator[None]:
+def allowing_outage(limiter: Limiter | AsyncLimiter) -> Iterator[None]:
     """Let a request go on where Redis does not answer, unless the limiter is to raise then."""
     try:
         yield

@@ -25,7 +25,7 @@ def run(connection: Connection, database: Database) -> None:
             engine=backend,
             **options(tables),
         )
-        backend.go_past_what_is_done(context.get_context().impl, tables)
+        backend.skip_applied_statements(context.get_context().impl, tables)
         context.run_migrations()
 
 

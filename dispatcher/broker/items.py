@@ -82,8 +82,8 @@ def headers_of(message: Any, latest: datetime) -> dict[str, Any]:
 def tell_rejected(part: str) -> None:
     """Log a rejected item, and send :data:`item_rejected`, whose receiver counts it."""
     log.error(
-        "rejected an item of the broker: its %s is none of a task of the dispatcher; the item is "
-        "deleted; find out what else writes to the queues of this broker",
+        "rejected an item of the broker: its %s is not that of a dispatcher task; the item is "
+        "deleted; find the program that writes to the queues of this broker",
         part,
     )
     item_rejected.send(sender=None)

@@ -103,7 +103,7 @@ _HELP = {
     },
     ("suppressions", "Change"): {
         "suppress": "Opt a recipient out: refuse new messages and cancel scheduled ones, at once.",
-        "unsuppress": "Revoke a suppression, with its channel or without one, as it was made.",
+        "unsuppress": "Revoke a suppression. Give the same --channel as when it was made, or none.",
     },
     ("pauses", "Change"): {
         "pause": (

@@ -123,7 +123,7 @@ def reschedule(
         if given is not None and read_by is not None:
             send_time.parse(given, zone=read_by, fold=fold, field=field)
     if [send_at, send_in, later].count(None) != 2:  # noqa: PLR2004 - one of three
-        raise InvalidDraft("send_at", "none or several of the times given", _ONE_TIME)
+        raise InvalidDraft("send_at", "not exactly one time was given", _ONE_TIME)
     wish: dict[str, Any] = {
         "send_at": send_at,
         "send_in": length_of(send_in, "send_in"),
@@ -251,8 +251,8 @@ class _Change:
         said = Selection.of(wanted)
         if not meant.message_ids:
             if said.status not in (None, self._status):
-                problem = f"no message that is {said.status} can be changed so"
-                raise InvalidValue("--status", problem, f"{self._status}, or none")
+                problem = f"this command does not apply to {said.status} messages"
+                raise InvalidValue("--status", problem, f"{self._status}, or no --status")
             if said.is_everything and not meant.every:
                 accepted = "ids, a filter such as --channel, or --all"
                 raise InvalidValue("ID", "no message is named", accepted)
@@ -356,7 +356,7 @@ class _Change:
             return f"Run it again: what was changed does not match {self._status} any more."
         rest = f"go on with --made-after {self._answered}" if self._answered else "run it again"
         if not self._doubtful:
-            return f"What was changed matches still, so do not change it twice: {rest}."
+            return f"Changed messages still match, so do not change them twice: {rest}."
         first, last = self._doubtful[0], self._doubtful[-1]
         these = "it was" if first == last else f"they, up to {last}, were"
         behind = f"go on with --made-after {last}"

@@ -251,7 +251,7 @@ class ImportJob:
         if self._keeps_rejections:
             return "Nothing was accepted; run it again."
         if self._is_whole:
-            return "All rows were accepted or none: look before you run it again."
+            return "All rows were accepted, or none: check `dispatcher list` before a second run."
         text = f"Of the rows up to line {self._read} some may be accepted. "
         if self.answered:
             text = f"The rows up to line {self.answered} were answered, o{text[1:]}"

@@ -49,7 +49,7 @@ def list_messages(
 ) -> None:
     """List messages, newest first.
 
-    Times are shown in --zone, by default in the setting zone, as timeline does.
+    Times are in --zone; without it, in the zone of the settings.
     """
     with Dispatcher() as dispatcher:
         page = dispatcher.list(limit=limit, after=after, **filters.wanted)
@@ -95,7 +95,7 @@ def export(
     filters: FilterOptions,
     form: Annotated[
         Format | None,
-        typer.Option("--format", help="Default: by the name of --to-file, .csv or not; jsonl."),
+        typer.Option("--format", help="Default: csv if --to-file ends in .csv, else jsonl."),
     ] = None,
     to_file: Annotated[
         Path | None, typer.Option(help="A new file; default: standard output.")
@@ -107,11 +107,10 @@ def export(
 ) -> None:
     """Write messages, oldest first, one row each; with --bodies also their bodies.
 
-    In CSV a text that begins as a formula does (=, +, -, @) gets a ' in front, phone numbers too:
-    spreadsheets compute nothing then. With --formulas all is written as it is.
+    In CSV, a text that begins like a formula (=, +, -, @) gets a leading ', so that no spreadsheet
+    computes it. Phone numbers with + get one, too. With --formulas every text is unchanged.
 
-    They are read and written some hundreds at a time. A message that changes meanwhile is written
-    as it is when it is read.
+    Messages are read some hundreds at a time, each with its state at that moment.
 
     Exit codes: 0 all were written, 6 the database did not answer, 130 interrupted.
     """

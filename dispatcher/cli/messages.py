@@ -147,7 +147,7 @@ def next_slot(
     scope: Annotated[str | None, typer.Option(help="For this scope.")] = None,
     channel: Annotated[
         str | None,
-        typer.Option(help="With the quotas and quiet hours of this channel; without it, of none."),
+        typer.Option(help="Apply this channel's quotas and quiet hours; default: no channel's."),
     ] = None,
     counts: Scopes = None,
     quiet_hours: QuietHours = None,

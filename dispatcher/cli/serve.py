@@ -44,7 +44,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=_MOST_PORTS, help="0 for any free one.")] = 8000,
     rate: Annotated[
-        str, typer.Option(help="Limit of the calls of a key that has none of its own.")
+        str, typer.Option(help="Limit of calls for a key without a limit of its own.")
     ] = "100/second",
 ) -> None:
     """Serve the page at / and the HTTP API at /v1 until Ctrl-C.
@@ -138,7 +138,7 @@ def add(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key and print it, this once: the store has only a digest of it."""
+    """Make a key and print it once: the store keeps only a digest."""
     from dispatcher.web.access import Right, add_key  # noqa: PLC0415 - an extra
 
     lasts = None if expires_in is None else parse_length(expires_in, "expires_in")
@@ -217,7 +217,9 @@ def _show_new(key: ApiKey, token: str, *, as_json: bool) -> None:
         output.as_json({**key._asdict(), "key": token})
         return
     output.out.print(token, soft_wrap=True)
-    output.out.print(f"[dim]key {key.id} of {output.as_it_is(key.name)}; it is not shown again[/]")
+    output.out.print(
+        f"[dim]id {key.id}, name {output.as_it_is(key.name)}; the key is not shown again[/]"
+    )
 
 
 def _row(key: ApiKey) -> tuple[Any, ...]:

@@ -66,8 +66,8 @@ class _Worker(TyperCommand):
         with suppress(InvalidSettings):
             grace = Settings.load().stop_grace.total_seconds()
             self.help = (
-                f"{self.help}\n\nTold to end (SIGTERM), it finishes what it is sending: leave it "
-                f"{grace:g} seconds (transport_timeout and 10 s) before it is killed, or the "
+                f"{self.help}\n\nOn SIGTERM it finishes the sends that have begun: leave it "
+                f"{grace:g} seconds (transport_timeout and 10 s) before a kill. After a kill the "
                 "outcome of each send in flight is unknown."
             )
         super().format_help(ctx, formatter)
@@ -148,7 +148,7 @@ def worker(
     context: typer.Context,
     concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, max=32)] = 16,
     no_doctor: Annotated[
-        bool, typer.Option("--no-doctor", help="Start whatever `dispatcher doctor` finds.")
+        bool, typer.Option("--no-doctor", help="Start although the doctor finds errors.")
     ] = False,
     metrics_port: MetricsPort = None,
 ) -> None:

@@ -49,7 +49,7 @@ def suppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson =
 
 @group.command(epilog=examples("dispatcher unsuppress ada@example.org"))
 def unsuppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson = False) -> None:
-    """Revoke a suppression, with its channel or without one, as it was made.
+    """Revoke a suppression. Give the same --channel as when it was made, or none.
 
     Messages that it cancelled stay cancelled.
     """

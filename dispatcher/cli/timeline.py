@@ -64,8 +64,7 @@ def timeline(
 ) -> None:
     """Show what is booked, how full each quota is, what is blocked, and the next free slots.
 
-    Without a scope: of a channel as a whole, or of a scope of a kind that the settings have, such
-    as --count tenant=acme.
+    Without SCOPE, --channel shows a whole channel, and --count tenant=acme a scope of another kind.
     """
     if hours is not None and days is not None:
         raise InvalidDraft("hours", "given together with days", "one of them")

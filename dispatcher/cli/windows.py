@@ -28,7 +28,7 @@ group.add_typer(windows, name="windows")
 
 @windows.command(epilog=examples("dispatcher windows verify"))
 def verify(as_json: AsJson = False) -> None:
-    """Tell every difference between SQL and Redis. Exit code 1 if there is one."""
+    """Report every difference between SQL and Redis. Exit code 1 if there is one."""
     shown = nullcontext() if as_json else output.out.status("comparing …")
     with Dispatcher() as dispatcher, shown:
         found = dispatcher.verify_windows()

@@ -126,13 +126,13 @@ class Destinations:
             name: object = self._name_of(message)
         except Exception as error:  # noqa: BLE001 - a transport may raise anything
             kind = type(error).__name__  # its text may quote an address
-            log.warning("message %s: destination() of its transport raised %s; sent without one",
+            log.warning("message %s: destination() of its transport raised %s; ignored",
                         message.id, kind)  # fmt: skip
             return None
         if name is None or isinstance(name, str):
             return name
         kind = type(name).__name__
-        log.warning("message %s: destination() of its transport returned %s, no text; sent without",
+        log.warning("message %s: destination() of its transport returned %s, no text; ignored",
                     message.id, kind)  # fmt: skip
         return None
 

@@ -87,7 +87,7 @@ class Reconciler:
         - look up reservations that were not confirmed within the grace;
         - release the reservations of cancelled and expired messages;
         - delete reservations that no quota counts any more;
-        - rename keys under the names of windows that are none, and rebuild their shards;
+        - rename keys with names of windows that are not windows, and rebuild their shards;
         - bring snoozed messages forward when permits were given back, and all of them when the
           permit logs were rebuilt.
 
@@ -274,7 +274,7 @@ class Reconciler:
         if not found:
             return 0
         being_moved = self._bar_moves(found)
-        holding = self._store.holding([each.message_id for each in found])
+        holding = self._store.reserved_times([each.message_id for each in found])
         fault("reconcile.after_look_up")
         settled = self._give_up(found, holding)
         holding |= settled.holding
@@ -315,7 +315,7 @@ class Reconciler:
     def _beside_holds(
         self, found: Sequence[Unconfirmed], stored: Collection[UUID]
     ) -> list[Unconfirmed]:
-        """Return the reservations of messages whose holds are settled, also where none is left."""
+        """Return the reservations of stored messages with a hold in ``found``, lost ones too."""
         held = {each.message_id for each in found if each.is_hold} & set(stored)
         if not held:
             return []
@@ -350,7 +350,7 @@ class Reconciler:
             ids = [id_ for some in waiting.values() for id_ in some][:BATCH]
             chosen = set(ids)
             come = self._store.bring_forward(ids) if ids else set[UUID]()
-            self._permits.called(
+            self._permits.give_turns(
                 {
                     log: [each for each in some if each in chosen]
                     for log, some in waiting.items()

@@ -411,7 +411,7 @@ def _goes_on(recorder: Recorder) -> bool:
         error = raised
     if error is not None:
         kind = type(error).__name__  # its text may quote a body
-        log.error("recording the outcomes of a group failed (%s); rescue finds them", kind)
+        log.error("could not record a group (%s); its messages will be rescued", kind)
     return False
 
 

@@ -230,8 +230,8 @@ class SendLogs:
                 return None
             self._has_warned = True
             log.warning(
-                "no send logs in %s (%s): of what a worker holds when it is killed, all has an "
-                "unknown outcome; let data_dir be a folder that it can write to",
+                "no send logs in %s (%s): if this worker is killed, every message that it has "
+                "claimed has an unknown outcome; set data_dir to a folder that it can write to",
                 self._folder, error.strerror,
             )  # fmt: skip
             return None

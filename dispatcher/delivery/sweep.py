@@ -163,8 +163,8 @@ class Sweep:
         put_back = sum(counts)
         if put_back:
             log.warning(
-                "%d messages put back that their worker had not begun to send: it died, or could "
-                "not put them back itself",
+                "%d messages put back: their worker had not begun to send them, and died or could "
+                "not put them back",
                 put_back,
             )
         if not are_all_read:
@@ -238,7 +238,7 @@ class Sweep:
             log.warning("could not keep the partitions of days, the next run will: %s", error)
             days = []
         for day in days:
-            log.info("dropped the messages that ended on %s", day)
+            log.info("deleted the messages that ended on %s", day)
         pruned = in_batches(
             lambda limit: self._store.prune(older_than=keep, limit=limit), most=_MOST_PRUNED
         )

@@ -124,7 +124,7 @@ def body_of(email: EmailMessage, *, channel: str) -> dict[str, Any]:
     sender = _taken(headers, "From") or email.from_email
     _check_sender(sender, channel)
     if _taken(headers, "To") is not None:
-        raise InvalidDraft("headers.To", "it would name others than the recipient", "to alone")
+        raise InvalidDraft("headers.To", "it would name other recipients", "no header To")
     reply_to = [*map(str, email.reply_to)]
     named = _taken(headers, "Reply-To")
     reply_to = reply_to if named is None else [named]
@@ -139,7 +139,7 @@ def body_of(email: EmailMessage, *, channel: str) -> dict[str, Any]:
         body["headers"] = headers
     if email.attachments:
         if getattr(email, "mixed_subtype", "mixed") != "mixed":  # of Django 5
-            raise InvalidDraft("attachments", "are parts of the text", "attachments beside it")
+            raise InvalidDraft("attachments", "mixed_subtype is not mixed", "plain attachments")
         body["attachments"] = [_attached(each) for each in email.attachments]
     return body
 

@@ -220,7 +220,7 @@ def renew_every(limit_set: LimitSet) -> float:
 
 def renew(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[bool]:
     """Renew the holds of one id; return False if one has ended."""
-    names = _that(limit_set, keys, "holds", "a Concurrency")
+    names = _states_that(limit_set, keys, "holds", "a Concurrency")
     lengths = [each.hold_ms for each in limit_set.parts if each.holds]
     [done] = yield ScriptCall("limits_renew", names, (checked(permit), *lengths))
     return done == 1
@@ -228,7 +228,7 @@ def renew(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[bool]:
 
 def end_holds(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
     """End the holds of one id; its other permits stay taken."""
-    names = _that(limit_set, keys, "holds", "a Concurrency")
+    names = _states_that(limit_set, keys, "holds", "a Concurrency")
     [ended] = yield ScriptCall("limits_end_holds", names, (checked(permit),))
     return ended
 
@@ -237,7 +237,7 @@ def close(
     limit_set: LimitSet, keys: Keys, *, length: timedelta | None, until: datetime | None
 ) -> Steps[datetime]:
     """Close cool-downs; return until when they are closed."""
-    names = _that(limit_set, keys, "closes", "a CoolDown")
+    names = _states_that(limit_set, keys, "closes", "a CoolDown")
     if (length is None) == (until is None):
         raise InvalidValue("until", "not exactly one of length and until", "one of the two")
     if until is not None and (not isinstance(until, datetime) or until.tzinfo is None):
@@ -250,13 +250,13 @@ def close(
     return from_ms(ends)
 
 
-def _that(
+def _states_that(
     limit_set: LimitSet, keys: Keys, what: Literal["holds", "closes"], accepted: str
 ) -> list[str]:
     """Return the names of the states of the limits that hold or close. Raises InvalidValue."""
     found = [index for index, each in enumerate(limit_set.parts) if getattr(each, what)]
     if not found:
-        raise InvalidValue("limits", f"none of them {what} anything", f"{accepted} among them")
+        raise InvalidValue("limits", f"none of them is {accepted}", f"{accepted} among them")
     states = limit_set.key_names.states(limit_set.key_names.each(keys))
     return [states[index] for index in found]
 

@@ -214,7 +214,7 @@ class PermitLogs:
                 pipeline.zrangebyscore(line_of(name), f"({now}", "+inf", start=0, num=most)
             return dict(zip([name for _, name in first], pipeline.execute(), strict=True))
 
-    def called(self, waiting: Mapping[str, Sequence[bytes]], come: Collection[bytes]) -> None:
+    def give_turns(self, waiting: Mapping[str, Sequence[bytes]], come: Collection[bytes]) -> None:
         """Give those of the messages that come their turn now, in the room made for them.
 
         The others leave the line. Their room is for the next ones.

@@ -177,12 +177,12 @@ class Permits:
         found = self._logs.waiting(logs=logs, each=each)
         return {log: [UUID(bytes=member) for member in some] for log, some in found.items()}
 
-    def called(self, waiting: Mapping[str, Sequence[UUID]], come: Collection[UUID]) -> None:
+    def give_turns(self, waiting: Mapping[str, Sequence[UUID]], come: Collection[UUID]) -> None:
         """Give those of the messages that come their turn now, in the room made for them.
 
         The others leave the line. Their room is for the next ones.
         """
-        self._logs.called(
+        self._logs.give_turns(
             {log: [each.bytes for each in some] for log, some in waiting.items()},
             {each.bytes for each in come},
         )

@@ -121,7 +121,7 @@ class Doctor:
 
     def _of_broker(self, redis: Answer[Sequence[RedisFacts]]) -> list[Finding]:
         broker, app = _asked(self._broker.server), _asked(self._broker.app)
-        pair: Answer[server_checks.Servers] = _NotAsked("one of the two does not answer")
+        pair: Answer[server_checks.Servers] = _NotAsked("the broker or Redis does not answer")
         if isinstance(broker, BrokerFacts) and not isinstance(redis, Unavailable | _NotAsked):
             pair = server_checks.Servers(broker, redis)
         app_checks = (
@@ -195,7 +195,7 @@ class Doctor:
             _looked(checks.waiting, lambda: ask.waiting(older_than=_LONG_WAIT), after=store),
             _looked(checks.claims, lambda: ask.not_rescued(older_than=patience), after=store),
             _looked(checks.orphans, orphans, after=redis),
-            _looked(checks.channels, lambda: ask.strange_channels(given.channels), after=store),
+            _looked(checks.channels, lambda: ask.unknown_channels(given.channels), after=store),
             _looked(checks.notifications(given.status_channel), late_notifications, after=store),
             _looked(housekeeping_checks.prune, pruned, after=store),
         ]
@@ -210,7 +210,7 @@ class Doctor:
             work_checks.servers(probed),
             work_checks.files(self._open_files()),
             work_checks.hooks(self._hooks()),
-            work_checks.templates(self._templates.judged()),
+            work_checks.templates(self._templates.problems()),
             work_checks.recipients(self._settings.spellings.problems()),
             work_checks.bodies(self._settings.body_types.problems()),
         ]
@@ -249,7 +249,7 @@ class Doctor:
 def _with_schema(store: Answer[StoreFacts]) -> Answer[StoreFacts]:
     """Return the facts of a database with the tables of this version, or why there are none."""
     if isinstance(store, StoreFacts) and store.standing.missing:
-        return StoreUnavailable("its schema is behind")
+        return StoreUnavailable("the schema of the database is out of date")
     return store
 
 
@@ -287,6 +287,6 @@ def _finding(check: Check[F], answer: Answer[F]) -> Finding:
             check=check.name,
             level=Level.ERROR,
             found=f"no answer: {answer.reason}",
-            remedy=answer.remedy or "look again; where it stays so, see the log of the server",
+            remedy=answer.remedy or "run the doctor again; then see the log of the server",
         )
     return check(answer)

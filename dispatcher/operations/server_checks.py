@@ -69,8 +69,8 @@ def redis_vulnerabilities(facts: RedisFacts) -> Finding:
     versions = ", ".join(f"{'.'.join(map(str, each))}.{last}" for each, last in fixed.items())
     return warning(
         f"{problem}: a client that may run scripts on it may run any code as its user",
-        f"run {name} {versions} or newer. Distributions mend older versions: look whether the "
-        "changelog of your package names them. Until then let only the dispatcher reach it",
+        f"run {name} {versions} or newer. Distributions patch older versions: check the changelog "
+        "of your package for these CVEs. Until then let only the dispatcher reach it",
     )
 
 
@@ -151,7 +151,7 @@ def redis_cluster(facts: RedisFacts) -> Finding:
     return error(
         f"a cluster with slots on {nodes} nodes, of which redis_url names one: keys that lie "
         "elsewhere are refused",
-        "write it as that of a cluster: redis+cluster://host:port,host:port",
+        "write redis_url as a cluster URL: redis+cluster://host:port,host:port",
         stops_worker=True,
     )
 
@@ -185,19 +185,19 @@ def redis_complete(seen: Readiness) -> Finding:
     return error(
         f"{'; '.join(words)}. The windows are built from the database, also on a fresh "
         "deployment; until then such shards refuse submits, and without permits nothing is sent",
-        "the sweep builds them within seconds of a worker and a beat running; of many messages it "
-        "takes longer. Look again",
+        "start a worker and a beat: the sweep builds them within seconds, or longer with many "
+        "messages. Then run the doctor again",
     )
 
 
 @check("redis.foreign")
 def redis_foreign(seen: ForeignFacts) -> Finding:
     """Warn of keys with names of windows that the dispatcher did not write."""
-    remedy = "find the writer of these keys, and give the dispatcher one of its own"
+    remedy = "find the writer of these keys, and give the dispatcher a Redis of its own"
     if seen.there:
         return error(
-            f"{seen.there} keys under the names of windows are no windows, or have members that "
-            "are no ids: submits to those scopes may be refused",
+            f"{seen.there} keys with names of windows are not windows, or have members that are "
+            "not ids: submits to those scopes may be refused",
             f"the sweep sets them aside and rebuilds their shards; {remedy}",
         )
     if seen.set_aside:
@@ -205,7 +205,7 @@ def redis_foreign(seen: ForeignFacts) -> Finding:
             f"{seen.set_aside} keys that were no windows are set aside",
             f"look at them (redis-cli --scan --pattern '*}}:foreign:*'); {remedy}; delete them",
         )
-    return ok("no key under the names of windows is another's")
+    return ok("every key with the name of a window is a window")
 
 
 def _on_each(one: Check[RedisFacts]) -> Check[Sequence[RedisFacts]]:
@@ -258,8 +258,7 @@ def store_migrations(facts: StoreFacts) -> Finding:
     if not standing.is_known:
         return warning(
             f"the database is at revision {standing.revision}, which this version does not know",
-            "finish the roll-out: processes of this version beside a later schema are fine for a "
-            "while, not for good",
+            "finish the roll-out: this version works with a later schema only during an upgrade",
         )
     if not standing.missing:
         return ok(f"at revision {standing.revision}")
@@ -308,7 +307,7 @@ def store_durability(facts: StoreFacts) -> Finding:
 def store_writes(refusal: str | None) -> Finding:
     """Check that a row can be stored."""
     if refusal is None:
-        return ok("a row was stored, and taken back")
+        return ok("a row was stored and rolled back")
     return error(
         f"a row cannot be stored: {refusal}. Every submit fails",
         "free space on the database's disk, and let the user of database_url write; see the log of "
@@ -361,7 +360,7 @@ def broker_queues(settings: Settings) -> Check[BrokerFacts]:
         named = ", ".join(broker.other_queues)
         other = "classic" if settings.queue_type == "quorum" else "quorum"
         return error(
-            f"there but not as queue_type = {settings.queue_type!r} makes them: {named}",
+            f"queues of another type than queue_type = {settings.queue_type!r}: {named}",
             "stop the workers and delete these queues (rabbitmqctl delete_queue …): the tasks in "
             f"them are enqueued again; or set queue_type = {other!r}",
             stops_worker=True,

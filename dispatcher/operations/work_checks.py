@@ -59,7 +59,7 @@ def _late(name: str, *, otherwise: str, where: str, why: str, remedy: str) -> Ch
     return Check(name, judge)
 
 
-def _told_of_pauses(plain: Check[LateCount]) -> Check[DueFacts]:
+def _with_note_of_pauses(plain: Check[LateCount]) -> Check[DueFacts]:
     """Return a check whose finding says that some of the messages may be paused."""
 
     def judge(facts: DueFacts) -> Finding:
@@ -73,7 +73,7 @@ def _told_of_pauses(plain: Check[LateCount]) -> Check[DueFacts]:
     return Check(plain.name, judge)
 
 
-sweep = _told_of_pauses(
+sweep = _with_note_of_pauses(
     _late(
         "work.sweep",
         otherwise="nothing waits for the sweep",
@@ -84,7 +84,7 @@ sweep = _told_of_pauses(
         "their clock agree with beat's, are there errors in their logs?",
     )
 )
-overdue = _told_of_pauses(
+overdue = _with_note_of_pauses(
     _late(
         "work.overdue",
         otherwise="nothing is overdue",
@@ -182,7 +182,7 @@ def transports(found: Probed) -> Finding:
 def files(open_to_others: Sequence[Path]) -> Finding:
     """Find files with secrets or messages that other users of this machine may read."""
     if not open_to_others:
-        return ok("no other user of this machine may read them")
+        return ok("other users cannot read the settings file, data_dir or the SQLite file")
     named = ", ".join(str(each) for each in open_to_others)
     return warning(
         f"other users of this machine may read {named}: addresses, messages, secrets",
@@ -255,7 +255,7 @@ recipients = _of_channels(
 bodies = _of_channels(
     "settings.bodies",
     what="types",
-    otherwise="submits to these channels are refused, or the OpenAPI document",
+    otherwise="submits to these channels fail, and so does the OpenAPI document",
     remedy="make it importable for submitting programs, or correct the setting: "
     "package.module:attribute of a model of pydantic, a dataclass or a TypedDict",
 )

@@ -40,9 +40,9 @@ class ForeignKeys:
         many = sum(self._judge(ours, "set_aside"))
         if many:
             log.error(
-                "%d keys in Redis under the names of windows are not ours; set aside, and their "
-                "shards are rebuilt from the store: see them by SCAN with MATCH %s, find "
-                "their writer, then delete them",
+                "%d keys in Redis with names of windows are not ours: they are set aside, and "
+                "their shards are rebuilt from the store; find the writer, then "
+                "delete the keys that SCAN with MATCH %s finds",
                 many, self._pattern,
             )  # fmt: skip
         return many

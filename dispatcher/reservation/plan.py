@@ -146,7 +146,7 @@ class Copies(AbstractContextManager["Copies"]):
                 for name in (self._answered, *self._duplicates):
                     self._client.unlink(name)
         except ReservationsUnavailable as error:
-            log.warning("the copies of a plan end in ten minutes: %s", error)
+            log.warning("could not delete copies of a plan; they expire in ten minutes: %s", error)
 
     def __exit__(self, *_: object) -> None:
         self.close()

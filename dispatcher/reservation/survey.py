@@ -73,7 +73,7 @@ class Readiness(NamedTuple):
 
 
 class ForeignFacts(NamedTuple):
-    """How many keys under the names of windows are none of ours, and how many are set aside."""
+    """How many keys with names of windows are not ours, and how many are set aside."""
 
     there: int
     set_aside: int
@@ -154,7 +154,7 @@ class RedisSurvey:
             return sum(pipeline.execute())
 
     def foreign(self) -> ForeignFacts:
-        """Return how many keys under the names of windows are none of ours."""
+        """Return how many keys with names of windows are not ours."""
         with translated(ReservationsUnavailable):
             return ForeignFacts(self._foreign_keys.there(), self._foreign_keys.kept())
 

@@ -347,7 +347,7 @@ class Upkeep:
             )
 
     def set_aside(self) -> int:
-        """Set aside what stands under the names of windows and is none; return how many keys.
+        """Set aside keys with names of windows that are not windows; return how many keys.
 
         Their shards are closed in the same step, and rebuilt by the next :meth:`begin`.
         """
@@ -379,7 +379,7 @@ class Upkeep:
             for entry in entries
         ][:limit]
         if any(start < 0 for _, start, _ in found):
-            raise ReservationsUnavailable("what is pending has an entry that is none of ours")
+            raise ReservationsUnavailable("the pending set has an entry of another program")
         return [
             Unconfirmed(UUID(bytes=entry[:16]), entry[:start], entry[start:], keys, before)
             for entry, start, keys in found
@@ -412,8 +412,8 @@ class Upkeep:
     ) -> list[Unconfirmed]:
         """Let the reservations of some messages be confirmed in all their windows; return them.
 
-        ``rows`` are those of whose holds some are among ``found``: where a hold is left in one
-        window, another may have lost it.
+        ``rows`` are the messages with a hold in ``found``. A hold may be left in one window and
+        lost in another.
         """
         before_ms = max((each.before_ms for each in found), default=0)
         added = []

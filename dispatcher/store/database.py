@@ -33,7 +33,7 @@ from dispatcher.store.engines.errors import (
     cause,
     refused_by_driver,
     unavailable,
-    was_in_the_way,
+    was_conflict,
     worth_another_try,
 )
 from dispatcher.store.schema import tables_named
@@ -121,7 +121,7 @@ class Database:
                 with self.engine.connect() as connection:
                     return work(connection)
             except (StatementError, PoolTimeout) as error:
-                if was_in_the_way(error):
+                if was_conflict(error):
                     conflicts += 1
                 else:
                     broken += 1

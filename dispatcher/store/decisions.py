@@ -15,7 +15,7 @@ from dispatcher.store.engines.types import database_now
 from dispatcher.store.messages import changed
 from dispatcher.store.schema import to_message
 
-DROPPED = "dropped: the outcome of its last try is unknown, it may have been sent"
+DROPPED = "dropped: the outcome of the last attempt is unknown; it may have been sent"
 """The error of a dropped message; the reason follows, where one was given."""
 MOST_ATTEMPTS = 32_767
 

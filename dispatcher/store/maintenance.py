@@ -53,7 +53,7 @@ from dispatcher.times.send_time import to_ms
 
 T = TypeVar("T")
 # Stored in last_error, and compared with it (_is_suspect): a row with another text is no suspect.
-UNKNOWN = "the outcome of the last try is unknown: its worker died or lost its line"
+UNKNOWN = "the outcome of the last attempt is unknown: its worker died or lost its connection"
 NOT_BEGUN = "not sent: before its send began, its worker died or could not put it back"
 OVERDUE = "overdue: no worker took it in time"
 NO_SLOT = "overdue: no slot was left for it"
@@ -341,7 +341,7 @@ class StoreMaintenance:
             lambda each: database.backend.keep_days(each, database.tables, older_than)
         )
 
-    def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, ReservedTime]:
+    def reserved_times(self, message_ids: Sequence[UUID]) -> dict[UUID, ReservedTime]:
         """Return the send times of those of the messages that hold a reservation."""
         rows = self._holding(time_columns(self._tables), message_ids)
         return {row.id: ReservedTime(row.send_at, row.move_token) for row in rows}

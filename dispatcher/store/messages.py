@@ -275,7 +275,7 @@ class Messages:
                 if unknown:
                     raise OutcomeUnknown(failure.reason, message.id) from cause(error)
                 raise failure from cause(error)
-        problem = "the idempotency key was freed and taken again and again"
+        problem = "other calls kept freeing and taking the idempotency key"
         raise StoreUnavailable(problem, remedy="try again")
 
     def add_together(
@@ -305,7 +305,7 @@ class Messages:
         this = self._tables.messages.c.id == message_id
         return _only(message_id, self._database.read(self._tables.stored.where(this)))
 
-    def these(self, message_ids: Sequence[UUID]) -> list[Message]:
+    def find_many(self, message_ids: Sequence[UUID]) -> list[Message]:
         """Return those of these messages that are stored."""
         ids = self._tables.messages.c.id
         rows = self._database.read_of(self._tables.stored, ids, message_ids)

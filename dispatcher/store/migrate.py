@@ -73,8 +73,8 @@ def migrate(database: Database) -> str:
             if standing.is_known:
                 raise
             raise StoreUnavailable(
-                f"it is at revision {standing.revision}, which this version does not know; nothing "
-                "was changed: run `dispatcher migrate` of the version that made it, or upgrade",
+                f"the database is at revision {standing.revision}, which this version does not "
+                "know; nothing was changed: upgrade the dispatcher to the version that made it",
                 refused=True,
             ) from None
     return ScriptDirectory.from_config(config).get_current_head() or ""
@@ -143,9 +143,9 @@ def obstacle_of(connection: Connection, tables: Tables) -> Obstacle | None:
     names = [each.name for each in tables.metadata.sorted_tables]
     if taken := [name for name in names if there.has_table(name, tables.schema)]:
         return Obstacle(
-            f"it has {', '.join(taken)} but no {tables.version}, so another program may have made "
-            "them",
-            "set another table_prefix, or drop them where nothing needs them",
+            f"the tables {', '.join(taken)} exist without {tables.version}, so another program may "
+            "have made them",
+            "set another table_prefix, or drop these tables if no program needs them",
         )
     if _is_of_pre_release(connection):
         return Obstacle(

@@ -164,7 +164,7 @@ class StoreSurvey:
         is_due, _ = self._database.backend.due_notifications(self._tables)
         return self._late_where(since, older_than, is_due)
 
-    def strange_channels(self, known: Collection[str]) -> dict[str, int]:
+    def unknown_channels(self, known: Collection[str]) -> dict[str, int]:
         """Return the channels of scheduled messages that are none of ``known``, and how many."""
         messages = self._tables.messages
         query = (

@@ -135,7 +135,7 @@ class Changes:
                 return message
             if message.status is not Status.SCHEDULED:
                 raise TooLate(message_id, message.status)
-        raise StoreUnavailable("others changed the message again and again")
+        raise StoreUnavailable("other calls kept changing the message", remedy="try again")
 
     def reschedule(self, message_id: UUID, new_time: NewTime) -> Message:
         """Move a scheduled message to another time, judged as if it had no reservation yet.
@@ -213,7 +213,7 @@ class Changes:
             left = [each for each, result in results.items() if result is None]
             if not left:
                 return None
-        return StoreUnavailable("others changed the message again and again")
+        return StoreUnavailable("other calls kept changing the message", remedy="try again")
 
     def _replace_suppressed(self, valid_moves: Sequence[ValidMove], answers: list[Any]) -> None:
         """Replace refusals of recipients who have opted out by Suppressed."""

@@ -262,7 +262,7 @@ class OwnTransaction:
                 # The messages may be stored: reconcile finds out whether they need reservations.
                 raise OutcomeUnknown(error.reason, ids[0]) from error
         if perhaps_stored:
-            raise OutcomeUnknown("the line to the database broke while it stored them", ids[0])
+            raise OutcomeUnknown("the connection broke while a batch was stored", ids[0])
         self.reservations.withdraw(requests_of(booked))
         raise StoreUnavailable("the database did not take the batch; nothing was stored")
 
@@ -445,7 +445,7 @@ class CallersTransaction:
             known = None if key is None else recalled(entry.valid, self.recall({key: entry}))
             if known is not None:
                 return known
-        raise StoreUnavailable("its id, or its idempotency key, was taken again and again")
+        raise StoreUnavailable("the id or idempotency key of the draft was taken again and again")
 
     def _forget(self, joined: _Joined, transaction: _Transaction) -> None:
         transaction.watch.joined.remove(joined)

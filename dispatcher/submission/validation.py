@@ -240,7 +240,7 @@ def _on_unknown(draft: Draft) -> OnUnknown:
 def _status_url(draft: Draft, settings: Settings) -> str | None:
     if not settings.status_channel:
         problem = "given, and no channel carries status webhooks"
-        raise InvalidDraft("status_url", problem, "none, or a setting status_channel")
+        raise InvalidDraft("status_url", problem, "no URL, or set status_channel in the settings")
     return check_text("status_url", draft.status_url)
 
 
@@ -249,7 +249,7 @@ def _latest(draft: Draft, expires_at: datetime | None, farthest: datetime) -> da
         raise InvalidDraft("on_conflict", quoted(draft.on_conflict), "'reject' or 'shift'")
     if draft.on_conflict == "reject":
         if draft.latest is not None:
-            raise InvalidDraft("latest", "given without on_conflict='shift'", "none")
+            raise InvalidDraft("latest", "given without on_conflict='shift'", "no latest")
         return None
     latest = farthest
     if draft.latest is not None:

@@ -46,7 +46,7 @@ class Templates:
         name = draft.template
         if name is None:
             if draft.data is not None:
-                raise InvalidDraft("data", "given without a template", "none")
+                raise InvalidDraft("data", "given without a template", "no data, or a template")
             if draft.body is None:
                 raise InvalidDraft("body", "neither body nor template given", "one of them")
             return draft
@@ -61,7 +61,7 @@ class Templates:
         template = self._of(draft.channel).template(name)
         return replace(draft, body=_rendered(template, data, self._max_bytes))
 
-    def judged(self) -> Mapping[str, InvalidSettings | None]:
+    def problems(self) -> Mapping[str, InvalidSettings | None]:
         """Compile every template of every channel; return what is wrong with each, by its path."""
         found: dict[str, InvalidSettings | None] = {}
         for name, channel in self._channels.items():

@@ -205,4 +205,4 @@ def _title_and_text(body: Body, written_in: object) -> tuple[str, str]:
 def _check_recipient(recipient: str) -> None:
     """Refuse what could become several recipients, or another path of the service's."""
     if not _RECIPIENT.fullmatch(recipient):
-        raise InvalidDraft("recipient", "characters that separate", _RECIPIENT_ACCEPTED)
+        raise InvalidDraft("recipient", "has a character not allowed here", _RECIPIENT_ACCEPTED)

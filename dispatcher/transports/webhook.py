@@ -237,7 +237,7 @@ def _checked(headers: object, has_url: bool) -> dict[str, str]:
         raise InvalidSettings("headers", kind_of(headers), "names with their values")
     if headers and not has_url:
         problem = "given without url, so any recipient would see them"
-        raise InvalidSettings("headers", problem, "none, or a url")
+        raise InvalidSettings("headers", problem, "no headers, or the option url")
     for name, value in headers.items():
         if not isinstance(name, str) or not _HEADER.fullmatch(name):
             raise InvalidSettings(

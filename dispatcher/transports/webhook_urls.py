@@ -231,9 +231,9 @@ class Reader:
         if not is_name(host):
             address = address_of(host)
             if address is None:
-                raise _invalid("its host is neither a name nor an address", "one")
+                raise _invalid("its host is neither a name nor an address", "a name or address")
             if isinstance(address, IPv6Address) != text.startswith("["):
-                raise _invalid("its host is no address", "an IPv6 address in [ ]")
+                raise _invalid("its host has the wrong brackets", "IPv6 in [ ], IPv4 without")
             if not self._addresses.allow(host):
                 raise _invalid("its address may not be reached", f"a public address{_OR_ALLOWED}")
             return str(address)

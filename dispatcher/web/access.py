@@ -331,9 +331,10 @@ def revoke_key(keys: ApiKeys, name_or_id: str) -> list[ApiKey]:
 
 
 def _stored(keys: ApiKeys, before: Sequence[ApiKey], **given: Any) -> tuple[ApiKey, str]:
-    """Store a key that follows the last one of those ``before``: the one that none follows.
+    """Store a key whose ``follows`` is the last key of the chain ``before``.
 
-    Not the newest one: the clock of the database may have gone back.
+    The last key is the one that no other key follows. ``created_at`` does not decide, because the
+    clock of the database may have been set back.
     """
     key_id = secrets.token_hex(6)
     token = f"{_PREFIX}{key_id}_{secrets.token_urlsafe(32)}"

@@ -387,9 +387,9 @@ class PausesOut(Out):
 class SlotOut(Out):
     """The first time that fits every quota and lies outside quiet hours.
 
-    `suppressed` tells whether the recipient has opted out of the channel, or, where none is named,
-    of all: then no message is accepted, at any time. Only of the kind `recipient`, and for callers
-    with the right `messages:write`, or `recipients:read` on a key that is not bound.
+    `suppressed` is true if the recipient has opted out of the channel, or of all channels if the
+    call names none: then every submit is refused. Only for the kind `recipient`, and for callers
+    with `messages:write`, or with `recipients:read` on a key without channels or scope.
     """
 
     next_slot: datetime

@@ -245,7 +245,7 @@ def change_once(replies: Replies, call: Call | None, change: Change) -> Response
             return _finish(replies, call, _act(replies, call, act, is_alone=is_alone))
         except _Overtaken:
             is_alone = False  # perhaps by a call with the same key
-    raise StoreUnavailable("others changed the message again and again")
+    raise StoreUnavailable("other calls kept changing the message", remedy="try again")
 
 
 class _Overtaken(Exception):
@@ -262,7 +262,7 @@ def _changed(change: Change) -> Answer:
             return _guarded(change, change.read(), change.at)
         except _Overtaken:
             continue  # by If-Match it is judged anew
-    raise StoreUnavailable("others changed the message again and again")
+    raise StoreUnavailable("other calls kept changing the message", remedy="try again")
 
 
 def _guarded(change: Change, now: Movable, at: datetime) -> Answer:

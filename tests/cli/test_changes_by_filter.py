@@ -165,7 +165,7 @@ def test_a_repeated_reschedule_after_an_outage_moves_no_message_twice(
     if error is StoreUnavailable:
         said = f"Look at {first}: if they, up to {last}, were changed, {behind}, else {on}."
     else:
-        said = f"What was changed matches still, so do not change it twice: {on}."
+        said = f"Changed messages still match, so do not change them twice: {on}."
     assert ran.err.rstrip().endswith(said)
     assert ran.out.startswith("reschedule: 4 of 7 messages done")
     left[0] = 99

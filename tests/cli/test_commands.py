@@ -356,5 +356,5 @@ def test_migrate_says_in_a_line_what_is_in_its_way(
     assert ran.code != 0
     assert ran.out == ""
     [line] = ran.err.splitlines()
-    assert line.startswith("error: store unavailable: it ")
+    assert line.startswith("error: store unavailable: the ")
     assert said in line

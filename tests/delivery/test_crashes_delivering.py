@@ -288,7 +288,7 @@ def test_no_claim_ends_as_unknown_before_the_logs_that_are_left_have_been_read(
     assert [house.parts.sweep.rescue() for _ in range(3)] == [2, 1, 0]
     assert {house.again(each).status for each in messages} == {Status.SCHEDULED}
     assert outcomes(house) == {each.id: [] for each in messages}
-    assert "that their worker had not begun to send: it died, or could not" in caplog.text
+    assert "their worker had not begun to send them, and died or could not" in caplog.text
 
 
 @each_how

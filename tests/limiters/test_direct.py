@@ -237,7 +237,7 @@ def test_a_call_that_is_repeated_keeps_its_connection(proxy: Proxy) -> None:
 
 
 class Traced(redis.Redis):
-    """Somebody's own client."""
+    """A client of the caller's own."""
 
     seen = 0
 

@@ -329,7 +329,7 @@ def permits(house: House, booked: Sequence[Message]) -> None:
     log = house.permit_keys("memory").channel("memory")
     assert len(waiting.pop(log)) == 9
     assert not any(waiting.values()), "no message waits for a scope"
-    house.parts.permits.called({log: []}, set())
+    house.parts.permits.give_turns({log: []}, set())
 
     house.parts.permits.close("memory", MINUTE)
     assert not any(answer.allowed for answer in ask(granted[9:12], within=MINUTE))

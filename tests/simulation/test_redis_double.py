@@ -220,7 +220,7 @@ class Both(Sides):
         if waiting and self.rng.random() < 0.8:
             come = {id_ for some in waiting.values() for id_ in some if self.rng.random() < 0.7}
             self.let_pass(self.rng.choice([0, 0, 40, 4_000]))
-            self.ask("called", lambda side: side.permits.called(waiting, come))
+            self.ask("give_turns", lambda side: side.permits.give_turns(waiting, come))
 
     def _sweep(self) -> None:
         rng = self.rng

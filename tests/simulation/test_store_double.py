@@ -330,7 +330,7 @@ class Both:
         self.ask(0, "get", self._some_id())
         self.ask(0, "with_key", "one")
         self.ask(0, "attempts", self._some_id())
-        self.ask(2, "holding", self._some_ids())
+        self.ask(2, "reserved_times", self._some_ids())
         self.ask(2, "bar_moves", self._some_ids())
         self.ask(2, "unreleased", limit=100)
         self.ask(2, "mark_released", self._some_ids()[:1])

@@ -224,7 +224,9 @@ def test_it_is_known_which_messages_hold_their_place(database: Database) -> None
     sent = ended(database, timedelta(0))
     expired = rows.add_due(database, expires_at=rows.now() - timedelta(seconds=1)).id
     Claims(database, ttl=rows.TTL).unclaimed([expired])
-    found = StoreMaintenance(database).holding([scheduled.id, cancelled, sent, expired, uuid4()])
+    found = StoreMaintenance(database).reserved_times(
+        [scheduled.id, cancelled, sent, expired, uuid4()]
+    )
     times = {message_id: kept.send_at for message_id, kept in found.items()}
     assert times == {scheduled.id: scheduled.send_at, sent: rows.row(database, sent).send_at}
 
@@ -282,7 +284,7 @@ def test_however_many_ids_are_one_parameter(database: Database) -> None:
     def note(*given: Any) -> None:
         seen.append(len(given[3]))
 
-    assert set(StoreMaintenance(database).holding(ids)) == {message.id}
+    assert set(StoreMaintenance(database).reserved_times(ids)) == {message.id}
     StoreMaintenance(database).mark_released(ids)
     assert len(seen) == 2
     assert max(seen) < 10

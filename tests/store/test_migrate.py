@@ -31,8 +31,8 @@ VERSIONS = "CREATE TABLE alembic_version (version_num VARCHAR(32))"
 OLD = """CREATE TABLE messages (
     id INT, claim_token INT, enqueue_at INT, next_attempt_at INT, reserved INT)"""
 FOREIGN = (
-    r"it has dispatcher_messages but no dispatcher_alembic_version, .*; "
-    r"set another table_prefix, or drop them where nothing needs them$"
+    r"the tables dispatcher_messages exist without dispatcher_alembic_version, .*; "
+    r"set another table_prefix, or drop these tables if no program needs them$"
 )
 PRE_RELEASE = (
     r"it holds the tables of a version before the first release \(messages, .*\), which cannot "
@@ -42,7 +42,7 @@ IN_THE_WAY: dict[str, tuple[Sequence[str], str]] = {
     "a table of another program": ([OURS], FOREIGN),
     "several of them": (
         [OURS, "CREATE TABLE dispatcher_suppressions (x INT)"],
-        r"it has dispatcher_messages, dispatcher_suppressions but no",
+        r"the tables dispatcher_messages, dispatcher_suppressions exist without",
     ),
     "a version before the first release": (
         [OLD, VERSIONS, "INSERT INTO alembic_version VALUES ('0010')"],
@@ -78,7 +78,7 @@ def test_migrating_again_changes_nothing(empty: Database) -> None:
 
 
 def test_a_missing_schema_is_named_with_its_remedy(empty: Database) -> None:
-    with pytest.raises(StoreUnavailable, match=r"schema is behind .* run `dispatcher migrate`"):
+    with pytest.raises(StoreUnavailable, match=r"out of date .* run `dispatcher migrate`"):
         Messages(empty).get(new_id())
 
 
@@ -95,7 +95,7 @@ def test_nothing_is_migrated_past_what_is_in_the_way(
     obstacle = schema_standing(empty).obstacle
     assert obstacle is not None
     assert re.search(said, f"{obstacle.found}; {obstacle.remedy}")
-    with pytest.raises(StoreUnavailable, match=r"schema is behind .* run `dispatcher migrate`"):
+    with pytest.raises(StoreUnavailable, match=r"out of date .* run `dispatcher migrate`"):
         Messages(empty).get(new_id())
 
 

@@ -243,7 +243,7 @@ def test_messages_are_deleted_one_by_one_where_their_day_stays_for_another(
         make_day(database, each)
     kept, gone = ended(database, RETENTION + DAY), ended(database, OLD)
     assert StoreMaintenance(database).prune(older_than=RETENTION, limit=9) == 1
-    ids = Messages(database).these([kept.id, gone.id])
+    ids = Messages(database).find_many([kept.id, gone.id])
     assert [each.id for each in ids] == [kept.id]
 
 

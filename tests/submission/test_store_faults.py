@@ -99,7 +99,7 @@ def test_the_database_went_down_since_the_last_submit(through: Through, far: Far
 def test_the_tables_are_missing(build: Build, empty_database_url: str) -> None:
     build()
     house = build(database_url=empty_database_url, opened=False)
-    refuses_everything(house, says="its schema is behind")
+    refuses_everything(house, says="the schema of the database is out of date")
 
 
 def refuse_inserts(house: House, sqlstate: str) -> None:

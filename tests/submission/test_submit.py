@@ -55,7 +55,7 @@ def test_the_seed_case(house: House) -> None:
     assert refusal.next_slot == datetime(2100, 1, 1, 11, 12, 11, tzinfo=UTC)
     assert str(refusal) == (
         "2100-01-01T11:11:12+00:00 does not fit the quota 1/minute of 'ada': "
-        f"in the way is {first.id}; the next free slot is 2100-01-01T11:12:11+00:00"
+        f"in the way: {first.id}; the next free slot is 2100-01-01T11:12:11+00:00"
     )
     assert house.members() == {first.id: to_ms(SEED)}
     second = house.submit(send_at=refusal.next_slot)

@@ -99,7 +99,7 @@ def test_many_are_refused_one_by_one(house: House) -> None:
 def test_many_that_are_stored_one_by_one_are_looked_at_again(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody opts out while a batch is under way that cannot be stored together."""
+    """A recipient opts out while a batch is under way that cannot be stored together."""
     house.dispatcher.suppress("r1")
     monkeypatch.setattr(house.parts.suppressions, "among", lambda _: set())
     monkeypatch.setattr(house.parts.own_transaction._messages, "add_together", lambda _: False)

@@ -141,7 +141,7 @@ SQL_ERRORS: list[tuple[sa.SQLAlchemyError, str]] = [
     ),
     (sa.DBAPIError(SECRET, {}, psycopg.errors.QueryCanceled(SECRET)), "answered 57014"),
     (sa.IntegrityError(SECRET, {}, psycopg.errors.CheckViolation(SECRET)), "answered 23514"),
-    (sa.ProgrammingError(SECRET, {}, psycopg.errors.UndefinedTable(SECRET)), "behind (42P01)"),
+    (sa.ProgrammingError(SECRET, {}, psycopg.errors.UndefinedTable(SECRET)), "out of date (42P01)"),
     (
         sa.OperationalError(
             SECRET, {}, pymysql.OperationalError(2013, SECRET), connection_invalidated=True

@@ -448,6 +448,6 @@ class StoreEngine(ABC):
         del connection, index
         create()
 
-    def go_past_what_is_done(self, impl: DefaultImpl, tables: Tables) -> None:
+    def skip_applied_statements(self, impl: DefaultImpl, tables: Tables) -> None:
         """Prepare Alembic for a migration that an earlier one may have begun."""
         del impl, tables

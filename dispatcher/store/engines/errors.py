@@ -86,7 +86,7 @@ def unavailable(error: SQLAlchemyError, url: URL | None = None) -> StoreUnavaila
 def _answer(error: DBAPIError, code: object, file: str) -> tuple[str, str]:
     """Return what the database said, and what helps; ``file`` is that of an SQLite."""
     if code in _NO_SUCH_TABLE or _NO_SUCH_IN_SQLITE.match(str(error.orig)):
-        return f"its schema is behind ({code})", "run `dispatcher migrate`"
+        return f"the schema of the database is out of date ({code})", "run `dispatcher migrate`"
     if code == "SQLITE_CANTOPEN":
         needed = "let this user read and write it and its folder"
         return f"{file} cannot be opened ({code})", f"{needed}, or run the command as its owner"
@@ -122,10 +122,10 @@ def cause(error: SQLAlchemyError) -> SQLAlchemyError | None:
 def worth_another_try(error: SQLAlchemyError) -> bool:
     """Whether the connection broke, or another transaction was in the way."""
     is_broken = isinstance(error, DBAPIError) and error.connection_invalidated
-    return is_broken or was_in_the_way(error)
+    return is_broken or was_conflict(error)
 
 
-def was_in_the_way(error: SQLAlchemyError) -> bool:
+def was_conflict(error: SQLAlchemyError) -> bool:
     """Whether another transaction was in the way: the database has undone this one."""
     if not isinstance(error, DBAPIError):
         return False

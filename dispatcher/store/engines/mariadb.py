@@ -224,9 +224,10 @@ class MariaDBEngine(StoreEngine):
     def due_notifications(
         self, tables: Tables
     ) -> tuple[ColumnElement[bool], tuple[Column[Any], ...]]:
-        """Name what is equal: each pair, and both that ``reserved`` may be.
+        """Return the condition as equalities, so that the index ``unreleased`` finds the messages.
 
-        There are no partial indexes. ``reserved`` stands between in the index that finds it.
+        MariaDB has no partial indexes. ``reserved`` lies between ``status`` and
+        ``notified_status`` in that index, so the condition names both of its values.
         """
         row = tables.messages.c
         every = (Status.SCHEDULED.value, *(each.value for each in NOTIFIED_STATUSES))
@@ -322,7 +323,7 @@ class MariaDBEngine(StoreEngine):
             "mysql_collate": "utf8mb4_nopad_bin",
         }
 
-    def go_past_what_is_done(self, impl: DefaultImpl, tables: Tables) -> None:
+    def skip_applied_statements(self, impl: DefaultImpl, tables: Tables) -> None:
         """Let a migration go on past what is done already, if a migration was here before.
 
         Each statement of a migration is committed, so one that was interrupted has left its first

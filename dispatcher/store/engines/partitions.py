@@ -239,11 +239,10 @@ def keep_days(connection: Connection, tables: Tables, retention: timedelta) -> l
 
 
 def state(connection: Connection, tables: Tables) -> tuple[int, bool]:
-    """Return how many days from tomorrow on have a partition, and whether rows lie in no day's.
+    """Return how many days have a partition, and whether ``…_history_other`` has rows.
 
-    Days behind one that has none do not count, and today has one, too.
-
-    A role that may not read partitions alone sees none of the latter.
+    Days count from tomorrow up to the first day without a partition; 0 if today has none. For a
+    role that may not read ``…_history_other`` the second value is False.
     """
     splits = _splits(connection, tables)
     ahead = min(max(0, _days_there(split) - 1) for split in splits)

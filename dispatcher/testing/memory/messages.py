@@ -79,7 +79,7 @@ class MemoryMessages:
         rows = {key: self._tables.messages[id_] for key, id_ in found.items()}
         return {key: (row.message(), row.fingerprint or "") for key, row in rows.items()}
 
-    def these(self, message_ids: Sequence[UUID]) -> list[Message]:
+    def find_many(self, message_ids: Sequence[UUID]) -> list[Message]:
         rows = map(self._tables.messages.get, message_ids)
         return [row.message() for row in rows if row is not None]
 
@@ -88,12 +88,12 @@ class MemoryMessages:
     ) -> dict[UUID, Message]:
         for row in filter(None, map(self._tables.scheduled, message_ids)):
             row.end(Status.CANCELLED, self._tables.now(), because)
-        return {each.id: each for each in self.these(message_ids)}
+        return {each.id: each for each in self.find_many(message_ids)}
 
     def cancel_if_unchanged(self, tokens: Mapping[UUID, int]) -> dict[UUID, Message]:
         rows = {each: self._tables.scheduled(each) for each in tokens}
         self.cancel([each for each, row in rows.items() if row and row.move_token == tokens[each]])
-        return {each.id: each for each in self.these([*tokens])}
+        return {each.id: each for each in self.find_many([*tokens])}
 
     def get(self, message_id: UUID) -> Message:
         row = self._tables.messages.get(message_id)

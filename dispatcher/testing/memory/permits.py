@@ -311,7 +311,7 @@ class MemoryPermits:
             for many, name in rooms[:logs]
         }
 
-    def called(self, waiting: Mapping[str, Sequence[UUID]], come: Collection[UUID]) -> None:
+    def give_turns(self, waiting: Mapping[str, Sequence[UUID]], come: Collection[UUID]) -> None:
         now_ms, room = self._server.now_ms(), self._room().scores
         for name, some in waiting.items():
             line, log = self._line(name), name.encode()

@@ -180,7 +180,7 @@ class MemoryStoreMaintenance:
         void = set(message_ids) - self._tables.messages.keys() - under_way
         for message_id in void:
             self._tables.void.setdefault(message_id, self._tables.now())
-        return Settled(self.holding(message_ids), void, under_way)
+        return Settled(self.reserved_times(message_ids), void, under_way)
 
     def prune(self, *, older_than: timedelta, limit: int) -> int:
         tables, before = self._tables, self._tables.now() - older_than
@@ -210,7 +210,7 @@ class MemoryStoreMaintenance:
         del older_than
         return []
 
-    def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, ReservedTime]:
+    def reserved_times(self, message_ids: Sequence[UUID]) -> dict[UUID, ReservedTime]:
         found = (self._tables.messages.get(message_id) for message_id in message_ids)
         return {row.id: _kept(row) for row in found if row and row.status not in NO_RESERVATION}
 

@@ -91,7 +91,7 @@ def _events_after(context: Context, last: str | None) -> tuple[str, str, bool]:
         return last, text, True
     seen = {each.message_id for each in found}
     if caller.scope is not None:
-        stored = parts.messages.these([*seen])
+        stored = parts.messages.find_many([*seen])
         seen = {each.id for each in stored if caller.sees(each)}
     text += "".join(
         f"id: {each.id}\nevent: {each.transition}\n"

@@ -52,8 +52,8 @@ def next_slot(
 ) -> Response:
     """Return the first time that fits every quota of a scope. Books nothing.
 
-    Of a kind other than `recipient` its own quotas are asked alone. A recipient who has opted out
-    gets a slot, too: see `suppressed`.
+    For a kind other than `recipient`, only the quotas of that scope are judged. A recipient who has
+    opted out gets a slot, too: see `suppressed`.
     """
     caller = context.admit(Right.MESSAGES_READ)
     if channel is not None:

@@ -182,8 +182,8 @@ def _asked(visit: Visit, given: Fields) -> tuple[Action, Wanted]:
     wanted = wanted_of(visit, given)
     said = Selection.of(wanted)
     if said.status not in (None, action.status):
-        problem = f"no message that is {said.status} can be changed so"
-        raise InvalidValue("status", problem, f"{action.status}, or none")
+        problem = f"this action does not apply to {said.status} messages"
+        raise InvalidValue("status", problem, f"{action.status}, or no status")
     wanted["status"] = action.status
     return action, wanted
 
