@@ -221,9 +221,11 @@ class Recorder:
             return
         held = [*self._sending.values(), *self.waiting]
         try:
-            # Permits first: nothing may be sent later than they count.
+            # Permits first: nothing may be sent later than they count. Messages that wait have
+            # none, or one that a rebuild has restored and no limit has judged.
             self._shared.permits.extend(
-                [permit_of(each) for each in held], within=self._shared.settings.claim_ttl
+                [permit_of(each) for each in self._sending.values()],
+                within=self._shared.settings.claim_ttl,
             )
             fault("renew.after_permits")
             ours = self._shared.claims.renew(held)

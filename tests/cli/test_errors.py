@@ -89,7 +89,7 @@ CASES: dict[str, Case] = {
     "change nothing": (2, "no message is named", lambda _: ["cancel", "--yes"]),
     "change by both": (2, "given together with a filter", lambda _: [
         "drop", str(new_id()), "--channel", "memory"]),
-    "change of another status": (2, "--status: this command does not apply to sent messages", lambda _: [
+    "change of another status": (2, "--status: this command does not apply to sent", lambda _: [
         "cancel", "--status", "sent"]),
     "later and a time": (2, "--send-at: not exactly one time", lambda _: [
         "reschedule", str(new_id()), "--later", "1 hour", "--send-in", "5"]),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -37,6 +38,7 @@ class Hesitant:
     def __init__(self, real: Permits) -> None:
         self._real = real
         self._asked = 0
+        self.extended: set[UUID] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -47,10 +49,15 @@ class Hesitant:
         later = PermitAnswer(allowed=False, remaining=0, retry_after=timedelta(seconds=0.2))
         return given + [later for _ in wanted[2:]]
 
+    def extend(self, in_hand: Sequence[Permit], *, within: timedelta) -> None:
+        self.extended |= {each.message_id for each in in_hand}
+        self._real.extend(in_hand, within=within)
+
 
 def test_messages_that_wait_for_a_permit_keep_their_claims(pair: House) -> None:
     """The store was away for long while an outcome was recorded."""
-    pair.swap("permits", Hesitant(pair.parts.permits))
+    hesitant = Hesitant(pair.parts.permits)
+    pair.swap("permits", hesitant)
     messages = [pair.submit(name) for name in ("ada", "ben", "cleo")]
     third = messages[2]
     shared: Any = pair.parts.delivery.shared
@@ -75,6 +82,8 @@ def test_messages_that_wait_for_a_permit_keep_their_claims(pair: House) -> None:
     assert pair.deliver(*messages) == 3
     assert len(ends) == 2
     assert ends[1] > ends[0], "it is sent under the renewed claim"  # type: ignore[operator]
+    assert third.id not in hesitant.extended, "a restored permit would be granted unjudged"
+    assert hesitant.extended
 
 
 @contextmanager

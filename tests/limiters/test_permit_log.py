@@ -275,6 +275,25 @@ def test_a_log_lives_as_long_as_the_permits_that_are_extended_in_it(make: Make) 
     assert logs.client.pttl("log") > 359_000
 
 
+def test_a_permit_that_a_rebuild_restored_is_extended(make: Make) -> None:
+    """Else no claim of a long send is renewed after Redis has lost its data."""
+    logs = make("2/minute")
+    logs.client.set(KEYS.rebuild, "mine")
+    taken = [(leg(each, "log"), -timedelta(seconds=1)) for each in (b"1", b"2")]
+    minute = timedelta(minutes=1)
+    logs.log.restore(taken, {KEYS: "mine"}, marker_life=HOLD, longest=minute)
+    logs.log.settle([(each, -timedelta(minutes=5)) for each, _ in taken])
+    assert 359_000 < logs.client.pttl("log") <= 361_000
+
+
+def test_a_request_with_less_time_does_not_shorten_the_life_of_a_log(make: Make) -> None:
+    """The permit of another claim is still in hand, and counts."""
+    logs = make("2/second")
+    logs.acquire(b"1", within=timedelta(seconds=30))
+    logs.acquire(b"2", within=500 * MS)
+    assert 30_000 < logs.client.pttl("log") <= 31_000
+
+
 def test_a_log_expires_when_it_counts_no_more(make: Make) -> None:
     logs = make("1/minute", "5/hour")
     logs.acquire(b"1", within=timedelta(seconds=30))

@@ -21,7 +21,7 @@ for permit, given in ipairs(cjson.decode(ARGV[1])) do
     local moved = redis.call('ZADD', log, 'XX', 'CH', at, id) == 1
     local left = moved and last and at > last and redis.call('PTTL', log) or -1
     if left >= 0 then
-      redis.call('PEXPIRE', log, left + at - last)
+      redis.call('PEXPIRE', log, math.ceil(left + at - last)) -- a restored one has half a ms
     end
   end
 end

@@ -323,7 +323,9 @@ for _, state in ipairs(states) do
     if not state.was_empty then
       redis.call('ZREMRANGEBYSCORE', KEYS[state.index], '-inf', now - reach_of(state.kind))
     end
-    redis.call('PEXPIRE', KEYS[state.index], within + reach_of(state.kind))
+    -- A request of another claim may have had more time: its permit counts longer than this one.
+    local last = score_at(KEYS[state.index], 0)
+    redis.call('PEXPIREAT', KEYS[state.index], last + reach_of(state.kind))
   end
 end
 return reply

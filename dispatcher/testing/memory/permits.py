@@ -159,7 +159,7 @@ class _LogState:
         turn_ms = self.turn_behind(closed_ms, now_ms) if own_ms is None else own_ms
         return turn_ms, None, room
 
-    def keep(self, now_ms: int, within_ms: int) -> None:
+    def keep(self, now_ms: int) -> None:
         """Forget what no limit counts, and say how long log and line live."""
         if self.joined and self.note.scores:
             self.note.ends_at_ms = _ranked(self.note, 0) + _LATE_MS
@@ -167,7 +167,7 @@ class _LogState:
             return
         if not self.was_empty:
             self.log.scores.drop_to(now_ms - self.kind.reach_ms)
-        self.log.ends_at_ms = now_ms + within_ms + self.kind.reach_ms
+        self.log.ends_at_ms = _ranked(self.log, 0) + self.kind.reach_ms
 
     def forget_restored(self, known: bytes, now_ms: int) -> None:
         """Forget a permit that a rebuild restored: the message that asks for it is judged anew."""
@@ -214,7 +214,7 @@ class MemoryPermits:
             for permit, mine in zip(wanted, seen, strict=True)
         ]
         for state in states.values():
-            state.keep(now_ms, within_ms)
+            state.keep(now_ms)
         return answers
 
     def _state(self, permit: Permit, name: str, kind: _Kind, now_ms: int) -> _LogState:
@@ -282,7 +282,7 @@ class MemoryPermits:
                 is_moved = log.scores[known] != at_ms
                 log.scores[known] = at_ms
                 if is_moved and at_ms > now_ms and at_ms > last_ms:
-                    log.ends_at_ms += int(at_ms - last_ms)
+                    log.ends_at_ms += math.ceil(at_ms - last_ms)
 
     def extend(self, in_hand: Sequence[Permit], *, within: timedelta) -> None:
         self.settle([(permit, -within) for permit in in_hand])
