@@ -183,12 +183,10 @@ class Recorder:
         is_time = now >= self._record_at
         is_last = not self._sending and not self._is_store_away
         if self._ended and (is_time or is_last):
-            is_done = self._record(self._ended)
-            self._is_store_away = not is_done
-            if is_done:
-                self._ended = []
+            self._ended = self._record(self._ended)
+            self._is_store_away = bool(self._ended)
             # The thread does not wait for the store: it may have other groups.
-            pause = _RECORD_EVERY_SECONDS if is_done else _RECORD_AGAIN_SECONDS
+            pause = _RECORD_AGAIN_SECONDS if self._is_store_away else _RECORD_EVERY_SECONDS
             self._record_at = self._shared.clock.monotonic() + pause
 
     def _break_off(self) -> None:
@@ -239,31 +237,24 @@ class Recorder:
 
     # Outcomes.
 
-    def _record(self, ended: Sequence[EndedSend]) -> bool:
-        """Record outcomes and settle their permits; False when the store is to be tried again."""
+    def _record(self, ended: list[EndedSend]) -> list[EndedSend]:
+        """Record outcomes and settle their permits; return those to be recorded by a later try."""
         try:
             self._store(ended)
         except StoreUnavailable as error:
-            if error.refused:
-                self._store_each(ended)
-            elif self._shared.clock.monotonic() <= self._record_until:
-                return False
-            else:
-                _lost(error)
+            if error.refused and len(ended) > 1:
+                # One by one: an outcome that the store refuses affects no other.
+                return [left for each in ended for left in self._record([each])]
+            if not error.refused and self._shared.clock.monotonic() <= self._record_until:
+                return ended
+            text = "could not record %d outcomes, their messages will be rescued: %s"
+            log.error(text, len(ended), error)  # noqa: TRY400 - the traceback would say no more
         self._shared.journal.attempted(
             (each.claim.message, each.record.outcome.value, each.late_by) for each in ended
         )
         fault("deliver.after_record")
         self._settle_permits(ended)
-        return True
-
-    def _store_each(self, ended: Sequence[EndedSend]) -> None:
-        """Store one by one, so that an outcome that the store refuses affects no other."""
-        for each in ended:
-            try:
-                self._store([each])
-            except StoreUnavailable as error:
-                _lost(error)
+        return []
 
     def _store(self, ended: Sequence[EndedSend]) -> None:
         successes: list[Success] = []
@@ -415,7 +406,3 @@ def _goes_on(recorder: Recorder) -> bool:
         kind = type(error).__name__  # its text may quote a body
         log.error("could not record a group (%s); its messages will be rescued", kind)
     return False
-
-
-def _lost(error: StoreUnavailable) -> None:
-    log.error("could not record outcomes, their messages will be rescued: %s", error)

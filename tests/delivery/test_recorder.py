@@ -11,8 +11,9 @@ from uuid import UUID
 
 import pytest
 
-from dispatcher import Message, Status, TemporaryFailure
+from dispatcher import Message, Status, StoreUnavailable, TemporaryFailure
 from dispatcher.limiters import Permit, PermitAnswer, Permits
+from dispatcher.store import Claims, Success
 from dispatcher.times.clock import SystemClock
 from tests.support.doubles import Between, once
 from tests.support.house import House, hour_ago
@@ -54,6 +55,27 @@ class Hesitant:
         self._real.extend(in_hand, within=within)
 
 
+class Refusing:
+    """Claims that never record this message, and others when they are asked again."""
+
+    def __init__(self, real: Claims, refused: UUID) -> None:
+        self._real = real
+        self._refused = refused
+        self._asked: list[set[UUID]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def record(self, successes: Sequence[Success], *others: Any, **named: Any) -> Any:
+        ids = {each.claim.message.id for each in successes}
+        if self._refused in ids:
+            raise StoreUnavailable("a value is too long", refused=True)
+        if ids not in self._asked:
+            self._asked.append(ids)
+            raise StoreUnavailable("the connection to the database broke")
+        return self._real.record(successes, *others, **named)
+
+
 def test_messages_that_wait_for_a_permit_keep_their_claims(pair: House) -> None:
     """The store was away for long while an outcome was recorded."""
     hesitant = Hesitant(pair.parts.permits)
@@ -84,6 +106,16 @@ def test_messages_that_wait_for_a_permit_keep_their_claims(pair: House) -> None:
     assert ends[1] > ends[0], "it is sent under the renewed claim"  # type: ignore[operator]
     assert third.id not in hesitant.extended, "a restored permit would be granted unjudged"
     assert hesitant.extended
+
+
+def test_an_outcome_that_is_refused_ends_no_patience_with_the_others(pair: House) -> None:
+    """The store refuses one of a group, and is away for a moment when it gets the next one."""
+    messages = [pair.submit(name) for name in ("ada", "ben", "cleo")]
+    shared: Any = pair.parts.delivery.shared
+    shared.claims = Refusing(shared.claims, messages[0].id)
+    pair.deliver(*messages)
+    assert statuses(pair, messages[:1]) == {Status.SENDING}, "rescue finds it"
+    assert statuses(pair, messages[1:]) == {Status.SENT}
 
 
 @contextmanager
