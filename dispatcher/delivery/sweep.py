@@ -178,7 +178,7 @@ class Sweep:
 
     def _put_back(self, left: LeftLog) -> int:
         """Put back messages that a worker had claimed and not begun to send, and their permits."""
-        found = self._store.unbegun(left.unbegun, mark=left.mark)
+        found = self._store.unbegun(left.unbegun, mark=left.mark, died=left.died)
         if not found:
             return 0
         try:  # first: once they are put back, the store returns them no more
@@ -190,7 +190,7 @@ class Sweep:
                 error,
             )
         fault("rescue.before_put_back")
-        self._store.put_back(found, wait=self._settings.claim_ttl)
+        self._store.put_back(found, wait=self._settings.claim_ttl, died=left.died)
         for each in found:
             self._tell_rescued(each[0], each.channel, each.attempt, each.status, "temporary")
         return len(found)

@@ -51,6 +51,8 @@ _TYPES: dict[str, TypeEngine[Any]] = {
 }  # fmt: skip
 _NO_CLAIM: dict[str, Any] = {"claimed_by": None, "claim_expires_at": None}
 _NOW = database_now()
+NOT_BEGUN = "not sent: its worker died before the send began"
+"""The ``last_error`` of such a message: after a second death in a row its attempt counts."""
 
 
 class Given:
@@ -226,7 +228,8 @@ class ClaimChanges:
     def snoozed(self, given: Given) -> Update:
         """Put it back unsent: no attempt counts, and it is not due earlier than before.
 
-        Where maintenance would enqueue it only after it is due, the caller enqueues it.
+        Where maintenance would enqueue it only after it is due, the caller enqueues it. That a
+        worker died before is forgotten: this one lives.
         """
         row = self._messages.c
         due_at = later(_NOW, given("wait"))
@@ -238,11 +241,12 @@ class ClaimChanges:
             next_attempt_at=case((row.next_attempt_at > due_at, row.next_attempt_at), else_=due_at),
             enqueue_at=later(_NOW, given("enqueue")),
             enqueued_at=case((is_enqueued, _NOW), else_=row.enqueued_at),
+            last_error=case((row.last_error == NOT_BEGUN, null()), else_=row.last_error),
         )
 
     @change
     def not_begun(self, given: Given) -> Update:
-        """Put it back, due as it was, without an attempt: its worker died before its send began."""
+        """Put it back, due as it was, without an attempt: its send had not begun."""
         return self._end_claim(
             given,
             status=Status.SCHEDULED.value,

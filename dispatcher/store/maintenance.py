@@ -35,7 +35,7 @@ from sqlalchemy import (
 
 from dispatcher.faults import fault
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.store.changes import ClaimChanges, Given, GivenRow, GuardedChange
+from dispatcher.store.changes import NOT_BEGUN, ClaimChanges, Given, GivenRow, GuardedChange
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.reservations import (
@@ -54,7 +54,6 @@ from dispatcher.times.send_time import to_ms
 T = TypeVar("T")
 # Stored in last_error, and compared with it (_is_suspect): a row with another text is no suspect.
 UNKNOWN = "the outcome of the last attempt is unknown: its worker died or lost its connection"
-NOT_BEGUN = "not sent: before its send began, its worker died or could not put it back"
 OVERDUE = "overdue: no worker took it in time"
 NO_SLOT = "overdue: no slot was left for it"
 _LATE = (8, 4)
@@ -88,8 +87,8 @@ class RescuedMessage(NamedTuple):
 class UnbegunClaim(NamedTuple):
     """A message whose worker died before it began to send it, and the claim.
 
-    ``counts``: the worker before died too, so the message may be the cause. Then the attempt
-    counts, as a failed one; ``status`` is the status of the message after that.
+    ``counts``: its worker died, and the worker before too, so the message may be the cause. Then
+    the attempt counts, as a failed one; ``status`` is the status of the message after that.
     """
 
     message_id: UUID
@@ -247,13 +246,19 @@ class StoreMaintenance:
 
         return self._database.transact(work)
 
-    def unbegun(self, message_ids: Sequence[UUID], *, mark: UUID) -> list[UnbegunClaim]:
-        """Return those of these messages that the claim with this mark has; none was sent."""
+    def unbegun(
+        self, message_ids: Sequence[UUID], *, mark: UUID, died: bool = True
+    ) -> list[UnbegunClaim]:
+        """Return those of these messages that the claim with this mark has; none was sent.
+
+        ``died``: whether the worker that had claimed them died.
+        """
         row = self._tables.messages.c
         columns = (row.id, row.claim_token, row.scope, row.channel, row.attempt_count)
-        fails = and_(self._is_suspect, row.attempt_count >= row.max_attempts)
+        counts = self._is_suspect if died else false()
+        fails = and_(counts, row.attempt_count >= row.max_attempts)
         query = (
-            select(*columns, self._is_suspect.label("counts"), fails.label("fails"))
+            select(*columns, counts.label("counts"), fails.label("fails"))
             .where(
                 self._database.one_of(row.id, message_ids),
                 row.claimed_by == mark,
@@ -266,14 +271,17 @@ class StoreMaintenance:
             for *found, counts, fails in self._database.read(query)
         ]
 
-    def put_back(self, unbegun: Sequence[UnbegunClaim], *, wait: timedelta) -> None:
+    def put_back(
+        self, unbegun: Sequence[UnbegunClaim], *, wait: timedelta, died: bool = True
+    ) -> None:
         """Put back messages that no worker has begun to send.
 
         Each is due as before, and no attempt counts; those whose attempt counts are due ``wait``
-        from now, or fail after their last attempt.
+        from now, or fail after their last attempt. ``died``: whether their worker died.
         """
         pause = {"wait": wait.total_seconds(), "enqueue": wait.total_seconds()}
-        values = {"error": NOT_BEGUN, "outcome": Outcome.TEMPORARY.value, "receipt": None} | pause
+        error = NOT_BEGUN if died else None
+        values = {"error": error, "outcome": Outcome.TEMPORARY.value, "receipt": None} | pause
         uncounted: list[GivenRow] = []
         again: list[GivenRow] = []
         failed: list[GivenRow] = []

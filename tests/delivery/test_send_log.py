@@ -92,7 +92,7 @@ def test_consecutive_claims_share_a_file(tmp_path: Path) -> None:
     first.keep()
     for each in (first, second):
         each.close()
-    assert left_in(tmp_path) == [LeftLog(first.mark, IDS)]
+    assert left_in(tmp_path) == [LeftLog(first.mark, IDS, died=False)]
     logs.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -174,7 +174,7 @@ def test_a_claim_that_may_still_be_in_the_store_is_left_to_the_rescue(tmp_path: 
     log.begin(IDS[1])
     log.keep()
     log.close()
-    assert left_in(tmp_path) == [LeftLog(log.mark, (IDS[0], IDS[2]))]
+    assert left_in(tmp_path) == [LeftLog(log.mark, (IDS[0], IDS[2]), died=False)]
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_a_folder_that_could_not_be_made_is_tried_again(
     assert log.begin(IDS[0])
     log.keep()
     log.close()
-    assert left_in(in_the_way) == [LeftLog(log.mark, IDS[1:])]
+    assert left_in(in_the_way) == [LeftLog(log.mark, IDS[1:], died=False)]
     assert len(caplog.records) == 1
 
 
@@ -296,7 +296,7 @@ def test_a_folder_that_was_deleted_is_made_again(tmp_path: Path) -> None:
     assert log.begin(IDS[0])
     log.keep()
     log.close()
-    assert left_in(folder) == [LeftLog(log.mark, IDS[1:])]
+    assert left_in(folder) == [LeftLog(log.mark, IDS[1:], died=False)]
 
 
 def test_a_folder_that_was_moved_proves_nothing_while_its_process_is_alive(tmp_path: Path) -> None:

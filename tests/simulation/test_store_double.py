@@ -320,9 +320,11 @@ class Both:
             self.ask(2, "take_due", due, grace=timedelta(seconds=2))
         if self.marks:
             mark = self.rng.choice(self.marks[-5:])
-            self.unbegun += self.ask(2, "unbegun", self._some_ids(), mark=mark)
+            died = self.rng.random() < 0.7
+            self.unbegun += self.ask(2, "unbegun", self._some_ids(), mark=mark, died=died)
         if self.unbegun and self.rng.random() < 0.5:
-            self.ask(2, "put_back", [self.rng.choice(self.unbegun[-5:])], wait=self._wait())
+            some, died = [self.rng.choice(self.unbegun[-5:])], self.rng.random() < 0.7
+            self.ask(2, "put_back", some, wait=self._wait(), died=died)
         if self.rng.random() < 0.2:
             self.ask(2, "prune", older_than=timedelta(seconds=20), limit=2)
 

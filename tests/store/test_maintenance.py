@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, cast
 from uuid import UUID, uuid4
@@ -411,6 +412,35 @@ def test_a_send_not_begun_twice_in_a_row_counts_one_attempt(
     assert (attempt.outcome, attempt.error) == (Outcome.TEMPORARY, now.last_error)
     if status is Status.SCHEDULED:
         assert now.next_attempt_at - message.send_at > MINUTE
+
+
+def lived(database: Database, message: Message) -> None:
+    """Let a worker claim a message, and leave it to rescue because the store was away."""
+    maintenance = StoreMaintenance(database)
+    unbegun = maintenance.unbegun([message.id], mark=marked(database, message), died=False)
+    maintenance.put_back(unbegun, wait=MINUTE, died=False)
+
+
+def snoozed(database: Database, message: Message) -> None:
+    """Let a worker claim a message, and put it back: a limit refused it."""
+    claims = Claims(database, ttl=rows.TTL)
+    claims.put_back([(each, timedelta(0)) for each in claims.claim([message.id])],
+                    enqueue_in=rows.SOON)  # fmt: skip
+
+
+@pytest.mark.parametrize("between", [lived, snoozed])
+def test_deaths_before_a_send_count_only_in_a_row(
+    database: Database, between: Callable[[Database, Message], None]
+) -> None:
+    """A worker that lives shows that its message does not kill."""
+    message = rows.add_due(database, max_attempts=1)
+    between(database, message)
+    for _ in range(2):
+        died(database, message)
+        between(database, message)
+    now = Messages(database).get(message.id)
+    assert (now.status, now.attempt_count, now.last_error) == (Status.SCHEDULED, 0, None)
+    assert Messages(database).attempts(message.id) == []
 
 
 @pytest.mark.parametrize("word", ["retry", "hold"])

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from dispatcher.message import Outcome, Status
 from dispatcher.store import Claim, Failure, Success, Unclaimed
+from dispatcher.store.changes import NOT_BEGUN
 from dispatcher.store.suppressions import REASON
 from dispatcher.testing.memory.tables import (
     NO_CATCH_UP,
@@ -124,6 +125,7 @@ class MemoryClaims:
             row = tables.ours(claim, OPEN)
             if row is not None:
                 row.attempt_count -= 1
+                row.last_error = None if row.last_error == NOT_BEGUN else row.last_error
                 due_at = row.next_attempt_at
                 self._again(row, wait, enqueue_in)
                 row.next_attempt_at = max(due_at, row.next_attempt_at)

@@ -17,7 +17,8 @@ from dispatcher.store import (
     Settled,
     UnbegunClaim,
 )
-from dispatcher.store.maintenance import NOT_BEGUN, UNKNOWN, OverdueBatch
+from dispatcher.store.changes import NOT_BEGUN
+from dispatcher.store.maintenance import UNKNOWN, OverdueBatch
 from dispatcher.store.reservations import PermitRow
 from dispatcher.testing.memory.tables import (
     NO_CATCH_UP,
@@ -120,7 +121,9 @@ class MemoryStoreMaintenance:
         else:
             row.status = Status.SCHEDULED
 
-    def unbegun(self, message_ids: Sequence[UUID], *, mark: UUID) -> list[UnbegunClaim]:
+    def unbegun(
+        self, message_ids: Sequence[UUID], *, mark: UUID, died: bool = True
+    ) -> list[UnbegunClaim]:
         found = (self._tables.messages.get(each) for each in sorted(set(message_ids)))
         return [
             UnbegunClaim(
@@ -129,25 +132,28 @@ class MemoryStoreMaintenance:
                 row.scope,
                 row.channel,
                 row.attempt_count,
-                _is_suspect(row),
+                died and _is_suspect(row),
                 Status.FAILED
-                if _is_suspect(row) and row.attempt_count >= row.max_attempts
+                if died and _is_suspect(row) and row.attempt_count >= row.max_attempts
                 else Status.SCHEDULED,
             )
             for row in found
             if row and row.status is Status.SENDING and row.claimed_by == mark
         ]
 
-    def put_back(self, unbegun: Sequence[UnbegunClaim], *, wait: timedelta) -> None:
+    def put_back(
+        self, unbegun: Sequence[UnbegunClaim], *, wait: timedelta, died: bool = True
+    ) -> None:
         for each in unbegun:
             row = self._tables.messages.get(each.message_id)
             if row and row.claim_token == each.token and row.status in OPEN:
+                row.last_error = NOT_BEGUN if died else None
                 self._put_back(row, each, wait)
             self._undo(each)
 
     def _put_back(self, row: Row, unbegun: UnbegunClaim, wait: timedelta) -> None:
         now = self._tables.now()
-        row.claim_expires_at, row.last_error = None, NOT_BEGUN
+        row.claim_expires_at = None
         if unbegun.status is Status.FAILED:
             row.end(Status.FAILED, now)
             return
