@@ -16,7 +16,7 @@ from sqlalchemy import false, or_
 from dispatcher.broker.queue import Queue
 from dispatcher.broker.survey import BrokerProbe, BrokerSurvey, check_url
 from dispatcher.celery_app import create_app, sweeps_every
-from dispatcher.delivery import Delivery, GroupQueue, Shared
+from dispatcher.delivery import Delivery, GroupQueue, Shared, StopFlag
 from dispatcher.delivery.reconciler import MARKER_SPARE, Reconciler
 from dispatcher.delivery.send_log import SendLogs
 from dispatcher.delivery.sweep import Sweep, Ticks
@@ -139,15 +139,19 @@ class built_once(Generic[T]):  # noqa: N801 - used as a decorator
 class App:
     """The dispatcher for one configuration: the first use of a part builds it.
 
-    One object may be shared by threads. After a fork make a new one.
+    One object may be shared by threads. After a fork make a new one. No send begins once the byte
+    of ``stop_flag`` is set.
     """
 
     _exposition: Exposition | None = None
 
-    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
+    def __init__(
+        self, settings: Settings, clock: Clock | None = None, *, stop_flag: StopFlag | None = None
+    ) -> None:
         arm_by_environment()
         self.settings = settings
         self.clock = clock or SystemClock()
+        self._stop_flag = stop_flag or bytearray(1)
 
     # The servers.
 
@@ -571,6 +575,7 @@ class App:
             queue=self.queue,
             journal=self.journal,
             spans=self.spans,
+            stop_flag=self._stop_flag,
         )
         return Delivery(shared, transports=self.transports, send_logs=self.send_logs)
 
@@ -787,12 +792,19 @@ class App:
 
     def stop_sending(self) -> None:
         """Begin no further send. May be called in a signal handler."""
-        if "delivery" in vars(self):
-            self.delivery.stop()
+        self._stop_flag[0] = 1
 
     def finish_sending(self) -> bool:
-        """Wait for the sends that no task waits for; return whether all ended."""
-        return self.delivery.finish() if "delivery" in vars(self) else True
+        """Wait for the sends that no task waits for; return whether all ended.
+
+        Before that, messages that came and were not claimed are noted for ``enqueue_due``.
+        """
+        if "delivery" not in vars(self):
+            return True
+        waiting = self.group_queue.take_waiting() if "group_queue" in vars(self) else []
+        if left := [*self.delivery.take_left(), *waiting]:
+            self.sweep.enqueue_again(left)
+        return self.delivery.finish()
 
     def close_sending(self) -> None:
         """Close the connections to the providers, once no send is under way.

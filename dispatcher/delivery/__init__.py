@@ -7,7 +7,7 @@ was not sent. ``sender`` sends one message; ``send_log`` notes each send before 
 periodic maintenance.
 """
 
-from dispatcher.delivery.sender import Shared
+from dispatcher.delivery.sender import Shared, StopFlag
 from dispatcher.delivery.task import Delivery, GroupQueue
 
-__all__ = ["Delivery", "GroupQueue", "Shared"]
+__all__ = ["Delivery", "GroupQueue", "Shared", "StopFlag"]

@@ -11,8 +11,9 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from mmap import mmap
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+StopFlag = bytearray | mmap
 NO_WAIT = timedelta(0)
 _LONGEST_WAIT = timedelta(days=366)
 _IN_TIME = 0.5
@@ -48,8 +50,8 @@ _IN_TIME = 0.5
 class Shared:
     """What the tasks, senders and recorders of a process share.
 
-    ``jitter`` gives random numbers from 0 to 1 for the wait before a retry. ``is_stopping`` is set
-    once, from a signal: no send begins then.
+    ``jitter`` gives random numbers from 0 to 1 for the wait before a retry. ``stop_flag`` is one
+    byte, which processes may share.
     """
 
     settings: Settings
@@ -60,7 +62,12 @@ class Shared:
     journal: Journal
     spans: Spans | None = None
     jitter: Callable[[], float] = random.random
-    is_stopping: bool = False
+    stop_flag: StopFlag = field(default_factory=lambda: bytearray(1))
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether no further send begins."""
+        return self.stop_flag[0] != 0
 
 
 @dataclass(frozen=True, slots=True)

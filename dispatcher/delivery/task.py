@@ -54,6 +54,7 @@ class Delivery:
         # Groups are due within this length; the task of one comes a little before the first.
         self._ahead = shared.settings.coalesce + 2 * EARLY
         self._lasting = LastingSends()
+        self._left: deque[UUID] = deque()
 
     def deliver(self, message_ids: Sequence[UUID], *, to_the_end: bool = True) -> int:
         """Deliver what is due of these messages; return how many were sent with success.
@@ -77,6 +78,7 @@ class Delivery:
             finally:
                 send_log.close()
             ids = self._wait_for_early(ids, claims) if len(claims) < len(ids) else []
+        self._left.extend(ids)
         return sent
 
     def _deliver_claims(
@@ -171,12 +173,16 @@ class Delivery:
 
         May be called in the handler of a signal: it waits for no lock.
         """
-        self.shared.is_stopping = True
+        self.shared.stop_flag[0] = 1
 
     @property
     def is_stopping(self) -> bool:
         """Whether no further send begins."""
         return self.shared.is_stopping
+
+    def take_left(self) -> list[UUID]:
+        """Return the messages that were not claimed because of the stop, once."""
+        return [self._left.popleft() for _ in range(len(self._left))]
 
     def finish(self, timeout: float | None = None) -> bool:
         """Wait for the sends that no task waits for; return whether all have ended.
@@ -207,7 +213,8 @@ class Delivery:
             self.shared.claims.enqueue_when_due([id_ for id_ in found.waits if id_ not in soon])
         if soon:
             pause = min(max(soon.values()) - self._ahead, min(soon.values()) - EARLY)
-            self.shared.clock.sleep(max(0.0, pause.total_seconds()))
+            # What is due sooner and was not claimed is paused: it may be resumed until then.
+            self.shared.clock.sleep(max(EARLY, pause).total_seconds())
         return list(soon)
 
     def _pool(self, name: str, transport: Transport) -> SenderPool:
@@ -304,3 +311,12 @@ class GroupQueue:
             raise
         if failure:
             raise failure
+
+    def take_waiting(self) -> list[UUID]:
+        """Return the messages of the groups that wait, which then wait no more."""
+        with self._lock:
+            queues = [each for some in self._channels.values() for each in (some.again, some.first)]
+            groups = [group for each in queues for group in each]
+            for each in queues:
+                each.clear()
+        return [message_id for group in groups for message_id in group]

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from mmap import mmap
 from socket import gethostname
 from typing import Any, cast
 from uuid import UUID
@@ -17,6 +18,7 @@ from celery.app import app_or_default
 from celery.signals import (
     beat_embedded_init,
     beat_init,
+    worker_init,
     worker_process_shutdown,
     worker_ready,
     worker_shutdown,
@@ -26,6 +28,7 @@ from celery.signals import (
 from dispatcher.app import App
 from dispatcher.broker.items import item_rejected
 from dispatcher.celery_app import settings_of, tasks_dropped
+from dispatcher.delivery import StopFlag
 from dispatcher.delivery.reconciler import ReconcileResult
 from dispatcher.errors import DispatcherError, Unavailable
 from dispatcher.submission import CatchUpResult
@@ -64,6 +67,10 @@ _apps: dict[int, App] = {}
 """By process id. A forked child inherits its parent's entry and never uses it. There is no lock: if
 a thread of the parent had it at the fork, it would stay locked in the child."""
 
+_stop_flags: list[StopFlag] = []
+"""The last one is that of this worker, which its main process shares with the processes of its
+pool: Celery tells the main process alone that the worker is to stop."""
+
 
 def here() -> App:
     """Return the app of this process; the first call makes it.
@@ -74,7 +81,8 @@ def here() -> App:
     pid = os.getpid()
     if pid not in _apps:
         # Two threads may each make an App; the first one stays. An App has no parts yet.
-        _apps.setdefault(pid, App(settings_of(app_or_default())))
+        flag = _stop_flags[-1] if _stop_flags else None
+        _apps.setdefault(pid, App(settings_of(app_or_default()), stop_flag=flag))
     return _apps[pid]
 
 
@@ -89,12 +97,20 @@ def deliver(message_ids: list[str], channel: str = "", is_first: bool = True) ->
     here().group_queue.deliver([*map(UUID, message_ids)], channel, is_first=is_first)
 
 
+@worker_init.connect
+def share_stop_flag(**_: object) -> None:
+    """Make the byte that the processes of the pool will share, before they are forked."""
+    _stop_flags.append(mmap(-1, 1))
+
+
 @worker_shutting_down.connect
 def stop(**_: object) -> None:
     """Put back the messages whose send has not begun, and print how long the others may take.
 
     Celery calls this in a signal handler, where a logger could deadlock.
     """
+    for flag in _stop_flags[-1:]:
+        flag[0] = 1
     app = made_here()
     if app is None:
         return

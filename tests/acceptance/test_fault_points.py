@@ -27,6 +27,11 @@ on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 SEND_SECONDS = 1.0
 """A grace that service managers give; Celery's own soft shutdown may last as long."""
+PREFORK = [
+    *(sys.executable, "-m", "celery", "-A", "dispatcher.celery_app", "worker"),
+    *("--pool=prefork", "--concurrency=2", "--loglevel=INFO"),
+]
+"""A worker whose main process is told to stop, and whose children send."""
 
 
 def submit(
@@ -47,11 +52,13 @@ def channel_with(folder: Path, **more: object) -> dict[str, object]:
 
 
 @on_postgresql
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
 def test_a_worker_told_to_stop_ends_its_send_and_puts_back_the_rest_of_its_group(
-    environment: Maker, folder: Path
+    environment: Maker, folder: Path, pool: str
 ) -> None:
+    worker = SERVICES["worker"] if pool == "threads" else PREFORK
     running = environment(
-        services={"worker": SERVICES["worker"], "beat": SERVICES["beat-1"]},
+        services={"worker": worker, "beat": SERVICES["beat-1"]},
         channels=channel_with(folder, senders=1),
         claim_ttl=10,
     )

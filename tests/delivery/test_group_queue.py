@@ -12,6 +12,8 @@ import pytest
 from dispatcher.delivery import Delivery, GroupQueue
 from dispatcher.errors import StoreUnavailable
 from dispatcher.message import new_id
+from tests.support.house import hour_ago
+from tests.support.house_fixtures import Build
 from tests.support.waiting import wait_until
 
 
@@ -140,11 +142,15 @@ def test_the_error_of_a_group_is_its_tasks(deliveries: Deliveries) -> None:
 def test_no_waiting_group_is_begun_after_a_stop(deliveries: Deliveries) -> None:
     queue = queue_of(deliveries, at_once=1)
     threads = fill(queue, deliveries, 1)
-    queue.deliver([new_id()], "slow")
+    waiting = [new_id() for _ in range(2)]
+    queue.deliver(waiting[:1], "slow")
+    queue.deliver(waiting[1:], "slow", is_first=False)
     deliveries.stop()
     end(threads, deliveries)
     assert deliveries.is_stopping
     assert deliveries.done == list(deliveries.slow)
+    assert set(queue.take_waiting()) == set(waiting)
+    assert queue.take_waiting() == []
 
 
 def test_repeated_groups_go_before_new_ones(
@@ -159,3 +165,20 @@ def test_repeated_groups_go_before_new_ones(
         queue.deliver([each], "slow", is_first=False)
     end(threads, deliveries)
     assert deliveries.done[1:] == [*again, *first]
+
+
+def test_what_a_stopping_worker_has_not_claimed_is_due_for_the_sweep_at_once(build: Build) -> None:
+    """Else it waits for its grace, which is long for what is late."""
+    house = build(clock=hour_ago())
+    waiting, brought = house.submit("ada"), house.submit("ben")
+    assert house.parts.sweep.enqueue_due() == 2
+    assert house.parts.sweep.enqueue_due() == 0
+    queue = house.parts.group_queue
+    queue._channels["memory"].under_way = queue._at_once
+    queue.deliver([waiting.id], "memory")
+    house.parts.delivery.stop()
+    queue._channels["memory"].under_way = 0
+    queue.deliver([brought.id], "memory")
+    assert house.parts.finish_sending()
+    assert house.sent == []
+    assert house.parts.sweep.enqueue_due() == 2

@@ -49,4 +49,4 @@ def test_closing_builds_nothing() -> None:
     fresh.stop_sending()
     assert fresh.finish_sending()
     fresh.close()
-    assert set(vars(fresh)) == {"settings", "clock"}
+    assert set(vars(fresh)) == {"settings", "clock", "_stop_flag"}
