@@ -318,10 +318,11 @@ class Moves:
     def _taken(self, held: dict[int, tuple[Moving, int]]) -> dict[int, Blocked]:
         """Take held times, held anew where the windows have lost them; return the blocked ones.
 
-        Times that are not settled here are settled by reconcile; until then both stay reserved.
+        Times that are not settled here are settled by reconcile. Until then the old time stays
+        reserved, and the new one where the windows still hold it.
         """
         blocked: dict[int, Blocked] = {}
-        reason = "the held time was lost again and again"
+        reason = "the windows kept losing the held time"
         for _ in range(_TRIES):
             try:
                 taken = self._windows.take(list(held.values()))
@@ -347,10 +348,10 @@ class Moves:
                 return blocked
         for moving, _ in held.values():
             log.warning(
-                "could not settle the reservations of moved message %s: its old and its new "
-                "time stay reserved until reconcile: %s",
-                moving.message_id, reason,
-            )  # fmt: skip
+                "could not settle the reservations of moved message %s; reconcile will: %s",
+                moving.message_id,
+                reason,
+            )
         return blocked
 
     def _is_back(self, moving: Moving, before: Message) -> bool:
