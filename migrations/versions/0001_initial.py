@@ -1,11 +1,11 @@
-"""The tables: messages, attempts, idempotency keys, suppressions."""
+"""The tables of messages, opt-outs and pauses, and those of the HTTP API and the page."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
 
-from dispatcher.store.engines.types import Instant, id_type, json_type, partial
+from dispatcher.store.engines.types import Instant, id_type, json_type, long_text, partial
 
 revision = "0001"
 down_revision = None
@@ -13,6 +13,7 @@ branch_labels = None
 depends_on = None
 
 _WHERE = {
+    "campaign": "campaign IS NOT NULL",
     "claim_expires_at": "status = 'sending'",
     "enqueue_at": "status = 'scheduled'",
     "finished_at": "finished_at IS NOT NULL",
@@ -31,6 +32,8 @@ def upgrade() -> None:
     engine = op.get_context().opts["engine"]
     messages, attempts = f"{tables.prefix}messages", f"{tables.prefix}attempts"
     keys, suppressions = f"{tables.prefix}idempotency_keys", f"{tables.prefix}suppressions"
+    api_keys, replies = f"{tables.prefix}api_keys", f"{tables.prefix}api_replies"
+    sessions, pauses = f"{tables.prefix}sessions", f"{tables.prefix}pauses"
     made = engine.table_options() | {"schema": tables.schema}
     busy = engine.busy_table_options() | {"schema": tables.schema}
     # Each partition has a primary key of its own; a table of partitions can have none.
@@ -85,6 +88,7 @@ def upgrade() -> None:
         sa.Column("notified_status", sa.String(length=9), nullable=True),
         sa.Column("trace", sa.String(length=55), nullable=True),
         sa.Column("enqueued_at", Instant(), nullable=True),
+        sa.Column("campaign", sa.String(length=64), nullable=True),
         check(
             messages,
             "status_known",
@@ -121,6 +125,7 @@ def upgrade() -> None:
     )
     op.create_index(f"ix_{messages}_recipient", messages, ["recipient"], schema=tables.schema)
     index("finished_at", "finished_at")
+    index("campaign", "campaign", "id")
     if engine.has_partial_indexes:
         index("claim_expires_at", "claim_expires_at")
         index("enqueue_at", "enqueue_at")
@@ -173,8 +178,68 @@ def upgrade() -> None:
         **made,
     )
 
+    op.create_table(
+        api_keys,
+        sa.Column("id", sa.String(length=12), nullable=False),
+        sa.Column("name", sa.String(length=63), nullable=False),
+        sa.Column("secret_digest", sa.String(length=64), nullable=False),
+        sa.Column("rights", json_type(), nullable=False),
+        sa.Column("channels", json_type(none_as_null=True), nullable=True),
+        sa.Column("scope_kind", sa.String(length=63), nullable=True),
+        sa.Column("scope_name", sa.String(length=255), nullable=True),
+        sa.Column("rate", sa.String(length=100), nullable=True),
+        sa.Column("created_at", Instant(), nullable=False),
+        sa.Column("expires_at", Instant(), nullable=True),
+        sa.Column("revoked_at", Instant(), nullable=True),
+        sa.Column("last_used_at", Instant(), nullable=True),
+        sa.Column("follows", sa.String(length=12), nullable=False),
+        sa.CheckConstraint(
+            "(scope_kind IS NULL) = (scope_name IS NULL)",
+            name=op.f(f"ck_{api_keys}_scope_is_whole"),
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f(f"pk_{api_keys}")),
+        sa.UniqueConstraint("name", "follows", name=op.f(f"uq_{api_keys}_name_follows")),
+        **made,
+    )
+    op.create_table(
+        sessions,
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("key_id", sa.String(length=12), nullable=False),
+        sa.Column("created_at", Instant(), nullable=False),
+        sa.Column("expires_at", Instant(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f(f"pk_{sessions}")),
+        **made,
+    )
+    op.create_table(
+        replies,
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("fingerprint", sa.String(length=64), nullable=False),
+        sa.Column("seen", sa.String(length=64), nullable=True),
+        sa.Column("message_id", id_type(), nullable=True),
+        sa.Column("status", sa.SmallInteger(), nullable=True),
+        sa.Column("headers", json_type(none_as_null=True), nullable=True),
+        sa.Column("body", long_text(), nullable=True),
+        sa.Column("created_at", Instant(), nullable=False),
+        sa.Column("keep_until", Instant(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f(f"pk_{replies}")),
+        **made,
+    )
+    op.create_table(
+        pauses,
+        sa.Column("kind", sa.String(length=63), nullable=False),
+        sa.Column("name", sa.String(length=255), nullable=False),
+        sa.Column("paused_at", Instant(), nullable=False),
+        sa.Column("resumed_at", Instant(), nullable=True),
+        sa.PrimaryKeyConstraint("kind", "name", name=op.f(f"pk_{pauses}")),
+        **made,
+    )
+    op.create_index(f"ix_{replies}_keep_until", replies, ["keep_until"], schema=tables.schema)
+
 
 def downgrade() -> None:
     tables = op.get_context().opts["tables"]
-    for name in ("suppressions", "idempotency_keys", "attempts", "messages"):
+    for name in (
+        *("pauses", "api_replies", "sessions", "api_keys"),
+        *("suppressions", "idempotency_keys", "attempts", "messages"),
+    ):
         op.drop_table(f"{tables.prefix}{name}", schema=tables.schema)

@@ -1,4 +1,4 @@
-"""The tables: messages, attempts, idempotency keys, suppressions."""
+"""The tables of the first release."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ class Migration(migrations.Migration):
                 ("asked_at", InstantField(null=True)),
                 ("trace", models.CharField(max_length=55, null=True)),
                 ("enqueued_at", InstantField(null=True)),
+                ("campaign", models.CharField(max_length=64, null=True)),
             ],
             {
                 "managed": False,
