@@ -163,7 +163,9 @@ class MessageOut(Out):
 
     `body` needs the right `bodies:read`. Without the right `recipients:read`, `recipient`, `scope`
     and `last_error` are left out; `recipient_digest` names the recipient as the log does, where the
-    setting `log_key` is set.
+    setting `log_key` is set. `idempotency_key` is the one that the caller gave. One that another
+    caller or a program in Python gave is as it is stored, and null without `recipients:read` or for
+    a key that is bound to channels or a scope.
     """
 
     id: UUID
