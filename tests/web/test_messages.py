@@ -83,7 +83,7 @@ def test_a_refused_slot_names_the_next_one(shop: TestClient) -> None:
     ("body", "status", "kind", "field"),
     [
         (b"{", 400, "unreadable", None),
-        (b"[]", 422, "invalid-draft", "body"),
+        (b"[]", 422, "invalid-draft", "the call"),
         (b'{"channel": "memory"}', 422, "invalid-draft", "recipient"),
         (json.dumps(new(colour="red")).encode(), 422, "invalid-draft", "colour"),
         (json.dumps(new(channel="fax")).encode(), 422, "unknown-channel", "channel"),
@@ -139,7 +139,7 @@ def test_a_body_is_read_as_json_if_it_is_sent_as_json(
     assert answer.status_code == status
     assert "RateLimit" in answer.headers, "a call of the wrong shape counts, too"
     if status != 201:
-        assert answer.json()["field"] == "body"
+        assert answer.json()["field"] == "the call"
         assert "application/json" in answer.json()["detail"]
         assert house.members() == {}
 
