@@ -452,6 +452,8 @@ def quoted(value: object) -> str:
             text = repr(value[:_LONGEST_VALUE])
         else:
             text = str(value) if isinstance(value, timedelta | datetime) else repr(value)
+            if isinstance(value, timedelta) and value < timedelta(0):
+                text = f"-{-value}"  # Python writes -5 seconds as "-1 day, 23:59:55"
         text = cut(text, _LONGEST_VALUE)
         return text if text.isprintable() else cut(ascii(text), _LONGEST_VALUE)
     except Exception:  # noqa: BLE001 - the code of a caller's object may raise anything

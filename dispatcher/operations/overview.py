@@ -221,7 +221,7 @@ class Overviews:
         workers and providers do not: how they act is not known before.
         """
         if not isinstance(within, timedelta) or not _MINUTE <= within <= _FARTHEST:
-            accepted = f"a timedelta of a minute to {_FARTHEST.days} days"
+            accepted = f"a length of a minute to {_FARTHEST.days} days"
             raise InvalidValue("within", quoted(within), accepted)
         due = self._figures.due(within=within)
         return LoadToCome(
@@ -413,5 +413,5 @@ def _scope(of: Of, name: str) -> Scope:
 
 def _check_length(field: str, length: object) -> None:
     if not isinstance(length, timedelta) or not timedelta(0) < length <= _LONGEST:
-        accepted = f"a timedelta of more than 0 and at most {_LONGEST.days} days"
+        accepted = f"a length of more than 0 and at most {_LONGEST.days} days"
         raise InvalidValue(field, quoted(length), accepted)

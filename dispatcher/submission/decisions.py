@@ -174,7 +174,7 @@ class Decisions:
             return InvalidValue(
                 "perhaps_sent",
                 f"message {message_id} may have been sent, and must not go out twice",
-                "True, to send it nevertheless",
+                "true, to send it nevertheless",
             )
         if message.channel not in self._settings.channels:
             return UnknownChannel(message.channel, tuple(self._settings.channels))

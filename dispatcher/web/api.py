@@ -182,8 +182,7 @@ async def _failed(request: Request, error: Exception) -> Response:
         return problems.response_of(problems.refusal_of(error), error.headers)
     if not isinstance(error, DispatcherError):
         raise error
-    problem = problem_for(getattr(request.state, "caller", None), error)
-    return problems.response_of(problem, headers_of(error))
+    return problems.response_of(problem_for(request, error), headers_of(error))
 
 
 async def _counted(request: Request) -> Response | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from dispatcher.web.problems import (
     UNKNOWN_FIELD,
     Schema,
     call_schema,
+    names_in,
     schema_at,
 )
 from dispatcher.web.replies import Answer, Call, etag_of, key_of, once
@@ -50,8 +52,14 @@ _NAMED_ELSE = {
     "expire_after": "expire_after_seconds",
     "from_at": "from",
     "until_at": "until",
+    "id": "message_id",
+    "scopes": "count",
+    "recipient": "scope",
+    "length": "days",
+    "since": "hours",
+    "within": "hours",
 }
-"""Fields of errors that have another name here."""
+"""Fields of errors that have another name in the calls that have that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +203,7 @@ class Context:
 
     def problem(self, error: DispatcherError) -> dict[str, Any]:
         """Return an error as a problem, as far as the caller may see it."""
-        return problem_for(self.caller, error)
+        return problem_for(self.request, error)
 
     def next_page(self, after: UUID) -> Mapping[str, str]:
         """Return the header that leads to the page after that message."""
@@ -216,15 +224,29 @@ def errors_of(error: ValidationError) -> list[Any]:
     return [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
 
 
-def problem_for(caller: Caller | None, error: DispatcherError) -> dict[str, Any]:
-    """Return an error as a problem, as far as that caller, or a stranger, may see it."""
+def problem_for(request: Request, error: DispatcherError) -> dict[str, Any]:
+    """Return an error as a problem, as far as the caller, or a stranger, may see it.
+
+    It has the names that the document has for this call: ``from`` in place of ``from_at``.
+    """
+    caller: Caller | None = getattr(request.state, "caller", None)
     if isinstance(error, IdempotencyConflict) and caller is not None:
         given = caller.shown_key(error.key) or error.key
         error = IdempotencyConflict(given, error.message_id)
     problem = problem_of(error, whole=caller is not None and caller.sees_conflicts)
-    if problem.get("field") in _NAMED_ELSE:
-        problem["field"] = _NAMED_ELSE[problem["field"]]
-    return problem
+    if "field" not in problem or "route" not in request.scope:
+        return problem
+    names = names_in(call_schema_of(request))
+    here = {name: each for name, each in _NAMED_ELSE.items() if name not in names and each in names}
+
+    def worded(text: str) -> str:
+        return re.sub(r"[a-z]+(?:_[a-z]+)+", lambda word: here.get(word[0], word[0]), text)
+
+    field, dot, rest = problem["field"].partition(".")
+    named = {"field": f"{here.get(field, field)}{dot}{rest}"}
+    named |= {name: worded(problem[name]) for name in ("problem", "accepted")}
+    detail = "{field}: {problem}; accepted: {accepted}".format_map(named)
+    return {**problem, **named, "detail": detail}
 
 
 async def _called(request: Request) -> Context:

@@ -125,6 +125,16 @@ def schema_at(call: Schema, where: Iterable[str | int]) -> Schema:
     return found
 
 
+def names_in(call: Schema) -> set[str]:
+    """Return the names of the parameters and fields of a call, also of objects in its lists."""
+    found = set[str]()
+    for place in call["properties"]:
+        names = schema_at(call, [place]).get("properties", {})
+        inner = (schema_at(call, [place, name, 0]).get("properties", {}) for name in names)
+        found = found.union(names, *inner)
+    return found
+
+
 def invalid_call(found: Sequence[Any], call: Schema, *, whole: str = THE_CALL) -> InvalidDraft:
     """Return the error for a call of the wrong shape.
 

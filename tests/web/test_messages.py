@@ -207,7 +207,7 @@ def test_a_scope_shows_what_is_booked_and_the_next_slot(shop: TestClient) -> Non
     slot = shop.get("/v1/scopes/recipient/ada/next-slot", params={"after": AT}).json()
     assert slot["next_slot"] == timeline["slots"][0]
     channel = shop.get("/v1/scopes/fax/ada/next-slot", params={"after": AT})
-    assert (channel.status_code, channel.json()["field"]) == (422, "scopes")
+    assert (channel.status_code, channel.json()["field"]) == (422, "kind")
 
 
 def test_the_next_slot_of_a_recipient_says_whether_it_has_opted_out(build: Build) -> None:

@@ -10,7 +10,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from dispatcher import Message, Status
+from dispatcher.web import api
+from dispatcher.web.access import add_key
 from tests.support.house import House
+from tests.support.house_fixtures import Build
 from tests.web.test_messages import AT, NDJSON, new
 
 JSON = {"Content-Type": "application/json"}
@@ -220,3 +223,106 @@ def test_a_line_of_a_batch_that_is_no_message_is_told(shop: TestClient) -> None:
         ("the line", "is not JSON", "an object"),
         ("the line", "is no object", "an object"),
     ]
+
+
+SLOT = "/v1/scopes/tenant/acme/next-slot"
+TWICE = "2026-10-25T02:30&zone=Europe/Berlin"
+OFFSETS = "2026-10-25T02:30:00+02:00 (first) or 2026-10-25T02:30:00+01:00 (second)"
+NAMED: list[tuple[str, str, str, str]] = [
+    (f"{SLOT}?quiet_hours=21:00-08:00", "quiet_hours", "of the kind 'tenant'", "'recipient'"),
+    (f"{SLOT}?send_window=08:00-21:00", "send_window", "of the kind 'tenant'", "'recipient'"),
+    (f"{SLOT}?channel=memory", "channel", "of the kind 'tenant'", "'recipient'"),
+    (f"{SLOT}?after=2001-01-01T00:00Z", "after", "is past", "a time from now on"),
+    (f"{SLOT}?after=9998-01-01T00:00Z", "after", "too far ahead", "days ahead"),
+    (f"{SLOT}?after=soon", "after", "cannot read", "a time with an offset"),
+    (f"{SLOT}?after={TWICE}", "after", "happens twice", OFFSETS),
+    ("/v1/scopes/recipient/ada/next-slot?after=x", "after", "cannot read", "a time with an offset"),
+    ("/v1/scopes/recipient/a%0A/next-slot", "scope", "", "characters"),
+    ("/v1/scopes/fax/ada/next-slot", "kind", "no kind 'fax'", "one of recipient, channel, tenant"),
+    ("/v1/scopes/fax/ada/timeline", "kind", "no kind 'fax'", "one of recipient, channel, tenant"),
+    ("/v1/scopes/tenant/acme/timeline?channel=memory", "channel", "of the kind", "'recipient'"),
+    (f"/v1/scopes/tenant/acme/timeline?start={TWICE}", "start", "happens twice", OFFSETS),
+    ("/v1/scopes/tenant/acme/timeline?days=1e-12", "days", "0:00:00", "a length of more than 0"),
+    ("/v1/refusals?hours=1e-12", "hours", "0:00:00", "a length of more than 0"),
+    ("/v1/messages?count=nope=x", "count", "there is no kind 'nope'", "the kinds are tenant"),
+    ("/v1/messages/x", "message_id", "is no message id", "a UUID"),
+    (f"/v1/messages?from={TWICE}", "from", "happens twice", OFFSETS),
+    ("/v1/messages?from=x", "from", "cannot read", "a time with an offset"),
+    ("/v1/messages?from=2030-01-02&until=2030-01-01", "until", "not later than from", "later time"),
+    ("/v1/messages?zone=Mars", "zone", "there is no zone 'Mars'", "Europe/Berlin"),
+]
+
+
+@pytest.fixture
+def tenants(build: Build) -> Iterator[TestClient]:
+    house = build(scopes={"tenant": {"quotas": ["100/minute"]}})
+    _, token = add_key(house.parts.api_keys, "shop")
+    headers = {"Authorization": f"Bearer {token}"}
+    with TestClient(api(house.dispatcher), headers=headers) as client:
+        yield client
+
+
+def check_names(answer: Any, field: str, problem: str, accepted: str) -> None:
+    """The detail says the same as the fields, and none has a name or a word of Python."""
+    found = answer.json()
+    assert (answer.status_code, found["field"]) == (422, field), answer.text
+    assert (problem in found["problem"], accepted in found["accepted"]) == (True, True), found
+    text = f"{field}: {found['problem']}; accepted: {found['accepted']}"
+    assert found["detail"] == text
+    for word in ("from_at", "until_at", "timedelta", "datetime", "True", "send_in ", "-1 day"):
+        assert word not in f"{text} "
+
+
+@pytest.mark.parametrize(("path", "field", "problem", "accepted"), NAMED)
+def test_an_error_names_the_parameter_of_the_call(
+    tenants: TestClient, path: str, field: str, problem: str, accepted: str
+) -> None:
+    check_names(tenants.get(path), field, problem, accepted)
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "problem", "accepted"),
+    [
+        ({"send_in_seconds": -5}, "send_in_seconds", "-0:00:05 lies in the past", "0 or more"),
+        ({}, "send_at", "neither of send_at and send_in_seconds given", "one of them"),
+        ({"send_at": AT, "send_in_seconds": 5}, "send_at", "both of", "one of them"),
+        ({"send_at": AT, "expire_after_seconds": -5}, "expire_after_seconds", "-0:00:05",
+         "a length of more than 0"),
+        ({"send_at": AT, "expire_after_seconds": 5, "expires_at": AT}, "expire_after_seconds",
+         "given together with expires_at", "one of them"),
+        ({"send_in_seconds": 100, "fold": 1}, "fold", "given with send_in_seconds", "local times"),
+        ({"send_at": "2026-10-25T02:30", "zone": "Europe/Berlin"}, "send_at", "twice", OFFSETS),
+        ({"send_at": "soon"}, "send_at", "cannot read 'soon'", "a time with an offset"),
+    ],
+)  # fmt: skip
+def test_a_submit_a_plan_a_line_and_a_move_refuse_the_same_times_by_their_names(  # noqa: PLR0917
+    house: House, shop: TestClient, asked: Any, field: str, problem: str, accepted: str
+) -> None:
+    draft = {"channel": "memory", "recipient": "eve", "body": {}, **asked}
+    path = f"/v1/messages/{house.submit('ada', send_at=AT).id}"
+    before = house.rows()
+    single = shop.post("/v1/messages", json=draft)
+    check_names(single, field, problem, accepted)
+    told = single.json()
+    assert shop.post(f"{path}/reschedule", json=asked).json() == told
+    [planned] = shop.post("/v1/plans", json={"messages": [draft]}).json()["rejections"]
+    assert planned["problem"] == told
+    line = shop.post("/v1/messages/batch", content=json.dumps(draft), headers=NDJSON)
+    assert json.loads(line.text)["problem"] == told
+    assert house.rows() == before
+
+
+def test_a_wrong_zone_for_the_message_is_named(house: House, shop: TestClient) -> None:
+    path = f"/v1/messages/{house.submit('ada', send_at=AT).id}/reschedule"
+    check_names(shop.post(path, json={"set_zone": "Mars"}), "set_zone", "no zone 'Mars'", "Berlin")
+    check_names(shop.post(path, json={"zone": "Mars"}), "zone", "no zone 'Mars'", "Berlin")
+
+
+def test_that_a_message_may_have_been_sent_is_accepted_by_true_alone(
+    house: House, shop: TestClient
+) -> None:
+    path = f"/v1/messages/{house.submit('ada', send_at=AT).id}/retry"
+    for value in ("on", "yes", "true", 1):
+        refused = shop.post(path, json={"perhaps_sent": value})
+        check_names(refused, "perhaps_sent", "is neither true nor false", "true or false")
+    assert shop.post(path, json={"perhaps_sent": True}).status_code == 409, "it is scheduled"
