@@ -214,7 +214,7 @@ class Context:
 
 def call_schema_of(request: Request) -> Schema:
     """Return the schema that the OpenAPI document has for this call."""
-    document = request.app.openapi()
+    document = request.app.state.document()
     path = document["paths"][request.scope["route"].path_format]
     return call_schema(document, path[request.method.lower()])
 

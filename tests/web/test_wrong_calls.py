@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import pytest
+from fastapi.openapi.utils import get_openapi
 from fastapi.testclient import TestClient
 
 from dispatcher import Message, Status
@@ -326,3 +329,42 @@ def test_that_a_message_may_have_been_sent_is_accepted_by_true_alone(
         refused = shop.post(path, json={"perhaps_sent": value})
         check_names(refused, "perhaps_sent", "is neither true nor false", "true or false")
     assert shop.post(path, json={"perhaps_sent": True}).status_code == 409, "it is scheduled"
+
+
+def test_the_first_calls_of_a_server_may_come_at_once(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is judged by the document, which is drawn once: two at once may break FastAPI."""
+    _, token = add_key(house.parts.api_keys, "shop")
+    headers = {"Authorization": f"Bearer {token}"}
+    drawn, start = [], Barrier(8)
+
+    def draw(**named: Any) -> Any:
+        drawn.append(1)
+        return get_openapi(**named)
+
+    monkeypatch.setattr("dispatcher.web.openapi.get_openapi", draw)
+    app = api(house.dispatcher)
+
+    def call() -> int:
+        client = TestClient(app, headers=headers, raise_server_exceptions=False)
+        start.wait()
+        return client.get("/v1/messages?limit=1").status_code
+
+    with ThreadPoolExecutor(8) as threads:
+        assert [each.result() for each in [threads.submit(call) for _ in range(8)]] == [200] * 8
+    assert len(drawn) == 1
+
+
+def test_a_type_of_bodies_that_cannot_be_used_stops_no_call_on_another_channel(
+    build: Build,
+) -> None:
+    channel = {"transport": "memory"}
+    house = build(channels={"plain": channel, "typed": channel | {"body": "nowhere:Body"}})
+    _, token = add_key(house.parts.api_keys, "shop")
+    with TestClient(api(house.dispatcher), headers={"Authorization": f"Bearer {token}"}) as shop:
+        made = shop.post("/v1/messages", json=new(channel="plain"))
+        assert made.status_code == 201, made.text
+        assert shop.get("/v1/messages?channel=plain").status_code == 200
+        path = f"{made.headers['Location']}/reschedule"
+        assert shop.post(path, json={"send_in_seconds": 60}).status_code == 200
