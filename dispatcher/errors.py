@@ -247,11 +247,13 @@ class MessageNotFound(DispatcherError):
 class TooLate(DispatcherError):
     """The message can no longer be changed.
 
-    ``status`` is its status, or ``past its expiry``.
+    ``status`` is its status, or ``past its expiry``. The text says which status the call ``needs``,
+    unless it is ``scheduled``.
     """
 
-    def __init__(self, message_id: UUID, status: str) -> None:
-        super().__init__(f"message {message_id} is already {status}")
+    def __init__(self, message_id: UUID, status: str, *, needs: str = "") -> None:
+        text = f"message {message_id} is already {status}"
+        super().__init__(f"{text}; this call needs a {needs} message" if needs else text)
         self.message_id = message_id
         self.status = status
 

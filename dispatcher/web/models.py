@@ -487,7 +487,10 @@ class EventOut(Out):
 
 
 class SignOut(Out):
-    """A process or a duty, and how long ago it was seen at work."""
+    """A process or a duty, and how long ago it was seen at work.
+
+    A duty is alive if it was done within ten of its intervals.
+    """
 
     name: str
     age_seconds: float

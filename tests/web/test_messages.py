@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 
 from dispatcher import Status, StoreUnavailable
 from dispatcher.message import new_id
+from dispatcher.telemetry.liveness import Kind
 from dispatcher.times.send_time import to_ms
 from dispatcher.web import Right, api
 from dispatcher.web.access import add_key
@@ -325,6 +326,10 @@ def test_operators_see_the_state_and_decide(house: House, shop: TestClient) -> N
     for act in ("retry", "release", "drop"):
         refused = shop.post(f"{path}/{act}")
         assert (refused.status_code, refused.json()["status"]) == (409, 409), refused.text
+        needs = "failed" if act == "retry" else "held"
+        assert refused.json()["detail"].endswith(
+            f"is already scheduled; this call needs a {needs} message"
+        )
     missing = shop.get(f"/v1/messages/{new_id()}")
     assert (missing.status_code, missing.json()["type"].rpartition(":")[2]) == (
         404,
@@ -337,6 +342,19 @@ def test_operators_see_the_state_and_decide(house: House, shop: TestClient) -> N
     other = shop.put(path)
     assert (other.status_code, other.headers["Allow"]) == (405, "DELETE, GET, PATCH")
     assert shop.put("/v1/messages/batch").headers["Allow"] == "POST"
+
+
+def test_a_duty_is_alive_while_it_is_done_at_its_interval(house: House, shop: TestClient) -> None:
+    """``prune`` is done once a minute, the others once a second."""
+    ages = {"prune": 90, "rescue": 90, "enqueue_due": 5, "unknown": 90}
+    house.parts.signs.note(Kind.DUTY, {name: timedelta(seconds=n) for name, n in ages.items()})
+    duties = shop.get("/v1/status").json()["duties"]
+    alive = {each["name"]: each["is_alive"] for each in duties}
+    assert alive == {"prune": True, "rescue": False, "enqueue_due": True, "unknown": False}
+    house.redis.flushall()
+    house.parts.signs.note(Kind.DUTY, {"prune": timedelta(seconds=601)})
+    [prune] = shop.get("/v1/status").json()["duties"]
+    assert prune["is_alive"] is False
 
 
 def test_editors_side_by_side_lose_no_change(house: House, shop: TestClient) -> None:
