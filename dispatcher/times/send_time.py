@@ -188,7 +188,7 @@ def _in_zone(moment: datetime, zone: str | None, fold: int | None, field: str) -
         raise InvalidSendTime(
             field,
             f"{moment.isoformat()} happens twice in {zone}",
-            f"it with its offset: {first} (first) or {second} (second)",
+            f"the same with an offset: {first} (first) or {second} (second)",
         )
     return tz.enfold(local, fold if fold is not None else moment.fold)
 
