@@ -247,11 +247,13 @@ class MessageNotFound(DispatcherError):
 class TooLate(DispatcherError):
     """The message can no longer be changed.
 
-    ``status`` is its status, or ``past its expiry``.
+    ``status`` is its status, or ``past its expiry``. The text says which status the call ``needs``,
+    unless it is ``scheduled``.
     """
 
-    def __init__(self, message_id: UUID, status: str) -> None:
-        super().__init__(f"message {message_id} is already {status}")
+    def __init__(self, message_id: UUID, status: str, *, needs: str = "") -> None:
+        text = f"message {message_id} is already {status}"
+        super().__init__(f"{text}; this call needs a {needs} message" if needs else text)
         self.message_id = message_id
         self.status = status
 
@@ -452,6 +454,8 @@ def quoted(value: object) -> str:
             text = repr(value[:_LONGEST_VALUE])
         else:
             text = str(value) if isinstance(value, timedelta | datetime) else repr(value)
+            if isinstance(value, timedelta) and value < timedelta(0):
+                text = f"-{-value}"  # Python writes -5 seconds as "-1 day, 23:59:55"
         text = cut(text, _LONGEST_VALUE)
         return text if text.isprintable() else cut(ascii(text), _LONGEST_VALUE)
     except Exception:  # noqa: BLE001 - the code of a caller's object may raise anything

@@ -36,6 +36,11 @@ def of_scope_on(channel: str) -> str:
     return f"recipient.{channel}"
 
 
+def is_of_scope_on(kind: str) -> bool:
+    """Whether a kind is that of a message's scope on a channel: its name may be an address."""
+    return kind.startswith("recipient.")
+
+
 @lru_cache(maxsize=1 << 10)
 def of_channel(channel: str) -> str:
     """Return the kind of a channel as a whole."""

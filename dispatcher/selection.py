@@ -64,6 +64,8 @@ class Selection:
             known = ", ".join(Wanted.__annotations__)
             raise TypeError(f"there is no filter {name!r}; the filters are {known}")
         status, zone = wanted.get("status"), wanted.get("zone")
+        if zone is not None:
+            send_time.check_zone(zone)
         texts = {
             "channel": wanted.get("channel"),
             "recipient": wanted.get("recipient"),

@@ -6,11 +6,12 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from math import ceil, inf
 from typing import Literal, get_args
 
+from dispatcher.celery_app import DUTIES
 from dispatcher.errors import InvalidValue, Unavailable, quoted
 from dispatcher.limiters import ChannelFill, Fills
 from dispatcher.message import Status
@@ -29,7 +30,7 @@ from dispatcher.store import (
     Pause,
     Pauses,
 )
-from dispatcher.telemetry.liveness import Kind, Sign, Signs
+from dispatcher.telemetry.liveness import LOST_AFTER, Kind, Sign, Signs
 from dispatcher.telemetry.metrics import Vitals
 from dispatcher.times.send_time import from_ms, to_ms
 
@@ -39,6 +40,8 @@ _LONGEST = timedelta(days=366)
 _FARTHEST = timedelta(days=7)
 _MINUTE = timedelta(minutes=1)
 _MINUTE_MS = 60_000
+_MISSED = 10
+"""After how many of its intervals a duty is taken for dead."""
 _MOST = 1_000
 
 By = Literal["messages", "fill"]
@@ -53,7 +56,8 @@ class Overview:
 
     ``pauses`` are those in force.
 
-    A process that ended normally is not listed; a killed one is listed for a day, as not alive.
+    A process that ended normally is not listed; a killed one is listed for a day, as not alive. A
+    duty is alive if it was done within ten of its intervals.
     """
 
     counts: Counts
@@ -207,11 +211,19 @@ class Overviews:
             limits=limits,
             workers=signs[Kind.WORKER] if signs else None,
             beats=signs[Kind.BEAT] if signs else None,
-            duties=signs[Kind.DUTY] if signs else None,
+            duties=tuple(map(self._duty, signs[Kind.DUTY])) if signs else None,
             items_rejected=rejected,
             silence=silence,
             pauses=tuple(self._pauses.in_force()),
         )
+
+    def _duty(self, sign: Sign) -> Sign:
+        """Return the sign of a duty, which is done at its own interval."""
+        duty = DUTIES.get(sign.name)
+        if duty is None:  # of another version
+            return sign
+        interval: timedelta = getattr(self._settings, duty.interval)
+        return replace(sign, lost_after=max(LOST_AFTER, _MISSED * interval))
 
     def load(self, *, within: timedelta) -> LoadToCome:
         """Return the load of each channel within that time. Raises InvalidValue, StoreUnavailable.
@@ -221,7 +233,7 @@ class Overviews:
         workers and providers do not: how they act is not known before.
         """
         if not isinstance(within, timedelta) or not _MINUTE <= within <= _FARTHEST:
-            accepted = f"a timedelta of a minute to {_FARTHEST.days} days"
+            accepted = f"a length of a minute to {_FARTHEST.days} days"
             raise InvalidValue("within", quoted(within), accepted)
         due = self._figures.due(within=within)
         return LoadToCome(
@@ -413,5 +425,5 @@ def _scope(of: Of, name: str) -> Scope:
 
 def _check_length(field: str, length: object) -> None:
     if not isinstance(length, timedelta) or not timedelta(0) < length <= _LONGEST:
-        accepted = f"a timedelta of more than 0 and at most {_LONGEST.days} days"
+        accepted = f"a length of more than 0 and at most {_LONGEST.days} days"
         raise InvalidValue(field, quoted(length), accepted)

@@ -195,7 +195,7 @@ class RefusalLog:
         Raises InvalidValue and ReservationsUnavailable.
         """
         if not isinstance(since, timedelta) or not timedelta(0) < since <= LONGEST:
-            accepted = f"a timedelta of more than 0 and at most {LONGEST.days} days"
+            accepted = f"a length of more than 0 and at most {LONGEST.days} days"
             raise InvalidValue("since", quoted(since), accepted)
         if not isinstance(last, int) or not 0 <= last <= _KEPT:
             raise InvalidValue("last", quoted(last), f"0 to {_KEPT}")

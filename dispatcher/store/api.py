@@ -155,7 +155,7 @@ class Reply(NamedTuple):
 
     ``fingerprint`` is the digest of the call, ``seen`` the version of the message before the call,
     as text (None where there was none). ``status`` and ``body`` are None until the call was
-    answered. ``is_new``: this call wrote the note.
+    answered. ``is_new``: this call wrote the note, or an answer of which there was no note.
     """
 
     fingerprint: str
@@ -208,7 +208,7 @@ class Replies:
         answer = {"status": status, "headers": headers, "body": body, "message_id": message_id}
         own = Reply(fingerprint, None, status, headers, body)
         if not begun and self._add(reply_id, fingerprint=fingerprint, **answer):
-            return own
+            return own._replace(is_new=True)
         replies = self._tables.api_replies
         this = (replies.c.id == reply_id, replies.c.fingerprint == fingerprint)
         change = update(replies).where(*this, replies.c.status.is_(None)).values(**answer)

@@ -266,6 +266,8 @@ def _draft(message: Message, new_time: NewTime) -> Draft:
     """Return the draft of the changed message; local times are read by the zone of the call."""
     if new_time.zone is not None:
         check_zone(new_time.zone)
+    if new_time.set_zone is not None:
+        check_zone(new_time.set_zone, field="set_zone")
     new_zone = message.zone if new_time.set_zone is None else new_time.set_zone
     zone = new_zone if new_time.zone is None else new_time.zone
 

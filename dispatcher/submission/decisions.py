@@ -103,7 +103,7 @@ class Decisions:
         self._suppressions.check(found.recipient, found.channel)
         message = self._held.release(found)
         if message.status not in _RELEASED:
-            raise TooLate(message_id, message.status)
+            raise TooLate(message_id, message.status, needs=Status.HELD)
         ended = message.status is Status.EXPIRED
         self._journal.tell(Transition.EXPIRED if ended else Transition.RELEASED, message)
         return message
@@ -124,7 +124,7 @@ class Decisions:
             check_text("reason", reason)
         message = self._held.drop(self._require_held(message_id, if_unchanged), reason=reason)
         if message.status is not Status.FAILED:
-            raise TooLate(message_id, message.status)
+            raise TooLate(message_id, message.status, needs=Status.HELD)
         self._journal.tell(Transition.FAILED, message, attempt=message.attempt_count)
         return message
 
@@ -169,12 +169,12 @@ class Decisions:
         if if_unchanged is not None and not is_unchanged(if_unchanged, message):
             return MessageChanged(message_id)
         if message.status is not Status.FAILED:
-            return TooLate(message_id, message.status)
+            return TooLate(message_id, message.status, needs=Status.FAILED)
         if found.is_unknown and message.on_unknown == "hold" and not perhaps_sent:
             return InvalidValue(
                 "perhaps_sent",
                 f"message {message_id} may have been sent, and must not go out twice",
-                "True, to send it nevertheless",
+                "true, to send it nevertheless",
             )
         if message.channel not in self._settings.channels:
             return UnknownChannel(message.channel, tuple(self._settings.channels))
@@ -195,5 +195,5 @@ class Decisions:
         if if_unchanged is not None and not is_unchanged(if_unchanged, message):
             raise MessageChanged(message_id)
         if message.status is not Status.HELD:
-            raise TooLate(message_id, message.status)
+            raise TooLate(message_id, message.status, needs=Status.HELD)
         return message

@@ -50,7 +50,7 @@ class TimelineReader:
             send_time.check_not_too_far(begins, now=now, farthest=farthest, field="start")
             if begins < send_time.from_ms(0):
                 raise InvalidSendTime("start", f"{begins.isoformat()}", "a time from 1970 on")
-        accepted = f"a timedelta of more than 0 and at most {_LONGEST.days} days"
+        accepted = f"a length of more than 0 and at most {_LONGEST.days} days"
         if not isinstance(length, timedelta) or not timedelta(0) < length <= _LONGEST:
             raise InvalidSendTime("length", quoted(length), accepted)
         ends = send_time.after(length, now=begins, field="length")

@@ -206,8 +206,7 @@ def _send_time(draft: Draft, now: datetime, farthest: timedelta) -> tuple[dateti
         given = "neither" if draft.send_at is None else "both"
         raise InvalidSendTime("send_at", f"{given} of send_at and send_in given", "one of them")
     if draft.send_in is not None:
-        if draft.fold is not None:
-            _check_fold(draft)
+        check_fold(draft.fold, draft.expires_at, draft.latest)
         send_at = send_time.after(draft.send_in, now=now)
         asked: object = draft.send_in // MILLISECOND
         name = "send_in"
@@ -263,9 +262,9 @@ def _other_time(draft: Draft, value: datetime | str, name: str) -> datetime:
     return send_time.parse(value, zone=draft.zone, fold=draft.fold, field=name)
 
 
-def _check_fold(draft: Draft) -> None:
-    """Refuse a fold where no local time is given that it could belong to."""
-    if draft.expires_at is None and draft.latest is None:
+def check_fold(fold: int | None, *times: datetime | str | None) -> None:
+    """Refuse a fold beside ``send_in`` where it could belong to none of the other ``times``."""
+    if fold is not None and all(each is None for each in times):
         raise InvalidSendTime("fold", "given with send_in", "a fold for local times")
 
 

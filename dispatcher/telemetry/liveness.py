@@ -48,15 +48,19 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """A process or a duty by its name, and how long ago it was last seen at work."""
+    """A process or a duty by its name, and how long ago it was last seen at work.
+
+    ``lost_after`` is the age at which it is taken for dead.
+    """
 
     name: str
     age: timedelta
+    lost_after: timedelta = LOST_AFTER
 
     @property
     def is_alive(self) -> bool:
-        """Whether a process of this age is taken for alive."""
-        return self.age <= LOST_AFTER
+        """Whether a process or a duty of this age is taken for alive."""
+        return self.age <= self.lost_after
 
 
 class Signs:

@@ -19,7 +19,7 @@ from dispatcher.times import zones
 from dispatcher.times.lengths import MILLISECOND
 
 ACCEPTED = (
-    "an aware datetime, an ISO 8601 string with an offset (2026-12-24T08:30+01:00), "
+    "a time with an offset (2026-12-24T08:30+01:00), "
     "or a local time (2026-12-24T08:30) together with zone"
 )
 _ISO_WITH_TIME = re.compile(r"\d{4}-?(W\d\d-?\d|\d\d-?\d\d|\d{3})[T ]\d\d.*", re.ASCII)
@@ -88,10 +88,10 @@ def parse_time_or_date(
 def after(length: timedelta, *, now: datetime, field: str = "send_in") -> datetime:
     """Return the instant ``length`` after ``now``, rounded up to a whole millisecond."""
     if not isinstance(length, timedelta):
-        raise InvalidSendTime(field, kind_of(length), "a timedelta of 0 or more")
+        raise InvalidSendTime(field, kind_of(length), "a length of 0 or more")
     if length < timedelta(0):
         problem = f"{quoted(length)} lies in the past"
-        raise InvalidSendTime(field, problem, "a timedelta of 0 or more")
+        raise InvalidSendTime(field, problem, "a length of 0 or more")
     try:
         return _whole_milliseconds(now + length)
     except OverflowError:
@@ -104,11 +104,11 @@ def length_until_expiry(length: timedelta, *, farthest: datetime) -> timedelta:
     Raises InvalidSendTime unless it is more than 0, and a message sent at ``farthest`` would expire
     before the year 10000.
     """
-    accepted = "a timedelta of more than 0"
+    accepted = "a length of more than 0"
     if not isinstance(length, timedelta):
         raise InvalidSendTime("expire_after", kind_of(length), accepted)
     if length <= timedelta(0):
-        raise InvalidSendTime("expire_after", f"{length}", accepted)
+        raise InvalidSendTime("expire_after", quoted(length), accepted)
     try:
         rounded = -(-length // MILLISECOND) * MILLISECOND
         _ = farthest + rounded
@@ -140,10 +140,10 @@ def check_not_too_far(
         raise InvalidSendTime(field, f"{send_at.isoformat()} is too far ahead", accepted)
 
 
-def check_zone(zone: str) -> ZoneInfo:
+def check_zone(zone: str, *, field: str = "zone") -> ZoneInfo:
     """Return the rules of a zone. Raises InvalidSendTime when there is none of that name."""
     try:
-        return zones.rules(zone)
+        return zones.rules(zone, field=field)
     except InvalidValue as refused:
         raise InvalidSendTime(refused.field, refused.problem, refused.accepted) from None
 
@@ -184,10 +184,11 @@ def _in_zone(moment: datetime, zone: str | None, fold: int | None, field: str) -
     if not tz.datetime_exists(local):
         raise InvalidSendTime(field, _skipped(local), "a local time that exists")
     if fold is None and moment.fold == 0 and tz.datetime_ambiguous(local):
+        first, second = (tz.enfold(local, each).isoformat() for each in (0, 1))
         raise InvalidSendTime(
             field,
             f"{moment.isoformat()} happens twice in {zone}",
-            "the same with fold=0 (first) or fold=1 (second)",
+            f"the same with an offset: {first} (first) or {second} (second)",
         )
     return tz.enfold(local, fold if fold is not None else moment.fold)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dispatcher.errors import InvalidDraft, InvalidValue, MessageNotFound, quoted
 from dispatcher.limiters import parse
 from dispatcher.message import Draft, Message, check_text
+from dispatcher.scope import is_of_scope_on
 from dispatcher.store import PAUSED_RECIPIENT, ApiKey, ApiKeys
 from dispatcher.times.clock import SystemClock
 from dispatcher.web.problems import forbidden, unauthorized
@@ -119,7 +120,13 @@ class Caller:
     def narrowed(
         self, channel: str | None, scopes: Mapping[str, str]
     ) -> tuple[str | None, dict[str, str]]:
-        """Return filters of messages that match the caller's alone. Refuses those of others."""
+        """Return filters of messages that match the caller's alone. Refuses those of others.
+
+        Without ``recipients:read`` it refuses ``recipient.<channel>``: whether there are messages
+        would tell a recipient.
+        """
+        if any(is_of_scope_on(kind) for kind in scopes):
+            self.check(Right.RECIPIENTS_READ)
         own = dict(scopes)
         if self.scope is not None:
             kind, name = self.scope
@@ -138,10 +145,14 @@ class Caller:
         return f"{self._key_start}{key}"
 
     def shown_key(self, stored: str | None) -> str | None:
-        """Return the idempotency key of a message as its caller gave it, None for one of others."""
+        """Return the idempotency key of a message as far as the caller may see it.
+
+        Its own is as it gave it. One of others is as it is stored, None where the caller may not
+        see the recipients of others: keys often contain addresses.
+        """
         if stored is not None and stored.startswith(self._key_start):
             return stored.removeprefix(self._key_start)
-        return None if self._is_bound else stored
+        return stored if self.sees_conflicts else None
 
     @property
     def identity(self) -> str:

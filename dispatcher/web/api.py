@@ -26,10 +26,10 @@ from dispatcher.telemetry.journal import digest_with
 from dispatcher.web import problems
 from dispatcher.web.access import Auth, Caller
 from dispatcher.web.admission import RATE, Admission
-from dispatcher.web.context import Service, problem_for
+from dispatcher.web.context import Service, call_schema_of, problem_for
 from dispatcher.web.endpoints import ENDPOINTS, PREFIX
 from dispatcher.web.openapi import describe
-from dispatcher.web.problems import Refused, invalid_body
+from dispatcher.web.problems import Refused, invalid_call
 from dispatcher.web.streams import Streams
 
 log = logging.getLogger(__name__)
@@ -182,8 +182,7 @@ async def _failed(request: Request, error: Exception) -> Response:
         return problems.response_of(problems.refusal_of(error), error.headers)
     if not isinstance(error, DispatcherError):
         raise error
-    problem = problem_for(getattr(request.state, "caller", None), error)
-    return problems.response_of(problem, headers_of(error))
+    return problems.response_of(problem_for(request, error), headers_of(error))
 
 
 async def _counted(request: Request) -> Response | None:
@@ -206,7 +205,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     if any(each["type"] == "json_invalid" for each in found):
         refused = Refused(400, "unreadable", "the body is not JSON")
         return problems.response_of(problems.refusal_of(refused), {})
-    return problems.response_of(problem_of(invalid_body(found)), {})
+    return problems.response_of(problem_of(invalid_call(found, call_schema_of(request))), {})
 
 
 async def _not_served(request: Request, error: Exception) -> Response:

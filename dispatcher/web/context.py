@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -26,7 +28,16 @@ from dispatcher.store import Movable
 from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.admission import Admission
-from dispatcher.web.problems import UNKNOWN_FIELD, errors_of
+from dispatcher.web.problems import (
+    NO_JSON_TYPE,
+    REPEATED,
+    UNKNOWN_BODY,
+    UNKNOWN_FIELD,
+    Schema,
+    call_schema,
+    names_in,
+    schema_at,
+)
 from dispatcher.web.replies import Answer, Call, etag_of, key_of, once
 from dispatcher.web.streams import Streams
 
@@ -41,8 +52,14 @@ _NAMED_ELSE = {
     "expire_after": "expire_after_seconds",
     "from_at": "from",
     "until_at": "until",
+    "id": "message_id",
+    "scopes": "count",
+    "recipient": "scope",
+    "length": "days",
+    "since": "hours",
+    "within": "hours",
 }
-"""Fields of errors that have another name here."""
+"""Fields of errors that have another name in the calls that have that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,35 +129,52 @@ class Context:
 
         Raises RequestValidationError, and HTTPException where it is no JSON or too long.
         """
-        media_type = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        is_json = media_type.startswith("application/") and media_type.endswith("+json")
-        if media_type != _JSON and not is_json:
-            wrong = {"type": "media_type", "loc": ("body",), "msg": f"is not sent as {_JSON}"}
-            raise RequestValidationError([wrong])
+        if not await self.check_body():
+            raise RequestValidationError([{"type": "missing", "loc": ("body",)}])
         try:
             return model.model_validate(await self.request.json())
         except ValidationError as error:
-            raise RequestValidationError(errors_of(error, model)) from None
+            raise RequestValidationError(errors_of(error)) from None
         except (ValueError, RecursionError):
             raise HTTPException(400, "the body is not JSON") from None
+
+    async def check_body(self) -> bool:
+        """Return whether the call has a body; refuse one that would be ignored or misread.
+
+        That is one that the document does not have, or one that is not sent as JSON. Raises
+        RequestValidationError, and HTTPException where it is too long.
+        """
+        try:
+            if not await self.request.body():
+                return False
         except ClientDisconnect:
             raise HTTPException(400, "the call ended before its body did") from None
+        media_type = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        is_json = media_type.startswith("application/") and media_type.endswith("+json")
+        if "body" not in call_schema_of(self.request)["properties"]:
+            raise RequestValidationError([{"type": UNKNOWN_BODY, "loc": ("body",)}])
+        if media_type != _JSON and not is_json:
+            raise RequestValidationError([{"type": NO_JSON_TYPE, "loc": ("body",)}])
+        return True
 
     def admit(self, *rights: Right) -> Caller:
         """Count the call against its limit, and return the caller, if it has these rights.
 
         Raises Refused, and RequestValidationError where the query has a name that the document does
-        not have: ignored, a misspelt one would change what is done. It asks Redis, and belongs in a
-        thread.
+        not have, or one twice that is no list: ignored, it would change what is done. It asks
+        Redis, and belongs in a thread.
         """
         self.service.admission.count(self.request)
         for right in rights:
             self.caller.check(right)
-        given = self.request.query_params.keys()
-        names = query_names(self.request) if given else set()
-        if unknown := sorted(given - names):
-            found = {"type": UNKNOWN_FIELD, "loc": ("query", unknown[0]), "fields": sorted(names)}
-            raise RequestValidationError([found])
+        if given := Counter(name for name, _ in self.request.query_params.multi_items()):
+            schema = call_schema_of(self.request)
+            for name, many in given.items():
+                where = ("query", name)
+                if name not in schema["properties"]["query"]["properties"]:
+                    raise RequestValidationError([{"type": UNKNOWN_FIELD, "loc": where}])
+                if many > 1 and schema_at(schema, where).get("type") != "array":
+                    raise RequestValidationError([{"type": REPEATED, "loc": where}])
         return self.caller
 
     def identify_again(self) -> None:
@@ -169,7 +203,7 @@ class Context:
 
     def problem(self, error: DispatcherError) -> dict[str, Any]:
         """Return an error as a problem, as far as the caller may see it."""
-        return problem_for(self.caller, error)
+        return problem_for(self.request, error)
 
     def next_page(self, after: UUID) -> Mapping[str, str]:
         """Return the header that leads to the page after that message."""
@@ -178,26 +212,47 @@ class Context:
         return {"Link": f'<{self.request.url.path}?{urlencode(query)}>; rel="next"'}
 
 
-def query_names(request: Request) -> set[str]:
-    """Return the names that the OpenAPI document has for the query of this call."""
-    path = request.app.openapi()["paths"][request.scope["route"].path_format]
-    parameters = path[request.method.lower()].get("parameters", ())
-    return {each["name"] for each in parameters if each["in"] == "query"}
+def call_schema_of(request: Request) -> Schema:
+    """Return the schema that the OpenAPI document has for this call."""
+    document = request.app.state.document()
+    path = document["paths"][request.scope["route"].path_format]
+    return call_schema(document, path[request.method.lower()])
 
 
-def problem_for(caller: Caller | None, error: DispatcherError) -> dict[str, Any]:
-    """Return an error as a problem, as far as that caller, or a stranger, may see it."""
+def errors_of(error: ValidationError) -> list[Any]:
+    """Return the errors of a body."""
+    return [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+
+
+def problem_for(request: Request, error: DispatcherError) -> dict[str, Any]:
+    """Return an error as a problem, as far as the caller, or a stranger, may see it.
+
+    It has the names that the document has for this call: ``from`` in place of ``from_at``.
+    """
+    caller: Caller | None = getattr(request.state, "caller", None)
     if isinstance(error, IdempotencyConflict) and caller is not None:
         given = caller.shown_key(error.key) or error.key
         error = IdempotencyConflict(given, error.message_id)
     problem = problem_of(error, whole=caller is not None and caller.sees_conflicts)
-    if problem.get("field") in _NAMED_ELSE:
-        problem["field"] = _NAMED_ELSE[problem["field"]]
-    return problem
+    if "field" not in problem or "route" not in request.scope:
+        return problem
+    names = names_in(call_schema_of(request))
+    here = {name: each for name, each in _NAMED_ELSE.items() if name not in names and each in names}
+
+    def worded(text: str) -> str:
+        return re.sub(r"[a-z]+(?:_[a-z]+)+", lambda word: here.get(word[0], word[0]), text)
+
+    field, dot, rest = problem["field"].partition(".")
+    named = {"field": f"{here.get(field, field)}{dot}{rest}"}
+    named |= {name: worded(problem[name]) for name in ("problem", "accepted")}
+    detail = "{field}: {problem}; accepted: {accepted}".format_map(named)
+    return {**problem, **named, "detail": detail}
 
 
 async def _called(request: Request) -> Context:
-    return Context(request)
+    context = Context(request)
+    await context.check_body()
+    return context
 
 
 CallContext = Annotated[Context, Depends(_called)]

@@ -20,6 +20,7 @@ from dispatcher.reservation import Refusals
 from dispatcher.reservation import Timeline as TimelineOfScope
 from dispatcher.store import Pause
 from dispatcher.store import Suppression as StoredSuppression
+from dispatcher.submission.validation import check_fold
 from dispatcher.times import send_time
 from dispatcher.web.access import Caller, Right
 
@@ -107,6 +108,7 @@ class NewTime(_In):
         """Return the parameters of `Dispatcher.reschedule`, with the length from now as a time."""
         given = _as_lengths(self.model_dump())
         if given["send_at"] is None and given["send_in"] is not None:
+            check_fold(self.fold, self.expires_at, self.latest)
             given["send_at"] = send_time.after(given.pop("send_in"), now=now)
         return given
 
@@ -135,7 +137,7 @@ class NewTime(_In):
 class Retry(_In):
     """Further attempts for a failed message; `perhaps_sent` accepts that it is sent twice."""
 
-    perhaps_sent: bool = False
+    perhaps_sent: Annotated[bool, Field(strict=True)] = False
 
 
 class Drop(_In):
@@ -163,7 +165,9 @@ class MessageOut(Out):
 
     `body` needs the right `bodies:read`. Without the right `recipients:read`, `recipient`, `scope`
     and `last_error` are left out; `recipient_digest` names the recipient as the log does, where the
-    setting `log_key` is set.
+    setting `log_key` is set. `idempotency_key` is the one that the caller gave. One that another
+    caller or a program in Python gave is as it is stored, and null without `recipients:read` or for
+    a key that is bound to channels or a scope.
     """
 
     id: UUID
@@ -483,7 +487,10 @@ class EventOut(Out):
 
 
 class SignOut(Out):
-    """A process or a duty, and how long ago it was seen at work."""
+    """A process or a duty, and how long ago it was seen at work.
+
+    A duty is alive if it was done within ten of its intervals.
+    """
 
     name: str
     age_seconds: float

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from threading import Lock
 from typing import Any
 
 from fastapi import FastAPI
@@ -57,16 +59,25 @@ _KEY = {"name": KEY_HEADER, "in": "header", "required": False, "schema": {"type"
 def describe(app: FastAPI, body_types: BodyTypes) -> None:
     """Make the application answer with the whole document, with the types of bodies.
 
-    The call of it raises InvalidSettings where one of these types cannot be used.
+    The call of it raises InvalidSettings where one of these types cannot be used. Calls are judged
+    by ``app.state.document()``, which is the same without these types.
     """
+    lock, made_once = Lock(), list[dict[str, Any]]()
+
+    def plain() -> dict[str, Any]:
+        with lock:  # FastAPI fails where two threads draw it at once
+            if not made_once:
+                made_once.append(_document(app))
+            return made_once[0]
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            document = _document(app)
+            document = deepcopy(plain())
             _add_bodies(document["components"]["schemas"], body_types)
             app.openapi_schema = document
         return app.openapi_schema
 
+    app.state.document = plain
     made: Callable[[], dict[str, Any]] = openapi
     setattr(app, "openapi", made)  # noqa: B010 - FastAPI's own way to replace the method
 

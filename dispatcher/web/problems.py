@@ -3,17 +3,68 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
-from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from dispatcher.errors import InvalidDraft
 from dispatcher.problems import MEDIA_TYPE, problem
 from dispatcher.settings import like
 
+Schema: TypeAlias = Mapping[str, Any]
+"""A JSON Schema, as the OpenAPI document has it."""
+
+THE_CALL = "the call"
+"""The field of an error about a body as a whole: ``body`` is one of a message."""
+SEND_JSON = "send it as application/json"
+
 UNKNOWN_FIELD = "extra_forbidden"
+UNKNOWN_BODY, NO_JSON_TYPE, REPEATED = "unknown_body", "no_json_type", "repeated"
+"""Types of errors that are ours; pydantic has the others."""
+_PROBLEMS = {
+    "missing": "is missing",
+    NO_JSON_TYPE: "is not sent as JSON",
+    REPEATED: "is given more than once",
+    "json_invalid": "is not JSON",
+    "string_type": "is no text",
+    "string_unicode": "has characters that are no text",
+    "bool_type": "is neither true nor false",
+    "bool_parsing": "is neither true nor false",
+    "int_type": "is no whole number",
+    "int_parsing": "is no whole number",
+    "int_parsing_size": "is out of range",
+    "int_from_float": "is no whole number",
+    "float_type": "is no number",
+    "float_parsing": "is no number",
+    "finite_number": "is no finite number",
+    "dict_type": "is no object",
+    "model_type": "is no object",
+    "model_attributes_type": "is no object",
+    "list_type": "is no list",
+    "too_long": "has too many entries",
+    "literal_error": "is not an accepted value",
+    "enum": "is not an accepted value",
+    "greater_than": "is out of range",
+    "greater_than_equal": "is out of range",
+    "less_than_equal": "is out of range",
+}
+"""What is wrong, by the type of the error."""
+_KINDS = {
+    "string": "a text",
+    "boolean": "true or false",
+    "integer": "a whole number",
+    "number": "a number",
+    "object": "an object",
+    "array": "a list",
+}
+_BOUNDS = {
+    "exclusiveMinimum": "more than",
+    "minimum": "at least",
+    "maximum": "at most",
+    "maxItems": "at most",
+}
+_NULL = {"type": "null"}
 
 
 class Refused(Exception):
@@ -44,30 +95,79 @@ def refusal_of(refused: Refused) -> dict[str, Any]:
     return problem(refused.status, refused.kind, refused.detail)
 
 
-def errors_of(error: ValidationError, model: type[BaseModel]) -> list[Any]:
-    """Return the errors of pydantic; those of unknown fields have the ``fields`` of the model."""
-    found: list[Any] = list(error.errors())
-    for each in found:
-        if each["type"] == UNKNOWN_FIELD and len(each["loc"]) == 1:
-            each["fields"] = list(model.model_fields)
+def call_schema(document: Schema, operation: Schema) -> Schema:
+    """Return the schema of a call: an object of its path, its query and, if it has one, its body.
+
+    ``operation`` is the part of the OpenAPI document that describes the call.
+    """
+    named: dict[str, dict[str, Schema]] = {"path": {}, "query": {}, "header": {}}
+    for each in operation.get("parameters", ()):
+        named[each["in"]][each["name"]] = each["schema"]
+    parts: dict[str, Schema] = {place: {"properties": each} for place, each in named.items()}
+    for each in operation.get("requestBody", {}).get("content", {}).values():
+        parts["body"] = each["schema"]
+    return {"properties": parts, "components": document["components"]}
+
+
+def schema_at(call: Schema, where: Iterable[str | int]) -> Schema:
+    """Return the part of a schema that :func:`call_schema` made; an empty one where there is none.
+
+    Of a value that may be null it is the other part.
+    """
+    found = call
+    for step in where:
+        inner = found.get("items") if isinstance(step, int) else None
+        inner = inner or found.get("properties", {}).get(step) or found.get("additionalProperties")
+        found = inner if isinstance(inner, Mapping) else {}
+        found = next((each for each in found.get("anyOf", ()) if each != _NULL), found)
+        if reference := found.get("$ref"):
+            found = call["components"]["schemas"][reference.rpartition("/")[2]]
     return found
 
 
-def invalid_body(found: Sequence[Any]) -> InvalidDraft:
-    """Return the error for a body of the wrong shape.
+def names_in(call: Schema) -> set[str]:
+    """Return the names of the parameters and fields of a call, also of objects in its lists."""
+    found = set[str]()
+    for place in call["properties"]:
+        names = schema_at(call, [place]).get("properties", {})
+        inner = (schema_at(call, [place, name, 0]).get("properties", {}) for name in names)
+        found = found.union(names, *inner)
+    return found
+
+
+def invalid_call(found: Sequence[Any], call: Schema, *, whole: str = THE_CALL) -> InvalidDraft:
+    """Return the error for a call of the wrong shape.
 
     It names the first field that there is not, else the first wrong one: a misspelt field is often
-    missing, too. ``found`` are the errors of pydantic, or those of :func:`errors_of`.
+    missing, too. ``found`` are errors as pydantic has them, each with its ``type`` and its ``loc``.
+    ``call`` is the schema by :func:`call_schema`; ``whole`` names a body that is wrong as a whole.
     """
     first = next((each for each in found if each["type"] == UNKNOWN_FIELD), found[0])
-    where = [str(each) for each in first["loc"] if each not in ("body", "query", "path")]
-    field = ".".join(where) or "body"
-    if first["type"] != UNKNOWN_FIELD:
-        return InvalidDraft(field, first["msg"], "what the OpenAPI document describes")
-    fields = first.get("fields")
-    accepted = like(where[-1], fields) if fields else "a name of the OpenAPI document"
-    kind = "parameter" if first["loc"][0] == "query" else "field"
-    return InvalidDraft(field, f"there is no such {kind}", accepted)
+    where, kind = first["loc"], first["type"]
+    field = ".".join(map(str, where[1:])) or whole
+    if kind == UNKNOWN_FIELD:
+        what = "parameter" if where[0] == "query" else "field"
+        names = schema_at(call, where[:-1]).get("properties", {})
+        accepted = like(str(where[-1]), names) if names else "none"
+        return InvalidDraft(field, f"there is no such {what}", accepted)
+    if kind == UNKNOWN_BODY:
+        names = ", ".join(schema_at(call, ["query"])["properties"])
+        accepted = f"a call without a body{names and f'; it has the parameters {names}'}"
+        return InvalidDraft(field, "has a body", accepted)
+    problem = _PROBLEMS.get(kind) or first["msg"][:1].lower() + first["msg"][1:]
+    if field == THE_CALL:
+        problem = f"its body {problem}"
+    accepted = SEND_JSON if kind == NO_JSON_TYPE else accepted_by(schema_at(call, where))
+    return InvalidDraft(field, problem, f"{accepted}, once" if kind == REPEATED else accepted)
+
+
+def accepted_by(schema: Schema) -> str:
+    """Return in words what a schema accepts."""
+    if "enum" in schema:
+        return f"one of {', '.join(map(str, schema['enum']))}"
+    bounds = [f"{words} {schema[name]:,.15g}" for name, words in _BOUNDS.items() if name in schema]
+    words = _KINDS.get(schema.get("type", ""), "what the OpenAPI document describes")
+    return f"{words} of {' and '.join(bounds)}" if bounds else words
 
 
 def response_of(problem: Mapping[str, Any], headers: Mapping[str, str]) -> Response:

@@ -210,7 +210,8 @@ def submit_once(
     message = act(reply_of)
     if made is not None and made[0] is message:
         return _stored(made[1])
-    return _finish(replies, call, answer(message), begun=False)  # it was submitted before
+    # It was submitted before.
+    return _finish(replies, call, answer(message), begun=False, is_repeat=True)
 
 
 def change_once(replies: Replies, call: Call | None, change: Change) -> Response:
@@ -236,7 +237,7 @@ def change_once(replies: Replies, call: Call | None, change: Change) -> Response
         if not version.is_edited_since(first.version):
             act = partial(_guarded, change, now, first.at)
         elif change.is_made(first, now):
-            return _finish(replies, call, change.answer(now))
+            return _finish(replies, call, change.answer(now), is_repeat=True)
         elif change.in_any_case or version.status is not first.version.status:
             act = partial(_guarded, change, now, first.at)
         else:
@@ -331,7 +332,14 @@ def _act(replies: Replies, call: Call, act: Callable[[], Answer], *, is_alone: b
         raise
 
 
-def _finish(replies: Replies, call: Call, answer: Answer, *, begun: bool = True) -> Response:
+def _finish(
+    replies: Replies, call: Call, answer: Answer, *, begun: bool = True, is_repeat: bool = False
+) -> Response:
+    """Store the answer, and return the one that is stored.
+
+    It is marked as repeated where another call had the effect (``is_repeat``), or, for what may be
+    done twice, where another call stored its answer first.
+    """
     fault("api.after_act")
     stored = replies.finish(
         call.id,
@@ -342,6 +350,9 @@ def _finish(replies: Replies, call: Call, answer: Answer, *, begun: bool = True)
         message_id=answer.message_id,
         begun=begun,
     )
+    if is_repeat or not (begun or stored.is_new):
+        fault("api.after_finish")
+        return _replay(stored)
     return _stored(Answer(stored.status or answer.status, stored.body or "", stored.headers))
 
 

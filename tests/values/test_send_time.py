@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -155,8 +156,10 @@ def test_an_aware_datetime_that_a_clock_change_skips_is_refused() -> None:
 def test_a_local_time_that_a_clock_change_repeats_needs_fold(
     zone: str, local: str, first: datetime, second: datetime
 ) -> None:
-    with pytest.raises(InvalidSendTime, match="happens twice"):
+    with pytest.raises(InvalidSendTime, match="happens twice") as refused:
         send_time.parse(local, zone=zone)
+    offered = re.findall(r"(\S+) \((?:first|second)\)", refused.value.accepted)
+    assert [send_time.parse(each) for each in offered] == [first, second]
     assert send_time.parse(local, zone=zone, fold=0) == first
     assert send_time.parse(local, zone=zone, fold=1) == second
     naive = datetime.fromisoformat(local).replace(fold=1)

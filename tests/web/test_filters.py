@@ -119,3 +119,54 @@ def test_a_caller_finds_its_own_idempotency_keys_alone(house: House, calls: Call
         assert (kind(refused), refused.json()["field"]) == ((422, "invalid-draft"), name)
     refused = one.get("/v1/messages", params={"made_after": "yesterday"})
     assert refused.json()["field"] == "made_after"
+
+
+def test_no_filter_tells_a_recipient_to_a_caller_that_may_not_see_recipients(build: Build) -> None:
+    """Whether there are messages would tell it. A tenant is no recipient."""
+    house = build(scopes=SCOPES)
+    house.submit("ada", send_at=FAR, scopes={"tenant": "acme"})
+    clients = {}
+    for name, rights in (("few", all_but(Right.RECIPIENTS_READ)), ("all", [*Right])):
+        _, token = add_key(house.parts.api_keys, name, rights=rights)
+        headers = {"Authorization": f"Bearer {token}"}
+        clients[name] = TestClient(api(house.dispatcher), headers=headers)
+    for path in ("/v1/messages", "/v1/counts"):
+        for query in (
+            {"recipient": "ada"},
+            {"scope": "ada"},
+            {"count": "recipient.memory=ada"},
+            {"count": ["tenant=acme", "recipient.memory=nobody"]},
+        ):
+            refused = clients["few"].get(path, params=query)
+            assert kind(refused) == (403, "forbidden"), query
+            assert "recipients:read" in refused.json()["detail"]
+            assert clients["all"].get(path, params=query).status_code == 200
+        for query in ({"count": "tenant=acme"}, {"count": "channel.memory=memory"}):
+            assert clients["few"].get(path, params=query).status_code == 200
+
+
+def test_an_idempotency_key_of_others_is_shown_like_a_recipient(house: House, calls: Calls) -> None:
+    """It may be an address. A caller sees those that it gave itself, as it gave them."""
+    by_python = house.submit("bob", send_at=FAR, idempotency_key="closed-bob")
+    one, few = calls("one"), calls("few", rights=all_but(Right.RECIPIENTS_READ))
+    bound = calls("bound", channels=["memory"])
+    made = {}
+    for name, caller in (("one", one), ("few", few), ("bound", bound)):
+        headers = {"Idempotency-Key": f"closed-{name}"}
+        answer = caller.post("/v1/messages", json=new(name), headers=headers)
+        made[name] = answer.json()
+        assert made[name]["idempotency_key"] == f"closed-{name}"
+
+    def shown(caller: Any, message_id: Any) -> Any:
+        return caller.get(f"/v1/messages/{message_id}").json()["idempotency_key"]
+
+    for name, caller in (("few", few), ("bound", bound)):
+        assert shown(caller, by_python.id) is None
+        assert shown(caller, made["one"]["id"]) is None
+        assert shown(caller, made[name]["id"]) == f"closed-{name}"
+        found = caller.get("/v1/messages").json()["messages"]
+        assert [each["idempotency_key"] for each in found if each["idempotency_key"]] == [
+            f"closed-{name}"
+        ]
+    assert shown(one, by_python.id) == "closed-bob"
+    assert shown(one, made["few"]["id"]).endswith("/closed-few")

@@ -481,6 +481,28 @@ def test_an_answer_is_for_a_caller_with_the_same_rights(build: Callable[..., Hou
     assert "recipient" not in again.json()
 
 
+def replayed(answer: Any) -> bool:
+    return bool(answer.headers.get("Idempotency-Replayed"))
+
+
+def test_of_two_opt_outs_at_once_the_one_whose_answer_is_not_stored_is_marked(
+    house: House, shop: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both act. The one that ends first has stored the answer of both."""
+    house.submit("ada", send_at=AT)
+    answers, real = [], house.dispatcher.suppress
+
+    def slow(*given: Any, **named: Any) -> int:
+        monkeypatch.setattr(house.dispatcher, "suppress", real)
+        answers.append(shop.put("/v1/suppressions/ada", headers=key()))
+        return real(*given, **named)
+
+    monkeypatch.setattr(house.dispatcher, "suppress", slow)
+    answers.append(shop.put("/v1/suppressions/ada", headers=key()))
+    assert [each.json() for each in answers] == [{"cancelled": 1}] * 2
+    assert [replayed(each) for each in answers] == [False, True]
+
+
 @pytest.mark.every_database
 def test_twins_have_one_effect_and_one_answer(house: House, shop: TestClient) -> None:
     with ThreadPoolExecutor(8) as threads:
@@ -491,6 +513,7 @@ def test_twins_have_one_effect_and_one_answer(house: House, shop: TestClient) ->
         assert {each.status_code for each in answers} <= {201, 409}
         assert {each.status_code for each in answers if each not in done} <= {409}
         assert len({each.content for each in done}) == 1
+        assert [replayed(each) for each in done].count(False) == 1
         [row] = house.rows()
         path = f"/v1/messages/{row[0]}"
         moved = list(
@@ -503,6 +526,7 @@ def test_twins_have_one_effect_and_one_answer(house: House, shop: TestClient) ->
         )
     assert {each.status_code for each in moved} <= {200, 409}
     assert len({each.content for each in moved if each.status_code == 200}) == 1
+    assert [replayed(each) for each in moved if each.status_code == 200].count(False) == 1
     assert len(house.members()) == 1
 
 

@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 
 from dispatcher import Status, StoreUnavailable
 from dispatcher.message import new_id
+from dispatcher.telemetry.liveness import Kind
 from dispatcher.times.send_time import to_ms
 from dispatcher.web import Right, api
 from dispatcher.web.access import add_key
@@ -83,7 +84,7 @@ def test_a_refused_slot_names_the_next_one(shop: TestClient) -> None:
     ("body", "status", "kind", "field"),
     [
         (b"{", 400, "unreadable", None),
-        (b"[]", 422, "invalid-draft", "body"),
+        (b"[]", 422, "invalid-draft", "the call"),
         (b'{"channel": "memory"}', 422, "invalid-draft", "recipient"),
         (json.dumps(new(colour="red")).encode(), 422, "invalid-draft", "colour"),
         (json.dumps(new(channel="fax")).encode(), 422, "unknown-channel", "channel"),
@@ -139,7 +140,7 @@ def test_a_body_is_read_as_json_if_it_is_sent_as_json(
     assert answer.status_code == status
     assert "RateLimit" in answer.headers, "a call of the wrong shape counts, too"
     if status != 201:
-        assert answer.json()["field"] == "body"
+        assert answer.json()["field"] == "the call"
         assert "application/json" in answer.json()["detail"]
         assert house.members() == {}
 
@@ -207,7 +208,7 @@ def test_a_scope_shows_what_is_booked_and_the_next_slot(shop: TestClient) -> Non
     slot = shop.get("/v1/scopes/recipient/ada/next-slot", params={"after": AT}).json()
     assert slot["next_slot"] == timeline["slots"][0]
     channel = shop.get("/v1/scopes/fax/ada/next-slot", params={"after": AT})
-    assert (channel.status_code, channel.json()["field"]) == (422, "scopes")
+    assert (channel.status_code, channel.json()["field"]) == (422, "kind")
 
 
 def test_the_next_slot_of_a_recipient_says_whether_it_has_opted_out(build: Build) -> None:
@@ -325,6 +326,10 @@ def test_operators_see_the_state_and_decide(house: House, shop: TestClient) -> N
     for act in ("retry", "release", "drop"):
         refused = shop.post(f"{path}/{act}")
         assert (refused.status_code, refused.json()["status"]) == (409, 409), refused.text
+        needs = "failed" if act == "retry" else "held"
+        assert refused.json()["detail"].endswith(
+            f"is already scheduled; this call needs a {needs} message"
+        )
     missing = shop.get(f"/v1/messages/{new_id()}")
     assert (missing.status_code, missing.json()["type"].rpartition(":")[2]) == (
         404,
@@ -337,6 +342,19 @@ def test_operators_see_the_state_and_decide(house: House, shop: TestClient) -> N
     other = shop.put(path)
     assert (other.status_code, other.headers["Allow"]) == (405, "DELETE, GET, PATCH")
     assert shop.put("/v1/messages/batch").headers["Allow"] == "POST"
+
+
+def test_a_duty_is_alive_while_it_is_done_at_its_interval(house: House, shop: TestClient) -> None:
+    """``prune`` is done once a minute, the others once a second."""
+    ages = {"prune": 90, "rescue": 90, "enqueue_due": 5, "unknown": 90}
+    house.parts.signs.note(Kind.DUTY, {name: timedelta(seconds=n) for name, n in ages.items()})
+    duties = shop.get("/v1/status").json()["duties"]
+    alive = {each["name"]: each["is_alive"] for each in duties}
+    assert alive == {"prune": True, "rescue": False, "enqueue_due": True, "unknown": False}
+    house.redis.flushall()
+    house.parts.signs.note(Kind.DUTY, {"prune": timedelta(seconds=601)})
+    [prune] = shop.get("/v1/status").json()["duties"]
+    assert prune["is_alive"] is False
 
 
 def test_editors_side_by_side_lose_no_change(house: House, shop: TestClient) -> None:

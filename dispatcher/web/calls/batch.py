@@ -16,8 +16,8 @@ from dispatcher.message import Draft, Message, Rejection, check_text
 from dispatcher.problems import problem_of
 from dispatcher.web import models, problems
 from dispatcher.web.access import Caller, Right
-from dispatcher.web.context import Context
-from dispatcher.web.problems import Refused, errors_of, invalid_body
+from dispatcher.web.context import Context, call_schema_of, errors_of
+from dispatcher.web.problems import Refused, invalid_call
 from dispatcher.web.replies import LONGEST_KEY
 from dispatcher.web.streams import VerdictResponse
 
@@ -86,7 +86,9 @@ def _submit_lines(context: Context, first: int, lines: list[bytes], *, counts: b
             new = models.NewMessageLine.model_validate_json(line)
             drafts[number] = _draft_of(new, caller)
         except ValidationError as error:
-            answers[number] = problem_of(invalid_body(errors_of(error, models.NewMessageLine)))
+            schema = call_schema_of(context.request)
+            wrong = invalid_call(errors_of(error), schema, whole="the line")
+            answers[number] = problem_of(wrong)
         except DispatcherError as error:
             answers[number] = context.problem(error)
         except Refused as refused:

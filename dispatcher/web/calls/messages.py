@@ -8,7 +8,7 @@ from fastapi import Header, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from dispatcher.errors import InvalidDraft
+from dispatcher.errors import InvalidDraft, quoted
 from dispatcher.message import Message, check_text
 from dispatcher.selection import Wanted, id_of
 from dispatcher.submission import ReplyOf
@@ -118,6 +118,8 @@ def _scopes(count: list[str] | None) -> dict[str, str]:
     for each in count or ():
         kind, sign, name = each.partition("=")
         if not (kind and sign and name):
-            raise InvalidDraft("count", f"cannot read {each[:80]!r}", "KIND=NAME")
+            raise InvalidDraft("count", f"cannot read {quoted(each)}", "KIND=NAME")
+        if kind in scopes:
+            raise InvalidDraft("count", f"{quoted(kind)} is given more than once", "a kind, once")
         scopes[kind] = name
     return scopes

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import Query
 from starlette.responses import Response
 
-from dispatcher.errors import InvalidDraft
+from dispatcher.errors import InvalidDraft, quoted
 from dispatcher.reservation import Timeline
+from dispatcher.times import send_time
 from dispatcher.web import models
 from dispatcher.web.access import Right
 from dispatcher.web.context import CallContext, Context
@@ -17,6 +18,7 @@ from dispatcher.web.replies import Answer
 
 _LONGEST_TIMELINE_DAYS = 366
 _RECIPIENT, _CHANNEL = "recipient", "channel"
+_NONE = f"none; the kind {_RECIPIENT!r} has it"
 
 
 def timeline(
@@ -52,8 +54,9 @@ def next_slot(
 ) -> Response:
     """Return the first time that fits every quota of a scope. Books nothing.
 
-    For a kind other than `recipient`, only the quotas of that scope are judged. A recipient who has
-    opted out gets a slot, too: see `suppressed`.
+    For a kind other than `recipient`, only the quotas of that scope are judged: it has no
+    `channel`, `quiet_hours` or `send_window`. A recipient who has opted out gets a slot, too: see
+    `suppressed`.
     """
     caller = context.admit(Right.MESSAGES_READ)
     if channel is not None:
@@ -68,15 +71,32 @@ def next_slot(
             shown["suppressed"] = context.service.parts.suppression_list.has(scope, channel)
     else:
         caller.check_scope(kind, scope)
-        shown["next_slot"] = _read(context, kind, scope, channel, zone=zone, start=after).slots[0]
+        for name, hours in (("quiet_hours", quiet_hours), ("send_window", send_window)):
+            if hours is not None:
+                raise InvalidDraft(name, f"given for a scope of the kind {quoted(kind)}", _NONE)
+        start = None if after is None else _time_to_come(context, after, zone)
+        shown["next_slot"] = _read(context, kind, scope, channel, zone=zone, start=start).slots[0]
     return Answer(200, models.SlotOut(**shown).text()).response()
 
 
 def _read(context: Context, kind: str, scope: str, channel: str | None, **given: Any) -> Timeline:
-    """Read a timeline. Raises InvalidDraft for a second channel."""
-    if kind != _CHANNEL:
-        of = None if kind == _RECIPIENT else kind
-        return context.dispatcher.timeline(scope, kind=of, channel=channel, **given)
+    """Read a timeline. Raises InvalidDraft for an unknown kind, or a channel where none counts."""
+    if kind == _RECIPIENT:
+        return context.dispatcher.timeline(scope, channel=channel, **given)
+    kinds = (_RECIPIENT, _CHANNEL, *context.service.settings.scopes)
+    if kind not in kinds:
+        raise InvalidDraft("kind", f"there is no kind {quoted(kind)}", f"one of {', '.join(kinds)}")
     if channel is not None:
-        raise InvalidDraft("channel", "given beside that of the path", "none")
-    return context.dispatcher.timeline(channel=scope, **given)
+        raise InvalidDraft("channel", f"given for a scope of the kind {quoted(kind)}", _NONE)
+    if kind == _CHANNEL:
+        return context.dispatcher.timeline(channel=scope, **given)
+    return context.dispatcher.timeline(scope, kind=kind, **given)
+
+
+def _time_to_come(context: Context, after: str, zone: str | None) -> datetime:
+    """Return the instant of ``after``, as ``Dispatcher.next_slot`` reads it."""
+    service = context.service
+    start = send_time.parse(after, zone=zone, field="after")
+    now, farthest = service.parts.clock.now(), service.settings.max_horizon
+    send_time.check_range(start, now=now, farthest=farthest, field="after")
+    return start

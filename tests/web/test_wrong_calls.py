@@ -1,0 +1,370 @@
+"""Calls of the wrong shape: nothing is ignored, and the error says what is accepted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+import pytest
+from fastapi.openapi.utils import get_openapi
+from fastapi.testclient import TestClient
+
+from dispatcher import Message, Status
+from dispatcher.web import api
+from dispatcher.web.access import add_key
+from tests.support.house import House
+from tests.support.house_fixtures import Build
+from tests.web.test_messages import AT, NDJSON, new
+
+JSON = {"Content-Type": "application/json"}
+NAMES = {"kind": "recipient", "scope": "ada", "recipient": "ada", "name": "ada"}
+
+
+def operations(shop: TestClient, message: Message, *, bodies: bool) -> Iterator[tuple[str, ...]]:
+    """Yield method, path and id of the operations of the document with, or without, a body."""
+    for path, some in shop.get("/v1/openapi.json").json()["paths"].items():
+        for method, each in some.items():
+            if ("requestBody" in each) == bodies:
+                where = path.format(message_id=message.id, **NAMES)
+                yield method.upper(), where, each["operationId"]
+
+
+def told(answer: Any) -> tuple[int, str, str, str]:
+    problem = answer.json()
+    return (answer.status_code, *(problem.get(name) for name in ("field", "problem", "accepted")))
+
+
+def test_a_body_that_a_call_does_not_take_is_refused(house: House, shop: TestClient) -> None:
+    """``DELETE …/suppressions/ada`` with a channel in a body would revoke all opt-outs."""
+    message = house.submit("ada", send_at=AT)
+    house.dispatcher.suppress("zoe")
+    before = house.rows()
+    calls = [*operations(shop, message, bodies=False)]
+    assert len(calls) >= 14
+    for method, path, name in calls:
+        for content in (b'{"channel": "memory"}', iter([b"", b'{"channel": ', b'"memory"}'])):
+            answer = shop.request(method, path, content=content, headers=JSON)
+            assert told(answer)[:3] == (422, "the call", "has a body"), (name, answer.text)
+            assert "RateLimit" in answer.headers
+    assert house.rows() == before
+    assert [each.recipient for each in house.dispatcher.suppressed()] == ["zoe"]
+    assert not house.parts.pause_list.in_force()
+    refused = shop.request("DELETE", "/v1/suppressions/zoe", content=b"{}")
+    assert refused.json()["accepted"] == "a call without a body; it has the parameters channel"
+
+
+def test_a_call_without_a_body_may_say_that_it_has_none(house: House, shop: TestClient) -> None:
+    house.dispatcher.suppress("zoe")
+    answer = shop.delete("/v1/suppressions/zoe", headers={"Content-Length": "0", **JSON})
+    assert (answer.status_code, answer.json()) == (200, {"suppressions": []})
+    assert shop.put("/v1/suppressions/zoe", content=iter([b""])).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "field"),
+    [
+        ("GET", "/v1/messages?status=sent&status=scheduled", "status"),
+        ("GET", "/v1/counts?channel=memory&channel=file", "channel"),
+        ("GET", "/v1/scopes/recipient/ada/next-slot?zone=UTC&zone=Asia/Tokyo", "zone"),
+        ("GET", "/v1/load?hours=2&hours=3", "hours"),
+        ("DELETE", "/v1/suppressions/zoe?channel=memory&channel=file", "channel"),
+    ],
+)
+def test_a_parameter_that_is_given_twice_is_refused(
+    house: House, shop: TestClient, method: str, path: str, field: str
+) -> None:
+    house.dispatcher.suppress("zoe", channel="file")
+    answer = shop.request(method, path)
+    assert told(answer)[:3] == (422, field, "is given more than once"), answer.text
+    assert answer.json()["accepted"].endswith(", once")
+    assert len([*house.dispatcher.suppressed("zoe")]) == 1
+
+
+def test_a_scope_is_counted_once_of_each_kind(house: House, shop: TestClient) -> None:
+    house.submit("ada", send_at=AT)
+    both = "count=recipient.memory%3Dada&count=channel.memory%3Dmemory"
+    assert len(shop.get(f"/v1/messages?{both}").json()["messages"]) == 1
+    twice = "count=channel.memory%3Dmemory&count=channel.memory%3Dfile"
+    refused = shop.get(f"/v1/messages?{twice}")
+    assert told(refused)[:3] == (422, "count", "'channel.memory' is given more than once")
+
+
+def test_a_body_that_is_not_sent_as_json_is_named_by_every_call(
+    house: House, shop: TestClient
+) -> None:
+    message = house.submit("ada", send_at=AT)
+    before = house.rows()
+    for method, path, name in operations(shop, message, bodies=True):
+        for media_type in ("text/plain", "application/x-www-form-urlencoded", ""):
+            headers = {"Content-Type": media_type}
+            answer = shop.request(method, path, content=b"{}", headers=headers)
+            if name == "submit_batch":
+                assert answer.status_code == 415
+                continue
+            assert told(answer) == (
+                422,
+                "the call",
+                "its body is not sent as JSON",
+                "send it as application/json",
+            ), name
+    assert house.rows() == before
+
+
+def test_a_misspelt_field_is_named_by_every_call(house: House, shop: TestClient) -> None:
+    message = house.submit("ada", send_at=AT)
+    document = shop.get("/v1/openapi.json").json()
+    for method, path, name in operations(shop, message, bodies=True):
+        for field in fields_of(document, name):
+            body: Any = {f"{field}x": "x"}
+            answer = shop.request(method, path, json=body, headers=headers_of(name))
+            assert told_of(name, answer)[:2] == (f"{field}x", "there is no such field")
+            assert told_of(name, answer)[2] in fields_of(document, name), field
+    nested = shop.post("/v1/plans", json={"messages": [new(), new(send_in=1)]})
+    assert told(nested)[1:] == ("messages.1.send_in", "there is no such field", "send_in_seconds")
+    query = shop.get("/v1/messages?recipent=ada")
+    assert told(query)[1:] == ("recipent", "there is no such parameter", "recipient")
+    assert told(shop.get("/v1/status?x=1"))[1:] == ("x", "there is no such parameter", "none")
+
+
+def headers_of(name: str) -> dict[str, str]:
+    return NDJSON if name == "submit_batch" else JSON
+
+
+def told_of(name: str, answer: Any) -> tuple[str, str, str]:
+    problem = json.loads(answer.text)
+    problem = problem["problem"] if name == "submit_batch" else problem
+    return problem["field"], problem["problem"], problem["accepted"]
+
+
+MODELS = {
+    "submit": "NewMessage", "submit_batch": "NewMessageLine", "plan": "Plans",
+    "update": "MessageChange", "reschedule": "NewTime", "retry": "Retry", "drop": "Drop",
+    "suppress": "SuppressionIn",
+}  # fmt: skip
+
+
+def fields_of(document: Any, name: str) -> list[str]:
+    return [*document["components"]["schemas"][MODELS[name]]["properties"]]
+
+
+def test_a_value_of_the_wrong_type_is_told_in_words(house: House, shop: TestClient) -> None:
+    """Each field of each body; no error has words of pydantic, or sends its reader elsewhere."""
+    message = house.submit("ada", send_at=AT)
+    document = shop.get("/v1/openapi.json").json()
+    wrong: list[Any] = [[1], {"a": 1}, "x", 0.5, True, 1e300, [], "\ud800"]
+    seen = 0
+    for method, path, name in operations(shop, message, bodies=True):
+        for field in fields_of(document, name):
+            for value in wrong:
+                body = new() if name.startswith("submit") else {}
+                content = json.dumps({**body, field: value})
+                answer = shop.request(method, path, content=content, headers=headers_of(name))
+                if answer.status_code != 422 and name != "submit_batch":
+                    continue
+                if "problem" not in json.loads(answer.text):
+                    continue
+                seen += 1
+                assert "Input should" not in answer.text
+                assert "OpenAPI" not in answer.text, (name, field, value, answer.text)
+        for whole in (b"[]", b"1", b'"x"', b"null"):
+            answer = shop.request(method, path, content=whole, headers=headers_of(name))
+            if answer.status_code == 422:
+                field, problem, accepted = told_of(name, answer)
+                assert (field, problem) == ("the call", "its body is no object")
+                assert accepted == "an object"
+    assert seen > 100
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field", "problem", "accepted"),
+    [
+        ("", new() | {"recipient": 5}, "recipient", "is no text", "a text"),
+        ("", new(body=5), "body", "is no object", "an object"),
+        ("", {"channel": "memory"}, "recipient", "is missing", "a text"),
+        ("", new(fold=3), "fold", "is not an accepted value", "one of 0, 1"),
+        ("", new(on_conflict="x"), "on_conflict", "is not an accepted value",
+         "one of reject, shift"),
+        ("", new(scopes={"tenant": 5}), "scopes.tenant", "is no text", "a text"),
+        ("", new(send_in_seconds="5"), "send_in_seconds", "is no number",
+         "a number of at least -3,162,240,000 and at most 3,162,240,000"),
+        ("/../plans", {"messages": [new(), new(body=5)]}, "messages.1.body", "is no object",
+         "an object"),
+        ("/../plans", {"messages": [{}] * 1_001}, "messages", "has too many entries",
+         "a list of at most 1,000"),
+        ("/../plans", None, "the call", "its body is missing", "an object"),
+        ("", None, "the call", "its body is missing", "an object"),
+    ],
+)  # fmt: skip
+def test_what_is_accepted_is_said(  # noqa: PLR0917 - parameters of the cases
+    shop: TestClient, path: str, body: Any, field: str, problem: str, accepted: str
+) -> None:
+    answer = shop.post(f"/v1/messages{path}".replace("messages/../", ""), json=body)
+    assert told(answer) == (422, field, problem, accepted)
+
+
+@pytest.mark.parametrize(
+    ("query", "accepted"),
+    [
+        ("messages?limit=0", "a whole number of at least 1 and at most 1,000"),
+        ("messages?limit=x", "a whole number of at least 1 and at most 1,000"),
+        ("messages?status=x", f"one of {', '.join(Status)}"),
+        ("messages?overdue=x", "true or false"),
+        ("refusals?hours=0", "a number of more than 0 and at most 168"),
+    ],
+)
+def test_what_a_parameter_accepts_is_said(shop: TestClient, query: str, accepted: str) -> None:
+    assert told(shop.get(f"/v1/{query}"))[3] == accepted
+
+
+def test_a_line_of_a_batch_that_is_no_message_is_told(shop: TestClient) -> None:
+    answer = shop.post("/v1/messages/batch", content=b"{\n[]\n", headers=NDJSON)
+    found = [json.loads(each)["problem"] for each in answer.text.splitlines()]
+    assert [(each["field"], each["problem"], each["accepted"]) for each in found] == [
+        ("the line", "is not JSON", "an object"),
+        ("the line", "is no object", "an object"),
+    ]
+
+
+SLOT = "/v1/scopes/tenant/acme/next-slot"
+TWICE = "2026-10-25T02:30&zone=Europe/Berlin"
+OFFSETS = "2026-10-25T02:30:00+02:00 (first) or 2026-10-25T02:30:00+01:00 (second)"
+NAMED: list[tuple[str, str, str, str]] = [
+    (f"{SLOT}?quiet_hours=21:00-08:00", "quiet_hours", "of the kind 'tenant'", "'recipient'"),
+    (f"{SLOT}?send_window=08:00-21:00", "send_window", "of the kind 'tenant'", "'recipient'"),
+    (f"{SLOT}?channel=memory", "channel", "of the kind 'tenant'", "'recipient'"),
+    (f"{SLOT}?after=2001-01-01T00:00Z", "after", "is past", "a time from now on"),
+    (f"{SLOT}?after=9998-01-01T00:00Z", "after", "too far ahead", "days ahead"),
+    (f"{SLOT}?after=soon", "after", "cannot read", "a time with an offset"),
+    (f"{SLOT}?after={TWICE}", "after", "happens twice", OFFSETS),
+    ("/v1/scopes/recipient/ada/next-slot?after=x", "after", "cannot read", "a time with an offset"),
+    ("/v1/scopes/recipient/a%0A/next-slot", "scope", "", "characters"),
+    ("/v1/scopes/fax/ada/next-slot", "kind", "no kind 'fax'", "one of recipient, channel, tenant"),
+    ("/v1/scopes/fax/ada/timeline", "kind", "no kind 'fax'", "one of recipient, channel, tenant"),
+    ("/v1/scopes/tenant/acme/timeline?channel=memory", "channel", "of the kind", "'recipient'"),
+    (f"/v1/scopes/tenant/acme/timeline?start={TWICE}", "start", "happens twice", OFFSETS),
+    ("/v1/scopes/tenant/acme/timeline?days=1e-12", "days", "0:00:00", "a length of more than 0"),
+    ("/v1/refusals?hours=1e-12", "hours", "0:00:00", "a length of more than 0"),
+    ("/v1/messages?count=nope=x", "count", "there is no kind 'nope'", "the kinds are tenant"),
+    ("/v1/messages/x", "message_id", "is no message id", "a UUID"),
+    (f"/v1/messages?from={TWICE}", "from", "happens twice", OFFSETS),
+    ("/v1/messages?from=x", "from", "cannot read", "a time with an offset"),
+    ("/v1/messages?from=2030-01-02&until=2030-01-01", "until", "not later than from", "later time"),
+    ("/v1/messages?zone=Mars", "zone", "there is no zone 'Mars'", "Europe/Berlin"),
+]
+
+
+@pytest.fixture
+def tenants(build: Build) -> Iterator[TestClient]:
+    house = build(scopes={"tenant": {"quotas": ["100/minute"]}})
+    _, token = add_key(house.parts.api_keys, "shop")
+    headers = {"Authorization": f"Bearer {token}"}
+    with TestClient(api(house.dispatcher), headers=headers) as client:
+        yield client
+
+
+def check_names(answer: Any, field: str, problem: str, accepted: str) -> None:
+    """The detail says the same as the fields, and none has a name or a word of Python."""
+    found = answer.json()
+    assert (answer.status_code, found["field"]) == (422, field), answer.text
+    assert (problem in found["problem"], accepted in found["accepted"]) == (True, True), found
+    text = f"{field}: {found['problem']}; accepted: {found['accepted']}"
+    assert found["detail"] == text
+    for word in ("from_at", "until_at", "timedelta", "datetime", "True", "send_in ", "-1 day"):
+        assert word not in f"{text} "
+
+
+@pytest.mark.parametrize(("path", "field", "problem", "accepted"), NAMED)
+def test_an_error_names_the_parameter_of_the_call(
+    tenants: TestClient, path: str, field: str, problem: str, accepted: str
+) -> None:
+    check_names(tenants.get(path), field, problem, accepted)
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "problem", "accepted"),
+    [
+        ({"send_in_seconds": -5}, "send_in_seconds", "-0:00:05 lies in the past", "0 or more"),
+        ({}, "send_at", "neither of send_at and send_in_seconds given", "one of them"),
+        ({"send_at": AT, "send_in_seconds": 5}, "send_at", "both of", "one of them"),
+        ({"send_at": AT, "expire_after_seconds": -5}, "expire_after_seconds", "-0:00:05",
+         "a length of more than 0"),
+        ({"send_at": AT, "expire_after_seconds": 5, "expires_at": AT}, "expire_after_seconds",
+         "given together with expires_at", "one of them"),
+        ({"send_in_seconds": 100, "fold": 1}, "fold", "given with send_in_seconds", "local times"),
+        ({"send_at": "2026-10-25T02:30", "zone": "Europe/Berlin"}, "send_at", "twice", OFFSETS),
+        ({"send_at": "soon"}, "send_at", "cannot read 'soon'", "a time with an offset"),
+    ],
+)  # fmt: skip
+def test_a_submit_a_plan_a_line_and_a_move_refuse_the_same_times_by_their_names(  # noqa: PLR0917
+    house: House, shop: TestClient, asked: Any, field: str, problem: str, accepted: str
+) -> None:
+    draft = {"channel": "memory", "recipient": "eve", "body": {}, **asked}
+    path = f"/v1/messages/{house.submit('ada', send_at=AT).id}"
+    before = house.rows()
+    single = shop.post("/v1/messages", json=draft)
+    check_names(single, field, problem, accepted)
+    told = single.json()
+    assert shop.post(f"{path}/reschedule", json=asked).json() == told
+    [planned] = shop.post("/v1/plans", json={"messages": [draft]}).json()["rejections"]
+    assert planned["problem"] == told
+    line = shop.post("/v1/messages/batch", content=json.dumps(draft), headers=NDJSON)
+    assert json.loads(line.text)["problem"] == told
+    assert house.rows() == before
+
+
+def test_a_wrong_zone_for_the_message_is_named(house: House, shop: TestClient) -> None:
+    path = f"/v1/messages/{house.submit('ada', send_at=AT).id}/reschedule"
+    check_names(shop.post(path, json={"set_zone": "Mars"}), "set_zone", "no zone 'Mars'", "Berlin")
+    check_names(shop.post(path, json={"zone": "Mars"}), "zone", "no zone 'Mars'", "Berlin")
+
+
+def test_that_a_message_may_have_been_sent_is_accepted_by_true_alone(
+    house: House, shop: TestClient
+) -> None:
+    path = f"/v1/messages/{house.submit('ada', send_at=AT).id}/retry"
+    for value in ("on", "yes", "true", 1):
+        refused = shop.post(path, json={"perhaps_sent": value})
+        check_names(refused, "perhaps_sent", "is neither true nor false", "true or false")
+    assert shop.post(path, json={"perhaps_sent": True}).status_code == 409, "it is scheduled"
+
+
+def test_the_first_calls_of_a_server_may_come_at_once(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is judged by the document, which is drawn once: two at once may break FastAPI."""
+    _, token = add_key(house.parts.api_keys, "shop")
+    headers = {"Authorization": f"Bearer {token}"}
+    drawn, start = [], Barrier(8)
+
+    def draw(**named: Any) -> Any:
+        drawn.append(1)
+        return get_openapi(**named)
+
+    monkeypatch.setattr("dispatcher.web.openapi.get_openapi", draw)
+    app = api(house.dispatcher)
+
+    def call() -> int:
+        client = TestClient(app, headers=headers, raise_server_exceptions=False)
+        start.wait()
+        return client.get("/v1/messages?limit=1").status_code
+
+    with ThreadPoolExecutor(8) as threads:
+        assert [each.result() for each in [threads.submit(call) for _ in range(8)]] == [200] * 8
+    assert len(drawn) == 1
+
+
+def test_a_type_of_bodies_that_cannot_be_used_stops_no_call_on_another_channel(
+    build: Build,
+) -> None:
+    channel = {"transport": "memory"}
+    house = build(channels={"plain": channel, "typed": channel | {"body": "nowhere:Body"}})
+    _, token = add_key(house.parts.api_keys, "shop")
+    with TestClient(api(house.dispatcher), headers={"Authorization": f"Bearer {token}"}) as shop:
+        made = shop.post("/v1/messages", json=new(channel="plain"))
+        assert made.status_code == 201, made.text
+        assert shop.get("/v1/messages?channel=plain").status_code == 200
+        path = f"{made.headers['Location']}/reschedule"
+        assert shop.post(path, json={"send_in_seconds": 60}).status_code == 200
