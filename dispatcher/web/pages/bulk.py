@@ -24,12 +24,12 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Message, Status, reason_of
 from dispatcher.quota import parse_length
-from dispatcher.selection import Selection, Wanted
+from dispatcher.selection import Selection
 from dispatcher.store import Movable, StoredVersion
 from dispatcher.submission.changes import NewTime
 from dispatcher.web.access import Right
-from dispatcher.web.pages.messages import filters_of, wanted_of
-from dispatcher.web.pages.site import Fields, PageRoute, Visit
+from dispatcher.web.pages.messages import FILTERS, filters_of, said, wanted_of
+from dispatcher.web.pages.site import SCOPE, Fields, PageRoute, Visit
 from dispatcher.web.problems import Refused
 from dispatcher.web.replies import Call
 
@@ -70,14 +70,14 @@ def _reschedule(visit: Visit, found: Sequence[Movable]) -> Sequence[Message | Di
     else:
         time = {"send_at": visit.time_of(visit.form["send_at"], "send_at"), "zone": visit.zone}
     tokens = {each.message.id: each.token for each in found}
-    new_time = NewTime(on_conflict="shift" if "shift" in visit.form else "reject", **time)
+    new_time = NewTime(on_conflict="shift" if visit.form.is_on("shift") else "reject", **time)
     return visit.parts.changes.reschedule_many(list(tokens), new_time, tokens=tokens)
 
 
 def _retry(visit: Visit, found: Sequence[Movable]) -> Sequence[Message | DispatcherError]:
     before = {each.message.id: each.message for each in found}
     return visit.parts.decisions.retry_many(
-        list(before), perhaps_sent="perhaps_sent" in visit.form, if_unchanged=before
+        list(before), perhaps_sent=visit.form.is_on("perhaps_sent"), if_unchanged=before
     )
 
 
@@ -149,7 +149,7 @@ def confirm(visit: Visit) -> Response:
         ended_early=further is not None and len(found) < MOST,
         messages=CountedMessages.of(found).written(),
         some=[shown[each].message for each in first if each in shown], most=MOST,
-        filters=filters_of(visit.query), once=secrets.token_urlsafe(16),
+        said=said(visit, wanted), filters=filters_of(visit.query), once=secrets.token_urlsafe(16),
     )  # fmt: skip
 
 
@@ -174,18 +174,18 @@ def act(visit: Visit) -> Response:
                       filters=filters_of(visit.form))  # fmt: skip
 
 
-def _asked(visit: Visit, given: Fields) -> tuple[Action, Wanted]:
+def _asked(visit: Visit, given: Fields) -> tuple[Action, Selection]:
     action = ACTIONS.get(given["do"])
     if action is None:
         raise InvalidValue("do", "no such action", ", ".join(ACTIONS))
     visit.caller.check(action.right)
     wanted = wanted_of(visit, given)
-    said = Selection.of(wanted)
-    if said.status not in (None, action.status):
-        problem = f"this action does not apply to {said.status} messages"
+    status = visit.selection(wanted).status
+    if status not in (None, action.status):
+        problem = f"this action does not apply to {status} messages"
         raise InvalidValue("status", problem, f"{action.status}, or no status")
     wanted["status"] = action.status
-    return action, wanted
+    return action, visit.selection(wanted)
 
 
 @contextmanager
@@ -214,6 +214,22 @@ def _reason(error: DispatcherError) -> str:
 
 
 PAGES = (
-    PageRoute(path="/messages/bulk", answer=confirm),
-    PageRoute(path="/messages/bulk", answer=act, method="POST", most_bytes=_FORM_BYTES),
+    PageRoute(path="/messages/bulk", answer=confirm, names=("do", *FILTERS, SCOPE, "after")),
+    PageRoute(
+        path="/messages/bulk",
+        answer=act,
+        method="POST",
+        names=(
+            "do",
+            "messages",
+            "once",
+            *FILTERS,
+            SCOPE,
+            "later",
+            "send_at",
+            "shift",
+            "perhaps_sent",
+        ),
+        most_bytes=_FORM_BYTES,
+    ),
 )

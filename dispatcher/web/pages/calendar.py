@@ -30,7 +30,7 @@ from dispatcher.times import send_time, zones
 from dispatcher.times.send_time import from_ms, to_ms
 from dispatcher.web.access import Right
 from dispatcher.web.pages import picture
-from dispatcher.web.pages.site import Fields, PageRoute, Visit
+from dispatcher.web.pages.site import SCOPE, PageRoute, Visit, named_as_here
 
 _MOST_ROWS = 120
 """Rows of the table."""
@@ -75,7 +75,7 @@ class CalendarQuery:
             recipient=recipient,
             typed=given.get("recipient"),
             channel=channel,
-            scopes=scopes_of(visit, given),
+            scopes=given.scopes,
             view=picture.VIEWS[shown if shown in picture.VIEWS else "hours" if at else "day"],
             start=given.get("start"),
             at=at,
@@ -155,7 +155,8 @@ def calendar(visit: Visit) -> Response:
         verdict = None if at is None else _judge(visit, wanted, timeline, at, refused, now=now)
         opt_outs = _opt_outs(visit, wanted)
     except DispatcherError as error:
-        shown["error"] = visit.error_text(error)
+        said = named_as_here(error) if isinstance(error, InvalidDraft) else error
+        shown["error"] = visit.error_text(said)
         return visit.show("calendar.html", status_of(error), **shown)
     closed = None
     if not {None, wanted.channel}.isdisjoint(opt_outs):
@@ -187,15 +188,12 @@ def calendar(visit: Visit) -> Response:
 
 PAGES = (
     PageRoute(
-        path="/calendar", answer=calendar, rights=(Right.MESSAGES_READ, Right.RECIPIENTS_READ)
+        path="/calendar",
+        answer=calendar,
+        names=("recipient", "channel", "view", "start", "at", SCOPE),
+        rights=(Right.MESSAGES_READ, Right.RECIPIENTS_READ),
     ),
 )
-
-
-def scopes_of(visit: Visit, given: Fields) -> dict[str, str]:
-    """Return the further scopes of a query or a form, by kind: ``count.tenant=acme``."""
-    kinds = visit.site.settings.scopes
-    return {kind: name for kind in kinds if (name := given.get(f"count.{kind}"))}
 
 
 def _check(visit: Visit, wanted: CalendarQuery) -> None:

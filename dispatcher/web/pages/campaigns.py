@@ -131,7 +131,8 @@ def _counted(
     """Count those messages of a campaign that the visitor sees, as :meth:`Visit.counted`."""
     own = visit.caller
     scopes = None if own.scope is None else dict([own.scope])
-    counts, is_whole = visit.counted({"campaign": campaign, "scopes": scopes}, patience=patience)
+    wanted = visit.selection({"campaign": campaign, "scopes": scopes})
+    counts, is_whole = visit.counted(wanted, patience=patience)
     seen = {
         each: some for each, some in counts.items() if own.channels is None or each in own.channels
     }
@@ -183,7 +184,7 @@ def _kept(visit: Visit) -> Upload:
         name=file.filename,
         campaign=campaign,
         channel=form.get("channel"),
-        on_conflict="shift" if "shift" in form else None,
+        on_conflict="shift" if form.is_on("shift") else None,
         path=visit.site.uploads.store(file.file),
         at=visit.parts.clock.now(),
     )
@@ -239,8 +240,9 @@ def _chosen_upload(visit: Visit) -> Upload:
 _ONE = "/campaigns/uploads/{token}"
 _WRITE = (Right.MESSAGES_READ, Right.MESSAGES_WRITE)
 PAGES = (
-    PageRoute(path="/campaigns", answer=campaigns),
+    PageRoute(path="/campaigns", answer=campaigns, names=("campaign", "after")),
     PageRoute(path="/campaigns", answer=drop, method="POST", rights=_WRITE,
+         names=("file", "campaign", "channel", "shift"),
          most_bytes=MOST_BYTES + _FORM_BYTES),
     PageRoute(path=_ONE, answer=uploaded, rights=_WRITE),
     PageRoute(path=_ONE, answer=book, method="POST", rights=_WRITE),

@@ -51,6 +51,11 @@ def refusals(visit: Visit) -> Response:
 
 
 PAGES = (
-    PageRoute(path="/load", answer=load),
-    PageRoute(path="/refusals", answer=refusals, rights=(Right.OPERATE,)),
+    PageRoute(path="/load", answer=load, names=("within", "channel")),
+    PageRoute(
+        path="/refusals",
+        answer=refusals,
+        names=("since", "quota", "what_if"),
+        rights=(Right.OPERATE,),
+    ),
 )

@@ -13,13 +13,13 @@ from starlette.responses import Response
 from dispatcher.errors import InvalidDraft, MessageChanged, SlotRefused, StoreUnavailable
 from dispatcher.message import Message, Status, check_text
 from dispatcher.problems import status_of
-from dispatcher.selection import Wanted
+from dispatcher.selection import Selection, Wanted
 from dispatcher.store import Movable
 from dispatcher.submission import coming
 from dispatcher.times.send_time import from_ms
 from dispatcher.web.access import Right
-from dispatcher.web.pages.calendar import scopes_of
-from dispatcher.web.pages.site import Fields, PageRoute, Visit
+from dispatcher.web.pages.site import SCOPE, Fields, PageRoute, Visit
+from dispatcher.web.pages.times import local_text
 from dispatcher.web.problems import forbidden
 from dispatcher.web.replies import Version
 
@@ -31,7 +31,7 @@ FILTERS = (
     "status", "channel", *_OF_RECIPIENTS, "campaign", "from", "until", "overdue", "made_after",
     "zone",
 )  # fmt: skip
-"""The filters in an address; further ones are ``count.<kind>``."""
+"""The filters in an address; further ones are ``count.KIND``."""
 
 
 def wanted_of(visit: Visit, given: Fields) -> Wanted:
@@ -46,7 +46,7 @@ def wanted_of(visit: Visit, given: Fields) -> Wanted:
     channel_given = given.get("channel")
     if channel_given is None and visit.caller.channels is not None:
         channel_given = next(iter(visit.channels), "")
-    channel, scopes = visit.caller.narrowed(channel_given, scopes_of(visit, given))
+    channel, scopes = visit.caller.narrowed(channel_given, given.scopes)
 
     def time_of(name: str) -> datetime | None:
         # That of today: a link to the next page must mean the same.
@@ -64,23 +64,47 @@ def wanted_of(visit: Visit, given: Fields) -> Wanted:
         "from_at": time_of("from"),
         "until_at": time_of("until"),
         "zone": visit.zone,
-        "overdue": "overdue" in given,
+        "overdue": given.is_on("overdue"),
         "made_after": given.get("made_after"),
     }
 
 
 def filters_of(given: Fields) -> dict[str, str]:
     """Return the filters of a query, for an address or a form."""
-    return {n: each for n, each in given.items() if n in FILTERS or n.startswith("count.")}
+    scopes = {f"count.{kind}": name for kind, name in given.scopes.items()}
+    return {n: each for n, each in given.items() if n in FILTERS or n in scopes}
+
+
+def said(visit: Visit, wanted: Selection) -> list[tuple[str, str]]:
+    """Return what narrows a selection beside the status, in words: a name and a value each."""
+
+    def at(instant: datetime | None) -> str | None:
+        return None if instant is None else f"{local_text(instant, visit.zone)} {visit.zone}"
+
+    every: list[tuple[str, str | None]] = [
+        ("channel", wanted.channel),
+        ("recipient", wanted.recipient),
+        ("scope", wanted.scope),
+        *wanted.scopes,
+        ("campaign", wanted.campaign),
+        ("key", wanted.idempotency_key),
+        ("key begins", wanted.key_prefix),
+        ("from", at(wanted.from_at)),
+        ("until", at(wanted.until_at)),
+        ("overdue", "" if wanted.overdue else None),
+        ("made after", None if wanted.made_after is None else str(wanted.made_after)),
+    ]
+    return [(name, value) for name, value in every if value is not None]
 
 
 def listed(visit: Visit) -> Response:
     """List messages, the newest first."""
     status = 200
     shown: dict[str, Any] = {"statuses": tuple(Status), "found": None, "error": None,
-                             "looked_until": None}  # fmt: skip
+                             "looked_until": None, "overdue": False}  # fmt: skip
     try:
-        wanted = wanted_of(visit, visit.query)
+        wanted = visit.selection(wanted_of(visit, visit.query))
+        shown["overdue"] = wanted.overdue
         found = visit.found(wanted, limit=_LISTED, after=visit.query.get("after"))
         ended_early = found.after is not None and len(found) < _LISTED
         shown |= {"found": found, "looked_until": _made_at(found.after) if ended_early else None}
@@ -101,7 +125,8 @@ def held(visit: Visit) -> Response:
     """List held messages, the oldest first."""
     wanted = wanted_of(visit, visit.query)
     wanted["status"] = Status.HELD
-    found = visit.found(wanted, limit=_MOST_HELD, after=None, oldest_first=True).messages
+    selection = visit.selection(wanted)
+    found = visit.found(selection, limit=_MOST_HELD, after=None, oldest_first=True).messages
     seen = visit.parts.messages.movables([each.id for each in found])
     versions = {each: Version.of(one) for each, one in seen.items()}
     return visit.show("held.html", found=found, versions=versions, most=_MOST_HELD)
@@ -117,7 +142,8 @@ def _story_page(visit: Visit, seen: Movable, refusal: SlotRefused | None = None)
     message, then = found.message, coming(found)
     if not all(visit.caller.sees_pause_name(each.kind) for each in found.pauses):
         then = "it is paused", None
-    counts = {f"count.{kind}": name for kind, name in message.scopes.items()}
+    kinds = visit.site.settings.scopes  # a message of old may name others, which count no more
+    counts = {f"count.{kind}": name for kind, name in message.scopes.items() if kind in kinds}
     key = message.idempotency_key  # whole, as the filter of the list finds it
     if visit.is_bound():
         key = visit.caller.shown_key(key)
@@ -150,7 +176,7 @@ def reschedule(visit: Visit) -> Response:
             message_id,
             send_at=visit.time_of(visit.form["send_at"], "send_at"),
             zone=visit.zone,
-            on_conflict="shift" if "shift" in visit.form else "reject",
+            on_conflict="shift" if visit.form.is_on("shift") else "reject",
             if_unchanged=if_unchanged,
         )
 
@@ -162,7 +188,7 @@ def reschedule(visit: Visit) -> Response:
 
 def retry(visit: Visit) -> Response:
     """Give a failed message further attempts."""
-    perhaps_sent = "perhaps_sent" in visit.form
+    perhaps_sent = visit.form.is_on("perhaps_sent")
     return _acted(visit, "retry", partial(visit.dispatcher.retry, perhaps_sent=perhaps_sent))
 
 
@@ -200,22 +226,23 @@ def _acted(visit: Visit, verb: str, act: Callable[..., Message], *, reason: str 
 
 ONE = "/messages/{message_id}"
 PAGES = (
-    PageRoute(path="/messages", answer=listed),
-    PageRoute(path="/held", answer=held),
+    PageRoute(path="/messages", answer=listed, names=(*FILTERS, SCOPE, "after")),
+    PageRoute(path="/held", answer=held, names=(*(n for n in FILTERS if n != "status"), SCOPE)),
     PageRoute(path=ONE, answer=story),
     *(
         PageRoute(
             path=f"{ONE}/{act.__name__}",
             answer=act,
             method="POST",
+            names=("version", *names),
             rights=(Right.MESSAGES_READ, right),
         )
-        for act, right in (
-            (cancel, Right.MESSAGES_CANCEL),
-            (reschedule, Right.MESSAGES_WRITE),
-            (retry, Right.OPERATE),
-            (release, Right.OPERATE),
-            (drop, Right.OPERATE),
+        for act, right, names in (
+            (cancel, Right.MESSAGES_CANCEL, ()),
+            (reschedule, Right.MESSAGES_WRITE, ("send_at", "shift")),
+            (retry, Right.OPERATE, ("perhaps_sent",)),
+            (release, Right.OPERATE, ("reason",)),
+            (drop, Right.OPERATE, ("reason",)),
         )
     ),
 )

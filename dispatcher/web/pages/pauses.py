@@ -57,8 +57,9 @@ def _note(visit: Visit, verb: str, kind: str, name: str, reason: str) -> None:
 
 
 _RIGHTS = (Right.MESSAGES_READ, Right.OPERATE)
+_FORM = ("kind", "name", "reason")
 PAGES = (
     PageRoute(path="/pauses", answer=pauses, rights=_RIGHTS),
-    PageRoute(path="/pauses", answer=pause, method="POST", rights=_RIGHTS),
-    PageRoute(path="/pauses/end", answer=resume, method="POST", rights=_RIGHTS),
+    PageRoute(path="/pauses", answer=pause, method="POST", names=_FORM, rights=_RIGHTS),
+    PageRoute(path="/pauses/end", answer=resume, method="POST", names=_FORM, rights=_RIGHTS),
 )

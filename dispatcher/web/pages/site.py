@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -28,12 +29,21 @@ from starlette.types import Message, Receive
 
 from dispatcher.app import App
 from dispatcher.client import Dispatcher, app_of, for_pages, selection_of
-from dispatcher.errors import DispatcherError, InvalidValue, StoreUnavailable, Suppressed
+from dispatcher.errors import (
+    DispatcherError,
+    InvalidDraft,
+    InvalidValue,
+    StoreUnavailable,
+    Suppressed,
+    cut,
+    quoted,
+)
 from dispatcher.message import Status
 from dispatcher.problems import problem_of, status_of
 from dispatcher.scope import of_channel, of_scope_on
 from dispatcher.selection import Page as Found
-from dispatcher.selection import Wanted, id_of
+from dispatcher.selection import Selection, Wanted, id_of
+from dispatcher.settings import like
 from dispatcher.store import Movable, Pause, StoredVersion
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.web.access import Caller, Right
@@ -74,6 +84,13 @@ _HEADERS = {
     "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
+SCOPE = "count.KIND"
+"""The name of a further scope in a query or a form, where KIND is one such as tenant."""
+_OF_ALL = ("zone", "done", "many")
+"""What every query may have: ``done`` and ``many`` say what was done on the page before."""
+_NAMED_ELSE = {"from_at": "from", "until_at": "until", "idempotency_key": "key", "scopes": "count"}
+"""Fields of errors of filters that have another name in a query."""
+_BOXES = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
@@ -81,12 +98,14 @@ _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 class PageRoute:
     """A path, and the function that answers a visit. Unless ``is_public``, it needs ``rights``.
 
+    ``names`` are those of its query, of a POST those of its form; every page takes ``zone``, too.
     ``most_bytes`` bounds the form of a POST. Functions run in a thread.
     """
 
     path: str
     answer: Callable[[Visit], Response]
     method: str = "GET"
+    names: tuple[str, ...] = ()
     rights: tuple[Right, ...] = (Right.MESSAGES_READ,)
     is_public: bool = False
     most_bytes: int = _MOST_FORM_BYTES
@@ -107,6 +126,19 @@ class Fields(dict[str, str]):
 
     def __missing__(self, name: str) -> str:
         return ""
+
+    def is_on(self, name: str) -> bool:
+        """Tell whether a box is ticked. Raises InvalidDraft for a value of another kind."""
+        given = self.get(name, "off")
+        if given not in _BOXES:
+            raise InvalidDraft(name, f"cannot read {quoted(given)}", ", ".join(_BOXES))
+        return _BOXES[given]
+
+    @property
+    def scopes(self) -> dict[str, str]:
+        """The further scopes, by kind: ``count.tenant=acme``."""
+        start = SCOPE.removesuffix("KIND")
+        return {n.removeprefix(start): each for n, each in self.items() if n.startswith(start)}
 
 
 @dataclass(kw_only=True)
@@ -200,15 +232,22 @@ class Visit:
         self.caller.check_sees(found.message)
         return found
 
+    def selection(self, wanted: Wanted) -> Selection:
+        """Validate filters. Raises InvalidDraft, which names them as the page does."""
+        try:
+            return selection_of(wanted, self.site.settings)
+        except InvalidDraft as error:
+            raise named_as_here(error) from None
+
     def found(
-        self, wanted: Wanted, *, limit: int, after: str | None, oldest_first: bool = False
+        self, wanted: Selection, *, limit: int, after: str | None, oldest_first: bool = False
     ) -> Found:
         """Return a page of messages, which may end early: it takes a moment at most.
 
         Raises InvalidDraft and StoreUnavailable.
         """
         return self.parts.listing.page(
-            selection_of(wanted, self.site.settings),
+            wanted,
             after=None if after is None else id_of(after, "after"),
             limit=limit,
             oldest_first=oldest_first,
@@ -216,26 +255,25 @@ class Visit:
         )
 
     def versions(
-        self, wanted: Wanted, *, limit: int, after: str | None
+        self, wanted: Selection, *, limit: int, after: str | None
     ) -> tuple[list[StoredVersion], UUID | None]:
         """Return the versions of messages, oldest first, and where to go on, as :meth:`found`."""
         return self.parts.listing.versions(
-            selection_of(wanted, self.site.settings),
+            wanted,
             after=None if after is None else id_of(after, "after"),
             limit=limit,
             patience=_PATIENCE,
         )
 
     def counted(
-        self, wanted: Wanted, *, patience: timedelta | None = None
+        self, wanted: Selection, *, patience: timedelta | None = None
     ) -> tuple[dict[str, dict[Status, int]], bool]:
         """Return the numbers of messages, and whether all were counted: it takes a moment at most.
 
         ``patience`` is another moment. Raises InvalidDraft and StoreUnavailable.
         """
-        selection = selection_of(wanted, self.site.settings)
         patience = _PATIENCE if patience is None else patience
-        return self.parts.listing.counted(selection, patience=patience)
+        return self.parts.listing.counted(wanted, patience=patience)
 
     def scope_text(self, scope: str) -> str:
         """Return the text of a scope in words: ``channel.sms`` is the channel sms."""
@@ -355,6 +393,8 @@ class Site:
                     _check_origin(request)
                 if not page.is_public:
                     visit.caller = await self.in_thread(self.enter, request, page)
+                names = page.names if request.method in _SAFE else ()
+                _check_names(request.query_params.keys(), names, "parameter")
                 if request.method in _SAFE:
                     response = await self.in_thread(page.answer, visit)
                 else:
@@ -375,6 +415,7 @@ class Site:
         request = Request(visit.request.scope, _bounded(visit.request, page.most_bytes))
         async with request.form(max_files=1, max_fields=1_000) as form:
             pairs = form.multi_items()
+            _check_names(form.keys(), page.names, "field")
             visit.form = Fields({n: each for n, each in pairs if isinstance(each, str) and each})
             visit.files = {name: each for name, each in pairs if isinstance(each, UploadFile)}
             return await self.in_thread(page.answer, visit)
@@ -442,8 +483,14 @@ def _signing_in(site: Site) -> list[PageRoute]:
     if not isinstance(access, SignIn):
         return []
     return [
-        PageRoute(path=sign_in.PATH, answer=access.form, is_public=True),
-        PageRoute(path=sign_in.PATH, method="POST", answer=access.enter, is_public=True),
+        PageRoute(path=sign_in.PATH, answer=access.form, is_public=True, names=("to",)),
+        PageRoute(
+            path=sign_in.PATH,
+            method="POST",
+            answer=access.enter,
+            is_public=True,
+            names=("key", "to"),
+        ),
         PageRoute(path="/sign-out", method="POST", answer=access.leave, is_public=True),
     ]
 
@@ -461,6 +508,29 @@ def _check_origin(request: Request) -> None:
     if not is_own:
         log.warning("page: a %s that comes from another site was refused", request.method)
         raise forbidden("the action comes from another site, or has no header Origin")
+
+
+def _check_names(given: Iterable[str], names: tuple[str, ...], what: str) -> None:
+    """Raise InvalidDraft for a name that a query or a form does not have.
+
+    Ignored, a misspelt filter would change what is listed, and what is done to all that match.
+    """
+    for each in given:
+        is_scope = each.startswith(SCOPE.removesuffix("KIND"))
+        if (SCOPE if is_scope else each) not in (*names, *_OF_ALL):
+            raise InvalidDraft(
+                cut(each), f"there is no such {what}", like(each, dict.fromkeys((*names, "zone")))
+            )
+
+
+def named_as_here(error: InvalidDraft) -> InvalidDraft:
+    """Return an error of filters with the names that these have in a query."""
+
+    def worded(text: str) -> str:
+        return re.sub(r"[a-z_]+", lambda word: _NAMED_ELSE.get(word[0], word[0]), text)
+
+    field, dot, kind = error.field.partition(".")
+    return InvalidDraft(f"{worded(field)}{dot}{kind}", worded(error.problem), error.accepted)
 
 
 def _last(request: Request) -> Fields:

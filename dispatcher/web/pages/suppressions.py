@@ -52,9 +52,11 @@ def _note(visit: Visit, verb: str, recipient: str, channel: str | None) -> None:
 
 
 _RIGHTS = (Right.RECIPIENTS_READ, Right.SUPPRESSIONS_WRITE)
+_FORM = ("recipient", "channel")
 PAGES = (
-    PageRoute(path="/suppressions", answer=suppressions,
+    PageRoute(path="/suppressions", answer=suppressions, names=("recipient",),
          rights=(Right.MESSAGES_READ, Right.RECIPIENTS_READ)),
-    PageRoute(path="/suppressions", answer=suppress, method="POST", rights=_RIGHTS),
-    PageRoute(path="/suppressions/revoke", answer=unsuppress, method="POST", rights=_RIGHTS),
+    PageRoute(path="/suppressions", answer=suppress, method="POST", names=_FORM, rights=_RIGHTS),
+    PageRoute(path="/suppressions/revoke", answer=unsuppress, method="POST", names=_FORM,
+         rights=_RIGHTS),
 )  # fmt: skip

@@ -1,0 +1,149 @@
+"""Filters in an address: each one is applied, and what cannot be applied is refused."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+
+import pytest
+from starlette.testclient import TestClient
+
+from dispatcher import Message, Status
+from dispatcher.web import Right
+from dispatcher.web.pages.navigation import PAGES
+from tests.support.house import FAR, House
+from tests.support.house_fixtures import Build
+from tests.web.pages.conftest import HOUR, Visit, paths
+from tests.web.pages.test_actions import hidden
+
+_CHANNELS = {name: {"transport": "memory"} for name in ("memory", "sms", "push")}
+PATHS = sorted({each.path for each in PAGES if each.method == "GET" and "{" not in each.path})
+
+
+def said(client: TestClient, query: str) -> str:
+    """Return what a confirmation says it is about."""
+    answer = client.get(f"/messages/bulk?do=cancel&{query}")
+    assert answer.status_code == 200, answer.text
+    [lead] = re.findall(r'<p class="lead">(.*?)</p>', answer.text)
+    return unescape(re.sub("<[^>]*>", "", lead))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_parameter_that_a_page_does_not_have_is_refused(visit: Visit, path: str) -> None:
+    answer = visit().get(f"{path}?do=cancel&chanel=sms")
+    assert answer.status_code == 422
+    assert "there is no such parameter" in answer.text
+
+
+def test_the_refusal_of_a_parameter_names_one_that_is_like_it(visit: Visit) -> None:
+    text = visit().get("/messages?chanel=sms").text
+    assert "chanel: there is no such parameter; accepted: channel" in text
+    form = {"do": "cancel", "chanel": "sms"}
+    answer = visit().post("/messages/bulk", data=form)
+    assert answer.status_code == 422
+    assert "chanel: there is no such field; accepted: channel" in answer.text
+
+
+@pytest.mark.parametrize(
+    "path", ["/messages?", "/messages/bulk?do=cancel&", "/held?", "/calendar?recipient=ada&"]
+)
+def test_a_kind_of_scope_that_the_settings_lack_is_refused(
+    house: House, visit: Visit, path: str
+) -> None:
+    house.submit(send_at=FAR + HOUR)
+    answer = visit().get(f"{path}count.nope=x")
+    assert answer.status_code == 422
+    assert "there is no kind &#39;nope&#39;" in answer.text
+
+
+def test_a_message_of_a_kind_that_was_configured_leads_to_no_list_of_all(
+    build: Build, visit: Visit
+) -> None:
+    """Its calendar still opens: what the settings have no more counts no more."""
+    with_tenants = build(scopes={"tenant": {"quotas": "9/hour"}})
+    message = with_tenants.submit(send_at=FAR + HOUR, scopes={"tenant": "acme"})
+    house = build(url=with_tenants.url)
+    client = visit(of=house)
+    text = client.get(f"/messages/{message.id}").text
+    assert "acme" in text
+    assert "count.tenant" not in text
+    [calendar] = re.findall(r'<a href="(/calendar\?[^"]*)"', text)
+    assert client.get(unescape(calendar)).status_code == 200
+    assert client.get("/messages?count.tenant=acme").status_code == 422
+    assert client.get("/messages/bulk?do=cancel&count.tenant=acme").status_code == 422
+
+
+def test_scopes_of_channels_are_filters_as_on_the_command_line(build: Build, visit: Visit) -> None:
+    house = build(channels=_CHANNELS)
+    ada = house.submit(channel="sms", send_at=FAR + HOUR)
+    ben = house.submit("ben", channel="sms", send_at=FAR + HOUR)
+    other = house.submit(send_at=FAR + 3 * HOUR)
+    client = visit(of=house)
+
+    def listed(query: str) -> list[Message]:
+        text = client.get(f"/messages?{query}").text
+        return [each for each in (ada, ben, other) if str(each.id) in text]
+
+    assert listed("") == [ada, ben, other]
+    assert listed("count.recipient.sms=ada") == [ada]
+    assert listed("count.channel.sms=sms") == [ada, ben]
+    asked = client.get("/messages/bulk?do=cancel&count.recipient.sms=ada")
+    assert "Cancel 1 message?" in asked.text
+    client.post("/messages/bulk", data=hidden(asked.text, "/messages/bulk"))
+    now = [house.again(each).status for each in (ada, ben, other)]
+    assert now == [Status.CANCELLED, Status.SCHEDULED, Status.SCHEDULED]
+    hiding = visit(Right.MESSAGES_READ, of=house)
+    assert hiding.get("/messages?count.channel.sms=sms").status_code == 200
+    assert hiding.get("/messages?count.recipient.sms=ada").status_code == 403
+
+
+def test_a_confirmation_names_the_filters_that_are_applied(build: Build, visit: Visit) -> None:
+    house = build(channels=_CHANNELS, scopes={"tenant": {"quotas": "9/hour"}})
+    client = visit(of=house)
+    assert said(client, "") == "All that are scheduled."
+    assert said(client, "zone=Europe/Berlin&status=scheduled") == "All that are scheduled."
+    query = (
+        "channel=sms&recipient=ada&scope=ada&count.tenant=acme&count.channel.sms=sms&campaign=sale"
+        "&key_prefix=order&from=2100-01-01T12:00&until=2100-01-02&overdue=on"
+    )
+    assert said(client, query) == (
+        "All that are scheduled, channel sms, recipient ada, scope ada, channel.sms sms, "
+        "tenant acme, campaign sale, key begins order, from Fri 01 Jan 2100 12:00:00 UTC, "
+        "until Sat 02 Jan 2100 00:00:00 UTC, overdue."
+    )
+    bound = visit(of=house, scope=("tenant", "acme"))
+    assert said(bound, "campaign=sale") == "All that are scheduled, tenant acme, campaign sale."
+
+
+def test_a_box_is_on_or_off(house: House, visit: Visit) -> None:
+    message = house.submit(send_at=FAR + HOUR)
+    client = visit()
+    shown = {each: client.get(f"/messages?overdue={each}") for each in ("0", "off", "on", "maybe")}
+    assert str(message.id) in shown["0"].text
+    assert str(message.id) in shown["off"].text
+    assert 'type="checkbox" checked' not in shown["off"].text
+    assert str(message.id) not in shown["on"].text
+    assert 'type="checkbox" checked' in shown["on"].text
+    assert shown["maybe"].status_code == 422
+    assert said(client, "overdue=0") == "All that are scheduled."
+
+
+@pytest.mark.parametrize("path", ["/messages?", "/messages/bulk?do=cancel&"])
+def test_an_error_names_filters_as_the_page_does(visit: Visit, path: str) -> None:
+    text = visit().get(f"{path}from=2100-01-02&until=2100-01-01").text
+    assert "until: is not later than from; accepted: a later time" in text
+    text = visit().get(f"{path}key={'x' * 2_000}").text
+    assert "key: " in text
+    assert "idempotency" not in text
+
+
+def test_no_link_of_a_page_is_refused(house: House, visit: Visit) -> None:
+    client = visit()
+    links = {
+        unescape(link)
+        for path in paths(house).values()
+        for link in re.findall(r'href="(/[^"#]*)', client.get(path).text)
+    }
+    assert len(links) > 30
+    codes = {link: client.get(link).status_code for link in links}
+    assert {link for link, code in codes.items() if code != 200} == set()
