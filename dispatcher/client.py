@@ -1116,7 +1116,8 @@ def selection_of(wanted: Wanted, settings: Settings) -> Selection:
             raise InvalidDraft("scopes", f"there is no kind {kind[:80]!r}", accepted)
     if selection.recipient is None:
         return selection
-    spelt = settings.spellings.one(selection.recipient, selection.channel)
+    channel = selection.channels[0] if len(selection.channels) == 1 else None
+    spelt = settings.spellings.one(selection.recipient, channel)
     return replace(selection, recipient=spelt)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Self, TypedDict
@@ -18,15 +18,16 @@ class Wanted(TypedDict, total=False):
 
     The promised time lies at or after ``from_at`` and before ``until_at``; both are given as
     ``send_at`` of a submit, with ``zone`` for local times, or as a date: the beginning of that day
-    in the zone, without one in UTC. ``scopes`` are further scopes that a message counts against, by
-    kind: those of its submit, as in ``{"tenant": "acme"}``, ``recipient.<channel>`` and
-    ``channel.<channel>``. ``key_prefix`` is the beginning of the idempotency key. ``overdue``
-    messages are scheduled and have been due for longer than ``enqueue_grace``. ``made_after`` is
-    the id of a message: later ones match. Any other filter is a TypeError.
+    in the zone, without one in UTC. ``channel`` is one, or several of which one is the message's.
+    ``scopes`` are further scopes that a message counts against, by kind: those of its submit, as in
+    ``{"tenant": "acme"}``, ``recipient.<channel>`` and ``channel.<channel>``. ``key_prefix`` is the
+    beginning of the idempotency key. ``overdue`` messages are scheduled and have been due for
+    longer than ``enqueue_grace``. ``made_after`` is the id of a message: later ones match. Any
+    other filter is a TypeError.
     """
 
     status: Status | str | None
-    channel: str | None
+    channel: str | Sequence[str] | None
     recipient: str | None
     scope: str | None
     scopes: Mapping[str, str] | None
@@ -42,10 +43,10 @@ class Wanted(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Validated filters of messages. A filter that is None matches every message."""
+    """Validated filters of messages. A filter that is None or empty matches every message."""
 
     status: Status | None = None
-    channel: str | None = None
+    channels: tuple[str, ...] = ()
     recipient: str | None = None
     scope: str | None = None
     scopes: tuple[tuple[str, str], ...] = ()
@@ -67,7 +68,6 @@ class Selection:
         if zone is not None:
             send_time.check_zone(zone)
         texts = {
-            "channel": wanted.get("channel"),
             "recipient": wanted.get("recipient"),
             "scope": wanted.get("scope"),
             "idempotency_key": wanted.get("idempotency_key"),
@@ -85,6 +85,7 @@ class Selection:
         made_after = wanted.get("made_after")
         chosen = cls(
             status=None if status is None else read_status(status),
+            channels=_channels(wanted.get("channel")),
             scopes=_scopes(wanted.get("scopes")),
             from_at=_instant("from_at", wanted.get("from_at"), zone),
             until_at=_instant("until_at", wanted.get("until_at"), zone),
@@ -147,6 +148,15 @@ def read_status(status: Status | str) -> Status:
     if isinstance(status, str) and status in tuple(Status):
         return Status(status)
     raise InvalidDraft("status", f"there is no status {quoted(status)}", ", ".join(Status))
+
+
+def _channels(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    several = given if isinstance(given, list | tuple) else [given]
+    if not several:  # no filter would match every message
+        raise InvalidDraft("channel", "an empty list", "a channel, or several")
+    return tuple(check_text("channel", each) for each in several)
 
 
 def _scopes(given: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:

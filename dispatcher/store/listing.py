@@ -469,11 +469,11 @@ class Listing:
         tables = self._tables
         messages, keys = tables.messages, tables.keys
         named = {
-            messages.c.channel: wanted.channel,
             messages.c.recipient: wanted.recipient,
             messages.c.scope: wanted.scope,
         }
-        where: list[ColumnElement[bool]] = [tables.is_message]
+        one_of = [messages.c.channel.in_(wanted.channels)] if wanted.channels else []
+        where: list[ColumnElement[bool]] = [tables.is_message, *one_of]
         where += [column == value for column, value in named.items() if value is not None]
         where += [_counts_against(messages, kind, name) for kind, name in wanted.scopes]
         if wanted.campaign is not None and _is_found_by_index(wanted):

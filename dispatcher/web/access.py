@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from dispatcher.errors import InvalidDraft, InvalidValue, MessageNotFound, quoted
+from dispatcher.errors import InvalidValue, MessageNotFound, quoted
 from dispatcher.limiters import parse
 from dispatcher.message import Draft, Message, check_text
 from dispatcher.scope import is_of_scope_on
@@ -119,7 +119,7 @@ class Caller:
 
     def narrowed(
         self, channel: str | None, scopes: Mapping[str, str]
-    ) -> tuple[str | None, dict[str, str]]:
+    ) -> tuple[str | Sequence[str] | None, dict[str, str]]:
         """Return filters of messages that match the caller's alone. Refuses those of others.
 
         Without ``recipients:read`` it refuses ``recipient.<channel>``: whether there are messages
@@ -133,10 +133,8 @@ class Caller:
             if own.setdefault(kind, name) != name:
                 raise forbidden(f"the key is bound to another {kind}")
         if self.channels is not None:
-            if channel is None and len(self.channels) > 1:
-                accepted = f"one of {', '.join(sorted(self.channels))}"
-                raise InvalidDraft("channel", "not given, and the key has several", accepted)
-            channel = channel or next(iter(self.channels), "")
+            if channel is None and self.channels:
+                return sorted(self.channels), own
             self.check_channel(channel)
         return channel, own
 

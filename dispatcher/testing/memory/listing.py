@@ -111,7 +111,6 @@ class MemoryListing:
         now = self._tables.now()
         status = Status.SCHEDULED if wanted.overdue else wanted.status
         named = {
-            "channel": wanted.channel,
             "recipient": wanted.recipient,
             "scope": wanted.scope,
             "status": status,
@@ -121,6 +120,7 @@ class MemoryListing:
         filters = {name: value for name, value in named.items() if value is not None}
         tests: list[Callable[[Row], bool]] = [
             lambda row: all(getattr(row, name) == value for name, value in filters.items()),
+            lambda row: not wanted.channels or row.channel in wanted.channels,
             lambda row: all(_counts_against(row, *each) for each in wanted.scopes),
         ]
         from_at, until_at, prefix = wanted.from_at, wanted.until_at, wanted.key_prefix

@@ -129,14 +129,9 @@ def _counted(
     visit: Visit, campaign: str, patience: timedelta | None = None
 ) -> tuple[dict[str, dict[Status, int]], bool]:
     """Count those messages of a campaign that the visitor sees, as :meth:`Visit.counted`."""
-    own = visit.caller
-    scopes = None if own.scope is None else dict([own.scope])
-    wanted = visit.selection({"campaign": campaign, "scopes": scopes})
-    counts, is_whole = visit.counted(wanted, patience=patience)
-    seen = {
-        each: some for each, some in counts.items() if own.channels is None or each in own.channels
-    }
-    return seen, is_whole
+    channel, scopes = visit.caller.narrowed(None, {})
+    wanted = visit.selection({"campaign": campaign, "channel": channel, "scopes": scopes})
+    return visit.counted(wanted, patience=patience)
 
 
 def _listed(visit: Visit) -> CampaignList:

@@ -43,10 +43,7 @@ def wanted_of(visit: Visit, given: Fields) -> Wanted:
         raise forbidden(f"the key has no right {Right.RECIPIENTS_READ}")
     if visit.is_bound() and any(name in given for name in ("key", "key_prefix")):
         raise forbidden("the key is bound; messages may have idempotency keys of others")
-    channel_given = given.get("channel")
-    if channel_given is None and visit.caller.channels is not None:
-        channel_given = next(iter(visit.channels), "")
-    channel, scopes = visit.caller.narrowed(channel_given, given.scopes)
+    channel, scopes = visit.caller.narrowed(given.get("channel"), given.scopes)
 
     def time_of(name: str) -> datetime | None:
         # That of today: a link to the next page must mean the same.
@@ -82,7 +79,7 @@ def said(visit: Visit, wanted: Selection) -> list[tuple[str, str]]:
         return None if instant is None else f"{local_text(instant, visit.zone)} {visit.zone}"
 
     every: list[tuple[str, str | None]] = [
-        ("channel", wanted.channel),
+        ("channel", " or ".join(wanted.channels) or None),
         ("recipient", wanted.recipient),
         ("scope", wanted.scope),
         *wanted.scopes,

@@ -6,7 +6,8 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -394,7 +395,8 @@ class Site:
                 if not page.is_public:
                     visit.caller = await self.in_thread(self.enter, request, page)
                 names = page.names if request.method in _SAFE else ()
-                _check_names(request.query_params.keys(), names, "parameter")
+                given = [name for name, _ in request.query_params.multi_items()]
+                _check_names(given, names, "parameter")
                 if request.method in _SAFE:
                     response = await self.in_thread(page.answer, visit)
                 else:
@@ -415,7 +417,7 @@ class Site:
         request = Request(visit.request.scope, _bounded(visit.request, page.most_bytes))
         async with request.form(max_files=1, max_fields=1_000) as form:
             pairs = form.multi_items()
-            _check_names(form.keys(), page.names, "field")
+            _check_names([name for name, _ in pairs], page.names, "field")
             visit.form = Fields({n: each for n, each in pairs if isinstance(each, str) and each})
             visit.files = {name: each for name, each in pairs if isinstance(each, UploadFile)}
             return await self.in_thread(page.answer, visit)
@@ -510,17 +512,18 @@ def _check_origin(request: Request) -> None:
         raise forbidden("the action comes from another site, or has no header Origin")
 
 
-def _check_names(given: Iterable[str], names: tuple[str, ...], what: str) -> None:
-    """Raise InvalidDraft for a name that a query or a form does not have.
+def _check_names(given: Sequence[str], names: tuple[str, ...], what: str) -> None:
+    """Raise InvalidDraft for a name that a query or a form does not have, or has twice.
 
-    Ignored, a misspelt filter would change what is listed, and what is done to all that match.
+    Ignored, it would change what is listed, and what is done to all that match.
     """
-    for each in given:
+    for each, many in Counter(given).items():
         is_scope = each.startswith(SCOPE.removesuffix("KIND"))
         if (SCOPE if is_scope else each) not in (*names, *_OF_ALL):
-            raise InvalidDraft(
-                cut(each), f"there is no such {what}", like(each, dict.fromkeys((*names, "zone")))
-            )
+            known = dict.fromkeys((*names, "zone"))
+            raise InvalidDraft(cut(each), f"there is no such {what}", like(each, known))
+        if many > 1:
+            raise InvalidDraft(each, "is given more than once", f"one {what} of that name")
 
 
 def named_as_here(error: InvalidDraft) -> InvalidDraft:

@@ -8,7 +8,7 @@ from html import unescape
 import pytest
 from starlette.testclient import TestClient
 
-from dispatcher import Message, Status
+from dispatcher import InvalidDraft, Message, Status
 from dispatcher.web import Right
 from dispatcher.web.pages.navigation import PAGES
 from tests.support.house import FAR, House
@@ -147,3 +147,52 @@ def test_no_link_of_a_page_is_refused(house: House, visit: Visit) -> None:
     assert len(links) > 30
     codes = {link: client.get(link).status_code for link in links}
     assert {link for link, code in codes.items() if code != 200} == set()
+
+
+def test_a_parameter_that_is_given_twice_is_refused(visit: Visit) -> None:
+    for query in (
+        "channel=sms&channel=memory",
+        "count.recipient.memory=a&count.recipient.memory=b",
+    ):
+        for path in ("/messages?", "/messages/bulk?do=cancel&"):
+            answer = visit().get(f"{path}{query}")
+            assert answer.status_code == 422
+            assert "is given more than once" in answer.text
+
+
+def test_a_caller_of_several_channels_sees_and_changes_the_messages_of_all(
+    build: Build, visit: Visit
+) -> None:
+    house = build(channels=_CHANNELS)
+    own = [house.submit(each, channel=each, send_at=FAR + HOUR, campaign="sale")
+           for each in ("memory", "sms")]  # fmt: skip
+    other = house.submit(channel="push", send_at=FAR + HOUR, campaign="sale")
+    client = visit(of=house, channels=frozenset({"memory", "sms"}))
+    for path in ("/messages", "/messages?channel=", "/messages?campaign=sale"):
+        text = client.get(path).text
+        assert [str(each.id) in text for each in (*own, other)] == [True, True, False]
+    assert str(own[0].id) not in client.get("/messages?channel=sms").text
+    assert client.get("/messages?channel=push").status_code == 403
+    assert "push" not in client.get("/campaigns?campaign=sale").text
+    assert said(client, "") == "All that are scheduled, channel memory or sms."
+    assert said(client, "channel=sms") == "All that are scheduled, channel sms."
+    asked = client.get("/messages/bulk?do=cancel").text
+    assert "Cancel 2 messages?" in asked
+    client.post("/messages/bulk", data=hidden(asked, "/messages/bulk"))
+    now = [house.again(each).status for each in (*own, other)]
+    assert now == [Status.CANCELLED, Status.CANCELLED, Status.SCHEDULED]
+    nothing = visit(of=house, channels=frozenset())
+    assert nothing.get("/messages").status_code == 403
+
+
+@pytest.mark.every_database
+def test_several_channels_are_a_filter(build: Build) -> None:
+    house = build(channels=_CHANNELS)
+    for each in _CHANNELS:
+        house.submit(each, channel=each, send_at=FAR + HOUR)
+    ask = house.dispatcher.count
+    assert [ask(channel=each) for each in ("sms", ["sms"], ("sms", "push"), None)] == [1, 1, 2, 3]
+    with pytest.raises(InvalidDraft, match="channel: an empty list"):
+        ask(channel=[])
+    with pytest.raises(InvalidDraft, match="channel"):
+        ask(channel=7)  # type: ignore[arg-type]  # as a caller may
