@@ -879,6 +879,9 @@ class Dispatcher:
         next slots. ``channel``, ``scopes`` and ``zone`` apply as for :meth:`submit`; with ``kind``
         only the scope of that kind, such as a tenant, is read. Without a scope it reads the
         ``channel`` as a whole, or the ``scopes``. ``length`` is at most 366 days.
+
+        A scope is spelt as a recipient of :meth:`submit`. One that no channel accepts as such is
+        refused, unless messages of a ``scope`` of that name are booked.
         Raises InvalidDraft and ReservationsUnavailable.
         """
         return self._app.timeline_reader.read(

@@ -73,12 +73,19 @@ def timeline(
         words = [*([] if scope is None else [scope]), *context.args]
         scope, named = _scopes(words, dispatcher.settings.scopes)
         scopes = (scopes_of(counts) or {}) | named
-        found = dispatcher.timeline(
-            scope, channel=channel, scopes=scopes or None, zone=zone, start=start, length=length
-        )
+        is_channel = scope in dispatcher.settings.channels
+        of_channel = f"{scope} is a channel: dispatcher timeline --channel {scope}"
+        try:
+            found = dispatcher.timeline(
+                scope, channel=channel, scopes=scopes or None, zone=zone, start=start, length=length
+            )
+        except InvalidDraft as error:
+            if is_channel and error.field == "recipient":
+                error.add_note(of_channel)
+            raise
         hints = []
-        if scope in dispatcher.settings.channels and not any(e.exists for e in found.windows):
-            hints.append(f"{scope} is a channel: dispatcher timeline --channel {scope}")
+        if is_channel and not any(e.exists for e in found.windows):
+            hints.append(of_channel)
         left_out = None if channel else left_out_without_channel(dispatcher.settings)
         if left_out is not None:
             hints.append(left_out)

@@ -38,8 +38,19 @@ class TimelineReader:
     ) -> Timeline:
         """Return the timeline of a scope, of ``length`` from ``start`` on.
 
+        A message's own scope is spelt as its recipient. Where no channel accepts it as one, it may
+        be a scope of another name, if something is booked there; a submit may book nothing else.
+
         Raises InvalidDraft, UnknownChannel, InvalidSendTime and ReservationsUnavailable.
         """
+        refused = None
+        if scope is not None and kind is None:
+            try:
+                scope = self._settings.spellings.one(check_text("scope", scope), channel)
+            except InvalidDraft as error:
+                if error.field != "recipient":
+                    raise
+                refused = error
         terms = self._terms(scope, channel, scopes, zone, kind)
         now = self._clock.now()
         if start is None:
@@ -54,7 +65,11 @@ class TimelineReader:
         if not isinstance(length, timedelta) or not timedelta(0) < length <= _LONGEST:
             raise InvalidSendTime("length", quoted(length), accepted)
         ends = send_time.after(length, now=begins, field="length")
-        return self._timelines.read(terms, begins, ends, now=now)
+        found = self._timelines.read(terms, begins, ends, now=now)
+        own = {str(each) for each in terms.scopes if each.home == scope}
+        if refused is not None and not any(e.exists for e in found.windows if e.scope in own):
+            raise refused
+        return found
 
     def _terms(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from typing import Any
@@ -235,3 +236,26 @@ def test_an_unknown_scope_says_so_and_its_empty_rows_fold(house: House, run: Run
     assert "memory is a channel: dispatcher timeline --channel memory" in ran.out
     assert len(ran.out.splitlines()) < 12
     assert "nothing booked until" in ran.out
+
+
+def test_a_recipient_is_spelt_or_refused_as_by_a_submit(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sms = {"transport": "memory", "recipients": "phone"}
+    monkeypatch.setenv("DISPATCHER_CHANNELS", json.dumps({"sms": sms}))
+    ada = "+49 151 2345678"
+    with house_on(house.server, house.url, clock=house.clock, channels={"sms": sms}) as other:
+        booked = [
+            other.submit(ada, channel="sms", send_at=DAY).id,
+            other.submit(ada, channel="sms", scope="team 7", send_at=DAY).id,
+        ]
+    for channel in ([], ["--channel", "sms"]):
+        for scope, message_id in zip((ada, "team 7"), booked, strict=True):
+            shown = run("timeline", scope, *channel, "--start", DAY.isoformat(), "--json").data
+            assert str(message_id) in str(shown["windows"]), scope
+        refused = run("timeline", "0151", *channel)
+        assert (refused.code, refused.out) == (2, "")
+        assert "recipient: no + before a country code" in refused.err
+    named = run("timeline", "sms")
+    assert (named.code, named.err.count("\n")) == (2, 1)
+    assert "sms is a channel: dispatcher timeline --channel sms" in named.err

@@ -196,7 +196,22 @@ def test_a_recipient_is_spelt_as_a_submit_spells_it(build: Build, visit: Visit) 
     assert f"/messages/{message.id}" in text
     assert "ada@Example.COM is read as <b>ada@example.com</b>" in text
     assert "is read as" not in asked(client, recipient="ada@example.com")
-    assert "check its spelling, in which capital letters count" in asked(client, recipient="team 7")
+    assert "check its spelling, in which capital letters count" in asked(client, recipient="x@y.z")
+
+
+def test_a_recipient_that_the_channel_refuses_has_no_free_slot(build: Build, visit: Visit) -> None:
+    """Unless it is a scope of another name, which something is booked of."""
+    house = build(channels={"memory": {"transport": "memory", "recipients": "phone"}})
+    client = visit(of=house)
+    for at in ("", "12:00"):
+        answer = client.get(
+            "/calendar", params={"recipient": "0151", "channel": "memory", "at": at}
+        )
+        assert answer.status_code == 422
+        assert "recipient: no + before a country code" in answer.text
+        assert "next free slot is" not in answer.text
+    house.submit("+49 151 2345678", scope="team 7", send_at=FAR + HOUR)
+    assert "The next free slot is" in asked(client, recipient="team 7")
 
 
 def test_a_question_shows_the_hours_around_its_time(visit: Visit) -> None:
