@@ -12,7 +12,7 @@ from rich.markup import escape
 from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, examples, say_warning
 from dispatcher.cli.filters import complete_channel, scopes_of
-from dispatcher.client import Dispatcher
+from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import InvalidDraft
 from dispatcher.message import Message, OnConflict, OnUnknown
 from dispatcher.quota import parse_length
@@ -171,10 +171,16 @@ def next_slot(
             fold=fold,
         )
         left_out = None if channel else left_out_without_channel(dispatcher.settings)
+        opt_outs = app_of(dispatcher).suppression_list
+        suppressed = None if recipient is None else opt_outs.has(recipient, channel)
     if as_json:
-        output.as_json({"next_slot": slot})
+        told = {} if suppressed is None else {"suppressed": suppressed}
+        output.as_json({"next_slot": slot} | told)
         return
     output.out.print(escape(output.local_text(slot, zone)))
+    if suppressed:
+        of = f"of {channel}" if channel else "of every channel"
+        say_warning(f"the recipient has opted out {of}: a submit is refused, at any time")
     if left_out is not None:
         say_warning(left_out)
 

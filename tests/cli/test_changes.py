@@ -72,7 +72,7 @@ def test_quiet_hours_refuse_with_the_next_slot(house: House, run: Run) -> None:
     assert "quiet hours" in ran.err
     slot = run("next-slot", "--recipient", "ada", "--after", "2030-01-07T23:00", "--zone",
                "Europe/Berlin", "--send-window", "mon-fri 09:00-17:00", "--json").data  # fmt: skip
-    assert slot == {"next_slot": "2030-01-08T08:00:00.000Z"}
+    assert slot == {"next_slot": "2030-01-08T08:00:00.000Z", "suppressed": False}
 
 
 def test_a_kind_of_scope_that_nobody_knows_is_refused(house: House, run: Run) -> None:

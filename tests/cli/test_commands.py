@@ -220,11 +220,26 @@ def test_cancel_frees_the_place(house: House, run: Run) -> None:
     assert house.dispatcher.get(data["id"]).status is Status.CANCELLED
 
 
+def test_next_slot_says_that_a_recipient_has_opted_out(house: House, run: Run) -> None:
+    slot = ("next-slot", "--recipient", "ada")
+    of_channel = (*slot, "--channel", "memory")
+    assert run(*of_channel).err == ""
+    house.dispatcher.suppress("ada", channel="memory")
+    ran = run(*of_channel)
+    assert (ran.code, len(ran.out.splitlines())) == (0, 1)
+    assert ran.err.startswith("warning: the recipient has opted out of memory")
+    assert run(*of_channel, "--json").data["suppressed"] is True
+    assert run(*slot, "--json").data["suppressed"] is False
+    house.dispatcher.suppress("ada")
+    assert "has opted out of every channel" in run(*slot).err
+    assert "suppressed" not in run("next-slot", "--scope", "ada", "--json").data
+
+
 def test_next_slot_tells_and_books_nothing(house: House, run: Run) -> None:
     data = submit(run)
     expected = datetime.fromisoformat(data["send_at"]) + timedelta(minutes=1)
     shown = run("next-slot", "--recipient", "ada", "--after", data["send_at"], "--json")
-    assert shown.data == {"next_slot": as_text(expected)}
+    assert shown.data == {"next_slot": as_text(expected), "suppressed": False}
     assert (
         run("next-slot", "--scope", "ada", "--after", data["send_at"]).out
         == f"{as_text(expected)}\n"
