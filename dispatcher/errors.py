@@ -159,7 +159,8 @@ class QuotaExceeded(SlotRefused):
     """The time asked for would break a quota.
 
     ``quota`` is the quota as text ("1/minute"), ``scope`` whose capacity is full, and
-    ``conflicting`` the ids of the messages in the way, at most 100 of them.
+    ``conflicting`` the ids of the messages in the way, at most 100 of them. In a plan, ``drafts``
+    of the same plan may be in the way, too, which have no ids yet: the text says how many.
     """
 
     def __init__(
@@ -171,11 +172,15 @@ class QuotaExceeded(SlotRefused):
         conflicting: Sequence[UUID],
         next_slot: datetime,
         latest: datetime | None = None,
+        drafts: int = 0,
     ) -> None:
         shown = ", ".join(str(each) for each in conflicting[:_SHOWN_CONFLICTS])
         more = len(conflicting) - _SHOWN_CONFLICTS
         if more > 0:
             shown += f" and {more} more"
+        if drafts:
+            planned = f"{drafts} earlier draft{'s' * (drafts > 1)} of the plan"
+            shown = f"{shown}, and {planned}" if shown else planned
         super().__init__(
             f"{send_at.isoformat()} does not fit the quota {quota} of {quoted(scope)}: "
             f"in the way: {shown}; {_slot_text(next_slot, latest)}"

@@ -16,6 +16,8 @@ from dispatcher.reservation.booking import (
     Rebooked,
     Reservation,
     Submit,
+    is_planned,
+    planned,
 )
 from dispatcher.reservation.contents import Contents, Held, MemberState
 from dispatcher.reservation.fence import Fence
@@ -76,5 +78,7 @@ __all__ = [
     "Unconfirmed",
     "Upkeep",
     "Windows",
+    "is_planned",
     "longest_ms",
+    "planned",
 ]

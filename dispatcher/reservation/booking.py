@@ -16,6 +16,16 @@ EVERYONE = "*"
 """The token that stands for all submits with a key."""
 
 
+def planned(message_id: UUID) -> UUID:
+    """Return an id of version 8 for a draft of a plan. Those of messages have version 7."""
+    return UUID(int=message_id.int & ~(0xF << 76) | 8 << 76)
+
+
+def is_planned(message_id: UUID) -> bool:
+    """Tell whether an id is that of a draft of a plan."""
+    return message_id.version == 8  # noqa: PLR2004
+
+
 @dataclass(frozen=True, slots=True)
 class Submit:
     """One call of submit with an idempotency key. Duplicate submits share the key."""
@@ -71,7 +81,8 @@ class BookingRequest(NamedTuple):
         For a request of which something was released: a copy of that release that arrives late
         then takes away nothing that is booked after it.
         """
-        return self._replace(message_id=new_id(), submit=self.submit and self.submit.renewed())
+        message_id = planned(new_id()) if is_planned(self.message_id) else new_id()
+        return self._replace(message_id=message_id, submit=self.submit and self.submit.renewed())
 
 
 class Rebooked(NamedTuple):

@@ -6,11 +6,14 @@ import gc
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from dispatcher.errors import QuotaExceeded
 from dispatcher.message import Draft, Plan, Rejection
+from dispatcher.reservation import is_planned
 from dispatcher.submission.batch import (
     MINUTE_MS,
     Batch,
@@ -93,7 +96,7 @@ class Batches:
             for batch in batches(drafts):
                 self._run(batch, dry_run)
                 results = tally.add(batch.entries)
-                rejections += [each for each in results if isinstance(each, Rejection)]
+                rejections += [_planned(each) for each in results if isinstance(each, Rejection)]
         return Plan(
             accepted=tally.accepted,
             known=tally.known,
@@ -135,6 +138,24 @@ class Batches:
             while again := batch.renewed():
                 self._submitter.run(Batch(again), sink)
         batch.share_results()
+
+
+def _planned(refused: Rejection) -> Rejection:
+    """Return a refusal of a plan as it is shown: drafts in the way have no ids of messages."""
+    error = refused.error
+    if not isinstance(error, QuotaExceeded) or not any(map(is_planned, error.conflicting)):
+        return refused
+    stored = [each for each in error.conflicting if not is_planned(each)]
+    shown = QuotaExceeded(
+        quota=error.quota,
+        scope=error.scope,
+        send_at=error.send_at,
+        conflicting=stored,
+        next_slot=error.next_slot,
+        latest=error.latest,
+        drafts=len(error.conflicting) - len(stored),
+    )
+    return replace(refused, error=shown)
 
 
 def _by_minute(counted: Mapping[int, int]) -> dict[datetime, int]:

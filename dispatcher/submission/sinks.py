@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Protocol, TypeVar, cast
+from uuid import UUID
 
 from dispatcher.errors import (
     DispatcherError,
@@ -19,7 +20,7 @@ from dispatcher.errors import (
 )
 from dispatcher.faults import fault
 from dispatcher.message import Message
-from dispatcher.reservation import Booked, BookingRequest, Copies, PlannedKey
+from dispatcher.reservation import Booked, BookingRequest, Copies, PlannedKey, planned
 from dispatcher.settings import Settings
 from dispatcher.store import (
     GivenUp,
@@ -77,6 +78,10 @@ class Sink(Protocol):
         """How much longer than usual a reservation may wait for its row."""
         ...
 
+    def ids(self, fresh: Sequence[UUID]) -> Sequence[UUID]:
+        """Return these ids as they are for what is reserved here."""
+        ...
+
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Return the messages that have one of these idempotency keys. Called for each batch."""
         ...
@@ -126,6 +131,10 @@ class OwnTransaction:
         self._suppressions = suppressions
         self._enqueuer = enqueuer
         self.reservations = reserver
+
+    def ids(self, fresh: Sequence[UUID]) -> Sequence[UUID]:
+        """Return them: they are those of messages."""
+        return fresh
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Look the keys up in the store."""
@@ -383,6 +392,10 @@ class CallersTransaction:
         self.reservations = reserver
         self.grace = grace
 
+    def ids(self, fresh: Sequence[UUID]) -> Sequence[UUID]:
+        """Return them: they are those of messages."""
+        return fresh
+
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Join the transaction, and look the keys up as seen from inside."""
         transaction = self._join()
@@ -470,6 +483,10 @@ class DryRun:
         self.reservations = copies
         self._messages = messages
         self._suppressions = suppressions
+
+    def ids(self, fresh: Sequence[UUID]) -> Sequence[UUID]:
+        """Mark them as those of drafts, which are stored nowhere."""
+        return [planned(each) for each in fresh]
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Return what is stored under these keys, or what earlier batches would have stored."""

@@ -182,7 +182,7 @@ class Submitter:
         fault("submit.before_reserve")
         if not entries:
             return
-        requests = list(map(Entry.ask, entries, new_ids(len(entries))))
+        requests = list(map(Entry.ask, entries, sink.ids(new_ids(len(entries)))))
         batch.note_answers(entries, sink.reservations.reserve(requests, grace=sink.grace))
         if len(batch.booked) < len(entries):
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import shutil
 from collections.abc import Iterator
@@ -140,6 +141,24 @@ def test_it_sees_what_is_booked_and_who_is_in_the_way(house: House) -> None:
     assert refused.error.next_slot == FAR + HOUR + MINUTE
     assert refused.number == 0
     assert plan.first_send_at == plan.last_send_at == FAR + HOUR + 90 * SECOND
+
+
+def test_it_names_no_message_that_is_not_stored(build: Build) -> None:
+    """Drafts of the plan have no ids yet: they are counted."""
+    house = build(quotas="3/hour", scopes=SETTINGS["scopes"])
+    first = house.submit("ada", send_at=FAR + HOUR)
+    [refused] = house.dispatcher.plan([draft(seconds=120 * n) for n in range(1, 4)]).rejections
+    assert isinstance(refused.error, QuotaExceeded)
+    assert refused.error.conflicting == (first.id,)
+    assert f"in the way: {first.id}, and 2 earlier drafts of the plan; the" in str(refused.error)
+    for scopes in (None, {"tenant": "acme"}):  # in one shard, and in two
+        plan = house.dispatcher.plan([draft("ben", scopes=scopes) for _ in range(5)])
+        errors = [cast("QuotaExceeded", each.error) for each in plan.rejections]
+        assert [each.conflicting for each in errors] == [(), ()]
+        assert {each.next_slot for each in errors} == {FAR + 2 * HOUR}
+        assert "in the way: 3 earlier drafts of the plan; the" in str(errors[0])
+    again = pickle.loads(pickle.dumps(errors[0]))  # noqa: S301 - our own
+    assert str(again) == str(errors[0])
 
 
 def test_on_conflict_is_for_all_drafts(house: House) -> None:
