@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version as installed_version
 from typing import Annotated, Any, NamedTuple
@@ -160,6 +162,36 @@ COMMANDS = {
 }
 
 
+_Misuse: type[Exception] = typer.BadParameter.__mro__[1]
+"""The error for an option or a command that there is not: of click, or of typer's copy of it."""
+
+
+@contextmanager
+def _misuse_is_invalid() -> Iterator[None]:
+    """Raise InvalidValue instead of what typer would draw in a box. No arguments ask for help."""
+    try:
+        yield
+    except _Misuse as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        raise _invalid(error) from None
+
+
+def _invalid(error: Any) -> InvalidValue:
+    command = error.ctx.command_path if error.ctx is not None else "dispatcher"
+    parameter, named = getattr(error, "param", None), getattr(error, "option_name", None)
+    field = str(named or (parameter and _typed(parameter)) or command)
+    text = str(error.message or error.format_message()).removeprefix("Value error, ")
+    problem = f"{text[:1].lower()}{text[1:]}".rstrip(".")
+    for again in (f": {field}", f" {field!r}"):
+        problem = problem.removesuffix(again)
+    given, is_choice, choices = problem.partition(" is not one of ")
+    if is_choice:
+        return InvalidValue(field, f"there is no {given}", f"one of {choices}")
+    near = getattr(error, "possibilities", None)
+    return InvalidValue(field, problem, ", ".join(near or [f"what `{command} --help` shows"]))
+
+
 class OptionNames(TyperGroup):
     """A group of commands that records how the options of the command that runs are typed.
 
@@ -200,6 +232,16 @@ class AllCommands(OptionNames):
         if args and args[0] in COMMANDS:
             self.load(args[0])
         return super().resolve_command(ctx, args)
+
+    def make_context(self, *given: Any, **more: Any) -> Any:
+        """Read the options of all commands. Raises InvalidValue."""
+        with _misuse_is_invalid():
+            return super().make_context(*given, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Read the options of the command, and run it. Raises DispatcherError."""
+        with _misuse_is_invalid():
+            return super().invoke(ctx)
 
     def load(self, *names: str) -> None:
         """Import these commands; all if none is named."""

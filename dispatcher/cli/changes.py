@@ -278,7 +278,7 @@ class _Change:
                     say_error(answer)
                     refusals.append(answer)
         finally:
-            self._tell(done, as_object=len(message_ids) == 1, as_json=as_json)
+            self._tell(done, refusals, as_object=len(message_ids) == 1, as_json=as_json)
         if refusals:
             raise typer.Exit(exit_code(refusals[0]))
 
@@ -362,11 +362,20 @@ class _Change:
         behind = f"go on with --made-after {last}"
         return f"Look at {first}: if {these} changed, {behind}, else {rest}."
 
-    def _tell(self, done: Sequence[Message], *, as_object: bool, as_json: bool) -> None:
+    def _tell(
+        self,
+        done: Sequence[Message],
+        refusals: Sequence[DispatcherError],
+        *,
+        as_object: bool,
+        as_json: bool,
+    ) -> None:
         if as_json:
             data = [output.message_data(message) for message in done]
             if data or not as_object:
                 output.as_json(data[0] if as_object else data)
+            elif refusals:
+                output.as_line(output.error_data(refusals[0]))
             return
         for message in done:
             text = output.outcome_text(message, with_time=self._verb == "reschedule")

@@ -140,21 +140,60 @@ def test_an_error_is_json_too_where_that_is_asked_for(house: House, run: Run) ->
     assert (strange.code, strange.data["error"]) == (4, "MessageNotFound")
 
 
+@pytest.mark.parametrize("name", ["show nothing", "cancel nothing", "retry nothing", "too late"])
+def test_a_change_that_is_refused_is_json_too(house: House, run: Run, name: str) -> None:
+    code, says, prepare = CASES[name]
+    ran = run(*prepare(house), "--json")
+    assert (ran.code, ran.data["text"]) == (code, ran.err.removeprefix("error: ").strip())
+    assert says in ran.data["text"]
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_of_several_changes_those_that_are_done_are_json(house: House, run: Run) -> None:
+    done = submitted(house)
+    ran = run("cancel", str(new_id()), done, "--json")
+    assert (ran.code, [each["id"] for each in ran.data]) == (4, [done])
+    moved = run("reschedule", str(new_id()), "--later", "1 hour", "--json")
+    assert (moved.code, moved.data["error"]) == (4, "MessageNotFound")
+
+
 @pytest.mark.parametrize(
-    "arguments",
-    [["fly"], ["submit"], ["show"], ["list", "--status", "lost"],
-     ["submit", *TO, *AT, "--fold", "x"],
-     ["submit", *TO, *AT, "--on-conflict", "replace"]],
+    ("arguments", "says"),
+    [
+        (["fly"], "dispatcher: no such command 'fly'"),
+        (["submit"], "--channel: missing option; accepted: "),
+        (["show"], "ID: missing argument; accepted: what `dispatcher show --help` shows"),
+        (["list", "--chanel", "sms"], "--chanel: no such option; accepted: "),
+        (
+            ["list", "--status", "lost"],
+            "--status: there is no 'lost'; accepted: one of 'scheduled'",
+        ),
+        (["list", "--limit"], "--limit: option '--limit' requires an argument"),
+        (["submit", *TO, *AT, "--fold", "x"], "--fold: "),
+        (["submit", *TO, *AT, "--on-conflict", "replace"], "--on-conflict: there is no 'replace'"),
+    ],
     ids=str,
-)  # fmt: skip
-def test_errors_of_typer_end_with_the_code_of_bad_input(
-    house: House, run: Run, arguments: list[str]
+)
+def test_errors_of_typer_are_one_sentence_and_json_too(
+    house: House, run: Run, arguments: list[str], says: str
 ) -> None:
     before = house.snapshot()
     ran = run(*arguments)
-    assert ran.code == 2
-    assert "Traceback" not in ran.err
+    assert (ran.code, ran.out) == (2, "")
+    [line] = ran.err.splitlines()
+    assert line.startswith(f"error: {says}")
+    assert "Value error" not in line
+    if arguments[-1] != "--limit":
+        told = run(*arguments, "--json")
+        assert (told.code, told.data["text"]) == (2, line.removeprefix("error: "))
     assert house.snapshot() == before
+
+
+@pytest.mark.parametrize("arguments", [[], ["keys"]])
+def test_without_a_command_there_is_help(run: Run, arguments: list[str]) -> None:
+    ran = run(*arguments)
+    assert "error" not in ran.err
+    assert "Usage: dispatcher" in ran.out + ran.err
 
 
 @pytest.mark.parametrize(
