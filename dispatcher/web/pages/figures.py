@@ -7,6 +7,7 @@ from datetime import timedelta
 from starlette.responses import Response
 
 from dispatcher.errors import InvalidValue, ReservationsUnavailable
+from dispatcher.problems import status_of
 from dispatcher.web.access import Right
 from dispatcher.web.pages.cached_figures import LOADS
 from dispatcher.web.pages.load_chart import BARS, HEIGHT, WIDTH
@@ -36,7 +37,7 @@ def refusals(visit: Visit) -> Response:
     since = given.get("since", "")
     since = since if since in _SINCE else "24"
     quotas = sorted({str(each) for some in visit.site.settings.quotas_of.values() for each in some})
-    found = error = None
+    found, error, status = None, None, 200
     try:
         found = visit.dispatcher.refusals(
             since=timedelta(hours=int(since)),
@@ -45,9 +46,9 @@ def refusals(visit: Visit) -> Response:
             last=_LAST,
         )
     except (InvalidValue, ReservationsUnavailable) as refused:
-        error = visit.error_text(refused)
-    return visit.show("refusals.html", found=found, error=error, since=since, lengths=_SINCE,
-                      quotas=quotas)  # fmt: skip
+        error, status = visit.error_text(refused), status_of(refused)
+    return visit.show("refusals.html", status, found=found, error=error, since=since,
+                      lengths=_SINCE, quotas=quotas)  # fmt: skip
 
 
 PAGES = (

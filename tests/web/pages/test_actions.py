@@ -210,6 +210,8 @@ def test_all_that_match_are_moved_once(house: House, person: TestClient) -> None
     assert "Move: 2 of 2 done" in person.post("/messages/bulk", data=form).text
     again = person.post("/messages/bulk", data=form)
     assert again.status_code == 409
+    assert "<h1>Nothing was done</h1>" in again.text
+    assert "this was confirmed before" in again.text
     assert {house.again(each).send_at for each in meant} == {FAR + 3 * HOUR}
 
 

@@ -115,7 +115,7 @@ def test_refusals_are_shown_by_rule_and_replayed(refused: House, visit: Visit) -
     assert "With 3/minute, 2 of 3 would have fitted" in asked
     assert "1 would have been refused still" in asked
     wrong = client.get("/refusals?what_if=often")
-    assert (wrong.status_code, "cannot read" in wrong.text) == (200, True)
+    assert (wrong.status_code, "cannot read" in wrong.text) == (422, True)
 
 
 def test_refusals_tell_how_far_the_next_slot_was(house: House, visit: Visit) -> None:
