@@ -128,4 +128,7 @@ def scopes_of(counts: list[str] | None) -> dict[str, str] | None:
     for kind, sign, name in pairs:
         if not (kind and sign and name):
             raise InvalidDraft("scopes", f"cannot read {(kind + sign + name)[:80]!r}", "KIND=NAME")
-    return {kind: name for kind, _, name in pairs}
+    scopes = {kind: name for kind, _, name in pairs}
+    if len(scopes) < len(pairs):
+        raise InvalidDraft("scopes", "two names of one kind", "one KIND=NAME of each kind")
+    return scopes

@@ -65,9 +65,6 @@ def read_time(
     try:
         return send_time.parse_time_or_date(typed or text, zone=zone, field=field)
     except InvalidSendTime as error:
-        if "fold=" in error.accepted:
-            offset = "the same with an offset, such as 2026-10-25T02:30+01:00"
-            raise InvalidSendTime(field, error.problem, offset) from None
         if not error.accepted.startswith(send_time.ACCEPTED):
             raise
         raise InvalidSendTime(field, f"cannot read {quoted(text)}", ACCEPTED) from None
