@@ -19,6 +19,7 @@ from dispatcher import errors
 from dispatcher.errors import DispatcherError, InvalidValue
 from dispatcher.limiters import Algorithm, AsyncLimiter, Decision, Limiter
 from dispatcher.limiters.limit_set import Keys, texts_of
+from dispatcher.redis.errors import is_pool_full
 
 log = logging.getLogger(__name__)
 
@@ -164,8 +165,8 @@ def allowing_outage(limiter: Limiter | AsyncLimiter) -> Iterator[None]:
     """Let a request go on where Redis does not answer, unless the limiter is to raise then."""
     try:
         yield
-    except errors.LimitersUnavailable:
-        if limiter.on_error == "raise":
+    except errors.LimitersUnavailable as error:
+        if limiter.on_error == "raise" or is_pool_full(error.__cause__):
             raise
 
 

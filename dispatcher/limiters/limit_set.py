@@ -16,6 +16,7 @@ from redis.crc import key_slot
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable, kind_of, quoted
 from dispatcher.limiters.decision import NEVER, Decision, Refusal, State
+from dispatcher.redis.errors import is_pool_full
 from dispatcher.redis.keys import LimiterKeys
 from dispatcher.redis.scripts import composed
 from dispatcher.times.clock import Clock
@@ -273,8 +274,11 @@ class LimitSet:
         return self.parts[refused.refusals[0].index].spacing_ms / 1_000
 
     def unknown(self, error: LimitersUnavailable, permit: str) -> Decision:
-        """Answer for a Redis that could not be asked, if that is the policy."""
-        if self.on_error != "unknown":
+        """Answer for a Redis that does not answer, if that is the policy.
+
+        A full pool of connections says nothing of Redis.
+        """
+        if self.on_error != "unknown" or is_pool_full(error.__cause__):
             raise error
         return Decision(
             allowed=False,

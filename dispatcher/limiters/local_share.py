@@ -9,6 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from dispatcher.errors import InvalidValue, LimitersUnavailable, quoted
 from dispatcher.limiters import operations
 from dispatcher.limiters.limit_set import LimitSet, ScriptCall, Sleep, Steps
+from dispatcher.redis.errors import is_pool_full
 from dispatcher.redis.memory import MemoryRedis
 
 T = TypeVar("T")
@@ -73,6 +74,8 @@ class LocalShare:
             try:
                 decision = yield from operation(self._limit_set, *args, **named)
             except LimitersUnavailable as error:
+                if is_pool_full(error.__cause__):
+                    raise
                 self._note_failure(error)
                 if named.get("timeout") is not None:  # part of it has passed
                     named["timeout"] = self._left(named["timeout"], began)

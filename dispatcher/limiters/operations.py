@@ -10,7 +10,7 @@ import logging
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from math import ceil
 from typing import Literal, NamedTuple
 
@@ -33,6 +33,7 @@ from dispatcher.times.send_time import from_ms, to_ms
 _LONGEST_TIMEOUT = 366 * 86_400.0
 _REQUESTS = "Requests, in order"
 _LONGEST_CLOSED_MS = 366 * 86_400_000
+_LATEST_MS = to_ms(datetime(9999, 1, 1, tzinfo=UTC))
 _LONGEST_PAUSE_FOR_HOLDS = 0.1  # a hold may be returned long before it ends
 _MOST_IN_A_SCRIPT = 500
 """The most work of one script, but for a single request: requests, and single permits."""
@@ -245,7 +246,14 @@ def close(
     ms = 0
     if length is not None:
         ms = length_ms(length, "length", least=1, most=_LONGEST_CLOSED_MS)
-    until_ms = 0 if until is None else max(0, to_ms(until))
+    until_ms = 0
+    if until is not None:
+        try:
+            until_ms = max(0, to_ms(until))
+        except OverflowError:
+            until_ms = -1
+        if not 0 <= until_ms <= _LATEST_MS:
+            raise InvalidValue("until", quoted(until), "a time before the year 9999")
     [ends] = yield ScriptCall("limits_close", names, (ms, until_ms))
     return from_ms(ends)
 
@@ -348,7 +356,9 @@ class _Group:
         requests: list[str | int] = []
         wanted_of = dict[str, list[int]]()
         for each in wanted:
-            requests += (each.permit, _LOOK_UP, each.n, each.n, len(each.chosen))
+            is_whole = len(each.chosen) == len(limit_set.parts)
+            of = "" if is_whole else f",{','.join(str(index + 1) for index in each.chosen)},"
+            requests += (each.permit, _LOOK_UP, each.n, each.n, of, len(each.chosen))
             for index, name in zip(each.chosen, each.states, strict=True):
                 self.states.setdefault(name, _GroupState(index))
                 requests.append(some.setdefault(name, len(some) + 1))

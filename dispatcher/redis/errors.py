@@ -49,13 +49,17 @@ _KINDS: tuple[tuple[type[Exception], str], ...] = (
 _CODE = re.compile(r"(?:^|: |-)([A-Z]{3,}) ")
 # The address in redis-py's errors about connecting: host and port, or a socket.
 _ADDRESS = re.compile(r"^Error\b.*?\bconnecting to (/\S+|[\w.:%-]+:\d+)\.(?:\s|$)")
+# The errors of redis-py's pools; older versions have no class for them.
+_NO_CONNECTION = ("Too many connections", "No connection available.")
+_POOL_IS_FULL = "the client has no free connection to Redis, because its pool is full"
+_BY_TEXT = {REPLICA: REPLICA, **dict.fromkeys(_NO_CONNECTION, _POOL_IS_FULL)}
 _CODES = {"OOM": "Redis is out of memory", "READONLY": REPLICA}
 
 
 def reason(error: redis.RedisError | redis.exceptions.RedisClusterException) -> str:
     """Return the reason of an error."""
-    if isinstance(error, UnfitServer) or str(error) == REPLICA:
-        return str(error)
+    if isinstance(error, UnfitServer) or str(error) in _BY_TEXT:
+        return _BY_TEXT.get(str(error), str(error))
     if isinstance(error, redis.exceptions.RedisClusterException) and isinstance(
         error.__cause__, redis.RedisError
     ):
@@ -97,7 +101,12 @@ def cause(error: Exception) -> Exception | None:
 def is_silence(error: Unavailable) -> bool:
     """Return whether an error of :func:`translated` says that Redis gave no answer at all."""
     silent = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.RedisClusterException)
-    return isinstance(error.__cause__, silent)
+    return isinstance(error.__cause__, silent) and not is_pool_full(error.__cause__)
+
+
+def is_pool_full(error: BaseException | None) -> bool:
+    """Return whether the client had no free connection: Redis was not asked, and may be well."""
+    return isinstance(error, redis.ConnectionError) and str(error) in _NO_CONNECTION
 
 
 class translated:  # noqa: N801 - reads like a function

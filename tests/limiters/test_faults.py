@@ -16,6 +16,7 @@ from redis.retry import Retry
 
 from dispatcher import InvalidValue, LimitersUnavailable
 from dispatcher.limiters import Algorithm, Concurrency, CoolDown, FixedWindow, State
+from dispatcher.limiters.limit_set import OnError
 from dispatcher.redis.client import repeated
 from tests.support.clock import MovableClock
 from tests.support.limiters import ALL, Ways, taken
@@ -124,6 +125,31 @@ def test_a_process_gives_its_share_while_redis_is_away(
     again = limiter.acquire("ada")
     assert (again.is_local, again.allowed, again.limit) == (False, True, 10)
     assert limiter.give_back("ada", "1") == 1, "the share knows its permits"
+
+
+@pytest.mark.parametrize("on_error", ["raise", "unknown", "local"])
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_a_full_pool_is_no_outage(redis_server: RedisServer, way: str, on_error: OnError) -> None:
+    """Redis is well: a share would be given beside the limit."""
+    named: Any = {"share": 0.5} if on_error == "local" else {}
+    path = str(redis_server.socket)
+    if way == "sync":
+        client = redis.Redis(unix_socket_path=path, max_connections=1)
+        limiter = FixedWindow(5, "minute").on(client, on_error=on_error, **named)
+        client.connection_pool.get_connection()
+        with pytest.raises(LimitersUnavailable, match="its pool is full"):
+            limiter.acquire("ada")
+        return
+
+    async def acquire() -> None:
+        client = redis.asyncio.Redis(unix_socket_path=path, max_connections=1)
+        limiter = FixedWindow(5, "minute").on(client, on_error=on_error, **named)
+        held = await client.connection_pool.get_connection()
+        with pytest.raises(LimitersUnavailable, match="its pool is full"):
+            await limiter.acquire("ada")
+        await held.disconnect()
+
+    asyncio.run(acquire())
 
 
 def test_a_wait_that_redis_does_not_outlive_has_one_timeout(own_redis: RedisServer) -> None:

@@ -58,6 +58,22 @@ def test_a_request_may_name_some_of_the_limits(redis_client: redis.Redis) -> Non
     assert decisions[3].refused_by == "2/hour"
 
 
+@pytest.mark.parametrize("make", COUNTED.values(), ids=COUNTED)
+def test_permits_go_back_to_the_limits_that_gave_them(
+    redis_client: redis.Redis, make: Callable[[int, timedelta], Algorithm]
+) -> None:
+    """A request names some of the limits: the others have given it nothing."""
+    limits = [make(5, MINUTE), SlidingList(9, "hour", name="x"), make(6, 2 * MINUTE)]
+    limiter = Limits(limits).on(redis_client, tag="t")
+    full, taken = limiter.acquire_each(
+        [Request("a", 6, limits=(2,)), Request("a", 2, limits=(1, 0))]
+    )
+    assert full.allowed
+    assert limiter.give_back("a", taken.permit) == 2
+    answers = limiter.acquire_each([Request("a", limits=(2,)), Request("a", 5, limits=(0, 1))])
+    assert [each.allowed for each in answers] == [False, True]
+
+
 @pytest.mark.parametrize("further", [[], [Request("a")]])
 def test_the_first_of_a_group_may_name_no_limit(
     further: list[Request], redis_client: redis.Redis

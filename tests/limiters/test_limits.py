@@ -177,6 +177,7 @@ LARGE = SlidingLog(20_000, MINUTE).on(CLIENT)
         (lambda: on().give_back("ada", ""), "permit"),
         (lambda: on().close("ada"), "until"),
         (lambda: on().close("ada", timedelta(0)), "length"),
+        (lambda: on().close("ada", until=datetime.max.replace(tzinfo=UTC)), "until"),
         (lambda: on().acquire_each([Request("ada"), Request("ada", -1)]), "n"),
         (lambda: on().acquire_each(cast(Any, None)), "requests"),
         (lambda: on().acquire_each(cast(Any, "ada")), "requests"),

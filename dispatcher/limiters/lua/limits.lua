@@ -38,14 +38,15 @@ end
 
 -- The permits of the last while are remembered, so that a call that is repeated takes nothing twice.
 -- KEYS[1] and KEYS[2] are HASHes; field: permit id; value: when it was taken, µs after the
--- beginning of its span, and for several permits ':' and how many. Time is cut into spans, and each
--- span writes into the one and reads both: a permit is remembered for at least one span and at most
--- two. ARGV[1] is their length in ms, 0: remember nothing.
+-- beginning of its span; for several permits, or for some of the limits, ':' and how many; for some
+-- of the limits ':' and which (",1,3,"). Time is cut into spans, and each span writes into the one and
+-- reads both: a permit is remembered for at least one span and at most two. ARGV[1] is their length
+-- in ms, 0: remember nothing.
 local span = tonumber(ARGV[1])
 local turn = span > 0 and math.floor(now / span) or 0
 
--- How many permits were taken under that id, and when, in µs. The expiry of a hash says of
--- which span it is, which also holds where the clock was set back.
+-- How many permits were taken under that id, when, in µs, and of which limits ('': of all). The
+-- expiry of a hash says of which span it is, which also holds where the clock was set back.
 local function remembered(id)
   local key = KEYS[1 + turn % 2]
   local value = redis.call('HGET', key, id)
@@ -57,20 +58,21 @@ local function remembered(id)
     return 0
   end
   local begin = (math.floor((now + redis.call('PTTL', key)) / span + 0.5) - 2) * span
-  local passed, n = string.match(value, '^(%d+):?(%d*)$')
-  return tonumber(n) or 1, begin * 1000 + passed
+  local passed, n, of = string.match(value, '^(%d+):?(%d*):?([%d,]*)$')
+  return tonumber(n) or 1, begin * 1000 + passed, of
 end
 
 -- A hash ends before its turn comes again. One that has not expired in the very millisecond of its
 -- end must not be written into, since what is written would be gone with it.
-local function remember(id, n)
+local function remember(id, n, of)
   local key = KEYS[1 + turn % 2]
   local begun = redis.call('PTTL', key) > span / 2
   if not begun then
     redis.call('DEL', key)
   end
   local passed = now_us - turn * span * 1000
-  redis.call('HSET', key, id, n == 1 and passed or passed .. ':' .. n)
+  local value = of and passed .. ':' .. n .. ':' .. of or n > 1 and passed .. ':' .. n or passed
+  redis.call('HSET', key, id, value)
   if not begun then
     redis.call('PEXPIREAT', key, (turn + 2) * span - 1)
   end

@@ -6,7 +6,8 @@
 --       not, 2 to take nothing; permits wanted, 0 or more; the least that is of use
 --       or, of a group, per limit: permits for which earlier scripts of the group refused requests;
 --       how many it may still give to the group at most, -1: any number; then per request the four
---       words as above, how many limits, and which: 1 for that of KEYS[3]
+--       words as above, its limits among those of the set (",1,3,"; "": all), how many limits, and
+--       which: 1 for that of KEYS[3]
 -- Reply {now}   the calendar periods of a limit do not cover the present
 --       or now, ms, and per request: permits granted; wait in ms until the least that is of use is
 --       free, when those refused before it go first, 0: it is allowed, -1: never; which of its limits
@@ -49,7 +50,7 @@ local function take(mine, id, n, index, room)
     limit.cap = limit.cap and limit.cap - n
   end
   if span > 0 then
-    remember(id, n)
+    remember(id, n, mine.of)
   end
   local decides = mine[index]
   return room < math.huge and room - n or 0, decides and decides.kind.whole(decides) or 0
@@ -165,12 +166,13 @@ for number = 1, #limits do
   at = at + 2
 end
 while at <= #ARGV do
-  local mine, many = {}, tonumber(ARGV[at + 4])
+  local mine, many = {}, tonumber(ARGV[at + 5])
   for number = 1, many do
-    mine[number] = limits[tonumber(ARGV[at + 4 + number])]
+    mine[number] = limits[tonumber(ARGV[at + 5 + number])]
   end
+  mine.of = ARGV[at + 4] ~= '' and ARGV[at + 4] or nil
   answer(reply, mine, at)
-  at = at + 5 + many
+  at = at + 6 + many
 end
 for number = 1, #limits do
   local limit = limits[number]

@@ -15,12 +15,13 @@ if not limits then
   return {now}
 end
 local id = ARGV[2]
-local n, at, most = 0, 0, 0
+local n, at, of, most = 0, 0, '', 0
 if span > 0 then
-  n, at = remembered(id)
+  n, at, of = remembered(id)
 end
-for _, limit in ipairs(limits) do
-  local mine = n
+for number, limit in ipairs(limits) do
+  local is_its = n > 0 and (of == '' or string.find(of, ',' .. number .. ',', 1, true))
+  local mine = is_its and n or 0
   if limit.kind.knows then
     mine = limit.kind.knows(limit, id)
   end
