@@ -51,6 +51,7 @@ from dispatcher.web.problems import Refused
 
 LONGEST_KEY = 190
 _MEDIA_TYPE = "application/json"
+_REPLAYED = {"Idempotency-Replayed": "true"}
 _TRIES = 10
 _LONGEST_CALL = timedelta(minutes=1)
 """A call that noted a change longer ago than this and has no answer is dead."""
@@ -350,10 +351,10 @@ def _finish(
         message_id=answer.message_id,
         begun=begun,
     )
+    headers = dict(stored.headers)
     if is_repeat or not (begun or stored.is_new):
-        fault("api.after_finish")
-        return _replay(stored)
-    return _stored(Answer(stored.status or answer.status, stored.body or "", stored.headers))
+        headers |= _REPLAYED
+    return _stored(Answer(stored.status or answer.status, stored.body or "", headers))
 
 
 def _stored(answer: Answer) -> Response:
@@ -363,5 +364,5 @@ def _stored(answer: Answer) -> Response:
 
 
 def _replay(reply: Reply) -> Response:
-    headers = {**reply.headers, "Idempotency-Replayed": "true"}
+    headers = {**reply.headers, **_REPLAYED}
     return Answer(reply.status or 200, reply.body or "", headers).response()

@@ -27,7 +27,7 @@ from dispatcher.limiters import (
 from tests.support.limiters import COUNTED, MINUTE, MS, START_US, Clocked
 from tests.support.soak import examples
 
-SECOND = timedelta(seconds=1)
+SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
 
 
 def test_each_of_a_group_is_judged_by_its_scope_and_its_channel(redis_client: redis.Redis) -> None:
@@ -63,7 +63,7 @@ def test_permits_go_back_to_the_limits_that_gave_them(
     redis_client: redis.Redis, make: Callable[[int, timedelta], Algorithm]
 ) -> None:
     """A request names some of the limits: the others have given it nothing."""
-    limits = [make(5, MINUTE), SlidingList(9, "hour", name="x"), make(6, 2 * MINUTE)]
+    limits = [make(5, HOUR), SlidingList(9, "hour", name="x"), make(6, 2 * HOUR)]
     limiter = Limits(limits).on(redis_client, tag="t")
     full, taken = limiter.acquire_each(
         [Request("a", 6, limits=(2,)), Request("a", 2, limits=(1, 0))]
