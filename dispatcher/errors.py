@@ -178,6 +178,7 @@ class QuotaExceeded(SlotRefused):
         more = len(conflicting) - _SHOWN_CONFLICTS
         if more > 0:
             shown += f" and {more} more"
+        self.drafts = drafts
         if drafts:
             planned = f"{drafts} earlier draft{'s' * (drafts > 1)} of the plan"
             shown = f"{shown}, and {planned}" if shown else planned

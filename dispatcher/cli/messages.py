@@ -13,7 +13,7 @@ from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, examples, say_warning
 from dispatcher.cli.filters import complete_channel, scopes_of
 from dispatcher.client import Dispatcher, app_of
-from dispatcher.errors import InvalidDraft
+from dispatcher.errors import InvalidDraft, StoreUnavailable
 from dispatcher.message import Message, OnConflict, OnUnknown
 from dispatcher.quota import parse_length
 from dispatcher.settings import Settings
@@ -171,8 +171,14 @@ def next_slot(
             fold=fold,
         )
         left_out = None if channel else left_out_without_channel(dispatcher.settings)
-        opt_outs = app_of(dispatcher).suppression_list
-        suppressed = None if recipient is None else opt_outs.has(recipient, channel)
+        suppressed, unknown = None, None
+        if recipient is not None:
+            try:
+                suppressed = app_of(dispatcher).suppression_list.has(recipient, channel)
+            except StoreUnavailable as error:
+                unknown = f"whether the recipient has opted out is not known: {error}"
+    if unknown is not None:
+        say_warning(unknown)
     if as_json:
         told = {} if suppressed is None else {"suppressed": suppressed}
         output.as_json({"next_slot": slot} | told)

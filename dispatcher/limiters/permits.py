@@ -172,7 +172,7 @@ class Permits:
     def waiting(self, *, logs: int, each: int) -> dict[str, list[UUID]]:
         """Return the messages for which returned permits made room: the first in line.
 
-        By log, at most ``each`` of at most so many ``logs``. :meth:`called` ends it.
+        By log, at most ``each`` of at most so many ``logs``. :meth:`give_turns` ends it.
         """
         found = self._logs.waiting(logs=logs, each=each)
         return {log: [UUID(bytes=member) for member in some] for log, some in found.items()}

@@ -29,6 +29,7 @@ from sqlalchemy import (
     case,
     delete,
     exists,
+    func,
     literal,
     null,
     or_,
@@ -160,6 +161,8 @@ class ClaimChanges:
         self._messages, self._attempts = tables.messages, tables.attempts
         # Its outcome is not known yet: it is being sent, or held.
         self._open = tables.has_status(Status.SENDING, Status.HELD)
+        before = self._messages.c.last_error
+        self._error_before = case((before == NOT_BEGUN, null()), else_=before)
 
     @change
     def sent(self, given: Given) -> Update:
@@ -241,18 +244,21 @@ class ClaimChanges:
             next_attempt_at=case((row.next_attempt_at > due_at, row.next_attempt_at), else_=due_at),
             enqueue_at=later(_NOW, given("enqueue")),
             enqueued_at=case((is_enqueued, _NOW), else_=row.enqueued_at),
-            last_error=case((row.last_error == NOT_BEGUN, null()), else_=row.last_error),
+            last_error=self._error_before,
         )
 
     @change
     def not_begun(self, given: Given) -> Update:
-        """Put it back, due as it was, without an attempt: its send had not begun."""
+        """Put it back, due as it was, without an attempt: its send had not begun.
+
+        Without an ``error`` its worker lives, and it keeps that of the attempt before.
+        """
         return self._end_claim(
             given,
             status=Status.SCHEDULED.value,
             attempt_count=self._messages.c.attempt_count - 1,
             enqueue_at=_NOW,
-            last_error=given("error"),
+            last_error=func.coalesce(given("error"), self._error_before),
         )
 
     @change

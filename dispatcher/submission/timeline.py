@@ -38,15 +38,15 @@ class TimelineReader:
     ) -> Timeline:
         """Return the timeline of a scope, of ``length`` from ``start`` on.
 
-        A message's own scope is spelt as its recipient. Where no channel accepts it as one, it may
-        be a scope of another name, if something is booked there; a submit may book nothing else.
+        A scope in which something is booked is read as it is named. Another one is spelt as a
+        recipient of a submit, and refused where no channel accepts it as one.
 
         Raises InvalidDraft, UnknownChannel, InvalidSendTime and ReservationsUnavailable.
         """
-        refused = None
+        spelt, refused = scope, None
         if scope is not None and kind is None:
             try:
-                scope = self._settings.spellings.one(check_text("scope", scope), channel)
+                spelt = self._settings.spellings.one(check_text("scope", scope), channel)
             except InvalidDraft as error:
                 if error.field != "recipient":
                     raise
@@ -67,8 +67,13 @@ class TimelineReader:
         ends = send_time.after(length, now=begins, field="length")
         found = self._timelines.read(terms, begins, ends, now=now)
         own = {str(each) for each in terms.scopes if each.home == scope}
-        if refused is not None and not any(e.exists for e in found.windows if e.scope in own):
+        if any(each.exists for each in found.windows if each.scope in own):
+            return found
+        if refused is not None:
             raise refused
+        if spelt != scope:
+            terms = self._terms(spelt, channel, scopes, zone, kind)
+            found = self._timelines.read(terms, begins, ends, now=now)
         return found
 
     def _terms(

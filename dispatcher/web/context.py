@@ -35,7 +35,6 @@ from dispatcher.web.problems import (
     UNKNOWN_FIELD,
     Schema,
     call_schema,
-    names_in,
     schema_at,
 )
 from dispatcher.web.replies import Answer, Call, etag_of, key_of, once
@@ -214,9 +213,12 @@ class Context:
 
 def call_schema_of(request: Request) -> Schema:
     """Return the schema that the OpenAPI document has for this call."""
-    document = request.app.state.document()
-    path = document["paths"][request.scope["route"].path_format]
-    return call_schema(document, path[request.method.lower()])
+    path, method = request.scope["route"].path_format, request.method.lower()
+    known: dict[tuple[str, str], Schema] = request.app.state.call_schemas
+    if (path, method) not in known:
+        document = request.app.state.document()
+        known[path, method] = call_schema(document, document["paths"][path][method])
+    return known[path, method]
 
 
 def errors_of(error: ValidationError) -> list[Any]:
@@ -236,7 +238,7 @@ def problem_for(request: Request, error: DispatcherError) -> dict[str, Any]:
     problem = problem_of(error, whole=caller is not None and caller.sees_conflicts)
     if "field" not in problem or "route" not in request.scope:
         return problem
-    names = names_in(call_schema_of(request))
+    names = call_schema_of(request)["names"]
     here = {name: each for name, each in _NAMED_ELSE.items() if name not in names and each in names}
 
     def worded(text: str) -> str:

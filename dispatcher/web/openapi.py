@@ -77,7 +77,7 @@ def describe(app: FastAPI, body_types: BodyTypes) -> None:
             app.openapi_schema = document
         return app.openapi_schema
 
-    app.state.document = plain
+    app.state.document, app.state.call_schemas = plain, {}
     made: Callable[[], dict[str, Any]] = openapi
     setattr(app, "openapi", made)  # noqa: B010 - FastAPI's own way to replace the method
 

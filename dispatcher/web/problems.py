@@ -98,6 +98,7 @@ def refusal_of(refused: Refused) -> dict[str, Any]:
 def call_schema(document: Schema, operation: Schema) -> Schema:
     """Return the schema of a call: an object of its path, its query and, if it has one, its body.
 
+    Its ``names`` are those of all its parameters and fields.
     ``operation`` is the part of the OpenAPI document that describes the call.
     """
     named: dict[str, dict[str, Schema]] = {"path": {}, "query": {}, "header": {}}
@@ -106,7 +107,8 @@ def call_schema(document: Schema, operation: Schema) -> Schema:
     parts: dict[str, Schema] = {place: {"properties": each} for place, each in named.items()}
     for each in operation.get("requestBody", {}).get("content", {}).values():
         parts["body"] = each["schema"]
-    return {"properties": parts, "components": document["components"]}
+    call: Schema = {"properties": parts, "components": document["components"]}
+    return {**call, "names": _names_in(call)}
 
 
 def schema_at(call: Schema, where: Iterable[str | int]) -> Schema:
@@ -125,7 +127,7 @@ def schema_at(call: Schema, where: Iterable[str | int]) -> Schema:
     return found
 
 
-def names_in(call: Schema) -> set[str]:
+def _names_in(call: Schema) -> set[str]:
     """Return the names of the parameters and fields of a call, also of objects in its lists."""
     found = set[str]()
     for place in call["properties"]:

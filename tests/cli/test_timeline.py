@@ -248,9 +248,10 @@ def test_a_recipient_is_spelt_or_refused_as_by_a_submit(
         booked = [
             other.submit(ada, channel="sms", send_at=DAY).id,
             other.submit(ada, channel="sms", scope="team 7", send_at=DAY).id,
+            other.submit(ada, channel="sms", scope="0049 7", send_at=DAY).id,
         ]
     for channel in ([], ["--channel", "sms"]):
-        for scope, message_id in zip((ada, "team 7"), booked, strict=True):
+        for scope, message_id in zip((ada, "team 7", "0049 7"), booked, strict=True):
             shown = run("timeline", scope, *channel, "--start", DAY.isoformat(), "--json").data
             assert str(message_id) in str(shown["windows"]), scope
         refused = run("timeline", "0151", *channel)

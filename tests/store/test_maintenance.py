@@ -26,6 +26,7 @@ from dispatcher.store import (
     Success,
 )
 from dispatcher.store.engines.types import database_now, later
+from dispatcher.store.maintenance import UNKNOWN
 from tests.support import rows
 from tests.support.doubles import at_once, raising
 from tests.support.tables import messages
@@ -441,6 +442,9 @@ def test_deaths_before_a_send_count_only_in_a_row(
     now = Messages(database).get(message.id)
     assert (now.status, now.attempt_count, now.last_error) == (Status.SCHEDULED, 0, None)
     assert Messages(database).attempts(message.id) == []
+    rows.change(database, message.id, last_error=UNKNOWN)
+    between(database, message)
+    assert Messages(database).get(message.id).last_error == UNKNOWN, "it may have killed its worker"
 
 
 @pytest.mark.parametrize("word", ["retry", "hold"])

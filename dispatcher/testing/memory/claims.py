@@ -8,7 +8,6 @@ from uuid import UUID
 
 from dispatcher.message import Outcome, Status
 from dispatcher.store import Claim, Failure, Success, Unclaimed
-from dispatcher.store.changes import NOT_BEGUN
 from dispatcher.store.suppressions import REASON
 from dispatcher.testing.memory.tables import (
     NO_CATCH_UP,
@@ -17,6 +16,7 @@ from dispatcher.testing.memory.tables import (
     CatchUpRules,
     Row,
     Tables,
+    error_before,
     rounded,
 )
 
@@ -125,7 +125,7 @@ class MemoryClaims:
             row = tables.ours(claim, OPEN)
             if row is not None:
                 row.attempt_count -= 1
-                row.last_error = None if row.last_error == NOT_BEGUN else row.last_error
+                row.last_error = error_before(row)
                 due_at = row.next_attempt_at
                 self._again(row, wait, enqueue_in)
                 row.next_attempt_at = max(due_at, row.next_attempt_at)

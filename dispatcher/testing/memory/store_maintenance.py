@@ -28,6 +28,7 @@ from dispatcher.testing.memory.tables import (
     CatchUpRules,
     Row,
     Tables,
+    error_before,
     rounded,
 )
 from dispatcher.times.send_time import to_ms
@@ -147,7 +148,7 @@ class MemoryStoreMaintenance:
         for each in unbegun:
             row = self._tables.messages.get(each.message_id)
             if row and row.claim_token == each.token and row.status in OPEN:
-                row.last_error = NOT_BEGUN if died else None
+                row.last_error = NOT_BEGUN if died else error_before(row)
                 self._put_back(row, each, wait)
             self._undo(each)
 

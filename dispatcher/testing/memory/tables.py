@@ -15,6 +15,7 @@ from uuid import UUID
 from dispatcher.errors import StoreUnavailable
 from dispatcher.message import Body, Message, Outcome, Status
 from dispatcher.store import Addition, Claim
+from dispatcher.store.changes import NOT_BEGUN
 from dispatcher.store.schema import (
     EVERY_CHANNEL,
     PAUSED_CAMPAIGN,
@@ -299,6 +300,11 @@ def cut(instant: datetime) -> datetime:
     """Return an instant as SQLite keeps it: to the millisecond."""
     rest = instant.microsecond % 1_000
     return instant.replace(microsecond=instant.microsecond - rest) if rest else instant
+
+
+def error_before(row: Row) -> str | None:
+    """Return the error of a row whose worker lives: a death before the send is forgotten."""
+    return None if row.last_error == NOT_BEGUN else row.last_error
 
 
 def rounded(length: timedelta) -> timedelta:
