@@ -21,12 +21,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar, cast
 
 from dispatcher.client import Dispatcher
-from dispatcher.errors import (
-    DispatcherError,
-    InvalidSettings,
-    LimitersUnavailable,
-    LimitReached,
-)
+from dispatcher.errors import DispatcherError, InvalidSettings
 from dispatcher.extras import needs
 from dispatcher.limiters import AsyncLimiter
 from dispatcher.problems import (
@@ -178,7 +173,7 @@ class LimiterMiddleware:
         async with AsyncExitStack() as held:
             try:
                 given = await _taken(held, self._limiter, self._key, self._n, request)
-            except (LimitReached, LimitersUnavailable) as error:
+            except DispatcherError as error:
                 await answer_error(request, error)(scope, receive, send)
                 return
             headers = [(name.lower().encode(), value.encode()) for name, value in given.items()]

@@ -21,12 +21,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from dispatcher.client import Dispatcher
-from dispatcher.errors import (
-    DispatcherError,
-    InvalidSettings,
-    LimitersUnavailable,
-    LimitReached,
-)
+from dispatcher.errors import DispatcherError, InvalidSettings
 from dispatcher.extras import needs
 from dispatcher.limiters import Limiter
 from dispatcher.problems import (
@@ -130,7 +125,7 @@ class LimiterMiddleware:
         held = ExitStack()
         try:
             given = _taken(held, self._limiter, self._key, self._n, Request(environ))
-        except (LimitReached, LimitersUnavailable) as error:
+        except DispatcherError as error:
             return answer_error(error)(environ, start)
 
         def start_with(status: str, headers: list[tuple[str, str]], *error: Any) -> Any:

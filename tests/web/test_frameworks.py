@@ -274,6 +274,18 @@ def test_requests_are_limited_and_told_of_it(redis_server: RedisServer, way: str
 
 
 @each_way
+@pytest.mark.parametrize("name", ["", "x" * 1_025])
+def test_a_key_that_cannot_be_one_is_a_problem_of_the_request(
+    redis_server: RedisServer, way: str, name: str
+) -> None:
+    with limited(way, parse("2/minute"), redis_server) as ask:
+        refused = ask(**{"X-Name": name})
+        assert (refused.status, refused.json["field"]) == (422, "key")
+        assert refused.json["problem"] == f"{len(name)} letters"
+        assert ask(**{"X-Name": "ada"}).headers["RateLimit"] == '"2/minute";r=1'
+
+
+@each_way
 def test_holds_last_as_long_as_the_request(redis_server: RedisServer, way: str) -> None:
     limit = Limits([Concurrency(1), CoolDown()])
     nested: list[int] = []
