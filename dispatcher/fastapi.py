@@ -28,7 +28,7 @@ from dispatcher.problems import (
     KeyOf,
     allowing_outage,
     answer_to,
-    check_limiter,
+    check_limited,
     keys_of,
     limit_headers,
 )
@@ -105,9 +105,10 @@ def permit(
     until the request has ended. The headers ``RateLimit`` and ``RateLimit-Policy`` are those of
     the answer, unless the endpoint returns a Response of its own: the middleware sets them there,
     too. Where Redis does not answer, LimitersUnavailable is raised; with ``on_error="unknown"``
-    the request goes on. Raises InvalidValue for a limiter on a client that is not asynchronous.
+    the request goes on. Raises InvalidValue for a limiter on a client that is not asynchronous, a
+    function that must be awaited, and an ``n`` that no request can ask for.
     """
-    check_limiter(limiter, AsyncLimiter)
+    check_limited(limiter, AsyncLimiter, key, n)
 
     async def take(request: Request, response: Response) -> AsyncIterator[None]:
         async with AsyncExitStack() as held:
@@ -158,7 +159,7 @@ class LimiterMiddleware:
     """
 
     def __init__(self, app: ASGIApp, limiter: AsyncLimiter, key: Key, n: int = 1) -> None:
-        check_limiter(limiter, AsyncLimiter)
+        check_limited(limiter, AsyncLimiter, key, n)
         self._app = app
         self._limiter = limiter
         self._key = key

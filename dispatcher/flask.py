@@ -28,7 +28,7 @@ from dispatcher.problems import (
     KeyOf,
     allowing_outage,
     answer_to,
-    check_limiter,
+    check_limited,
     keys_of,
     limit_headers,
 )
@@ -83,9 +83,10 @@ def limited(limiter: Limiter, key: Key, n: int = 1) -> Callable[[Callable[P, T]]
     request is refused with LimitReached, which :func:`answer_error` answers by 429. The answer has
     the headers ``RateLimit`` and ``RateLimit-Policy``. Where Redis does not answer,
     LimitersUnavailable is raised; with ``on_error="unknown"`` the request goes on. Raises
-    InvalidValue for a limiter on an asynchronous client. It stands below ``@app.get(…)``.
+    InvalidValue for a limiter on an asynchronous client, a function that must be awaited, and an
+    ``n`` that no request can ask for. It stands below ``@app.get(…)``.
     """
-    check_limiter(limiter, Limiter)
+    check_limited(limiter, Limiter, key, n)
 
     def decorate(view: Callable[P, T]) -> Callable[P, T]:
         @wraps(view)
@@ -114,7 +115,7 @@ class LimiterMiddleware:
     """
 
     def __init__(self, app: WSGIApplication, limiter: Limiter, key: Key, n: int = 1) -> None:
-        check_limiter(limiter, Limiter)
+        check_limited(limiter, Limiter, key, n)
         self._app = app
         self._limiter = limiter
         self._key = key

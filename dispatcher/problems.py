@@ -5,6 +5,7 @@ A problem has one type for each class of ``dispatcher.errors``.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import math
@@ -18,7 +19,7 @@ from uuid import UUID
 from dispatcher import errors
 from dispatcher.errors import DispatcherError, InvalidValue
 from dispatcher.limiters import Algorithm, AsyncLimiter, Decision, Limiter
-from dispatcher.limiters.limit_set import Keys, texts_of
+from dispatcher.limiters.limit_set import KeyNames, Keys, check_permits, texts_of
 
 log = logging.getLogger(__name__)
 
@@ -169,11 +170,24 @@ def allowing_outage(limiter: Limiter | AsyncLimiter) -> Iterator[None]:
             raise
 
 
-def check_limiter(limiter: object, kind: type[Limiter] | type[AsyncLimiter]) -> None:
-    """Raise InvalidValue for a limiter that is not of this kind."""
-    if not isinstance(limiter, kind):
+def check_limited(
+    limiter: object, kind: type[Limiter] | type[AsyncLimiter], key: object, n: int
+) -> None:
+    """Raise InvalidValue for a limiter that is not of this kind, and for a key or n of no request.
+
+    These are mistakes of the program: a client of it must not be told of them.
+    """
+    if not isinstance(limiter, Limiter | AsyncLimiter) or not isinstance(limiter, kind):
         client = "redis.asyncio" if kind is AsyncLimiter else "redis"
         raise InvalidValue("limiter", errors.kind_of(limiter), f"a limiter on a client of {client}")
+    accepted = "a text, or a function that returns one and is not awaited"
+    if isinstance(key, str):
+        KeyNames(limiter.limits, prefix="any", tag=None, cluster=False).each(key)
+    elif not callable(key):
+        raise InvalidValue("key", errors.kind_of(key), accepted)
+    elif any(map(inspect.iscoroutinefunction, (key, type(key).__call__))):
+        raise InvalidValue("key", "a function that must be awaited", accepted)
+    check_permits(n, limiter.limits)
 
 
 def _rate_limit(name: str, left: int, wait: timedelta) -> str:
