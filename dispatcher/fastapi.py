@@ -112,7 +112,8 @@ def permit(
 
     async def take(request: Request, response: Response) -> AsyncIterator[None]:
         async with AsyncExitStack() as held:
-            response.headers.update(await _taken(held, limiter, key, n, request))
+            for name, value in (await _taken(held, limiter, key, n, request)).items():
+                response.headers.append(name, value)  # beside those of other limits
             yield
 
     return take
@@ -123,28 +124,27 @@ def limited(
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorate an endpoint: each request takes permits, as by the dependency :func:`permit`.
 
-    It stands below ``@app.get(…)``.
+    It stands below ``@app.get(…)``. Of several the first takes its permits first.
     """
-    needed = inspect.Parameter(
-        _PERMIT,
-        inspect.Parameter.KEYWORD_ONLY,
-        annotation=Annotated[None, Depends(permit(limiter, key, n))],
-    )
+    taken = Annotated[None, Depends(permit(limiter, key, n))]
 
     def decorate(endpoint: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(endpoint)
+        name = f"{_PERMIT}_{len(signature.parameters)}"  # further limits have other names
+
         @wraps(endpoint)
         def called(*args: P.args, **kwargs: P.kwargs) -> T:
-            del kwargs[_PERMIT]
+            del kwargs[name]
             return endpoint(*args, **kwargs)
 
         @wraps(endpoint)
         async def awaited(*args: P.args, **kwargs: P.kwargs) -> Any:
-            del kwargs[_PERMIT]
+            del kwargs[name]
             return await cast("Any", endpoint(*args, **kwargs))
 
         wrapper: Any = awaited if inspect.iscoroutinefunction(endpoint) else called
-        signature = inspect.signature(endpoint)
-        asked = sorted([*signature.parameters.values(), needed], key=lambda each: each.kind)
+        needed = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=taken)
+        asked = sorted([needed, *signature.parameters.values()], key=lambda each: each.kind)
         wrapper.__signature__ = signature.replace(parameters=asked)
         return cast("Callable[P, T]", wrapper)
 

@@ -96,7 +96,8 @@ def limited(limiter: Limiter, key: Key, n: int = 1) -> Callable[[Callable[P, T]]
 
                 @after_this_request
                 def tell(response: Response) -> Response:
-                    response.headers.update(headers)
+                    for name, value in headers.items():
+                        response.headers.add(name, value)  # beside those of other limits
                     return response
 
                 answer: T = current_app.ensure_sync(view)(*args, **kwargs)

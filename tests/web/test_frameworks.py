@@ -308,6 +308,91 @@ def test_holds_last_as_long_as_the_request(redis_server: RedisServer, way: str) 
         assert other(**{"X-Name": "ada"}).status == 200
 
 
+@contextmanager
+def limited_twice(way: str, server: RedisServer) -> Iterator[Ask]:
+    """Give an app whose requests at ``/`` need permits of two limiters."""
+    outer, inner = parse("5/minute"), parse("1/hour")
+    if way.startswith("fastapi"):
+        client = redis.asyncio.Redis.from_url(server.url)
+        first, second = outer.on(client, prefix="outer"), inner.on(client, prefix="inner")
+
+        @asynccontextmanager
+        async def closing(_: FastAPI) -> AsyncIterator[None]:
+            yield
+            await client.aclose()
+
+        app = FastAPI(lifespan=closing)
+        app.add_exception_handler(DispatcherError, ours_in_fastapi.answer_error)
+        needs: list[Any] = []
+
+        def answer(page: int = 1) -> dict[str, int]:
+            return {"page": page}
+
+        within: Any = ours_in_fastapi.limited(second, "all")(answer)
+        if way.endswith("middleware"):
+            app.add_middleware(ours_in_fastapi.LimiterMiddleware, limiter=first, key="all")
+        elif way.endswith("decorators"):
+            within = ours_in_fastapi.limited(first, "all")(within)
+        else:
+            needs = [Depends(ours_in_fastapi.permit(first, "all"))]
+        app.get("/", dependencies=needs)(within)
+        with asked_of_fastapi(app) as ask:
+            yield ask
+        return
+
+    def view_of_page() -> dict[str, int]:
+        return {"page": 1}
+
+    shop = Flask(__name__)
+    shop.register_error_handler(DispatcherError, ours_in_flask.answer_error)
+    with redis.Redis.from_url(server.url) as waiting:
+        first_too, second_too = outer.on(waiting, prefix="outer"), inner.on(waiting, prefix="inner")
+        view: Any = ours_in_flask.limited(second_too, "all")(view_of_page)
+        if way.endswith("middleware"):
+            app_within = shop.wsgi_app
+            shop.wsgi_app = ours_in_flask.LimiterMiddleware(app_within, first_too, "all")  # type: ignore[assignment,method-assign]  # as Flask documents
+        else:
+            view = ours_in_flask.limited(first_too, "all")(view)
+        shop.add_url_rule("/", "answer", view)
+        with asked_of_flask(shop) as ask:
+            yield ask
+
+
+def told(answer: Answer, name: str) -> set[str]:
+    """Return the members of a header, which may have several lines."""
+    given = answer.headers
+    lines = given.get_list(name) if hasattr(given, "get_list") else given.getlist(name)
+    return {each.split(";t=")[0] for line in lines for each in line.split(", ")}
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "fastapi decorators",
+        "fastapi dependency and decorator",
+        "fastapi decorator and middleware",
+        "flask decorators",
+        "flask decorator and middleware",
+    ],
+)
+def test_two_limits_of_a_request_are_told_side_by_side(redis_server: RedisServer, way: str) -> None:
+    with limited_twice(way, redis_server) as ask:
+        first, second = ask(), ask()
+        assert (first.status, first.json) == (200, {"page": 1})
+        assert told(first, "RateLimit") == {'"5/minute";r=4', '"1/hour";r=0'}
+        assert told(first, "RateLimit-Policy") == {'"5/minute";q=5;w=60', '"1/hour";q=1;w=3600'}
+        assert (second.status, second.json["limit"]) == (429, "1/hour")
+        others = (
+            set()
+            if way in ("fastapi decorators", "fastapi dependency and decorator")
+            else {'"5/minute";r=3'}
+        )
+        assert told(second, "RateLimit") == {'"1/hour";r=0'} | others
+        for _ in range(3):
+            ask()
+        assert ask().json["limit"] == "5/minute", "the outer limit is asked first"
+
+
 @pytest.mark.parametrize("way", [*WAYS[::3]])
 def test_a_redis_that_does_not_answer(own_redis: RedisServer, way: str) -> None:
     limit = parse("2/minute")
