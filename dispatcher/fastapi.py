@@ -26,9 +26,9 @@ from dispatcher.extras import needs
 from dispatcher.limiters import AsyncLimiter
 from dispatcher.problems import (
     KeyOf,
-    allowing_outage,
     answer_to,
     check_limited,
+    keeping_policy,
     keys_of,
     limit_headers,
 )
@@ -194,7 +194,7 @@ async def _taken(
     headers: dict[str, str] = {}
     keys = keys_of(key, request)
     if keys is not None:
-        with allowing_outage(limiter):
+        with keeping_policy(limiter):
             headers = limit_headers(
                 limiter.limits, await held.enter_async_context(limiter.permit(keys, n))
             )

@@ -26,9 +26,9 @@ from dispatcher.extras import needs
 from dispatcher.limiters import Limiter
 from dispatcher.problems import (
     KeyOf,
-    allowing_outage,
     answer_to,
     check_limited,
+    keeping_policy,
     keys_of,
     limit_headers,
 )
@@ -145,7 +145,7 @@ def _taken(held: ExitStack, limiter: Limiter, key: Key, n: int, asking: Request)
     headers: dict[str, str] = {}
     keys = keys_of(key, asking)
     if keys is not None:
-        with allowing_outage(limiter):
+        with keeping_policy(limiter):
             decision = held.enter_context(limiter.permit(keys, n))
             headers = limit_headers(limiter.limits, decision)
     return headers
