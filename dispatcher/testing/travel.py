@@ -71,7 +71,7 @@ class Sent(NamedTuple):
 
 
 class Outbox(Sequence[Sent]):
-    """What was sent, on all channels, in order.
+    """What was sent, on all channels, in order. Equal to any sequence of the same.
 
     Set ``before`` to a function that raises TemporaryFailure, PermanentFailure or PerhapsSent to
     see failures handled; it is called with each message before it counts as sent.
@@ -107,6 +107,11 @@ class Outbox(Sequence[Sent]):
 
     def __iter__(self) -> Iterator[Sent]:
         return iter(self._sent)
+
+    def __eq__(self, other: object) -> bool:
+        return self._sent == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # it changes, as a list does
 
     def __repr__(self) -> str:
         return f"<Outbox: {len(self)} sent>"
