@@ -70,11 +70,20 @@ class Sent(NamedTuple):
     message: Message
 
 
+class _FailedTest(BaseException):
+    """An assertion failed inside a send. Deliveries take only an Exception for a failed attempt."""
+
+    def __init__(self, error: AssertionError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class Outbox(Sequence[Sent]):
     """What was sent, on all channels, in order. Equal to any sequence of the same.
 
     Set ``before`` to a function that raises TemporaryFailure, PermanentFailure or PerhapsSent to
-    see failures handled; it is called with each message before it counts as sent.
+    see failures handled; it is called with each message before it counts as sent. An AssertionError
+    comes out of the call that moves the time.
     """
 
     def __init__(self, clock: TravelClock) -> None:
@@ -85,7 +94,10 @@ class Outbox(Sequence[Sent]):
     def send(self, message: Message) -> str | None:
         """Take a message, as a transport does."""
         if self.before is not None:
-            self.before(message)
+            try:
+                self.before(message)
+            except AssertionError as error:
+                raise _FailedTest(error) from error
         self._sent.append(
             Sent(message.channel, message.recipient, message.body, self._clock.now(), message)
         )
@@ -148,7 +160,8 @@ class Travel:
         """Let so much time pass, or all until an instant ``to``; return the present then.
 
         An instant is an aware datetime or a text with an offset, as ``send_at`` of a submit.
-        Raises InvalidValue for one that is past, and what a transport raises that is no Exception.
+        Raises InvalidValue for one that is past, what a transport raises that is no Exception, and
+        an AssertionError of ``outbox.before``.
         """
         length = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
         until = self.now + length if to is None else send_time.parse(to, field="to") + length
@@ -191,8 +204,10 @@ class Travel:
                 task = queue.take()
                 try:
                     app.delivery.deliver(task.message_ids)
-                except BaseException:
+                except BaseException as raised:
                     self._is_broken_off = True  # its messages are to be rescued
+                    if isinstance(raised, _FailedTest):
+                        raise raised.error from None
                     raise
             if app.needs_reconcile():
                 app.reconciler.reconcile()

@@ -180,6 +180,21 @@ def test_an_exception_inside_a_send_reaches_the_test_and_the_message_is_rescued(
     assert memory.get(message.id).status == "sent"
 
 
+def test_an_assertion_that_fails_inside_a_send_fails_the_test(memory: MemoryDispatcher) -> None:
+    def check(message: Message) -> None:
+        assert message.recipient == "ben", "not to ben"
+
+    memory.outbox.before = check
+    message = submit(memory)
+    for _ in range(2):
+        with pytest.raises(AssertionError, match="not to ben") as caught:
+            memory.travel.until_idle()
+        assert caught.traceback[-1].name == "check"
+    memory.outbox.before = None
+    memory.travel.until_idle()
+    assert memory.get(message.id).status == "sent"
+
+
 def test_ended_messages_are_deleted_after_the_retention(memory: MemoryDispatcher) -> None:
     message = submit(memory)
     memory.travel(days=30)
