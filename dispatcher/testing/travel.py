@@ -157,14 +157,21 @@ class Travel:
         seconds: float = 0,
         to: datetime | str | None = None,
     ) -> datetime:
-        """Let so much time pass, or all until an instant ``to``; return the present then.
+        """Let so much time pass, or all until an instant ``to``, not both; return the present then.
 
         An instant is an aware datetime or a text with an offset, as ``send_at`` of a submit.
-        Raises InvalidValue for one that is past, what a transport raises that is no Exception, and
-        an AssertionError of ``outbox.before``.
+        Raises InvalidValue for one that is past, RuntimeError for a dispatcher that is closed, what
+        a transport raises that is no Exception, and an AssertionError of ``outbox.before``.
         """
-        length = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
-        until = self.now + length if to is None else send_time.parse(to, field="to") + length
+        instant = None if to is None else send_time.parse(to, field="to")
+        try:
+            length = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+            until = instant or self.now + length
+        except (OverflowError, ValueError):  # ValueError: not a number
+            accepted = "one that ends before the year 10000"
+            raise InvalidValue("length", "is out of range", accepted) from None
+        if instant and length:
+            raise InvalidValue("to", "given with a length", "a length, or an instant alone")
         if until < self.now:
             raise InvalidValue("to", f"{until.isoformat()} is past", f"from {self.now.isoformat()}")
         self._play(until)
@@ -275,6 +282,11 @@ class MemoryDispatcher(Dispatcher):
         app.open()
         self._app: TravelApp = app
         self.travel = Travel(self._app, clock)
+
+    def close(self) -> None:
+        """Close it. Every later call raises RuntimeError, also one that moves the time."""
+        super().close()
+        self.travel._app = self._app
 
     @property
     def refused(self) -> list[DispatcherError]:

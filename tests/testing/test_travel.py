@@ -249,6 +249,37 @@ def test_time_does_not_go_back(memory: MemoryDispatcher) -> None:
         memory.travel(days=-1)
 
 
+@pytest.mark.parametrize(
+    ("way", "text"),
+    [
+        ({"hours": 1, "to": START + HOUR}, "to: given with a length; accepted: a length, or an"),
+        ({"days": 10**7}, "length: is out of range; accepted: one that ends before"),
+        ({"days": 10**10}, "length: is out of range"),
+        ({"seconds": float("inf")}, "length: is out of range"),
+        ({"seconds": float("nan")}, "length: is out of range"),
+        ({"to": "tomorrow"}, "to: .*; accepted"),
+    ],
+)
+def test_a_time_that_cannot_come_is_refused(
+    memory: MemoryDispatcher, way: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(InvalidValue, match=text):
+        memory.travel(**way)
+    assert memory.travel.now == START
+
+
+def test_time_does_not_pass_after_the_end() -> None:
+    with made() as memory:
+        submit(memory)
+    for move in (memory.travel, memory.travel.until_idle):
+        with pytest.raises(RuntimeError, match="the dispatcher is closed; make a new one"):
+            move()
+    with pytest.raises(RuntimeError, match="the dispatcher is closed"):
+        memory.travel(days=1)
+    assert memory.travel.now == START
+    assert memory.outbox == []
+
+
 def test_a_call_that_needs_servers_says_so(memory: MemoryDispatcher) -> None:
     for call in (memory.status, memory.top, memory.verify_windows):
         with pytest.raises(NotImplementedError, match="needs the servers"):
