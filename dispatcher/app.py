@@ -802,8 +802,8 @@ class App:
         if "delivery" not in vars(self):
             return True
         waiting = self.group_queue.take_waiting() if "group_queue" in vars(self) else []
-        if left := [*self.delivery.take_left(), *waiting]:
-            self.sweep.enqueue_again(left)
+        if unclaimed := [*self.delivery.take_unclaimed(), *waiting]:
+            self.sweep.enqueue_again(unclaimed)
         return self.delivery.finish()
 
     def close_sending(self) -> None:

@@ -21,19 +21,14 @@ from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar, cast
 
 from dispatcher.client import Dispatcher
-from dispatcher.errors import (
-    DispatcherError,
-    InvalidSettings,
-    LimitersUnavailable,
-    LimitReached,
-)
+from dispatcher.errors import DispatcherError, InvalidSettings
 from dispatcher.extras import needs
 from dispatcher.limiters import AsyncLimiter
 from dispatcher.problems import (
     KeyOf,
-    allowing_outage,
     answer_to,
-    check_limiter,
+    check_limited,
+    keeping_policy,
     keys_of,
     limit_headers,
 )
@@ -110,13 +105,15 @@ def permit(
     until the request has ended. The headers ``RateLimit`` and ``RateLimit-Policy`` are those of
     the answer, unless the endpoint returns a Response of its own: the middleware sets them there,
     too. Where Redis does not answer, LimitersUnavailable is raised; with ``on_error="unknown"``
-    the request goes on. Raises InvalidValue for a limiter on a client that is not asynchronous.
+    the request goes on. Raises InvalidValue for a limiter on a client that is not asynchronous, a
+    function that must be awaited, and an ``n`` that no request can ask for.
     """
-    check_limiter(limiter, AsyncLimiter)
+    check_limited(limiter, AsyncLimiter, key, n)
 
     async def take(request: Request, response: Response) -> AsyncIterator[None]:
         async with AsyncExitStack() as held:
-            response.headers.update(await _taken(held, limiter, key, n, request))
+            for name, value in (await _taken(held, limiter, key, n, request)).items():
+                response.headers.append(name, value)  # beside those of other limits
             yield
 
     return take
@@ -127,28 +124,27 @@ def limited(
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorate an endpoint: each request takes permits, as by the dependency :func:`permit`.
 
-    It stands below ``@app.get(…)``.
+    It stands below ``@app.get(…)``. Of several the first takes its permits first.
     """
-    needed = inspect.Parameter(
-        _PERMIT,
-        inspect.Parameter.KEYWORD_ONLY,
-        annotation=Annotated[None, Depends(permit(limiter, key, n))],
-    )
+    taken = Annotated[None, Depends(permit(limiter, key, n))]
 
     def decorate(endpoint: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(endpoint)
+        name = f"{_PERMIT}_{len(signature.parameters)}"  # further limits have other names
+
         @wraps(endpoint)
         def called(*args: P.args, **kwargs: P.kwargs) -> T:
-            del kwargs[_PERMIT]
+            del kwargs[name]
             return endpoint(*args, **kwargs)
 
         @wraps(endpoint)
         async def awaited(*args: P.args, **kwargs: P.kwargs) -> Any:
-            del kwargs[_PERMIT]
+            del kwargs[name]
             return await cast("Any", endpoint(*args, **kwargs))
 
         wrapper: Any = awaited if inspect.iscoroutinefunction(endpoint) else called
-        signature = inspect.signature(endpoint)
-        asked = sorted([*signature.parameters.values(), needed], key=lambda each: each.kind)
+        needed = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=taken)
+        asked = sorted([needed, *signature.parameters.values()], key=lambda each: each.kind)
         wrapper.__signature__ = signature.replace(parameters=asked)
         return cast("Callable[P, T]", wrapper)
 
@@ -163,7 +159,7 @@ class LimiterMiddleware:
     """
 
     def __init__(self, app: ASGIApp, limiter: AsyncLimiter, key: Key, n: int = 1) -> None:
-        check_limiter(limiter, AsyncLimiter)
+        check_limited(limiter, AsyncLimiter, key, n)
         self._app = app
         self._limiter = limiter
         self._key = key
@@ -178,7 +174,7 @@ class LimiterMiddleware:
         async with AsyncExitStack() as held:
             try:
                 given = await _taken(held, self._limiter, self._key, self._n, request)
-            except (LimitReached, LimitersUnavailable) as error:
+            except DispatcherError as error:
                 await answer_error(request, error)(scope, receive, send)
                 return
             headers = [(name.lower().encode(), value.encode()) for name, value in given.items()]
@@ -198,7 +194,7 @@ async def _taken(
     headers: dict[str, str] = {}
     keys = keys_of(key, request)
     if keys is not None:
-        with allowing_outage(limiter):
+        with keeping_policy(limiter):
             headers = limit_headers(
                 limiter.limits, await held.enter_async_context(limiter.permit(keys, n))
             )

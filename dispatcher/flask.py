@@ -21,19 +21,14 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from dispatcher.client import Dispatcher
-from dispatcher.errors import (
-    DispatcherError,
-    InvalidSettings,
-    LimitersUnavailable,
-    LimitReached,
-)
+from dispatcher.errors import DispatcherError, InvalidSettings
 from dispatcher.extras import needs
 from dispatcher.limiters import Limiter
 from dispatcher.problems import (
     KeyOf,
-    allowing_outage,
     answer_to,
-    check_limiter,
+    check_limited,
+    keeping_policy,
     keys_of,
     limit_headers,
 )
@@ -88,9 +83,10 @@ def limited(limiter: Limiter, key: Key, n: int = 1) -> Callable[[Callable[P, T]]
     request is refused with LimitReached, which :func:`answer_error` answers by 429. The answer has
     the headers ``RateLimit`` and ``RateLimit-Policy``. Where Redis does not answer,
     LimitersUnavailable is raised; with ``on_error="unknown"`` the request goes on. Raises
-    InvalidValue for a limiter on an asynchronous client. It stands below ``@app.get(…)``.
+    InvalidValue for a limiter on an asynchronous client, a function that must be awaited, and an
+    ``n`` that no request can ask for. It stands below ``@app.get(…)``.
     """
-    check_limiter(limiter, Limiter)
+    check_limited(limiter, Limiter, key, n)
 
     def decorate(view: Callable[P, T]) -> Callable[P, T]:
         @wraps(view)
@@ -100,7 +96,8 @@ def limited(limiter: Limiter, key: Key, n: int = 1) -> Callable[[Callable[P, T]]
 
                 @after_this_request
                 def tell(response: Response) -> Response:
-                    response.headers.update(headers)
+                    for name, value in headers.items():
+                        response.headers.add(name, value)  # beside those of other limits
                     return response
 
                 answer: T = current_app.ensure_sync(view)(*args, **kwargs)
@@ -119,7 +116,7 @@ class LimiterMiddleware:
     """
 
     def __init__(self, app: WSGIApplication, limiter: Limiter, key: Key, n: int = 1) -> None:
-        check_limiter(limiter, Limiter)
+        check_limited(limiter, Limiter, key, n)
         self._app = app
         self._limiter = limiter
         self._key = key
@@ -130,7 +127,7 @@ class LimiterMiddleware:
         held = ExitStack()
         try:
             given = _taken(held, self._limiter, self._key, self._n, Request(environ))
-        except (LimitReached, LimitersUnavailable) as error:
+        except DispatcherError as error:
             return answer_error(error)(environ, start)
 
         def start_with(status: str, headers: list[tuple[str, str]], *error: Any) -> Any:
@@ -148,7 +145,7 @@ def _taken(held: ExitStack, limiter: Limiter, key: Key, n: int, asking: Request)
     headers: dict[str, str] = {}
     keys = keys_of(key, asking)
     if keys is not None:
-        with allowing_outage(limiter):
+        with keeping_policy(limiter):
             decision = held.enter_context(limiter.permit(keys, n))
             headers = limit_headers(limiter.limits, decision)
     return headers

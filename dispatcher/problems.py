@@ -5,6 +5,7 @@ A problem has one type for each class of ``dispatcher.errors``.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import math
@@ -14,11 +15,12 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 from dispatcher import errors
 from dispatcher.errors import DispatcherError, InvalidValue
 from dispatcher.limiters import Algorithm, AsyncLimiter, Decision, Limiter
-from dispatcher.limiters.limit_set import Keys, texts_of
+from dispatcher.limiters.limit_set import KeyNames, Keys, check_permits, texts_of
 from dispatcher.redis.errors import is_pool_full
 
 log = logging.getLogger(__name__)
@@ -63,6 +65,8 @@ STATUSES: Mapping[type[DispatcherError], int] = {
 }
 """The status of the answer for each class of error."""
 
+_POLICIES: WeakKeyDictionary[errors.LimitReached, dict[str, str]] = WeakKeyDictionary()
+"""The header ``RateLimit-Policy`` for each refusal of a request, which has no limits itself."""
 _SERVER_ERROR = 500
 _WAIT = timedelta(seconds=1)
 """How long a client waits where an error does not say it."""
@@ -120,7 +124,10 @@ def status_of(error: DispatcherError) -> int:
 
 
 def headers_of(error: DispatcherError) -> dict[str, str]:
-    """Return the headers of the answer to an error: when to call again, and the limit reached."""
+    """Return the headers of the answer to an error: when to call again, and the limit reached.
+
+    The policy is that of a request that :func:`keeping_policy` saw refused.
+    """
     wait = getattr(error, "retry_after", None)
     if not isinstance(wait, timedelta):
         waits = isinstance(error, errors.Unavailable) and status_of(error) != 422  # noqa: PLR2004
@@ -129,6 +136,7 @@ def headers_of(error: DispatcherError) -> dict[str, str]:
     if wait is not None and wait != timedelta.max:
         headers["Retry-After"] = str(max(1, _seconds(wait)))
     if isinstance(error, errors.LimitReached):
+        headers |= _POLICIES.get(error, {})
         headers["RateLimit"] = _rate_limit(error.limit, 0, error.retry_after)
     return headers
 
@@ -142,17 +150,22 @@ def limit_headers(
     the one that decides has left. A single limit may have another ``name``.
     """
     names = [name] if name and len(limits) == 1 else texts_of(limits)
+    headers = _policy(limits, names)
+    if decision.limit or not decision:
+        left = _rate_limit(names[decision.position], decision.remaining, decision.retry_after)
+        headers["RateLimit"] = left
+    return headers
+
+
+def _policy(limits: Sequence[Algorithm], names: Sequence[str]) -> dict[str, str]:
+    """Return the header ``RateLimit-Policy``; nothing where no limit counts."""
     policies = [
         f"{_quoted(text)};q={each.most}"
         + (f";w={max(1, each.length_ms // 1_000)}" * bool(each.length_ms))
         for text, each in zip(names, limits, strict=True)
         if each.most
     ]
-    headers = {"RateLimit-Policy": ", ".join(policies)} if policies else {}
-    if decision.limit or not decision:
-        left = _rate_limit(names[decision.position], decision.remaining, decision.retry_after)
-        headers["RateLimit"] = left
-    return headers
+    return {"RateLimit-Policy": ", ".join(policies)} if policies else {}
 
 
 def keys_of(key: KeyOf[RequestT], request: RequestT) -> Keys | None:
@@ -161,20 +174,39 @@ def keys_of(key: KeyOf[RequestT], request: RequestT) -> Keys | None:
 
 
 @contextmanager
-def allowing_outage(limiter: Limiter | AsyncLimiter) -> Iterator[None]:
-    """Let a request go on where Redis does not answer, unless the limiter is to raise then."""
+def keeping_policy(limiter: Limiter | AsyncLimiter) -> Iterator[None]:
+    """Keep the policy of a limiter that is asked for a request, for the headers of a refusal.
+
+    The request goes on where Redis does not answer, unless the limiter is to raise then.
+    """
     try:
         yield
+    except errors.LimitReached as refusal:
+        _POLICIES[refusal] = _policy(limiter.limits, texts_of(limiter.limits))
+        raise
     except errors.LimitersUnavailable as error:
-        if limiter.on_error == "raise" or is_pool_full(error.__cause__):
+        if limiter.on_error == "raise" or is_pool_full(error):
             raise
 
 
-def check_limiter(limiter: object, kind: type[Limiter] | type[AsyncLimiter]) -> None:
-    """Raise InvalidValue for a limiter that is not of this kind."""
-    if not isinstance(limiter, kind):
+def check_limited(
+    limiter: object, kind: type[Limiter] | type[AsyncLimiter], key: object, n: int
+) -> None:
+    """Raise InvalidValue for a limiter that is not of this kind, and for a key or n of no request.
+
+    These are mistakes of the program: a client of it must not be told of them.
+    """
+    if not isinstance(limiter, Limiter | AsyncLimiter) or not isinstance(limiter, kind):
         client = "redis.asyncio" if kind is AsyncLimiter else "redis"
         raise InvalidValue("limiter", errors.kind_of(limiter), f"a limiter on a client of {client}")
+    accepted = "a text, or a function that returns one and is not awaited"
+    if isinstance(key, str):
+        KeyNames(limiter.limits, prefix="any", tag=None, cluster=False).each(key)
+    elif not callable(key):
+        raise InvalidValue("key", errors.kind_of(key), accepted)
+    elif any(map(inspect.iscoroutinefunction, (key, type(key).__call__))):
+        raise InvalidValue("key", "a function that must be awaited", accepted)
+    check_permits(n, limiter.limits)
 
 
 def _rate_limit(name: str, left: int, wait: timedelta) -> str:

@@ -36,7 +36,7 @@ def of_scope_on(channel: str) -> str:
     return f"recipient.{channel}"
 
 
-def is_of_scope_on(kind: str) -> bool:
+def is_recipient_kind(kind: str) -> bool:
     """Whether a kind is that of a message's scope on a channel: its name may be an address."""
     return kind.startswith("recipient.")
 

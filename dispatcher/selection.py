@@ -154,7 +154,7 @@ def _channels(given: str | Sequence[str] | None) -> tuple[str, ...]:
     if given is None:
         return ()
     several = given if isinstance(given, list | tuple) else [given]
-    if not several:  # no filter would match every message
+    if not several:  # an empty filter matches all messages: here it is probably a mistake
         raise InvalidDraft("channel", "an empty list", "a channel, or several")
     return tuple(check_text("channel", each) for each in several)
 

@@ -162,22 +162,25 @@ COMMANDS = {
 }
 
 
-_Misuse: type[Exception] = typer.BadParameter.__mro__[1]
-"""The error for an option or a command that there is not: of click, or of typer's copy of it."""
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""``UsageError`` of click, or of typer's copy of click: typer does not export it."""
 
 
 @contextmanager
-def _misuse_is_invalid() -> Iterator[None]:
-    """Raise InvalidValue instead of what typer would draw in a box. No arguments ask for help."""
+def _usage_errors_translated() -> Iterator[None]:
+    """Raise InvalidValue for wrong arguments, which typer would print in a box.
+
+    A call without arguments shows help.
+    """
     try:
         yield
-    except _Misuse as error:
+    except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             raise
-        raise _invalid(error) from None
+        raise _invalid_value(error) from None
 
 
-def _invalid(error: Any) -> InvalidValue:
+def _invalid_value(error: Any) -> InvalidValue:
     command = error.ctx.command_path if error.ctx is not None else "dispatcher"
     parameter, named = getattr(error, "param", None), getattr(error, "option_name", None)
     field = str(named or (parameter and _typed(parameter)) or command)
@@ -235,12 +238,12 @@ class AllCommands(OptionNames):
 
     def make_context(self, *given: Any, **more: Any) -> Any:
         """Read the options of all commands. Raises InvalidValue."""
-        with _misuse_is_invalid():
+        with _usage_errors_translated():
             return super().make_context(*given, **more)
 
     def invoke(self, ctx: Any) -> Any:
         """Read the options of the command, and run it. Raises DispatcherError."""
-        with _misuse_is_invalid():
+        with _usage_errors_translated():
             return super().invoke(ctx)
 
     def load(self, *names: str) -> None:

@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LOCK = "lock"
-_OF_THE_LIVING = ".left"
-"""How the name of a log ends that its process has left and survived."""
+_LEFT_BY_LIVING = ".left"
+"""The suffix of a log that a living process has left to rescue."""
 _MOST_OF_A_SEAL = 100
 _HEX_DIGITS = 32
 """Of a message's id."""
@@ -109,7 +109,7 @@ class ClaimLog:
 
 @dataclass(frozen=True, slots=True)
 class LeftLog:
-    """The send log of a claim whose process has died, or lives and has left it.
+    """The send log of a claim, left by a process that ``died``, or that lives and gave it up.
 
     ``unbegun`` are the messages of the claim that were not given to a transport.
     """
@@ -169,7 +169,7 @@ class SendLogs:
         try:
             folder, lock = _locked_folder(self._folder)
             try:
-                path.rename(folder / f"{path.name}{_OF_THE_LIVING}")
+                path.rename(folder / f"{path.name}{_LEFT_BY_LIVING}")
             except OSError:
                 _remove_empty(folder)
                 raise
@@ -314,7 +314,7 @@ def _read(path: Path) -> LeftLog | None:
         claimed, *notes = path.read_text().split("\n")[:-1] or [""]
         begun = {each[-_HEX_DIGITS:] for each in notes}
         unbegun = [each for each in claimed.split() if each not in begun]
-        died = path.suffix != _OF_THE_LIVING
+        died = path.suffix != _LEFT_BY_LIVING
         return LeftLog(UUID(path.stem), tuple(map(UUID, unbegun)), died)
     except (OSError, ValueError) as error:
         log.warning(

@@ -54,7 +54,7 @@ class Delivery:
         # Groups are due within this length; the task of one comes a little before the first.
         self._ahead = shared.settings.coalesce + 2 * EARLY
         self._lasting = LastingSends()
-        self._left: deque[UUID] = deque()
+        self._unclaimed: deque[UUID] = deque()
 
     def deliver(self, message_ids: Sequence[UUID], *, to_the_end: bool = True) -> int:
         """Deliver what is due of these messages; return how many were sent with success.
@@ -78,7 +78,7 @@ class Delivery:
             finally:
                 send_log.close()
             ids = self._wait_for_early(ids, claims) if len(claims) < len(ids) else []
-        self._left.extend(ids)
+        self._unclaimed.extend(ids)
         return sent
 
     def _deliver_claims(
@@ -180,9 +180,9 @@ class Delivery:
         """Whether no further send begins."""
         return self.shared.is_stopping
 
-    def take_left(self) -> list[UUID]:
-        """Return the messages that were not claimed because of the stop, once."""
-        return [self._left.popleft() for _ in range(len(self._left))]
+    def take_unclaimed(self) -> list[UUID]:
+        """Return, and forget, the messages that a stop kept from being claimed."""
+        return [self._unclaimed.popleft() for _ in range(len(self._unclaimed))]
 
     def finish(self, timeout: float | None = None) -> bool:
         """Wait for the sends that no task waits for; return whether all have ended.
@@ -213,7 +213,8 @@ class Delivery:
             self.shared.claims.enqueue_when_due([id_ for id_ in found.waits if id_ not in soon])
         if soon:
             pause = min(max(soon.values()) - self._ahead, min(soon.values()) - EARLY)
-            # What is due sooner and was not claimed is paused: it may be resumed until then.
+            # A message that is due already and was not claimed is paused. The least wait keeps
+            # this loop from asking without a break until the message is resumed.
             self.shared.clock.sleep(max(EARLY, pause).total_seconds())
         return list(soon)
 

@@ -276,9 +276,9 @@ class LimitSet:
     def unknown(self, error: LimitersUnavailable, permit: str) -> Decision:
         """Answer for a Redis that does not answer, if that is the policy.
 
-        A full pool of connections says nothing of Redis.
+        Raise the error if the pool of connections is full: then Redis was not asked.
         """
-        if self.on_error != "unknown" or is_pool_full(error.__cause__):
+        if self.on_error != "unknown" or is_pool_full(error):
             raise error
         return Decision(
             allowed=False,

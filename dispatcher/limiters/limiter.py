@@ -389,7 +389,7 @@ class AsyncLimiter(_OnClient):
     ) -> Callable[[Callable[P, T]], Callable[P, T]]:
         """Decorate a coroutine function or an asynchronous generator.
 
-        See :meth:`Limiter.limited`. Raises InvalidValue for a generator that is not asynchronous.
+        See :meth:`Limiter.limited`. Raises InvalidValue for any other function.
         """
 
         def block(*args: Any, **kwargs: Any) -> AbstractAsyncContextManager[Decision]:
@@ -402,11 +402,11 @@ class AsyncLimiter(_OnClient):
                 async with block(*args, **kwargs):
                     return await cast("Awaitable[Any]", function(*args, **kwargs))
 
-            if _is_called_as(function, inspect.isgeneratorfunction):
-                accepted = "an asynchronous one, or a limiter on a client of redis"
-                raise InvalidValue("function", "a generator that is not asynchronous", accepted)
             if _is_called_as(function, inspect.isasyncgenfunction):
                 return cast("Callable[P, T]", _generating(function, block))
+            if not _is_called_as(inspect.unwrap(function), inspect.iscoroutinefunction):
+                accepted = "one defined by async def, or a limiter on a client of redis"
+                raise InvalidValue("function", "it is not awaited", accepted)
             return cast("Callable[P, T]", limited)
 
         return decorate

@@ -74,7 +74,7 @@ class LocalShare:
             try:
                 decision = yield from operation(self._limit_set, *args, **named)
             except LimitersUnavailable as error:
-                if is_pool_full(error.__cause__):
+                if is_pool_full(error):
                     raise
                 self._note_failure(error)
                 if named.get("timeout") is not None:  # part of it has passed

@@ -33,7 +33,7 @@ from dispatcher.times.send_time import from_ms, to_ms
 _LONGEST_TIMEOUT = 366 * 86_400.0
 _REQUESTS = "Requests, in order"
 _LONGEST_CLOSED_MS = 366 * 86_400_000
-_LATEST_MS = to_ms(datetime(9999, 1, 1, tzinfo=UTC))
+_LATEST = datetime(9999, 1, 1, tzinfo=UTC)
 _LONGEST_PAUSE_FOR_HOLDS = 0.1  # a hold may be returned long before it ends
 _MOST_IN_A_SCRIPT = 500
 """The most work of one script, but for a single request: requests, and single permits."""
@@ -221,7 +221,7 @@ def renew_every(limit_set: LimitSet) -> float:
 
 def renew(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[bool]:
     """Renew the holds of one id; return False if one has ended."""
-    names = _states_that(limit_set, keys, "holds", "a Concurrency")
+    names = _state_names(limit_set, keys, "holds", "a Concurrency")
     lengths = [each.hold_ms for each in limit_set.parts if each.holds]
     [done] = yield ScriptCall("limits_renew", names, (checked(permit), *lengths))
     return done == 1
@@ -229,7 +229,7 @@ def renew(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[bool]:
 
 def end_holds(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
     """End the holds of one id; its other permits stay taken."""
-    names = _states_that(limit_set, keys, "holds", "a Concurrency")
+    names = _state_names(limit_set, keys, "holds", "a Concurrency")
     [ended] = yield ScriptCall("limits_end_holds", names, (checked(permit),))
     return ended
 
@@ -238,7 +238,7 @@ def close(
     limit_set: LimitSet, keys: Keys, *, length: timedelta | None, until: datetime | None
 ) -> Steps[datetime]:
     """Close cool-downs; return until when they are closed."""
-    names = _states_that(limit_set, keys, "closes", "a CoolDown")
+    names = _state_names(limit_set, keys, "closes", "a CoolDown")
     if (length is None) == (until is None):
         raise InvalidValue("until", "not exactly one of length and until", "one of the two")
     if until is not None and (not isinstance(until, datetime) or until.tzinfo is None):
@@ -246,19 +246,14 @@ def close(
     ms = 0
     if length is not None:
         ms = length_ms(length, "length", least=1, most=_LONGEST_CLOSED_MS)
-    until_ms = 0
-    if until is not None:
-        try:
-            until_ms = max(0, to_ms(until))
-        except OverflowError:
-            until_ms = -1
-        if not 0 <= until_ms <= _LATEST_MS:
-            raise InvalidValue("until", quoted(until), "a time before the year 9999")
+    if until is not None and until > _LATEST:
+        raise InvalidValue("until", quoted(until), "a time before the year 9999")
+    until_ms = 0 if until is None else max(0, to_ms(until))
     [ends] = yield ScriptCall("limits_close", names, (ms, until_ms))
     return from_ms(ends)
 
 
-def _states_that(
+def _state_names(
     limit_set: LimitSet, keys: Keys, what: Literal["holds", "closes"], accepted: str
 ) -> list[str]:
     """Return the names of the states of the limits that hold or close. Raises InvalidValue."""

@@ -215,9 +215,9 @@ class PermitLogs:
             return dict(zip([name for _, name in first], pipeline.execute(), strict=True))
 
     def give_turns(self, waiting: Mapping[str, Sequence[bytes]], come: Collection[bytes]) -> None:
-        """Give those of the messages that come their turn now, in the room made for them.
+        """Give the messages in ``come`` their turn now, in the room made for them.
 
-        The others leave the line. Their room is for the next ones.
+        The other ``waiting`` messages leave the line. Their room is for the next ones.
         """
         with translated:
             now = now_ms(self._client)

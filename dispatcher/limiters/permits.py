@@ -178,9 +178,9 @@ class Permits:
         return {log: [UUID(bytes=member) for member in some] for log, some in found.items()}
 
     def give_turns(self, waiting: Mapping[str, Sequence[UUID]], come: Collection[UUID]) -> None:
-        """Give those of the messages that come their turn now, in the room made for them.
+        """Give the messages in ``come`` their turn now, in the room made for them.
 
-        The others leave the line. Their room is for the next ones.
+        The other ``waiting`` messages leave the line. Their room is for the next ones.
         """
         self._logs.give_turns(
             {log: [each.bytes for each in some] for log, some in waiting.items()},

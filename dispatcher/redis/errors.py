@@ -101,12 +101,13 @@ def cause(error: Exception) -> Exception | None:
 def is_silence(error: Unavailable) -> bool:
     """Return whether an error of :func:`translated` says that Redis gave no answer at all."""
     silent = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.RedisClusterException)
-    return isinstance(error.__cause__, silent) and not is_pool_full(error.__cause__)
+    return isinstance(error.__cause__, silent) and not is_pool_full(error)
 
 
-def is_pool_full(error: BaseException | None) -> bool:
-    """Return whether the client had no free connection: Redis was not asked, and may be well."""
-    return isinstance(error, redis.ConnectionError) and str(error) in _NO_CONNECTION
+def is_pool_full(error: Unavailable) -> bool:
+    """Return whether the client had no free connection. Redis was not asked, and may be up."""
+    cause = error.__cause__
+    return isinstance(cause, redis.ConnectionError) and str(cause) in _NO_CONNECTION
 
 
 class translated:  # noqa: N801 - reads like a function

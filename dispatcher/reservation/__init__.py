@@ -16,8 +16,8 @@ from dispatcher.reservation.booking import (
     Rebooked,
     Reservation,
     Submit,
-    is_planned,
-    planned,
+    is_planned_id,
+    planned_id,
 )
 from dispatcher.reservation.contents import Contents, Held, MemberState
 from dispatcher.reservation.fence import Fence
@@ -78,7 +78,7 @@ __all__ = [
     "Unconfirmed",
     "Upkeep",
     "Windows",
-    "is_planned",
+    "is_planned_id",
     "longest_ms",
-    "planned",
+    "planned_id",
 ]

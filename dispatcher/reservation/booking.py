@@ -16,13 +16,13 @@ EVERYONE = "*"
 """The token that stands for all submits with a key."""
 
 
-def planned(message_id: UUID) -> UUID:
-    """Return an id of version 8 for a draft of a plan. Those of messages have version 7."""
+def planned_id(message_id: UUID) -> UUID:
+    """Return an id of version 8, which marks a draft of a plan. Messages have version 7."""
     return UUID(int=message_id.int & ~(0xF << 76) | 8 << 76)
 
 
-def is_planned(message_id: UUID) -> bool:
-    """Tell whether an id is that of a draft of a plan."""
+def is_planned_id(message_id: UUID) -> bool:
+    """Whether an id is that of a draft of a plan."""
     return message_id.version == 8  # noqa: PLR2004
 
 
@@ -81,7 +81,7 @@ class BookingRequest(NamedTuple):
         For a request of which something was released: a copy of that release that arrives late
         then takes away nothing that is booked after it.
         """
-        message_id = planned(new_id()) if is_planned(self.message_id) else new_id()
+        message_id = planned_id(new_id()) if is_planned_id(self.message_id) else new_id()
         return self._replace(message_id=message_id, submit=self.submit and self.submit.renewed())
 
 

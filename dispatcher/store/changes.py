@@ -53,7 +53,8 @@ _TYPES: dict[str, TypeEngine[Any]] = {
 _NO_CLAIM: dict[str, Any] = {"claimed_by": None, "claim_expires_at": None}
 _NOW = database_now()
 NOT_BEGUN = "not sent: its worker died before the send began"
-"""The ``last_error`` of such a message: after a second death in a row its attempt counts."""
+"""The ``last_error`` of a message whose worker died before the send. If the next worker dies so,
+too, the attempt counts."""
 
 
 class Given:
@@ -231,8 +232,8 @@ class ClaimChanges:
     def snoozed(self, given: Given) -> Update:
         """Put it back unsent: no attempt counts, and it is not due earlier than before.
 
-        Where maintenance would enqueue it only after it is due, the caller enqueues it. That a
-        worker died before is forgotten: this one lives.
+        Where maintenance would enqueue it only after it is due, the caller enqueues it. It
+        clears ``NOT_BEGUN``: a worker that lives shows that its message does not kill.
         """
         row = self._messages.c
         due_at = later(_NOW, given("wait"))

@@ -85,10 +85,10 @@ class RescuedMessage(NamedTuple):
 
 
 class UnbegunClaim(NamedTuple):
-    """A message whose worker died before it began to send it, and the claim.
+    """A claimed message whose send had not begun, and the claim.
 
-    ``counts``: its worker died, and the worker before too, so the message may be the cause. Then
-    the attempt counts, as a failed one; ``status`` is the status of the message after that.
+    ``counts`` is true if its worker and the worker before it died: the message may be the cause.
+    Then the attempt counts as failed, and ``status`` is the status of the message after that.
     """
 
     message_id: UUID

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dispatcher.errors import QuotaExceeded
 from dispatcher.message import Draft, Plan, Rejection
-from dispatcher.reservation import is_planned
+from dispatcher.reservation import is_planned_id
 from dispatcher.submission.batch import (
     MINUTE_MS,
     Batch,
@@ -96,7 +96,9 @@ class Batches:
             for batch in batches(drafts):
                 self._run(batch, dry_run)
                 results = tally.add(batch.entries)
-                rejections += [_planned(each) for each in results if isinstance(each, Rejection)]
+                rejections += [
+                    _without_planned_ids(each) for each in results if isinstance(each, Rejection)
+                ]
         return Plan(
             accepted=tally.accepted,
             known=tally.known,
@@ -140,12 +142,12 @@ class Batches:
         batch.share_results()
 
 
-def _planned(refused: Rejection) -> Rejection:
+def _without_planned_ids(refused: Rejection) -> Rejection:
     """Return a refusal of a plan as it is shown: drafts in the way have no ids of messages."""
     error = refused.error
-    if not isinstance(error, QuotaExceeded) or not any(map(is_planned, error.conflicting)):
+    if not isinstance(error, QuotaExceeded) or not any(map(is_planned_id, error.conflicting)):
         return refused
-    stored = [each for each in error.conflicting if not is_planned(each)]
+    stored = [each for each in error.conflicting if not is_planned_id(each)]
     shown = QuotaExceeded(
         quota=error.quota,
         scope=error.scope,

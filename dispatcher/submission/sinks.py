@@ -20,7 +20,7 @@ from dispatcher.errors import (
 )
 from dispatcher.faults import fault
 from dispatcher.message import Message
-from dispatcher.reservation import Booked, BookingRequest, Copies, PlannedKey, planned
+from dispatcher.reservation import Booked, BookingRequest, Copies, PlannedKey, planned_id
 from dispatcher.settings import Settings
 from dispatcher.store import (
     GivenUp,
@@ -458,7 +458,7 @@ class CallersTransaction:
             known = None if key is None else recalled(entry.valid, self.recall({key: entry}))
             if known is not None:
                 return known
-        raise StoreUnavailable("the id or idempotency key of the draft was taken again and again")
+        raise StoreUnavailable("other calls kept taking the id or the key", remedy="try again")
 
     def _forget(self, joined: _Joined, transaction: _Transaction) -> None:
         transaction.watch.joined.remove(joined)
@@ -486,7 +486,7 @@ class DryRun:
 
     def ids(self, fresh: Sequence[UUID]) -> Sequence[UUID]:
         """Mark them as those of drafts, which are stored nowhere."""
-        return [planned(each) for each in fresh]
+        return [planned_id(each) for each in fresh]
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Return what is stored under these keys, or what earlier batches would have stored."""

@@ -70,11 +70,20 @@ class Sent(NamedTuple):
     message: Message
 
 
+class _FailedTest(BaseException):
+    """An assertion failed inside a send. Deliveries take only an Exception for a failed attempt."""
+
+    def __init__(self, error: AssertionError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class Outbox(Sequence[Sent]):
-    """What was sent, on all channels, in order.
+    """What was sent, on all channels, in order. Equal to any sequence of the same.
 
     Set ``before`` to a function that raises TemporaryFailure, PermanentFailure or PerhapsSent to
-    see failures handled; it is called with each message before it counts as sent.
+    see failures handled; it is called with each message before it counts as sent. An AssertionError
+    comes out of the call that moves the time.
     """
 
     def __init__(self, clock: TravelClock) -> None:
@@ -85,7 +94,10 @@ class Outbox(Sequence[Sent]):
     def send(self, message: Message) -> str | None:
         """Take a message, as a transport does."""
         if self.before is not None:
-            self.before(message)
+            try:
+                self.before(message)
+            except AssertionError as error:
+                raise _FailedTest(error) from error
         self._sent.append(
             Sent(message.channel, message.recipient, message.body, self._clock.now(), message)
         )
@@ -107,6 +119,11 @@ class Outbox(Sequence[Sent]):
 
     def __iter__(self) -> Iterator[Sent]:
         return iter(self._sent)
+
+    def __eq__(self, other: object) -> bool:
+        return self._sent == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # it changes, as a list does
 
     def __repr__(self) -> str:
         return f"<Outbox: {len(self)} sent>"
@@ -140,13 +157,21 @@ class Travel:
         seconds: float = 0,
         to: datetime | str | None = None,
     ) -> datetime:
-        """Let so much time pass, or all until an instant ``to``; return the present then.
+        """Let so much time pass, or all until an instant ``to``, not both; return the present then.
 
         An instant is an aware datetime or a text with an offset, as ``send_at`` of a submit.
-        Raises InvalidValue for one that is past, and what a transport raises that is no Exception.
+        Raises InvalidValue for one that is past, RuntimeError for a dispatcher that is closed, what
+        a transport raises that is no Exception, and an AssertionError of ``outbox.before``.
         """
-        length = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
-        until = self.now + length if to is None else send_time.parse(to, field="to") + length
+        instant = None if to is None else send_time.parse(to, field="to")
+        try:
+            length = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+            until = instant or self.now + length
+        except (OverflowError, ValueError):  # ValueError: not a number
+            accepted = "one that ends before the year 10000"
+            raise InvalidValue("length", "is out of range", accepted) from None
+        if instant and length:
+            raise InvalidValue("to", "given with a length", "a length, or an instant alone")
         if until < self.now:
             raise InvalidValue("to", f"{until.isoformat()} is past", f"from {self.now.isoformat()}")
         self._play(until)
@@ -186,8 +211,10 @@ class Travel:
                 task = queue.take()
                 try:
                     app.delivery.deliver(task.message_ids)
-                except BaseException:
+                except BaseException as raised:
                     self._is_broken_off = True  # its messages are to be rescued
+                    if isinstance(raised, _FailedTest):
+                        raise raised.error from None
                     raise
             if app.needs_reconcile():
                 app.reconciler.reconcile()
@@ -255,6 +282,11 @@ class MemoryDispatcher(Dispatcher):
         app.open()
         self._app: TravelApp = app
         self.travel = Travel(self._app, clock)
+
+    def close(self) -> None:
+        """Close it. Every later call raises RuntimeError, also one that moves the time."""
+        super().close()
+        self.travel._app = self._app
 
     @property
     def refused(self) -> list[DispatcherError]:

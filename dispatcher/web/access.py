@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dispatcher.errors import InvalidValue, MessageNotFound, quoted
 from dispatcher.limiters import parse
 from dispatcher.message import Draft, Message, check_text
-from dispatcher.scope import is_of_scope_on
+from dispatcher.scope import is_recipient_kind
 from dispatcher.store import PAUSED_RECIPIENT, ApiKey, ApiKeys
 from dispatcher.times.clock import SystemClock
 from dispatcher.web.problems import forbidden, unauthorized
@@ -125,7 +125,7 @@ class Caller:
         Without ``recipients:read`` it refuses ``recipient.<channel>``: whether there are messages
         would tell a recipient.
         """
-        if any(is_of_scope_on(kind) for kind in scopes):
+        if any(is_recipient_kind(kind) for kind in scopes):
             self.check(Right.RECIPIENTS_READ)
         own = dict(scopes)
         if self.scope is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from dispatcher.web.problems import (
     Schema,
     call_schema,
     schema_at,
+    with_names,
 )
 from dispatcher.web.replies import Answer, Call, etag_of, key_of, once
 from dispatcher.web.streams import Streams
@@ -46,7 +46,7 @@ KEY_HEADER = "Idempotency-Key"
 _JSON = "application/json"
 _OVERHEAD_BYTES = 65_536
 """How much longer a call may be than the longest body of a message."""
-_NAMED_ELSE = {
+_HTTP_NAMES = {
     "send_in": "send_in_seconds",
     "expire_after": "expire_after_seconds",
     "from_at": "from",
@@ -58,7 +58,7 @@ _NAMED_ELSE = {
     "since": "hours",
     "within": "hours",
 }
-"""Fields of errors that have another name in the calls that have that name."""
+"""Names of HTTP by those of Python. A call that has the name of Python itself keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,14 +239,12 @@ def problem_for(request: Request, error: DispatcherError) -> dict[str, Any]:
     if "field" not in problem or "route" not in request.scope:
         return problem
     names = call_schema_of(request)["names"]
-    here = {name: each for name, each in _NAMED_ELSE.items() if name not in names and each in names}
+    here = {name: each for name, each in _HTTP_NAMES.items() if name not in names and each in names}
 
-    def worded(text: str) -> str:
-        return re.sub(r"[a-z]+(?:_[a-z]+)+", lambda word: here.get(word[0], word[0]), text)
-
+    words = {name: each for name, each in here.items() if "_" in name}
     field, dot, rest = problem["field"].partition(".")
     named = {"field": f"{here.get(field, field)}{dot}{rest}"}
-    named |= {name: worded(problem[name]) for name in ("problem", "accepted")}
+    named |= {name: with_names(problem[name], words) for name in ("problem", "accepted")}
     detail = "{field}: {problem}; accepted: {accepted}".format_map(named)
     return {**problem, **named, "detail": detail}
 

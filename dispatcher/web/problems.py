@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -170,6 +171,12 @@ def accepted_by(schema: Schema) -> str:
     bounds = [f"{words} {schema[name]:,.15g}" for name, words in _BOUNDS.items() if name in schema]
     words = _KINDS.get(schema.get("type", ""), "what the OpenAPI document describes")
     return f"{words} of {' and '.join(bounds)}" if bounds else words
+
+
+def with_names(text: str, names: Mapping[str, str]) -> str:
+    """Return a text with other names. Values in quotes stay as they were given."""
+    words = r"'[^']*'|\"[^\"]*\"|[a-z]+(?:_[a-z]+)*"
+    return re.sub(words, lambda word: names.get(word[0], word[0]), text)
 
 
 def response_of(problem: Mapping[str, Any], headers: Mapping[str, str]) -> Response:

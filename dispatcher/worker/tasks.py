@@ -109,8 +109,8 @@ def stop(**_: object) -> None:
 
     Celery calls this in a signal handler, where a logger could deadlock.
     """
-    for flag in _stop_flags[-1:]:
-        flag[0] = 1
+    if _stop_flags:  # the main process of a prefork pool may have no App
+        _stop_flags[-1][0] = 1
     app = made_here()
     if app is None:
         return

@@ -69,7 +69,7 @@ def test_a_paused_message_is_neither_claimed_nor_enqueued_until_it_is_resumed(
 
 
 def test_the_task_of_a_paused_message_does_not_ask_without_end(build: Build) -> None:
-    """It has come for messages that are due in a second."""
+    """The task comes early: its message is due in half a second."""
     house = build(clock=SystemClock())
     message = house.submit("ada", send_in=timedelta(seconds=0.5))
     house.dispatcher.pause("channel", "memory")

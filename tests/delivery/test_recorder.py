@@ -108,7 +108,7 @@ def test_messages_that_wait_for_a_permit_keep_their_claims(pair: House) -> None:
     assert hesitant.extended
 
 
-def test_an_outcome_that_is_refused_ends_no_patience_with_the_others(pair: House) -> None:
+def test_the_others_of_a_group_are_tried_again_after_the_store_refuses_one(pair: House) -> None:
     """The store refuses one of a group, and is away for a moment when it gets the next one."""
     messages = [pair.submit(name) for name in ("ada", "ben", "cleo")]
     shared: Any = pair.parts.delivery.shared

@@ -130,7 +130,7 @@ def test_a_process_gives_its_share_while_redis_is_away(
 @pytest.mark.parametrize("on_error", ["raise", "unknown", "local"])
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_a_full_pool_is_no_outage(redis_server: RedisServer, way: str, on_error: OnError) -> None:
-    """Redis is well: a share would be given beside the limit."""
+    """Redis is up: a local share would come on top of the limit."""
     named: Any = {"share": 0.5} if on_error == "local" else {}
     path = str(redis_server.socket)
     if way == "sync":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import partial, wraps
 from typing import Any, cast
 
 import pytest
@@ -344,10 +345,26 @@ def test_a_coroutine_needs_an_awaited_limiter(function: Any, redis_client: redis
         Concurrency(2).on(redis_client).limited("provider")(function)
 
 
-def test_a_generator_that_is_not_awaited_needs_a_limiter_that_is_not() -> None:
+def plain() -> None:
+    pytest.fail("it ran")
+
+
+@wraps(coroutine)
+def told() -> object:
+    return coroutine()
+
+
+@pytest.mark.parametrize("function", [generator, plain, partial(plain), print])
+def test_a_function_that_is_not_awaited_needs_a_limiter_that_is_not(function: Any) -> None:
     limited: Any = Concurrency(2).on(redis.asyncio.Redis()).limited("provider")
-    with pytest.raises(InvalidValue, match="a client of redis"):
-        limited(generator)
+    with pytest.raises(InvalidValue, match=r"not awaited; accepted: .* a client of redis"):
+        limited(function)
+
+
+def test_a_coroutine_is_decorated_however_it_is_defined() -> None:
+    limited: Any = Concurrency(2).on(redis.asyncio.Redis()).limited("provider")
+    for function in (coroutine, Called(), partial(coroutine), limited(coroutine), told):
+        assert inspect.iscoroutinefunction(limited(function))
 
 
 def test_coroutines_hold_and_are_decorated_alike(redis_server: RedisServer) -> None:

@@ -201,7 +201,9 @@ def test_a_second_writer_on_sqlite_is_refused_and_leaves_the_first_alone(
     with Session(engine) as first, Session(engine) as second:
         message = remind(house, first, idempotency_key="key")
         for key in ("key", None):
-            with pytest.raises(StoreUnavailable, match="SQLITE_BUSY: others were writing"):
+            with pytest.raises(
+                StoreUnavailable, match="SQLITE_BUSY: another connection was writing"
+            ):
                 remind(house, second, "ben" if key is None else "ada", idempotency_key=key)
         second.rollback()
         assert house.all_members() == {"ada": {message.id: to_ms(SOON)}}

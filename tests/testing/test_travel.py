@@ -65,6 +65,18 @@ def test_messages_are_sent_at_their_instants_in_order(memory: MemoryDispatcher) 
     assert len(memory.outbox) == 3
 
 
+def test_the_outbox_is_compared_with_any_sequence(memory: MemoryDispatcher) -> None:
+    assert memory.outbox == []
+    assert memory.outbox != [1]
+    assert memory.outbox != 0
+    submit(memory)
+    memory.travel.until_idle()
+    sent = memory.assert_sent(recipient="ada")
+    assert memory.outbox == [sent] == memory.outbox
+    assert memory.outbox == (sent,)
+    assert memory.outbox not in ([], [sent, sent])
+
+
 def test_a_failing_send_is_tried_again_until_its_attempts_are_used_up() -> None:
     with made(sms={"max_attempts": 3, "backoff_base": 60}) as memory:
 
@@ -168,6 +180,21 @@ def test_an_exception_inside_a_send_reaches_the_test_and_the_message_is_rescued(
     assert memory.get(message.id).status == "sent"
 
 
+def test_an_assertion_that_fails_inside_a_send_fails_the_test(memory: MemoryDispatcher) -> None:
+    def check(message: Message) -> None:
+        assert message.recipient == "ben", "not to ben"
+
+    memory.outbox.before = check
+    message = submit(memory)
+    for _ in range(2):
+        with pytest.raises(AssertionError, match="not to ben") as caught:
+            memory.travel.until_idle()
+        assert caught.traceback[-1].name == "check"
+    memory.outbox.before = None
+    memory.travel.until_idle()
+    assert memory.get(message.id).status == "sent"
+
+
 def test_ended_messages_are_deleted_after_the_retention(memory: MemoryDispatcher) -> None:
     message = submit(memory)
     memory.travel(days=30)
@@ -220,6 +247,37 @@ def test_time_does_not_go_back(memory: MemoryDispatcher) -> None:
         memory.travel(to=START)
     with pytest.raises(InvalidValue):
         memory.travel(days=-1)
+
+
+@pytest.mark.parametrize(
+    ("way", "text"),
+    [
+        ({"hours": 1, "to": START + HOUR}, "to: given with a length; accepted: a length, or an"),
+        ({"days": 10**7}, "length: is out of range; accepted: one that ends before"),
+        ({"days": 10**10}, "length: is out of range"),
+        ({"seconds": float("inf")}, "length: is out of range"),
+        ({"seconds": float("nan")}, "length: is out of range"),
+        ({"to": "tomorrow"}, "to: .*; accepted"),
+    ],
+)
+def test_a_time_that_cannot_come_is_refused(
+    memory: MemoryDispatcher, way: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(InvalidValue, match=text):
+        memory.travel(**way)
+    assert memory.travel.now == START
+
+
+def test_time_does_not_pass_after_the_end() -> None:
+    with made() as memory:
+        submit(memory)
+    for move in (memory.travel, memory.travel.until_idle):
+        with pytest.raises(RuntimeError, match="the dispatcher is closed; make a new one"):
+            move()
+    with pytest.raises(RuntimeError, match="the dispatcher is closed"):
+        memory.travel(days=1)
+    assert memory.travel.now == START
+    assert memory.outbox == []
 
 
 def test_a_call_that_needs_servers_says_so(memory: MemoryDispatcher) -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import pytest
@@ -256,7 +257,7 @@ def test_requests_are_limited_and_told_of_it(redis_server: RedisServer, way: str
         found = [ask(**{"X-Name": "ada"}) for _ in range(3)]
         assert [each.status for each in found] == [200, 200, 429]
         assert [each.json for each in found[:2]] == [{"page": 1}] * 2
-        assert [each.headers["RateLimit-Policy"] for each in found[:2]] == [policy] * 2
+        assert [each.headers["RateLimit-Policy"] for each in found] == [policy] * 3
         left = [each.headers["RateLimit"].split(";t=")[0] for each in found]
         assert left == ['"2/minute";r=1', '"2/minute";r=0', '"2/minute";r=0']
         refused = found[2]
@@ -271,6 +272,18 @@ def test_requests_are_limited_and_told_of_it(redis_server: RedisServer, way: str
         if way.endswith("middleware"):
             missing = ask("/missing", **{"X-Name": "cyd"})
             assert (missing.status, missing.headers["RateLimit"]) == (404, '"2/minute";r=1')
+
+
+@each_way
+@pytest.mark.parametrize("name", ["", "x" * 1_025])
+def test_a_key_that_cannot_be_one_is_a_problem_of_the_request(
+    redis_server: RedisServer, way: str, name: str
+) -> None:
+    with limited(way, parse("2/minute"), redis_server) as ask:
+        refused = ask(**{"X-Name": name})
+        assert (refused.status, refused.json["field"]) == (422, "key")
+        assert refused.json["problem"] == f"{len(name)} letters"
+        assert ask(**{"X-Name": "ada"}).headers["RateLimit"] == '"2/minute";r=1'
 
 
 @each_way
@@ -293,6 +306,91 @@ def test_holds_last_as_long_as_the_request(redis_server: RedisServer, way: str) 
             assert ask(**{"X-Name": "ada"}).status == 500
         assert nested == [429, 429]
         assert other(**{"X-Name": "ada"}).status == 200
+
+
+@contextmanager
+def limited_twice(way: str, server: RedisServer) -> Iterator[Ask]:
+    """Give an app whose requests at ``/`` need permits of two limiters."""
+    outer, inner = parse("5/minute"), parse("1/hour")
+    if way.startswith("fastapi"):
+        client = redis.asyncio.Redis.from_url(server.url)
+        first, second = outer.on(client, prefix="outer"), inner.on(client, prefix="inner")
+
+        @asynccontextmanager
+        async def closing(_: FastAPI) -> AsyncIterator[None]:
+            yield
+            await client.aclose()
+
+        app = FastAPI(lifespan=closing)
+        app.add_exception_handler(DispatcherError, ours_in_fastapi.answer_error)
+        needs: list[Any] = []
+
+        def answer(page: int = 1) -> dict[str, int]:
+            return {"page": page}
+
+        within: Any = ours_in_fastapi.limited(second, "all")(answer)
+        if way.endswith("middleware"):
+            app.add_middleware(ours_in_fastapi.LimiterMiddleware, limiter=first, key="all")
+        elif way.endswith("decorators"):
+            within = ours_in_fastapi.limited(first, "all")(within)
+        else:
+            needs = [Depends(ours_in_fastapi.permit(first, "all"))]
+        app.get("/", dependencies=needs)(within)
+        with asked_of_fastapi(app) as ask:
+            yield ask
+        return
+
+    def view_of_page() -> dict[str, int]:
+        return {"page": 1}
+
+    shop = Flask(__name__)
+    shop.register_error_handler(DispatcherError, ours_in_flask.answer_error)
+    with redis.Redis.from_url(server.url) as waiting:
+        first_too, second_too = outer.on(waiting, prefix="outer"), inner.on(waiting, prefix="inner")
+        view: Any = ours_in_flask.limited(second_too, "all")(view_of_page)
+        if way.endswith("middleware"):
+            app_within = shop.wsgi_app
+            shop.wsgi_app = ours_in_flask.LimiterMiddleware(app_within, first_too, "all")  # type: ignore[assignment,method-assign]  # as Flask documents
+        else:
+            view = ours_in_flask.limited(first_too, "all")(view)
+        shop.add_url_rule("/", "answer", view)
+        with asked_of_flask(shop) as ask:
+            yield ask
+
+
+def told(answer: Answer, name: str) -> set[str]:
+    """Return the members of a header, which may have several lines."""
+    given = answer.headers
+    lines = given.get_list(name) if hasattr(given, "get_list") else given.getlist(name)
+    return {each.split(";t=")[0] for line in lines for each in line.split(", ")}
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "fastapi decorators",
+        "fastapi dependency and decorator",
+        "fastapi decorator and middleware",
+        "flask decorators",
+        "flask decorator and middleware",
+    ],
+)
+def test_two_limits_of_a_request_are_told_side_by_side(redis_server: RedisServer, way: str) -> None:
+    with limited_twice(way, redis_server) as ask:
+        first, second = ask(), ask()
+        assert (first.status, first.json) == (200, {"page": 1})
+        assert told(first, "RateLimit") == {'"5/minute";r=4', '"1/hour";r=0'}
+        assert told(first, "RateLimit-Policy") == {'"5/minute";q=5;w=60', '"1/hour";q=1;w=3600'}
+        assert (second.status, second.json["limit"]) == (429, "1/hour")
+        others = (
+            set()
+            if way in ("fastapi decorators", "fastapi dependency and decorator")
+            else {'"5/minute";r=3'}
+        )
+        assert told(second, "RateLimit") == {'"1/hour";r=0'} | others
+        for _ in range(3):
+            ask()
+        assert ask().json["limit"] == "5/minute", "the outer limit is asked first"
 
 
 @pytest.mark.parametrize("way", [*WAYS[::3]])
@@ -322,3 +420,46 @@ def test_a_limiter_on_the_wrong_client_is_refused(redis_client: redis.Redis) -> 
         ours_in_flask.limited(awaited, "all")
     with pytest.raises(InvalidValue, match="limiter: an AsyncLimiter"):
         ours_in_flask.LimiterMiddleware(Flask(__name__).wsgi_app, awaited, "all")
+
+
+async def awaited_name_of(_: object) -> str:
+    return "ada"
+
+
+class AwaitedName:
+    """Is called, and must be awaited."""
+
+    async def __call__(self, _: object) -> str:
+        return "ada"
+
+
+@pytest.mark.parametrize(
+    ("key", "n", "text"),
+    [
+        ("all", -1, "n: -1 permits; accepted: a whole number"),
+        ("all", True, "n: True permits"),
+        ("all", 1.5, "n: 1.5 permits"),
+        ("all", 2_000, "n: 2000 permits; accepted: at most 1000"),
+        (5, 1, "key: an int; accepted: a text, or a function"),
+        (None, 1, "key: nothing; accepted"),
+        (["all"], 1, "key: a list; accepted"),
+        ("", 1, "key: 0 letters; accepted: a text of 1 to 1024 bytes"),
+        (awaited_name_of, 1, "key: a function that must be awaited; accepted: .*not awaited"),
+        (partial(awaited_name_of), 1, "key: a function that must be awaited"),
+        (AwaitedName(), 1, "key: a function that must be awaited"),
+    ],
+)
+def test_what_no_request_can_take_is_refused_where_it_is_defined(
+    redis_client: redis.Redis, key: Any, n: Any, text: str
+) -> None:
+    limit = parse("5000/s")
+    awaited, waiting = limit.on(redis.asyncio.Redis()), limit.on(redis_client)
+    for define in (
+        lambda: ours_in_fastapi.permit(awaited, key, n),
+        lambda: ours_in_fastapi.limited(awaited, key, n),
+        lambda: ours_in_fastapi.LimiterMiddleware(FastAPI(), awaited, key, n),
+        lambda: ours_in_flask.limited(waiting, key, n),
+        lambda: ours_in_flask.LimiterMiddleware(Flask(__name__).wsgi_app, waiting, key, n),
+    ):
+        with pytest.raises(InvalidValue, match=text):
+            define()

@@ -37,9 +37,9 @@ local function read_limits(at, first)
 end
 
 -- The permits of the last while are remembered, so that a call that is repeated takes nothing twice.
--- KEYS[1] and KEYS[2] are HASHes; field: permit id; value: when it was taken, µs after the
--- beginning of its span; for several permits, or for some of the limits, ':' and how many; for some
--- of the limits ':' and which (",1,3,"). Time is cut into spans, and each span writes into the one and
+-- KEYS[1] and KEYS[2] are HASHes; field: permit id; value: µs from the beginning of its span until
+-- it was taken; then ':' and how many, if there are several or it is of some limits only; then ':'
+-- and which limits (",1,3,"), if not all. Time is cut into spans, and each span writes into the one and
 -- reads both: a permit is remembered for at least one span and at most two. ARGV[1] is their length
 -- in ms, 0: remember nothing.
 local span = tonumber(ARGV[1])

@@ -21,7 +21,8 @@ for permit, given in ipairs(cjson.decode(ARGV[1])) do
     local moved = redis.call('ZADD', log, 'XX', 'CH', at, id) == 1
     local left = moved and last and at > last and redis.call('PTTL', log) or -1
     if left >= 0 then
-      redis.call('PEXPIRE', log, math.ceil(left + at - last)) -- a restored one has half a ms
+      -- PEXPIRE takes whole ms; the score of a restored permit ends in .5.
+      redis.call('PEXPIRE', log, math.ceil(left + at - last))
     end
   end
 end

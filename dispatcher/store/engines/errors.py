@@ -97,7 +97,7 @@ def answered(code: object) -> str:
     """Say what the database answered, and what that means where its user can do something."""
     meaning = ": no space is left" if code in _NO_SPACE else ""
     meaning = ": it takes no writes" if code in _READ_ONLY else meaning
-    meaning = ": others were writing for too long" if code == "SQLITE_BUSY" else meaning
+    meaning = ": another connection was writing for too long" if code == "SQLITE_BUSY" else meaning
     return f"the database answered {code}{meaning}"
 
 

@@ -18,7 +18,7 @@ from dispatcher.web.replies import Answer
 
 _LONGEST_TIMELINE_DAYS = 366
 _RECIPIENT, _CHANNEL = "recipient", "channel"
-_NONE = f"none; the kind {_RECIPIENT!r} has it"
+_ONLY_RECIPIENTS = f"only with the kind {_RECIPIENT!r}"
 
 
 def timeline(
@@ -73,8 +73,10 @@ def next_slot(
         caller.check_scope(kind, scope)
         for name, hours in (("quiet_hours", quiet_hours), ("send_window", send_window)):
             if hours is not None:
-                raise InvalidDraft(name, f"given for a scope of the kind {quoted(kind)}", _NONE)
-        start = None if after is None else _time_to_come(context, after, zone)
+                raise InvalidDraft(
+                    name, f"given for a scope of the kind {quoted(kind)}", _ONLY_RECIPIENTS
+                )
+        start = None if after is None else _future_time(context, after, zone)
         shown["next_slot"] = _read(context, kind, scope, channel, zone=zone, start=start).slots[0]
     return Answer(200, models.SlotOut(**shown).text()).response()
 
@@ -87,13 +89,15 @@ def _read(context: Context, kind: str, scope: str, channel: str | None, **given:
     if kind not in kinds:
         raise InvalidDraft("kind", f"there is no kind {quoted(kind)}", f"one of {', '.join(kinds)}")
     if channel is not None:
-        raise InvalidDraft("channel", f"given for a scope of the kind {quoted(kind)}", _NONE)
+        raise InvalidDraft(
+            "channel", f"given for a scope of the kind {quoted(kind)}", _ONLY_RECIPIENTS
+        )
     if kind == _CHANNEL:
         return context.dispatcher.timeline(channel=scope, **given)
     return context.dispatcher.timeline(scope, kind=kind, **given)
 
 
-def _time_to_come(context: Context, after: str, zone: str | None) -> datetime:
+def _future_time(context: Context, after: str, zone: str | None) -> datetime:
     """Return the instant of ``after``, as ``Dispatcher.next_slot`` reads it."""
     service = context.service
     start = send_time.parse(after, zone=zone, field="after")

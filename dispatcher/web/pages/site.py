@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,7 +53,7 @@ from dispatcher.web.pages.cached_figures import CachedFigures
 from dispatcher.web.pages.sign_in import SignIn
 from dispatcher.web.pages.times import length_text, local_text, read_time
 from dispatcher.web.pages.uploads import Uploads
-from dispatcher.web.problems import Refused, forbidden
+from dispatcher.web.problems import Refused, forbidden, with_names
 from dispatcher.web.streams import Streams
 
 log = logging.getLogger(__name__)
@@ -87,10 +86,10 @@ _HEADERS = {
 }
 SCOPE = "count.KIND"
 """The name of a further scope in a query or a form, where KIND is one such as tenant."""
-_OF_ALL = ("zone", "done", "many")
-"""What every query may have: ``done`` and ``many`` say what was done on the page before."""
-_NAMED_ELSE = {"from_at": "from", "until_at": "until", "idempotency_key": "key", "scopes": "count"}
-"""Fields of errors of filters that have another name in a query."""
+_EVERYWHERE = ("zone", "done", "many")
+"""Names that every query and form may have. ``done`` and ``many`` report the action before."""
+_PAGE_NAMES = {"from_at": "from", "until_at": "until", "idempotency_key": "key", "scopes": "count"}
+"""Names of filters in a query by those of Python."""
 _BOXES = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -99,7 +98,7 @@ _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 class PageRoute:
     """A path, and the function that answers a visit. Unless ``is_public``, it needs ``rights``.
 
-    ``names`` are those of its query, of a POST those of its form; every page takes ``zone``, too.
+    ``names`` are the parameters of its query, for a POST the fields of its form.
     ``most_bytes`` bounds the form of a POST. Functions run in a thread.
     """
 
@@ -519,7 +518,7 @@ def _check_names(given: Sequence[str], names: tuple[str, ...], what: str) -> Non
     """
     for each, many in Counter(given).items():
         is_scope = each.startswith(SCOPE.removesuffix("KIND"))
-        if (SCOPE if is_scope else each) not in (*names, *_OF_ALL):
+        if (SCOPE if is_scope else each) not in (*names, *_EVERYWHERE):
             known = dict.fromkeys((*names, "zone"))
             raise InvalidDraft(cut(each), f"there is no such {what}", like(each, known))
         if many > 1:
@@ -527,13 +526,10 @@ def _check_names(given: Sequence[str], names: tuple[str, ...], what: str) -> Non
 
 
 def named_as_here(error: InvalidDraft) -> InvalidDraft:
-    """Return an error of filters with the names that these have in a query."""
-
-    def worded(text: str) -> str:
-        return re.sub(r"[a-z_]+", lambda word: _NAMED_ELSE.get(word[0], word[0]), text)
-
+    """Return an error with the names that the page has for filters."""
     field, dot, kind = error.field.partition(".")
-    return InvalidDraft(f"{worded(field)}{dot}{kind}", worded(error.problem), error.accepted)
+    field = f"{_PAGE_NAMES.get(field, field)}{dot}{kind}"
+    return InvalidDraft(field, with_names(error.problem, _PAGE_NAMES), error.accepted)
 
 
 def _last(request: Request) -> Fields:

@@ -137,6 +137,11 @@ def test_an_error_names_filters_as_the_page_does(visit: Visit, path: str) -> Non
     assert "idempotency" not in text
 
 
+def test_an_error_quotes_the_value_that_was_given(visit: Visit) -> None:
+    """It may be the name that a filter has elsewhere."""
+    assert "there is no status &#39;scopes&#39;" in visit().get("/messages?status=scopes").text
+
+
 def test_no_link_of_a_page_is_refused(house: House, visit: Visit) -> None:
     client = visit()
     links = {
