@@ -163,6 +163,8 @@ class QuotaExceeded(SlotRefused):
     of the same plan may be in the way, too, which have no ids yet: the text says how many.
     """
 
+    drafts: int = 0
+
     def __init__(
         self,
         *,
@@ -178,8 +180,8 @@ class QuotaExceeded(SlotRefused):
         more = len(conflicting) - _SHOWN_CONFLICTS
         if more > 0:
             shown += f" and {more} more"
-        self.drafts = drafts
         if drafts:
+            self.drafts = drafts
             planned = f"{drafts} earlier draft{'s' * (drafts > 1)} of the plan"
             shown = f"{shown}, and {planned}" if shown else planned
         super().__init__(

@@ -40,7 +40,7 @@ def main() -> None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - stays
     try:
         try:
-            app()
+            app(prog_name="dispatcher")
         finally:
             sys.stdout.flush()
     except OSError as error:
