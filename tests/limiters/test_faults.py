@@ -136,18 +136,20 @@ def test_a_full_pool_is_no_outage(redis_server: RedisServer, way: str, on_error:
     if way == "sync":
         client = redis.Redis(unix_socket_path=path, max_connections=1)
         limiter = FixedWindow(5, "minute").on(client, on_error=on_error, **named)
-        client.connection_pool.get_connection()
-        with pytest.raises(LimitersUnavailable, match="its pool is full"):
-            limiter.acquire("ada")
+        with client.pubsub() as listener:
+            listener.subscribe("the only connection")
+            with pytest.raises(LimitersUnavailable, match="its pool is full"):
+                limiter.acquire("ada")
         return
 
     async def acquire() -> None:
         client = redis.asyncio.Redis(unix_socket_path=path, max_connections=1)
         limiter = FixedWindow(5, "minute").on(client, on_error=on_error, **named)
-        held = await client.connection_pool.get_connection()
-        with pytest.raises(LimitersUnavailable, match="its pool is full"):
-            await limiter.acquire("ada")
-        await held.disconnect()
+        async with client.pubsub() as listener:
+            await listener.subscribe("the only connection")
+            with pytest.raises(LimitersUnavailable, match="its pool is full"):
+                await limiter.acquire("ada")
+        await client.aclose()
 
     asyncio.run(acquire())
 
