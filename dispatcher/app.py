@@ -791,7 +791,10 @@ class App:
         return health
 
     def stop_sending(self) -> None:
-        """Begin no further send. May be called in a signal handler."""
+        """Begin no further send; messages whose send has not begun are put back.
+
+        May be called in the handler of a signal: it waits for no lock.
+        """
         self._stop_flag[0] = 1
 
     def finish_sending(self) -> bool:

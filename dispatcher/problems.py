@@ -194,7 +194,7 @@ def check_limited(
 ) -> None:
     """Raise InvalidValue for a limiter that is not of this kind, and for a key or n of no request.
 
-    These are mistakes of the program: a client of it must not be told of them.
+    The program has made these mistakes, so the error comes before a request.
     """
     if not isinstance(limiter, Limiter | AsyncLimiter) or not isinstance(limiter, kind):
         client = "redis.asyncio" if kind is AsyncLimiter else "redis"

@@ -171,3 +171,17 @@ def _scopes(given: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
 
 def _instant(field: str, given: datetime | date | str | None, zone: str | None) -> datetime | None:
     return None if given is None else send_time.parse_time_or_date(given, zone=zone, field=field)
+
+
+def read_scopes(texts: Iterable[str], *, field: str) -> dict[str, str]:
+    """Read texts KIND=NAME; return the names by kind. Raises InvalidDraft, with this field."""
+    scopes: dict[str, str] = {}
+    for each in texts:
+        kind, sign, name = each.partition("=")
+        if not (kind and sign and name):
+            raise InvalidDraft(field, f"cannot read {quoted(each)}", "KIND=NAME")
+        if kind in scopes:
+            problem = f"{quoted(kind)} is given more than once"
+            raise InvalidDraft(field, problem, "one KIND=NAME of each kind")
+        scopes[kind] = name
+    return scopes

@@ -11,9 +11,9 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from dispatcher.errors import InvalidDraft, InvalidValue
+from dispatcher.errors import InvalidValue
 from dispatcher.message import Status
-from dispatcher.selection import Wanted
+from dispatcher.selection import Wanted, read_scopes
 from dispatcher.settings import Settings
 
 
@@ -122,13 +122,4 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def scopes_of(counts: list[str] | None) -> dict[str, str] | None:
     """Read KIND=NAME; return names by kind. Raises InvalidDraft."""
-    if not counts:
-        return None
-    pairs = [each.partition("=") for each in counts]
-    for kind, sign, name in pairs:
-        if not (kind and sign and name):
-            raise InvalidDraft("scopes", f"cannot read {(kind + sign + name)[:80]!r}", "KIND=NAME")
-    scopes = {kind: name for kind, _, name in pairs}
-    if len(scopes) < len(pairs):
-        raise InvalidDraft("scopes", "two names of one kind", "one KIND=NAME of each kind")
-    return scopes
+    return read_scopes(counts, field="scopes") if counts else None

@@ -168,13 +168,6 @@ class Delivery:
         if refused:
             recorder.snooze(refused)
 
-    def stop(self) -> None:
-        """Begin no further send; messages whose send has not begun are put back.
-
-        May be called in the handler of a signal: it waits for no lock.
-        """
-        self.shared.stop_flag[0] = 1
-
     @property
     def is_stopping(self) -> bool:
         """Whether no further send begins."""

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from dispatcher.operations.findings import Check, Finding, check, ok, warning
 from dispatcher.store import Housekeeping
+from dispatcher.telemetry.liveness import MISSED_INTERVALS
 
 _LONG_OPEN = timedelta(minutes=10)
 _MANY_TRANSACTIONS = 1_000_000
 _MUCH_LOG = 2**30
 _NO_HOUSEKEEPING = "this database keeps no old versions of rows"
-_MISSED_PRUNES = 10
 _PRUNE_PATIENCE = timedelta(hours=1)
 
 
@@ -121,7 +121,7 @@ def prune(facts: PruneFacts) -> Finding:
     """Check that messages which ended long ago are deleted, so that the tables stay small."""
     age, behind, interval = facts
     done = f"last done {_rounded(age)} ago" if age is not None else "not done within a day"
-    missed = age is not None and age > _MISSED_PRUNES * interval
+    missed = age is not None and age > MISSED_INTERVALS * interval
     if behind > _PRUNE_PATIENCE:
         return warning(
             f"`prune` is {_rounded(behind)} behind the retention, {done}: the tables grow",

@@ -30,7 +30,7 @@ from dispatcher.store import (
     Pause,
     Pauses,
 )
-from dispatcher.telemetry.liveness import LOST_AFTER, Kind, Sign, Signs
+from dispatcher.telemetry.liveness import LOST_AFTER, MISSED_INTERVALS, Kind, Sign, Signs
 from dispatcher.telemetry.metrics import Vitals
 from dispatcher.times.send_time import from_ms, to_ms
 
@@ -40,8 +40,6 @@ _LONGEST = timedelta(days=366)
 _FARTHEST = timedelta(days=7)
 _MINUTE = timedelta(minutes=1)
 _MINUTE_MS = 60_000
-_MISSED = 10
-"""After how many of its intervals a duty is taken for dead."""
 _MOST = 1_000
 
 By = Literal["messages", "fill"]
@@ -223,7 +221,7 @@ class Overviews:
         if duty is None:  # of another version
             return sign
         interval: timedelta = getattr(self._settings, duty.interval)
-        return replace(sign, lost_after=max(LOST_AFTER, _MISSED * interval))
+        return replace(sign, lost_after=max(LOST_AFTER, MISSED_INTERVALS * interval))
 
     def load(self, *, within: timedelta) -> LoadToCome:
         """Return the load of each channel within that time. Raises InvalidValue, StoreUnavailable.

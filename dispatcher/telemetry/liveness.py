@@ -38,6 +38,10 @@ _REMEMBERED = timedelta(days=1)
 _PATIENCE_SECONDS = 5.0
 
 
+MISSED_INTERVALS = 10
+"""After how many of its intervals a duty is taken for dead."""
+
+
 class Kind(StrEnum):
     """What gives signs of life."""
 

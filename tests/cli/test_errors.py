@@ -78,7 +78,7 @@ CASES: dict[str, Case] = {
     "list no prefix": (2, "--key-prefix: 0 characters", lambda _: ["list", "--key-prefix", ""]),
     "list of no scope": (2, "--count: cannot read 'tenant'", lambda _: [
         "list", "--count", "tenant"]),
-    "list of two scopes": (2, "--count: two names of one kind", lambda _: [
+    "list of two scopes": (2, "--count: 'tenant' is given more than once", lambda _: [
         "list", "--count", "tenant=acme", "--count", "tenant=other"]),
     "list of an unknown kind": (2, "--count: there is no kind 'tenant'", lambda _: [
         "list", "--count", "tenant=acme"]),

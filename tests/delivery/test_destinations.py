@@ -336,7 +336,7 @@ def test_a_silent_host_does_not_hold_up_the_others(
     for each in bad:
         [attempt] = house.dispatcher.attempts(each.id)
         assert attempt.finished_at is None, "no send to the silent one has ended by then"
-    house.parts.delivery.stop()
+    house.parts.stop_sending()
     silent.close()
     for thread in threads:
         thread.join(LATE)

@@ -176,7 +176,7 @@ def test_what_a_stopping_worker_has_not_claimed_is_due_for_the_sweep_at_once(bui
     queue = house.parts.group_queue
     queue._channels["memory"].under_way = queue._at_once
     queue.deliver([waiting.id], "memory")
-    house.parts.delivery.stop()
+    house.parts.stop_sending()
     queue._channels["memory"].under_way = 0
     queue.deliver([brought.id], "memory")
     assert house.parts.finish_sending()

@@ -147,7 +147,7 @@ def test_a_stop_puts_back_at_once_what_waits_for_a_busy_sender(pair: House) -> N
     messages = [pair.submit(f"name {number}") for number in range(6)]
     with hanging(pair, messages):
         assert statuses(pair, messages) == {Status.SENDING}, "four wait for a sender"
-        pair.parts.delivery.stop()
+        pair.parts.stop_sending()
         wait_until(lambda: put_back(pair, messages) == 4)
     assert statuses(pair, messages) == {Status.SCHEDULED, Status.SENT}
     assert len(pair.sent) == 2

@@ -170,7 +170,7 @@ def test_a_stop_finishes_what_is_on_its_way_and_puts_the_rest_back(build: Build)
     house.memory.before = hold
     thread = in_background(house, *messages)
     under_way.wait(60)
-    house.parts.delivery.stop()
+    house.parts.stop_sending()
     stopped.set()
     thread.join(60)
     assert len(house.sent) == 2

@@ -83,6 +83,6 @@ class Chaos:
         if not self._world.workers:
             return
         worker = self._rng.choice(list(self._world.workers))
-        self._world.workers[worker]._delivery.stop()
+        self._world.workers[worker]._delivery.shared.stop_flag[0] = 1
         self._world.scheduler.wait(3 * self._rng.random())
         self._world.scheduler.kill(worker)

@@ -32,6 +32,6 @@ def stop_at_first_send(dispatcher: Dispatcher, channel: str) -> None:
         write(event, message)
         if not is_told.is_set():
             is_told.set()
-            parts.delivery.stop()
+            parts.stop_sending()
 
     transport._write = stopping  # type: ignore[method-assign]  # a double

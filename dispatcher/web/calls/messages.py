@@ -8,9 +8,8 @@ from fastapi import Header, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from dispatcher.errors import InvalidDraft, quoted
 from dispatcher.message import Message, check_text
-from dispatcher.selection import Wanted, id_of
+from dispatcher.selection import Wanted, id_of, read_scopes
 from dispatcher.submission import ReplyOf
 from dispatcher.web import models, problems
 from dispatcher.web.access import Caller, Right
@@ -89,7 +88,9 @@ def get(
 
 def _wanted(filters: models.Filters, caller: Caller) -> Wanted:
     """Return the filters of a call, of messages of the caller's."""
-    channel, scopes = caller.narrowed(filters.channel, _scopes(filters.count))
+    channel, scopes = caller.narrowed(
+        filters.channel, read_scopes(filters.count or (), field="count")
+    )
     if Right.RECIPIENTS_READ not in caller.rights and (filters.recipient or filters.scope):
         raise problems.forbidden(f"the key has no right {Right.RECIPIENTS_READ}")
 
@@ -111,15 +112,3 @@ def _wanted(filters: models.Filters, caller: Caller) -> Wanted:
         "overdue": filters.overdue,
         "made_after": filters.made_after,
     }
-
-
-def _scopes(count: list[str] | None) -> dict[str, str]:
-    scopes = {}
-    for each in count or ():
-        kind, sign, name = each.partition("=")
-        if not (kind and sign and name):
-            raise InvalidDraft("count", f"cannot read {quoted(each)}", "KIND=NAME")
-        if kind in scopes:
-            raise InvalidDraft("count", f"{quoted(kind)} is given more than once", "a kind, once")
-        scopes[kind] = name
-    return scopes
