@@ -125,6 +125,13 @@ class Settings(BaseSettings):
     ``redis+sentinel://host:26379,host:26379/master/0``; ``?sentinel_password=`` is theirs. A
     Redis Cluster: ``redis+cluster://host:6379,host:6379``. ``rediss+…`` encrypts.
     """
+    shards: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default_factory=lambda data: (
+            _CLUSTER_SHARDS if _several(data["redis_url"]) == "cluster" else 1
+        )
+    )
+    """Parts the windows and the permits are split into: 1 on one server, so that one script checks
+    all scopes of a message; 64 on a Redis Cluster. After a change the sweep rebuilds them."""
     database_url: str = Field(
         default_factory=lambda data: _embedded_database_url(data["data_dir"]), repr=False
     )
@@ -171,13 +178,6 @@ class Settings(BaseSettings):
     """Kinds of scopes that a message may name besides its own: ``scopes.tenant.quotas``."""
     zone: str = "UTC"
     """Zone of messages that name none."""
-    shards: Annotated[int, Field(ge=1, le=1024)] = Field(
-        default_factory=lambda data: (
-            _CLUSTER_SHARDS if _several(data["redis_url"]) == "cluster" else 1
-        )
-    )
-    """Parts the windows and the permits are split into: 1 on one server, so that one script checks
-    all scopes of a message; 64 on a Redis Cluster. After a change the sweep rebuilds them."""
 
     max_horizon: Length = timedelta(days=5 * 366)
     """How far ahead a message may be submitted."""

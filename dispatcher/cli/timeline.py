@@ -16,7 +16,7 @@ from dispatcher.cli.app import AsJson, examples
 from dispatcher.cli.filters import scopes_of
 from dispatcher.cli.messages import Scopes, left_out_without_channel
 from dispatcher.client import Dispatcher
-from dispatcher.errors import InvalidDraft
+from dispatcher.errors import InvalidDraft, quoted
 from dispatcher.reservation import CELLS, Fill, QuotaTimeline, Span, Timeline
 from dispatcher.times import zones
 
@@ -103,11 +103,13 @@ def _scopes(words: Sequence[str], kinds: Container[str]) -> tuple[str | None, di
     scope, found, rest = None, {}, list(words)
     while rest:
         option, equals, name = rest.pop(0).partition("=")
-        if not option.startswith("--") and scope is None:
+        if not option.startswith("--"):
+            if scope is not None:
+                raise InvalidDraft("SCOPE", f"a second one, {quoted(option)}", "one scope")
             scope = option + equals + name
             continue
         kind = option.removeprefix("--").replace("-", "_")
-        if not option.startswith("--") or kind not in kinds:
+        if kind not in kinds:
             raise InvalidDraft("timeline", f"there is no option {option[:80]!r}", "see --help")
         if not equals and not rest:
             raise InvalidDraft(kind, "given without a name", f"{option} NAME")

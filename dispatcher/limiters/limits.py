@@ -11,6 +11,7 @@ from dispatcher.limiters.algorithm import Algorithm, Bindable, CountPerLength
 from dispatcher.limiters.fixed_window import FixedWindow
 from dispatcher.limiters.gcra import GCRA
 from dispatcher.limiters.sliding_log import SlidingList
+from dispatcher.quota import read_count
 
 _ACCEPTED = (
     "'100/second', '10 per 30 s', '5/day in Asia/Shanghai' or '50/second burst 200', "
@@ -68,4 +69,8 @@ def _parsed(text: str) -> CountPerLength:
         return GCRA.parse(text)
     if "in" in words:
         return FixedWindow.parse(text)
+    read = read_count(text)
+    if read is not None and read[2] == "month":
+        problem = f"{quoted(text)} names no zone, by whose calendar months are counted"
+        raise InvalidValue("limit", problem, "'5/month in Asia/Shanghai'")
     return SlidingList.parse(text)

@@ -26,6 +26,8 @@ START_REDIS = "start Redis (`dispatcher up` runs one here), or correct redis_url
 _REACH_REDIS = "start it, let this machine reach it, or correct redis_url"
 REPLICA = "Redis is a read-only replica"
 """The text of the error with which the fence refuses a connection."""
+_CORRECT_LOGIN = "correct the user and the password in redis_url"
+_GIVE_RIGHTS = "give the user in redis_url the rights that SECURITY.md lists"
 _FORBIDDEN = "run the command as the user of that Redis, or let this user reach its socket"
 
 _KINDS: tuple[tuple[type[Exception], str], ...] = (
@@ -33,7 +35,7 @@ _KINDS: tuple[tuple[type[Exception], str], ...] = (
     (redis.exceptions.BusyLoadingError, "Redis is loading its data"),
     (redis.exceptions.ReadOnlyError, REPLICA),
     (redis.exceptions.AuthenticationError, "Redis refused the credentials"),
-    (redis.exceptions.NoPermissionError, "Redis refused the credentials"),
+    (redis.exceptions.NoPermissionError, "the user of Redis lacks a right"),
     (MasterNotFoundError, "the sentinels do not answer, or know no such master"),
     (redis.exceptions.TimeoutError, "Redis did not answer in time"),
     (redis.exceptions.ConnectionError, "Redis cannot be reached"),
@@ -78,10 +80,14 @@ def reason(error: redis.RedisError | redis.exceptions.RedisClusterException) -> 
 
 
 def remedy(error: Exception) -> str:
-    """Return what helps where nothing listens at an address; "" for other errors.
+    """Return what helps where nothing listens, or a login or a right is refused; "" otherwise.
 
     The embedded Redis, which `dispatcher up` runs, listens at a Unix socket.
     """
+    if isinstance(error, redis.exceptions.AuthenticationError):
+        return _CORRECT_LOGIN
+    if isinstance(error, redis.exceptions.NoPermissionError):
+        return _GIVE_RIGHTS
     address = _ADDRESS.match(str(error))
     if address is None:
         return ""

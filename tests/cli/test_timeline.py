@@ -157,6 +157,7 @@ def test_as_json_it_tells_everything(busy: House, run: Run) -> None:
         (["ada", "--tenant", "acme"], "there is no option '--tenant'"),
         (["--tenant", "acme"], "there is no option '--tenant'"),
         ([], "SCOPE: not given"),
+        (["recipient.sms", "ada"], "SCOPE: a second one, 'ada'; accepted: one scope"),
         (["--channel", "memory"], "'memory' as a whole has no quotas (channels.memory.quotas)"),
         (["--channel", "memory"], "accepted: one that has, or a recipient too"),
         (["ada", "--kind", "tenant"], "there is no option '--kind'"),

@@ -90,6 +90,13 @@ def test_a_malformed_limit_is_refused(text: Any) -> None:
     assert refused.value.accepted
 
 
+@pytest.mark.parametrize("text", ["5/month", "5 per month", "2/months", "1/s; 5/month"])
+def test_a_month_is_refused_for_its_missing_zone(text: str) -> None:
+    with pytest.raises(InvalidValue, match="names no zone") as refused:
+        parse(text)
+    assert parse(refused.value.accepted.strip("'"))
+
+
 @pytest.mark.parametrize(
     "make",
     [

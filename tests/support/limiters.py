@@ -183,7 +183,7 @@ def exported_limits() -> list[type[Algorithm]]:
 
 ALL: Mapping[str, Callable[[int], Algorithm]] = {
     **{name: (lambda count, make=make: make(count, MINUTE)) for name, make in COUNTED.items()},  # type: ignore[misc]  # binds make
-    "aligned": lambda count: FixedWindow(count, "day", align="Asia/Shanghai"),
+    "AlignedWindow": lambda count: FixedWindow(count, "day", align="Asia/Shanghai"),
 }
 """Every algorithm that counts: makes N per minute or day."""
 

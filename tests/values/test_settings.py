@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from dispatcher import Dispatcher
 from dispatcher.errors import InvalidSettings, InvalidValue
@@ -273,6 +274,12 @@ def test_a_value_that_cannot_be_used_is_refused_by_name(
     with pytest.raises(InvalidSettings) as refused:
         Settings.load(**settings)
     assert refused.value.field == field
+
+
+def test_one_wrong_value_is_one_error_of_pydantic() -> None:
+    with pytest.raises(ValidationError) as refused:
+        Settings(channels=channel(quotas=["5/month"]))
+    assert refused.value.error_count() == 1
 
 
 @pytest.mark.parametrize(

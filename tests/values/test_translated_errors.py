@@ -100,6 +100,24 @@ def test_the_remedy_for_a_redis_that_is_away_goes_by_its_address(raised: str, sa
     assert bool(helps) is bool(says)
 
 
+@pytest.mark.parametrize(
+    ("error", "says", "helps"),
+    [
+        (
+            redis.AuthenticationError("WRONGPASS"),
+            "refused the credentials",
+            "password in redis_url",
+        ),
+        (redis.exceptions.NoPermissionError("NOPERM"), "lacks a right", "SECURITY.md lists"),
+    ],
+)
+def test_a_redis_that_answers_is_not_to_be_started(
+    error: redis.RedisError, says: str, helps: str
+) -> None:
+    assert says in reason(error)
+    assert helps in remedy(error)
+
+
 def test_a_database_of_redis_that_is_not_there_is_named() -> None:
     error = redis.ResponseError("DB index is out of range")
     assert reason(error) == "Redis has no database of that number (redis_url)"
