@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, NamedTuple
@@ -115,6 +115,16 @@ class NewSlot(NamedTuple):
         }
 
 
+class Cancelled(NamedTuple):
+    """The result of a cancel: the messages that are stored, by id, and those that it ended.
+
+    A message whose change was committed before the connection broke is missing from ``ended``.
+    """
+
+    found: Mapping[UUID, Message]
+    ended: Collection[UUID]
+
+
 class _NotInserted(Exception):
     """The id or the idempotency key is stored already, or the recipient has opted out."""
 
@@ -216,7 +226,6 @@ class Messages:
         self._moved = moved(database)
         self._movable = select(*self._tables.movable_columns).where(self._tables.is_message)
         new = _New(database.tables, has_partitions=database.backend.has_partitions)
-        self._cancelled = _cancelled_if_unchanged(database)
         insert_if_absent, engine = database.backend.insert_if_absent, database.engine
         self._insert = Prepared(engine, new.message(insert_if_absent), new.names)
         self._insert_key = Prepared(engine, insert_if_absent(database.tables.keys), KEYED)
@@ -359,36 +368,33 @@ class Messages:
         return [to_message(row) for row in rows]
 
     def cancel(
-        self, message_ids: Sequence[UUID], *, because: str | None = None
-    ) -> dict[UUID, Message]:
-        """Cancel those that are still scheduled; return all that are stored, as they now are.
+        self,
+        message_ids: Sequence[UUID],
+        *,
+        move_token: int | None = None,
+        because: str | None = None,
+    ) -> Cancelled:
+        """Cancel those that are still scheduled, and have this move token if one is given.
 
-        None is scheduled then: one that a worker claimed and put back meanwhile is tried again.
-        ``because`` becomes their ``last_error``. Raises StoreUnavailable.
+        Without a token none is scheduled then: one that a worker claimed and put back meanwhile is
+        tried again. ``because`` becomes their ``last_error``. Raises StoreUnavailable.
         """
         tables, left = self._tables, message_ids
         found: dict[UUID, Message] = {}
+        ended: set[UUID] = set()
         for _ in range(_CANCEL_TRIES):
             these = self._database.one_of(tables.messages.c.id, left)
-            change = cancellation(tables, these, because=because)
-            rows = self._database.change(change, tables.stored.where(these))
-            found |= {row.id: to_message(row) for row in rows}
+            change = _cancellation(tables, because=because)
+            rows = self._database.update_returning(
+                _locked(tables, these, move_token), change, tables.messages.c.id
+            )
+            ended |= {row.id for row in rows}
+            stored = self._database.read(tables.stored.where(these))
+            found |= {row.id: to_message(row) for row in stored}
             left = [each for each in left if _is_scheduled(found.get(each))]
-            if not left:
-                return found
+            if not left or move_token is not None:
+                return Cancelled(found, ended)
         raise StoreUnavailable("workers claimed the message again and again", remedy="try again")
-
-    def cancel_if_unchanged(self, tokens: Mapping[UUID, int]) -> dict[UUID, Message]:
-        """Cancel those of the messages that are still scheduled and have this move token.
-
-        Return all that are stored, as they now are.
-        """
-        by_id = sorted(tokens.items())
-        these = self._database.one_of(self._tables.messages.c.id, [each for each, _ in by_id])
-        given = [{"id": each, "token": token} for each, token in by_id]
-        query = self._tables.stored.where(these)
-        rows = self._cancelled.run_and_read(self._database, given, query)
-        return {row.id: to_message(row) for row in rows}
 
     def move(self, moves: Sequence[NewSlot], *, within: timedelta) -> dict[UUID, Movable]:
         """Give messages other times, each unless its move token has changed since it was read.
@@ -691,28 +697,22 @@ def _has_ended(tables: Tables, *, since: datetime) -> ColumnElement[bool]:
     return tables.messages.c.finished_at >= since - CLOCK_STEP
 
 
-def cancellation(
-    tables: Tables, these: ColumnElement[bool], *, because: str | None = None
-) -> Update:
-    """Return the statement that cancels those of ``these`` that are still scheduled.
+def _locked(
+    tables: Tables, these: ColumnElement[bool], move_token: int | None
+) -> Select[tuple[UUID]]:
+    """Return the query that locks those of ``these`` that may be cancelled."""
+    row = tables.messages.c
+    query = select(row.id).where(these, tables.is_scheduled)
+    if move_token is not None:
+        query = query.where(row.move_token == move_token)
+    return query.order_by(row.id).with_for_update()
 
-    ``because`` becomes their ``last_error``.
-    """
-    messages = tables.messages
+
+def _cancellation(tables: Tables, *, because: str | None) -> Update:
+    """Return the statement that cancels scheduled messages."""
     reason = {} if because is None else {"last_error": because}
     end = {"status": Status.CANCELLED.value, "finished_at": database_now()}
-    return update(messages).where(these, tables.is_scheduled).values(**end, **reason)
-
-
-def _cancelled_if_unchanged(database: Database) -> GuardedChange:
-    """Return the change that cancels a message, unless its move token has changed."""
-    messages = database.tables.messages
-
-    def make(given: Given) -> Update:
-        is_same = and_(given.finds(messages.c.id), messages.c.move_token == given("token"))
-        return cancellation(database.tables, is_same)
-
-    return GuardedChange(database.backend, make)
+    return update(tables.messages).where(tables.is_scheduled).values(**end, **reason)
 
 
 def changed(database: Database, message_id: UUID, change: Update) -> Message:

@@ -47,24 +47,35 @@ class Cancellation:
         """Return for each id what :meth:`cancel` would return or raise, in order.
 
         ``tokens``, if given, has the move token of every message: those that have another one get
-        MessageChanged. ``because`` becomes the ``last_error`` of messages that are cancelled
-        without tokens. Raises StoreUnavailable: some may be cancelled; a repeated call returns
-        which.
+        MessageChanged. ``because`` becomes the ``last_error`` of the messages. Raises
+        StoreUnavailable: some may be cancelled; a repeated call returns which.
         """
         answers: list[Message | DispatcherError] = []
         for start in range(0, len(message_ids), _AT_ONCE):
             some = message_ids[start : start + _AT_ONCE]
-            if tokens is not None:
-                found = self._messages.cancel_if_unchanged({each: tokens[each] for each in some})
-            else:
-                found = self._messages.cancel(some, because=because)
-            cancelled = [each for each in found.values() if each.status is Status.CANCELLED]
-            for each in cancelled:
-                self._journal.tell(Transition.CANCELLED, each)
+            found: dict[UUID, Message] = {}
+            for token, these in _by_token(some, tokens).items():
+                result = self._messages.cancel(these, move_token=token, because=because)
+                found |= result.found
+                for each in result.found.values():
+                    if each.id in result.ended:
+                        self._journal.tell(Transition.CANCELLED, each)
             fault("cancel.after_rows")
-            self._moves.release(cancelled)
+            self._moves.release([e for e in found.values() if e.status is Status.CANCELLED])
             answers += [_answer(each, found.get(each)) for each in some]
         return answers
+
+
+def _by_token(
+    message_ids: Sequence[UUID], tokens: Mapping[UUID, int] | None
+) -> Mapping[int | None, Sequence[UUID]]:
+    """Return the ids by their move tokens, which few messages have changed."""
+    if tokens is None:
+        return {None: message_ids}
+    groups: dict[int | None, list[UUID]] = {}
+    for each in message_ids:
+        groups.setdefault(tokens[each], []).append(each)
+    return groups
 
 
 def _answer(message_id: UUID, found: Message | None) -> Message | DispatcherError:

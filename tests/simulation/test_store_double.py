@@ -247,9 +247,7 @@ class Both:
 
     def _change(self) -> None:
         id_ = self._some_id()
-        what = self.rng.choice(
-            ["cancel_if_unchanged", "move", "update", "take_back", "enqueue_again"]
-        )
+        what = self.rng.choice(["cancel", "move", "update", "take_back", "enqueue_again"])
         if what == "move" and id_ in self.tables.messages:
             found = self.ask(0, "movable", id_)
             found = found._replace(token=found.token - self.rng.choice([0, 0, 1]))
@@ -269,9 +267,9 @@ class Both:
             self.ask(0, "take_back", self.tables.messages[id_].message())
         elif what == "enqueue_again":
             self.ask(0, "enqueue_again", self._some_ids())
-        elif what == "cancel_if_unchanged" and id_ in self.tables.messages:
+        elif what == "cancel" and id_ in self.tables.messages:
             token = self.tables.messages[id_].move_token
-            self.ask(0, what, {id_: token - self.rng.choice([0, 0, 1])})
+            self.ask(0, what, [id_], move_token=token - self.rng.choice([0, 0, 1]))
 
     def _claim(self) -> None:
         ahead = timedelta(milliseconds=self.rng.choice([0, 90]))

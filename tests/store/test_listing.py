@@ -50,7 +50,7 @@ def stored(database: Database) -> list[Message]:
             campaign=(None, "summer", "Summer", "summer")[number % 4],
         )
         if number % 3 == 0:
-            message = Messages(database).cancel([message.id])[message.id]
+            message = Messages(database).cancel([message.id]).found[message.id]
         found.append(message)
     return found
 

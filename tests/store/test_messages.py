@@ -93,7 +93,7 @@ def test_the_same_key_at_the_same_time_gives_all_the_same_message(database: Data
 def test_an_unknown_message_is_not_found(database: Database) -> None:
     store, unknown = Messages(database), uuid4()
     assert store.with_key("nothing") is None
-    assert store.cancel([unknown]) == {}
+    assert not store.cancel([unknown]).found
     with pytest.raises(MessageNotFound) as missing:
         store.get(unknown)
     assert missing.value.message_id == unknown
@@ -101,10 +101,12 @@ def test_an_unknown_message_is_not_found(database: Database) -> None:
 
 def test_a_scheduled_message_can_be_cancelled_and_stays_so(database: Database) -> None:
     message = rows.add(database)
-    first = Messages(database).cancel([message.id])[message.id]
+    cancelled = Messages(database).cancel([message.id])
+    first = cancelled.found[message.id]
+    assert set(cancelled.ended) == {message.id}
     assert first.status is Status.CANCELLED
     assert first.finished_at is not None
-    assert Messages(database).cancel([message.id])[message.id] == first
+    assert Messages(database).cancel([message.id]) == ({message.id: first}, set())
     rows.age(database, message.id, timedelta(hours=2))
     assert Claims(database, ttl=rows.TTL).claim([message.id]) == []
 
@@ -113,7 +115,7 @@ def test_a_message_under_way_or_sent_is_neither_cancelled_nor_updated(database: 
     claim, store = rows.claimed(database), Messages(database)
     under_way = store.get(claim.message.id)
     assert (
-        store.cancel([under_way.id])[under_way.id]
+        store.cancel([under_way.id]).found[under_way.id]
         == store.update(under_way.id, body={})
         == under_way
     )
@@ -121,7 +123,7 @@ def test_a_message_under_way_or_sent_is_neither_cancelled_nor_updated(database: 
     Claims(database, ttl=rows.TTL).record([Success(claim, None)], [], enqueue_in=rows.TTL)
     sent = store.get(under_way.id)
     assert sent.status is Status.SENT
-    assert store.cancel([sent.id])[sent.id] == store.update(sent.id, body={}) == sent
+    assert store.cancel([sent.id]).found[sent.id] == store.update(sent.id, body={}) == sent
 
 
 @pytest.mark.parametrize("key", [None, "key"])

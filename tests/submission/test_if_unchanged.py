@@ -96,7 +96,7 @@ def test_a_change_between_the_check_and_the_write_refuses_it(
     for use_case in ("changes", "moves", "cancellation"):
         parts = vars(getattr(house.parts, use_case))
         hooks: dict[str, Any] = dict.fromkeys(
-            ("update_if_unchanged", "move_if_unchanged", "cancel_if_unchanged"), there_and_back
+            ("update_if_unchanged", "move_if_unchanged", "cancel"), there_and_back
         )
         parts["_messages"] = Between(house.parts.messages, before=hooks)
     with pytest.raises(MessageChanged):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dispatcher import Draft, Message, PerhapsSent, PermanentFailure, TemporaryFailure
+from tests.support.doubles import at_once
 from tests.support.house import BODY, House, hour_ago
 from tests.support.house_fixtures import Build
 
@@ -116,6 +117,14 @@ def test_ends_without_a_send_reach_the_hooks(house: House) -> None:
         house.deliver(out, past)
     ends = told(house)[4:]
     assert sorted(ends) == sorted([("cancelled", "cancelled")] * 3 + [("expired", "expired")])
+
+
+def test_a_cancel_is_told_once(house: House) -> None:
+    one, *others = (house.submit(f"r{n}") for n in range(4))
+    at_once([lambda: house.dispatcher.cancel(one.id)] * 4)
+    house.dispatcher.cancel_many([each.id for each in (one, *others)])
+    house.dispatcher.cancel(one.id, if_unchanged=house.again(one))
+    assert told(house)[4:] == [("cancelled", "cancelled")] * 4
 
 
 def test_rescued_and_held_messages_reach_the_hooks(house: House) -> None:

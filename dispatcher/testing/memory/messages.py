@@ -5,7 +5,7 @@ Each call is one transaction. ``test_store_double.py`` compares all of the store
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from datetime import timedelta
 from uuid import UUID
@@ -18,7 +18,16 @@ from dispatcher.errors import (
     TooLate,
 )
 from dispatcher.message import Attempt, Body, Message, Status
-from dispatcher.store import Addition, GivenUp, Movable, NewReply, NewSlot, Pause, Suppression
+from dispatcher.store import (
+    Addition,
+    Cancelled,
+    GivenUp,
+    Movable,
+    NewReply,
+    NewSlot,
+    Pause,
+    Suppression,
+)
 from dispatcher.store.schema import EVERY_CHANNEL, TAKEN_BACK
 from dispatcher.testing.memory.tables import PauseRow, Tables, cut
 
@@ -84,16 +93,18 @@ class MemoryMessages:
         return [row.message() for row in rows if row is not None]
 
     def cancel(
-        self, message_ids: Sequence[UUID], *, because: str | None = None
-    ) -> dict[UUID, Message]:
+        self,
+        message_ids: Sequence[UUID],
+        *,
+        move_token: int | None = None,
+        because: str | None = None,
+    ) -> Cancelled:
+        ended = set()
         for row in filter(None, map(self._tables.scheduled, message_ids)):
-            row.end(Status.CANCELLED, self._tables.now(), because)
-        return {each.id: each for each in self.find_many(message_ids)}
-
-    def cancel_if_unchanged(self, tokens: Mapping[UUID, int]) -> dict[UUID, Message]:
-        rows = {each: self._tables.scheduled(each) for each in tokens}
-        self.cancel([each for each, row in rows.items() if row and row.move_token == tokens[each]])
-        return {each.id: each for each in self.find_many([*tokens])}
+            if move_token in (None, row.move_token):
+                row.end(Status.CANCELLED, self._tables.now(), because)
+                ended.add(row.id)
+        return Cancelled({each.id: each for each in self.find_many(message_ids)}, ended)
 
     def get(self, message_id: UUID) -> Message:
         row = self._tables.messages.get(message_id)
