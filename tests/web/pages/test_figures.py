@@ -179,6 +179,17 @@ def test_a_value_that_a_page_does_not_have_is_refused(visit: Visit, query: str, 
     assert (answer.status_code, said in unescape(answer.text)) == (422, True)
 
 
+def test_a_channel_or_a_quota_that_has_left_the_settings_may_be_chosen(
+    busy: House, build: Build, visit: Visit
+) -> None:
+    """Its messages are due still, and its refusals were noted: the form shows what is listed."""
+    client = visit(of=build(url=busy.url, channels={"mail": CHANNELS["mail"]}))
+    day = client.get("/load?channel=sms").text
+    assert re.search(r"<h2[^>]*>sms</h2>", day)
+    assert "<option selected>sms</option>" in day
+    assert "<option selected>7/hour</option>" in client.get("/refusals?quota=7/hour").text
+
+
 @pytest.mark.long
 def test_a_what_if_replay_in_a_browser(refused: House, opened_tab: Callable[..., Tab]) -> None:
     tab = opened_tab()
