@@ -203,7 +203,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
         return over
     found = list(error.errors())
     if any(each["type"] == "json_invalid" for each in found):
-        refused = Refused(400, "unreadable", "the body is not JSON")
+        refused = Refused(400, "unreadable", problems.why_unreadable(error.__cause__))
         return problems.response_of(problems.refusal_of(refused), {})
     return problems.response_of(problem_of(invalid_call(found, call_schema_of(request))), {})
 
@@ -215,10 +215,12 @@ async def _not_served(request: Request, error: Exception) -> Response:
         return over
     kinds = {400: "unreadable", 404: "no-such-path", 405: "method-not-allowed", 413: "too-large"}
     kind = kinds.get(error.status_code, "refused")
-    headers = error.headers
+    headers, detail = error.headers, str(error.detail)
+    if isinstance(error.__cause__, ValueError | RecursionError):  # of reading the body
+        detail = problems.why_unreadable(error.__cause__)
     if error.status_code == HTTP_405_METHOD_NOT_ALLOWED and (methods := _methods_at(request)):
         headers = {"Allow": ", ".join(methods)}
-    refused = Refused(error.status_code, kind, str(error.detail), headers=headers)
+    refused = Refused(error.status_code, kind, detail, headers=headers)
     return problems.response_of(problems.refusal_of(refused), refused.headers)
 
 

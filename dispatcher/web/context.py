@@ -134,8 +134,8 @@ class Context:
             return model.model_validate(await self.request.json())
         except ValidationError as error:
             raise RequestValidationError(errors_of(error)) from None
-        except (ValueError, RecursionError):
-            raise HTTPException(400, "the body is not JSON") from None
+        except (ValueError, RecursionError) as error:
+            raise HTTPException(400) from error
 
     async def check_body(self) -> bool:
         """Return whether the call has a body; refuse one that would be ignored or misread.

@@ -51,6 +51,11 @@ _PROBLEMS = {
     "less_than_equal": "is out of range",
 }
 """What is wrong, by the type of the error."""
+_OF_JSON = {
+    "recursion limit exceeded": "is nested too deeply",
+    "number out of range": "has a number that is too long",
+}
+"""What is wrong with JSON that pydantic cannot read, by the beginning of its words."""
 _KINDS = {
     "string": "a text",
     "boolean": "true or false",
@@ -94,6 +99,15 @@ def forbidden(detail: str) -> Refused:
 def refusal_of(refused: Refused) -> dict[str, Any]:
     """Return a refusal of the API as a problem."""
     return problem(refused.status, refused.kind, refused.detail)
+
+
+def why_unreadable(error: BaseException | None) -> str:
+    """Return in words why a body cannot be read as JSON, by the error of ``json``."""
+    if isinstance(error, RecursionError):
+        return "the body is nested too deeply"
+    if type(error) is ValueError:  # of int(); the other errors have classes of their own
+        return "a number in the body is too long"
+    return "the body is not JSON"
 
 
 def call_schema(document: Schema, operation: Schema) -> Schema:
@@ -158,6 +172,9 @@ def invalid_call(found: Sequence[Any], call: Schema, *, whole: str = THE_CALL) -
         accepted = f"a call without a body{names and f'; it has the parameters {names}'}"
         return InvalidDraft(field, "has a body", accepted)
     problem = _PROBLEMS.get(kind) or first["msg"][:1].lower() + first["msg"][1:]
+    if kind == "json_invalid":
+        words = first["ctx"]["error"]
+        problem = next((_OF_JSON[each] for each in _OF_JSON if words.startswith(each)), problem)
     if field == THE_CALL:
         problem = f"its body {problem}"
     accepted = SEND_JSON if kind == NO_JSON_TYPE else accepted_by(schema_at(call, where))

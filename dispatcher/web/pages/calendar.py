@@ -64,10 +64,10 @@ class CalendarQuery:
 
     @classmethod
     def of(cls, visit: Visit) -> CalendarQuery:
-        """Read the query. The recipient is spelt as a submit spells it."""
+        """Read the query. The recipient is spelt as a submit spells it. Raises InvalidDraft."""
         given = visit.query
         recipient, channel = given.get("recipient"), given.get("channel")
-        shown, at = given["view"], given.get("at")
+        at = given.get("at")
         with suppress(InvalidDraft):  # a scope of another name has no spelling
             if recipient is not None:
                 recipient = visit.site.settings.spellings.one(recipient, channel)
@@ -76,7 +76,7 @@ class CalendarQuery:
             typed=given.get("recipient"),
             channel=channel,
             scopes=given.scopes,
-            view=picture.VIEWS[shown if shown in picture.VIEWS else "hours" if at else "day"],
+            view=picture.VIEWS[given.one_of(picture.VIEWS, "view", "hours" if at else "day")],
             start=given.get("start"),
             at=at,
         )

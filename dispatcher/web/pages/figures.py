@@ -20,11 +20,11 @@ _SINCE = {"1": "hour", "24": "day", "168": "week"}
 def load(visit: Visit) -> Response:
     """Show what is due in the coming day or week, and when it leaves."""
     visit.caller.check_unbound()
-    name = visit.query.get("within", "")
-    name = name if name in LOADS else "day"
+    name = visit.query.one_of(LOADS, "within", "day")
     charts = visit.site.figures.load(visit.dispatcher, LOADS[name])
-    found, only = charts.load, visit.query.get("channel")
-    shown = [each for each in charts.channels if only is None or each.load.channel == only]
+    found, loaded = charts.load, {each.load.channel: each for each in charts.channels}
+    only = visit.query.one_of([*visit.channels, *loaded], "channel", "")
+    shown = [each for name, each in loaded.items() if only in ("", name)]
     step = (found.end - found.start) / BARS
     return visit.show("load.html", found=found, shown=shown, within=name, lengths=LOADS,
                       step=step, width=WIDTH, height=HEIGHT)  # fmt: skip
@@ -34,8 +34,7 @@ def refusals(visit: Visit) -> Response:
     """Show which rules refused how many, and what another quota would have done."""
     visit.caller.check_unbound()
     given = visit.query
-    since = given.get("since", "")
-    since = since if since in _SINCE else "24"
+    since = given.one_of(_SINCE, "since", "24")
     quotas = sorted({str(each) for some in visit.site.settings.quotas_of.values() for each in some})
     found, error, status = None, None, 200
     try:

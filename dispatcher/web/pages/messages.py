@@ -32,6 +32,8 @@ FILTERS = (
     "zone",
 )  # fmt: skip
 """The filters in an address; further ones are ``count.KIND``."""
+_WITHOUT_A_FIELD = ("key", "made_after", "zone")
+"""Filters that the form does not show; further ones are kinds of scopes of channels."""
 
 
 def wanted_of(visit: Visit, given: Fields) -> Wanted:
@@ -109,7 +111,10 @@ def listed(visit: Visit) -> Response:
         if isinstance(error, StoreUnavailable) and not error.timed_out:
             raise
         shown["error"], status = visit.error_text(error), status_of(error)
-    shown["filters"] = filters_of(visit.query)
+    shown["filters"] = filters = filters_of(visit.query)
+    fields = [f"count.{kind}" for kind in visit.site.settings.scopes]
+    shown["kept"] = {n: each for n, each in filters.items()
+                     if n in _WITHOUT_A_FIELD or n not in (*FILTERS, *fields)}  # fmt: skip
     return visit.show("messages.html", status, **shown)
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -127,12 +127,19 @@ class Fields(dict[str, str]):
     def __missing__(self, name: str) -> str:
         return ""
 
+    def one_of(self, known: Collection[str], name: str, default: str) -> str:
+        """Return a value, which is one of ``known`` where it is given. Raises InvalidDraft."""
+        given = self.get(name)
+        if given is None:
+            return default
+        if given not in known:
+            accepted = f"one of {', '.join(known)}"
+            raise InvalidDraft(name, f"cannot read {quoted(given)}", accepted)
+        return given
+
     def is_on(self, name: str) -> bool:
         """Tell whether a box is ticked. Raises InvalidDraft for a value of another kind."""
-        given = self.get(name, "off")
-        if given not in _BOXES:
-            raise InvalidDraft(name, f"cannot read {quoted(given)}", ", ".join(_BOXES))
-        return _BOXES[given]
+        return _BOXES[self.one_of(_BOXES, name, "off")]
 
     @property
     def scopes(self) -> dict[str, str]:

@@ -308,6 +308,7 @@ def test_calendar_and_story_name_scopes_in_words(build: Build, visit: Visit) -> 
         ({"zone": "Mars/Olympus"}, "there is no zone"),
         ({"start": "soon"}, "start:"),
         ({"channel": "pigeon"}, "there is no channel"),
+        ({"view": "year"}, "view: cannot read &#39;year&#39;; accepted: one of hours, day, week, "),
     ],
 )
 def test_bad_parameters_are_named(visit: Visit, query: dict[str, str], told: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from html import unescape
 
 import pytest
 from fastapi.testclient import TestClient
@@ -163,6 +164,30 @@ def test_load_and_refusals_need_a_key_without_bounds(refused: House, visit: Visi
     reader = visit(Right.MESSAGES_READ, of=refused)
     assert [reader.get(each).status_code for each in ("/load", "/refusals")] == [200, 403]
     assert "/refusals" not in reader.get("/").text
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("/load?within=month", "within: cannot read 'month'; accepted: one of day, week"),
+        ("/load?channel=fax", "channel: cannot read 'fax'; accepted: one of "),
+        ("/refusals?since=2", "since: cannot read '2'; accepted: one of 1, 24, 168"),
+    ],
+)
+def test_a_value_that_a_page_does_not_have_is_refused(visit: Visit, query: str, said: str) -> None:
+    answer = visit().get(query)
+    assert (answer.status_code, said in unescape(answer.text)) == (422, True)
+
+
+def test_a_channel_or_a_quota_that_has_left_the_settings_may_be_chosen(
+    busy: House, build: Build, visit: Visit
+) -> None:
+    """Its messages are due still, and its refusals were noted: the form shows what is listed."""
+    client = visit(of=build(url=busy.url, channels={"mail": CHANNELS["mail"]}))
+    day = client.get("/load?channel=sms").text
+    assert re.search(r"<h2[^>]*>sms</h2>", day)
+    assert "<option selected>sms</option>" in day
+    assert "<option selected>7/hour</option>" in client.get("/refusals?quota=7/hour").text
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 
 from dispatcher import InvalidDraft, Message, Status
 from dispatcher.web import Right
+from dispatcher.web.pages.messages import FILTERS
 from dispatcher.web.pages.navigation import PAGES
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
@@ -126,6 +127,52 @@ def test_a_box_is_on_or_off(house: House, visit: Visit) -> None:
     assert 'type="checkbox" checked' in shown["on"].text
     assert shown["maybe"].status_code == 422
     assert said(client, "overdue=0") == "All that are scheduled."
+
+
+def sent(text: str) -> dict[str, str]:
+    """Return the filters that the button *List* sends."""
+    form = text.split('action="/messages"')[1].split("</form>", maxsplit=1)[0]
+    pairs = re.findall(r'name="([^"]*)" value="([^"]*)"', form)
+    pairs += re.findall(r'name="(\w+)">(?:(?!</select>).)*<option selected>([^<]*)', form)
+    pairs += [(name, "on") for name in re.findall(r'name="(\w+)" type="checkbox" checked', form)]
+    assert len(dict(pairs)) == len(pairs)
+    return {name: unescape(value) for name, value in pairs if value}
+
+
+def test_the_button_list_keeps_every_filter_of_the_address(build: Build, visit: Visit) -> None:
+    """Also those that the form has no field for: a list that grows wider may be cancelled whole."""
+    house = build(channels=_CHANNELS, scopes={"tenant": {"quotas": "9/hour"}})
+    made = house.submit(send_at=FAR + HOUR).id
+    query = {
+        "status": "scheduled", "channel": "fax", "recipient": "ada", "scope": "ada", "key": "k",
+        "key_prefix": "order", "campaign": "<sale>", "from": "2100-01-01", "until": "2100-01-02",
+        "overdue": "on", "made_after": str(made), "zone": "Europe/Berlin",
+    }  # fmt: skip
+    assert {*query} == {*FILTERS}
+    query |= {"count.tenant": "acme", "count.recipient.sms": "ada", "count.channel.sms": "sms"}
+    client = visit(of=house)
+    assert sent(client.get("/messages", params=query).text) == query
+    assert sent(client.get("/messages").text) == {}
+
+
+def test_filters_that_the_form_has_no_field_for_are_named_and_can_be_removed(
+    house: House, visit: Visit
+) -> None:
+    client = visit()
+    assert "Also applied" not in client.get("/messages?campaign=sale").text
+    text = client.get("/messages?campaign=sale&count.recipient.memory=ada&key=k").text
+    [line] = re.findall(r"<p>(Also applied: .*?)</p>", text)
+    assert re.sub("<[^>]*>", "", line) == (
+        "Also applied: count.recipient.memory ada (remove count.recipient.memory), "
+        "key k (remove key)."
+    )
+    links = [unescape(each) for each in re.findall(r'href="([^"]*)"', line)]
+    assert links == [
+        "/messages?campaign=sale&key=k",
+        "/messages?campaign=sale&count.recipient.memory=ada",
+    ]
+    wrong = client.get("/messages?count.nope=x&campaign=sale")
+    assert (wrong.status_code, 'href="/messages?campaign=sale"' in wrong.text) == (422, True)
 
 
 @pytest.mark.parametrize("path", ["/messages?", "/messages/bulk?do=cancel&"])
