@@ -301,6 +301,23 @@ def check_text(name: str, value: object, *, longest: int = MAX_RECIPIENT) -> str
     return value
 
 
+def read_json(name: str, text: str) -> Any:
+    """Read JSON. Raises InvalidDraft, which calls it ``name``."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidDraft(name, json_problem(error), "a JSON object") from None
+
+
+def json_problem(error: BaseException | None) -> str:
+    """Return in words why a text cannot be read as JSON, by the error of ``json``."""
+    if isinstance(error, RecursionError):
+        return "is nested too deeply"
+    if type(error) is ValueError:  # of int(); the other errors have classes of their own
+        return "has a number that is too long"
+    return "is not JSON"
+
+
 def check_body(
     body: object, *, max_bytes: int, max_depth: int, field: str = "body"
 ) -> tuple[Body, str]:

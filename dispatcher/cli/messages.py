@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -14,7 +13,7 @@ from dispatcher.cli.app import AsJson, examples, say_warning
 from dispatcher.cli.filters import complete_channel, scopes_of
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import InvalidDraft, StoreUnavailable
-from dispatcher.message import Message, OnConflict, OnUnknown
+from dispatcher.message import Message, OnConflict, OnUnknown, read_json
 from dispatcher.quota import parse_length
 from dispatcher.settings import Settings
 
@@ -221,14 +220,7 @@ def _content(
     if template is None or text or body:
         if (text is None) == (body is None):
             raise InvalidDraft("body", "neither or both of --text and --body given", "one of them")
-        given["body"] = {"text": text} if body is None else _json_object("body", body)
+        given["body"] = {"text": text} if body is None else read_json("body", body)
     if data is not None:
-        given["data"] = _json_object("data", data)
+        given["data"] = read_json("data", data)
     return given
-
-
-def _json_object(name: str, text: str) -> dict[str, Any]:
-    try:
-        return cast("dict[str, Any]", json.loads(text))
-    except (ValueError, RecursionError):
-        raise InvalidDraft(name, "is no JSON", "a JSON object") from None

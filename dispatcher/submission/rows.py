@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
 
 from dispatcher.errors import InvalidDraft, InvalidValue, kind_of, quoted
-from dispatcher.message import Draft
+from dispatcher.message import Draft, read_json
 from dispatcher.quota import parse_length
 
 STANDARD_INPUT = "-"
@@ -231,7 +231,7 @@ def _read_jsonl(lines: Iterable[str], else_: Mapping[str, str]) -> Iterator[Draf
 
 def _json_line(text: str) -> Any:
     _require(not _unreadable(text), "row", "is no UTF-8", "UTF-8")
-    return _from_json("row", text)
+    return read_json("row", text)
 
 
 def _unwrapped(value: Any) -> Any:
@@ -263,7 +263,7 @@ def _read_body(values: dict[str, Any]) -> None:
     _require(given == 1, "body", "none or several of text, body and template given", "one of them")
     for name in _JSON_FIELDS:
         if isinstance(values.get(name), str):
-            values[name] = _from_json(name, values[name])
+            values[name] = read_json(name, values[name])
     if _TEXT in values:
         text = values.pop(_TEXT)
         _require(isinstance(text, str), _TEXT, kind_of(text), "text")
@@ -273,13 +273,6 @@ def _read_body(values: dict[str, Any]) -> None:
 def _require(holds: bool, name: str, problem: str, accepted: str) -> None:
     if not holds:
         raise InvalidDraft(name, problem, accepted)
-
-
-def _from_json(name: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise InvalidDraft(name, "is no JSON", "a JSON object") from None
 
 
 def _length(name: str, value: object) -> timedelta:

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import DispatcherError
+from dispatcher.message import json_problem
 from dispatcher.problems import headers_of, problem_of
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.web import problems
@@ -203,7 +204,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
         return over
     found = list(error.errors())
     if any(each["type"] == "json_invalid" for each in found):
-        refused = Refused(400, "unreadable", problems.why_unreadable(error.__cause__))
+        refused = Refused(400, "unreadable", f"the body {json_problem(error.__cause__)}")
         return problems.response_of(problems.refusal_of(refused), {})
     return problems.response_of(problem_of(invalid_call(found, call_schema_of(request))), {})
 
@@ -217,7 +218,7 @@ async def _not_served(request: Request, error: Exception) -> Response:
     kind = kinds.get(error.status_code, "refused")
     headers, detail = error.headers, str(error.detail)
     if isinstance(error.__cause__, ValueError | RecursionError):  # of reading the body
-        detail = problems.why_unreadable(error.__cause__)
+        detail = f"the body {json_problem(error.__cause__)}"
     if error.status_code == HTTP_405_METHOD_NOT_ALLOWED and (methods := _methods_at(request)):
         headers = {"Allow": ", ".join(methods)}
     refused = Refused(error.status_code, kind, detail, headers=headers)

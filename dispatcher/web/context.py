@@ -126,7 +126,7 @@ class Context:
     async def body(self, model: type[BodyT]) -> BodyT:
         """Return the body, by this model. For functions that FastAPI does not read it for.
 
-        Raises RequestValidationError, and HTTPException where it is no JSON or too long.
+        Raises RequestValidationError, and HTTPException where it is not JSON or too long.
         """
         if not await self.check_body():
             raise RequestValidationError([{"type": "missing", "loc": ("body",)}])

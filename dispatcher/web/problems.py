@@ -101,15 +101,6 @@ def refusal_of(refused: Refused) -> dict[str, Any]:
     return problem(refused.status, refused.kind, refused.detail)
 
 
-def why_unreadable(error: BaseException | None) -> str:
-    """Return in words why a body cannot be read as JSON, by the error of ``json``."""
-    if isinstance(error, RecursionError):
-        return "the body is nested too deeply"
-    if type(error) is ValueError:  # of int(); the other errors have classes of their own
-        return "a number in the body is too long"
-    return "the body is not JSON"
-
-
 def call_schema(document: Schema, operation: Schema) -> Schema:
     """Return the schema of a call: an object of its path, its query and, if it has one, its body.
 

@@ -40,11 +40,11 @@ CASES: dict[str, Case] = {
         "submit", "--channel", "memory", "--recipient", "", "--text", "x", *AT]),
     "no body": (2, "neither or both of --text and --body", lambda _: [
         "submit", "--channel", "memory", "--recipient", "ada", *AT]),
-    "body no JSON": (2, "--body: is no JSON", lambda _: [
+    "body no JSON": (2, "--body: is not JSON", lambda _: [
         "submit", "--channel", "memory", "--recipient", "ada", "--body", "{", *AT]),
     "body no object": (2, "--body: a list", lambda _: [
         "submit", "--channel", "memory", "--recipient", "ada", "--body", "[]", *AT]),
-    "body far too deep": (2, "--body: ", lambda _: [
+    "body far too deep": (2, "--body: is nested too deeply", lambda _: [
         "submit", "--channel", "memory", "--recipient", "ada", "--body", "[" * 50_000, *AT]),
     "no time": (2, "--send-at: neither of --send-at and --send-in", lambda _: ["submit", *TO]),
     "past": (2, "is past", lambda _: ["submit", *TO, "--send-at", "1999-01-01T00:00Z"]),
