@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
@@ -169,11 +170,13 @@ class Cluster:
         self._options = options
         self._lock = Lock()
         self._client: RedisCluster | None = None
+        self._new_nodes: dict[str, ClusterNode] = {}
 
     def connected(self) -> RedisCluster:
         """Return redis-py's client. Raises redis.RedisError and RedisClusterException."""
         with self._lock:
-            if self._client is None:
+            # redis-py before 7 forgets each node that does not answer, also the last one.
+            if self._client is None or not self._client.nodes_manager.startup_nodes:
                 masters = [ClusterNode(*each) for each in self._masters()]
                 self._client = RedisCluster(
                     startup_nodes=masters,
@@ -181,7 +184,27 @@ class Cluster:
                     reinitialize_steps=1,
                     **self._options,
                 )
+                manager: Any = self._client.nodes_manager
+                manager.get_node = partial(self._found, manager.get_node)
             return self._client
+
+    def _found(
+        self,
+        find: Callable[..., ClusterNode | None],
+        host: str | None = None,
+        port: int | None = None,
+        node_name: str | None = None,
+    ) -> ClusterNode | None:
+        """Return what redis-py finds, or a node without hash slots by its name.
+
+        Calls are redirected (ASK) to a new node while its first hash slot moves there. redis-py
+        knows only nodes that have some, and would end such a call with an AttributeError.
+        """
+        node = find(host, port, node_name)
+        if node is None and node_name:
+            address, _, its_port = node_name.rpartition(":")
+            return self._new_nodes.setdefault(node_name, ClusterNode(address, int(its_port)))
+        return node
 
     def _masters(self) -> list[tuple[str, int]]:
         """Return the addresses of the masters: ``on_connect`` may refuse the given ones.
@@ -212,6 +235,9 @@ class Cluster:
         with self._lock:
             if self._client is not None:
                 self._client.close()
+            for node in self._new_nodes.values():
+                if node.redis_connection is not None:
+                    node.redis_connection.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.connected(), name)

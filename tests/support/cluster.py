@@ -1,4 +1,5 @@
-"""Redis Clusters: one node that serves every slot, and three masters with a replica each.
+"""Redis Clusters: one node that serves every slot, alone or beside a new node that serves none;
+and three masters with a replica each.
 
 Clients and the other nodes reach a node through a port of the loopback.
 """
@@ -344,6 +345,20 @@ def cluster_of_one() -> Iterator[tuple[Member, int]]:
         server.command("CLUSTER", "ADDSLOTS", *range(SLOTS))
         wait_until(lambda: server.serves)
         yield server, server.port
+
+
+@contextmanager
+def one_and_a_new_node() -> Iterator[tuple[Cluster, Member]]:
+    """Start a cluster of one node that serves all slots and one that serves none; give both."""
+    with started(Member) as old, started(Member) as new:
+        old.command("CLUSTER", "ADDSLOTS", *range(SLOTS))
+        new.command("CLUSTER", "MEET", old.ip, old.port)
+        cluster = Cluster([old, new])
+        for node in cluster.nodes:
+            node.id = node.command("CLUSTER", "MYID").decode()
+        wait_until(lambda: all(cluster.ranges(node) for node in cluster.nodes))
+        cluster.wait_until_ok()
+        yield cluster, new
 
 
 def slot_of(key: bytes | str) -> int:

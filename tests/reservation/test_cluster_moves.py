@@ -1,0 +1,200 @@
+"""Hash slots move to a new node of the cluster, which has none yet, while the dispatcher works.
+
+redis-py knows the new node by redirections alone, until its first hash slot has moved.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
+from datetime import timedelta
+from threading import Event, Thread
+from typing import Any, Self
+from uuid import UUID
+
+import pytest
+
+from dispatcher import (
+    Draft,
+    LimitersUnavailable,
+    Message,
+    QuotaExceeded,
+    ReservationsUnavailable,
+    Status,
+    TooLate,
+)
+from dispatcher.limiters import Permit
+from dispatcher.message import new_id
+from dispatcher.redis.client import connect_redis, ping, refresh
+from tests.support.all_windows import let_graces_pass, promised, windows_of
+from tests.support.cluster import Cluster, Member, one_and_a_new_node, slot_of
+from tests.support.house import BODY, House, hour_ago, house_on
+from tests.support.model import excesses
+from tests.support.servers import RedisServer
+from tests.support.waiting import DEADLINE, wait_until
+
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+HOUR = timedelta(hours=1)
+PEOPLE = [f"person {number}" for number in range(8)]
+TENANTS = ["acme", "bolt"]
+LIMIT = 40
+SETTINGS: dict[str, Any] = {
+    "quotas": ["3/hour"],
+    "channels": {"memory": {"transport": "memory", "limits": [f"{LIMIT}/day"]}},
+    "scopes": {"tenant": {"quotas": ["9/hour"]}},
+    "shards": 4,
+}
+CALLERS = 2
+AT_EACH_STEP = 2
+"""How many calls each caller makes before the next key moves."""
+UNAVAILABLE = (ReservationsUnavailable, LimitersUnavailable)
+
+
+@pytest.fixture
+def growing() -> Iterator[tuple[Cluster, Member]]:
+    """Give a cluster and its new node."""
+    with one_and_a_new_node() as found:
+        yield found
+
+
+@pytest.fixture
+def house(
+    growing: tuple[Cluster, Member], redis_server: RedisServer, database_url: str
+) -> Iterator[House]:
+    with house_on(
+        redis_server, database_url, gate=growing[0], clock=hour_ago(), **SETTINGS
+    ) as built:
+        yield built
+
+
+class Caller:
+    """Submits, moves and cancels messages and asks for permits, until the exit."""
+
+    def __init__(self, house: House, seed: int) -> None:
+        self.calls = 0
+        self.accepted: set[UUID] = set()
+        self.cancelled: set[UUID] = set()
+        self.permits = 0
+        self.failures: list[Exception] = []
+        self._house = house
+        self._chance = random.Random(seed)  # noqa: S311 - a repeatable choice, no secret
+        self._leaving = Event()
+        self._thread = Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leaving.set()
+        self._thread.join(DEADLINE)
+
+    def _run(self) -> None:
+        acts = (self._submit, self._submit_many, self._reschedule, self._cancel, self._ask)
+        while not self._leaving.is_set():
+            try:
+                self._chance.choice(acts)()
+            except (QuotaExceeded, TooLate, *UNAVAILABLE):
+                pass
+            except Exception as error:  # noqa: BLE001 - the test looks at them
+                self.failures.append(error)
+            self.calls += 1
+
+    def _submit(self) -> None:
+        self.accepted.add(self._house.submit(**self._wish()).id)
+
+    def _submit_many(self) -> None:
+        drafts = [Draft(channel="memory", body=BODY, **self._wish()) for _ in range(5)]
+        results = self._house.dispatcher.submit_many(drafts)
+        self.accepted |= {each.id for each in results if isinstance(each, Message)}
+
+    def _wish(self) -> dict[str, Any]:
+        return {
+            "recipient": self._chance.choice(PEOPLE),
+            "scopes": {"tenant": self._chance.choice(TENANTS)},
+            "send_in": self._later(),
+        }
+
+    def _later(self) -> timedelta:
+        return self._chance.randrange(10, 200) * HOUR / 8
+
+    def _reschedule(self) -> None:
+        for each in self._some():
+            self._house.dispatcher.reschedule(each, send_in=self._later())
+
+    def _cancel(self) -> None:
+        for each in self._some():
+            self._house.dispatcher.cancel(each)
+            self.cancelled.add(each)
+
+    def _some(self) -> list[UUID]:
+        return self._chance.sample(sorted(self.accepted), k=min(1, len(self.accepted)))
+
+    def _ask(self) -> None:
+        wanted = [Permit(new_id(), 1, self._chance.choice(PEOPLE), "memory")]
+        self.permits += self._house.parts.permits.acquire(wanted, within=HOUR)[0].allowed
+
+
+def test_callers_are_answered_while_slots_move_to_a_new_node(
+    house: House, growing: tuple[Cluster, Member]
+) -> None:
+    """P1, P2, P3, P7, P10: each error is one of those told, and nothing needs a restart."""
+    cluster, new = growing
+    with ExitStack() as stack:
+        callers = [stack.enter_context(Caller(house, seed)) for seed in range(CALLERS)]
+
+        def go_on() -> None:
+            until = [each.calls + AT_EACH_STEP for each in callers]
+            wait_until(lambda: all(each.calls > n for each, n in zip(callers, until, strict=True)))
+
+        go_on()
+        for epoch in (house.keys("@tenant:acme").epoch, house.permit_keys("memory").epoch):
+            with cluster.moving(slot_of(epoch), new) as move_one:
+                for _ in range(2):
+                    move_one()
+                    go_on()
+                sweep(house)
+            assert sum(each.permits for each in callers) <= LIMIT
+            sweep(house)
+        wait_until(lambda: serves(house))
+        go_on()
+    assert [error for each in callers for error in each.failures] == []
+    let_graces_pass(house)
+    house.reconciled()
+    assert windows_of(house) == promised(house)
+    assert house.dispatcher.verify_windows().equal
+    kept = {each.id: each.status for each in house.dispatcher.select()}
+    for each in callers:
+        assert each.accepted <= kept.keys()
+        assert {kept[one] for one in each.cancelled} <= {Status.CANCELLED}
+        assert {kept[one] for one in each.accepted - each.cancelled} == {Status.SCHEDULED}
+    for name, members in promised(house).items():
+        most = 9 if "tenant" in name else 3
+        assert [*excesses([*members.values()], [(most, 3_600_000)])] == []
+
+
+def test_a_client_goes_on_that_has_forgotten_the_only_node(
+    growing: tuple[Cluster, Member], database_url: str
+) -> None:
+    """redis-py before 7 forgets each node that does not answer."""
+    with closing(connect_redis(growing[0].url)) as client:
+        ping(client)
+        client.nodes_manager.startup_nodes.clear()  # type: ignore[attr-defined]
+        refresh(client)
+        ping(client)
+
+
+def serves(house: House) -> bool:
+    """Sweep; return whether the shard that has moved books again."""
+    sweep(house)
+    with suppress(ReservationsUnavailable):
+        house.submit("the last", scopes={"tenant": "acme"}, send_in=50 * HOUR)
+        return True
+    return False
+
+
+def sweep(house: House) -> None:
+    with suppress(*UNAVAILABLE):
+        house.parts.reconciler.reconcile(settle=timedelta(0))
