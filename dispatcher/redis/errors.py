@@ -110,6 +110,11 @@ def is_silence(error: Unavailable) -> bool:
     return isinstance(error.__cause__, silent) and not is_pool_full(error)
 
 
+def is_move_of_slot(error: Unavailable) -> bool:
+    """Return whether an error of :func:`translated` says that a hash slot is moving."""
+    return isinstance(error.__cause__, redis.exceptions.ClusterError)
+
+
 def is_pool_full(error: Unavailable) -> bool:
     """Return whether the client had no free connection. Redis was not asked, and may be up."""
     cause = error.__cause__

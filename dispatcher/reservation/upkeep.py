@@ -17,7 +17,7 @@ import redis
 
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.redis.client import by_server, masters_of, now_ms
-from dispatcher.redis.errors import EvictingServer, translated
+from dispatcher.redis.errors import EvictingServer, is_move_of_slot, translated
 from dispatcher.redis.keys import (
     PermitKeys,
     ShardKeys,
@@ -164,18 +164,22 @@ class Upkeep:
         """Check every part; return the rebuild of those that are closed and not being rebuilt.
 
         A server that cannot be reached, takes no writes or evicts keeps no other one from being
-        rebuilt; where none is to be rebuilt, its error is raised. The parts on a server that
-        evicts are closed.
+        rebuilt, nor does a part whose hash slot is moving; where none is to be rebuilt, its error
+        is raised. The parts on a server that evicts are closed.
         """
         rebuild = Rebuild(uuid4().hex, {})
         with translated(ReservationsUnavailable):
-            by_server = self._fence.parts_by_server(self._client)
-        for parts in by_server:
+            groups = list(self._fence.parts_by_server(self._client))
+        while groups:
+            parts = groups.pop()
             try:
                 with translated(ReservationsUnavailable):
                     begun = self._begun("begin", rebuild, self._checked(parts))
             except ReservationsUnavailable as error:
-                rebuild = replace(rebuild, failure=rebuild.failure or error)
+                if len(parts) > 1 and is_move_of_slot(error):
+                    groups += [[each] for each in parts]
+                else:
+                    rebuild = replace(rebuild, failure=rebuild.failure or error)
             else:
                 rebuild = replace(rebuild, holders={**rebuild.holders, **begun})
         if rebuild.parts:

@@ -137,6 +137,7 @@ class Caller:
         self.permits += self._house.parts.permits.acquire(wanted, within=HOUR)[0].allowed
 
 
+@pytest.mark.long
 def test_callers_are_answered_while_slots_move_to_a_new_node(
     house: House, growing: tuple[Cluster, Member]
 ) -> None:
@@ -173,6 +174,27 @@ def test_callers_are_answered_while_slots_move_to_a_new_node(
     for name, members in promised(house).items():
         most = 9 if "tenant" in name else 3
         assert [*excesses([*members.values()], [(most, 3_600_000)])] == []
+
+
+def test_a_part_whose_slot_is_on_its_way_keeps_no_other_one_closed(
+    house: House, growing: tuple[Cluster, Member]
+) -> None:
+    """P7, P10: Redis was restarted, and a move has stopped half way."""
+    cluster, new = growing
+    scopes = {"tenant": "acme"}
+    message = house.submit("ada", scopes=scopes, send_in=HOUR)
+    moving = house.keys("@tenant:acme").epoch
+    epochs = [each.epoch for each in house.parts.fence.parts]
+    old = cluster.master_of(slot_of(moving))
+    with cluster.moving(slot_of(moving), new):
+        for each in epochs:
+            old.command("DEL", each)
+        sweep(house)
+        others = [each for each in epochs if each != moving]
+        assert all(old.command("EXISTS", each) for each in others)
+    wait_until(lambda: serves(house))
+    assert house.dispatcher.verify_windows().equal
+    assert house.again(message).status is Status.SCHEDULED
 
 
 def test_a_client_goes_on_that_has_forgotten_the_only_node(
