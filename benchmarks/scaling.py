@@ -28,7 +28,7 @@ class Costs:
     reservation_bytes: float = 145
     live_bytes: float = 301
     ended_bytes: float = 382
-    wal_bytes: float = 2_150
+    wal_bytes: float = 2_350
 
 
 COSTS = Costs()
