@@ -60,8 +60,9 @@ class Cancellation:
                 for each in result.found.values():
                     if each.id in result.ended:
                         self._journal.tell(Transition.CANCELLED, each)
-            fault("cancel.after_rows")
-            self._moves.release([e for e in found.values() if e.status is Status.CANCELLED])
+                fault("cancel.after_rows")
+                cancelled = [e for e in result.found.values() if e.status is Status.CANCELLED]
+                self._moves.release(cancelled)
             answers += [_answer(each, found.get(each)) for each in some]
         return answers
 

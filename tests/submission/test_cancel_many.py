@@ -10,6 +10,7 @@ from sqlalchemy import event
 
 from dispatcher import InvalidDraft, Message, MessageNotFound, Status, StoreUnavailable, TooLate
 from dispatcher.message import new_id
+from tests.support.doubles import Between, raising
 from tests.support.house import FAR, House, hour_ago
 from tests.support.house_fixtures import Build
 
@@ -71,6 +72,24 @@ def test_it_stands_though_redis_is_away_and_reconcile_frees_the_places(build: Bu
     assert len(house.all_members()) == 3
     house.parts.reconciler.reconcile()
     assert house.all_members() == {}
+
+
+def test_what_was_cancelled_before_the_store_failed_gives_its_quota_back(house: House) -> None:
+    """Messages of another move token are cancelled by a statement of their own."""
+    one, other = house.submit("ada", send_at=LATER), house.submit("ben", send_at=LATER)
+    house.dispatcher.update(other.id, body={"text": "edited"})
+    found = house.parts.messages.movables([one.id, other.id])
+    tokens = {each.id: found[each.id].token for each in (one, other)}
+    assert len({*tokens.values()}) == 2
+    fails = raising(StoreUnavailable("away"))
+    away = Between(house.parts.messages, before={"cancel": fails})
+    parts = vars(house.parts.cancellation)
+    then_away = {"cancel": lambda: parts.update(_messages=away)}
+    parts["_messages"] = Between(house.parts.messages, after=then_away)
+    with pytest.raises(StoreUnavailable):
+        house.parts.cancellation.cancel_many([*tokens], tokens=tokens)
+    assert house.again(one).status is Status.CANCELLED
+    assert house.all_members() == {"ben": house.members("ben")}
 
 
 def test_a_store_that_is_away_says_so_and_cancels_nothing(house: House, build: Build) -> None:
