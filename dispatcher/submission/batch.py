@@ -162,7 +162,7 @@ class Batch:
                 continue
             if entry.valid.fingerprint != first.valid.fingerprint:
                 key = entry.valid.idempotency_key or ""
-                entry.result = IdempotencyConflict(key, first.request.message_id)
+                entry.result = IdempotencyConflict(key, None)
                 entry.same_as = None
 
     def refuse_all(self) -> None:

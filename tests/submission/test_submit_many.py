@@ -380,6 +380,10 @@ def test_all_or_none_refuses_a_key_that_is_used_twice(house: House) -> None:
     )
     assert errors(results) == [BatchRefused, IdempotencyConflict]
     assert house.snapshot() == before
+    conflict = cast("Rejection", results[1]).error
+    assert isinstance(conflict, IdempotencyConflict)
+    assert conflict.message_id is None, "nobody would find the message of the earlier draft"
+    assert "belongs to an earlier draft" in str(conflict)
 
 
 def test_drafts_of_one_key_are_each_judged_twice_at_most(
