@@ -175,7 +175,7 @@ class Dispatcher:
     def close(self) -> None:
         """Wait for awaited calls under way, then close the connections. May be called twice.
 
-        Every later call raises RuntimeError.
+        Every later call raises RuntimeError, and so does an iterator of messages that is read on.
         """
         with self._state_lock:
             self._is_closed = True  # else a call could begin in threads that are being shut down
@@ -243,6 +243,17 @@ class Dispatcher:
             joined.add(running)
         running.add_done_callback(joined.discard)
         return running
+
+    def _while_open(self, every: Iterable[T]) -> Iterator[T]:
+        """Yield them until this is closed, then raise RuntimeError: what is read would connect."""
+        source = iter(every)
+        while not isinstance(self._app, _ClosedApp):
+            try:
+                each = next(source)
+            except StopIteration:
+                return
+            yield each
+        raise _closed()
 
     # Submit.
 
@@ -411,7 +422,8 @@ class Dispatcher:
         total = len(drafts) if isinstance(drafts, Sized) else None
         if isinstance(drafts, Sequence):
             return list(batches.submit_each(every, total=total, progress=progress))
-        return LazyResults(batches.submit_each(every, total=total, progress=progress))
+        lazy = self._while_open(every)
+        return LazyResults(batches.submit_each(lazy, total=total, progress=progress))
 
     def plan(
         self,
@@ -710,7 +722,7 @@ class Dispatcher:
         They are read from the database as the result is, some hundreds at a time. Raises
         StoreUnavailable.
         """
-        return self._app.suppression_list.suppressed(recipient)
+        return self._while_open(self._app.suppression_list.suppressed(recipient))
 
     def pause(self, kind: str, name: str) -> tuple[Pause, ...]:
         """Send nothing of a channel, recipient, campaign or another scope until :meth:`resume`.
@@ -810,7 +822,7 @@ class Dispatcher:
         pages = self._app.listing.pages(
             selection, size=_PAGE, before=new_id(), oldest_first=oldest_first
         )
-        return (message for page in pages for message in page)
+        return self._while_open(message for page in pages for message in page)
 
     def next_slot(
         self,

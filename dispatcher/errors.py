@@ -221,13 +221,14 @@ class QuietHours(SlotRefused):
 class IdempotencyConflict(DispatcherError):
     """The idempotency key was used before, for other content. Nothing was changed.
 
-    ``message_id`` is the message the key belongs to; it may still be on its way into the store.
+    ``message_id`` is the message the key belongs to; it may still be on its way into the store. It
+    is None where an earlier draft of a plan or of an atomic batch has the key: that is not stored.
     """
 
-    def __init__(self, key: str, message_id: UUID) -> None:
+    def __init__(self, key: str, message_id: UUID | None) -> None:
+        owner = "an earlier draft" if message_id is None else f"message {message_id}"
         super().__init__(
-            f"idempotency key {quoted(key)} belongs to message {message_id}, "
-            "which has other content"
+            f"idempotency key {quoted(key)} belongs to {owner}, which has other content"
         )
         self.key = key
         self.message_id = message_id

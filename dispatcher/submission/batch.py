@@ -44,9 +44,9 @@ class Entry:
     ``valid`` is set once the draft was found valid, ``request`` once a reservation is asked for
     (None again where the message was known), ``reservation`` once it has one, ``addition`` when it
     is about to be stored. ``is_duplicate``: another submit has reserved under the idempotency key,
-    and the reservation is that one's. ``same_as`` is an earlier entry with the same key, whose
-    result this one gets by :meth:`Batch.share_results`. ``reply_of`` makes the reply that is stored
-    with the message.
+    the reservation is that one's, and this one has not stored the message. ``same_as`` is an
+    earlier entry with the same key, whose result this one gets by :meth:`Batch.share_results`.
+    ``reply_of`` makes the reply that is stored with the message.
     """
 
     number: int
@@ -162,7 +162,7 @@ class Batch:
                 continue
             if entry.valid.fingerprint != first.valid.fingerprint:
                 key = entry.valid.idempotency_key or ""
-                entry.result = IdempotencyConflict(key, first.request.message_id)
+                entry.result = IdempotencyConflict(key, None)
                 entry.same_as = None
 
     def refuse_all(self) -> None:

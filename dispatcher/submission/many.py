@@ -11,7 +11,7 @@ from datetime import datetime
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from dispatcher.errors import QuotaExceeded
+from dispatcher.errors import IdempotencyConflict, QuotaExceeded
 from dispatcher.message import Draft, Plan, Rejection
 from dispatcher.reservation import is_planned_id
 from dispatcher.submission.batch import (
@@ -145,6 +145,10 @@ class Batches:
 def _without_planned_ids(refused: Rejection) -> Rejection:
     """Return a refusal of a plan as it is shown: drafts in the way have no ids of messages."""
     error = refused.error
+    if isinstance(error, IdempotencyConflict) and error.message_id is not None:
+        if is_planned_id(error.message_id):
+            return replace(refused, error=IdempotencyConflict(error.key, None))
+        return refused
     if not isinstance(error, QuotaExceeded) or not any(map(is_planned_id, error.conflicting)):
         return refused
     stored = [each for each in error.conflicting if not is_planned_id(each)]

@@ -23,6 +23,7 @@ _LONGEST_LINE = 64 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _QUOTED = 4
 """How many times the size of a body its CSV field may have: quotes are doubled there."""
+_CARRIAGE_RETURN = "new-line character seen in unquoted field"
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _TEXT = "text"
 COLUMNS = (*(each.name for each in fields(Draft)), _TEXT)
@@ -201,7 +202,13 @@ def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]] | BadRow]:
             return
         except csv.Error as error:
             several = f" (lines {line} to {reader.line_num})" if reader.line_num > line else ""
-            refused = InvalidDraft("row", f"{error}{several}", "fields with closed quotes")
+            problem, accepted = str(error), "fields with closed quotes"
+            if problem.startswith(_CARRIAGE_RETURN):  # it goes on with how to open a file in Python
+                problem, accepted = (
+                    "a carriage return outside quotes",
+                    "lines that end in LF or CRLF",
+                )
+            refused = InvalidDraft("row", f"{problem}{several}", accepted)
             yield BadRow(line, "".join(kept), refused)
             continue
         if _unreadable("".join(values)):

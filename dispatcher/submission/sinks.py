@@ -218,6 +218,7 @@ class OwnTransaction:
             else:
                 if entry.result.id == entry.reservation.message_id:
                     batch.stored.append(entry)
+                entry.is_duplicate &= entry.result is not entry.addition.message
 
     def _stored(self, entry: Entry, *, perhaps_stored: bool) -> Message:
         """Store one message and return it, or the one that a duplicate submit has stored.
@@ -266,6 +267,8 @@ class OwnTransaction:
             try:
                 if done or self._messages.has(ids):
                     batch.stored = booked
+                    for entry in booked if done else ():
+                        entry.is_duplicate = False
                     return
             except StoreUnavailable as error:
                 # The messages may be stored: reconcile finds out whether they need reservations.

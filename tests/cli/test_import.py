@@ -233,6 +233,14 @@ def test_a_name_that_cannot_be_used_is_one_sentence(run: Run, name: str, says: s
     assert ran.err.count("\n") == 1
 
 
+def test_lines_that_end_in_cr_alone_are_named(house: House, run: Run) -> None:
+    ran = run_import(run, as_csv([row()]).replace("\r\n", "\r"))
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == (
+        "error: row: a carriage return outside quotes; accepted: lines that end in LF or CRLF\n"
+    )
+
+
 def test_a_byte_order_mark_is_no_part_of_a_column(house: House, run: Run) -> None:
     assert run_import(run, b"\xef\xbb\xbf" + as_csv([row()]).encode()).code == 0
     assert run_import(run, b"\xef\xbb\xbf" + as_jsonl([row()]).encode(), name="x.jsonl").code == 3

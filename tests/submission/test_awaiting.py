@@ -10,6 +10,8 @@ from contextlib import suppress
 from contextvars import ContextVar
 from datetime import timedelta
 from functools import partial
+from itertools import islice
+from threading import Event
 from typing import Any
 
 import pytest
@@ -226,6 +228,45 @@ def test_every_call_of_a_closed_dispatcher_is_refused(house: House) -> None:
 
     asyncio.run(story())
     assert len(house.rows()) == 1
+
+
+@on_sqlite
+def test_a_result_of_a_closed_dispatcher_that_is_read_on_is_refused(house: House) -> None:
+    """It connected again, nobody closed that, and no hook was told of the messages."""
+    with Dispatcher(house.settings, clock=house.clock) as ours:
+        ours.suppress("eve")
+        answers = iter(ours.submit_many(Draft(**asked(str(number))) for number in range(2_500)))
+        next(answers)
+        messages = ours.select()
+        next(messages)
+        opted_out = ours.suppressed()
+        never_begun = ours.select()
+    assert len([*islice(answers, 999)]) == 999, "the answers of the batch before are not lost"
+    for rest in (answers, messages, opted_out, never_begun):
+        with pytest.raises(RuntimeError, match="the dispatcher is closed"):
+            next(rest)
+    assert len(house.rows()) == 1_000
+
+
+@on_sqlite
+def test_closing_waits_for_a_generator_that_is_submitted(house: House) -> None:
+    ours = Dispatcher(house.settings, clock=house.clock)
+    closing = Event()
+
+    def drafts() -> Iterator[Draft]:
+        for number in range(2_000):
+            if number == 1_500:
+                closing.set()
+                wait_until(lambda: ours._is_closed)
+            yield Draft(**asked(str(number)))
+
+    async def story() -> None:
+        submitted = asyncio.create_task(ours.asubmit_many(drafts()))
+        await asyncio.to_thread(closing.wait)
+        await ours.aclose()
+        assert len(await submitted) == len(house.rows()) == 2_000
+
+    asyncio.run(story())
 
 
 def test_a_call_sees_the_context_of_its_caller() -> None:

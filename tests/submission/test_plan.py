@@ -209,8 +209,15 @@ def test_a_key_of_an_earlier_batch_is_known_and_other_content_is_a_conflict(hous
     assert [(each.number, each.reason) for each in plan.rejections] == [
         (2, "QuotaExceeded 1/minute"), (1_004, "IdempotencyConflict"),
     ]  # fmt: skip
+    conflict = plan.rejections[1].error
+    assert isinstance(conflict, IdempotencyConflict)
+    assert conflict.message_id is None, "nobody would find the message of the earlier draft"
+    assert str(pickle.loads(pickle.dumps(conflict))) == str(conflict)  # noqa: S301 - our own
     steps: list[Progress] = []
     assert_agree(plan, house.dispatcher.submit_many(drafts, progress=steps.append), steps[-1])
+    [again] = house.dispatcher.plan([draft("a", idempotency_key="a", body={"b": 1})]).rejections
+    assert isinstance(again.error, IdempotencyConflict)
+    assert again.error.message_id == house.dispatcher.list(recipient="a").messages[0].id
 
 
 def test_a_submit_under_way_with_the_same_key_shares_its_place(house: House) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import Connection, update
@@ -26,6 +27,7 @@ from dispatcher import (
     StoreUnavailable,
     UnknownChannel,
 )
+from dispatcher.submission import submitter
 from dispatcher.submission.submitter import Submitter
 from dispatcher.submission.validation import ValidDraft
 from tests.support.doubles import Between, once, raising
@@ -190,6 +192,27 @@ def test_interrupted_and_run_again_it_ends_as_if_run_once(house: House) -> None:
     ]
     assert len(house.rows()) == 1_500
     assert house.reservations() == house.all_members()
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_what_an_interrupted_run_reserved_only_is_not_known_before(
+    house: House, monkeypatch: pytest.MonkeyPatch, atomic: bool
+) -> None:
+    wanted = [draft(f"p{number}", idempotency_key=f"key {number}") for number in range(3)]
+
+    def interrupted(name: str) -> None:
+        if name == "submit.after_reserve":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+        patched.setattr(submitter, "fault", interrupted)
+        house.dispatcher.submit_many(wanted)
+    assert (len(house.all_members()), house.rows()) == (3, [])
+    steps: list[Progress] = []
+    for known in (0, 3):
+        house.dispatcher.submit_many(wanted, atomic=atomic, progress=steps.append)
+        assert (steps[-1].accepted, steps[-1].known) == (3, known)
+    assert len(house.rows()) == 3
 
 
 def test_a_key_within_a_batch_counts_once(house: House) -> None:
@@ -357,6 +380,10 @@ def test_all_or_none_refuses_a_key_that_is_used_twice(house: House) -> None:
     )
     assert errors(results) == [BatchRefused, IdempotencyConflict]
     assert house.snapshot() == before
+    conflict = cast("Rejection", results[1]).error
+    assert isinstance(conflict, IdempotencyConflict)
+    assert conflict.message_id is None, "nobody would find the message of the earlier draft"
+    assert "belongs to an earlier draft" in str(conflict)
 
 
 def test_drafts_of_one_key_are_each_judged_twice_at_most(

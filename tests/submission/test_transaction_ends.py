@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from sqlalchemy.event import registry
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
@@ -200,6 +201,25 @@ def test_an_outer_transaction_decides_for_the_session_inside(build: Build) -> No
                 outer.commit() if commits else outer.rollback()
             assert (house.members() == {}) is not commits
     assert house.reservations() == house.all_members()
+
+
+@pytest.mark.parametrize("noticed_by", ["the pool", "its next transaction", "the sweep"])
+def test_a_rollback_of_a_connection_that_is_kept_is_noticed_later(
+    build: Build, noticed_by: str
+) -> None:
+    """As the page says: SQLAlchemy tells of a rollback before it is done, and never after."""
+    house = build(**QUICK)
+    with callers_engine(house.database) as engine, engine.connect() as connection:
+        remind(house, connection)
+        connection.rollback()
+        assert len(house.members()) == 1
+        if noticed_by == "the pool":
+            connection.close()
+        elif noticed_by == "its next transaction":
+            connection.execute(select(1))
+        else:
+            outlast_the_grace(house)
+        assert house.members() == {}
 
 
 @on_sqlite
