@@ -301,6 +301,11 @@ def check_text(name: str, value: object, *, longest: int = MAX_RECIPIENT) -> str
     return value
 
 
+NOT_JSON = "is not JSON"
+TOO_DEEP = "is nested too deeply"
+TOO_LONG_NUMBER = "has a number that is too long"
+
+
 def read_json(name: str, text: str) -> Any:
     """Read JSON. Raises InvalidDraft, which calls it ``name``."""
     try:
@@ -312,10 +317,10 @@ def read_json(name: str, text: str) -> Any:
 def json_problem(error: BaseException | None) -> str:
     """Return in words why a text cannot be read as JSON, by the error of ``json``."""
     if isinstance(error, RecursionError):
-        return "is nested too deeply"
+        return TOO_DEEP
     if type(error) is ValueError:  # of int(); the other errors have classes of their own
-        return "has a number that is too long"
-    return "is not JSON"
+        return TOO_LONG_NUMBER
+    return NOT_JSON
 
 
 def check_body(

@@ -69,8 +69,8 @@ def _parsed(text: str) -> CountPerLength:
         return GCRA.parse(text)
     if "in" in words:
         return FixedWindow.parse(text)
-    read = read_count(text)
-    if read is not None and read[2] == "month":
+    _, _, unit = read_count(text) or (0, 0, "")
+    if unit == "month":
         problem = f"{quoted(text)} names no zone, by whose calendar months are counted"
         raise InvalidValue("limit", problem, "'5/month in Asia/Shanghai'")
     return SlidingList.parse(text)

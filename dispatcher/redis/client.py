@@ -175,7 +175,7 @@ class Cluster:
     def connected(self) -> RedisCluster:
         """Return redis-py's client. Raises redis.RedisError and RedisClusterException."""
         with self._lock:
-            # redis-py before 7 forgets each node that does not answer, also the last one.
+            # redis-py before 7 forgets nodes that do not answer; without any it never reconnects.
             if self._client is None or not self._client.nodes_manager.startup_nodes:
                 masters = [ClusterNode(*each) for each in self._masters()]
                 self._client = RedisCluster(
@@ -184,26 +184,27 @@ class Cluster:
                     reinitialize_steps=1,
                     **self._options,
                 )
+                # https://github.com/redis/redis-py/pull/4214
                 manager: Any = self._client.nodes_manager
-                manager.get_node = partial(self._found, manager.get_node)
+                manager.get_node = partial(self._node, manager.get_node)
             return self._client
 
-    def _found(
+    def _node(
         self,
         find: Callable[..., ClusterNode | None],
         host: str | None = None,
         port: int | None = None,
         node_name: str | None = None,
     ) -> ClusterNode | None:
-        """Return what redis-py finds, or a node without hash slots by its name.
+        """Return the node that redis-py finds; where it finds none, a new one of that name.
 
-        Calls are redirected (ASK) to a new node while its first hash slot moves there. redis-py
-        knows only nodes that have some, and would end such a call with an AttributeError.
+        While a node gets its first hash slot, calls are redirected to it (ASK). redis-py knows only
+        nodes that have hash slots, and would end such a call with an AttributeError.
         """
         node = find(host, port, node_name)
         if node is None and node_name:
-            address, _, its_port = node_name.rpartition(":")
-            return self._new_nodes.setdefault(node_name, ClusterNode(address, int(its_port)))
+            new_host, _, new_port = node_name.rpartition(":")
+            return self._new_nodes.setdefault(node_name, ClusterNode(new_host, int(new_port)))
         return node
 
     def _masters(self) -> list[tuple[str, int]]:

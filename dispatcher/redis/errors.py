@@ -80,7 +80,9 @@ def reason(error: redis.RedisError | redis.exceptions.RedisClusterException) -> 
 
 
 def remedy(error: Exception) -> str:
-    """Return what helps where nothing listens, or a login or a right is refused; "" otherwise.
+    """Return what helps against a refused login, a missing right or an address without a server.
+
+    "" for other errors.
 
     The embedded Redis, which `dispatcher up` runs, listens at a Unix socket.
     """
@@ -110,8 +112,11 @@ def is_silence(error: Unavailable) -> bool:
     return isinstance(error.__cause__, silent) and not is_pool_full(error)
 
 
-def is_move_of_slot(error: Unavailable) -> bool:
-    """Return whether an error of :func:`translated` says that a hash slot is moving."""
+def is_hash_slot_moving(error: Unavailable) -> bool:
+    """Return whether an error of :func:`translated` says that a hash slot is moving.
+
+    ClusterDownError is a ClusterError too, but never a cause (:func:`cause`).
+    """
     return isinstance(error.__cause__, redis.exceptions.ClusterError)
 
 

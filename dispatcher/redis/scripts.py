@@ -29,8 +29,11 @@ Call = tuple[Sequence[bytes | str], Sequence[Any]]
 _NUMBERS = {int, bool}
 """The types of the words that are encoded here."""
 Packable = float | tuple["Packable", ...]
-_REDIRECTED = (redis.exceptions.AskError, redis.exceptions.TryAgainError)  # MovedError is the first
-"""What a node answers that does not, or not yet, hold all keys of a call."""
+_REDIRECTED = (redis.exceptions.AskError, redis.exceptions.TryAgainError)
+"""What a node answers that does not, or not yet, hold all keys of a call.
+
+A MovedError is an AskError.
+"""
 _SILENT = (redis.ConnectionError, redis.TimeoutError)
 _PATIENCE = Retry(FullJitterBackoff(base=0.05, cap=0.4), 1, (redis.exceptions.ClusterError,))
 """For the time in which a hash slot moves: its keys are in two places, and calls with both fail."""

@@ -17,7 +17,7 @@ import redis
 
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.redis.client import by_server, masters_of, now_ms
-from dispatcher.redis.errors import EvictingServer, is_move_of_slot, translated
+from dispatcher.redis.errors import EvictingServer, is_hash_slot_moving, translated
 from dispatcher.redis.keys import (
     PermitKeys,
     ShardKeys,
@@ -163,21 +163,22 @@ class Upkeep:
     def begin(self) -> Rebuild | None:
         """Check every part; return the rebuild of those that are closed and not being rebuilt.
 
-        A server that cannot be reached, takes no writes or evicts keeps no other one from being
-        rebuilt, nor does a part whose hash slot is moving; where none is to be rebuilt, its error
-        is raised. The parts on a server that evicts are closed.
+        A server that cannot be reached, takes no writes or evicts does not keep others from being
+        rebuilt, nor does a part whose hash slot is moving. Its error is raised where nothing is to
+        be rebuilt. The parts on a server that evicts are closed.
         """
         rebuild = Rebuild(uuid4().hex, {})
         with translated(ReservationsUnavailable):
-            groups = list(self._fence.parts_by_server(self._client))
-        while groups:
-            parts = groups.pop()
+            left = list(self._fence.parts_by_server(self._client))
+        while left:
+            parts = left.pop()
             try:
                 with translated(ReservationsUnavailable):
                     begun = self._begun("begin", rebuild, self._checked(parts))
             except ReservationsUnavailable as error:
-                if len(parts) > 1 and is_move_of_slot(error):
-                    groups += [[each] for each in parts]
+                if len(parts) > 1 and is_hash_slot_moving(error):
+                    # One part fails the call for all on its server: each is asked for alone.
+                    left += [[each] for each in parts]
                 else:
                     rebuild = replace(rebuild, failure=rebuild.failure or error)
             else:

@@ -36,7 +36,7 @@ from dispatcher.store.maintenance import (
     UnbegunClaim,
     overdue,
 )
-from dispatcher.store.messages import Cancelled, GivenUp, Messages, NewSlot
+from dispatcher.store.messages import CancelResult, GivenUp, Messages, NewSlot
 from dispatcher.store.migrate import SchemaStanding, migrate
 from dispatcher.store.notifications import Notifications
 from dispatcher.store.outbox import Joinable, JoinedMessages, JoinedTransaction
@@ -70,7 +70,7 @@ __all__ = [
     "ApiKey",
     "ApiKeys",
     "Backlog",
-    "Cancelled",
+    "CancelResult",
     "Claim",
     "Claims",
     "Counts",

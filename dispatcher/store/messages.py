@@ -115,14 +115,15 @@ class NewSlot(NamedTuple):
         }
 
 
-class Cancelled(NamedTuple):
-    """The result of a cancel: the messages that are stored, by id, and those that it ended.
+class CancelResult(NamedTuple):
+    """Those of the messages that are stored, as they now are, and which this call cancelled.
 
-    A message whose change was committed before the connection broke is missing from ``ended``.
+    ``newly_cancelled`` lacks a message whose cancel was committed just before the connection broke:
+    the statement runs again then, and finds the message cancelled.
     """
 
     found: Mapping[UUID, Message]
-    ended: Collection[UUID]
+    newly_cancelled: Collection[UUID]
 
 
 class _NotInserted(Exception):
@@ -373,27 +374,27 @@ class Messages:
         *,
         move_token: int | None = None,
         because: str | None = None,
-    ) -> Cancelled:
+    ) -> CancelResult:
         """Cancel those that are still scheduled, and have this move token if one is given.
 
-        Without a token none is scheduled then: one that a worker claimed and put back meanwhile is
-        tried again. ``because`` becomes their ``last_error``. Raises StoreUnavailable.
+        A message that a worker claimed and put back meanwhile is tried again without a token, and
+        left scheduled with one. ``because`` becomes their ``last_error``. Raises StoreUnavailable.
         """
         tables, left = self._tables, message_ids
         found: dict[UUID, Message] = {}
-        ended: set[UUID] = set()
+        newly_cancelled: set[UUID] = set()
         for _ in range(_CANCEL_TRIES):
             these = self._database.one_of(tables.messages.c.id, left)
             change = _cancellation(tables, because=because)
             rows = self._database.update_returning(
                 _locked(tables, these, move_token), change, tables.messages.c.id
             )
-            ended |= {row.id for row in rows}
+            newly_cancelled |= {row.id for row in rows}
             stored = self._database.read(tables.stored.where(these))
             found |= {row.id: to_message(row) for row in stored}
             left = [each for each in left if _is_scheduled(found.get(each))]
             if not left or move_token is not None:
-                return Cancelled(found, ended)
+                return CancelResult(found, newly_cancelled)
         raise StoreUnavailable("workers claimed the message again and again", remedy="try again")
 
     def move(self, moves: Sequence[NewSlot], *, within: timedelta) -> dict[UUID, Movable]:
@@ -709,7 +710,7 @@ def _locked(
 
 
 def _cancellation(tables: Tables, *, because: str | None) -> Update:
-    """Return the statement that cancels scheduled messages."""
+    """Return the statement that cancels scheduled messages; the caller says which."""
     reason = {} if because is None else {"last_error": because}
     end = {"status": Status.CANCELLED.value, "finished_at": database_now()}
     return update(tables.messages).where(tables.is_scheduled).values(**end, **reason)

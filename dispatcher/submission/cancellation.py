@@ -58,9 +58,10 @@ class Cancellation:
                 result = self._messages.cancel(these, move_token=token, because=because)
                 found |= result.found
                 for each in result.found.values():
-                    if each.id in result.ended:
+                    if each.id in result.newly_cancelled:
                         self._journal.tell(Transition.CANCELLED, each)
                 fault("cancel.after_rows")
+                # All, not only the new ones: a process that cancelled may have died before this.
                 cancelled = [e for e in result.found.values() if e.status is Status.CANCELLED]
                 self._moves.release(cancelled)
             answers += [_answer(each, found.get(each)) for each in some]
@@ -70,7 +71,7 @@ class Cancellation:
 def _by_token(
     message_ids: Sequence[UUID], tokens: Mapping[UUID, int] | None
 ) -> Mapping[int | None, Sequence[UUID]]:
-    """Return the ids by their move tokens, which few messages have changed."""
+    """Return the ids by their move tokens: few groups, because most messages never change."""
     if tokens is None:
         return {None: message_ids}
     groups: dict[int | None, list[UUID]] = {}

@@ -217,7 +217,7 @@ async def _not_served(request: Request, error: Exception) -> Response:
     kinds = {400: "unreadable", 404: "no-such-path", 405: "method-not-allowed", 413: "too-large"}
     kind = kinds.get(error.status_code, "refused")
     headers, detail = error.headers, str(error.detail)
-    if isinstance(error.__cause__, ValueError | RecursionError):  # of reading the body
+    if isinstance(error.__cause__, ValueError | RecursionError):  # the body cannot be read
         detail = f"the body {json_problem(error.__cause__)}"
     if error.status_code == HTTP_405_METHOD_NOT_ALLOWED and (methods := _methods_at(request)):
         headers = {"Allow": ", ".join(methods)}

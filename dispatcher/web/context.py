@@ -135,7 +135,7 @@ class Context:
         except ValidationError as error:
             raise RequestValidationError(errors_of(error)) from None
         except (ValueError, RecursionError) as error:
-            raise HTTPException(400) from error
+            raise HTTPException(400) from error  # the handler words it by its cause
 
     async def check_body(self) -> bool:
         """Return whether the call has a body; refuse one that would be ignored or misread.

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from starlette.responses import Response
 
 from dispatcher.errors import InvalidDraft
+from dispatcher.message import NOT_JSON, TOO_DEEP, TOO_LONG_NUMBER
 from dispatcher.problems import MEDIA_TYPE, problem
 from dispatcher.settings import like
 
@@ -27,7 +28,7 @@ _PROBLEMS = {
     "missing": "is missing",
     NO_JSON_TYPE: "is not sent as JSON",
     REPEATED: "is given more than once",
-    "json_invalid": "is not JSON",
+    "json_invalid": NOT_JSON,
     "string_type": "is no text",
     "string_unicode": "has characters that are no text",
     "bool_type": "is neither true nor false",
@@ -52,8 +53,8 @@ _PROBLEMS = {
 }
 """What is wrong, by the type of the error."""
 _OF_JSON = {
-    "recursion limit exceeded": "is nested too deeply",
-    "number out of range": "has a number that is too long",
+    "recursion limit exceeded": TOO_DEEP,
+    "number out of range": TOO_LONG_NUMBER,
 }
 """What is wrong with JSON that pydantic cannot read, by the beginning of its words."""
 _KINDS = {

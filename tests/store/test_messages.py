@@ -103,7 +103,7 @@ def test_a_scheduled_message_can_be_cancelled_and_stays_so(database: Database) -
     message = rows.add(database)
     cancelled = Messages(database).cancel([message.id])
     first = cancelled.found[message.id]
-    assert set(cancelled.ended) == {message.id}
+    assert set(cancelled.newly_cancelled) == {message.id}
     assert first.status is Status.CANCELLED
     assert first.finished_at is not None
     assert Messages(database).cancel([message.id]) == ({message.id: first}, set())

@@ -74,18 +74,17 @@ def test_it_stands_though_redis_is_away_and_reconcile_frees_the_places(build: Bu
     assert house.all_members() == {}
 
 
-def test_what_was_cancelled_before_the_store_failed_gives_its_quota_back(house: House) -> None:
+def test_messages_cancelled_before_the_store_failed_are_released(house: House) -> None:
     """Messages of another move token are cancelled by a statement of their own."""
     one, other = house.submit("ada", send_at=LATER), house.submit("ben", send_at=LATER)
     house.dispatcher.update(other.id, body={"text": "edited"})
     found = house.parts.messages.movables([one.id, other.id])
     tokens = {each.id: found[each.id].token for each in (one, other)}
     assert len({*tokens.values()}) == 2
-    fails = raising(StoreUnavailable("away"))
-    away = Between(house.parts.messages, before={"cancel": fails})
     parts = vars(house.parts.cancellation)
-    then_away = {"cancel": lambda: parts.update(_messages=away)}
-    parts["_messages"] = Between(house.parts.messages, after=then_away)
+    failing = Between(house.parts.messages, before={"cancel": raising(StoreUnavailable("away"))})
+    fail_from_now = {"cancel": lambda: parts.update(_messages=failing)}
+    parts["_messages"] = Between(house.parts.messages, after=fail_from_now)
     with pytest.raises(StoreUnavailable):
         house.parts.cancellation.cancel_many([*tokens], tokens=tokens)
     assert house.again(one).status is Status.CANCELLED

@@ -20,7 +20,7 @@ from dispatcher.errors import (
 from dispatcher.message import Attempt, Body, Message, Status
 from dispatcher.store import (
     Addition,
-    Cancelled,
+    CancelResult,
     GivenUp,
     Movable,
     NewReply,
@@ -98,13 +98,14 @@ class MemoryMessages:
         *,
         move_token: int | None = None,
         because: str | None = None,
-    ) -> Cancelled:
-        ended = set()
+    ) -> CancelResult:
+        newly_cancelled = set()
         for row in filter(None, map(self._tables.scheduled, message_ids)):
             if move_token in (None, row.move_token):
                 row.end(Status.CANCELLED, self._tables.now(), because)
-                ended.add(row.id)
-        return Cancelled({each.id: each for each in self.find_many(message_ids)}, ended)
+                newly_cancelled.add(row.id)
+        found = {each.id: each for each in self.find_many(message_ids)}
+        return CancelResult(found, newly_cancelled)
 
     def get(self, message_id: UUID) -> Message:
         row = self._tables.messages.get(message_id)

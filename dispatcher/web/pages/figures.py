@@ -20,13 +20,14 @@ _SINCE = {"1": "hour", "24": "day", "168": "week"}
 def load(visit: Visit) -> Response:
     """Show what is due in the coming day or week, and when it leaves."""
     visit.caller.check_unbound()
-    name = visit.query.one_of(LOADS, "within", "day")
-    charts = visit.site.figures.load(visit.dispatcher, LOADS[name])
-    found, loaded = charts.load, {each.load.channel: each for each in charts.channels}
-    only = visit.query.one_of([*visit.channels, *loaded], "channel", "")
-    shown = [each for name, each in loaded.items() if only in ("", name)]
+    within = visit.query.one_of(LOADS, "within", "day")
+    charts = visit.site.figures.load(visit.dispatcher, LOADS[within])
+    found, by_channel = charts.load, {each.load.channel: each for each in charts.channels}
+    # A channel that has left the settings may still have messages.
+    only = visit.query.one_of([*visit.channels, *by_channel], "channel", "")
+    shown = [each for name, each in by_channel.items() if only in ("", name)]
     step = (found.end - found.start) / BARS
-    return visit.show("load.html", found=found, shown=shown, within=name, lengths=LOADS,
+    return visit.show("load.html", found=found, shown=shown, within=within, lengths=LOADS,
                       step=step, width=WIDTH, height=HEIGHT)  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -33,7 +33,7 @@ FILTERS = (
 )  # fmt: skip
 """The filters in an address; further ones are ``count.KIND``."""
 _WITHOUT_A_FIELD = ("key", "made_after", "zone")
-"""Filters that the form does not show; further ones are kinds of scopes of channels."""
+"""Filters that the form of the list has no field for; see :func:`_kept`."""
 
 
 def wanted_of(visit: Visit, given: Fields) -> Wanted:
@@ -111,11 +111,18 @@ def listed(visit: Visit) -> Response:
         if isinstance(error, StoreUnavailable) and not error.timed_out:
             raise
         shown["error"], status = visit.error_text(error), status_of(error)
-    shown["filters"] = filters = filters_of(visit.query)
-    fields = [f"count.{kind}" for kind in visit.site.settings.scopes]
-    shown["kept"] = {n: each for n, each in filters.items()
-                     if n in _WITHOUT_A_FIELD or n not in (*FILTERS, *fields)}  # fmt: skip
-    return visit.show("messages.html", status, **shown)
+    filters = filters_of(visit.query)
+    kept = _kept(filters, visit.site.settings.scopes)
+    return visit.show("messages.html", status, **shown, filters=filters, kept=kept)
+
+
+def _kept(filters: Mapping[str, str], kinds: Collection[str]) -> dict[str, str]:
+    """Return the filters that the form has no field for, which *List* keeps.
+
+    Of the scopes it has fields for the ``kinds`` of the settings, not for ``count.recipient.sms``.
+    """
+    shown = {*FILTERS, *(f"count.{kind}" for kind in kinds)}.difference(_WITHOUT_A_FIELD)
+    return {name: value for name, value in filters.items() if name not in shown}
 
 
 def _made_at(message_id: UUID | None) -> datetime | None:

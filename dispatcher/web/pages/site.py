@@ -128,7 +128,7 @@ class Fields(dict[str, str]):
         return ""
 
     def one_of(self, known: Collection[str], name: str, default: str) -> str:
-        """Return a value, which is one of ``known`` where it is given. Raises InvalidDraft."""
+        """Return the value of a name, or the default. Raises InvalidDraft if it is not known."""
         given = self.get(name)
         if given is None:
             return default

@@ -92,7 +92,7 @@ class Caller:
         self._thread.join(DEADLINE)
 
     def _run(self) -> None:
-        acts = (self._submit, self._submit_many, self._reschedule, self._cancel, self._ask)
+        acts = (self._submit, self._submit_many, self._reschedule, self._cancel, self._acquire)
         while not self._leaving.is_set():
             try:
                 self._chance.choice(acts)()
@@ -103,14 +103,14 @@ class Caller:
             self.calls += 1
 
     def _submit(self) -> None:
-        self.accepted.add(self._house.submit(**self._wish()).id)
+        self.accepted.add(self._house.submit(**self._random_draft()).id)
 
     def _submit_many(self) -> None:
-        drafts = [Draft(channel="memory", body=BODY, **self._wish()) for _ in range(5)]
+        drafts = [Draft(channel="memory", body=BODY, **self._random_draft()) for _ in range(5)]
         results = self._house.dispatcher.submit_many(drafts)
         self.accepted |= {each.id for each in results if isinstance(each, Message)}
 
-    def _wish(self) -> dict[str, Any]:
+    def _random_draft(self) -> dict[str, Any]:
         return {
             "recipient": self._chance.choice(PEOPLE),
             "scopes": {"tenant": self._chance.choice(TENANTS)},
@@ -121,27 +121,27 @@ class Caller:
         return self._chance.randrange(10, 200) * HOUR / 8
 
     def _reschedule(self) -> None:
-        for each in self._some():
+        for each in self._one_accepted():
             self._house.dispatcher.reschedule(each, send_in=self._later())
 
     def _cancel(self) -> None:
-        for each in self._some():
+        for each in self._one_accepted():
             self._house.dispatcher.cancel(each)
             self.cancelled.add(each)
 
-    def _some(self) -> list[UUID]:
+    def _one_accepted(self) -> list[UUID]:
         return self._chance.sample(sorted(self.accepted), k=min(1, len(self.accepted)))
 
-    def _ask(self) -> None:
+    def _acquire(self) -> None:
         wanted = [Permit(new_id(), 1, self._chance.choice(PEOPLE), "memory")]
         self.permits += self._house.parts.permits.acquire(wanted, within=HOUR)[0].allowed
 
 
 @pytest.mark.long
-def test_callers_are_answered_while_slots_move_to_a_new_node(
+def test_callers_are_answered_while_hash_slots_move_to_a_new_node(
     house: House, growing: tuple[Cluster, Member]
 ) -> None:
-    """P1, P2, P3, P7, P10: each error is one of those told, and nothing needs a restart."""
+    """P1, P2, P3, P7, P10: each error is a documented one, and nothing needs a restart."""
     cluster, new = growing
     with ExitStack() as stack:
         callers = [stack.enter_context(Caller(house, seed)) for seed in range(CALLERS)]
@@ -176,7 +176,7 @@ def test_callers_are_answered_while_slots_move_to_a_new_node(
         assert [*excesses([*members.values()], [(most, 3_600_000)])] == []
 
 
-def test_a_part_whose_slot_is_on_its_way_keeps_no_other_one_closed(
+def test_a_part_whose_hash_slot_is_moving_does_not_keep_others_closed(
     house: House, growing: tuple[Cluster, Member]
 ) -> None:
     """P7, P10: Redis was restarted, and a move has stopped half way."""
@@ -197,7 +197,7 @@ def test_a_part_whose_slot_is_on_its_way_keeps_no_other_one_closed(
     assert house.again(message).status is Status.SCHEDULED
 
 
-def test_a_client_goes_on_that_has_forgotten_the_only_node(
+def test_a_client_that_has_forgotten_the_only_node_connects_again(
     growing: tuple[Cluster, Member], database_url: str
 ) -> None:
     """redis-py before 7 forgets each node that does not answer."""
