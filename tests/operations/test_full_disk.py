@@ -106,5 +106,6 @@ def test_a_full_disk_is_an_error_and_says_so(house: House, disk: Path) -> None:
         "a row cannot be stored: the database answered 53100: no space is left. Every submit fails"
     )
     assert command.returncode == 1
-    assert re.search("error +store.writes +a row cannot be stored", command.stdout)
+    is_told = re.search("error +store.writes +a row cannot be stored", command.stdout)
+    assert is_told, command.stdout
     assert examined(house)["store.writes"].level is OK
