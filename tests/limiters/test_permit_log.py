@@ -264,7 +264,7 @@ def test_settle_does_not_bring_back_what_was_given_back_or_lost(make: Make) -> N
 
 
 def test_a_log_lives_as_long_as_the_permits_that_are_extended_in_it(make: Make) -> None:
-    """A hand-over that lasts must not be forgotten with its log."""
+    """A send that lasts must not be forgotten with its log."""
     logs = make("2/minute")
     assert logs.acquire(b"1", b"2", within=1_000 * MS)[0].allowed
     for _ in range(3):
@@ -472,7 +472,7 @@ def test_threads_on_one_log_get_exactly_the_limit(redis_server: RedisServer) -> 
 
 
 def _hammer(gate: Any, number: int, path: str) -> tuple[list[int], int]:
-    """Take and settle permits in a tight loop; return the hand-overs by the server's clock."""
+    """Take and settle permits in a tight loop; return the sends by the server's clock."""
     handed_over: list[int] = []
     refused = 0
     with Logs(path, Limit(5, 100), Limit(20, 1_000)) as logs:

@@ -315,7 +315,7 @@ def _leftovers(world: World) -> Iterator[str]:
 
 
 def _permits(world: World) -> Iterator[str]:
-    """Each hand-over still counts where a limit looks for it, not from earlier than it began."""
+    """Each send still counts where a limit looks for it, not from earlier than it began."""
     memory_ms = world.wiring.permits.memory.total_seconds() * 1_000
     end_ms = world.server.now_ms()
     for line in world.provider.lines:

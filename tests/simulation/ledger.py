@@ -48,7 +48,7 @@ class SimTransport:
         self._shift_us = shift_us
 
     def send(self, message: Message) -> str | None:
-        """Hand over; what happens to the worker meanwhile is another's concern."""
+        """Send; faults of the worker meanwhile are injected elsewhere."""
         rng, attempt = self._scheduler.rng, (message.id, message.attempt_count)
         self._look(message)
         self._line("begin", message)
@@ -59,7 +59,7 @@ class SimTransport:
             self._line("end", message)
             self._scheduler.wait(0.001)
             return f"receipt {message.id}"
-        self._weather.note("a hand-over goes wrong")
+        self._weather.note("a send goes wrong")
         if fault > 0.2:
             self._scheduler.wait(2.0 * rng.random())
             self._line("end", message)

@@ -87,7 +87,7 @@ class Wiring:
         )
 
     def delivery(self, process: Process, look: Callable[[Message], None]) -> Delivery:
-        """Return the use case of a worker; ``look`` is called before each hand-over."""
+        """Return the use case of a worker; ``look`` is called before each send."""
         transport = SimTransport(
             self._world.provider,
             process,

@@ -1,4 +1,4 @@
-"""What libraries say during a hand-over is not written."""
+"""What libraries say during a send is not written."""
 
 from __future__ import annotations
 

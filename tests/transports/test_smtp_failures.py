@@ -1,4 +1,4 @@
-"""What comes of a hand-over when the mail server refuses, cuts the line, or falls silent."""
+"""The outcome of a send when the mail server refuses, cuts the line, or falls silent."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def test_threads_share_a_transport_and_reuse_its_connections(receiver: Receiver)
     assert len({each.connection for each in receiver.received}) <= 8
     transport.close()
     transport.close()
-    assert transport.send(a_message()) == "204", "a late hand-over opens one anew"
+    assert transport.send(a_message()) == "204", "a late send opens one anew"
 
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
