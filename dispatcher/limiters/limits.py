@@ -11,7 +11,7 @@ from dispatcher.limiters.algorithm import Algorithm, Bindable, CountPerLength
 from dispatcher.limiters.fixed_window import FixedWindow
 from dispatcher.limiters.gcra import GCRA
 from dispatcher.limiters.sliding_log import SlidingList
-from dispatcher.quota import read_count
+from dispatcher.quota import lacks_zone
 
 _ACCEPTED = (
     "'100/second', '10 per 30 s', '5/day in Asia/Shanghai' or '50/second burst 200', "
@@ -69,8 +69,6 @@ def _parsed(text: str) -> CountPerLength:
         return GCRA.parse(text)
     if "in" in words:
         return FixedWindow.parse(text)
-    _, _, unit = read_count(text) or (0, 0, "")
-    if unit == "month":
-        problem = f"{quoted(text)} names no zone, by whose calendar months are counted"
+    if (problem := lacks_zone(text)) is not None:
         raise InvalidValue("limit", problem, "'5/month in Asia/Shanghai'")
     return SlidingList.parse(text)

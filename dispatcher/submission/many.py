@@ -145,10 +145,11 @@ class Batches:
 def _without_planned_ids(refused: Rejection) -> Rejection:
     """Return a refusal of a plan as it is shown: drafts in the way have no ids of messages."""
     error = refused.error
-    if isinstance(error, IdempotencyConflict) and error.message_id is not None:
-        if is_planned_id(error.message_id):
-            return replace(refused, error=IdempotencyConflict(error.key, None))
-        return refused
+    if isinstance(error, IdempotencyConflict):
+        is_planned = error.message_id is not None and is_planned_id(error.message_id)
+        return (
+            replace(refused, error=IdempotencyConflict(error.key, None)) if is_planned else refused
+        )
     if not isinstance(error, QuotaExceeded) or not any(map(is_planned_id, error.conflicting)):
         return refused
     stored = [each for each in error.conflicting if not is_planned_id(each)]

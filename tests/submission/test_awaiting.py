@@ -232,7 +232,7 @@ def test_every_call_of_a_closed_dispatcher_is_refused(house: House) -> None:
 
 @on_sqlite
 def test_a_result_of_a_closed_dispatcher_that_is_read_on_is_refused(house: House) -> None:
-    """It connected again, nobody closed that, and no hook was told of the messages."""
+    """A read would open connections that stay open, and its messages would reach no hook."""
     with Dispatcher(house.settings, clock=house.clock) as ours:
         ours.suppress("eve")
         answers = iter(ours.submit_many(Draft(**asked(str(number))) for number in range(2_500)))
