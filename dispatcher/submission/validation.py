@@ -206,7 +206,8 @@ def _send_time(draft: Draft, now: datetime, farthest: timedelta) -> tuple[dateti
         given = "neither" if draft.send_at is None else "both"
         raise InvalidSendTime("send_at", f"{given} of send_at and send_in given", "one of them")
     if draft.send_in is not None:
-        check_fold(draft.fold, draft.expires_at, draft.latest)
+        if draft.fold is not None:
+            check_fold(draft.expires_at, draft.latest)
         send_at = send_time.after(draft.send_in, now=now)
         asked: object = draft.send_in // MILLISECOND
         name = "send_in"
@@ -262,9 +263,9 @@ def _other_time(draft: Draft, value: datetime | str, name: str) -> datetime:
     return send_time.parse(value, zone=draft.zone, fold=draft.fold, field=name)
 
 
-def check_fold(fold: int | None, *times: datetime | str | None) -> None:
+def check_fold(*times: datetime | str | None) -> None:
     """Refuse a fold beside ``send_in`` where it could belong to none of the other ``times``."""
-    if fold is not None and all(each is None for each in times):
+    if all(each is None for each in times):
         raise InvalidSendTime("fold", "given with send_in", "a fold for local times")
 
 

@@ -108,7 +108,8 @@ class NewTime(_In):
         """Return the parameters of `Dispatcher.reschedule`, with the length from now as a time."""
         given = _as_lengths(self.model_dump())
         if given["send_at"] is None and given["send_in"] is not None:
-            check_fold(self.fold, self.expires_at, self.latest)
+            if self.fold is not None:
+                check_fold(self.expires_at, self.latest)
             given["send_at"] = send_time.after(given.pop("send_in"), now=now)
         return given
 
