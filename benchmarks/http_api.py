@@ -2,27 +2,33 @@
 
 `dispatcher serve` runs in a process of its own, on PostgreSQL; one client with one open connection.
 The Python submits are made by this process, so that each has a core where there are two. A call
-that is refused without a key does nothing: it costs what HTTP costs alone.
+that is refused without a key does nothing: it costs what HTTP costs alone. The server writes its
+log to a file; so does this process, like a service, in the second comparison of single calls.
 """
 
 from __future__ import annotations
 
+import gc
 import http.client
 import json
+import logging
 import socket
+import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from pathlib import Path
 from typing import Any
 
-from delivery import BODY, channelled, dispatcher_command, prepare, running
-from rounds import folder, measure, report
+from delivery import BODY, channelled, cpu_seconds, dispatcher_command, prepare, running
+from rounds import ROUNDS, folder, measure, report
 from submit import postgres
 
 from dispatcher import Dispatcher, Draft
 from dispatcher.app import App
+from dispatcher.cli.services import log_formatter
 from dispatcher.embedded import embedded
 from dispatcher.web.access import add_key
 
@@ -39,57 +45,116 @@ def main() -> None:
         parts.close()
         port = free_port()
         serve = dispatcher_command("serve", "--port", str(port), "--rate", RATE)
-        with running(settings, path, serve), Dispatcher(settings) as dispatcher:
+        with running(settings, path, serve) as (pid,), Dispatcher(settings) as dispatcher:
             wait_for(port)
-            compare(dispatcher, port, token)
+            compare(Calls(dispatcher, port, token), server=pid, log=path / "log")
 
 
-def compare(dispatcher: Dispatcher, port: int, token: str) -> None:
-    line, stranger = Line(port, token), Line(port, "none", answer=401)
-    numbers = count()
-    at = datetime.now(UTC) + timedelta(days=2)
-
-    def new() -> dict[str, Any]:
-        return {"channel": "sms", "recipient": f"{next(numbers)}", "body": BODY}
-
-    def ours() -> None:
-        dispatcher.submit(**new(), send_at=at)
-
-    def keyed() -> None:
-        number = next(numbers)
-        dispatcher.submit(**new(), send_at=at, idempotency_key=f"python {number}")
-
-    def by_http() -> None:
-        line.post(json.dumps(new() | {"send_at": at.isoformat()}))
-
-    def nothing() -> None:
-        stranger.post(json.dumps(new() | {"send_at": at.isoformat()}))
-
-    def keyed_by_http() -> None:
-        text = json.dumps(new() | {"send_at": at.isoformat()})
-        line.post(text, key=f"http {next(numbers)}")
-
+def compare(calls: Calls, *, server: int, log: Path) -> None:
     single = {
-        "submit": ours, "submit with a key": keyed, "by HTTP": by_http,
-        "by HTTP with an Idempotency-Key": keyed_by_http, "by HTTP, refused without a key": nothing,
+        "submit": calls.submit, "submit with a key": calls.keyed, "by HTTP": calls.by_http,
+        "by HTTP with an Idempotency-Key": calls.keyed_by_http,
+        "by HTTP, refused without a key": calls.refused,
     }  # fmt: skip
     figures = measure(single, calls=CALLS)
     report("One submit by HTTP, PostgreSQL (fsync on)", figures, floor="submit")
+    tell_difference(calls, server, "a program without a log")
+    write_log(log)
+    tell_difference(calls, server, "a program that writes its log, as the server does")
 
-    def many() -> None:
-        drafts = [Draft(**new(), send_at=at) for _ in range(LINES)]
-        dispatcher.submit_many(drafts)
-
-    def batch() -> None:
-        lines = (json.dumps(new() | {"send_at": at.isoformat()}) for _ in range(LINES))
-        answer = post_batch(port, token, lines)
-        if answer.count(b"\n") != LINES or answer.count(b'"status":201') != LINES:
-            raise SystemExit(f"not all lines were accepted: {answer[:300]!r}")
-
-    figures = measure({"submit_many": many, "batch": batch}, calls=1, warm_up=1)
+    figures = measure({"submit_many": calls.many, "batch": calls.batch}, calls=1, warm_up=1)
     report(f"A batch of {LINES:,} lines", figures, floor="submit_many")
     rates = sorted(LINES / value * 1e6 for value in figures["batch"])
     print(f"\nlines/s: {rates[len(rates) // 2]:,.0f} ({rates[0]:,.0f}–{rates[-1]:,.0f})")
+
+
+def tell_difference(calls: Calls, server: int, what: str) -> None:
+    """Print the median of single calls, in rounds of both, and the CPU time of the server.
+
+    The median of calls is less moved by others on the machine than the mean of a round.
+    """
+    plain, by_http, differences, cpu = list[float](), list[float](), list[float](), 0.0
+    for _ in range(ROUNDS):
+        some = timed(calls.submit)
+        before = cpu_seconds(server)
+        others = timed(calls.by_http)
+        cpu += cpu_seconds(server) - before
+        differences.append(statistics.median(others) - statistics.median(some))
+        plain += some
+        by_http += others
+    medians = statistics.median(plain), statistics.median(by_http)
+    print(
+        f"\n{what}: median of {len(plain):,} calls each {medians[0]:.0f} and {medians[1]:.0f} µs, "
+        f"by HTTP {medians[1] - medians[0]:.0f} µs more "
+        f"(round by round {min(differences):.0f}–{max(differences):.0f}); "
+        f"CPU seconds of the server for 1,000 submits: {cpu / len(by_http) * 1_000:.2f}"
+    )
+
+
+def timed(call: Callable[[], None]) -> list[float]:
+    """Return the microseconds of each of some calls."""
+    gc.collect()
+    found = []
+    for _ in range(CALLS):
+        began = time.perf_counter()
+        call()
+        found.append((time.perf_counter() - began) * 1e6)
+    return found
+
+
+def write_log(path: Path) -> None:
+    """Let this process write its log as the server does."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(log_formatter("console"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+class Calls:
+    """The same submits in Python and by HTTP, each of a new recipient."""
+
+    def __init__(self, dispatcher: Dispatcher, port: int, token: str) -> None:
+        self._dispatcher = dispatcher
+        self._port, self._token = port, token
+        self._line, self._stranger = Line(port, token), Line(port, "none", answer=401)
+        self._numbers = count()
+        self._at = datetime.now(UTC) + timedelta(days=2)
+
+    def submit(self) -> None:
+        """Submit a message in Python."""
+        self._dispatcher.submit(**self._new(), send_at=self._at)
+
+    def keyed(self) -> None:
+        """Submit one with an idempotency key in Python."""
+        key = f"python {next(self._numbers)}"
+        self._dispatcher.submit(**self._new(), send_at=self._at, idempotency_key=key)
+
+    def by_http(self) -> None:
+        """Submit a message by HTTP."""
+        self._line.post(self._text())
+
+    def keyed_by_http(self) -> None:
+        """Submit one with an idempotency key by HTTP."""
+        self._line.post(self._text(), key=f"http {next(self._numbers)}")
+
+    def refused(self) -> None:
+        """Make a call that is refused for its key."""
+        self._stranger.post(self._text())
+
+    def many(self) -> None:
+        """Submit many in Python."""
+        self._dispatcher.submit_many([Draft(**self._new(), send_at=self._at) for _ in range(LINES)])
+
+    def batch(self) -> None:
+        """Submit as many by HTTP."""
+        answer = post_batch(self._port, self._token, (self._text() for _ in range(LINES)))
+        if answer.count(b"\n") != LINES or answer.count(b'"status":201') != LINES:
+            raise SystemExit(f"not all lines were accepted: {answer[:300]!r}")
+
+    def _new(self) -> dict[str, Any]:
+        return {"channel": "sms", "recipient": f"{next(self._numbers)}", "body": BODY}
+
+    def _text(self) -> str:
+        return json.dumps(self._new() | {"send_at": self._at.isoformat()})
 
 
 class Line:

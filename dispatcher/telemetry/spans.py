@@ -17,7 +17,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import TypeVar
 
-from opentelemetry.context import Context, attach
+from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import (
     INVALID_SPAN,
     Link,
@@ -73,6 +73,18 @@ class Spans:
 
     def __init__(self) -> None:
         self._tracer: Tracer = get_tracer("dispatcher", version(DISTRIBUTION))
+
+    @contextmanager
+    def of_caller(self, headers: Mapping[str, str]) -> Iterator[None]:
+        """Make the span current that the caller of HTTP names, unless one is current already."""
+        if get_current_span().get_span_context().is_valid:
+            yield
+            return
+        before = attach(_W3C.extract(headers))
+        try:
+            yield
+        finally:
+            detach(before)
 
     @contextmanager
     def submitting(self) -> Iterator[Accepted]:

@@ -6,7 +6,6 @@ import logging
 from datetime import timedelta
 
 from fastapi import Request
-from starlette.concurrency import run_in_threadpool
 
 from dispatcher.app import App
 from dispatcher.errors import LimitersUnavailable, quoted
@@ -39,12 +38,12 @@ class Admission:
         self._warns_at = 0.0
         parse(rate)
 
-    async def identify(self, request: Request) -> None:
-        """Find the caller. Raises Refused for a stranger, and StoreUnavailable."""
-        caller = None
-        if isinstance(self.caller_of, KeyAuth):
-            caller = self.caller_of.cached(request)
-        request.state.caller = caller or await run_in_threadpool(self.caller_of, request)
+    def cached_caller_of(self, request: Request) -> Caller | None:
+        """Return the caller of a key that was read lately, else None. Does not read the store.
+
+        Raises Refused for a call without a key.
+        """
+        return self.caller_of.cached(request) if isinstance(self.caller_of, KeyAuth) else None
 
     def admit(self, request: Request) -> Caller:
         """Do both steps in this thread, and return the caller. Raises as they do."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from inspect import iscoroutinefunction
 from typing import Any
 
-from anyio import to_thread
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Route, request_response
@@ -32,6 +32,7 @@ from dispatcher.web.endpoints import ENDPOINTS, PREFIX
 from dispatcher.web.openapi import describe
 from dispatcher.web.problems import Refused, invalid_call
 from dispatcher.web.streams import Streams
+from dispatcher.web.threads import Threads
 
 log = logging.getLogger(__name__)
 
@@ -63,19 +64,22 @@ def api(
         redoc_url=None,
         redirect_slashes=False,
         separate_input_output_schemas=False,
-        lifespan=_few_threads,
+        telemetry={"tracing": False, "logs": False},  # its spans have paths and queries: recipients
+        lifespan=_lifespan,
     )
     service = app.state.service = Service(
         dispatcher,
         Admission(app_of(dispatcher), auth=auth, rate=rate),
         Streams(),
         digest_with(dispatcher.settings.log_key),
+        Threads(_MOST_THREADS),
     )
+    awaited = service.threads.awaited
     for each in ENDPOINTS:
         # On the application's own router: FastAPI asks an included one for its routes at each call.
         app.router.add_api_route(
             each.path,
-            each.call,
+            each.call if iscoroutinefunction(each.call) else awaited(each.call),
             methods=[each.method],
             status_code=each.status,
             operation_id=each.name,
@@ -106,10 +110,10 @@ class PlainRoute(APIRoute):
 
 
 @asynccontextmanager
-async def _few_threads(_: FastAPI) -> AsyncIterator[None]:
-    """Bound the calls at a time. A program that mounts the API has its own bound."""
-    to_thread.current_default_thread_limiter().total_tokens = _MOST_THREADS
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """At the end wait for calls whose callers have no more answer: the dispatcher closes next."""
     yield
+    await asyncio.to_thread(app.state.service.threads.drain)
 
 
 class CallMiddleware:
@@ -121,7 +125,7 @@ class CallMiddleware:
 
     def __init__(self, app: ASGIApp, *, service: Service) -> None:
         self._app = app
-        self._identify = service.admission.identify
+        self._service = service
         self._longest = service.longest_call
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -157,13 +161,15 @@ class CallMiddleware:
         request = Request(scope)
         if path != _DOCUMENT:
             try:
-                await self._identify(request)
+                await self._service.identify(request)
             except (Refused, DispatcherError) as error:
                 answer = await _failed(request, error)
                 await answer(scope, receive, send_more)
                 return
+        spans = self._service.parts.spans
         try:
-            await self._app(scope, receive_some, send_more)
+            with nullcontext() if spans is None else spans.of_caller(request.headers):
+                await self._app(scope, receive_some, send_more)
         finally:
             _log_change(scope)
 
@@ -191,7 +197,8 @@ async def _counted(request: Request) -> Response | None:
     if not hasattr(request.state, "caller") or hasattr(request.state, "headers"):
         return None
     try:
-        await run_in_threadpool(request.app.state.service.admission.count, request)
+        service: Service = request.app.state.service
+        await service.threads.run(service.admission.count, request)
     except Refused as refused:
         return await _failed(request, refused)
     return None

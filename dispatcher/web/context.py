@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, TypeVarTuple
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -39,8 +39,11 @@ from dispatcher.web.problems import (
 )
 from dispatcher.web.replies import Answer, Call, etag_of, key_of, once
 from dispatcher.web.streams import Streams
+from dispatcher.web.threads import Threads
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 KEY_HEADER = "Idempotency-Key"
 _JSON = "application/json"
@@ -69,6 +72,7 @@ class Service:
     admission: Admission
     streams: Streams
     digest: Callable[[str], str] | None
+    threads: Threads
 
     @property
     def parts(self) -> App:
@@ -84,6 +88,13 @@ class Service:
     def longest_call(self) -> int:
         """The most bytes of a call that makes or changes one message."""
         return self.settings.body_max_bytes + _OVERHEAD_BYTES
+
+    async def identify(self, request: Request) -> None:
+        """Find the caller. Raises Refused for a stranger, and StoreUnavailable."""
+        caller = self.admission.cached_caller_of(request)
+        if caller is None:
+            caller = await self.threads.run(self.admission.caller_of, request)
+        request.state.caller = caller
 
 
 class Context:
@@ -155,6 +166,10 @@ class Context:
         if media_type != _JSON and not is_json:
             raise RequestValidationError([{"type": NO_JSON_TYPE, "loc": ("body",)}])
         return True
+
+    async def in_thread(self, act: Callable[[*Ts], T], *given: *Ts) -> T:
+        """Return what ``act`` returns in one of the threads of the API."""
+        return await self.service.threads.run(act, *given)
 
     def admit(self, *rights: Right) -> Caller:
         """Count the call against its limit, and return the caller, if it has these rights.

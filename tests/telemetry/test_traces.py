@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.trace import (
@@ -36,6 +39,8 @@ from dispatcher import (
 from dispatcher.app import App
 from dispatcher.telemetry.spans import Spans
 from dispatcher.testing import a_message
+from dispatcher.web import api
+from dispatcher.web.access import add_key
 from tests.support.callers import callers_engine
 from tests.support.environment import child_environment
 from tests.support.house import House, hour_ago
@@ -57,6 +62,14 @@ def spans() -> Iterator[Collected]:
 def traced(build: Build, spans: Collected) -> House:
     """Give a house that traces, in which what is submitted is due at once."""
     return build(clock=hour_ago(), traces=True, quotas="100/minute")
+
+
+@contextmanager
+def by_http(house: House) -> Iterator[TestClient]:
+    """Call the API."""
+    _, token = add_key(house.parts.api_keys, "shop")
+    with TestClient(api(house.dispatcher), headers={"Authorization": f"Bearer {token}"}) as client:
+        yield client
 
 
 def written(context: SpanContext | None) -> str:
@@ -203,6 +216,33 @@ def test_an_awaited_submit_is_a_child_of_what_its_coroutine_does(
     asyncio.run(serve())
     (submit,), (request,) = spans.named("dispatcher.submit"), spans.named("GET")
     assert submit.parent == request.get_span_context()
+
+
+def test_a_submit_by_http_is_a_child_of_its_callers_span(traced: House, spans: Collected) -> None:
+    with trace.get_tracer("a caller").start_as_current_span("order") as order:
+        headers = {"traceparent": written(order.get_span_context())}
+    with by_http(traced) as client:
+        new = {"channel": "memory", "recipient": "ada", "body": {}, "send_in_seconds": 3_600}
+        assert client.post("/v1/messages", json=new, headers=headers).status_code == 201
+        lines = json.dumps(new).encode()
+        batch = headers | {"content-type": "application/x-ndjson"}
+        assert (
+            '"status":201' in client.post("/v1/messages/batch", content=lines, headers=batch).text
+        )
+    one, many = spans.named("dispatcher.submit")
+    for submit in (one, many):
+        assert submit.parent is not None
+        assert written(submit.parent) == headers["traceparent"]
+
+
+def test_no_span_of_the_api_names_a_recipient(traced: House, spans: Collected) -> None:
+    """FastAPI's own spans have the paths and queries of calls, also where ``traces`` is off."""
+    with by_http(traced) as client:
+        assert client.get(f"/v1/suppressions/{CANARY}").status_code == 200
+        assert client.get("/v1/messages", params={"recipient": CANARY}).status_code == 200
+        wrong = {"channel": CANARY, "recipient": CANARY, "body": {"text": CANARY}}
+        assert client.post("/v1/messages", json=wrong).status_code == 422
+    assert CANARY not in spans.text()
 
 
 def test_a_send_begins_a_trace_whatever_is_current(traced: House, spans: Collected) -> None:

@@ -24,7 +24,7 @@ from dispatcher import InvalidValue, MissingExtra
 from dispatcher.faults import arm
 from dispatcher.web import api
 from dispatcher.web.access import add_key
-from dispatcher.web.serving import beside
+from dispatcher.web.serving import SERVER_OPTIONS, beside
 from tests.support.house import House
 from tests.support.waiting import wait_until
 from tests.web.test_idempotency import key
@@ -117,6 +117,23 @@ def test_a_server_that_is_told_to_end_answers_the_calls_under_way(
         call.gate.touch()
         assert answer.result(60).status_code == 201
         end.result(60)
+
+
+def test_a_call_that_is_given_up_at_the_end_is_waited_for(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dispatcher closes next: the submit would lose its connections."""
+    monkeypatch.setitem(SERVER_OPTIONS, "timeout_graceful_shutdown", 0.1)
+    with stopped(house, tmp_path) as call, ThreadPoolExecutor(2) as threads:
+        answer = threads.submit(call.submit)
+        wait_until(tmp_path.joinpath("gate.reached").exists)
+        end = threads.submit(call.server.close)
+        assert answer.exception(60) is not None or answer.result().status_code == 500
+        with pytest.raises(TimeoutError):
+            end.result(0.5)
+        call.gate.touch()
+        end.result(60)
+        assert len(house.dispatcher.list()) == 1
 
 
 def test_a_submit_is_done_though_its_caller_has_gone(house: House, tmp_path: Path) -> None:

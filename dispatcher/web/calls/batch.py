@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from anyio import fail_after
 from pydantic import ValidationError
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -40,7 +40,7 @@ async def submit_batch(request: Request) -> Response:
     its own `idempotency_key`.
     """
     context, headers = Context(request), request.headers
-    caller = await run_in_threadpool(context.admit, Right.MESSAGES_WRITE)
+    caller = await context.in_thread(context.admit, Right.MESSAGES_WRITE)
     if headers.get("content-type", "").partition(";")[0].strip() != _NDJSON:
         raise Refused(415, "unsupported-media-type", f"send lines of JSON as {_NDJSON}")
     if "idempotency-key" in headers:
@@ -56,7 +56,8 @@ async def _verdicts(context: Context) -> AsyncIterator[str]:
         nonlocal number, size, lines, is_first
         some, first, counts = lines, number, not is_first
         number, size, lines, is_first = number + len(some), 0, [], False
-        return await run_in_threadpool(_submit_lines, context, first, some, counts=counts)
+        submit = partial(_submit_lines, context, first, some, counts=counts)
+        return await context.in_thread(submit)
 
     try:
         async for line in _lines(context.request.stream(), longest=longest):

@@ -10,7 +10,6 @@ from typing import Annotated
 
 from anyio import sleep, to_thread
 from fastapi import Header
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from dispatcher.errors import InvalidDraft, Unavailable
@@ -40,7 +39,7 @@ async def events(
     Each has the name of the transition, and an `Event` as its data. An event named `gap` says
     that some after `Last-Event-ID` are not kept any more.
     """
-    caller = await run_in_threadpool(context.admit, Right.MESSAGES_READ)
+    caller = await context.in_thread(context.admit, Right.MESSAGES_READ)
     if not context.service.settings.events_kept:
         detail = "events are off; the operator sets DISPATCHER_EVENTS_KEPT in every process"
         raise Refused(404, "no-events", detail)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Header, Path, Query, Request
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from dispatcher.message import Message, check_text
@@ -22,7 +21,7 @@ Id = Annotated[str, Path(json_schema_extra={"format": "uuid"})]
 async def submit(request: Request) -> Response:
     """Accept a message for a future time."""
     context = Context(request)
-    return await run_in_threadpool(_submitted, context, await context.body(models.NewMessage))
+    return await context.in_thread(_submitted, context, await context.body(models.NewMessage))
 
 
 def _submitted(context: Context, new: models.NewMessage) -> Response:
