@@ -3,7 +3,7 @@
 `dispatcher serve` runs in a process of its own, on PostgreSQL; one client with one open connection.
 The Python submits are made by this process, so that each has a core where there are two. A call
 that is refused without a key does nothing: it costs what HTTP costs alone. The server writes its
-log to a file; so does this process, like a service, in the second comparison of single calls.
+log to a file; so does this process, like a service, in the second comparison.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from delivery import BODY, channelled, cpu_seconds, dispatcher_command, prepare, running
-from rounds import ROUNDS, folder, measure, report
+from rounds import ROUNDS, facts, folder, measure, report
 from submit import postgres
 
 from dispatcher import Dispatcher, Draft
@@ -51,44 +51,52 @@ def main() -> None:
 
 
 def compare(calls: Calls, *, server: int, log: Path) -> None:
-    single = {
-        "submit": calls.submit, "submit with a key": calls.keyed, "by HTTP": calls.by_http,
-        "by HTTP with an Idempotency-Key": calls.keyed_by_http,
-        "by HTTP, refused without a key": calls.refused,
-    }  # fmt: skip
-    figures = measure(single, calls=CALLS)
-    report("One submit by HTTP, PostgreSQL (fsync on)", figures, floor="submit")
-    tell_difference(calls, server, "a program without a log")
-    write_log(log)
-    tell_difference(calls, server, "a program that writes its log, as the server does")
-
+    compare_single_calls(calls, server, "the program writes no log")
+    start_logging(log)
+    compare_single_calls(calls, server, "the program writes its log, as the server does")
     figures = measure({"submit_many": calls.many, "batch": calls.batch}, calls=1, warm_up=1)
     report(f"A batch of {LINES:,} lines", figures, floor="submit_many")
     rates = sorted(LINES / value * 1e6 for value in figures["batch"])
     print(f"\nlines/s: {rates[len(rates) // 2]:,.0f} ({rates[0]:,.0f}–{rates[-1]:,.0f})")
 
 
-def tell_difference(calls: Calls, server: int, what: str) -> None:
-    """Print the median of single calls, in rounds of both, and the CPU time of the server.
+def compare_single_calls(calls: Calls, server: int, what: str) -> None:
+    """Print the median of single calls, in turns of all, and the CPU time of the server.
 
-    The median of calls is less moved by others on the machine than the mean of a round.
+    Other load on the machine moves it less than it moves the mean.
     """
-    plain, by_http, differences, cpu = list[float](), list[float](), list[float](), 0.0
+    alternatives = {
+        "submit": calls.submit, "by HTTP": calls.by_http,
+        "submit with a key": calls.keyed, "by HTTP with an Idempotency-Key": calls.keyed_by_http,
+        "by HTTP, refused without a key": calls.refused,
+    }  # fmt: skip
+    rounds: dict[str, list[list[float]]] = {name: [] for name in alternatives}
+    cpu = dict.fromkeys(alternatives, 0.0)
+    for each in alternatives.values():
+        timed(each)
     for _ in range(ROUNDS):
-        some = timed(calls.submit)
-        before = cpu_seconds(server)
-        others = timed(calls.by_http)
-        cpu += cpu_seconds(server) - before
-        differences.append(statistics.median(others) - statistics.median(some))
-        plain += some
-        by_http += others
-    medians = statistics.median(plain), statistics.median(by_http)
-    print(
-        f"\n{what}: median of {len(plain):,} calls each {medians[0]:.0f} and {medians[1]:.0f} µs, "
-        f"by HTTP {medians[1] - medians[0]:.0f} µs more "
-        f"(round by round {min(differences):.0f}–{max(differences):.0f}); "
-        f"CPU seconds of the server for 1,000 submits: {cpu / len(by_http) * 1_000:.2f}"
-    )
+        for name, each in alternatives.items():
+            before = cpu_seconds(server)
+            rounds[name].append(timed(each))
+            cpu[name] += cpu_seconds(server) - before
+    print(f"\n### One submit by HTTP, PostgreSQL (fsync on), {what}\n")
+    print(f"{datetime.now(UTC):%Y-%m-%d}, {facts()}\n")
+    print("| | median µs | above Python | round by round | CPU s of the server for 1,000 |")
+    print("|---|---|---|---|---|")
+    floors = {"by HTTP": "submit", "by HTTP with an Idempotency-Key": "submit with a key"}
+    for name, times in rounds.items():
+        median = statistics.median(chain(*times))
+        line = [name, f"{median:.0f}", "", "", ""]
+        if (floor := rounds.get(floors.get(name, ""))) is not None:
+            more = [
+                statistics.median(some) - statistics.median(plain)
+                for some, plain in zip(times, floor, strict=True)
+            ]
+            line[2] = f"{median - statistics.median(chain(*floor)):.0f}"
+            line[3] = f"{min(more):.0f}–{max(more):.0f}"
+        if name.startswith("by HTTP"):
+            line[4] = f"{cpu[name] / ROUNDS / CALLS * 1_000:.2f}"
+        print(f"| {' | '.join(line)} |")
 
 
 def timed(call: Callable[[], None]) -> list[float]:
@@ -102,7 +110,7 @@ def timed(call: Callable[[], None]) -> list[float]:
     return found
 
 
-def write_log(path: Path) -> None:
+def start_logging(path: Path) -> None:
     """Let this process write its log as the server does."""
     handler = logging.FileHandler(path)
     handler.setFormatter(log_formatter("console"))

@@ -36,7 +36,7 @@ from typing import (
     overload,
 )
 from uuid import UUID
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from dispatcher.app import App
 from dispatcher.delivery.reconciler import OnRows
@@ -164,8 +164,9 @@ class Dispatcher:
             raise InvalidValue("settings", kind_of(settings), "Settings, as from Settings.load()")
         self.settings = settings if settings is not None else Settings.load()
         self._app = App(self.settings, clock)
-        self._threads = _awaiting()
+        self._threads = _threads(_MOST_AWAITED)
         self._joined: set[Future[Any]] = set()
+        self._lent = WeakSet[ThreadPoolExecutor]()
         self._state_lock = Lock()
         self._is_closed = False
         self._turns: dict[
@@ -175,12 +176,15 @@ class Dispatcher:
     def close(self) -> None:
         """Wait for awaited calls under way, then close the connections. May be called twice.
 
+        It waits for calls of the HTTP API and of the page, too, also for those that their server
+        has given up.
         Every later call raises RuntimeError, and so does an iterator of messages that is read on.
         """
         with self._state_lock:
             self._is_closed = True  # else a call could begin in threads that are being shut down
-            joined = self._joined.copy()
-        self._threads.shutdown()
+            joined, lent = self._joined.copy(), [*self._lent]
+        for each in (self._threads, *lent):
+            each.shutdown()
         wait(joined)
         app, self._app = self._app, cast("App", _ClosedApp())
         app.close()
@@ -1107,6 +1111,16 @@ def app_of(dispatcher: Dispatcher) -> App:
     return dispatcher._app
 
 
+def threads_of(dispatcher: Dispatcher, most: int) -> ThreadPoolExecutor:
+    """Return new threads, for which ``close`` waits. They end with the one that holds them."""
+    with dispatcher._state_lock:
+        if dispatcher._is_closed:
+            raise _closed()
+        threads = _threads(most)
+        dispatcher._lent.add(threads)
+    return threads
+
+
 def for_pages(dispatcher: Dispatcher) -> Dispatcher:
     """Return a dispatcher whose calls read the store on the connections for pages.
 
@@ -1136,9 +1150,9 @@ def selection_of(wanted: Wanted, settings: Settings) -> Selection:
     return replace(selection, recipient=spelt)
 
 
-def _awaiting() -> ThreadPoolExecutor:
-    """Return threads for awaited calls, each started when it is needed. Further calls queue."""
-    return ThreadPoolExecutor(_MOST_AWAITED, thread_name_prefix="dispatcher")
+def _threads(most: int) -> ThreadPoolExecutor:
+    """Return threads, each started when it is needed. Further calls queue."""
+    return ThreadPoolExecutor(most, thread_name_prefix="dispatcher")
 
 
 def _overridden(drafts: Iterable[Draft], on_conflict: OnConflict | None) -> Iterable[Draft]:

@@ -75,8 +75,11 @@ class Spans:
         self._tracer: Tracer = get_tracer("dispatcher", version(DISTRIBUTION))
 
     @contextmanager
-    def of_caller(self, headers: Mapping[str, str]) -> Iterator[None]:
-        """Make the span current that the caller of HTTP names, unless one is current already."""
+    def under_parent_of(self, headers: Mapping[str, str]) -> Iterator[None]:
+        """Make the span that ``traceparent`` names current, unless a span is current.
+
+        One is where the program that mounts the API traces its calls itself.
+        """
         if get_current_span().get_span_context().is_valid:
             yield
             return

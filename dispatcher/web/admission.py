@@ -13,6 +13,7 @@ from dispatcher.limiters import Limiter, parse
 from dispatcher.problems import limit_headers
 from dispatcher.web.access import Auth, Caller, KeyAuth
 from dispatcher.web.problems import Refused
+from dispatcher.web.threads import Threads
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,8 @@ class Admission:
     that has no rate of its own. Raises InvalidValue for a rate that cannot be read.
     """
 
-    def __init__(self, parts: App, *, auth: Auth | None, rate: str) -> None:
+    def __init__(self, parts: App, threads: Threads, *, auth: Auth | None, rate: str) -> None:
+        self._threads = threads
         self.caller_of = auth or KeyAuth(parts.api_keys)
         self._redis = parts.plain_redis
         self._prefix = f"{parts.settings.namespace}.api"
@@ -38,12 +40,12 @@ class Admission:
         self._warns_at = 0.0
         parse(rate)
 
-    def cached_caller_of(self, request: Request) -> Caller | None:
-        """Return the caller of a key that was read lately, else None. Does not read the store.
-
-        Raises Refused for a call without a key.
-        """
-        return self.caller_of.cached(request) if isinstance(self.caller_of, KeyAuth) else None
+    async def identify(self, request: Request) -> None:
+        """Find the caller. Raises Refused for a stranger, and StoreUnavailable."""
+        caller = None
+        if isinstance(self.caller_of, KeyAuth):
+            caller = self.caller_of.cached(request)
+        request.state.caller = caller or await self._threads.run(self.caller_of, request)
 
     def admit(self, request: Request) -> Caller:
         """Do both steps in this thread, and return the caller. Raises as they do."""
@@ -56,6 +58,7 @@ class Admission:
 
         It goes on where Redis does not answer.
         """
+        request.state.is_counted = True
         caller: Caller = request.state.caller
         rate = caller.rate or self._rate
         limiter = self._limits.get(rate)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import nullcontext
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -38,8 +36,8 @@ log = logging.getLogger(__name__)
 
 _DOCUMENT = f"{PREFIX}/openapi.json"
 _LENGTHS = {(each.method, each.path): each.most_bytes for each in ENDPOINTS if each.most_bytes != 0}
-_MOST_THREADS = 16
-"""Calls at a time: half of the connections. Listeners, changes on the page and uploads use some."""
+_MOST_THREADS, _LISTEN_THREADS = 16, 4
+"""Calls, and reads of events, at a time. The store has 32 connections; the page uses some, too."""
 
 
 def api(
@@ -64,22 +62,23 @@ def api(
         redoc_url=None,
         redirect_slashes=False,
         separate_input_output_schemas=False,
-        telemetry={"tracing": False, "logs": False},  # its spans have paths and queries: recipients
-        lifespan=_lifespan,
+        # FastAPI's spans and logs have paths, queries and errors, which name recipients.
+        telemetry={"tracing": False, "logs": False},
     )
+    threads = Threads(dispatcher, _MOST_THREADS)
     service = app.state.service = Service(
         dispatcher,
-        Admission(app_of(dispatcher), auth=auth, rate=rate),
+        Admission(app_of(dispatcher), threads, auth=auth, rate=rate),
         Streams(),
         digest_with(dispatcher.settings.log_key),
-        Threads(_MOST_THREADS),
+        threads,
+        Threads(dispatcher, _LISTEN_THREADS),
     )
-    awaited = service.threads.awaited
     for each in ENDPOINTS:
         # On the application's own router: FastAPI asks an included one for its routes at each call.
         app.router.add_api_route(
             each.path,
-            each.call if iscoroutinefunction(each.call) else awaited(each.call),
+            each.function if iscoroutinefunction(each.function) else threads.awaited(each.function),
             methods=[each.method],
             status_code=each.status,
             operation_id=each.name,
@@ -107,13 +106,6 @@ class PlainRoute(APIRoute):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.app = request_response(self.endpoint)
-
-
-@asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """At the end wait for calls whose callers have no more answer: the dispatcher closes next."""
-    yield
-    await asyncio.to_thread(app.state.service.threads.drain)
 
 
 class CallMiddleware:
@@ -161,14 +153,14 @@ class CallMiddleware:
         request = Request(scope)
         if path != _DOCUMENT:
             try:
-                await self._service.identify(request)
+                await self._service.admission.identify(request)
             except (Refused, DispatcherError) as error:
                 answer = await _failed(request, error)
                 await answer(scope, receive, send_more)
                 return
         spans = self._service.parts.spans
         try:
-            with nullcontext() if spans is None else spans.of_caller(request.headers):
+            with nullcontext() if spans is None else spans.under_parent_of(request.headers):
                 await self._app(scope, receive_some, send_more)
         finally:
             _log_change(scope)
@@ -193,8 +185,8 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 async def _counted(request: Request) -> Response | None:
-    """Count a call that no function of a path gets; return the answer where none is left."""
-    if not hasattr(request.state, "caller") or hasattr(request.state, "headers"):
+    """Count a call that was not counted yet; return the 429 where its limit is reached."""
+    if not hasattr(request.state, "caller") or hasattr(request.state, "is_counted"):
         return None
     try:
         service: Service = request.app.state.service

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, TypeVarTuple
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -37,13 +37,11 @@ from dispatcher.web.problems import (
     schema_at,
     with_names,
 )
-from dispatcher.web.replies import Answer, Call, etag_of, key_of, once
+from dispatcher.web.replies import Answer, KeyedCall, etag_of, key_of, once
 from dispatcher.web.streams import Streams
 from dispatcher.web.threads import Threads
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 
 KEY_HEADER = "Idempotency-Key"
 _JSON = "application/json"
@@ -66,13 +64,17 @@ _HTTP_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The dispatcher of an API, and what all calls on it share."""
+    """The dispatcher of an API, and what all calls on it share.
+
+    ``threads`` are those of calls, ``listening`` those that read events.
+    """
 
     dispatcher: Dispatcher
     admission: Admission
     streams: Streams
     digest: Callable[[str], str] | None
     threads: Threads
+    listening: Threads
 
     @property
     def parts(self) -> App:
@@ -88,13 +90,6 @@ class Service:
     def longest_call(self) -> int:
         """The most bytes of a call that makes or changes one message."""
         return self.settings.body_max_bytes + _OVERHEAD_BYTES
-
-    async def identify(self, request: Request) -> None:
-        """Find the caller. Raises Refused for a stranger, and StoreUnavailable."""
-        caller = self.admission.cached_caller_of(request)
-        if caller is None:
-            caller = await self.threads.run(self.admission.caller_of, request)
-        request.state.caller = caller
 
 
 class Context:
@@ -121,7 +116,7 @@ class Context:
         return str(self.request.scope.get("root_path", ""))
 
     @property
-    def keyed_call(self) -> Call | None:
+    def keyed_call(self) -> KeyedCall | None:
         """The call by its key: its path and the bytes of its body are what it asks for.
 
         None without an idempotency key. Raises InvalidDraft for one that cannot be read.
@@ -132,7 +127,7 @@ class Context:
         request, digest = self.request, self.request.state.body_digest.hexdigest()
         path = request.url.path.removeprefix(self.root)
         content = f"{request.method} {path}?{request.url.query} {digest}"
-        return Call(self.caller.identity, key, content)
+        return KeyedCall(self.caller.identity, key, content)
 
     async def body(self, model: type[BodyT]) -> BodyT:
         """Return the body, by this model. For functions that FastAPI does not read it for.
@@ -166,10 +161,6 @@ class Context:
         if media_type != _JSON and not is_json:
             raise RequestValidationError([{"type": NO_JSON_TYPE, "loc": ("body",)}])
         return True
-
-    async def in_thread(self, act: Callable[[*Ts], T], *given: *Ts) -> T:
-        """Return what ``act`` returns in one of the threads of the API."""
-        return await self.service.threads.run(act, *given)
 
     def admit(self, *rights: Right) -> Caller:
         """Count the call against its limit, and return the caller, if it has these rights.

@@ -28,20 +28,20 @@ register_url_convertor("any_name", _AnyName())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One endpoint of the API. Its id in the document is the name of its function, ``call``.
+    """One endpoint of the API. Its id in the document is the name of its ``function``.
 
     ``status``: that of success. ``answer``: the model of its JSON. ``stream``, in place of it: a
     media type, and the model of a line or an event. ``raw_body``: the media type and the model of
-    a body that ``call`` reads itself; it gets the bare request, and FastAPI makes no Depends for
-    it. ``problems``: statuses of problems beside those of every call. ``headers``: headers of
-    success beside those of every answer. ``takes_idempotency_key``: ``call`` answers by
+    a body that ``function`` reads itself; it gets the bare request, and FastAPI makes no Depends
+    for it. ``problems``: statuses of problems beside those of every call. ``headers``: headers of
+    success beside those of every answer. ``takes_idempotency_key``: it answers by
     ``submit_once``, ``Context.once`` or ``change_once``. ``most_bytes`` of a body: None for any
     number, 0 for those of one message.
     """
 
     method: str
     path: str
-    call: Callable[..., Any]
+    function: Callable[..., Any]
     status: int = 200
     answer: type[models.Out] | None = None
     stream: tuple[str, type[BaseModel]] | None = None
@@ -54,16 +54,16 @@ class Endpoint:
     @property
     def name(self) -> str:
         """The id of the operation."""
-        return self.call.__name__
+        return self.function.__name__
 
 
 def _get(
-    path: str, call: Callable[..., Any], answer: type[models.Out] | None, **named: Any
+    path: str, function: Callable[..., Any], answer: type[models.Out] | None, **named: Any
 ) -> Endpoint:
     return Endpoint(
         method="GET",
         path=PREFIX + path,
-        call=call,
+        function=function,
         answer=answer,
         takes_idempotency_key=False,
         **named,
@@ -71,15 +71,17 @@ def _get(
 
 
 def _change(
-    method: str, path: str, call: Callable[..., Any], answer: type[models.Out], **named: Any
+    method: str, path: str, function: Callable[..., Any], answer: type[models.Out], **named: Any
 ) -> Endpoint:
-    return Endpoint(method=method, path=PREFIX + path, call=call, answer=answer, **named)
+    return Endpoint(method=method, path=PREFIX + path, function=function, answer=answer, **named)
 
 
-def _edit(method: str, path: str, call: Callable[..., Any], *, has_body: bool = True) -> Endpoint:
+def _edit(
+    method: str, path: str, function: Callable[..., Any], *, has_body: bool = True
+) -> Endpoint:
     """Return the endpoint of a change of one message, for which ``If-Match`` counts."""
     problems = (404, 409, 412, 413) if has_body else (404, 409, 412)
-    return _change(method, path, call, models.MessageOut, problems=problems, headers=("ETag",))
+    return _change(method, path, function, models.MessageOut, problems=problems, headers=("ETag",))
 
 
 _MESSAGE = "/messages/{message_id}"
@@ -93,7 +95,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         status=201, raw_body=(_JSON, models.NewMessage), problems=(409, 413), headers=("Location",),
     ),
     Endpoint(
-        method="POST", path=f"{PREFIX}/messages/batch", call=batch.submit_batch,
+        method="POST", path=f"{PREFIX}/messages/batch", function=batch.submit_batch,
         raw_body=(_NDJSON, models.NewMessageLine), stream=(_NDJSON, models.VerdictOut),
         problems=(413, 415), takes_idempotency_key=False, most_bytes=None,
     ),

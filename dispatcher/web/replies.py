@@ -72,7 +72,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class KeyedCall:
     """A call with an idempotency key: the caller and its rights, the key, and all it asks for."""
 
     caller: str
@@ -168,7 +168,7 @@ def key_of(header: str | None) -> str | None:
     return check_text("Idempotency-Key", header[1:-1] if quoted else header, longest=LONGEST_KEY)
 
 
-def once(replies: Replies, call: Call | None, act: Callable[[], Answer]) -> Response:
+def once(replies: Replies, call: KeyedCall | None, act: Callable[[], Answer]) -> Response:
     """Answer a call by ``act``, which may be repeated, or as it was answered before.
 
     A ``call`` of None has no key. Raises Refused where the key was used for another call.
@@ -182,7 +182,7 @@ def once(replies: Replies, call: Call | None, act: Callable[[], Answer]) -> Resp
 
 def submit_once(
     replies: Replies,
-    call: Call | None,
+    call: KeyedCall | None,
     act: Callable[[ReplyOf | None], Message],
     answer: Callable[[Message], Answer],
 ) -> Response:
@@ -215,7 +215,7 @@ def submit_once(
     return _finish(replies, call, answer(message), begun=False, is_repeat=True)
 
 
-def change_once(replies: Replies, call: Call | None, change: Change) -> Response:
+def change_once(replies: Replies, call: KeyedCall | None, change: Change) -> Response:
     """Change a message and answer the call, or answer it as before.
 
     A ``call`` of None has no key. Raises as :func:`once` does, and MessageChanged where the
@@ -292,7 +292,7 @@ def _matches(if_match: str, now: Movable) -> bool:
     return "*" in tags or etag_of(now) in tags
 
 
-def _found(replies: Replies, call: Call) -> Response | None:
+def _found(replies: Replies, call: KeyedCall) -> Response | None:
     """Return the stored answer of a call, None without one: then it acts."""
     note = replies.find(call.id)
     if note is not None:
@@ -303,7 +303,7 @@ def _found(replies: Replies, call: Call) -> Response | None:
     return None
 
 
-def _begin(replies: Replies, call: Call, seen: str | None) -> Reply:
+def _begin(replies: Replies, call: KeyedCall, seen: str | None) -> Reply:
     note = replies.begin(call.id, fingerprint=call.fingerprint, seen=seen)
     _check_same(note, call)
     if note.status is None:
@@ -311,12 +311,12 @@ def _begin(replies: Replies, call: Call, seen: str | None) -> Reply:
     return note
 
 
-def _check_same(note: Reply, call: Call) -> None:
+def _check_same(note: Reply, call: KeyedCall) -> None:
     if note.fingerprint != call.fingerprint:
         raise Refused(422, "idempotency-conflict", "the key was used before, for another call")
 
 
-def _act(replies: Replies, call: Call, act: Callable[[], Answer], *, is_alone: bool) -> Answer:
+def _act(replies: Replies, call: KeyedCall, act: Callable[[], Answer], *, is_alone: bool) -> Answer:
     """Act; forget the call if it is refused.
 
     If an earlier call with this key may be under way, its note stays: without it, that call's
@@ -334,7 +334,12 @@ def _act(replies: Replies, call: Call, act: Callable[[], Answer], *, is_alone: b
 
 
 def _finish(
-    replies: Replies, call: Call, answer: Answer, *, begun: bool = True, is_repeat: bool = False
+    replies: Replies,
+    call: KeyedCall,
+    answer: Answer,
+    *,
+    begun: bool = True,
+    is_repeat: bool = False,
 ) -> Response:
     """Store the answer, and return the one that is stored.
 

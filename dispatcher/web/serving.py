@@ -24,9 +24,10 @@ SERVER_OPTIONS: dict[str, Any] = {
     "log_config": None,
     "timeout_graceful_shutdown": 10,
 }
-"""Options of uvicorn. h11, because with httptools uvicorn does not bound the headers of a call. No
-handlers of its own: the log is that of the process. At the end it waits ten seconds for calls:
-listeners for events and live numbers never end.
+"""Options of uvicorn. h11, because with httptools uvicorn does not bound the headers of a call, and
+loses the body of one that offers another protocol (decision 0042). No handlers of its own: the log
+is that of the process. At the end it waits ten seconds for calls, because listeners for events and
+live numbers never end; closing the dispatcher then waits for the calls that still run.
 """
 
 

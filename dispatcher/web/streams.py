@@ -8,7 +8,7 @@ from threading import RLock
 from typing import Literal
 from weakref import finalize
 
-from anyio import CapacityLimiter, move_on_after
+from anyio import move_on_after
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -26,18 +26,16 @@ _NAMES: dict[Kind, str] = {
     "listeners": "listeners",
     "pages": "pages with live numbers",
 }
-_LISTEN_THREADS = 4
 _PAGE_SECONDS, _END_SECONDS = 600.0, 1.0
 """How long numbers are sent to a page, which then asks again; how long their end may take."""
 
 
 class Streams:
-    """The long calls that are under way. ``threads`` are those that read events."""
+    """The long calls that are under way."""
 
     def __init__(self) -> None:
         self._under_way: dict[Kind, Counter[str]] = {kind: Counter() for kind in MOST}
         self._lock = RLock()  # the collector may free a place while one is taken
-        self.threads = CapacityLimiter(_LISTEN_THREADS)
 
     def take(self, kind: Kind, name: str) -> None:
         """Take a place for a call of that key's. Raises Refused where none is free."""

@@ -1,13 +1,14 @@
-"""The threads that calls of the API run in: they wait for Redis and for the database."""
+"""The threads of the API and of the page: what runs in them waits for Redis or the database."""
 
 from __future__ import annotations
 
 from asyncio import get_running_loop
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar, TypeVarTuple
+
+from dispatcher.client import Dispatcher, threads_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -15,37 +16,28 @@ Ts = TypeVarTuple("Ts")
 
 
 class Threads:
-    """At most ``most`` threads, each started when it is needed.
+    """At most ``most`` threads; closing the dispatcher waits for what runs in them.
 
-    They are not anyio's, which take two more turns of the event loop and 60 more calls of functions
-    for each call.
+    They are not those of anyio, which FastAPI uses: decision 0042 says why.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._executor = self._started()
+    def __init__(self, dispatcher: Dispatcher, most: int) -> None:
+        self._executor = threads_of(dispatcher, most)
 
     async def run(self, act: Callable[[*Ts], T], *given: *Ts) -> T:
-        """Return what ``act`` returns in a thread, which has the context of the caller.
+        """Return what ``act`` returns in a thread, in the context of the awaiting task.
 
-        Where the caller is cancelled, ``act`` goes on if it has begun.
+        Where that task is cancelled, an ``act`` that runs goes on; one that waits for a thread is
+        not called.
         """
-        work = partial(copy_context().run, partial(act, *given))
+        work = partial(copy_context().run, act, *given)
         return await get_running_loop().run_in_executor(self._executor, work)
 
     def awaited(self, call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
         """Return ``call`` as a coroutine function with its signature, which runs it in a thread."""
 
         @wraps(call)
-        async def waits(*given: P.args, **named: P.kwargs) -> T:
-            return await self.run(partial(call, *given, **named))
+        async def waits(*args: P.args, **kwargs: P.kwargs) -> T:
+            return await self.run(partial(call, *args, **kwargs))
 
         return waits
-
-    def drain(self) -> None:
-        """Wait for all that has begun. Further calls are made as before."""
-        ending, self._executor = self._executor, self._started()
-        ending.shutdown()
-
-    def _started(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self._most, thread_name_prefix="dispatcher-api")

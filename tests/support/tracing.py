@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from functools import cache
 
 from opentelemetry import trace
+from opentelemetry._logs import set_logger_provider
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -36,6 +39,15 @@ def _processor() -> Switched:
     return processor
 
 
+@cache
+def _logs() -> InMemoryLogRecordExporter:
+    """Return what keeps the logs of the process's one provider of logs."""
+    provider, exporter = LoggerProvider(), InMemoryLogRecordExporter()  # type: ignore[no-untyped-call]  # the SDK's
+    provider.add_log_record_processor(SimpleLogRecordProcessor(exporter))
+    set_logger_provider(provider)
+    return exporter
+
+
 class Collected:
     """The spans that have ended."""
 
@@ -52,8 +64,9 @@ class Collected:
         return [each for each in self.all() if each.name == name]
 
     def text(self) -> str:
-        """Everything that is told of them."""
-        return "\n".join(each.to_json() for each in self.all())
+        """All that is exported of them, and all logs that libraries export since."""
+        logs = (each.to_json() for each in _logs().get_finished_logs())
+        return "\n".join((*(each.to_json() for each in self.all()), *logs))
 
     @contextmanager
     def also(self, processor: SpanProcessor) -> Iterator[None]:
@@ -69,6 +82,7 @@ class Collected:
 def collecting() -> Iterator[Collected]:
     """Collect the spans of this process."""
     exporter, processor = InMemorySpanExporter(), _processor()
+    _logs().clear()
     collected = Collected(exporter, processor)
     with collected.also(SimpleSpanProcessor(exporter)):
         yield collected

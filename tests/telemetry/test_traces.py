@@ -66,16 +66,19 @@ def traced(build: Build, spans: Collected) -> House:
 
 
 @contextmanager
-def by_http(house: House, *, mounted: bool = False) -> Iterator[TestClient]:
-    """Call the API, alone or where a FastAPI mounts it."""
-    _, token = add_key(house.parts.api_keys, "shop")
+def by_http(house: House, *, host: FastAPI | None = None) -> Iterator[TestClient]:
+    """Call the API, alone or where a program mounts it at ``/dispatcher``."""
     app, root = api(house.dispatcher), "/"
-    if mounted:
-        host = FastAPI(telemetry={"exclude": lambda scope: scope["path"].startswith("/messages")})
-        host.mount("/messages", app)
-        app, root = host, "/messages/"
-    headers = {"Authorization": f"Bearer {token}"}
-    with TestClient(app, base_url=f"http://testserver{root}", headers=headers) as client:
+    if host is not None:
+        host.mount("/dispatcher", app)
+        app, root = host, "/dispatcher/"
+    _, token = add_key(house.parts.api_keys, "shop")
+    with TestClient(
+        app,
+        base_url=f"http://testserver{root}",
+        headers={"Authorization": f"Bearer {token}"},
+        raise_server_exceptions=False,
+    ) as client:
         yield client
 
 
@@ -240,19 +243,38 @@ def test_a_submit_by_http_is_a_child_of_its_callers_span(traced: House, spans: C
         assert written(submit.parent) == headers["traceparent"]
 
 
-@pytest.mark.parametrize("mounted", [False, True])
-def test_no_span_of_the_api_names_a_recipient(
-    traced: House, spans: Collected, mounted: bool
+def test_a_submit_by_http_is_a_child_of_a_span_of_the_program(
+    traced: House, spans: Collected
 ) -> None:
-    """FastAPI's own spans have the paths and queries of calls, also where ``traces`` is off.
+    with by_http(traced, host=FastAPI()) as client:
+        new = {"channel": "memory", "recipient": "ada", "body": {}, "send_in_seconds": 3_600}
+        headers = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}
+        assert client.post("v1/messages", json=new, headers=headers).status_code == 201
+    (submit,) = spans.named("dispatcher.submit")
+    (request,) = (each for each in spans.all() if each.kind is SpanKind.SERVER)
+    assert submit.parent == request.get_span_context()
+
+
+@pytest.mark.parametrize("mounted", [False, True])
+def test_no_span_and_no_log_of_fastapi_names_a_recipient(
+    traced: House, spans: Collected, monkeypatch: pytest.MonkeyPatch, mounted: bool
+) -> None:
+    """Its spans have paths and queries, its logs the texts of errors.
 
     A program that mounts the API excludes its calls, as docs/http-api-serving.md says.
     """
-    with by_http(traced, mounted=mounted) as client:
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError(CANARY)
+
+    host = FastAPI(telemetry={"exclude": lambda scope: scope["path"].startswith("/dispatcher")})
+    with by_http(traced, host=host if mounted else None) as client:
         assert client.get(f"v1/suppressions/{CANARY}").status_code == 200
         assert client.get("v1/messages", params={"recipient": CANARY}).status_code == 200
         wrong = {"channel": CANARY, "recipient": CANARY, "body": {"text": CANARY}}
         assert client.post("v1/messages", json=wrong).status_code == 422
+        monkeypatch.setattr(traced.dispatcher, "counts", fail)
+        assert client.get("v1/counts").status_code == 500
     assert CANARY not in spans.text()
 
 

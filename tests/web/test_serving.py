@@ -20,7 +20,7 @@ from fastapi.testclient import TestClient
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from dispatcher import InvalidValue, MissingExtra
+from dispatcher import Dispatcher, InvalidValue, MissingExtra
 from dispatcher.faults import arm
 from dispatcher.web import api
 from dispatcher.web.access import add_key
@@ -77,7 +77,7 @@ def test_headers_without_end_are_refused_also_where_httptools_is_installed(
             assert b" 400 " in line.recv(1_000).partition(b"\r\n")[0]
 
 
-class Stopped(NamedTuple):
+class HaltedSubmit(NamedTuple):
     """A submit that stands still between its commit and its answer, until ``gate`` is a file."""
 
     client: httpx2.Client
@@ -89,17 +89,22 @@ class Stopped(NamedTuple):
 
 
 @contextmanager
-def stopped(house: House, folder: Path) -> Iterator[Stopped]:
-    """Serve the API on a socket."""
+def halted_submit(house: House, folder: Path, *, mounted: bool = False) -> Iterator[HaltedSubmit]:
+    """Serve the API, in which a submit stands still."""
     _, token = add_key(house.parts.api_keys, "shop")
     gate = folder / "gate"
     arm(f"submit.after_commit=wait:{gate}")
     try:
         with ExitStack() as server:
-            address = server.enter_context(beside(api(house.dispatcher)))
+            app = api(house.dispatcher)
+            if mounted:
+                host = FastAPI()
+                host.mount("/", app)
+                app = host
+            address = server.enter_context(beside(app))
             headers = {"Authorization": f"Bearer {token}"}
             with httpx2.Client(base_url=address, headers=headers, timeout=60) as client:
-                yield Stopped(client, server, gate)
+                yield HaltedSubmit(client, server, gate)
     finally:
         gate.touch()
         arm(None)
@@ -108,41 +113,46 @@ def stopped(house: House, folder: Path) -> Iterator[Stopped]:
 def test_a_server_that_is_told_to_end_answers_the_calls_under_way(
     house: House, tmp_path: Path
 ) -> None:
-    with stopped(house, tmp_path) as call, ThreadPoolExecutor(2) as threads:
-        answer = threads.submit(call.submit)
+    with halted_submit(house, tmp_path) as halted, ThreadPoolExecutor(2) as threads:
+        answer = threads.submit(halted.submit)
         wait_until(tmp_path.joinpath("gate.reached").exists)
-        end = threads.submit(call.server.close)
+        end = threads.submit(halted.server.close)
         with pytest.raises(TimeoutError):
             end.result(0.2)
-        call.gate.touch()
+        halted.gate.touch()
         assert answer.result(60).status_code == 201
         end.result(60)
 
 
-def test_a_call_that_is_given_up_at_the_end_is_waited_for(
-    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("mounted", [False, True])
+def test_closing_the_dispatcher_waits_for_calls_that_the_server_gave_up(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounted: bool
 ) -> None:
-    """The dispatcher closes next: the submit would lose its connections."""
     monkeypatch.setitem(SERVER_OPTIONS, "timeout_graceful_shutdown", 0.1)
-    with stopped(house, tmp_path) as call, ThreadPoolExecutor(2) as threads:
-        answer = threads.submit(call.submit)
+    with (
+        halted_submit(house, tmp_path, mounted=mounted) as halted,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        answer = threads.submit(halted.submit)
         wait_until(tmp_path.joinpath("gate.reached").exists)
-        end = threads.submit(call.server.close)
-        assert answer.exception(60) is not None or answer.result().status_code == 500
+        halted.server.close()
+        assert answer.result(60).status_code == 500
+        closed = threads.submit(house.dispatcher.close)
         with pytest.raises(TimeoutError):
-            end.result(0.5)
-        call.gate.touch()
-        end.result(60)
-        assert len(house.dispatcher.list()) == 1
+            closed.result(0.3)
+        halted.gate.touch()
+        closed.result(60)
+        with Dispatcher(house.settings) as other:
+            assert len(other.list()) == 1
 
 
 def test_a_submit_is_done_though_its_caller_has_gone(house: House, tmp_path: Path) -> None:
-    with stopped(house, tmp_path) as call:
+    with halted_submit(house, tmp_path) as halted:
         with pytest.raises(httpx2.ReadTimeout):
-            call.submit(timeout=0.2)
+            halted.submit(timeout=0.2)
         wait_until(tmp_path.joinpath("gate.reached").exists)
-        call.gate.touch()
-        again = call.submit()
+        halted.gate.touch()
+        again = halted.submit()
         assert (again.status_code, again.headers["Idempotency-Replayed"]) == (201, "true")
         (message,) = house.dispatcher.list()
         assert str(message.id) == again.json()["id"]

@@ -1,4 +1,4 @@
-"""Calls of the API run in few threads, in the context of their callers."""
+"""Threads of the API and the page: few, with the context of the task that waits for them."""
 
 from __future__ import annotations
 
@@ -6,37 +6,65 @@ import asyncio
 from contextvars import ContextVar
 from threading import Event
 
+import pytest
+
 from dispatcher.web.threads import Threads
+from tests.support.house import House
 from tests.support.waiting import wait_until
 
 trace = ContextVar("trace", default="none")
 
 
-def test_a_call_has_the_context_of_its_caller() -> None:
+def test_what_runs_has_the_context_of_the_task(house: House) -> None:
     async def called() -> str:
-        trace.set("of the caller")
-        return await Threads(1).run(trace.get)
+        trace.set("of the task")
+        return await Threads(house.dispatcher, 1).run(trace.get)
 
-    assert asyncio.run(called()) == "of the caller"
+    assert asyncio.run(called()) == "of the task"
 
 
-def test_further_calls_wait_for_a_thread() -> None:
-    begun, most, gate = list[int](), 0, Event()
+def test_further_calls_wait_for_a_thread(house: House) -> None:
+    running, most, gate = list[int](), 0, Event()
 
     def act(number: int) -> int:
         nonlocal most
-        begun.append(number)
-        most = max(most, len(begun))
+        running.append(number)
+        most = max(most, len(running))
         assert gate.wait(60)
-        begun.remove(number)
+        running.remove(number)
         return number
 
     async def called() -> list[int]:
-        threads = Threads(2)
+        threads = Threads(house.dispatcher, 2)
         calls = [asyncio.create_task(threads.run(act, number)) for number in range(5)]
-        await asyncio.to_thread(wait_until, lambda: len(begun) >= 2)
+        await asyncio.to_thread(wait_until, lambda: len(running) >= 2)
         gate.set()
         return await asyncio.gather(*calls)
 
     assert asyncio.run(called()) == [0, 1, 2, 3, 4]
     assert most == 2
+
+
+def test_a_cancelled_task_leaves_what_runs_and_calls_nothing_more(house: House) -> None:
+    ended, began, gate = list[str](), Event(), Event()
+
+    def act(name: str) -> None:
+        if name == "running":
+            began.set()
+            assert gate.wait(60)
+        ended.append(name)
+
+    async def called() -> None:
+        threads = Threads(house.dispatcher, 1)
+        calls = [asyncio.create_task(threads.run(act, name)) for name in ("running", "waiting")]
+        assert await asyncio.to_thread(began.wait, 60)
+        for each in calls:
+            each.cancel()
+        for each in calls:
+            with pytest.raises(asyncio.CancelledError):
+                await each
+        gate.set()
+
+    asyncio.run(called())
+    house.dispatcher.close()
+    assert ended == ["running"]

@@ -1,1 +1,1 @@
-"""The functions of the paths, one module for each subject. ``api.py`` has the list of paths."""
+"""The functions of the endpoints, one module for each subject. ``endpoints.py`` lists them."""

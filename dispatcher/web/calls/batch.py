@@ -40,7 +40,7 @@ async def submit_batch(request: Request) -> Response:
     its own `idempotency_key`.
     """
     context, headers = Context(request), request.headers
-    caller = await context.in_thread(context.admit, Right.MESSAGES_WRITE)
+    caller = await context.service.threads.run(context.admit, Right.MESSAGES_WRITE)
     if headers.get("content-type", "").partition(";")[0].strip() != _NDJSON:
         raise Refused(415, "unsupported-media-type", f"send lines of JSON as {_NDJSON}")
     if "idempotency-key" in headers:
@@ -57,7 +57,7 @@ async def _verdicts(context: Context) -> AsyncIterator[str]:
         some, first, counts = lines, number, not is_first
         number, size, lines, is_first = number + len(some), 0, [], False
         submit = partial(_submit_lines, context, first, some, counts=counts)
-        return await context.in_thread(submit)
+        return await context.service.threads.run(submit)
 
     try:
         async for line in _lines(context.request.stream(), longest=longest):

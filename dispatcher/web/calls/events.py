@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Annotated
 
-from anyio import sleep, to_thread
+from anyio import sleep
 from fastapi import Header
 from starlette.responses import Response
 
@@ -39,7 +38,7 @@ async def events(
     Each has the name of the transition, and an `Event` as its data. An event named `gap` says
     that some after `Last-Event-ID` are not kept any more.
     """
-    caller = await context.in_thread(context.admit, Right.MESSAGES_READ)
+    caller = await context.service.threads.run(context.admit, Right.MESSAGES_READ)
     if not context.service.settings.events_kept:
         detail = "events are off; the operator sets DISPATCHER_EVENTS_KEPT in every process"
         raise Refused(404, "no-events", detail)
@@ -51,12 +50,11 @@ async def events(
 async def _event_lines(context: Context, last: str | None) -> AsyncIterator[str]:
     """Yield events, until the caller goes or its key ends."""
     silent, begins = 0.0, f"retry: {_LOOK_SECONDS * 1_000:.0f}\n"
-    name, threads = context.caller.name, context.service.streams.threads
+    name, listening = context.caller.name, context.service.listening
     while True:
         is_all = True
         try:
-            look = partial(_events_after, context, last)
-            last, text, is_all = await to_thread.run_sync(look, limiter=threads)
+            last, text, is_all = await listening.run(_events_after, context, last)
         except Unavailable as error:
             log.warning("%s waits for events: %s", name, error)
             text = ""

@@ -21,7 +21,8 @@ Id = Annotated[str, Path(json_schema_extra={"format": "uuid"})]
 async def submit(request: Request) -> Response:
     """Accept a message for a future time."""
     context = Context(request)
-    return await context.in_thread(_submitted, context, await context.body(models.NewMessage))
+    new = await context.body(models.NewMessage)
+    return await context.service.threads.run(_submitted, context, new)
 
 
 def _submitted(context: Context, new: models.NewMessage) -> Response:

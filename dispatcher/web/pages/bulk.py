@@ -31,7 +31,7 @@ from dispatcher.web.access import Right
 from dispatcher.web.pages.messages import FILTERS, filters_of, said, wanted_of
 from dispatcher.web.pages.site import SCOPE, Fields, PageRoute, Visit
 from dispatcher.web.problems import Refused
-from dispatcher.web.replies import Call
+from dispatcher.web.replies import KeyedCall
 
 MOST = 1_000
 """How many messages one confirmation changes at most."""
@@ -194,7 +194,7 @@ def _once(visit: Visit) -> Iterator[None]:
 
     One that failed may be sent again: messages that it has changed are not what they were.
     """
-    call = Call(f"page/{visit.caller.identity}", visit.form["once"], secrets.token_hex())
+    call = KeyedCall(f"page/{visit.caller.identity}", visit.form["once"], secrets.token_hex())
     replies = visit.parts.replies
     noted = replies.begin(call.id, fingerprint=call.fingerprint, seen=None)
     if noted.fingerprint != call.fingerprint:

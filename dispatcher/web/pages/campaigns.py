@@ -217,7 +217,7 @@ def live(visit: Visit) -> Response:
 
 async def _numbers(visit: Visit, upload: Upload) -> AsyncIterator[str]:
     while upload.is_running:
-        numbers = await visit.site.in_thread(numbers_of, upload)
+        numbers = await visit.site.threads.run(numbers_of, upload)
         yield f"event: numbers\ndata: {json.dumps(numbers)}\n\n"
         await asyncio.sleep(_LOOK_SECONDS)
     yield "event: ended\ndata: {}\n\n"

@@ -40,8 +40,8 @@ async def _numbers(visit: Visit) -> AsyncIterator[str]:
     site = visit.site
     while True:
         try:
-            await site.in_thread(site.enter, visit.request, LIVE)
-            found = await site.in_thread(site.figures.overview, visit.dispatcher)
+            await site.threads.run(site.enter, visit.request, LIVE)
+            found = await site.threads.run(site.figures.overview, visit.dispatcher)
             yield f"event: numbers\ndata: {json.dumps(numbers_of(found))}\n\n"
         except Refused:
             return

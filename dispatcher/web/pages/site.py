@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
 from importlib import resources
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 from uuid import UUID
 
-from anyio import CapacityLimiter, to_thread
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.datastructures import UploadFile
@@ -55,11 +54,10 @@ from dispatcher.web.pages.times import length_text, local_text, read_time
 from dispatcher.web.pages.uploads import Uploads
 from dispatcher.web.problems import Refused, forbidden, with_names
 from dispatcher.web.streams import Streams
+from dispatcher.web.threads import Threads
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 
 Access = Callable[[Request], Caller | None]
 """Returns who visits and what that person may do, or None for a stranger.
@@ -334,8 +332,8 @@ class Site:
         self.settings = dispatcher.settings
         self.parts = app_of(dispatcher)
         self.access = access
-        self._admission = Admission(self.parts, auth=self._known, rate=rate)
-        self._threads = CapacityLimiter(_MOST_THREADS)
+        self.threads = Threads(dispatcher, _MOST_THREADS)
+        self._admission = Admission(self.parts, self.threads, auth=self._known, rate=rate)
         self.can_sign_in = isinstance(access, SignIn)
         self.digest = digest_with(self.settings.log_key)
         self.files = _files()
@@ -357,10 +355,6 @@ class Site:
     def reader(self) -> Dispatcher:
         """The dispatcher that reads for pages."""
         return for_pages(self.dispatcher)
-
-    async def in_thread(self, act: Callable[[*Ts], T], *given: *Ts) -> T:
-        """Run something in one of the threads of the page: few, so that programs keep theirs."""
-        return await to_thread.run_sync(act, *given, limiter=self._threads)
 
     def application(self, pages: Sequence[PageRoute], links: Sequence[Link]) -> Starlette:
         """Return the ASGI application of these pages."""
@@ -399,12 +393,12 @@ class Site:
                 if request.method not in _SAFE:
                     _check_origin(request)
                 if not page.is_public:
-                    visit.caller = await self.in_thread(self.enter, request, page)
+                    visit.caller = await self.threads.run(self.enter, request, page)
                 names = page.names if request.method in _SAFE else ()
                 given = [name for name, _ in request.query_params.multi_items()]
                 _check_names(given, names, "parameter")
                 if request.method in _SAFE:
-                    response = await self.in_thread(page.answer, visit)
+                    response = await self.threads.run(page.answer, visit)
                 else:
                     response = await self._acted(visit, page)
             except Refused as refused:
@@ -426,7 +420,7 @@ class Site:
             _check_names([name for name, _ in pairs], page.names, "field")
             visit.form = Fields({n: each for n, each in pairs if isinstance(each, str) and each})
             visit.files = {name: each for name, each in pairs if isinstance(each, UploadFile)}
-            return await self.in_thread(page.answer, visit)
+            return await self.threads.run(page.answer, visit)
 
     def _refused(self, visit: Visit, refused: Refused) -> Response:
         if refused.status == 401 and self.can_sign_in and visit.request.method in _SAFE:  # noqa: PLR2004
