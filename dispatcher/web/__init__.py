@@ -7,8 +7,8 @@
     app.mount("/dispatcher/api", api(dispatcher))
     app.mount("/dispatcher", page(dispatcher, access=Loopback()))
 
-``api`` is the application, ``endpoints`` the list of its paths, ``calls`` their functions, which run
-in ``threads``, ``context`` what these get. ``access`` turns keys into callers with rights,
+``api`` is the application, ``endpoints`` the list of its paths, ``calls`` their functions, which
+run in ``threads``, ``context`` what these get. ``access`` turns keys into callers with rights,
 ``admission`` counts their calls, ``replies`` answers repeated calls as the first one was answered,
 ``problems`` refuses calls that the dispatcher does not see, ``streams`` bounds long answers,
 ``models`` are the bodies, and ``openapi`` makes the document. The page is in ``pages``; ``serving``
