@@ -232,7 +232,7 @@ class Dispatcher:
         with self._state_lock:
             if self._is_closed:
                 raise _closed()
-            return self._threads.submit(copy_context().run, work)
+            return self._threads.submit(copy_context().run, called, work)
 
     def _joining(self, work: Callable[[], T]) -> Future[T]:
         """Begin work in a caller's transaction, which waits for no other awaited call.
@@ -1104,6 +1104,14 @@ class _ClosedApp:
 
 def _closed() -> RuntimeError:
     return RuntimeError("the dispatcher is closed; make a new one")
+
+
+def called(work: Callable[[], T]) -> T:
+    """Return what ``work`` returns in a thread. No future can end with StopIteration."""
+    try:
+        return work()
+    except StopIteration as error:
+        raise RuntimeError("StopIteration was raised in a thread") from error
 
 
 def app_of(dispatcher: Dispatcher) -> App:

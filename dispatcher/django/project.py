@@ -16,7 +16,7 @@ from dispatcher.errors import InvalidDraft
 from dispatcher.message import Draft, Message
 
 _OF_CLIENT = frozenset(
-    {"settings", "_app", "_threads", "_state_lock", "_is_closed", "_turns", "_joined"}
+    {"settings", "_app", "_threads", "_state_lock", "_is_closed", "_turns", "_joined", "_lent"}
 )
 
 

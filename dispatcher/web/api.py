@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from contextlib import nullcontext
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -158,10 +157,8 @@ class CallMiddleware:
                 answer = await _failed(request, error)
                 await answer(scope, receive, send_more)
                 return
-        spans = self._service.parts.spans
         try:
-            with nullcontext() if spans is None else spans.under_parent_of(request.headers):
-                await self._app(scope, receive_some, send_more)
+            await self._app(scope, receive_some, send_more)
         finally:
             _log_change(scope)
 

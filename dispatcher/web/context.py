@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlencode
@@ -181,6 +182,14 @@ class Context:
                 if many > 1 and schema_at(schema, where).get("type") != "array":
                     raise RequestValidationError([{"type": REPEATED, "loc": where}])
         return self.caller
+
+    def traced(self) -> AbstractContextManager[None]:
+        """Let submits in this thread be children of the span that ``traceparent`` names."""
+        spans, headers = self.service.parts.spans, self.request.headers
+        if spans is None:
+            return nullcontext()
+        names = ("traceparent", "tracestate")
+        return spans.under_parent_of({name: ",".join(headers.getlist(name)) for name in names})
 
     def identify_again(self) -> None:
         """Find the caller anew: its key may have ended. Raises Refused and StoreUnavailable."""

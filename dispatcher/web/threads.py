@@ -7,8 +7,9 @@ from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar, TypeVarTuple
+from weakref import ref
 
-from dispatcher.client import Dispatcher, threads_of
+from dispatcher.client import Dispatcher, called, threads_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,14 +31,20 @@ class Threads:
         Where that task is cancelled, an ``act`` that runs goes on; one that waits for a thread is
         not called.
         """
-        work = partial(copy_context().run, act, *given)
+        work = partial(copy_context().run, called, partial(act, *given))
         return await get_running_loop().run_in_executor(self._executor, work)
 
     def awaited(self, call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
-        """Return ``call`` as a coroutine function with its signature, which runs it in a thread."""
+        """Return ``call`` as a coroutine function with its signature, which runs it in a thread.
+
+        It does not keep these threads: FastAPI keeps functions of applications that are gone.
+        """
+        threads = ref(self)
 
         @wraps(call)
         async def waits(*args: P.args, **kwargs: P.kwargs) -> T:
-            return await self.run(partial(call, *args, **kwargs))
+            if (found := threads()) is None:
+                raise RuntimeError("the application is gone")
+            return await found.run(partial(call, *args, **kwargs))
 
         return waits

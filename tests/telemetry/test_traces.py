@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from fastapi import FastAPI
@@ -42,11 +44,13 @@ from dispatcher.telemetry.spans import Spans
 from dispatcher.testing import a_message
 from dispatcher.web import api
 from dispatcher.web.access import add_key
+from dispatcher.web.serving import beside
 from tests.support.callers import callers_engine
 from tests.support.environment import child_environment
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 from tests.support.tracing import Collected, collecting
+from tests.support.waiting import wait_until
 
 CANARY = "canary-4711"
 HOUR = timedelta(hours=1)
@@ -243,6 +247,31 @@ def test_a_submit_by_http_is_a_child_of_its_callers_span(traced: House, spans: C
         assert written(submit.parent) == headers["traceparent"]
 
 
+def test_pipelined_submits_have_parents_of_their_own(traced: House, spans: Collected) -> None:
+    """uvicorn begins the next call of a connection in the context of the one before."""
+    _, token = add_key(traced.parts.api_keys, "shop")
+    body = b'{"channel": "memory", "recipient": "ada", "body": {}, "send_in_seconds": 3600}'
+    lines = (
+        "POST /v1/messages HTTP/1.1",
+        "Host: here",
+        f"Authorization: Bearer {token}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    )
+    head = "\r\n".join(lines).encode()
+    parents = [b"\r\ntraceparent: 00-%b-%b-01" % (each * 32, each * 16) for each in (b"a", b"b")]
+    calls = [head + parent + b"\r\n\r\n" + body for parent in (*parents, b"")]
+    with beside(api(traced.dispatcher)) as address:
+        port = urlsplit(address).port or 80
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
+            line.sendall(b"".join(calls))
+            wait_until(lambda: len(spans.named("dispatcher.submit")) == len(calls))
+    traces = [
+        each.parent and f"{each.parent.trace_id:x}" for each in spans.named("dispatcher.submit")
+    ]
+    assert traces == ["a" * 32, "b" * 32, None]
+
+
 def test_a_submit_by_http_is_a_child_of_a_span_of_the_program(
     traced: House, spans: Collected
 ) -> None:
@@ -267,7 +296,7 @@ def test_no_span_and_no_log_of_fastapi_names_a_recipient(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError(CANARY)
 
-    host = FastAPI(telemetry={"exclude": lambda scope: scope["path"].startswith("/dispatcher")})
+    host = FastAPI(telemetry={"exclude": lambda scope: "/dispatcher/" in scope["path"]})
     with by_http(traced, host=host if mounted else None) as client:
         assert client.get(f"v1/suppressions/{CANARY}").status_code == 200
         assert client.get("v1/messages", params={"recipient": CANARY}).status_code == 200

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
 from contextvars import ContextVar
 from threading import Event
 
 import pytest
+from fastapi.testclient import TestClient
 
+from dispatcher.web import Caller, api
 from dispatcher.web.threads import Threads
 from tests.support.house import House
 from tests.support.waiting import wait_until
@@ -68,3 +72,27 @@ def test_a_cancelled_task_leaves_what_runs_and_calls_nothing_more(house: House) 
     asyncio.run(called())
     house.dispatcher.close()
     assert ended == ["running"]
+
+
+def test_an_application_that_is_dropped_leaves_no_threads(house: House) -> None:
+    def served() -> None:
+        client = TestClient(api(house.dispatcher, auth=lambda _: Caller(name="shop")))
+        assert client.get("/v1/counts").status_code == 200
+
+    served()
+    gc.collect()
+    before = threading.active_count()
+    for _ in range(5):
+        served()
+    gc.collect()
+    wait_until(lambda: threading.active_count() <= before)
+
+
+def test_stop_iteration_in_a_thread_is_an_error(house: House) -> None:
+    """A future cannot hold it: the call would never be answered."""
+
+    def auth(_: object) -> Caller:
+        return next(iter(()))
+
+    client = TestClient(api(house.dispatcher, auth=auth), raise_server_exceptions=False)
+    assert client.get("/v1/counts").status_code == 500

@@ -95,7 +95,8 @@ def _submit_lines(context: Context, first: int, lines: list[bytes], *, counts: b
         except Refused as refused:
             answers[number] = problems.refusal_of(refused)
     try:
-        results = context.dispatcher.submit_many(list(drafts.values()))
+        with context.traced():
+            results = context.dispatcher.submit_many(list(drafts.values()))
         for number, result in zip(drafts, results, strict=True):
             if isinstance(result, Rejection):
                 answers[number] = context.problem(result.error)

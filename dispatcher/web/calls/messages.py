@@ -31,7 +31,8 @@ def _submitted(context: Context, new: models.NewMessage) -> Response:
     draft = caller.own(new.draft(None if call is None else caller.own_key(call.key)))
 
     def act(reply_of: ReplyOf | None) -> Message:
-        return parts.submitter.submit(draft, parts.own_transaction, reply_of=reply_of)
+        with context.traced():
+            return parts.submitter.submit(draft, parts.own_transaction, reply_of=reply_of)
 
     def answer(message: Message) -> Answer:
         headers = {"Location": f"{context.root}/v1/messages/{message.id}"}
