@@ -67,7 +67,8 @@ def serve(
 def logging_to(path: Path, log_format: LogFormat) -> Iterator[None]:
     """Write the log of the page and the API into a file: the terminal belongs to the command."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, delay=True, encoding="utf-8")
+    path.touch(mode=0o600)
+    handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(log_formatter(log_format))
     logger = logging.getLogger("dispatcher.web")
     before = logger.level

@@ -23,6 +23,7 @@ import redis
 
 from dispatcher.errors import (
     InvalidValue,
+    QuietHours,
     QuotaExceeded,
     ReservationsUnavailable,
     SlotRefused,
@@ -82,6 +83,7 @@ class LastRefusal:
 
     ``scope`` is a digest of the scope whose quota was full, the one that logs have; None without a
     ``log_key``, and for quiet hours. Where the refusals of named scopes are read, it is the name.
+    ``quiet_hours`` are those that refused, with their zone: the message may have had its own.
     """
 
     at: datetime
@@ -90,6 +92,7 @@ class LastRefusal:
     send_at: datetime
     next_slot: datetime
     scope: str | None
+    quiet_hours: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +147,11 @@ class _Record(NamedTuple):
     may_shift: bool
     full: int
     booked: list[_Booked]
+    quiet_hours: str = ""
 
     @classmethod
     def read(cls, text: bytes) -> _Record:
-        found = cls._make(json.loads(text))
+        found = cls(*json.loads(text))
         return found._replace(booked=[_Booked(*each) for each in found.booked])
 
     def text(self) -> str:
@@ -283,6 +287,9 @@ class RefusalLog:
                     self._booked(request, each, next(replies), next(replies), now_ms=now_ms)
                     for each in scopes
                 ],
+                quiet_hours=f"{error.quiet_hours} of {error.zone}"
+                if isinstance(error, QuietHours)
+                else "",
             )
 
     def _booked(
@@ -320,6 +327,7 @@ class RefusalLog:
             send_at=from_ms(record.asked_ms),
             next_slot=from_ms(record.slot),
             scope=scope or None,
+            quiet_hours=record.quiet_hours or None,
         )
 
     def _replayed(self, records: Sequence[_Record], what_if: AnyQuota) -> Replay:

@@ -219,7 +219,8 @@ def compose(
         quiet_hours=valid.quiet_hours,
         on_unknown=valid.on_unknown,
         expire_after=valid.expire_after,
-        asked_at=valid.send_at if valid.send_at != send_at else None,
+        # A repeat that asks for a length from now has the reservation of the first submit.
+        asked_at=valid.send_at if valid.latest is not None and valid.send_at < send_at else None,
         trace=trace,
         enqueued_at=enqueued_at,
         campaign=valid.campaign,

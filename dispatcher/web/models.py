@@ -605,6 +605,7 @@ class RefusalOut(Out):
     send_at: datetime
     next_slot: datetime
     scope: str | None
+    quiet_hours: str | None
 
 
 class ReplayOut(Out):

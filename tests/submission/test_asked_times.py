@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from dispatcher import Draft, Message
+from dispatcher.submission import submitter
 from tests.support.house import BODY, FAR, House, hour_ago
 from tests.support.house_fixtures import Build
 
@@ -44,6 +47,26 @@ def test_a_shift_remembers_what_was_asked_for(house: House, way: str) -> None:
     stored = house.again(shifted)
     assert (stored.send_at, stored.asked_at) == (LATER + MINUTE, LATER)
     assert shifted == stored
+
+
+def test_a_repeat_by_a_length_was_not_shifted(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its length counts from the repeat, and the reservation is that of the first submit."""
+
+    def interrupted(name: str) -> None:
+        if name == "submit.after_reserve":
+            raise KeyboardInterrupt
+
+    asked: dict[str, Any] = {"send_in": HOUR, "send_at": None, "idempotency_key": "k"}
+    with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+        patched.setattr(submitter, "fault", interrupted)
+        house.submit(**asked)
+    [members] = house.all_members().values()
+    house.moved.set_wall(house.moved.now() + MINUTE)
+    message = house.submit(**asked)
+    assert message.id in members
+    assert (message.asked_at, house.again(message).asked_at) == (None, None)
 
 
 def test_a_move_to_a_time_that_fits_forgets_it(house: House) -> None:

@@ -165,12 +165,18 @@ def act(visit: Visit) -> Response:
         }  # fmt: skip
         same = confirmed.unchanged(own)
         answers = action.change(visit, same)
-    refused = Counter(_reason(each) for each in answers if not isinstance(each, Message))
+    errors = [
+        (movable.message, each)
+        for movable, each in zip(same, answers, strict=True)
+        if not isinstance(each, Message)
+    ]
+    refused = Counter(_reason(each) for _, each in errors)
     done, many = len(answers) - refused.total(), len(confirmed.marks)
     refused[_CHANGED] += many - len(same)
     visit.note(f"{action.name} of {done} messages by filter, {refused.total()} refused")
     return visit.show("bulk_done.html", action=action, done=done, many=many,
                       refused=[(why, n) for why, n in refused.most_common() if n],
+                      examples=errors[:_SHOWN],
                       filters=filters_of(visit.form))  # fmt: skip
 
 

@@ -51,10 +51,12 @@ _MINUTE = timedelta(minutes=1)
 class CalendarQuery:
     """Whose calendar is wanted: a recipient's, that of one other scope, or a channel's.
 
-    ``typed`` is the recipient as the visitor wrote it.
+    ``typed`` is the recipient as the visitor wrote it. A message with a ``scope`` of its own counts
+    against that in place of its recipient.
     """
 
     recipient: str | None
+    scope: str | None
     channel: str | None
     scopes: Mapping[str, str]
     view: picture.View
@@ -74,6 +76,7 @@ class CalendarQuery:
         return cls(
             recipient=recipient,
             typed=given.get("recipient"),
+            scope=given.get("scope"),
             channel=channel,
             scopes=given.scopes,
             view=picture.VIEWS[given.one_of(picture.VIEWS, "view", "hours" if at else "day")],
@@ -84,7 +87,12 @@ class CalendarQuery:
     @property
     def is_asked(self) -> bool:
         """Whether anything is named."""
-        return bool(self.recipient or self.channel or self.scopes)
+        return bool(self.counted or self.channel or self.scopes)
+
+    @property
+    def counted(self) -> str | None:
+        """The name that a message counts against: its own scope, or its recipient."""
+        return self.scope or self.recipient
 
     def has(self, pause: Pause) -> bool:
         """Tell whether messages of this calendar are paused by it."""
@@ -95,10 +103,10 @@ class CalendarQuery:
     def title(self) -> str:
         """Whose calendar it is, in words."""
         named = [f"{kind} {name}" for kind, name in self.scopes.items()]
-        if self.recipient is None and not named:
+        if self.counted is None and not named:
             return f"channel {self.channel}"
         on = f" on {self.channel}" if self.channel else ""
-        return ", ".join([f"{self.recipient}{on}" if self.recipient else "", *named]).strip(", ")
+        return ", ".join([f"{self.counted}{on}" if self.counted else "", *named]).strip(", ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +114,9 @@ class Verdict:
     """The answer to "what if at this time?".
 
     ``pattern`` is that of the quota that refuses, ``also`` are lanes of others that do. ``more``
-    messages are in the way beside ``in_the_way``. ``next_slot`` is None where no time would do. Of
-    a time that ``is_past``, ``noted`` are the refusals that were noted for it.
+    messages are in the way beside ``in_the_way``. ``next_slot`` is None where no time would do.
+    ``noted`` are the refusals that were noted for that time: such a message may have had a zone or
+    quiet hours of its own.
     """
 
     at: datetime
@@ -179,7 +188,7 @@ def calendar(visit: Visit) -> Response:
         "refused": refused[:_MOST_REFUSALS], "closed": closed,
         "opt_outs": [each for each in opt_outs if each != wanted.channel] if not closed else (),
         "pauses": [each for each in visit.parts.pause_list.in_force() if wanted.has(each)],
-        "entries": entries[:_MOST_ROWS], "left_out": len(entries) - _MOST_ROWS,
+        "entries": entries[:_MOST_ROWS], "left_out": _count(timeline, drawn) - _MOST_ROWS,
         "before": _moved(visit, wanted, start, -1), "after": _moved(visit, wanted, start, 1),
         "sizes": picture,
     }  # fmt: skip
@@ -190,7 +199,7 @@ PAGES = (
     PageRoute(
         path="/calendar",
         answer=calendar,
-        names=("recipient", "channel", "view", "start", "at", SCOPE),
+        names=("recipient", "scope", "channel", "view", "start", "at", SCOPE),
         rights=(Right.MESSAGES_READ, Right.RECIPIENTS_READ),
     ),
 )
@@ -199,18 +208,18 @@ PAGES = (
 def _check(visit: Visit, wanted: CalendarQuery) -> None:
     """Refuse a calendar of others to a person who is bound. Raises Refused."""
     if visit.is_bound():
-        kind, name = next(iter(wanted.scopes.items()), ("recipient", wanted.recipient or ""))
-        if wanted.recipient is not None or wanted.channel is not None or len(wanted.scopes) > 1:
-            kind, name = "recipient", wanted.recipient or ""
+        kind, name = next(iter(wanted.scopes.items()), ("recipient", wanted.counted or ""))
+        if wanted.counted is not None or wanted.channel is not None or len(wanted.scopes) > 1:
+            kind, name = "recipient", wanted.counted or ""
         visit.caller.check_scope(kind, name)
 
 
 def _read(visit: Visit, wanted: CalendarQuery, start: datetime, end: datetime) -> Timeline:
     given: dict[str, Any] = {"zone": visit.zone, "start": start, "length": end - start}
     ask = visit.dispatcher.timeline
-    if wanted.recipient is not None:
+    if wanted.counted is not None:
         scopes = dict(wanted.scopes) or None
-        return ask(wanted.recipient, channel=wanted.channel, scopes=scopes, **given)
+        return ask(wanted.counted, channel=wanted.channel, scopes=scopes, **given)
     if len(wanted.scopes) == 1 and wanted.channel is None:
         [(kind, name)] = wanted.scopes.items()
         return ask(name, kind=kind, **given)
@@ -283,10 +292,14 @@ def _judge(
     *,
     now: datetime,
 ) -> Verdict:
-    """Answer the question: by the rule, or for a past time by the refusals that were noted."""
-    if at < now:
-        return _of_the_past(timeline, at, refused)
-    return _verdict(visit, wanted, timeline, at)
+    """Answer the question: by the rule, and by the refusals that were noted for that time.
+
+    A time without seconds means the whole minute.
+    """
+    until = at + (timedelta(seconds=1) if at.second or at.microsecond else _MINUTE)
+    noted = [each for each in refused if at <= each.send_at < until][:_MOST_REFUSALS]
+    verdict = _of_the_past(timeline, at) if at < now else _verdict(visit, wanted, timeline, at)
+    return replace(verdict, noted=noted)
 
 
 def _verdict(visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: datetime) -> Verdict:
@@ -301,6 +314,7 @@ def _verdict(visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: dateti
     draft = Draft(
         channel=wanted.channel,
         recipient=wanted.recipient,
+        scope=wanted.scope,
         body={"text": "what if"},
         send_at=at,
         zone=visit.zone,
@@ -337,18 +351,13 @@ def _verdict(visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: dateti
     )
 
 
-def _of_the_past(timeline: Timeline, at: datetime, refused: Sequence[LastRefusal]) -> Verdict:
-    """Tell which refusals were noted for a past time, and when there is room from now on.
-
-    A time without seconds means the whole minute.
-    """
-    until = at + (timedelta(seconds=1) if at.second or at.microsecond else _MINUTE)
+def _of_the_past(timeline: Timeline, at: datetime) -> Verdict:
+    """Tell when there is room from now on."""
     return Verdict(
         at=at,
         fits=False,
         is_past=True,
         text="Nothing can be booked for it any more.",
-        noted=[each for each in refused if at <= each.send_at < until][:_MOST_REFUSALS],
         next_slot=timeline.slots[0] if timeline.slots else None,
     )
 
@@ -362,10 +371,10 @@ def _found(visit: Visit, ids: Iterable[UUID]) -> Iterator[Message]:
 
 def _by_slot(visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: datetime) -> Verdict:
     """Judge a time by whether the next slot is that time; the timeline names what is in the way."""
-    if wanted.recipient is not None:
+    if wanted.counted is not None:
         slot = visit.dispatcher.next_slot(
-            recipient=wanted.recipient, channel=wanted.channel, after=at, zone=visit.zone,
-            scopes=dict(wanted.scopes) or None,
+            recipient=wanted.recipient, scope=wanted.scope, channel=wanted.channel, after=at,
+            zone=visit.zone, scopes=dict(wanted.scopes) or None,
         )  # fmt: skip
     else:
         slot = _read(visit, wanted, at, at + timedelta(minutes=1)).slots[0]
@@ -381,6 +390,14 @@ def _by_slot(visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: dateti
 
 def _is_within(instant: datetime, spans: Iterable[Span]) -> bool:
     return any(each.begins_at <= instant < each.ends_at for each in spans)
+
+
+def _count(timeline: Timeline, drawn: picture.Picture) -> int:
+    """Return how many rows all that the picture shows has."""
+    lanes = [each.timeline for each in drawn.lanes]
+    spans = (*(each.blocked for each in lanes), *(each.unknown for each in lanes), timeline.quiet)
+    booked = timeline.windows[0].booked
+    return sum(map(len, (*spans, booked, drawn.changes, timeline.slots)))
 
 
 def _entries(visit: Visit, timeline: Timeline, drawn: picture.Picture) -> list[TableRow]:

@@ -158,7 +158,8 @@ def _story_page(visit: Visit, seen: Movable, refusal: SlotRefused | None = None)
         key = visit.caller.shown_key(key)
     calendar = visit.url(
         "/calendar",
-        recipient=message.scope,
+        recipient=message.recipient,
+        scope=None if message.scope == message.recipient else message.scope,
         channel=message.channel,
         zone=message.zone,
         start=message.send_at.isoformat(),

@@ -59,7 +59,8 @@ class SignIn:
         self._end(visit)
         secret = secrets.token_urlsafe(32)
         self._sessions.begin(digest_of(secret), key.id, lasts=_LASTS)
-        visit.note(f"sign-in of {key.name}")
+        visit.caller = caller_of(key)
+        visit.note("sign-in")
         answer = visit.go(_inside(to))
         answer.set_cookie(
             _COOKIE,

@@ -50,7 +50,13 @@ from dispatcher.web.admission import RATE, Admission
 from dispatcher.web.pages import sign_in
 from dispatcher.web.pages.cached_figures import CachedFigures
 from dispatcher.web.pages.sign_in import SignIn
-from dispatcher.web.pages.times import length_text, local_text, read_time
+from dispatcher.web.pages.times import (
+    in_words,
+    length_text,
+    local_text,
+    read_time,
+    with_local_times,
+)
 from dispatcher.web.pages.uploads import Uploads
 from dispatcher.web.problems import Refused, forbidden, with_names
 from dispatcher.web.streams import Streams
@@ -317,7 +323,8 @@ class Visit:
                 f"The recipient has opted out of {error.channel}: no message goes to it there, "
                 "at any time, until the opt-out is revoked under Suppressions."
             )
-        return str(problem_of(error, whole=self.caller.sees_conflicts)["detail"])
+        text = str(problem_of(error, whole=self.caller.sees_conflicts)["detail"])
+        return with_local_times(text, self.zone)
 
     def note(self, action: str) -> None:
         """Write an action into the log, with who did it. It names no recipient."""
@@ -348,7 +355,7 @@ class Site:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self.templates.filters |= {"number": "{:,}".format, "span": length_text}
+        self.templates.filters |= {"number": "{:,}".format, "span": length_text, "words": in_words}
         self.templates.globals |= {"local": _local_text, "links": ()}
 
     @cached_property

@@ -23,6 +23,8 @@ _TYPED = re.compile(
     r"( ?(?P<offset>[+-]\d\d:\d\d))?",
     re.ASCII | re.IGNORECASE,
 )
+_UTC = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00")
+_CAPITAL = re.compile(r"(?<=[a-z])([A-Z])")
 
 
 def local_text(instant: datetime, zone: str, form: str = "") -> str:
@@ -37,6 +39,16 @@ def local_text(instant: datetime, zone: str, form: str = "") -> str:
     is_whole = "%d" in form_shown and "%H" in form_shown
     offset = f" {local.isoformat()[-6:]}" if is_repeated and is_whole else ""
     return f"{local:{form_shown}}{thousandths}{offset}"
+
+
+def with_local_times(text: str, zone: str) -> str:
+    """Return a text of an error, whose instants are in UTC, with those of the clocks of a zone."""
+    return _UTC.sub(lambda found: local_text(datetime.fromisoformat(found[0]), zone), text)
+
+
+def in_words(name: str) -> str:
+    """Return the name of a class of errors, and what follows it, in words: ``quiet hours``."""
+    return _CAPITAL.sub(r" \1", name).lower()
 
 
 def length_text(length: timedelta) -> str:

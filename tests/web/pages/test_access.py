@@ -92,7 +92,7 @@ def test_a_key_signs_in_until_it_is_revoked(
     assert "shop" in served.get("/messages").text
     assert token not in caplog.text
     assert actions == [
-        "page: sign-in refused by nobody", "page: sign-in of shop by nobody",
+        "page: sign-in refused by nobody", "page: sign-in by shop",
     ]  # fmt: skip
 
     secret = served.cookies["dispatcher_session"]

@@ -215,6 +215,18 @@ def test_all_that_match_are_moved_once(house: House, person: TestClient) -> None
     assert {house.again(each).send_at for each in meant} == {FAR + 3 * HOUR}
 
 
+def test_what_was_not_moved_is_named_with_the_reason(house: House, person: TestClient) -> None:
+    """In words, and by the clocks of the page."""
+    message = house.submit(send_at=FAR + HOUR, quiet_hours="15:00-17:00", zone="Europe/Berlin")
+    asked = person.get("/messages/bulk?do=reschedule&channel=memory&zone=Europe/Berlin").text
+    form = {**hidden(asked, "/messages/bulk"), "later": "2 hours", "zone": "Europe/Berlin"}
+    done = person.post("/messages/bulk", data=form).text
+    assert "<li>1: quiet hours</li>" in done
+    [(link, why)] = re.findall(r'<li><a href="([^"]*)">.*?</a>: (.*?)</li>', done)
+    assert link.endswith(f"/messages/{message.id}")
+    assert "Fri 01 Jan 2100 15:00:00 lies in the quiet hours 15:00-17:00 of Europe/Berlin" in why
+
+
 def test_a_form_with_a_mistake_is_sent_again(house: House, person: TestClient) -> None:
     message = house.submit(send_at=FAR + HOUR)
     asked = person.get("/messages/bulk?do=reschedule&channel=memory").text

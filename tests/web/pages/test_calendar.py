@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from html import unescape
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from dispatcher import Message, QuotaExceeded
+from dispatcher import Message, QuietHours, QuotaExceeded
 from dispatcher.reservation import refusals
 from dispatcher.web.pages import calendar
 from tests.support.house import FAR, House
@@ -104,6 +105,29 @@ def test_a_refusal_of_a_past_time_is_explained_by_what_was_noted(
     assert "Refused of late" in other
 
 
+def test_a_refusal_by_terms_of_the_message_is_told(house: House, visit: Visit) -> None:
+    """The question has no quiet hours; the message had its own, by the clocks of its zone."""
+    with pytest.raises(QuietHours):
+        house.submit(send_at=FAR + HOUR, quiet_hours="06:30-09:00", zone="America/New_York")
+    verdict = asked(visit(), recipient="ada", at="2100-01-01 12:00").split("</section>")[0]
+    assert "Yes: <time" in verdict
+    assert "by quiet hours 06:30-09:00 of America/New_York. Its next free slot was" in verdict
+    assert f'datetime="{(FAR + 3 * HOUR).isoformat()}"' in verdict
+
+
+def test_a_message_with_a_scope_of_its_own_is_judged_by_it(house: House, visit: Visit) -> None:
+    message = house.submit(scope="fam", send_at=FAR + HOUR)
+    client = visit()
+    assert "Yes: <time" in asked(client, recipient="ben", at="12:00")
+    text = asked(client, recipient="ben", scope="fam", at="12:00")
+    assert "It would break the quota 1/minute of fam." in text
+    [link] = re.findall(
+        'href="([^"]*)">See it in the calendar', client.get(f"/messages/{message.id}").text
+    )
+    assert "recipient=ada&amp;scope=fam" in link
+    assert f"/messages/{message.id}" in client.get(unescape(link)).text
+
+
 def test_the_next_slot_of_a_past_question_is_one_from_now_on(build: Build, visit: Visit) -> None:
     house = build(quotas="1/hour")
     house.submit(send_at=FAR + 3 * HOUR)
@@ -188,6 +212,13 @@ def test_a_bound_visitor_is_offered_no_question_that_is_refused(visit: Visit) ->
     assert question not in visit(channels=frozenset({"memory"})).get("/").text
 
 
+def test_a_visitor_of_a_tenant_may_ask_for_that_tenant_alone(build: Build, visit: Visit) -> None:
+    house = build(scopes={"tenant": {"quotas": "1/hour"}, "shop": {"quotas": "1/hour"}})
+    text = visit(of=house, scope=("tenant", "acme")).get("/calendar").text
+    names = re.findall(' name="([^"]*)"', text.split("<form")[1])
+    assert [each for each in names if each not in {"zone", "view", "at"}] == ["count.tenant"]
+
+
 def test_a_recipient_is_spelt_as_a_submit_spells_it(build: Build, visit: Visit) -> None:
     house = build(channels={"memory": {"transport": "memory", "recipients": "email"}})
     message = house.submit("ada@example.com", send_at=FAR + HOUR)
@@ -196,7 +227,9 @@ def test_a_recipient_is_spelt_as_a_submit_spells_it(build: Build, visit: Visit) 
     assert f"/messages/{message.id}" in text
     assert "ada@Example.COM is read as <b>ada@example.com</b>" in text
     assert "is read as" not in asked(client, recipient="ada@example.com")
-    assert "check its spelling, in which capital letters count" in asked(client, recipient="x@y.z")
+    for at in ("", "12:00"):
+        text = asked(client, recipient="x@y.z", at=at)
+        assert "check its spelling, in which capital letters count" in text
 
 
 def test_a_recipient_that_the_channel_refuses_has_no_free_slot(build: Build, visit: Visit) -> None:
@@ -239,6 +272,24 @@ def test_the_table_has_what_the_picture_has(visit: Visit, booked: Message) -> No
     assert f'<time datetime="{(FAR + HOUR - MINUTE).isoformat()}' in table.replace(".001000", "")
     assert "1/minute of ada" in table
     assert "free slot" in table
+
+
+def test_a_slot_of_the_table_can_be_booked(house: House, visit: Visit) -> None:
+    house.submit(send_at=FAR + HOUR + timedelta(milliseconds=700))
+    table = asked(visit(), recipient="ada", start="2100-01-01T12:00:00.8").split("as a table")[1]
+    slots = re.findall(r"<td><time [^>]*>([^<]*)</time></td><td></td>\s*<td>free slot", table)
+    [slot] = [each for each in slots if each.endswith("12:01:00.700")]
+    assert "Yes: <time" in asked(visit(), recipient="ada", at=slot)
+
+
+def test_the_table_says_how_much_it_leaves_out(
+    house: House, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(6):
+        house.submit(send_at=FAR + (1 + number) * HOUR)
+    whole = asked(visit(), recipient="ada").split("as a table")[1].count("<tr>") - 1
+    monkeypatch.setattr(calendar, "_MOST_ROWS", 4)
+    assert f"{whole - 4} more are left out" in asked(visit(), recipient="ada")
 
 
 @pytest.mark.parametrize("view", ["hours", "day", "week", "weeks"])
