@@ -10,7 +10,7 @@ from threading import Event
 from typing import Any
 
 from dispatcher.client import Dispatcher
-from dispatcher.errors import DispatcherError, PerhapsSent, TemporaryFailure
+from dispatcher.errors import DispatcherError, PerhapsSent, PermanentFailure, TemporaryFailure
 from dispatcher.message import Message
 from dispatcher.transports import MemoryTransport
 
@@ -55,6 +55,8 @@ class FailingTransport(MemoryTransport):
         luck = message.id.bytes[-1] % 16
         if luck == 0:
             raise PerhapsSent("the line broke after the provider had it")
+        if luck == 4:  # noqa: PLR2004 - one in sixteen
+            raise PermanentFailure("550 the provider knows no such number")
         if luck < 4 and message.attempt_count < luck:  # noqa: PLR2004 - a fifth of them
             raise TemporaryFailure("503 the provider is overloaded")
         return super().send(message)
