@@ -47,8 +47,9 @@ def with_local_times(text: str, zone: str) -> str:
 
 
 def in_words(name: str) -> str:
-    """Return the name of a class of errors, and what follows it, in words: ``quiet hours``."""
-    return _CAPITAL.sub(r" \1", name).lower()
+    """Return a reason that begins with a class of errors in words: ``quota exceeded 1/minute``."""
+    kind, space, rest = name.partition(" ")
+    return _CAPITAL.sub(r" \1", kind).lower() + space + rest
 
 
 def length_text(length: timedelta) -> str:
