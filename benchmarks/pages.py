@@ -28,7 +28,7 @@ from rounds import facts, folder
 from sqlalchemy import Connection, Engine, ExceptionContext, event
 from starlette.testclient import TestClient
 
-from dispatcher import Dispatcher, Settings
+from dispatcher import Dispatcher, Draft, Settings
 from dispatcher.embedded import embedded
 from dispatcher.message import dump_json
 from dispatcher.web import Caller, Loopback, Right, api, page
@@ -155,6 +155,7 @@ class Visits:
     def of(cls, settings: Settings, messages: int) -> Iterator[Self]:
         """Yield what visits a page and an API of these settings."""
         with Dispatcher(settings) as dispatcher, ExitStack() as stack:
+            refuse(dispatcher)
             applications = (
                 page(dispatcher, access=Loopback(rights=Right)),
                 api(dispatcher, auth=lambda _: Caller(name="bench", rights=frozenset(Right))),
@@ -194,6 +195,14 @@ class Visits:
             print(f"- {longest[text]:.0f} ms: `… {shown[shown.find(' FROM ') :]}`")
 
 
+def refuse(dispatcher: Dispatcher) -> None:
+    """Fill the log of refusals: one message is accepted, 1,000 are refused for its sake."""
+    at = datetime.now(UTC) + timedelta(days=2)
+    draft = Draft(channel="letter", recipient="often", body=BODY, send_at=at)
+    for _ in range(11):
+        dispatcher.submit_many([draft] * 100)
+
+
 def time_statements() -> Mapping[str, dict[str, float]]:
     """Return the most ms that each statement takes from now on, by database and text."""
     longest: defaultdict[str, dict[str, float]] = defaultdict(dict)
@@ -226,6 +235,8 @@ def addresses(dispatcher: Dispatcher) -> tuple[dict[str, str], dict[str, str]]:
     week = f"week-{(now - timedelta(days=7)).isocalendar().week}"
     day = (f"from={now - timedelta(days=15):%Y-%m-%dT%H:%M}"
            f"&until={now - timedelta(days=14):%Y-%m-%dT%H:%M}&zone=UTC")  # fmt: skip
+    whose = f"recipient={message.recipient}&channel={message.channel}"
+    refused = f"{now + timedelta(days=2):%Y-%m-%dT%H:%M}"
     lists = {
         "all messages": "",
         **{f"messages {each}": f"status={each}" for each in
@@ -247,10 +258,14 @@ def addresses(dispatcher: Dispatcher) -> tuple[dict[str, str], dict[str, str]]:
         "bulk: all scheduled": "/messages/bulk?do=cancel",
         "bulk: failed": "/messages/bulk?do=retry",
         "bulk: none match": "/messages/bulk?do=cancel&channel=letter",
-        "calendar": f"/calendar?recipient={message.recipient}&channel={message.channel}",
+        "calendar": f"/calendar?{whose}",
+        "calendar of four weeks": f"/calendar?{whose}&view=weeks",
+        "a question of the calendar": f"/calendar?{whose}&at=10:40",
+        "a question that is refused": f"/calendar?recipient=often&channel=letter&at={refused}",
         "load of a day": "/load?within=day",
         "load of a week": "/load?within=week",
         "refusals": "/refusals",
+        "1,000 refusals replayed": "/refusals?what_if=6/hour",
         "campaigns": "/campaigns",
         "campaign": "/campaigns?campaign=mailing",
         "a week's campaign": f"/campaigns?campaign={week}",
