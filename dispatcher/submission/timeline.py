@@ -35,16 +35,18 @@ class TimelineReader:
         kind: str | None,
         start: datetime | str | None,
         length: timedelta,
+        spell: bool = True,
     ) -> Timeline:
         """Return the timeline of a scope, of ``length`` from ``start`` on.
 
-        A scope in which something is booked is read as it is named. Another one is spelt as a
-        recipient of a submit, and refused where no channel accepts it as one.
+        A scope in which something is booked is read as it is named, and so is each without
+        ``spell``. Another one is spelt as a recipient of a submit, and refused where no channel
+        accepts it as one.
 
         Raises InvalidDraft, UnknownChannel, InvalidSendTime and ReservationsUnavailable.
         """
         spelt, refused = scope, None
-        if scope is not None and kind is None:
+        if scope is not None and kind is None and spell:
             try:
                 spelt = self._settings.spellings.one(check_text("scope", scope), channel)
             except InvalidDraft as error:

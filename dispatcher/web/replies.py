@@ -40,6 +40,7 @@ from dispatcher.errors import (
     DispatcherError,
     MessageChanged,
     OutcomeUnknown,
+    QuotaExceeded,
     StoreUnavailable,
 )
 from dispatcher.faults import fault
@@ -275,6 +276,10 @@ def _guarded(change: Change, now: Movable, at: datetime) -> Answer:
         change.make(now.message, at)
     except MessageChanged:
         raise _Overtaken from None
+    except QuotaExceeded as error:
+        if error.conflicting == (now.message.id,):  # a twin is moving it to that time
+            raise _Overtaken from None
+        raise
     return change.answer(change.read())
 
 

@@ -23,16 +23,23 @@ class Threads:
     """
 
     def __init__(self, dispatcher: Dispatcher, most: int) -> None:
+        self._dispatcher, self._most = dispatcher, most
         self._executor = threads_of(dispatcher, most)
 
     async def run(self, act: Callable[[*Ts], T], *given: *Ts) -> T:
         """Return what ``act`` returns in a thread, in the context of the awaiting task.
 
         Where that task is cancelled, an ``act`` that runs goes on; one that waits for a thread is
-        not called.
+        not called. Raises RuntimeError after the dispatcher was closed.
         """
         work = partial(copy_context().run, called, partial(act, *given))
-        return await get_running_loop().run_in_executor(self._executor, work)
+        begin = get_running_loop().run_in_executor
+        try:
+            result = begin(self._executor, work)
+        except RuntimeError:  # closed: the dispatcher of a Django project is built anew
+            self._executor = threads_of(self._dispatcher, self._most)
+            result = begin(self._executor, work)
+        return await result
 
     def awaited(self, call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
         """Return ``call`` as a coroutine function with its signature, which runs it in a thread.

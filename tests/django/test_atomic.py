@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, OperationalError, connection, transaction
 from django.test import TestCase
+from fastapi.testclient import TestClient
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from dispatcher import InvalidDraft, Message, QuotaExceeded, StoreUnavailable
 from dispatcher.django.project import _OF_CLIENT
 from dispatcher.store.engines.mariadb import MariaDBEngine
+from dispatcher.web import Caller, api
 from tests.django.conftest import Project
 from tests.submission.test_async_sessions import callers
 
@@ -216,6 +218,14 @@ def test_an_awaited_submit_joins_a_session_of_sqlalchemys(project: Project) -> N
 
 def test_the_project_has_every_attribute_of_its_client(project: Project) -> None:
     assert vars(project.house.dispatcher).keys() == _OF_CLIENT
+
+
+def test_an_api_goes_on_after_its_project_was_closed(project: Project) -> None:
+    """Settings that change, as in tests, close it; the next use builds everything anew."""
+    client = TestClient(api(project.dispatcher, auth=lambda _: Caller(name="shop")))
+    for _ in range(2):
+        assert client.get("/v1/counts").status_code == 200
+        project.dispatcher.close()
 
 
 def test_many_at_once_are_refused_inside(project: Project) -> None:

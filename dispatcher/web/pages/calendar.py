@@ -115,8 +115,8 @@ class Verdict:
 
     ``pattern`` is that of the quota that refuses, ``also`` are lanes of others that do. ``more``
     messages are in the way beside ``in_the_way``. ``next_slot`` is None where no time would do.
-    ``noted`` are the refusals that were noted for that time: such a message may have had a zone or
-    quiet hours of its own.
+    ``noted`` are the refusals of messages that also count here, noted for that time: by the zone or
+    the quiet hours of the message, by another scope of it, or by what has gone since.
     """
 
     at: datetime
@@ -182,7 +182,7 @@ def calendar(visit: Visit) -> Response:
     slot = timeline.slots[0] if timeline.slots else None
     lines = _lines(now, slot, verdict)
     drawn = picture.drawn(timeline, wanted.view, now=now, lines=lines)
-    entries = sorted(_entries(visit, timeline, drawn))
+    entries = sorted(_entries(visit, timeline, drawn), key=lambda each: each.begins_at)
     shown |= {
         "timeline": timeline, "verdict": verdict, "slot": slot, "picture": drawn, "now": now,
         "refused": refused[:_MOST_REFUSALS], "closed": closed,
@@ -217,9 +217,13 @@ def _check(visit: Visit, wanted: CalendarQuery) -> None:
 def _read(visit: Visit, wanted: CalendarQuery, start: datetime, end: datetime) -> Timeline:
     given: dict[str, Any] = {"zone": visit.zone, "start": start, "length": end - start}
     ask = visit.dispatcher.timeline
-    if wanted.counted is not None:
+    if wanted.scope is not None:
+        reader, scopes = visit.parts.timeline_reader, dict(wanted.scopes) or None
+        given |= {"channel": wanted.channel, "scopes": scopes, "kind": None, "spell": False}
+        return reader.read(wanted.scope, **given)
+    if wanted.recipient is not None:
         scopes = dict(wanted.scopes) or None
-        return ask(wanted.counted, channel=wanted.channel, scopes=scopes, **given)
+        return ask(wanted.recipient, channel=wanted.channel, scopes=scopes, **given)
     if len(wanted.scopes) == 1 and wanted.channel is None:
         [(kind, name)] = wanted.scopes.items()
         return ask(name, kind=kind, **given)

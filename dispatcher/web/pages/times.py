@@ -23,7 +23,7 @@ _TYPED = re.compile(
     r"( ?(?P<offset>[+-]\d\d:\d\d))?",
     re.ASCII | re.IGNORECASE,
 )
-_UTC = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00")
+_UTC = re.compile(r"(?<![\w'\"])\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00(?![\w'\"])")
 _CAPITAL = re.compile(r"(?<=[a-z])([A-Z])")
 
 
@@ -42,8 +42,18 @@ def local_text(instant: datetime, zone: str, form: str = "") -> str:
 
 
 def with_local_times(text: str, zone: str) -> str:
-    """Return a text of an error, whose instants are in UTC, with those of the clocks of a zone."""
-    return _UTC.sub(lambda found: local_text(datetime.fromisoformat(found[0]), zone), text)
+    """Return a text of an error, whose instants are in UTC, with those of the clocks of a zone.
+
+    What it quotes stays as it was typed.
+    """
+
+    def local(found: re.Match[str]) -> str:
+        try:
+            return local_text(datetime.fromisoformat(found[0]), zone)
+        except (ValueError, OverflowError):
+            return found[0]
+
+    return _UTC.sub(local, text)
 
 
 def in_words(name: str) -> str:

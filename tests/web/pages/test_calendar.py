@@ -128,6 +128,14 @@ def test_a_message_with_a_scope_of_its_own_is_judged_by_it(house: House, visit: 
     assert f"/messages/{message.id}" in client.get(unescape(link)).text
 
 
+def test_a_scope_of_its_own_is_not_spelt(build: Build, visit: Visit) -> None:
+    channels = {"memory": {"transport": "memory", "recipients": "email"}}
+    query = {"recipient": "ada@example.com", "scope": "fam", "at": "12:00"}
+    text = asked(visit(of=build(channels=channels)), **query)
+    assert "Yes: <time" in text
+    assert "Nothing is booked of fam, at any time; check its spelling" in text
+
+
 def test_the_next_slot_of_a_past_question_is_one_from_now_on(build: Build, visit: Visit) -> None:
     house = build(quotas="1/hour")
     house.submit(send_at=FAR + 3 * HOUR)
@@ -274,6 +282,12 @@ def test_the_table_has_what_the_picture_has(visit: Visit, booked: Message) -> No
     assert "free slot" in table
 
 
+def test_a_message_and_a_blocked_span_begin_together(build: Build, visit: Visit) -> None:
+    house = build(quotas="1/hour in local")
+    message = house.submit(send_at=FAR + HOUR)
+    assert f"/messages/{message.id}" in asked(visit(of=house), recipient="ada")
+
+
 def test_a_slot_of_the_table_can_be_booked(house: House, visit: Visit) -> None:
     house.submit(send_at=FAR + HOUR + timedelta(milliseconds=700))
     table = asked(visit(), recipient="ada", start="2100-01-01T12:00:00.8").split("as a table")[1]
@@ -355,6 +369,8 @@ def test_calendar_and_story_name_scopes_in_words(build: Build, visit: Visit) -> 
     ("query", "told"),
     [
         ({"at": "25:99"}, "at: cannot read &#39;25:99&#39;"),
+        ({"at": "2100-13-45T10:00:00+00:00"}, "&#39;2100-13-45T10:00:00+00:00&#39;"),
+        ({"at": "9999-12-31T23:59:59+00:00", "zone": "Pacific/Auckland"}, "9999-12-31T23:59:59"),
         ({"at": "Fri 41 Jan 2100"}, "cannot read &#39;Fri 41 Jan 2100&#39;"),
         ({"zone": "Mars/Olympus"}, "there is no zone"),
         ({"start": "soon"}, "start:"),

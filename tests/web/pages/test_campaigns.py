@@ -46,6 +46,14 @@ def ended(client: TestClient, answer: Any) -> tuple[str, str]:
     return path, client.get(path).text
 
 
+def test_a_row_with_a_day_that_there_is_not_is_refused(visit: Visit) -> None:
+    rows = [("ada", (FAR + HOUR).isoformat()), ("ben", "2100-02-30T10:00:00+00:00")]
+    client = visit()
+    _, planned = ended(client, drop(client, csv_of(*rows)))
+    assert re.search(r'data-number="accepted">1</b> would be accepted', planned)
+    assert "2100-02-30T10:00:00+00:00" in planned
+
+
 def test_a_file_is_planned_booked_and_watched(
     house: House, visit: Visit, actions: list[str]
 ) -> None:
