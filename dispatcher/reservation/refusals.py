@@ -151,7 +151,7 @@ class _Record(NamedTuple):
 
     @classmethod
     def read(cls, text: bytes) -> _Record:
-        found = cls(*json.loads(text))
+        found = cls(*json.loads(text)[: len(cls._fields)])  # a newer server may note more
         return found._replace(booked=[_Booked(*each) for each in found.booked])
 
     def text(self) -> str:
