@@ -116,7 +116,7 @@ class CallMiddleware:
 
     def __init__(self, app: ASGIApp, *, service: Service) -> None:
         self._app = app
-        self._service = service
+        self._identify = service.admission.identify
         self._longest = service.longest_call
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -152,7 +152,7 @@ class CallMiddleware:
         request = Request(scope)
         if path != _DOCUMENT:
             try:
-                await self._service.admission.identify(request)
+                await self._identify(request)
             except (Refused, DispatcherError) as error:
                 answer = await _failed(request, error)
                 await answer(scope, receive, send_more)

@@ -277,7 +277,7 @@ def _guarded(change: Change, now: Movable, at: datetime) -> Answer:
     except MessageChanged:
         raise _Overtaken from None
     except QuotaExceeded as error:
-        if error.conflicting == (now.message.id,):  # a twin is moving it to that time
+        if error.conflicting == (now.message.id,):  # a twin is moving it there, or died meanwhile
             raise _Overtaken from None
         raise
     return change.answer(change.read())

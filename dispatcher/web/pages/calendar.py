@@ -216,20 +216,18 @@ def _check(visit: Visit, wanted: CalendarQuery) -> None:
 
 def _read(visit: Visit, wanted: CalendarQuery, start: datetime, end: datetime) -> Timeline:
     given: dict[str, Any] = {"zone": visit.zone, "start": start, "length": end - start}
-    ask = visit.dispatcher.timeline
-    if wanted.scope is not None:
-        reader, scopes = visit.parts.timeline_reader, dict(wanted.scopes) or None
+    ask, scopes = visit.dispatcher.timeline, dict(wanted.scopes) or None
+    if wanted.scope is not None:  # the public method would spell it as a recipient
         given |= {"channel": wanted.channel, "scopes": scopes, "kind": None, "spell": False}
-        return reader.read(wanted.scope, **given)
+        return visit.parts.timeline_reader.read(wanted.scope, **given)
     if wanted.recipient is not None:
-        scopes = dict(wanted.scopes) or None
         return ask(wanted.recipient, channel=wanted.channel, scopes=scopes, **given)
     if len(wanted.scopes) == 1 and wanted.channel is None:
         [(kind, name)] = wanted.scopes.items()
         return ask(name, kind=kind, **given)
     if wanted.scopes and wanted.channel is not None:
         raise InvalidDraft("recipient", "not given", "a recipient, or one of channel and scope")
-    return ask(channel=wanted.channel, scopes=dict(wanted.scopes) or None, **given)
+    return ask(channel=wanted.channel, scopes=scopes, **given)
 
 
 def _opt_outs(visit: Visit, wanted: CalendarQuery) -> list[str | None]:
