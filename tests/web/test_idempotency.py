@@ -20,6 +20,7 @@ from dispatcher.faults import arm
 from dispatcher.store import GivenUp, StoreMaintenance
 from dispatcher.web import Caller, Right, api, models
 from dispatcher.web.access import add_key, revoke_key
+from tests.support.all_windows import let_graces_pass
 from tests.support.doubles import Between, once, raising
 from tests.support.house import FAR, House
 from tests.web.test_messages import AT, NDJSON, new
@@ -528,6 +529,32 @@ def test_twins_have_one_effect_and_one_answer(house: House, shop: TestClient) ->
     assert len({each.content for each in moved if each.status_code == 200}) == 1
     assert [replayed(each) for each in moved if each.status_code == 200].count(False) == 1
     assert len(house.members()) == 1
+
+
+@pytest.mark.every_database
+def test_a_move_that_died_holding_its_time_is_no_full_quota_to_its_repeat(
+    house: House, falling: TestClient
+) -> None:
+    """Reconcile ends the hold, and changes the version of the message, so that it is read anew."""
+    made = falling.post("/v1/messages", json=new(), headers=key()).json()
+    path = f"/v1/messages/{made['id']}/reschedule"
+
+    def move(text: str) -> Any:
+        return falling.post(path, json={"send_at": LATER}, headers=key(text))
+
+    arm("reschedule.after_hold=raise")
+    assert move("died").status_code == 500
+    arm(None)
+    early = move("died")
+    assert (early.status_code, early.headers["Retry-After"]) == (503, "1")
+    for _ in range(2):
+        let_graces_pass(house)
+        house.reconciled()
+    assert move("died").status_code == 412
+    assert house.dispatcher.get(made["id"]).send_at == FAR + HOUR
+    moved = move("anew")
+    assert (moved.status_code, replayed(moved)) == (200, False)
+    assert house.dispatcher.get(made["id"]).send_at == FAR + 2 * HOUR
 
 
 def test_the_answer_of_a_message_that_is_taken_back_goes_with_it(
