@@ -13,8 +13,8 @@ from contextlib import contextmanager
 BODY = "See you at nine"
 """The text that tests send where they do not care which."""
 _CANARIES = (BODY, "canary-", "hunter2")
-_OF_TESTS = ("mail.log",)
-"""Loggers of servers that tests play: aiosmtpd and the receivers write what they receive."""
+_OF_TESTS = ("mail.log", "httpx2")
+"""Loggers of what tests play: mail servers write what they receive, clients where they call."""
 
 
 class _Watch(logging.Handler):
