@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from dispatcher.body_types import AnyBody
 
 _TRIES = 10
+_BETWEEN_TRIES_SECONDS = 0.01
+"""Times the number of the try: another move of the message may hold the wanted time for a while."""
 _AT_ONCE = 500
 
 ChangeResult = Message | DispatcherError
@@ -182,7 +184,7 @@ class Changes:
     ) -> Unavailable | None:
         """Fill in the answers of a batch; return the error that stopped it, or None."""
         left = list(message_ids)
-        for _ in range(_TRIES):
+        for number in range(1, _TRIES + 1):
             try:
                 found = self._messages.movables(left)
             except StoreUnavailable as error:
@@ -213,6 +215,7 @@ class Changes:
             left = [each for each, result in results.items() if result is None]
             if not left:
                 return None
+            self._clock.sleep(number * _BETWEEN_TRIES_SECONDS)
         return StoreUnavailable("other calls kept changing the message", remedy="try again")
 
     def _replace_suppressed(self, valid_moves: Sequence[ValidMove], answers: list[Any]) -> None:

@@ -20,6 +20,7 @@ from dispatcher.errors import (
     DispatcherError,
     MessageChanged,
     MessageNotFound,
+    QuotaExceeded,
     ReservationsUnavailable,
     SlotRefused,
     StoreUnavailable,
@@ -44,7 +45,7 @@ _MOST_TURNS = 10
 """How often messages of a batch are judged that other messages of it were in the way of."""
 
 MoveResult = Message | DispatcherError | None
-"""A moved message, or why it was not moved; None where it was changed concurrently."""
+"""A moved message, or why it was not moved; None where it is, or was, changed concurrently."""
 
 
 class ValidMove(NamedTuple):
@@ -174,7 +175,7 @@ class Moves:
                 continue
             if isinstance(each, Moving):
                 held[index] = each
-            else:
+            elif not _is_in_its_own_way(valid_moves[index], each):
                 answers[index] = each
         self._drop(*(each for index in again if isinstance(each := judged[index], Moving)))
         fault("reschedule.after_hold")
@@ -420,6 +421,11 @@ def unchanged(messages: Messages, message_id: UUID, before: Message) -> Movable:
 def _has_between(ordered: Sequence[int], start: int, end: int) -> bool:
     first = bisect_right(ordered, start)
     return first < len(ordered) and ordered[first] < end
+
+
+def _is_in_its_own_way(valid: ValidMove, refused: SlotRefused) -> bool:
+    """Whether another move of the same message holds a time there."""
+    return isinstance(refused, QuotaExceeded) and valid.found.message.id in refused.conflicting
 
 
 def _is_as_wanted(message: Message, send_at: datetime, valid: ValidMove) -> bool:

@@ -40,7 +40,6 @@ from dispatcher.errors import (
     DispatcherError,
     MessageChanged,
     OutcomeUnknown,
-    QuotaExceeded,
     StoreUnavailable,
 )
 from dispatcher.faults import fault
@@ -276,10 +275,6 @@ def _guarded(change: Change, now: Movable, at: datetime) -> Answer:
         change.make(now.message, at)
     except MessageChanged:
         raise _Overtaken from None
-    except QuotaExceeded as error:
-        if error.conflicting == (now.message.id,):  # a twin is moving it there, or died meanwhile
-            raise _Overtaken from None
-        raise
     return change.answer(change.read())
 
 

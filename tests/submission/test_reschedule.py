@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
+from threading import Event
 from typing import Any, NoReturn, cast
 from uuid import UUID
 
@@ -22,6 +24,7 @@ from dispatcher import (
     StoreUnavailable,
     TooLate,
 )
+from dispatcher.faults import InjectedFault, arm
 from dispatcher.message import new_id
 from dispatcher.reservation import Moving, Terms
 from dispatcher.store import Movable, NewSlot
@@ -242,6 +245,45 @@ def test_moves_of_one_message_at_once_leave_it_one_place(build: Build) -> None:
     answers = at_once([to(hours) for hours in range(1, 9)])
     assert all(isinstance(each, Message) for each in answers)
     assert settled(house)
+
+
+@pytest.mark.every_database
+def test_a_move_waits_for_another_one_of_the_message_that_holds_the_time(
+    house: House, message: Message
+) -> None:
+    """QuotaExceeded would name the message itself. A dead move holds its time until reconcile."""
+    waits, is_moved = Event(), Event()
+    twins: list[Future[Message]] = []
+
+    def move() -> Message:
+        return house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+
+    def wait() -> None:
+        waits.set()
+        is_moved.wait(60)
+
+    changes = vars(house.parts.changes)
+    changes["_clock"] = Between(changes["_clock"], before={"sleep": wait})
+    with ThreadPoolExecutor(1) as pool:
+
+        def meet() -> None:
+            twins.append(pool.submit(move))
+            assert waits.wait(60)
+
+        between(house, "_windows", after={"move_many": once(meet)})
+        try:
+            moved = move()
+        finally:
+            is_moved.set()
+        assert twins[0].result(60) == moved
+    assert settled(house)
+    arm("reschedule.after_hold=raise")
+    with pytest.raises(InjectedFault):
+        house.dispatcher.reschedule(message.id, send_at=LATER + 2 * HOUR)
+    arm(None)
+    with pytest.raises(StoreUnavailable):
+        house.dispatcher.reschedule(message.id, send_at=LATER + 2 * HOUR)
+    assert house.again(message) == moved
 
 
 def test_a_process_that_dies_after_the_row_changed_is_healed(
