@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from threading import Event
 from typing import Any
 
 from dispatcher.client import Dispatcher
 from dispatcher.errors import DispatcherError, PerhapsSent, PermanentFailure, TemporaryFailure
-from dispatcher.message import Message
+from dispatcher.message import Draft, Message
 from dispatcher.transports import MemoryTransport
 
 ZONE = "Europe/Berlin"
@@ -19,12 +19,13 @@ SETTINGS: Mapping[str, Any] = {
     "zone": ZONE,
     "log_key": "a made-up shop has nothing to hide",
     "quotas": "1/minute, 5/hour, 12/day",
-    "scopes": {"tenant": {"quotas": "300/hour"}},
+    "scopes": {"tenant": {"quotas": "500/hour"}},
     "channels": {
-        "email": {"transport": "file", "recipients": "email", "limits": ["20/second"]},
+        "email": {"transport": "file", "recipients": "email", "limits": ["2/second"]},
         "sms": {
+            "recipients": "phone",
             "transport": "dispatcher.cli.shop:FailingTransport",
-            "quotas": "40/hour",
+            "quotas": "200/hour",
             "limits": ["2/second"],
             "max_attempts": 3,
             "on_unknown": "hold",
@@ -32,19 +33,23 @@ SETTINGS: Mapping[str, Any] = {
         "push": {"transport": "memory", "limits": ["50/second"], "quiet_hours": "22:00-07:00"},
     },
 }
-_PEOPLE = (
+_REGULARS = (
     "ada", "ben", "cleo", "dora", "emil", "fay", "gus", "hana", "ivo", "june", "kai", "lea", "mio",
     "nora", "otto", "pia",
 )  # fmt: skip
+_CUSTOMERS = 1_000
+_TENANTS = ("bakery", "bookshop")
+_CAMPAIGN = "advent"
 _TEXTS = {
     "email": "Thank you for your order",
     "sms": "Your parcel arrives today",
     "push": "Something in your basket is on sale",
 }
-_DOMAINS = ("example.com", "example.net", "example.org")
 _FIRST = 300
-_EVERY_SECONDS = 2.0
+_EVERY_SECONDS = 3.0
+_BEFORE_THE_MAILING = timedelta(hours=3)
 _DAY = timedelta(days=1).total_seconds()
+_MAILING = 200
 
 
 class FailingTransport(MemoryTransport):
@@ -72,25 +77,56 @@ class Shop:
     def open(self) -> None:
         """Fill the next day."""
         for number in range(_FIRST):
-            self._submit(self._luck.uniform(5, 90 if number % 6 == 0 else _DAY))
+            self._submit(
+                self._luck.uniform(5, 90 if number % 6 == 0 else _DAY), customers=len(_REGULARS)
+            )
         with suppress(DispatcherError):
             self._dispatcher.suppress("zoe@example.org")
+            self._dispatcher.submit_many(_mailing())
 
     def run(self, stopped: Event) -> None:
-        """Submit something every two seconds, most of it for soon, until the event is set."""
+        """Submit something every three seconds, most of it for soon, until the event is set."""
         while not stopped.wait(_EVERY_SECONDS):
             soon = self._luck.random() < 0.7  # noqa: PLR2004 - most of it
-            self._submit(self._luck.uniform(3, 120) if soon else self._luck.uniform(120, _DAY))
+            self._submit(
+                self._luck.uniform(3, 120) if soon else self._luck.uniform(120, _DAY),
+                customers=len(_REGULARS) if self._luck.random() < 0.2 else _CUSTOMERS,  # noqa: PLR2004 - a fifth
+            )
 
-    def _submit(self, seconds: float) -> None:
+    def _submit(self, seconds: float, *, customers: int) -> None:
         channel = self._luck.choice(tuple(_TEXTS))
         with suppress(DispatcherError):
             self._dispatcher.submit(
                 channel=channel,
-                recipient=f"{self._luck.choice(_PEOPLE)}@{self._luck.choice(_DOMAINS)}",
+                recipient=_recipient(channel, self._luck.randrange(customers)),
                 body={"text": _TEXTS[channel]},
                 send_in=timedelta(seconds=seconds),
-                scopes={"tenant": self._luck.choice(("bakery", "bookshop"))},
-                campaign="advent" if channel == "email" else None,
+                scopes={"tenant": self._luck.choice(_TENANTS)},
+                campaign=_CAMPAIGN if channel == "email" else None,
                 on_conflict="shift" if self._luck.random() < 0.5 else "reject",  # noqa: PLR2004 - half
             )
+
+
+def _recipient(channel: str, number: int) -> str:
+    """Return a customer; telephone numbers are those that Germany reserves for films."""
+    if channel == "sms":
+        return f"+49 30 23125 {number:03}"
+    name = _REGULARS[number] if number < len(_REGULARS) else f"customer{number}"
+    return f"{name}@example.com" if channel == "email" else name
+
+
+def _mailing() -> list[Draft]:
+    """Return mails for one time, more than their channel may send within that minute."""
+    at = (datetime.now(UTC) + _BEFORE_THE_MAILING).replace(minute=0, second=0, microsecond=0)
+    first = len(_REGULARS)
+    return [
+        Draft(
+            channel="email",
+            recipient=_recipient("email", number),
+            body={"text": "Our candles are here"},
+            send_at=at,
+            scopes={"tenant": _TENANTS[number % len(_TENANTS)]},
+            campaign=_CAMPAIGN,
+        )
+        for number in range(first, first + _MAILING)
+    ]

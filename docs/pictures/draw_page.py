@@ -10,6 +10,7 @@ import tempfile
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
 
@@ -40,7 +41,8 @@ def main() -> None:
         waiting = list(dispatcher.select(status=Status.SCHEDULED, channel="email"))
         [(busiest, _)] = Counter(each.recipient for each in waiting).most_common(1)
         refused = next(_refused(each) for each in waiting if each.recipient == busiest)
-        _take(address, {"calendar": f"calendar?{refused}", "overview": ""})
+        _take(address, "light", {"calendar": f"calendar?{refused}", "load": "load?channel=email"})
+        _take(address, "dark", {"overview": ""})
 
 
 def _refused(message: Message) -> str:
@@ -50,16 +52,12 @@ def _refused(message: Message) -> str:
                       "at": f"{at:%Y-%m-%dT%H:%M:%S}"})  # fmt: skip
 
 
-def _take(address: str, paths: dict[str, str]) -> None:
+def _take(address: str, scheme: Literal["light", "dark"], paths: dict[str, str]) -> None:
     with chromium() as browser:
-        for scheme in ("light", "dark"):
-            tab = browser.new_page(
-                color_scheme=scheme,
-                viewport={"width": _WIDTH, "height": _HEIGHT},
-            )
-            for name, path in paths.items():
-                tab.goto(f"{address}{path}")
-                tab.screenshot(path=FOLDER / f"page-{name}-{scheme}.png")
+        tab = browser.new_page(color_scheme=scheme, viewport={"width": _WIDTH, "height": _HEIGHT})
+        for name, path in paths.items():
+            tab.goto(f"{address}{path}")
+            tab.screenshot(path=FOLDER / f"page-{name}-{scheme}.png")
 
 
 if __name__ == "__main__":

@@ -97,7 +97,8 @@ def test_a_demo_without_any_redis_says_so_in_one_sentence(cwd: Path, folder: Pat
 def test_a_shop_stays_open_with_its_page(cwd: Path) -> None:
     """Its page alone tells why a message is refused, and when it could go.
 
-    It has three channels, a campaign, two tenants, and a provider that fails.
+    It has three channels, a campaign that overbooks a minute, two tenants, and a provider that
+    fails.
     """
     said = cwd.parent / "said"
     with chromium() as browser, said.open("w") as out:
@@ -123,6 +124,8 @@ def test_a_shop_stays_open_with_its_page(cwd: Path) -> None:
             assert "It could go at" in told
             channels = tab.go("/").locator("table").first.locator("th[scope=row]")
             assert channels.all_inner_texts() == ["email", "push", "sms"]
+            load = tab.go("/load?within=day&channel=email").locator("section").inner_text()
+            assert "1 minute is overbooked" in load
             booked = tab.go("/campaigns?campaign=advent").locator("section td a")
             assert sum(int(each) for each in booked.all_inner_texts()) > 0
             ids = {

@@ -14,6 +14,7 @@ from dispatcher.operations.overview import Overview
 from dispatcher.web.access import Right
 from dispatcher.web.pages.cached_figures import SECONDS
 from dispatcher.web.pages.site import PageRoute, Visit
+from dispatcher.web.pages.times import local_text
 from dispatcher.web.problems import Refused, forbidden
 from dispatcher.web.streams import NumbersResponse
 
@@ -26,7 +27,7 @@ def overview(visit: Visit) -> Response:
     found = None if visit.is_bound() else visit.site.figures.overview(visit.dispatcher)
     most = max(found.load.minutes, default=0) if found is not None else 0
     return visit.show("overview.html", found=found, statuses=STATUSES, most=most,
-                      numbers=None if found is None else numbers_of(found))  # fmt: skip
+                      numbers=None if found is None else _numbers_of(visit, found))  # fmt: skip
 
 
 def live(visit: Visit) -> Response:
@@ -42,7 +43,7 @@ async def _numbers(visit: Visit) -> AsyncIterator[str]:
         try:
             await site.threads.run(site.enter, visit.request, LIVE)
             found = await site.threads.run(site.figures.overview, visit.dispatcher)
-            yield f"event: numbers\ndata: {json.dumps(numbers_of(found))}\n\n"
+            yield f"event: numbers\ndata: {json.dumps(_numbers_of(visit, found))}\n\n"
         except Refused:
             return
         except DispatcherError:
@@ -50,9 +51,9 @@ async def _numbers(visit: Visit) -> AsyncIterator[str]:
         await asyncio.sleep(SECONDS)
 
 
-def numbers_of(found: Overview) -> Mapping[str, str]:
+def _numbers_of(visit: Visit, found: Overview) -> Mapping[str, str]:
     """Return the numbers that change while a page is looked at, as they are shown."""
-    late = found.overdue
+    late, zone = found.overdue, visit.site.settings.zone
     numbers = {f"all.{each}": f"{found.total(each):,}" for each in STATUSES}
     for channel, counts in found.counts.by_channel.items():
         numbers |= {f"{channel}.{each}": f"{counts.get(each, 0):,}" for each in STATUSES}
@@ -61,7 +62,7 @@ def numbers_of(found: Overview) -> Mapping[str, str]:
     return numbers | {
         "overdue": f"{late.many:,}",
         "due": f"{sum(found.load.minutes):,}",
-        "now": f"{found.now:%H:%M:%S} UTC",
+        "now": f"{local_text(found.now, zone, '%H:%M:%S')} {zone}",
         **{name: "–" if found.silence else f"{many:,}" for name, many in alive.items()},
     }
 

@@ -66,6 +66,15 @@ def test_the_overview_says_that_overdue_messages_may_be_paused(house: House, vis
     assert ">pauses are in force" in told(Right.MESSAGES_READ), "who has no page of pauses"
 
 
+def test_the_overview_has_the_time_of_the_zone_of_the_settings(build: Build, visit: Visit) -> None:
+    house = build(zone="Asia/Kathmandu")
+    at = house.database_time()
+    told = {f"{at + timedelta(hours=5, minutes=45, seconds=late):%H:%M:%S}" for late in range(60)}
+    text = visit(of=house).get("/").text
+    [shown] = re.findall(r'data-number="now">(.*) Asia/Kathmandu<', text)
+    assert shown in told
+
+
 @pytest.fixture
 def busy(build: Build) -> House:
     """Give a house with 140 messages in a minute of a channel that may send one a second."""
