@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from playwright.sync_api import Browser
 
-from dispatcher import Message, PerhapsSent, QuotaExceeded, Status
+from dispatcher import Message, PerhapsSent, QuietHours, QuotaExceeded, Status
 from dispatcher.web import Access, Caller, Loopback, Right, page
 from dispatcher.web.pages import cached_figures
 from tests.support.browser import Tab, chromium, served
@@ -53,6 +53,8 @@ def paths(house: House) -> dict[str, str]:
     message = house.submit(send_at=FAR + HOUR, campaign="summer")
     with pytest.raises(QuotaExceeded):
         house.submit(send_at=FAR + HOUR)
+    with pytest.raises(QuietHours):
+        house.submit("bob", send_at=FAR + HOUR, quiet_hours="12:00-14:00")
     with at_present(house):
         house.submit("dan", send_in=3 * HOUR)
     hold(house, "cyd")

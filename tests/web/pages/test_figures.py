@@ -10,7 +10,7 @@ from html import unescape
 import pytest
 from fastapi.testclient import TestClient
 
-from dispatcher import Draft, QuotaExceeded
+from dispatcher import Draft, QuietHours, QuotaExceeded
 from dispatcher.telemetry.liveness import LOST_AFTER, Kind
 from dispatcher.web import Right
 from tests.support.browser import Tab
@@ -121,6 +121,11 @@ def test_refusals_are_shown_by_rule_and_replayed(refused: House, visit: Visit) -
     shown = client.get("/refusals").text
     assert re.search(r'<th scope="row">1/minute</th><td class="n">3</td>', shown)
     assert "Fri 01 Jan 2100 12:01:00" in shown
+    with pytest.raises(QuietHours):
+        refused.submit(send_at=FAR + HOUR, quiet_hours="12:00-14:00")
+    shown = client.get("/refusals").text
+    assert '<th scope="row">quiet hours</th><td class="n">1</td>' in shown
+    assert "<td>quiet hours 12:00-14:00 of UTC</td>" in shown
     asked = client.get("/refusals", params={"what_if": "3/minute", "quota": "1/minute"}).text
     assert "With 3/minute, 2 of 3 would have fitted" in asked
     assert "1 would have been refused still" in asked
