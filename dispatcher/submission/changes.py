@@ -216,7 +216,9 @@ class Changes:
             if not left:
                 return None
             self._clock.sleep(number * _BETWEEN_TRIES_SECONDS)
-        return StoreUnavailable("other calls kept changing the message", remedy="try again")
+        changed = StoreUnavailable("other calls kept changing the message", remedy="try again")
+        answers |= dict.fromkeys(left, changed)
+        return None
 
     def _replace_suppressed(self, valid_moves: Sequence[ValidMove], answers: list[Any]) -> None:
         """Replace refusals of recipients who have opted out by Suppressed."""

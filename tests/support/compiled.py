@@ -35,7 +35,7 @@ class _Shared(dict[Any, Any]):
 
 def _by_properties(key: Any) -> tuple[Any, ...]:
     dialect, *more = key
-    known = frozenset((k, v) for k, v in vars(dialect).items() if isinstance(v, _PLAIN))
+    known = frozenset((k, v) for k, v in vars(dialect).copy().items() if isinstance(v, _PLAIN))
     return type(dialect), dialect.server_version_info, known, *more
 
 

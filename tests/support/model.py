@@ -254,8 +254,7 @@ class Ledger:
         named = next(each for each in self.quotas[scope.kind] if str(each) == refusal.quota)
         named_ids = refusal.conflicting
         assert len(named_ids) == min(named.count, _MOST_NAMED)
-        if without not in self.holders.values():
-            assert without not in named_ids
+        assert without not in named_ids
         times = self._times(scope, named_ids)
         if isinstance(named, RollingQuota):
             assert is_broken([*times, asked], (len(named_ids), named.length_ms))

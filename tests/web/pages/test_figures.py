@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Callable
 from datetime import timedelta
 from html import unescape
@@ -16,8 +17,9 @@ from dispatcher.web import Right
 from tests.support.browser import Tab
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
-from tests.web.pages.conftest import Visit
+from tests.web.pages.conftest import Visit, at_present, paths
 
+SECRET = "whsec_" + b64encode(b"a key of some twenty-nine bytes").decode()
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 CHANNELS = {
     "sms": {"transport": "memory", "limits": ["1/second"]},
@@ -213,3 +215,32 @@ def test_a_what_if_replay_in_a_browser(refused: House, opened_tab: Callable[...,
     page.get_by_role("heading", name="With 2/minute, 1 of 3 would have fitted").wait_for()
     assert tab.violations() == []
     assert tab.errors == []
+
+
+def test_every_page_is_shown_in_full_and_while_redis_is_away(build: Build, visit: Visit) -> None:
+    settings = {
+        "channels": {
+            "memory": {"transport": "memory", "limits": ["5/second"]},
+            "hooks": {"transport": "webhook", "options": {"payload": "body", "secrets": [SECRET]}},
+        },
+        "status_channel": "hooks",
+    }
+    house, seen = build(**settings), []
+    client = visit(of=house)
+    addresses = paths(house)
+    full = {"idempotency_key": "order-1", "status_url": "https://shop.example/hook"}
+    message = house.submit(send_at=FAR + HOUR, on_conflict="shift", **full)
+    addresses["shifted"] = f"/messages/{message.id}"
+    for each in (", and shifted to ", "<dd>order-1</dd>", "<dd>shop.example: nothing yet</dd>"):
+        assert each in client.get(addresses["shifted"]).text
+    with at_present(house):
+        due = house.submit("fay")
+        house.memory.before = lambda _: seen.append(client.get(f"/messages/{due.id}").text)
+        house.deliver(due)
+    assert "<b>attempt 1</b>: under way" in seen[0]
+    assert '<meter min="0" max="5"' in client.get("/").text
+    away = visit(of=build(**settings, redis_url="redis://127.0.0.1:9", opened=False))
+    answers = {name: away.get(path) for name, path in addresses.items()}
+    assert {each.status_code for each in answers.values()} <= {200, 503}
+    assert "Redis does not answer" in answers["shifted"].text
+    assert "Limits and processes are not known" in answers["/"].text
