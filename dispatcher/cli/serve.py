@@ -143,6 +143,8 @@ def add(
     from dispatcher.web.access import Right, add_key  # noqa: PLC0415 - an extra
 
     lasts = None if expires_in is None else parse_length(expires_in, "expires_in")
+    if lasts is not None and lasts <= timedelta(0):
+        raise InvalidValue("expires_in", "no time is left to it", "a length such as 90 days")
     with _stored() as (app, stored):
         scope = next(iter((scopes_of([count] if count else None) or {}).items()), None)
         if scope is not None and scope[0] not in app.settings.scopes:

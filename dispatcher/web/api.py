@@ -27,7 +27,7 @@ from dispatcher.web.admission import RATE, Admission
 from dispatcher.web.context import Service, call_schema_of, problem_for
 from dispatcher.web.endpoints import ENDPOINTS, PREFIX
 from dispatcher.web.openapi import describe
-from dispatcher.web.problems import Refused, invalid_call
+from dispatcher.web.problems import Refused, check_is_utf8, invalid_call
 from dispatcher.web.streams import Streams
 from dispatcher.web.threads import Threads
 
@@ -152,6 +152,7 @@ class CallMiddleware:
         request = Request(scope)
         if path != _DOCUMENT:
             try:
+                check_is_utf8(scope)
                 await self._identify(request)
             except (Refused, DispatcherError) as error:
                 answer = await _failed(request, error)

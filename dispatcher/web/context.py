@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from dispatcher.app import App
 from dispatcher.client import Dispatcher, app_of
-from dispatcher.errors import DispatcherError, IdempotencyConflict
+from dispatcher.errors import DispatcherError, IdempotencyConflict, InvalidDraft
 from dispatcher.message import Message
 from dispatcher.problems import problem_of
 from dispatcher.selection import id_of
@@ -122,7 +122,10 @@ class Context:
 
         None without an idempotency key. Raises InvalidDraft for one that cannot be read.
         """
-        key = key_of(self.request.headers.get(KEY_HEADER))
+        given = self.request.headers.getlist(KEY_HEADER)
+        if len(given) > 1:
+            raise InvalidDraft(KEY_HEADER, "is given more than once", "one key")
+        key = key_of(given[0] if given else None)
         if key is None:
             return None
         request, digest = self.request, self.request.state.body_digest.hexdigest()
@@ -156,10 +159,9 @@ class Context:
         except ClientDisconnect:
             raise HTTPException(400, "the call ended before its body did") from None
         media_type = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        is_json = media_type.startswith("application/") and media_type.endswith("+json")
         if "body" not in call_schema_of(self.request)["properties"]:
             raise RequestValidationError([{"type": UNKNOWN_BODY, "loc": ("body",)}])
-        if media_type != _JSON and not is_json:
+        if media_type != _JSON:
             raise RequestValidationError([{"type": NO_JSON_TYPE, "loc": ("body",)}])
         return True
 

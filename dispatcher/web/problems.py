@@ -6,8 +6,10 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
+from urllib.parse import unquote_plus
 
 from starlette.responses import Response
+from starlette.types import Scope
 
 from dispatcher.errors import InvalidDraft
 from dispatcher.message import NOT_JSON, TOO_DEEP, TOO_LONG_NUMBER
@@ -90,6 +92,16 @@ class Refused(Exception):
 def unauthorized(detail: str) -> Refused:
     """Return the refusal of a call without a valid key."""
     return Refused(401, "unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})
+
+
+def check_is_utf8(scope: Scope) -> None:
+    """Refuse a path or a query that is not UTF-8, percent-encoded.
+
+    Its decoder puts U+FFFD for what it cannot read: that would be the name of another recipient.
+    """
+    query: bytes = scope["query_string"]
+    if "\ufffd" in scope["path"] + unquote_plus(query.decode("latin-1")):
+        raise Refused(400, "unreadable", "the path or the query is not UTF-8, percent-encoded")
 
 
 def forbidden(detail: str) -> Refused:

@@ -38,6 +38,7 @@ from starlette.responses import Response
 
 from dispatcher.errors import (
     DispatcherError,
+    InvalidDraft,
     MessageChanged,
     OutcomeUnknown,
     StoreUnavailable,
@@ -161,9 +162,14 @@ class Change:
 
 
 def key_of(header: str | None) -> str | None:
-    """Return the key of an ``Idempotency-Key`` header, bare or quoted. Raises InvalidDraft."""
+    """Return the key of an ``Idempotency-Key`` header, bare or quoted. Raises InvalidDraft.
+
+    Clients send other characters than ASCII in different encodings.
+    """
     if header is None:
         return None
+    if not header.isascii():
+        raise InvalidDraft("Idempotency-Key", "has characters that are not ASCII", "ASCII text")
     quoted = len(header) > 1 and header[0] == header[-1] == '"'
     return check_text("Idempotency-Key", header[1:-1] if quoted else header, longest=LONGEST_KEY)
 

@@ -43,6 +43,7 @@ def test_a_key_that_would_allow_something_else_is_refused(house: House, run: Run
         (("--count", "acme"), "KIND=NAME"),
         (("--rate", "fast"), "N/unit"),
         (("--expires-in", "soon"), ""),
+        (("--expires-in", "0 days"), "90 days"),
     ):
         ran = run("keys", "add", "shop", *wrong)
         assert (ran.code, ran.out) == (2, ""), ran.err

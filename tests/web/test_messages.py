@@ -127,7 +127,7 @@ def test_a_misspelt_field_is_named_with_the_one_that_it_is_like(
     [
         ("application/json", 201),
         ("Application/JSON; charset=utf-8", 201),
-        ("application/problem+json", 201),
+        ("application/problem+json", 422),
         ("text/plain", 422),
         ("", 422),
     ],
@@ -184,7 +184,8 @@ def test_a_batch_answers_each_line_in_order(house: House, shop: TestClient) -> N
 
 def test_a_conflict_of_idempotency_keys_names_the_key_that_was_given(shop: TestClient) -> None:
     lines = [json.dumps(new(name, idempotency_key="order-1")) for name in ("ada", "eve")]
-    answer = shop.post("/v1/messages/batch", content="\n".join(lines), headers=NDJSON)
+    headers = {"Content-Type": "Application/X-NDJSON; charset=utf-8"}
+    answer = shop.post("/v1/messages/batch", content="\n".join(lines), headers=headers)
     _, refused = (json.loads(line) for line in answer.text.splitlines())
     problem = refused["problem"]
     assert (problem["status"], problem["key"]) == (422, "order-1")

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any
 
+import httpx2
 import pytest
 from fastapi.openapi.utils import get_openapi
 from fastapi.testclient import TestClient
@@ -251,6 +252,43 @@ def test_what_is_wrong_with_json_that_cannot_be_read_is_said(
         assert found == (400, "urn:problem-type:dispatcher:unreadable", f"the body {problem}")
     line = shop.post("/v1/messages/batch", content=content, headers=NDJSON)
     assert told_of("submit_batch", line) == ("the line", problem, "an object")
+
+
+@pytest.mark.parametrize("name", ["J%F6rg", "%ff", "ada?channel=%ff", "J%EF%BF%BDrg"])
+def test_an_address_that_is_not_utf_8_names_no_other_recipient(shop: TestClient, name: str) -> None:
+    url = httpx2.URL("http://testserver", raw_path=f"/v1/suppressions/{name}".encode())
+    for method in ("PUT", "DELETE", "GET"):
+        answer = shop.request(method, url)
+        kind = answer.json()["type"].rpartition(":")[2]
+        assert (answer.status_code, kind) == (400, "unreadable")
+    assert shop.put("/v1/suppressions/Jörg").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        (["bestätigung".encode()], "has characters that are not ASCII"),
+        (["bestätigung".encode("latin-1")], "has characters that are not ASCII"),
+        ([b"one", b"two"], "is given more than once"),
+    ],
+    ids=["utf-8", "latin-1", "twice"],
+)
+def test_a_key_that_clients_send_differently_is_refused(
+    house: House, shop: TestClient, keys: list[bytes], problem: str
+) -> None:
+    headers = [(b"Idempotency-Key", each) for each in keys]
+    answer = shop.post("/v1/messages", json=new(), headers=headers)
+    told = answer.json()
+    assert (answer.status_code, told["field"], told["problem"]) == (422, "Idempotency-Key", problem)
+    assert house.dispatcher.count() == 0
+
+
+@pytest.mark.parametrize("kind", ["merge-patch", "json-patch"])
+def test_a_patch_is_no_body(shop: TestClient, kind: str) -> None:
+    path = shop.post("/v1/messages", json=new()).headers["Location"]
+    headers = {"Content-Type": f"application/{kind}+json"}
+    answer = shop.patch(path, content=b'{"body": {"b": 3}}', headers=headers)
+    assert (answer.status_code, answer.json()["problem"]) == (422, "its body is not sent as JSON")
 
 
 SLOT = "/v1/scopes/tenant/acme/next-slot"

@@ -41,7 +41,7 @@ async def submit_batch(request: Request) -> Response:
     """
     context, headers = Context(request), request.headers
     caller = await context.service.threads.run(context.admit, Right.MESSAGES_WRITE)
-    if headers.get("content-type", "").partition(";")[0].strip() != _NDJSON:
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != _NDJSON:
         raise Refused(415, "unsupported-media-type", f"send lines of JSON as {_NDJSON}")
     if "idempotency-key" in headers:
         raise InvalidDraft("Idempotency-Key", "given for a batch", "idempotency_key in lines")

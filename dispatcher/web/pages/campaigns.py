@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
+from copy import copy
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -193,7 +194,7 @@ def _kept(visit: Visit) -> Upload:
 
 def uploaded(visit: Visit) -> Response:
     """Show the plan of a file, or how far it is, or what was booked."""
-    upload = _chosen_upload(visit)
+    upload = copy(_chosen_upload(visit))  # a thread goes on with it
     found = None if upload.plan is None else histogram(upload.plan)
     return visit.show("upload.html", upload=upload, histogram=found, width=WIDTH, height=HEIGHT,
                       numbers=numbers_of(upload))  # fmt: skip

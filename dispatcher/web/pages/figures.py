@@ -24,7 +24,7 @@ def load(visit: Visit) -> Response:
     charts = visit.site.figures.load(visit.dispatcher, LOADS[within])
     found, by_channel = charts.load, {each.load.channel: each for each in charts.channels}
     # A channel that has left the settings may still have messages.
-    only = visit.query.one_of([*visit.channels, *by_channel], "channel", "")
+    only = visit.query.one_of(dict.fromkeys([*visit.channels, *by_channel]), "channel", "")
     shown = [each for name, each in by_channel.items() if only in ("", name)]
     step = (found.end - found.start) / BARS
     return visit.show("load.html", found=found, shown=shown, within=within, lengths=LOADS,

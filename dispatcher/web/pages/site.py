@@ -58,7 +58,7 @@ from dispatcher.web.pages.times import (
     with_local_times,
 )
 from dispatcher.web.pages.uploads import Uploads
-from dispatcher.web.problems import Refused, forbidden, with_names
+from dispatcher.web.problems import Refused, check_is_utf8, forbidden, with_names
 from dispatcher.web.streams import Streams
 from dispatcher.web.threads import Threads
 
@@ -397,6 +397,7 @@ class Site:
             nobody = Caller(name="nobody", rights=frozenset())
             visit = Visit(site=self, request=request, caller=nobody, query=_last(request))
             try:
+                check_is_utf8(request.scope)
                 if request.method not in _SAFE:
                     _check_origin(request)
                 if not page.is_public:

@@ -281,6 +281,9 @@ def test_a_caller_is_bound_to_its_channels(build: Any, visit: Visit) -> None:
     assert str(other.id) not in client.get("/messages").text
     assert str(own.id) in client.get("/messages").text
     assert client.get(f"/messages/{other.id}").status_code == 404
+    story = client.get(f"/messages/{own.id}").text
+    assert "See it in the calendar" not in story, "whose calendar shows other channels"
+    assert client.get("/messages?recipient=%ff").status_code == 400
 
 
 def test_a_function_of_the_program_is_asked(visit: Visit) -> None:

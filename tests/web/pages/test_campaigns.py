@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from dispatcher import Draft, OutcomeUnknown, Plan, Rejection, Status, StoreUnavailable
+from dispatcher import Dispatcher, Draft, OutcomeUnknown, Plan, Rejection, Status, StoreUnavailable
 from dispatcher.store import listing
 from dispatcher.web import Caller, Right
 from dispatcher.web.pages import campaigns, uploads
@@ -202,6 +202,33 @@ def test_a_booking_that_broke_off_goes_on_and_books_nothing_twice(
     _, booked = ended(client, client.post(path))
     assert "1 of them known before" in booked
     assert house.dispatcher.count() == 2
+
+
+def test_a_plan_that_ends_while_it_is_shown_is_shown_as_not_ended(
+    visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread goes on with it between two lines of the page."""
+    client, may_plan, seen = visit(), Event(), list[uploads.Upload]()
+    make_plan, numbers_of = uploads.Upload._make_plan, campaigns.numbers_of
+
+    def planned(upload: uploads.Upload, dispatcher: Dispatcher) -> uploads.UploadState:
+        seen.append(upload)
+        may_plan.wait(60)
+        return make_plan(upload, dispatcher)
+
+    def late(upload: uploads.Upload) -> Any:
+        numbers = numbers_of(upload)
+        may_plan.set()
+        wait_until(lambda: not seen[0].is_running)
+        return numbers
+
+    monkeypatch.setattr(uploads.Upload, "_make_plan", planned)
+    monkeypatch.setattr(campaigns, "numbers_of", late)
+    path = drop(client, csv_of(("ada", FAR + HOUR))).headers["location"]
+    early = client.get(path).text
+    assert "planning …" in early
+    assert 'data-live="' in early
+    assert "Book 1 message" in client.get(path).text
 
 
 def test_only_those_with_the_right_and_their_own(house: House, visit: Visit) -> None:
