@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from threading import Event
 from typing import Any
 
 from dispatcher.client import Dispatcher
 from dispatcher.errors import DispatcherError, PerhapsSent, PermanentFailure, TemporaryFailure
 from dispatcher.message import Draft, Message
+from dispatcher.times.clock import SystemClock
 from dispatcher.transports import MemoryTransport
 
 ZONE = "Europe/Berlin"
@@ -117,7 +118,7 @@ def _recipient(channel: str, number: int) -> str:
 
 def _mailing() -> list[Draft]:
     """Return mails for one time, more than their channel may send within that minute."""
-    at = (datetime.now(UTC) + _BEFORE_THE_MAILING).replace(minute=0, second=0, microsecond=0)
+    at = (SystemClock().now() + _BEFORE_THE_MAILING).replace(minute=0, second=0, microsecond=0)
     first = len(_REGULARS)
     return [
         Draft(

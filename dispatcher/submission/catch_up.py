@@ -19,7 +19,7 @@ from dispatcher.reservation import Terms
 from dispatcher.settings import Settings
 from dispatcher.store import Movable, Overdue
 from dispatcher.submission.enqueuer import Enqueuer
-from dispatcher.submission.moves import Moves, ValidMove
+from dispatcher.submission.moves import Moves, ValidMove, is_in_its_own_way
 from dispatcher.submission.validation import read_hours, scopes_of
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.lengths import MILLISECOND
@@ -109,7 +109,8 @@ class CatchUp:
                 except (TooLate, MessageNotFound):
                     continue
                 except (SlotRefused, InvalidValue) as error:
-                    if _is_for_good(error, self._latest(message, now)):
+                    latest = self._latest(message, now)
+                    if _is_for_good(error, latest) and not is_in_its_own_way(message.id, error):
                         given_up += self._is_given_up(message)
                     else:
                         left.append(message)

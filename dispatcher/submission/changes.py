@@ -27,7 +27,13 @@ from dispatcher.scope import NO_SCOPE
 from dispatcher.settings import Settings
 from dispatcher.store import Messages, Movable, Suppressions
 from dispatcher.submission.enqueuer import Enqueuer
-from dispatcher.submission.moves import Moves, ValidMove, unchanged
+from dispatcher.submission.moves import (
+    MoveResult,
+    Moves,
+    ValidMove,
+    is_in_its_own_way,
+    unchanged,
+)
 from dispatcher.submission.validation import (
     Check,
     Prepare,
@@ -186,39 +192,48 @@ class Changes:
         left = list(message_ids)
         for number in range(1, _TRIES + 1):
             try:
-                found = self._messages.movables(left)
+                results = self._moved(left, new_time, tokens)
             except StoreUnavailable as error:
                 return error
-            valid_moves = []
-            for each in left:
-                try:
-                    valid_moves.append(
-                        self._valid_move(each, found.get(each), new_time, tokens.get(each))
-                    )
-                except DispatcherError as refused:
-                    answers[each] = refused
-            moved = self._moves.move_many(valid_moves)
-            try:
-                self._replace_suppressed(valid_moves, moved)
-            except StoreUnavailable as error:
-                return error
-            done = [each for each in moved if isinstance(each, Message)]
-            for message in done:
-                self._journal.tell(Transition.RESCHEDULED, message, send_at=message.send_at)
-            self._enqueuer.enqueue(*done)
-            ids = [each.found.message.id for each in valid_moves]
-            results = dict(zip(ids, moved, strict=True))
-            answers |= {each: result for each, result in results.items() if result is not None}
-            for result in moved:
-                if isinstance(result, Unavailable):
-                    return result
-            left = [each for each, result in results.items() if result is None]
-            if not left:
-                return None
-            self._clock.sleep(number * _BETWEEN_TRIES_SECONDS)
+            left = []
+            for each, result in results.items():
+                if result is None or (number < _TRIES and is_in_its_own_way(each, result)):
+                    left.append(each)
+                else:
+                    answers[each] = result
+            failed = next(
+                (each for each in results.values() if isinstance(each, Unavailable)), None
+            )
+            if failed is not None or not left:
+                return failed
+            if number < _TRIES:
+                self._clock.sleep(number * _BETWEEN_TRIES_SECONDS)
         changed = StoreUnavailable("other calls kept changing the message", remedy="try again")
         answers |= dict.fromkeys(left, changed)
         return None
+
+    def _moved(
+        self, message_ids: Sequence[UUID], new_time: NewTime, tokens: Mapping[UUID, int]
+    ) -> dict[UUID, MoveResult]:
+        """Move messages once; return a result for each. Raises StoreUnavailable."""
+        found = self._messages.movables(message_ids)
+        results: dict[UUID, MoveResult] = {}
+        valid_moves = []
+        for each in message_ids:
+            try:
+                valid = self._valid_move(each, found.get(each), new_time, tokens.get(each))
+            except DispatcherError as refused:
+                results[each] = refused
+            else:
+                valid_moves.append(valid)
+        moved = self._moves.move_many(valid_moves)
+        self._replace_suppressed(valid_moves, moved)
+        done = [each for each in moved if isinstance(each, Message)]
+        for message in done:
+            self._journal.tell(Transition.RESCHEDULED, message, send_at=message.send_at)
+        self._enqueuer.enqueue(*done)
+        ids = [each.found.message.id for each in valid_moves]
+        return results | dict(zip(ids, moved, strict=True))
 
     def _replace_suppressed(self, valid_moves: Sequence[ValidMove], answers: list[Any]) -> None:
         """Replace refusals of recipients who have opted out by Suppressed."""

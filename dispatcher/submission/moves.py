@@ -45,7 +45,7 @@ _MOST_TURNS = 10
 """How often messages of a batch are judged that other messages of it were in the way of."""
 
 MoveResult = Message | DispatcherError | None
-"""A moved message, or why it was not moved; None where it is, or was, changed concurrently."""
+"""A moved message, or why it was not moved; None where it was changed concurrently."""
 
 
 class ValidMove(NamedTuple):
@@ -175,7 +175,7 @@ class Moves:
                 continue
             if isinstance(each, Moving):
                 held[index] = each
-            elif not _is_in_its_own_way(valid_moves[index], each):
+            else:
                 answers[index] = each
         self._drop(*(each for index in again if isinstance(each := judged[index], Moving)))
         fault("reschedule.after_hold")
@@ -418,14 +418,14 @@ def unchanged(messages: Messages, message_id: UUID, before: Message) -> Movable:
     return found
 
 
+def is_in_its_own_way(message_id: UUID, error: object) -> bool:
+    """Whether a move is refused because another move of the message holds a time there."""
+    return isinstance(error, QuotaExceeded) and message_id in error.conflicting
+
+
 def _has_between(ordered: Sequence[int], start: int, end: int) -> bool:
     first = bisect_right(ordered, start)
     return first < len(ordered) and ordered[first] < end
-
-
-def _is_in_its_own_way(valid: ValidMove, refused: SlotRefused) -> bool:
-    """Whether another move of the same message holds a time there."""
-    return isinstance(refused, QuotaExceeded) and valid.found.message.id in refused.conflicting
 
 
 def _is_as_wanted(message: Message, send_at: datetime, valid: ValidMove) -> bool:

@@ -29,6 +29,7 @@ from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.admission import Admission
 from dispatcher.web.problems import (
+    CUT_OFF,
     NO_JSON_TYPE,
     REPEATED,
     UNKNOWN_BODY,
@@ -157,7 +158,7 @@ class Context:
             if not await self.request.body():
                 return False
         except ClientDisconnect:
-            raise HTTPException(400, "the call ended before its body did") from None
+            raise HTTPException(400, CUT_OFF) from None
         media_type = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if "body" not in call_schema_of(self.request)["properties"]:
             raise RequestValidationError([{"type": UNKNOWN_BODY, "loc": ("body",)}])

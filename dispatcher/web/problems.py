@@ -21,6 +21,7 @@ Schema: TypeAlias = Mapping[str, Any]
 
 THE_CALL = "the call"
 """The field of an error about a body as a whole: ``body`` is one of a message."""
+CUT_OFF = "the call ended before its body did"
 SEND_JSON = "send it as application/json"
 
 UNKNOWN_FIELD = "extra_forbidden"

@@ -41,12 +41,14 @@ from dispatcher.errors import (
     InvalidDraft,
     MessageChanged,
     OutcomeUnknown,
+    QuotaExceeded,
     StoreUnavailable,
 )
 from dispatcher.faults import fault
 from dispatcher.message import Message, Status, check_text
 from dispatcher.store import Movable, NewReply, Replies, Reply
 from dispatcher.submission import ReplyOf
+from dispatcher.submission.moves import is_in_its_own_way
 from dispatcher.times.send_time import from_ms, to_ms
 from dispatcher.web.problems import Refused
 
@@ -281,6 +283,11 @@ def _guarded(change: Change, now: Movable, at: datetime) -> Answer:
         change.make(now.message, at)
     except MessageChanged:
         raise _Overtaken from None
+    except QuotaExceeded as error:
+        if is_in_its_own_way(now.message.id, error):  # by a twin, which may have stopped
+            reason = "another move of the message holds a time there"
+            raise StoreUnavailable(reason, remedy="try again") from None
+        raise
     return change.answer(change.read())
 
 

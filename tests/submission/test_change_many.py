@@ -204,7 +204,7 @@ def test_a_move_that_died_holding_the_time_stops_no_other_message(
     arm(None)
     ids = [each.id for each in messages]
     answers = house.dispatcher.reschedule_many(ids, send_at=LATER + HOUR)
-    assert kinds(answers) == [StoreUnavailable, LATER + HOUR]
+    assert kinds(answers) == [QuotaExceeded, LATER + HOUR]
 
 
 def test_a_move_that_the_store_refuses_stops_no_other(house: House) -> None:

@@ -14,6 +14,7 @@ from dispatcher import (
     Message,
     MessageChanged,
     MessageNotFound,
+    QuotaExceeded,
     StoreUnavailable,
     TooLate,
 )
@@ -131,7 +132,7 @@ def test_editors_side_by_side_lose_no_edit(house: House, message: Message, what:
                 else:
                     at = read.send_at + SECOND
                     house.dispatcher.reschedule(read.id, send_at=at, if_unchanged=read)
-            except (MessageChanged, StoreUnavailable):  # another one has the time, or holds it
+            except (MessageChanged, QuotaExceeded):  # another one has the time, or holds it
                 continue
             return
 

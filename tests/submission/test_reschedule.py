@@ -251,7 +251,7 @@ def test_moves_of_one_message_at_once_leave_it_one_place(build: Build) -> None:
 def test_a_move_waits_for_another_one_of_the_message_that_holds_the_time(
     house: House, message: Message
 ) -> None:
-    """QuotaExceeded would name the message itself. A dead move holds its time until reconcile."""
+    """One that died holds it until reconcile: then the refusal names the message itself."""
     waits, is_moved = Event(), Event()
     twins: list[Future[Message]] = []
 
@@ -281,8 +281,9 @@ def test_a_move_waits_for_another_one_of_the_message_that_holds_the_time(
     with pytest.raises(InjectedFault):
         house.dispatcher.reschedule(message.id, send_at=LATER + 2 * HOUR)
     arm(None)
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(QuotaExceeded) as refused:
         house.dispatcher.reschedule(message.id, send_at=LATER + 2 * HOUR)
+    assert refused.value.conflicting == (message.id,)
     assert house.again(message) == moved
 
 

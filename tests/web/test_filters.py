@@ -7,13 +7,16 @@ from datetime import timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import pytest
 from fastapi.testclient import TestClient
 
 from dispatcher import Message
 from dispatcher.cli import filters as of_commands
 from dispatcher.selection import Wanted
+from dispatcher.store import listing
 from dispatcher.web import Caller, Right, api, models, page
 from dispatcher.web.access import add_key
+from dispatcher.web.calls import messages
 from dispatcher.web.pages.messages import FILTERS
 from tests.support.house import FAR, House, hour_ago
 from tests.support.house_fixtures import Build
@@ -21,7 +24,7 @@ from tests.web.conftest import Calls, all_but
 from tests.web.test_keys import SCOPES, kind
 from tests.web.test_messages import new
 
-MINUTE = timedelta(minutes=1)
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 OF_COMMANDS = {"count": "counts", "from": "from_at", "until": "to_at"}
 """Filters that have another name as an attribute of a command's options."""
 
@@ -170,3 +173,22 @@ def test_an_idempotency_key_of_others_is_shown_like_a_recipient(house: House, ca
         ]
     assert shown(one, by_python.id) == "closed-bob"
     assert shown(one, made["few"]["id"]).endswith("/closed-few")
+
+
+def test_a_list_that_takes_too_long_goes_on_where_it_ended(
+    house: House, shop: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a thread that submits need, too."""
+    monkeypatch.setattr(messages, "_PATIENCE", timedelta(0))
+    monkeypatch.setattr(listing, "_EXAMINED", 3)
+    wanted = [house.submit("ada", send_at=FAR + n * HOUR).id for n in range(1, 3)]
+    for number in range(7):
+        house.submit(f"r{number}", send_at=FAR + 20 * HOUR)
+    at, found, calls = "/v1/messages?until=2100-01-01T14:00:00Z", list[str](), 0
+    while at:
+        answer = shop.get(at)
+        found += [each["id"] for each in answer.json()["messages"]]
+        at = answer.links.get("next", {}).get("url", "")
+        calls += 1
+    assert found == [str(each) for each in reversed(wanted)]
+    assert calls > 2

@@ -234,9 +234,9 @@ def test_a_fault_of_ours_is_a_problem_without_its_text(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("with a secret")
 
-    monkeypatch.setattr(house.dispatcher, "list", broken)
+    monkeypatch.setattr(house.dispatcher, "load", broken)
     app = TestClient(shop.app, raise_server_exceptions=False, headers=dict(shop.headers))
-    answer = app.get("/v1/messages")
+    answer = app.get("/v1/load")
     assert answer.status_code == 500
     assert answer.json()["type"].endswith("internal-error")
     assert "secret" not in answer.text

@@ -8,7 +8,7 @@ from typing import Any
 
 from anyio import fail_after
 from pydantic import ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from dispatcher.errors import DispatcherError, InvalidDraft, Unavailable
@@ -17,7 +17,7 @@ from dispatcher.problems import problem_of
 from dispatcher.web import models, problems
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.context import Context, call_schema_of, errors_of
-from dispatcher.web.problems import Refused, invalid_call
+from dispatcher.web.problems import CUT_OFF, Refused, invalid_call
 from dispatcher.web.replies import LONGEST_KEY
 from dispatcher.web.streams import VerdictResponse
 
@@ -164,3 +164,5 @@ async def _next(chunks: AsyncIterator[bytes]) -> bytes | None:
     except TimeoutError:
         detail = f"nothing came for {_SILENT_SECONDS:g} s; send the lines from here on again"
         raise Refused(408, "too-slow", detail) from None
+    except ClientDisconnect:
+        raise Refused(400, "unreadable", CUT_OFF) from None

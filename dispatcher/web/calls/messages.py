@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Annotated
 
 from fastapi import Header, Path, Query, Request
 from starlette.responses import Response
 
+from dispatcher.client import selection_of
 from dispatcher.message import Message, check_text
 from dispatcher.selection import Wanted, id_of, read_scopes
 from dispatcher.submission import ReplyOf
@@ -14,6 +16,9 @@ from dispatcher.web import models, problems
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.context import CallContext, Context
 from dispatcher.web.replies import LONGEST_KEY, Answer, etag_of, submit_once
+
+_PATIENCE = timedelta(seconds=1)
+"""How long a list looks for messages: it has a thread that submits need, too."""
 
 Id = Annotated[str, Path(json_schema_extra={"format": "uuid"})]
 
@@ -51,12 +56,16 @@ def plan(context: CallContext, payload: models.Plans) -> Response:
 def list_messages(
     context: CallContext, filters: Annotated[models.PageFilters, Query()]
 ) -> Response:
-    """List messages, the newest first; `Link` with `rel="next"` leads to the next page."""
+    """List messages, the newest first; `Link` with `rel="next"` leads to the next page.
+
+    A list looks for a second at most: a page may have fewer messages than `limit`, or none.
+    """
     caller = context.admit(Right.MESSAGES_READ)
-    page = context.dispatcher.list(
+    page = context.service.parts.listing.page(
+        selection_of(_wanted(filters, caller), context.service.settings),
         limit=filters.limit,
         after=None if filters.cursor is None else id_of(filters.cursor, "cursor"),
-        **_wanted(filters, caller),
+        patience=_PATIENCE,
     )
     shown = [context.shown(each) for each in page]
     found = models.MessagesOut(messages=shown, cursor=page.after)

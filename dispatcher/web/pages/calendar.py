@@ -261,8 +261,12 @@ def _check_range(visit: Visit, instant: datetime, now: datetime, field: str) -> 
 def _moved(visit: Visit, wanted: CalendarQuery, start: datetime, by: int) -> str:
     """Return the address of the calendar before or after this one."""
     # A week before a change of the clocks begins at midnight, too.
-    wall = zones.wall_at(to_ms(start), zones.rules(visit.zone)) + by * wanted.view.whole
-    return visit.here(start=f"{wall:%Y-%m-%dT%H:%M}", at=None)
+    rules, whole = zones.rules(visit.zone), wanted.view.whole
+    if whole < timedelta(days=1):
+        moved = start + by * whole
+    else:
+        moved = zones.first_instant(zones.wall_at(to_ms(start), rules) + by * whole, rules)
+    return visit.here(start=moved.isoformat(), at=None)
 
 
 def _at(visit: Visit, wanted: CalendarQuery, begin: datetime, now: datetime) -> datetime:

@@ -137,8 +137,10 @@ def held(visit: Visit) -> Response:
     selection = visit.selection(wanted)
     found = visit.found(selection, limit=_MOST_HELD, after=None, oldest_first=True).messages
     seen = visit.parts.messages.movables([each.id for each in found])
-    versions = {each: Version.of(one) for each, one in seen.items()}
-    return visit.show("held.html", found=found, versions=versions, most=_MOST_HELD)
+    # What is shown and the version in its form are of one reading.
+    now = [seen[each.id] for each in found if each.id in seen]
+    shown = [(each.message, Version.of(each)) for each in now if each.message.status is Status.HELD]
+    return visit.show("held.html", found=shown, most=_MOST_HELD, is_full=len(found) == _MOST_HELD)
 
 
 def story(visit: Visit) -> Response:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from importlib import resources
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 from uuid import UUID
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -21,7 +21,7 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive
@@ -38,13 +38,14 @@ from dispatcher.errors import (
     quoted,
 )
 from dispatcher.message import Status
-from dispatcher.problems import problem_of, status_of
+from dispatcher.problems import headers_of, problem_of, status_of
 from dispatcher.scope import of_channel, of_scope_on
 from dispatcher.selection import Page as Found
 from dispatcher.selection import Selection, Wanted, id_of
 from dispatcher.settings import like
 from dispatcher.store import Movable, Pause, StoredVersion
 from dispatcher.telemetry.journal import digest_with
+from dispatcher.times.send_time import check_zone
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.admission import RATE, Admission
 from dispatcher.web.pages import sign_in
@@ -58,7 +59,7 @@ from dispatcher.web.pages.times import (
     with_local_times,
 )
 from dispatcher.web.pages.uploads import Uploads
-from dispatcher.web.problems import Refused, check_is_utf8, forbidden, with_names
+from dispatcher.web.problems import CUT_OFF, Refused, check_is_utf8, forbidden, with_names
 from dispatcher.web.streams import Streams
 from dispatcher.web.threads import Threads
 
@@ -344,6 +345,9 @@ class Site:
         self.can_sign_in = isinstance(access, SignIn)
         self.digest = digest_with(self.settings.log_key)
         self.files = _files()
+        self.versions = {
+            name: hashlib.sha256(text).hexdigest()[:10] for name, text in self.files.items()
+        }
         self.figures = CachedFigures()
         self.streams = Streams()
         self.uploads = Uploads()
@@ -376,8 +380,7 @@ class Site:
 
     def file_url(self, visit: Visit, name: str) -> str:
         """Return the address of a file, another one whenever its text changes."""
-        text = self.files[name]
-        return visit.url(f"/static/{name}", v=hashlib.sha256(text).hexdigest()[:10])
+        return visit.url(f"/static/{name}", v=self.versions[name])
 
     def enter(self, request: Request, page: PageRoute) -> Caller:
         """Return who visits, if that person may. Raises Refused."""
@@ -406,6 +409,7 @@ class Site:
                 given = [name for name, _ in request.query_params.multi_items()]
                 _check_names(given, names, "parameter")
                 if request.method in _SAFE:
+                    check_zone(visit.zone)
                     response = await self.threads.run(page.answer, visit)
                 else:
                     response = await self._acted(visit, page)
@@ -414,6 +418,7 @@ class Site:
             except DispatcherError as error:
                 shown = {"status": status_of(error), "detail": visit.error_text(error)}
                 response = visit.show("error.html", status_of(error), **shown)
+                response.headers.update(headers_of(error))
             for name, value in _HEADERS.items():
                 response.headers.setdefault(name, value)
             return response
@@ -423,12 +428,18 @@ class Site:
     async def _acted(self, visit: Visit, page: PageRoute) -> Response:
         """Read a form, and call the page."""
         request = Request(visit.request.scope, _bounded(visit.request, page.most_bytes))
-        async with request.form(max_files=1, max_fields=1_000) as form:
-            pairs = form.multi_items()
-            _check_names([name for name, _ in pairs], page.names, "field")
-            visit.form = Fields({n: each for n, each in pairs if isinstance(each, str) and each})
-            visit.files = {name: each for name, each in pairs if isinstance(each, UploadFile)}
-            return await self.threads.run(page.answer, visit)
+        try:
+            async with request.form(max_files=1, max_fields=1_000) as form:
+                pairs = form.multi_items()
+                _check_names([name for name, _ in pairs], page.names, "field")
+                visit.form = Fields(
+                    {n: each for n, each in pairs if isinstance(each, str) and each}
+                )
+                visit.files = {name: each for name, each in pairs if isinstance(each, UploadFile)}
+                check_zone(visit.zone)
+                return await self.threads.run(page.answer, visit)
+        except ClientDisconnect:
+            raise Refused(400, "unreadable", CUT_OFF) from None
 
     def _refused(self, visit: Visit, refused: Refused) -> Response:
         if refused.status == 401 and self.can_sign_in and visit.request.method in _SAFE:  # noqa: PLR2004
@@ -444,13 +455,18 @@ class Site:
         if name not in self.files:
             raise HTTPException(404)
         kind = _KINDS[name[name.rindex(".") :]]
-        headers = {"Cache-Control": "public, max-age=31536000, immutable"}
-        return Response(self.files[name], media_type=kind, headers={**_HEADERS, **headers})
+        # Of two versions behind one address, a page of one may ask the other.
+        is_known = request.query_params.get("v") == self.versions[name]
+        cached = "public, max-age=31536000, immutable" if is_known else "no-cache"
+        headers = {**_HEADERS, "Cache-Control": cached}
+        return Response(self.files[name], media_type=kind, headers=headers)
 
     async def _not_served(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         detail = str(error.detail) if isinstance(error, HTTPException) else "The call failed."
-        return self._error_page(request, status, detail)
+        response = self._error_page(request, status, detail)
+        response.headers.update(getattr(error, "headers", None) or {})
+        return response
 
     async def _broken(self, request: Request, _error: Exception) -> Response:
         return self._error_page(request, 500, "The page failed; the log of the server says why.")
@@ -514,7 +530,7 @@ def _check_origin(request: Request) -> None:
     if site is not None:
         is_own = site in ("same-origin", "none")
     else:
-        is_own = origin is not None and urlsplit(origin).netloc == request.headers.get("host")
+        is_own = origin is not None and origin.partition("://")[2] == request.headers.get("host")
     if not is_own:
         log.warning("page: a %s that comes from another site was refused", request.method)
         raise forbidden("the action comes from another site, or has no header Origin")

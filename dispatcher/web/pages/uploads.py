@@ -26,6 +26,7 @@ from dispatcher.message import Draft, OnConflict, Plan, Progress, Rejection, che
 from dispatcher.submission.rows import BadRow, Format, Source, read
 from dispatcher.web.access import Caller
 from dispatcher.web.problems import Refused
+from dispatcher.web.replies import LONGEST_KEY
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +195,7 @@ class Upload:
         """Return a draft of the visitor's. Raises InvalidDraft."""
         key = draft.idempotency_key
         if key is not None:
-            check_text("idempotency_key", key)
+            check_text("idempotency_key", key, longest=LONGEST_KEY)
         own = f"{self.digest}/{line}" if key is None else key
         draft = replace(draft, idempotency_key=self.caller.own_key(own))
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -169,6 +170,45 @@ def test_visits_are_limited_by_caller(house: House) -> None:
     assert int(answers[-1].headers["Retry-After"]) > 0
 
 
+def test_a_file_is_kept_for_ever_under_its_own_address_only(visit: Visit) -> None:
+    client = visit()
+    [own] = re.findall(r'href="(/static/page[.]css[?]v=[^"]*)"', client.get("/").text)
+    assert "immutable" in client.get(own).headers["Cache-Control"]
+    for other in ("/static/page.css", "/static/page.css?v=of-another-version"):
+        assert client.get(other).headers["Cache-Control"] == "no-cache"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_zone_that_there_is_not_is_refused(visit: Visit, path: str) -> None:
+    if path != "/live":  # it never ends
+        assert visit().get(path, params={"zone": "Mars/Olympus"}).status_code == 422
+
+
+def test_a_method_that_a_page_does_not_have_names_those_that_it_has(visit: Visit) -> None:
+    answer = visit().post("/messages")
+    assert (answer.status_code, "GET" in answer.headers["Allow"]) == (405, True)
+
+
+def test_a_form_that_is_cut_off_is_no_fault_of_the_page(house: House) -> None:
+    messages: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    form = b"application/x-www-form-urlencoded"
+    scope = {
+        "type": "http", "asgi": {"spec_version": "2.4"}, "method": "POST", "path": "/pauses",
+        "query_string": b"",
+        "headers": [(b"sec-fetch-site", b"same-origin"), (b"content-type", form)],
+    }  # fmt: skip
+    app = page(house.dispatcher, access=lambda _: Caller(name="ops", rights=frozenset(Right)))
+    asyncio.run(app(scope, receive, send))
+    assert messages[0]["status"] == 400
+
+
 @pytest.mark.parametrize(
     ("headers", "is_own"),
     [
@@ -180,6 +220,7 @@ def test_visits_are_limited_by_caller(house: House) -> None:
         ({"Origin": "http://localhost"}, True),
         ({"Origin": "http://evil.example"}, False),
         ({"Origin": "null"}, False),
+        ({"Origin": "http://["}, False),
         ({}, False),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from dispatcher import Message, Status, TemporaryFailure
-from dispatcher.store import StoredVersion
+from dispatcher.store import Messages, StoredVersion
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.web import Right
 from dispatcher.web.pages.bulk import ACTIONS, CountedMessages
@@ -130,10 +130,46 @@ def test_a_refused_move_names_the_next_slot(house: House, person: TestClient) ->
     answer = person.post(f"{path}/reschedule", data=asked)
     assert answer.status_code == 409
     assert "does not fit the quota 1/minute" in answer.text
-    assert 'value="2100-01-01 12:01:00"' in answer.text
+    assert 'value="Fri 01 Jan 2100 12:01:00"' in answer.text
     assert house.again(message) == message
     assert person.post(f"{path}/reschedule", data={**asked, "shift": "on"}).status_code == 303
     assert house.again(message).send_at == FAR + HOUR + timedelta(minutes=1)
+
+
+def test_the_slot_that_a_refused_move_offers_is_free(house: House, person: TestClient) -> None:
+    """To the millisecond; and a form that is sent as it came moves nothing."""
+    house.submit(send_at=FAR + HOUR + timedelta(milliseconds=500))
+    message = house.submit(send_at=FAR + 5 * HOUR + timedelta(milliseconds=700))
+    path = f"/messages/{message.id}"
+
+    def move(to: str) -> Any:
+        asked = {"version": version(house, message), "send_at": to}
+        return person.post(f"{path}/reschedule", data=asked)
+
+    def offered(page: Any) -> str:
+        return str(re.findall(r'name="send_at"[^>]* value="([^"]*)"', page.text)[0])
+
+    assert move(offered(person.get(path))).status_code == 303
+    assert house.again(message).send_at == message.send_at
+    refused = move("2100-01-01T12:00:30")
+    assert refused.status_code == 409
+    assert move(offered(refused)).status_code == 303
+    assert house.again(message).send_at == FAR + HOUR + timedelta(minutes=1, milliseconds=500)
+
+
+def test_a_held_message_is_shown_as_its_form_changes_it(
+    house: House, person: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two readings another one changed it."""
+    message = hold(house)
+    real = Messages.movables
+
+    def movables(messages: Messages, ids: Any) -> Any:
+        house.change([message], attempt_count=7)
+        return real(messages, ids)
+
+    monkeypatch.setattr(Messages, "movables", movables)
+    assert ">7 of " in person.get("/held").text
 
 
 @pytest.mark.parametrize("verb", ["cancel", "reschedule"])

@@ -318,6 +318,35 @@ def test_each_view_has_the_change_of_the_clocks(visit: Visit, view: str) -> None
         assert "clocks go forward 1 h" in part
 
 
+@pytest.mark.parametrize(
+    ("zone", "start", "view"),
+    [
+        ("Europe/Berlin", "2100-03-27T20:00", "hours"),  # 02:00 is skipped
+        ("Europe/Berlin", "2100-10-30T20:00", "hours"),  # 02:00 comes twice
+        ("Europe/Berlin", "2100-10-30T22:00", "hours"),
+        ("America/Santiago", "2100-09-04", "day"),  # midnight is skipped
+        ("Europe/Berlin", "2100-10-25", "week"),
+    ],
+)
+def test_the_calendars_before_and_after_begin_and_end_with_this_one(
+    visit: Visit, zone: str, start: str, view: str
+) -> None:
+    client, span = visit(), r'<time datetime="([^"]*)">'
+    asks = {"recipient": "ada", "zone": zone, "start": start, "view": view}
+
+    def shown(text: str) -> list[str]:
+        pager = re.findall(r'<div class="pager">.*</div>', text)[0]
+        return re.findall(span, pager)
+
+    page = client.get("/calendar", params=asks)
+    begin, end = shown(page.text)
+    for direction, number, edge in (("next", 0, end), ("prev", 1, begin)):
+        [link] = re.findall(rf'<a href="([^"]*)" rel="{direction}"', page.text)
+        answer = client.get(unescape(link))
+        assert answer.status_code == 200, direction
+        assert shown(answer.text)[number] == edge
+
+
 def test_quiet_hours_are_shown_and_refuse(build: Build, visit: Visit) -> None:
     channels = {"memory": {"transport": "memory", "quiet_hours": "21:00-08:00"}}
     text = asked(visit(of=build(channels=channels)), recipient="ada", at="22:00")
