@@ -130,7 +130,8 @@ class Context:
         if key is None:
             return None
         request, digest = self.request, self.request.state.body_digest.hexdigest()
-        path = request.url.path.removeprefix(self.root)
+        # Not that of request.url: Starlette escapes names there, and two of them look the same.
+        path = request.scope["path"].removeprefix(self.root)
         content = f"{request.method} {path}?{request.url.query} {digest}"
         return KeyedCall(self.caller.identity, key, content)
 

@@ -5,12 +5,14 @@ Whatever process dies between: before the call acted, after it, and before its a
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, NoReturn
 
+import httpx2
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
@@ -529,6 +531,21 @@ def test_twins_have_one_effect_and_one_answer(house: House, shop: TestClient) ->
     assert len({each.content for each in moved if each.status_code == 200}) == 1
     assert [replayed(each) for each in moved if each.status_code == 200].count(False) == 1
     assert len(house.members()) == 1
+
+
+def test_a_key_knows_names_apart_that_differ_in_an_escape(house: House, shop: TestClient) -> None:
+    """TestClient decodes a path twice, so that it would not show them apart."""
+
+    async def put(*paths: str) -> list[int]:
+        transport = httpx2.ASGITransport(app=shop.app)
+        async with httpx2.AsyncClient(
+            transport=transport, base_url="http://shop", headers=dict(shop.headers)
+        ) as client:
+            return [(await client.put(each, headers=key())).status_code for each in paths]
+
+    paths = ("/v1/suppressions/a%3Fb", "/v1/suppressions/a%253Fb")
+    assert asyncio.run(put(*paths)) == [200, 422]
+    assert [each.recipient for each in house.dispatcher.suppressed()] == ["a?b"]
 
 
 @pytest.mark.every_database

@@ -260,12 +260,7 @@ def _check_range(visit: Visit, instant: datetime, now: datetime, field: str) -> 
 
 def _moved(visit: Visit, wanted: CalendarQuery, start: datetime, by: int) -> str:
     """Return the address of the calendar before or after this one."""
-    # A week before a change of the clocks begins at midnight, too.
-    rules, whole = zones.rules(visit.zone), wanted.view.whole
-    if whole < timedelta(days=1):
-        moved = start + by * whole
-    else:
-        moved = zones.first_instant(zones.wall_at(to_ms(start), rules) + by * whole, rules)
+    moved = picture.moved(start, by * wanted.view.whole, zones.rules(visit.zone))
     return visit.here(start=moved.isoformat(), at=None)
 
 

@@ -228,12 +228,21 @@ def _acted(visit: Visit, verb: str, act: Callable[..., Message], *, reason: str 
     A ``reason`` goes into the log.
     """
     found = visit.message()
-    if visit.form["version"] != str(Version.of(found)):
+    if not _is_as_shown(visit, found):
         raise MessageChanged(found.message.id)
     now = act(found.message.id, if_unchanged=found.message)
     why = f" ({reason})" if reason else ""
     visit.note(f"{verb} of message {now.id}, now {now.status}{why}")
     return visit.go(f"/messages/{now.id}", done=verb)
+
+
+def _is_as_shown(visit: Visit, found: Movable) -> bool:
+    """Whether a message is as its form showed it, or was only snoozed since then."""
+    try:
+        shown = Version.read(visit.form["version"])
+    except ValueError:
+        return False
+    return not Version.of(found).is_edited_since(shown)
 
 
 ONE = "/messages/{message_id}"

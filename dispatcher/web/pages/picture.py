@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime, time, timedelta
 from itertools import count, pairwise, zip_longest
 from typing import NamedTuple
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 from dispatcher.reservation import QuotaTimeline, Span, Timeline
 from dispatcher.times import zones
@@ -170,16 +171,20 @@ def changes_of(timeline: Timeline) -> Iterator[Span]:
         yield Span(from_ms(until_ms), from_ms(until_ms + after_ms - before_ms))
 
 
+def moved(start: datetime, length: timedelta, rules: ZoneInfo) -> datetime:
+    """Return the instant so much later; with a length of days the midnight of that day."""
+    if abs(length) < _DAY:
+        return start + length
+    wall = zones.wall_at(to_ms(start), rules)
+    return zones.first_instant(datetime.combine(wall, time.min) + length, rules)
+
+
 def _rows(timeline: Timeline, view: View) -> Iterator[tuple[datetime, datetime]]:
     """Cut a timeline into rows; days begin at the midnights of the zone."""
     start = timeline.start
     rules = zones.rules(timeline.zone)
     while start < timeline.end:
-        if view.row >= timedelta(days=1):
-            wall = zones.wall_at(to_ms(start), rules)
-            end = zones.first_instant(wall + view.row, rules)
-        else:
-            end = start + view.row
+        end = moved(start, view.row, rules)
         yield start, min(end, timeline.end)
         start = end
 
@@ -241,8 +246,9 @@ class _Drawing:
     def _ticks(self, row: PictureRow) -> Iterator[Line]:
         """Yield a line at each step; those that need it have a text. Days have it once."""
         view, tick = self._view, row.begins_at
-        while (tick := tick + view.step) < row.ends_at:
-            shown = tick.astimezone(zones.rules(self._timeline.zone))
+        rules = zones.rules(self._timeline.zone)
+        while (tick := moved(tick, view.step, rules)) < row.ends_at:
+            shown = tick.astimezone(rules)
             if view.step >= _DAY:
                 text = f"{shown:%a %d}"
             elif (view.row == _DAY and row.y > TOP) or (shown.minute and view.row > _HOUR):

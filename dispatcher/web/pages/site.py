@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
 from importlib import resources
+from itertools import chain
 from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
@@ -432,6 +433,8 @@ class Site:
             async with request.form(max_files=1, max_fields=1_000) as form:
                 pairs = form.multi_items()
                 _check_names([name for name, _ in pairs], page.names, "field")
+                if any("\ufffd" in each for each in chain(*pairs) if isinstance(each, str)):
+                    raise Refused(400, "unreadable", "the form is not UTF-8")
                 visit.form = Fields(
                     {n: each for n, each in pairs if isinstance(each, str) and each}
                 )

@@ -157,6 +157,27 @@ def test_the_slot_that_a_refused_move_offers_is_free(house: House, person: TestC
     assert house.again(message).send_at == FAR + HOUR + timedelta(minutes=1, milliseconds=500)
 
 
+def test_a_message_that_was_snoozed_since_it_was_shown_can_be_cancelled(
+    house: House, person: TestClient
+) -> None:
+    message = house.submit(send_at=FAR + HOUR)
+    form = {"version": version(house, message)}
+    house.change([message], next_attempt_at=FAR + 2 * HOUR)
+    assert person.post(f"/messages/{message.id}/cancel", data=form).status_code == 303
+    assert house.again(message).status is Status.CANCELLED
+    broken = person.post(f"/messages/{message.id}/cancel", data={"version": "-"})
+    assert broken.status_code == 412
+
+
+def test_a_form_that_is_not_utf_8_names_no_other_recipient(
+    house: House, person: TestClient
+) -> None:
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = person.post("/suppressions", content=b"recipient=ad%FFa", headers=headers)
+    assert answer.status_code == 400
+    assert list(house.dispatcher.suppressed()) == []
+
+
 def test_a_held_message_is_shown_as_its_form_changes_it(
     house: House, person: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -325,6 +325,7 @@ def test_each_view_has_the_change_of_the_clocks(visit: Visit, view: str) -> None
         ("Europe/Berlin", "2100-10-30T20:00", "hours"),  # 02:00 comes twice
         ("Europe/Berlin", "2100-10-30T22:00", "hours"),
         ("America/Santiago", "2100-09-04", "day"),  # midnight is skipped
+        ("America/Santiago", "2100-09-05", "day"),
         ("Europe/Berlin", "2100-10-25", "week"),
     ],
 )
