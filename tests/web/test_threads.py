@@ -51,6 +51,7 @@ def test_further_calls_wait_for_a_thread(house: House) -> None:
 
 def test_a_cancelled_task_leaves_what_runs_and_calls_nothing_more(house: House) -> None:
     ended, began, gate = list[str](), Event(), Event()
+    threads = Threads(house.dispatcher, 1)  # held, as by an application, until the end
 
     def act(name: str) -> None:
         if name == "running":
@@ -59,7 +60,6 @@ def test_a_cancelled_task_leaves_what_runs_and_calls_nothing_more(house: House) 
         ended.append(name)
 
     async def called() -> None:
-        threads = Threads(house.dispatcher, 1)
         calls = [asyncio.create_task(threads.run(act, name)) for name in ("running", "waiting")]
         assert await asyncio.to_thread(began.wait, 60)
         for each in calls:

@@ -96,7 +96,7 @@ class CalendarQuery:
 
     def has(self, pause: Pause) -> bool:
         """Tell whether messages of this calendar are paused by it."""
-        own = {"recipient": self.recipient, "channel": self.channel, **self.scopes}
+        own = {"recipient": self.counted, "channel": self.channel, **self.scopes}
         return own.get(pause.kind) == pause.name
 
     @property

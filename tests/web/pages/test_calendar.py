@@ -212,6 +212,10 @@ def test_a_pause_is_named_beside_the_answer(house: House, visit: Visit) -> None:
     assert "Yes: <time" in text
     assert "The recipient ada is paused" in text
     assert "The channel file" not in text
+    own = asked(visit(), recipient="ada", scope="trip", at="12:00")
+    assert "is paused" not in own, "its messages count against another scope"
+    house.dispatcher.pause("recipient", "trip")
+    assert "The recipient trip is paused" in asked(visit(), scope="trip", at="12:00")
 
 
 def test_a_bound_visitor_is_offered_no_question_that_is_refused(visit: Visit) -> None:
@@ -304,6 +308,21 @@ def test_the_table_says_how_much_it_leaves_out(
     whole = asked(visit(), recipient="ada").split("as a table")[1].count("<tr>") - 1
     monkeypatch.setattr(calendar, "_MOST_ROWS", 4)
     assert f"{whole - 4} more are left out" in asked(visit(), recipient="ada")
+
+
+@pytest.mark.parametrize(("zone", "start"), [("Europe/Berlin", "2099-10-20"),
+                                             ("America/Santiago", "2100-09-01")])  # fmt: skip
+@pytest.mark.parametrize("view", ["week", "weeks"])
+def test_each_day_is_there_once_when_the_clocks_change(
+    visit: Visit, zone: str, start: str, view: str
+) -> None:
+    drawn, _ = asked(visit(), recipient="ada", view=view, zone=zone, start=start).split(
+        "as a table"
+    )
+    days = re.findall(r">(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (\d\d)(?: [A-Z][a-z]{2})?</text>", drawn)
+    assert len(days) >= 7
+    assert len(set(days)) == len(days)
+    assert "01:00" not in "".join(re.findall(r"<text[^>]*>([^<]*)</text>", drawn))
 
 
 @pytest.mark.parametrize("view", ["hours", "day", "week", "weeks"])
