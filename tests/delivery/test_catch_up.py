@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Connection, event, select, true
 
 from dispatcher import Message, QuotaExceeded, Status, StoreUnavailable
+from dispatcher.faults import InjectedFault, arm
 from dispatcher.store import Claims, Database, Overdue
 from dispatcher.submission import CatchUpResult
 from dispatcher.times.clock import SystemClock
@@ -84,6 +85,18 @@ def test_reslotted_messages_break_no_quota_and_keep_their_order(back: House) -> 
     assert back.all_members() == back.reservations()
     assert back.dispatcher.verify_windows().equal
     assert catch_up(back) == CatchUpResult()
+
+
+def test_a_dead_move_of_an_overdue_message_does_not_end_it(back: House) -> None:
+    """It holds the only slot that is left; reconcile frees that."""
+    at = back.database_time()
+    message = back.submit(channel="reslot", expires_at=at + 40 * SECOND)
+    arm("reschedule.after_hold=raise")
+    with pytest.raises(InjectedFault):
+        back.dispatcher.reschedule(message.id, send_at=at + 20 * SECOND)
+    arm(None)
+    assert catch_up(back).expired == 0
+    assert back.again(message).status is Status.SCHEDULED
 
 
 def test_a_reslotted_message_is_delivered_at_its_new_time(back: House) -> None:
