@@ -165,7 +165,7 @@ def test_only_what_lasts_too_long_is_warned_of(facts: Housekeeping | None, wrong
 def test_messages_that_should_be_deleted_and_are_not(house: House) -> None:
     message = house.submit(send_in=HOUR)
     backend, retention = house.database.backend, house.settings.retention
-    ended = SystemClock().now() - retention - 2 * DAY
+    ended = SystemClock().now() - retention - 3 * DAY
     house.change([message], status=Status.SENT.value, finished_at=ended)
     found = examined(house)["work.prune"]
     assert found.level is WARNING
