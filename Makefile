@@ -11,7 +11,7 @@ comma := ,
 PLAYABLE := $(VENV)/.playable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-fast test-slow test-hosts test-logs test-lowest test-between test-newest test-redis resolve dist openapi simulate soak soak-bugs check docs format bench bench-scale migrate clean
+.PHONY: help demo test test-all test-fast test-slow test-hosts test-lowest test-between test-newest test-redis resolve dist openapi simulate soak soak-bugs check docs format bench bench-scale migrate clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -81,11 +81,6 @@ test-slow: $(READY) ## Run all tests with half of the processor: no result may d
 
 test-hosts: $(READY) ## Run the test in which each part has a host of its own, as root: 2 minutes
 	DISPATCHER_TESTS_REQUIRE=netns timeout 900 $(BIN)/python -m pytest --all tests/acceptance/test_hosts.py tests/support/test_network.py
-
-test-logs: $(READY) ## Run the tests on SQLite with every log at DEBUG: no line may have a secret
-	$(BIN)/python -m pytest -n 3 --dist loadfile --all --log-level=DEBUG --show-capture=no \
-		--ignore tests/acceptance --ignore tests/property --ignore tests/simulation \
-		-k "not postgresql and not mariadb"
 
 test-lowest: $(READY) ## Run what may differ with the lowest versions that are supported
 	$(call test_versions,lowest,python3.11)

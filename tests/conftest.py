@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,19 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("all"):
         os.environ[ALL] = "1"
     compile_once()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let a failed test show its warnings alone: thousands of lines at DEBUG would hide them."""
+    logs: Any = session.config.pluginmanager.get_plugin("logging-plugin")
+    logs.report_handler.setLevel(logging.WARNING)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Run each test at DEBUG, with the fixtures that it shares."""
+    canaries.log_everything()
+    return (yield)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

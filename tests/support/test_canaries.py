@@ -17,7 +17,7 @@ def no_log_tells_a_secret() -> None:
 def test_a_secret_is_found_in_text_fields_and_traceback() -> None:
     log = logging.getLogger("dispatcher.somewhere")
     with watched() as leaks:
-        log.warning("sent %s", BODY)
+        log.debug("sent %s", BODY)
         log.warning("sent", extra={"body": {"text": BODY}})
         try:
             raise ValueError(BODY)  # noqa: TRY301 - it is the traceback that is wanted
