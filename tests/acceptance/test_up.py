@@ -85,7 +85,7 @@ def up(
 
         def is_up() -> bool:
             assert running.poll() is None, said.read_text()
-            return "Ctrl-C ends it" in said.read_text().replace("\n", " ")
+            return "Ctrl-C ends it" in unwrapped(said)
 
         try:
             wait_until(is_up, every=0.05)
@@ -97,6 +97,11 @@ def up(
         finally:
             running.kill()
             running.wait()
+
+
+def unwrapped(said: Path) -> str:
+    """Return a text whose lines are broken where the name of the folder made them too long."""
+    return " ".join(said.read_text().split())
 
 
 def test_up_shows_what_a_console_channel_sends(folder: Path) -> None:
@@ -144,7 +149,7 @@ def test_up_warns_where_the_settings_name_other_servers(folder: Path) -> None:
             shell.folder / "said",
             "warning: the settings name servers of their own (database_url)",
         )
-        wait_until(lambda: warning in said.read_text().replace("\n", " "))
+        wait_until(lambda: warning in unwrapped(said))
         assert "try, from a second shell" not in said.read_text()
 
 
