@@ -26,7 +26,7 @@ from tests.support.proxy import Proxy
 from tests.support.rabbitmq import own_queue, rabbitmq
 from tests.support.reserving import Reserving, reserving
 from tests.support.servers import PostgresServer, RedisServer
-from tests.support.sharing import pytest_xdist_make_scheduler
+from tests.support.sharing import begins_late, pytest_xdist_make_scheduler
 from tests.support.soak import ALL
 
 __all__ = [
@@ -218,7 +218,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out |= {item for item in items if item.get_closest_marker("long") is not None}
         left_out |= _elsewhere(items)
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-    items[:] = [item for item in items if item not in left_out]
+    items[:] = sorted((item for item in items if item not in left_out), key=begins_late)
 
 
 def _elsewhere(items: list[pytest.Item]) -> set[pytest.Item]:

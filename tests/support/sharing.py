@@ -1,12 +1,12 @@
 """How the tests are shared among the processes of a run with ``--dist loadfile``.
 
-Files are begun in the order in which they are collected: those of ``tests/acceptance``, where a
-test takes seconds, come first, so that no process waits long for another's last file. (By xdist's
-own order files with many tests come first; here these are the quick ones.)
+Files are begun in the order of their names, but those of ``tests/acceptance``, where a test takes
+seconds, and those in ``APART`` come first, so that no process waits long for another's last file.
+(By xdist's own order files with many tests come first; here these are the quick ones.)
 
 What starts whole environments has deadlines to keep. So the files that do count as one, and so do
 those that type commands: beside other tests there is at most one of each at a time. The tests of a
-file in ``APART`` take minutes each, and several processes share them.
+file in ``APART`` take a minute each, and several processes share them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
 
 _WHOLE = "tests/acceptance/"
-APART = ("tests/property/test_memory_state.py",)
+APART = (
+    "tests/property/test_memory_state.py",
+    "tests/web/test_killed_servers.py",
+    "tests/web/test_openapi.py",
+)
 TYPE_COMMANDS = tuple(f"{_WHOLE}test_{name}.py" for name in ("demo", "tutorial", "up"))
 
 
@@ -29,6 +33,11 @@ def shared_as(file: str) -> str:
     if not file.startswith(_WHOLE):
         return file
     return "commands" if file in TYPE_COMMANDS else "environments"
+
+
+def begins_late(item: pytest.Item) -> bool:
+    """Whether a test begins after those that take long."""
+    return not item.nodeid.startswith((_WHOLE, *APART))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -108,6 +108,14 @@ CASES: list[tuple[str, str]] = [
     ),
 ]
 
+ROUNDS = [
+    pytest.param(range(len(CASES)), id="each case"),
+    *(
+        pytest.param(range(first, first + 100), id=f"from {first}", marks=pytest.mark.long)
+        for first in range(0, 1_000, 100)
+    ),
+]
+
 
 @contextmanager
 def servers(settings: Settings) -> Iterator[tuple[str, Callable[[str], None], Callable[[], int]]]:
@@ -151,17 +159,16 @@ def _serve(pipe: Connection, settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("rounds", [len(CASES), pytest.param(1_000, marks=pytest.mark.long)])
-@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize("rounds", ROUNDS)
 def test_a_call_whose_server_is_killed_has_one_effect_and_one_answer(
-    build: Callable[..., House], rounds: int
+    build: Callable[..., House], rounds: range
 ) -> None:
     house = build(clock=SystemClock(), max_horizon="40000 days")
     _, token = add_key(house.parts.api_keys, "shop")
     headers = {"Authorization": f"Bearer {token}"}
     healthy = TestClient(api(house.dispatcher, rate=RATE), headers=headers)
     with servers(house.settings) as (address, serve, ended):
-        for number in range(rounds):
+        for number in rounds:
             name, point = CASES[number % len(CASES)]
             text = f"round {number}"
             call, check = (_submit if name == "submit" else _change)(house, healthy, name, text)
@@ -179,7 +186,7 @@ def test_a_call_whose_server_is_killed_has_one_effect_and_one_answer(
             check(again)
             if name == "submit":  # a change may leave it to reconcile to end what it reserved
                 assert len(house.members(text)) == 1, point
-    assert len(house.rows()) == rounds
+    assert len(house.rows()) == len(rounds)
 
 
 Calls = tuple[Callable[[httpx2.Client], httpx2.Response], Callable[[httpx2.Response], None]]
