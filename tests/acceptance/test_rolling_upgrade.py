@@ -82,18 +82,19 @@ def before(folder: Path) -> Previous:
 
 
 @pytest.fixture
-def settings(folder: Path, own_redis: RedisServer) -> Iterator[Settings]:
+def settings(folder: Path, own_redis: RedisServer, postgres: PostgresServer) -> Iterator[Settings]:
     """Give the settings that both versions have."""
-    with PostgresServer() as postgres:
-        yield short_settings(
-            folder,
-            database_url=postgres.url(postgres.create_database()),
-            redis_url=own_redis.url,
-            broker_url=broker_on(own_redis.url),
-            claim_ttl=20,
-            transport_timeout=10,
-            redelivery_timeout=60,
-        )
+    database = postgres.create_database()
+    yield short_settings(
+        folder,
+        database_url=postgres.url(database),
+        redis_url=own_redis.url,
+        broker_url=broker_on(own_redis.url),
+        claim_ttl=20,
+        transport_timeout=10,
+        redelivery_timeout=60,
+    )
+    postgres.drop_database(database)
 
 
 @pytest.fixture

@@ -494,14 +494,17 @@ class HouseMachine(RuleBasedStateMachine):
 @pytest.fixture(scope="module", params=[1, 4], ids=["one shard", "four shards"])
 def house(
     request: pytest.FixtureRequest,
+    redis_session: RedisServer,
     sqlite_template: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[House]:
-    """Give a house on a Redis of its own, whose scopes lie in so many shards."""
+    """Give a house whose scopes lie in so many shards."""
     path = tmp_path_factory.mktemp("state") / "store.db"
     shutil.copy(sqlite_template, path)
     chosen = SETTINGS | {"shards": request.param}
-    with RedisServer() as server, house_on(server, f"sqlite:///{path}", **chosen) as found:
+    with redis_session.client() as client:
+        client.flushall()
+    with house_on(redis_session, f"sqlite:///{path}", **chosen) as found:
         yield found
 
 

@@ -245,13 +245,15 @@ def _submitted(side: Side, ask: Ask) -> Message:
 
 
 @pytest.fixture(scope="module")
-def servers(postgres: PostgresServer, postgres_template: str) -> Iterator[Servers]:
+def servers(
+    redis_session: RedisServer, postgres: PostgresServer, postgres_template: str
+) -> Iterator[Servers]:
     """Give a Redis and a PostgreSQL whose clocks tests move."""
-    with RedisServer() as server:
-        client = Clocked(unix_socket_path=str(server.socket))
-        made = Servers(client, postgres.url(postgres.create_database(postgres_template)))
-        yield made
-        made.close()
+    client = Clocked(unix_socket_path=str(redis_session.socket))
+    client.flushall()
+    made = Servers(client, postgres.url(postgres.create_database(postgres_template)))
+    yield made
+    made.close()
 
 
 @pytest.mark.timeout(3_600 if SOAKING else 1_200)
