@@ -1,21 +1,24 @@
 """What a program does once, done once for all tests of a run and not in each.
 
 SQLAlchemy compiles a statement once for each engine, and the store prepares its INSERTs once;
-redis-py reads its own version from the metadata of the package for each client. A program has one
-of each; here each test has its own, and half of what a test of the house costs went into this.
+redis-py reads its own version from the metadata of the package for each client; each HTTP API draws
+its document, which is the same for all. A program has one of each; here each test has its own, and
+half of what a test of the house costs went into this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial, wraps
 from typing import Any
 
+from fastapi import FastAPI
 from redis import utils
 from sqlalchemy import ClauseElement, Engine, create_engine
 
 from dispatcher.store import database, messages
 from dispatcher.store.engines.base import Prepared
+from dispatcher.web import openapi
 
 _MOST = 5_000
 _PLAIN = (str, int, float, type(None))
@@ -59,3 +62,16 @@ def compile_once() -> None:
     vars(database)["create_engine"] = partial(create_engine, execution_options=option)
     vars(messages)["Prepared"] = _prepared
     vars(utils)["get_lib_version"] = cache(utils.get_lib_version)
+    vars(openapi)["_document"] = _drawn_once(openapi._document)
+
+
+def _drawn_once(draw: Callable[[FastAPI], dict[str, Any]]) -> Callable[[FastAPI], dict[str, Any]]:
+    documents: list[dict[str, Any]] = []
+
+    @wraps(draw)
+    def document(app: FastAPI) -> dict[str, Any]:
+        if not documents:
+            documents.append(draw(app))
+        return documents[0]
+
+    return document

@@ -144,6 +144,7 @@ def _serve(pipe: Connection, settings: Settings) -> None:
         application, parts = api(dispatcher, rate=RATE), app_of(dispatcher)
         for name in ("submitter", "own_transaction", "replies", "changes", "decisions"):
             getattr(parts, name)
+        application.state.document()
         gc.freeze()
         pipe.send(listener.getsockname()[1])
         while True:

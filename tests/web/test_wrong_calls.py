@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,11 +11,11 @@ from typing import Any
 
 import httpx2
 import pytest
-from fastapi.openapi.utils import get_openapi
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from dispatcher import Message, Status
-from dispatcher.web import api
+from dispatcher.web import api, openapi
 from dispatcher.web.access import add_key
 from tests.support.house import House
 from tests.support.house_fixtures import Build
@@ -402,11 +403,12 @@ def test_the_first_calls_of_a_server_may_come_at_once(
     headers = {"Authorization": f"Bearer {token}"}
     drawn, start = [], Barrier(8)
 
-    def draw(**named: Any) -> Any:
+    def draw(app: FastAPI) -> Any:
         drawn.append(1)
-        return get_openapi(**named)
+        return inspect.unwrap(kept)(app)
 
-    monkeypatch.setattr("dispatcher.web.openapi.get_openapi", draw)
+    kept = openapi._document
+    monkeypatch.setattr(openapi, "_document", draw)
     app = api(house.dispatcher)
 
     def call() -> int:
