@@ -6,7 +6,7 @@ import gc
 import logging
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,16 +175,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Let a failed test show its warnings alone: thousands of lines at DEBUG would hide them."""
+    """Let a failed test show warnings only: thousands of lines at DEBUG would hide them."""
     logs: Any = session.config.pluginmanager.get_plugin("logging-plugin")
     logs.report_handler.setLevel(logging.WARNING)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol() -> Generator[None, object, object]:
-    """Run each test at DEBUG, with the fixtures that it shares."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Set the level before shared fixtures begin, and again before each repeat of a test."""
     canaries.log_everything()
-    return (yield)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
