@@ -70,10 +70,10 @@ demo: $(PLAYABLE) ## Play a short scenario on real servers
 # hundreds of processes; without bytecode files each would compile the package again.
 TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile
 
-test: $(READY) ## Run the tests of every promise, on servers they start: MINUTES_TEST
+test: $(READY) ## Run the tests of every promise, on servers they start: 4 to 7 minutes
 	$(TESTS)
 
-test-all: $(READY) ## Run all tests, each on every database: MINUTES_ALL
+test-all: $(READY) ## Run all tests, each on every database: 10 to 20 minutes
 	$(TESTS) --all
 
 test-fast: $(READY) ## Run the tests that need no server
