@@ -35,7 +35,7 @@ _SETTINGS: dict[str, Any] = SETTINGS | {
            "backoff_base": 300},
     },
 }  # fmt: skip
-_PARTS, _STORIES = (8, examples(125)) if SOAKING or os.environ.get(ALL) else (1, 12)
+_PARTS, _STORIES = (20, examples(50)) if SOAKING or os.environ.get(ALL) else (1, 12)
 """Tests, which several processes share, and the stories that each plays."""
 LENGTHS = [0, 1, 20, 60, 61, 600, 3_600, 3 * 86_400]
 WAYS = ["temporary", "later", "closed", "permanent", "unknown", "strange"]
