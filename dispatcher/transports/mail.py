@@ -19,9 +19,11 @@ from urllib.parse import quote
 from dispatcher.errors import InvalidDraft, InvalidSettings, kind_of, quoted
 from dispatcher.message import Message
 
-_KEYS = ("subject", "text", "html", "attachments", "reply_to", "headers")
+_KEYS = ("subject", "text", "html", "attachments", "from", "to", "cc", "reply_to", "headers")
+_NAMED = ("to", "cc")
 _ATTACHED = ("filename", "content", "type")
 _LONGEST_SUBJECT = 500
+_MOST_NAMED = 100
 _LONGEST_HEADER = 900
 _LONGEST_LINE = 998  # RFC 5322
 _LONGEST_FILENAME = 255  # bytes; percent-encoded it still fits a line
@@ -51,6 +53,8 @@ _NEVER_IN_ADDRESSES = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"}
 _NEVER = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _EOL = re.compile(rb"\r\n|\r|\n")
+_MAILBOX = "Ada <ada@example.org> or ada@example.org"
+_SENDER = "Shop <mail@shop.example> or mail@shop.example, in ASCII but for the name"
 
 
 class Mail(NamedTuple):
@@ -93,18 +97,30 @@ _INTERNATIONAL = _PLAIN.clone(utf8=True)
 
 
 def compose(
-    message: Message, *, sender: Address, now: datetime, allowed: frozenset[str] = frozenset()
+    message: Message,
+    *,
+    sender: Address,
+    now: datetime,
+    allowed: frozenset[str] = frozenset(),
+    senders: frozenset[str] = frozenset(),
 ) -> Mail:
     """Return the e-mail of a message. Its Message-ID is made of the message's id.
 
     Raises InvalidDraft, where :func:`check_mail` does.
     """
     recipient, body = message.recipient, message.body
-    check_mail(recipient, body, allowed)
-    is_international = not f"{recipient}{body.get('reply_to', '')}".isascii()
+    check_mail(recipient, body, allowed, senders)
+    if "from" in body:
+        sender = read_sender(body["from"])
+    named = {name: [read_mailbox(name, text) for text in body.get(name, ())] for name in _NAMED}
+    addresses = [recipient, body.get("reply_to", "")]
+    addresses += [mailbox.addr_spec for mailbox in (*named["to"], *named["cc"])]
+    is_international = not "".join(addresses).isascii()
     mail = EmailMessage(_INTERNATIONAL if is_international else _PLAIN)
     mail["From"] = sender
-    mail["To"] = _address(recipient)
+    mail["To"] = named["to"] or _address(recipient)
+    if named["cc"]:
+        mail["Cc"] = named["cc"]
     if "reply_to" in body:
         mail["Reply-To"] = _address(body["reply_to"])
     mail["Date"] = format_datetime(now)
@@ -127,35 +143,47 @@ def compose(
     return Mail(sender.addr_spec, recipient, content, is_international)
 
 
-def read_sender(text: object) -> Address:
+def read_sender(text: object, field: str = "from") -> Address:
     """Return the address that mail comes from, with its display name where it has one.
 
     Raises InvalidDraft.
     """
-    accepted = "Shop <mail@shop.example> or mail@shop.example, in ASCII but for the name"
+    sender = read_mailbox(field, text)
+    if not sender.addr_spec.isascii():
+        raise InvalidDraft(field, "an address with characters beyond ASCII", _SENDER)
+    return sender
+
+
+def read_mailbox(field: str, text: object) -> Address:
+    """Return an address and its display name, of ``Ada <ada@example.org>`` or the bare address.
+
+    Raises InvalidDraft, which does not quote it.
+    """
     if not isinstance(text, str):
-        raise InvalidDraft("from", kind_of(text), accepted)
-    check_header("from", text, longest=_LONGEST_SUBJECT)
+        raise InvalidDraft(field, kind_of(text), _MAILBOX)
+    check_header(field, text, longest=_LONGEST_SUBJECT)
     header = HeaderRegistry()("From", text)
     groups: tuple[Group, ...] = getattr(header, "groups", ())
     if len(groups) != 1 or groups[0].display_name is not None or header.defects:
-        raise InvalidDraft("from", "not one address", accepted)
-    [found] = groups[0].addresses
-    if found.display_name:
-        check_header("from", found.display_name, longest=_LONGEST_SUBJECT)
-    address = check_address("from", f"{found.username}@{found.domain}")
-    if not address.isascii():
-        raise InvalidDraft("from", "an address with characters beyond ASCII", accepted)
+        raise InvalidDraft(field, "not one address", _MAILBOX)
+    [mailbox] = groups[0].addresses
+    if mailbox.display_name:
+        check_header(field, mailbox.display_name, longest=_LONGEST_SUBJECT)
+    address = check_address(field, f"{mailbox.username}@{mailbox.domain}")
     local, _, domain = address.rpartition("@")
-    return Address(found.display_name, local, domain)
+    return Address(mailbox.display_name, local, domain)
 
 
 def check_mail(
-    recipient: object, body: Mapping[str, Any], allowed: frozenset[str] = frozenset()
+    recipient: object,
+    body: Mapping[str, Any],
+    allowed: frozenset[str] = frozenset(),
+    senders: frozenset[str] = frozenset(),
 ) -> None:
     """Raise InvalidDraft for what could never be sent as an e-mail. Quotes nothing of it.
 
-    ``allowed`` are names of headers, in lower case, that may be set though they steer a provider.
+    ``allowed`` are names of headers, in lower case, that may be set though they steer a provider;
+    ``senders`` addresses, in lower case, from which a body may ask to be sent.
     """
     check_address("recipient", recipient)
     _check_keys("body", body, _KEYS)
@@ -166,6 +194,10 @@ def check_mail(
             _check_content(f"body.{name}", body[name])
     if "subject" in body:
         check_header("body.subject", body["subject"], longest=_LONGEST_SUBJECT)
+    if "from" in body and read_sender(body["from"], "body.from").addr_spec.lower() not in senders:
+        raise InvalidDraft("body.from", "no sender of the channel", "one of its option senders")
+    for name in _NAMED:
+        _check_named(f"body.{name}", body.get(name, []))
     if "reply_to" in body:
         check_address("body.reply_to", body["reply_to"])
     _check_headers(body.get("headers", {}), allowed)
@@ -247,6 +279,23 @@ def _check_content(field: str, text: object) -> None:
         raise InvalidDraft(field, kind_of(text), "text")
     if "\0" in text or any("\ud800" <= each <= "\udfff" for each in text):
         raise InvalidDraft(field, "holds a NUL character or a lone surrogate", "text")
+
+
+def _check_named(field: str, mailboxes: object) -> None:
+    if not isinstance(mailboxes, list | tuple) or len(mailboxes) > _MOST_NAMED:
+        raise InvalidDraft(field, "no such list", f"a list of at most {_MOST_NAMED} addresses")
+    for mailbox in mailboxes:
+        read_mailbox(field, mailbox)
+
+
+def read_senders(texts: object) -> frozenset[str]:
+    """Return the addresses of the option ``senders``, in lower case. Raises InvalidSettings."""
+    if not isinstance(texts, list | tuple | set | frozenset):
+        raise InvalidSettings("senders", kind_of(texts), "a list of addresses")
+    try:
+        return frozenset(read_sender(text).addr_spec.lower() for text in texts)
+    except InvalidDraft as refused:
+        raise InvalidSettings("senders", refused.problem, refused.accepted) from None
 
 
 def read_allowed(names: object) -> frozenset[str]:

@@ -22,7 +22,14 @@ from dispatcher.errors import (
 from dispatcher.message import Message
 from dispatcher.times.clock import Clock, SystemClock
 from dispatcher.transports.connections import Deadline, IdleConnections, address_of
-from dispatcher.transports.mail import Mail, check_mail, compose, read_allowed, read_sender
+from dispatcher.transports.mail import (
+    Mail,
+    check_mail,
+    compose,
+    read_allowed,
+    read_sender,
+    read_senders,
+)
 from dispatcher.transports.smtp_connection import (
     ConnectionBroken,
     MailServer,
@@ -30,7 +37,7 @@ from dispatcher.transports.smtp_connection import (
     SmtpConnection,
 )
 
-_OPTIONS = "url, from, ca_file, plaintext, name, idle_seconds, allow_headers"
+_OPTIONS = "url, from, senders, ca_file, plaintext, name, idle_seconds, allow_headers"
 _LONGEST_SECONDS = 86_400.0
 _PROBE_SECONDS = 5.0
 _MOST_CARRIED = 100
@@ -50,11 +57,12 @@ class SmtpTransport:
 
     The scheme says what is on the wire: ``smtps`` (TLS from the first byte), ``smtp+starttls`` (TLS
     or nothing), ``smtp`` (no TLS: to this machine only, or with ``plaintext=True``). Options are
-    ``url`` and ``from``; ``ca_file`` (PEM, instead of the system's authorities); ``name`` (how we
-    call ourselves); ``idle_seconds`` (how long a connection is kept for the next message);
-    ``allow_headers`` (names that bodies may set though they steer a provider). ``timeout`` bounds a
-    send, in seconds, from the first look for a connection to the answer; looking the server's name
-    up is bounded by the resolver alone.
+    ``url`` and ``from``; ``senders`` (further addresses that a body may name as ``from``);
+    ``ca_file`` (PEM, instead of the system's authorities); ``name`` (how we call ourselves);
+    ``idle_seconds`` (how long a connection is kept for the next message); ``allow_headers`` (names
+    that bodies may set though they steer a provider). ``timeout`` bounds a send, in seconds, from
+    the first look for a connection to the answer; looking the server's name up is bounded by the
+    resolver alone.
 
     Nothing connects before the first message. Raises InvalidSettings.
     """
@@ -69,6 +77,7 @@ class SmtpTransport:
         name: str | None = None,
         idle_seconds: float = 60.0,
         allow_headers: Collection[str] = (),
+        senders: Collection[str] = (),
         clock: Clock | None = None,
         **options: Any,
     ) -> None:
@@ -81,6 +90,7 @@ class SmtpTransport:
         if options:
             raise InvalidSettings(min(options), "unknown", _OPTIONS)
         self._allowed = read_allowed(allow_headers)
+        self._senders = read_senders(senders) | {self._sender.addr_spec.lower()}
         self._clock = clock or SystemClock()
         self._timeout = _seconds("timeout", timeout)
         self._server = _read_server(url, name=name, ca_file=ca_file, plaintext=plaintext)
@@ -97,11 +107,13 @@ class SmtpTransport:
         recipient: str, body: Mapping[str, Any], options: Mapping[str, Any] | None = None
     ) -> None:
         """Raise InvalidDraft for what could never be sent as an e-mail."""
-        try:
-            allowed = read_allowed((options or {}).get("allow_headers", ()))
-        except InvalidSettings:  # the worker says so when it starts
-            allowed = frozenset()
-        check_mail(recipient, body, allowed)
+        options = options or {}
+        allowed = senders = frozenset[str]()
+        with suppress(InvalidSettings):  # the worker says so when it starts
+            allowed = read_allowed(options.get("allow_headers", ()))
+            senders = read_senders(options.get("senders", ()))
+            senders |= read_senders([options.get("from")])
+        check_mail(recipient, body, allowed, senders)
 
     @staticmethod
     def destination(message: Message) -> str | None:
@@ -116,7 +128,11 @@ class SmtpTransport:
         """
         try:
             mail = compose(
-                message, sender=self._sender, now=self._clock.now(), allowed=self._allowed
+                message,
+                sender=self._sender,
+                now=self._clock.now(),
+                allowed=self._allowed,
+                senders=self._senders,
             )
         except InvalidDraft as refused:
             raise PermanentFailure(str(refused)) from None
