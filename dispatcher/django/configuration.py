@@ -35,16 +35,19 @@ def load() -> Settings:
     Where none of these has a ``database_url`` it is that of Django's database. Raises
     InvalidSettings.
     """
-    found = without_djangos_database()
     alias = database_alias()
-    if "database_url" in found.model_fields_set or alias is None:
-        return found
-    return Settings.load(**_of_dispatcher(), database_url=database_url(connection_of(alias)))
+    if alias is None or "database_url" in without_djangos_database().model_fields_set:
+        return Settings.load(**_of_dispatcher())
+    url = database_url(connection_of(alias))
+    return Settings.load(**_of_dispatcher(), database_url=url)
 
 
 def without_djangos_database() -> Settings:
-    """Return the settings of :func:`load` before Django's database is read. Raises the same."""
-    return Settings.load(**_of_dispatcher())
+    """Return the settings of :func:`load` before Django's database is read. Raises the same.
+
+    They name no schema: whether the database has schemas is not known.
+    """
+    return Settings.load(**_of_dispatcher() | {"table_schema": ""})
 
 
 def is_in_memory_here() -> bool:

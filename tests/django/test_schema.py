@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings
+from django.core.checks import run_checks
 from django.core.management import call_command
-from django.db import connection
+from django.db import connection, transaction
 from django.test import override_settings
 
 from dispatcher import Message
@@ -67,6 +69,41 @@ def test_a_prefix_of_the_settings_names_the_tables(tmp_path: Path) -> None:
     ):
         call_command("migrate", "dispatcher", verbosity=0)
     database = Database(url, table_prefix="mail_")
+    assert schema_standing(database).missing == ()
+    database.close()
+
+
+@pytest.mark.parametrize("django_url", ["postgresql"], indirect=True)
+def test_a_schema_for_all_tenants(project: Project) -> None:
+    """As django-tenants has it: each request puts its tenant's schema first in ``search_path``.
+
+    A table of the same name there is another one.
+    """
+    project.house.sql("CREATE SCHEMA acme")
+    project.house.sql("CREATE TABLE acme.dispatcher_messages (LIKE public.dispatcher_messages)")
+    try:
+        given = settings.DISPATCHER | {"table_schema": "public"}
+        with override_settings(DISPATCHER=given), connection.cursor() as cursor:
+            assert project.dispatcher.settings.table_schema == "public"
+            with transaction.atomic():
+                cursor.execute("SET LOCAL search_path = acme, public")
+                message = submit(project)
+            assert project.dispatcher.get(message.id).recipient == message.recipient
+        assert project.house.sql("SELECT COUNT(*) FROM acme.dispatcher_messages") == [(0,)]
+    finally:
+        project.house.sql("DROP SCHEMA acme CASCADE")
+
+
+def test_a_schema_of_the_settings_holds_the_tables(empty_database_url: str) -> None:
+    shop()
+
+    if not empty_database_url.startswith("postgresql"):
+        pytest.skip("only PostgreSQL has schemas")
+    given = {"table_schema": "messages"}
+    with default_database(database_of(empty_database_url)), override_settings(DISPATCHER=given):
+        call_command("migrate", "dispatcher", verbosity=0)
+        assert not run_checks(tags=["dispatcher"])
+    database = Database(empty_database_url, table_schema="messages")
     assert schema_standing(database).missing == ()
     database.close()
 
