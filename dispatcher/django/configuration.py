@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from django.conf import settings as project
@@ -11,8 +12,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.connection import ConnectionDoesNotExist
 from sqlalchemy import URL
 
-from dispatcher.errors import InvalidSettings, kind_of, quoted
+from dispatcher.errors import InvalidDraft, InvalidSettings, kind_of, quoted
 from dispatcher.settings import Settings
+from dispatcher.transports.mail import read_sender
 
 NAME = "DISPATCHER"
 _DATABASE, _EMAIL_CHANNEL = "database", "email_channel"
@@ -37,9 +39,9 @@ def load() -> Settings:
     """
     alias = database_alias()
     if alias is None or "database_url" in without_djangos_database().model_fields_set:
-        return Settings.load(**_of_dispatcher())
+        return _with_senders(Settings.load(**_of_dispatcher()))
     url = database_url(connection_of(alias))
-    return Settings.load(**_of_dispatcher(), database_url=url)
+    return _with_senders(Settings.load(**_of_dispatcher(), database_url=url))
 
 
 def without_djangos_database() -> Settings:
@@ -47,7 +49,28 @@ def without_djangos_database() -> Settings:
 
     They name no schema: whether the database has schemas is not known.
     """
-    return Settings.load(**_of_dispatcher() | {"table_schema": ""})
+    return _with_senders(Settings.load(**_of_dispatcher() | {"table_schema": ""}))
+
+
+def senders() -> list[str]:
+    """Return the senders that Django's settings name, where they are addresses."""
+    named = []
+    for text in (project.DEFAULT_FROM_EMAIL, project.SERVER_EMAIL):
+        with suppress(InvalidDraft):
+            read_sender(text)
+            named.append(str(text))
+    return named
+
+
+def _with_senders(settings: Settings) -> Settings:
+    """Let the bodies of channels by SMTP name Django's senders, unless they say which they may."""
+    channels = {
+        name: channel.model_copy(update={"options": {"senders": senders()} | channel.options})
+        if channel.transport == "smtp"
+        else channel
+        for name, channel in settings.channels.items()
+    }
+    return settings.model_copy(update={"channels": channels})
 
 
 def is_in_memory_here() -> bool:

@@ -13,6 +13,7 @@ from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
+from django.conf import global_settings
 from django.conf import settings as project
 from django.core.mail import EmailMessage
 from django.core.mail.backends.base import BaseEmailBackend
@@ -22,7 +23,7 @@ from dispatcher.django import configuration
 from dispatcher.django.project import dispatcher
 from dispatcher.errors import BatchRefused, DispatcherError, InvalidDraft, kind_of, quoted
 from dispatcher.message import Draft, Rejection
-from dispatcher.transports.mail import check_address
+from dispatcher.transports.mail import read_mailbox, read_sender, read_senders
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +82,9 @@ class EmailBackend(BaseEmailBackend):
         return booked
 
     def _book(self, email: EmailMessage) -> bool:
-        given = (str(each) for each in (*email.to, *email.bcc) if each)
-        # Not every transport checks them, and quotas count what is booked: a display name would
-        # make another scope of the same address.
-        recipients = [*dict.fromkeys(check_address("recipient", each) for each in given)]
+        texts = (str(text) for text in (*email.to, *email.cc, *email.bcc) if text)
+        # Without display names: quotas count the address.
+        recipients = dict.fromkeys(read_mailbox("recipient", text).addr_spec for text in texts)
         channel = self._channel or configuration.email_channel()
         body = body_of(email, channel=channel)
         drafts = [
@@ -118,11 +118,8 @@ def body_of(email: EmailMessage, *, channel: str) -> dict[str, Any]:
     """Return the body that holds an e-mail of Django's. Raises InvalidDraft where none can."""
     if type(email).message is not EmailMessage.message:
         raise InvalidDraft("email", f"{kind_of(email)} makes its own MIME", "an EmailMessage")
-    if email.cc:
-        raise InvalidDraft("cc", "each recipient gets an e-mail of its own", "to and bcc")
     headers = {str(name): str(value) for name, value in email.extra_headers.items()}
-    sender = _taken(headers, "From") or email.from_email
-    _check_sender(sender, channel)
+    sender = _sender(_taken(headers, "From") or email.from_email, channel)
     if _taken(headers, "To") is not None:
         raise InvalidDraft("headers.To", "it would name other recipients", "no header To")
     reply_to = [*map(str, email.reply_to)]
@@ -131,6 +128,9 @@ def body_of(email: EmailMessage, *, channel: str) -> dict[str, Any]:
     if len(reply_to) > 1:
         raise InvalidDraft("reply_to", f"{len(reply_to)} addresses", "one address")
     body: dict[str, Any] = _contents(email)
+    if sender is not None:
+        body["from"] = sender
+    body |= _named(email)
     if email.subject:
         body["subject"] = str(email.subject)
     if reply_to:
@@ -146,6 +146,15 @@ def body_of(email: EmailMessage, *, channel: str) -> dict[str, Any]:
 
 def _fields(draft: Draft) -> dict[str, Any]:
     return {each.name: getattr(draft, each.name) for each in fields(draft)}
+
+
+def _named(email: EmailMessage) -> dict[str, list[str]]:
+    """Return whom the headers To and Cc name, where that is more than the recipient's address."""
+    to, cc = ([str(text) for text in texts if text] for texts in (email.to, email.cc))
+    alone = not cc and not email.bcc and len(to) == 1
+    if alone and not read_mailbox("to", to[0]).display_name:
+        return {}
+    return {name: texts for name, texts in (("to", to), ("cc", cc)) if texts}
 
 
 def _contents(email: EmailMessage) -> dict[str, str]:
@@ -181,15 +190,20 @@ def _taken(headers: dict[str, str], name: str) -> str | None:
     return next((headers.pop(each) for each in [*headers] if each.lower() == name.lower()), None)
 
 
-def _check_sender(given: object, channel: str) -> None:
-    """Raise InvalidDraft unless the channel's e-mails come from this address.
+def _sender(text: object, channel: str) -> str | None:
+    """Return the ``from`` of the body; None for the channel's own sender.
 
-    A channel without the option ``from`` has one sender, which is then what Django's settings name.
+    That is its option ``from``, else ``DEFAULT_FROM_EMAIL``; the senders that a project has not
+    set, such as webmaster@localhost, stand for it. Raises InvalidDraft for one that is none of the
+    channel's.
     """
     known = dispatcher.settings.channels.get(channel)
-    named = None if known is None else known.options.get("from")
-    defaults = {project.DEFAULT_FROM_EMAIL, project.SERVER_EMAIL}
-    if str(given) in (defaults if named is None else {named}):
-        return
-    accepted = "the sender of the channel, or another channel (get_connection(channel=…))"
-    raise InvalidDraft("from_email", "is not the sender of the channel", accepted)
+    options = {} if known is None else known.options
+    own = str(options.get("from", project.DEFAULT_FROM_EMAIL))
+    if str(text) in (own, global_settings.DEFAULT_FROM_EMAIL, global_settings.SERVER_EMAIL):
+        return None
+    allowed = read_senders([own, *options.get("senders", configuration.senders())])
+    if read_sender(str(text), "from_email").addr_spec.lower() not in allowed:
+        accepted = "DEFAULT_FROM_EMAIL, SERVER_EMAIL, or one of the channel's option senders"
+        raise InvalidDraft("from_email", "is no sender of the channel", accepted)
+    return str(text)

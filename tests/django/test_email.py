@@ -8,7 +8,10 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from datetime import timedelta
+from email import message_from_bytes
+from email.header import decode_header, make_header
 from email.mime.image import MIMEImage
+from email.policy import default
 from typing import Any
 
 import pytest
@@ -20,7 +23,9 @@ from django.test import override_settings
 
 from dispatcher import DispatcherError, InvalidDraft, QuotaExceeded
 from dispatcher.django import EmailBackend
-from dispatcher.transports.mail import check_mail
+from dispatcher.transports import load
+from dispatcher.transports.mail import check_mail, compose, read_sender
+from dispatcher.transports.smtp import SmtpTransport
 from tests.django.conftest import Project
 
 BACKEND = "dispatcher.django.EmailBackend"
@@ -97,6 +102,7 @@ def test_an_email_with_attachments_and_headers_is_booked(project: Project) -> No
     assert found[0] == {
         "subject": "Hi",
         "text": "Text",
+        "to": ["ada@example.org"],
         "reply_to": "help@shop.example",
         "headers": {"List-Unsubscribe": "<https://shop.example/u>"},
         "attachments": [
@@ -154,9 +160,9 @@ def plain(**given: Any) -> EmailMessage:
 @pytest.mark.parametrize(
     ("make", "field"),
     [
-        (lambda: plain(to=["Ada <ada@example.org>"]), "recipient"),
-        (lambda: plain(bcc=["Ada <ada@example.org>"]), "recipient"),
-        (lambda: plain(cc=["grace@example.org"]), "cc"),
+        (lambda: plain(to=["Ada <ada@example.org>, grace@example.org"]), "recipient"),
+        (lambda: plain(cc=["team: grace@example.org;"]), "recipient"),
+        (lambda: plain(bcc=["Ada"]), "recipient"),
         (lambda: plain(from_email="other@shop.example"), "from_email"),
         (lambda: plain(headers={"from": "other@shop.example"}), "from_email"),
         (lambda: plain(headers={"To": "list@shop.example"}), "headers.To"),
@@ -176,18 +182,83 @@ def test_an_email_that_a_body_cannot_hold_is_refused_by_field(
     assert bodies(project) == []
 
 
+SMTP = {"transport": "smtp", "options": {"url": "smtp://127.0.0.1", "from": "news@shop.example"}}
+
+
 @ON_ONE
-def test_an_email_that_its_transport_refuses_is_not_booked(
-    project: Project,
+def test_an_email_that_its_transport_refuses_is_not_booked(project: Project) -> None:
+    with override_settings(DISPATCHER=settings.DISPATCHER | {"channels": {"email": SMTP}}):
+        with pytest.raises(InvalidDraft):
+            plain(headers={"X-SMTPAPI": "{}"}).send()
+        assert bodies(project) == []
+
+
+@ON_ONE
+def test_each_recipient_gets_what_django_would_send(project: Project) -> None:
+    """The headers To and Cc are those that Django writes; quotas count the bare addresses."""
+    email = EmailMessage(
+        "Hi",
+        "Text",
+        to=["Ada Lovelace <ada@example.org>", "alan@example.org"],
+        cc=['"Hopper, Grace" <grace@example.org>'],
+        bcc=["Jürgen <juergen@example.org>"],
+    )
+    with override_settings(DISPATCHER=settings.DISPATCHER | {"channels": {"email": SMTP}}):
+        email.send()
+        messages = [*project.dispatcher.select(oldest_first=True)]
+    assert {(message.recipient, message.scope) for message in messages} == {
+        (f"{name}@example.org",) * 2 for name in ("ada", "alan", "grace", "juergen")
+    }
+    written = email.message()
+    for message in messages:
+        shop = read_sender("shop@shop.example")
+        senders = frozenset({shop.addr_spec})
+        mail_of = compose(message, sender=shop, now=message.send_at, senders=senders)
+        assert mail_of.recipient == message.recipient
+        parsed = message_from_bytes(mail_of.content, policy=default)
+        for name in ("To", "Cc"):
+            assert str(parsed[name]) == str(make_header(decode_header(str(written[name]))))
+        assert "juergen" not in mail_of.content.decode()
+
+
+@ON_ONE
+@pytest.mark.parametrize(
+    ("sender", "sent_from"),
+    [
+        (None, None),
+        ("news@shop.example", None),
+        ("shop@shop.example", "shop@shop.example"),
+        ("The shop <SHOP@shop.example>", "The shop <SHOP@shop.example>"),
+        ("admin@shop.example", "admin@shop.example"),
+        ("webmaster@localhost", None),
+    ],
+)
+def test_the_senders_of_a_project_may_send(
+    project: Project, sender: str | None, sent_from: str | None
 ) -> None:
-    smtp = {"transport": "smtp", "options": {"host": "127.0.0.1", "from": "shop@shop.example"}}
-    given = {"channels": {"email": smtp}}
-    with override_settings(DISPATCHER=settings.DISPATCHER | given):
-        mail.send_mail("Hi", "Text", None, ["ada@example.org"])
-        with pytest.raises(InvalidDraft):
-            mail.send_mail("Hi", "Text", None, ["Ada <ada@example.org>"])
-        with pytest.raises(InvalidDraft):
-            mail.send_mail("Hi", "Text", "Shop <shop@shop.example>", ["ada@example.org"])
+    """Django's defaults stand for the channel's sender; another address is refused (above)."""
+    channels = {"channels": {"email": SMTP}}
+    with override_settings(
+        DISPATCHER=settings.DISPATCHER | channels,
+        DEFAULT_FROM_EMAIL="shop@shop.example" if sender else "webmaster@localhost",
+        SERVER_EMAIL="admin@shop.example",
+    ):
+        plain(from_email=sender).send()
+        [message] = project.dispatcher.select()
+        assert message.body.get("from") == sent_from
+        [smtp] = [
+            load(name, channel, project.dispatcher.settings)
+            for name, channel in project.dispatcher.settings.channels.items()
+            if name == "email"
+        ]
+        assert isinstance(smtp, SmtpTransport)
+        mail_of = compose(
+            message,
+            sender=read_sender("news@shop.example"),
+            now=message.send_at,
+            senders=smtp._senders,
+        )
+        assert mail_of.sender == read_sender(sent_from or "news@shop.example").addr_spec
 
 
 @ON_ONE
