@@ -130,6 +130,18 @@ def test_submitting_does_what_it_says(place: Path) -> None:
     assert "message" in run(last), "where an assertion stands"
 
 
+def test_what_is_possible_is(place: Path) -> None:
+    page = (ROOT / "docs/is-it-possible.md").read_text()
+    [settings] = blocks(page, "toml")
+    (place / "dispatcher.toml").write_text(settings)
+    opened()
+    names = run(page)
+    with names["dispatcher"] as dispatcher:
+        assert [message.status for message in names["results"]] == [Status.SCHEDULED] * 2
+        assert dispatcher.get(names["digest"].id).body == {"text": "Two new comments"}
+        assert dispatcher.count(status=Status.SCHEDULED) == 5
+
+
 def test_coming_from_others_does_what_it_says(place: Path, redis_server: RedisServer) -> None:
     page = (ROOT / "docs/coming-from.md").read_text()
     [settings] = blocks(page, 'toml title="dispatcher.toml"')
