@@ -117,9 +117,13 @@ class ChannelSettings(BaseModel):
     ``phone`` (``+`` and digits), or ``package.module:function``, which takes and returns a text, or
     raises InvalidDraft. Empty: recipients stay as they are given."""
     quotas: Quotas = ()
-    """Quotas of the whole channel, such as its provider's allowance, checked at submit."""
+    """Quotas of the whole channel, such as its provider's allowance, checked at submit. ``[]``
+    means ``without_quotas = "always"``."""
     recipient_quotas: Quotas = ()
     """Quotas of each scope (by default each recipient) on this channel, checked at submit."""
+    without_quotas: Literal["never", "allowed", "always"] = "never"
+    """Which of its messages no quota counts or refuses, such as codes. ``allowed``: those that are
+    submitted with ``quotas="none"``."""
     quiet_hours: WeekHours | None = None
     """When nothing is sent, in each recipient's zone: ``21:00-08:00``."""
     send_window: WeekHours | None = None
@@ -155,6 +159,21 @@ class ChannelSettings(BaseModel):
     def quiet(self) -> Hours | None:
         """When nothing may be sent, by ``quiet_hours`` or ``send_window``."""
         return self.send_window.complement if self.send_window else self.quiet_hours
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_no_quotas(cls, channel: Any) -> Any:
+        if isinstance(channel, dict):
+            quotas = channel.get("quotas")
+            if isinstance(quotas, list | tuple) and len(quotas) == 0:
+                return {"without_quotas": "always"} | channel
+        return channel
+
+    @model_validator(mode="after")
+    def _check_quotas(self) -> Self:
+        if self.without_quotas == "always" and (self.quotas or self.recipient_quotas):
+            raise InvalidValue("without_quotas", "always, beside quotas", "one of the two")
+        return self
 
     @model_validator(mode="after")
     def _check_templates(self) -> Self:

@@ -27,6 +27,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
+    Literal,
     NoReturn,
     ParamSpec,
     Self,
@@ -285,6 +286,7 @@ class Dispatcher:
         expire_after: timedelta | None = None,
         status_url: str | None = None,
         campaign: str | None = None,
+        quotas: Literal["none"] | None = None,
         session: Session | Connection | AsyncSession | AsyncConnection | None = None,
     ) -> Message:
         """Accept a message for a future time, if it fits every quota. Return it.
@@ -329,6 +331,8 @@ class Dispatcher:
             status_url: Gets a POST, at least once, when the message is sent, failed, expired,
                 cancelled or held; at most 255 characters. See docs/status-webhooks.md.
             campaign: A label by which messages are found together; at most 64 characters.
+            quotas: ``"none"``: no quota counts or refuses it, where ``without_quotas`` of the
+                channel allows that.
             session: A SQLAlchemy Session or Connection: see above.
 
         Raises:
@@ -366,6 +370,7 @@ class Dispatcher:
             expire_after=expire_after,
             status_url=status_url,
             campaign=campaign,
+            quotas=quotas,
         )
         return self._submit(draft, session)
 

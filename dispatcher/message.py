@@ -92,6 +92,7 @@ class Draft:
     expire_after: timedelta | None = None
     status_url: str | None = field(default=None, repr=False)
     campaign: str | None = None
+    quotas: Literal["none"] | None = None
 
     if TYPE_CHECKING:  # so that a checker compares the body with the type of the channel
 
@@ -119,6 +120,7 @@ class Draft:
             expire_after: timedelta | None = None,
             status_url: str | None = None,
             campaign: str | None = None,
+            quotas: Literal["none"] | None = None,
         ) -> None: ...
 
 

@@ -2,7 +2,8 @@
 
 Every message counts against the scope it names, by default its recipient. Where the settings give
 them quotas, it also counts against that scope on its channel, against its channel as a whole,
-and against further scopes that it names, each of a kind, such as a tenant.
+and against further scopes that it names, each of a kind, such as a tenant. A message without quotas
+counts against none of these, and has a window of its recipient's own that is never full.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ OWN_SCOPE = ""
 """The kind of the scope that every message has."""
 NO_SCOPE = ""
 """The scope of status messages. No caller can name it, and no quota counts it."""
+
+WITHOUT = "quotas"
+"""The kind of the scope of messages without quotas, and the key of ``scopes`` that makes one so."""
 
 
 class Scope(NamedTuple):
@@ -47,6 +51,12 @@ def of_channel(channel: str) -> str:
     return f"channel.{channel}"
 
 
+@lru_cache(maxsize=1 << 10)
+def without_on(channel: str) -> str:
+    """Return the kind that the settings have where no message of a channel has quotas."""
+    return f"{WITHOUT}.{channel}"
+
+
 def own_scope(name: str) -> Scope:
     """Return the scope of that name that every message has."""
     return Scope(OWN_SCOPE, name, name)
@@ -59,6 +69,8 @@ def counted(
 
     The first ones share the home of ``scope``.
     """
+    if without_on(channel) in kinds or (scopes and WITHOUT in scopes):
+        return (Scope(WITHOUT, scope, scope),)
     found = [Scope(OWN_SCOPE, scope, scope)] if OWN_SCOPE in kinds else []
     near, whole = of_scope_on(channel), of_channel(channel)
     if near in kinds:

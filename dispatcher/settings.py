@@ -51,7 +51,8 @@ from dispatcher.times import zones
 PREFIX = "DISPATCHER_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 PARENT_VARIABLE = f"{PREFIX}EMBEDDED_PARENT"
-RESERVED_KINDS = ("channel", "recipient", "campaign")
+RESERVED_KINDS = ("channel", "recipient", "campaign", scope.WITHOUT)
+_NEVER_FULL = (Quota(10_000_000, 1_000),)
 """What a message has besides its scopes, and is named like one."""
 TABLE_PREFIX = "dispatcher_"
 EMBEDDED_BROKER_DB = 1
@@ -296,9 +297,12 @@ class Settings(BaseSettings):
     def quotas_of(self) -> dict[str, tuple[AnyQuota, ...]]:
         """The quotas of every kind of scope that has some (see :mod:`dispatcher.scope`)."""
         found: dict[str, tuple[AnyQuota, ...]] = {scope.OWN_SCOPE: self.quotas}
+        found[scope.WITHOUT] = _NEVER_FULL
         for name, channel in self.channels.items():
             found[scope.of_scope_on(name)] = channel.recipient_quotas
             found[scope.of_channel(name)] = channel.quotas
+            if channel.without_quotas == "always":
+                found[scope.without_on(name)] = _NEVER_FULL
         found |= {name: kind.quotas for name, kind in self.scopes.items()}
         return {kind: quotas for kind, quotas in found.items() if quotas}
 

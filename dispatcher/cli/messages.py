@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -92,6 +92,9 @@ def submit(
         str | None, typer.Option(help="URL that receives its final status by POST.")
     ] = None,
     campaign: Campaign = None,
+    quotas: Annotated[
+        Literal["none"] | None, typer.Option(help="none: no quota counts or refuses it.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Accept a message for a future time."""
@@ -116,6 +119,7 @@ def submit(
             expire_after=length_of(expire_after, "expire_after"),
             status_url=status_url,
             campaign=campaign,
+            quotas=quotas,
         )
     _say(message, as_json=as_json)
 

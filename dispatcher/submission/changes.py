@@ -23,7 +23,7 @@ from dispatcher.errors import (
     UnknownChannel,
 )
 from dispatcher.message import Draft, Message, OnConflict, Status, check_body, is_unchanged
-from dispatcher.scope import NO_SCOPE
+from dispatcher.scope import NO_SCOPE, WITHOUT
 from dispatcher.settings import Settings
 from dispatcher.store import Messages, Movable, Suppressions
 from dispatcher.submission.enqueuer import Enqueuer
@@ -313,7 +313,8 @@ def _draft(message: Message, new_time: NewTime) -> Draft:
         zone=new_zone,
         fold=new_time.fold,
         scope=message.scope,
-        scopes=message.scopes,
+        scopes={kind: name for kind, name in message.scopes.items() if kind != WITHOUT},
+        quotas="none" if WITHOUT in message.scopes else None,
         expires_at=expires_at,
         expire_after=expire_after,
         on_conflict=new_time.on_conflict,

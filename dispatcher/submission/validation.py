@@ -26,7 +26,7 @@ from dispatcher.message import (
     fingerprint,
 )
 from dispatcher.reservation import Terms
-from dispatcher.scope import Scope, counted
+from dispatcher.scope import WITHOUT, Scope, counted
 from dispatcher.settings import Settings
 from dispatcher.times import send_time
 from dispatcher.times.lengths import MILLISECOND
@@ -118,11 +118,14 @@ def validate(
         scope=scope,
         channel=channel,
         scopes=draft.scopes,
+        quotas=draft.quotas,
         zone=draft.zone,
         quiet_hours=draft.quiet_hours,
         send_window=draft.send_window,
     )
     scopes = dict(draft.scopes) if draft.scopes else {}
+    if draft.quotas is not None:
+        scopes[WITHOUT] = draft.quotas
     quiet_hours = None
     if draft.quiet_hours is not None or draft.send_window is not None:
         quiet_hours = own_hours(draft.quiet_hours, draft.send_window)
@@ -275,6 +278,7 @@ def terms_for(
     scope: str,
     channel: str | None,
     scopes: Mapping[str, str] | None = None,
+    quotas: object = None,
     zone: str | None = None,
     quiet_hours: str | None = None,
     send_window: str | None = None,
@@ -286,6 +290,8 @@ def terms_for(
     if zone is not None:
         send_time.check_zone(zone)
     further = None if scopes is None else _checked_scopes(scopes, settings)
+    if quotas is not None:
+        further = {WITHOUT: _no_quotas(quotas, channel, settings)}
     if quiet_hours is None and send_window is None:
         quiet = settings.channels[channel].quiet if channel is not None else None
     else:
@@ -342,6 +348,15 @@ def _checked_scopes(scopes: object, settings: Settings) -> Mapping[str, str]:
             raise InvalidDraft("scopes", f"there is no kind {quoted(kind)}", accepted)
         check_text(f"scopes.{kind}", name)
     return dict(scopes)
+
+
+def _no_quotas(quotas: object, channel: str | None, settings: Settings) -> str:
+    if not isinstance(quotas, str) or quotas != "none":
+        raise InvalidDraft("quotas", quoted(quotas), "'none', or no value for those that apply")
+    if channel is None or settings.channels[channel].without_quotas == "never":
+        accepted = f"no value, or set channels.{channel}.without_quotas"
+        raise InvalidDraft("quotas", "this channel has no messages without quotas", accepted)
+    return quotas
 
 
 def _parsed(text: str | None, name: str) -> Hours | None:

@@ -60,6 +60,7 @@ class NewMessage(_In):
     expire_after_seconds: Seconds | None = None
     status_url: str | None = None
     campaign: str | None = None
+    quotas: Literal["none"] | None = None
 
     def draft(self, idempotency_key: str | None = None) -> Draft:
         """Return the draft."""

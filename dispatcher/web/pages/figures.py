@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from dispatcher.errors import InvalidValue, ReservationsUnavailable
 from dispatcher.problems import status_of
+from dispatcher.scope import WITHOUT
 from dispatcher.web.access import Right
 from dispatcher.web.pages.cached_figures import LOADS
 from dispatcher.web.pages.load_chart import BARS, HEIGHT, WIDTH
@@ -36,7 +37,15 @@ def refusals(visit: Visit) -> Response:
     visit.caller.check_unbound()
     given = visit.query
     since = given.one_of(_SINCE, "since", "24")
-    quotas = sorted({str(each) for some in visit.site.settings.quotas_of.values() for each in some})
+    settings = visit.site.settings
+    quotas = sorted(
+        {
+            str(quota)
+            for kind, of_kind in settings.quotas_of.items()
+            if not kind.startswith(WITHOUT)
+            for quota in of_kind
+        }
+    )
     found, error, status = None, None, 200
     try:
         found = visit.dispatcher.refusals(
