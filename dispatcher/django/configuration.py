@@ -39,9 +39,9 @@ def load() -> Settings:
     """
     alias = database_alias()
     if alias is None or "database_url" in without_djangos_database().model_fields_set:
-        return _with_senders(Settings.load(**_of_dispatcher()))
+        return _for_emails(Settings.load(**_of_dispatcher()))
     url = database_url(connection_of(alias))
-    return _with_senders(Settings.load(**_of_dispatcher(), database_url=url))
+    return _for_emails(Settings.load(**_of_dispatcher(), database_url=url))
 
 
 def without_djangos_database() -> Settings:
@@ -49,7 +49,7 @@ def without_djangos_database() -> Settings:
 
     They name no schema: whether the database has schemas is not known.
     """
-    return _with_senders(Settings.load(**_of_dispatcher() | {"table_schema": ""}))
+    return _for_emails(Settings.load(**_of_dispatcher() | {"table_schema": ""}))
 
 
 def senders() -> list[str]:
@@ -62,14 +62,24 @@ def senders() -> list[str]:
     return named
 
 
-def _with_senders(settings: Settings) -> Settings:
-    """Let the bodies of channels by SMTP name Django's senders, unless they say which they may."""
-    channels = {
-        name: channel.model_copy(update={"options": {"senders": senders()} | channel.options})
-        if channel.transport == "smtp"
-        else channel
-        for name, channel in settings.channels.items()
-    }
+def _for_emails(settings: Settings) -> Settings:
+    """Let channels carry e-mails of Django's as Django would.
+
+    Bodies of channels by SMTP may name Django's senders, unless the channel says which; and the
+    channel of the e-mails takes them without quotas, unless it has some.
+    """
+    channels = dict(settings.channels)
+    for name, channel in channels.items():
+        if channel.transport == "smtp":
+            options = {"senders": senders()} | channel.options
+            channels[name] = channel.model_copy(update={"options": options})
+    of_emails = channels.get(email_channel())
+    if (
+        of_emails is not None
+        and of_emails.without_quotas == "never"
+        and not (of_emails.quotas or of_emails.recipient_quotas)
+    ):
+        channels[email_channel()] = of_emails.model_copy(update={"without_quotas": "allowed"})
     return settings.model_copy(update={"channels": channels})
 
 

@@ -36,11 +36,12 @@ _NOW = timedelta(0)
 class EmailBackend(BaseEmailBackend):
     """Books each e-mail as messages of a channel, one for each recipient, due now.
 
-    It goes out at the first slot that fits every quota outside quiet hours, and gives each
-    recipient an address line of its own. Inside ``transaction.atomic()`` it is booked if and when
-    that commits. All recipients of an e-mail are accepted, or none. ``channel`` is by default
-    ``email_channel`` in ``DISPATCHER``; further keywords are those of :meth:`Dispatcher.submit`,
-    as in ``get_connection(on_conflict="reject", expire_after=HOUR)``.
+    It goes out at once, outside quiet hours. No quota counts it, unless its channel has ``quotas``
+    or ``recipient_quotas``: then all do, and it goes out at the first slot. Inside
+    ``transaction.atomic()`` it is booked if and when that commits. All recipients of an e-mail are
+    accepted, or none. ``channel`` is by default ``email_channel`` in ``DISPATCHER``; further
+    keywords are those of :meth:`Dispatcher.submit`, as in ``get_connection(quotas=None,
+    expire_after=HOUR)``, whose e-mails the quotas of the settings count.
     """
 
     def __init__(
@@ -87,9 +88,10 @@ class EmailBackend(BaseEmailBackend):
         recipients = dict.fromkeys(read_mailbox("recipient", text).addr_spec for text in texts)
         channel = self._channel or configuration.email_channel()
         body = body_of(email, channel=channel)
+        options = self._options_now() | self._quotas(channel)
         drafts = [
-            Draft(channel=channel, recipient=each, body=body, **self._options_now())
-            for each in recipients
+            Draft(channel=channel, recipient=recipient, body=body, **options)
+            for recipient in recipients
         ]
         if dispatcher.joins and len(drafts) > 1:
             with transaction.atomic(using=configuration.database_alias()):
@@ -112,6 +114,12 @@ class EmailBackend(BaseEmailBackend):
     def _options_now(self) -> dict[str, Any]:
         is_timed = "send_at" in self._options or "send_in" in self._options
         return self._options if is_timed else {"send_in": _NOW} | self._options
+
+    def _quotas(self, channel: str) -> dict[str, Any]:
+        """Return that no quota counts an e-mail, where its channel allows that."""
+        known = dispatcher.settings.channels.get(channel)
+        allowed = known is not None and known.without_quotas != "never"
+        return {"quotas": "none"} if allowed and "quotas" not in self._options else {}
 
 
 def body_of(email: EmailMessage, *, channel: str) -> dict[str, Any]:

@@ -54,11 +54,27 @@ def test_send_mail_books_one_message(project: Project) -> None:
 
 
 @ON_ONE
-def test_the_second_waits_for_the_quota(project: Project) -> None:
-    for subject in ("first", "second"):
-        mail.send_mail(subject, "Text", None, ["ada@example.org"])
-    first, second = project.dispatcher.select(oldest_first=True)
-    assert second.send_at - first.send_at >= timedelta(minutes=1)
+@pytest.mark.parametrize(
+    ("channel", "options", "minutes"),
+    [
+        ({}, {}, 0),
+        ({"recipient_quotas": ["1/2 minute"]}, {}, 2),
+        ({"quotas": ["1/3 minute"]}, {}, 3),
+        ({}, {"quotas": None}, 1),
+    ],
+)
+def test_quotas_count_it_where_the_project_sets_some_for_its_channel(
+    project: Project, channel: dict[str, Any], options: dict[str, Any], minutes: int
+) -> None:
+    channels = {"email": {"transport": "memory"} | channel}
+    with override_settings(DISPATCHER=settings.DISPATCHER | {"channels": channels}):
+        project.dispatcher._app.reconciler.reconcile(settle=timedelta(0))
+        for subject in ("newsletter", "reset"):
+            connection = mail.get_connection(**options)
+            mail.send_mail(subject, "Text", None, ["ada@example.org"], connection=connection)
+        first, second = project.dispatcher.select(oldest_first=True)
+    waited = second.send_at - first.send_at
+    assert timedelta(minutes=minutes) <= waited < timedelta(minutes=minutes, seconds=30)
 
 
 def test_it_is_booked_if_the_transaction_commits(project: Project) -> None:
