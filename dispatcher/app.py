@@ -23,6 +23,7 @@ from dispatcher.delivery.sweep import Sweep, Ticks
 from dispatcher.errors import InvalidSettings
 from dispatcher.extras import needs
 from dispatcher.faults import arm_by_environment
+from dispatcher.forks import never_finalise, renew_after_fork
 from dispatcher.limiters import Fills, InHand, LogLimit, Permits, reaches_ms
 from dispatcher.operations.doctor import Doctor
 from dispatcher.operations.overview import Overviews
@@ -139,8 +140,8 @@ class built_once(Generic[T]):  # noqa: N801 - used as a decorator
 class App:
     """The dispatcher for one configuration: the first use of a part builds it.
 
-    One object may be shared by threads. After a fork make a new one. No send begins once the byte
-    of ``stop_flag`` is set.
+    One object may be shared by threads. A forked child builds parts of its own. No send begins once
+    the byte of ``stop_flag`` is set.
     """
 
     _exposition: Exposition | None = None
@@ -152,6 +153,14 @@ class App:
         self.settings = settings
         self.clock = clock or SystemClock()
         self._stop_flag = stop_flag or bytearray(1)
+        renew_after_fork(self, App._renew)
+
+    def _renew(self) -> None:
+        """Let a forked child build every part anew, the locks with them."""
+        parts = vars(self).copy()
+        never_finalise(parts)
+        vars(self).clear()
+        vars(self).update({name: parts[name] for name in ("settings", "clock", "_stop_flag")})
 
     # The servers.
 
@@ -827,7 +836,7 @@ class App:
             self._exposition.close()
         self._close_built("broker_probe", "delivery")
         self.close_sending()
-        self._close_built("redis", "plain_redis", "database", "page_database", "publisher")
+        self._close_built("redis", "plain_redis", "database", "page_database", "queue", "publisher")
 
     def _close_built(self, *names: str) -> None:
         """Close those of these parts that were built; one that the settings turn off is None."""

@@ -42,6 +42,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from dispatcher.app import App
 from dispatcher.delivery.reconciler import OnRows
 from dispatcher.errors import DispatcherError, InvalidDraft, InvalidValue, kind_of, quoted
+from dispatcher.forks import renew_after_fork
 from dispatcher.message import (
     Attempt,
     Draft,
@@ -155,9 +156,9 @@ class Dispatcher:
 
     ``settings`` default to those of the environment and ``dispatcher.toml``; see
     :class:`~dispatcher.settings.Settings`. Nothing connects before the first call. One instance
-    may be shared by threads; after a fork make a new one. Use it as a context manager, or call
-    :meth:`close`; in a coroutine with ``async with``, or :meth:`aclose`. A closed one is not opened
-    again: its calls raise RuntimeError.
+    may be shared by threads, and by processes that fork: a child has connections of its own. Use it
+    as a context manager, or call :meth:`close`; in a coroutine with ``async with``, or
+    :meth:`aclose`. A closed one is not opened again: its calls raise RuntimeError.
     """
 
     def __init__(self, settings: Settings | None = None, *, clock: Clock | None = None) -> None:
@@ -165,11 +166,16 @@ class Dispatcher:
             raise InvalidValue("settings", kind_of(settings), "Settings, as from Settings.load()")
         self.settings = settings if settings is not None else Settings.load()
         self._app = App(self.settings, clock)
+        self._is_closed = False
+        self._renew()
+        renew_after_fork(self, Dispatcher._renew)
+
+    def _renew(self) -> None:
+        """Begin without threads and locks; a forked child calls it. No calls are under way then."""
         self._threads = _threads(_MOST_AWAITED)
         self._joined: set[Future[Any]] = set()
         self._lent = WeakSet[ThreadPoolExecutor]()
         self._state_lock = Lock()
-        self._is_closed = False
         self._turns: dict[
             asyncio.AbstractEventLoop, WeakKeyDictionary[object, asyncio.Semaphore]
         ] = {}

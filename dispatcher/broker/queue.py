@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from celery import Celery
+from kombu.connection import ConnectionPool
+from kombu.pools import ProducerPool
 
 from dispatcher.broker.errors import translated
 from dispatcher.celery_app import DELIVER
@@ -80,6 +82,19 @@ def _group_of(members: Sequence[Ticket]) -> TaskGroup:
     return TaskGroup(first.channel, ids, begins_at, first.is_first)
 
 
+class _Connections(ConnectionPool):
+    """Connections of the queue's own: kombu shares pools between apps.
+
+    A child that multiprocessing forks shuts the sockets of its parent's shared pools down.
+    """
+
+    close_after_fork = False
+
+
+class _Producers(ProducerPool):
+    close_after_fork = False
+
+
 class Queue:
     """Publishes ``deliver`` tasks with an ETA, each channel's to its own queue.
 
@@ -95,6 +110,13 @@ class Queue:
         self._journal = journal
         self._declared: set[str] = set()
         self._paused_until = 0.0
+        limit = app.conf.broker_pool_limit
+        self._connections: Any = _Connections(app.connection_for_write(), limit)
+        self._producers: Any = _Producers(self._connections, limit)
+
+    def close(self) -> None:
+        """Close the connections to the broker."""
+        self._connections.force_close_all()
 
     def enqueue(self, tickets: Sequence[Ticket]) -> None:
         """Publish tasks for these messages. Raises QueueUnavailable: some may be published."""
@@ -117,7 +139,7 @@ class Queue:
 
     def _publish(self, groups: Sequence[TaskGroup]) -> None:
         now = self._clock.now()
-        with self._app.producer_pool.acquire(block=True, timeout=1) as producer:
+        with self._producers.acquire(block=True, timeout=1) as producer:
             for name in {self._settings.queue_of(each.channel) for each in groups} - self._declared:
                 producer.maybe_declare(self._app.amqp.queues[name])
                 self._declared.add(name)

@@ -25,6 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from dispatcher.forks import never_finalise, renew_after_fork
 from dispatcher.message import dump_json
 from dispatcher.settings import TABLE_PREFIX, Settings
 from dispatcher.store.engines import engine_of
@@ -87,6 +88,12 @@ class Database:
         self.backend.prepare(self.engine)
         if statement_seconds is not None:
             self.backend.bound_statements(self.engine, statement_seconds)
+        renew_after_fork(self, Database._renew)
+
+    def _renew(self) -> None:
+        """Let a forked child connect anew, also for those who hold this object past the App's."""
+        never_finalise(self.engine.pool)
+        self.engine.dispose(close=False)
 
     @classmethod
     def of(

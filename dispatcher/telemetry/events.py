@@ -46,7 +46,7 @@ class StreamEntry(NamedTuple):
 
 
 class EventStream:
-    """Writes and reads the stream. Shared by threads; after a fork make a new one.
+    """Writes and reads the stream.
 
     ``connect`` returns the client of Redis, ``keep`` is the least number of transitions kept.
     """

@@ -64,7 +64,7 @@ class _Call(NamedTuple):
 class Hooks:
     """Calls ``target.on_sent(message)`` and its like.
 
-    ``read`` returns messages as they are stored. Shared by threads; after a fork make a new one.
+    ``read`` returns messages as they are stored.
     """
 
     def __init__(self, target: object, *, read: Read) -> None:

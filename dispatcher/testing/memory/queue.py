@@ -35,6 +35,9 @@ class MemoryQueue:
         self._open: dict[tuple[datetime, str, bool], _Task] = {}
         self._numbers = 0
 
+    def close(self) -> None:
+        """Do nothing: it has no connections."""
+
     def enqueue(self, tickets: Sequence[Ticket]) -> None:
         """Keep these messages until they are due."""
         now = self._clock.now()
