@@ -29,6 +29,7 @@ from dispatcher.reservation.refusals import (
     Replay,
     RuleRefusals,
 )
+from dispatcher.reservation.shards import CLOSED
 from dispatcher.reservation.survey import (
     ClusterFacts,
     ForeignFacts,
@@ -43,6 +44,7 @@ from dispatcher.reservation.windows import Windows
 
 __all__ = [
     "CELLS",
+    "CLOSED",
     "Blocked",
     "Booked",
     "BookingRequest",

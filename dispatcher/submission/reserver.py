@@ -17,6 +17,7 @@ from dispatcher.errors import (
 from dispatcher.message import Message
 from dispatcher.redis.errors import is_silence
 from dispatcher.reservation import (
+    CLOSED,
     Booked,
     BookingRequest,
     RefusalLog,
@@ -62,6 +63,12 @@ class Reserver:
         """
         try:
             return self._windows.book(requests, grace=grace)
+        except ReservationsUnavailable as error:
+            self.withdraw(requests)
+            if error.reason == CLOSED:
+                # Nobody completes them where the schema is missing: then the store says so.
+                self._messages.find_many([requests[0].message_id])
+            raise
         except BaseException:
             self.withdraw(requests)
             raise

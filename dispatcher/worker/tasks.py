@@ -67,6 +67,10 @@ _apps: dict[int, App] = {}
 """By process id. A forked child inherits its parent's entry and never uses it. There is no lock: if
 a thread of the parent had it at the fork, it would stay locked in the child."""
 
+_TOLD_AGAIN_SECONDS = 60.0
+_told_at: dict[str, float] = {}
+"""Why duties failed, and when this process logged it."""
+
 _stop_flags: list[StopFlag] = []
 """The last one is that of this worker, which its main process shares with the processes of its
 pool: Celery tells the main process alone that the worker is to stop."""
@@ -153,13 +157,23 @@ def _run(duty: str, work: Callable[[], object]) -> None:
             did = work()
         except DispatcherError as error:
             app.journal.swept(duty, None)
-            if isinstance(error, Unavailable):
+            if isinstance(error, Unavailable) and _is_news(str(error)):
                 log.warning("sweep: %s failed; beat starts it again: %s", duty, error)
             raise
         app.journal.swept(duty, _counts(did))
 
     if app.ticks.run(duty, counted):
         app.pulse.done(duty)
+
+
+def _is_news(text: str) -> bool:
+    """Whether this process has not logged the text within a minute, for whichever duty."""
+    now = here().clock.monotonic()
+    for told in [told for told, at in _told_at.items() if now - at >= _TOLD_AGAIN_SECONDS]:
+        _told_at.pop(told, None)
+    is_news = text not in _told_at
+    _told_at.setdefault(text, now)
+    return is_news
 
 
 def _counts(did: object) -> dict[str, int]:
