@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
+from secrets import token_hex
 from typing import Annotated, Any
 
 import typer
@@ -169,7 +170,8 @@ def worker(
     _write_logs(settings.log_format)
     _celery(
         "worker", "--pool=threads", f"--concurrency={concurrency}", f"--queues={queues}",
-        "--without-gossip", "--without-mingle", "--loglevel=INFO", *context.args,
+        f"--hostname=worker-{token_hex(4)}@%h", "--without-gossip", "--without-mingle",
+        "--loglevel=INFO", *context.args,
     )  # fmt: skip
 
 

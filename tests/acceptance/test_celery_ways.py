@@ -1,4 +1,4 @@
-"""Other ways to start: Celery's own commands."""
+"""Other ways to start: Celery's own commands, and several workers on one host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from tests.support.environment import CHANNEL, Environment, Maker
+from dispatcher.telemetry.liveness import Kind
+from tests.support.environment import CHANNEL, Environment, Maker, dispatcher_command
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.long
 
@@ -29,6 +31,24 @@ def test_celerys_own_commands_start_worker_and_beat(environment: Maker) -> None:
     )
     deliver_some(running)
     assert running.restarts == 0
+
+
+@on_sqlite
+def test_workers_of_one_host_share_a_rabbitmq(
+    environment: Maker, rabbitmq: str, own_queue: str
+) -> None:
+    """RabbitMQ locks the queue for remote control by the name of a worker's node."""
+    worker = dispatcher_command("worker", "--concurrency=2")
+    services = {"worker-1": worker, "worker-2": worker, "beat": dispatcher_command("beat")}
+    running = environment(queue=own_queue, broker_url=rabbitmq, services=services)
+    signs = running.dispatcher._app.signs
+
+    def nodes() -> set[str]:
+        return {each.name.split()[0] for each in signs.read()[Kind.WORKER] if each.is_alive}
+
+    wait_until(lambda: len(nodes()) == 2)
+    deliver_some(running)
+    assert "RESOURCE_LOCKED" not in running.logs()
 
 
 def deliver_some(running: Environment) -> None:
