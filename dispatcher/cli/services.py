@@ -26,7 +26,7 @@ from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, examples, say_error, say_warning
 from dispatcher.cli.doctor import check_before_start
 from dispatcher.cli.progress import until_stopped
-from dispatcher.errors import InvalidSettings
+from dispatcher.errors import InvalidSettings, InvalidValue
 from dispatcher.file_modes import make_private
 from dispatcher.settings import (
     PARENT_VARIABLE,
@@ -43,6 +43,7 @@ from dispatcher.times.send_time import as_text
 _PARENT_SECONDS = 0.5
 _LOOK_SECONDS = 0.2
 """Interval of checks: a signal that another thread receives does not wake the main thread."""
+_GREENLETS = {"eventlet", "gevent"}
 _COUNTERS = "PROMETHEUS_MULTIPROC_DIR"
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 _QUIET = ("celery.worker.strategy", "celery.app.trace", "celery.beat")
@@ -148,6 +149,9 @@ def _shown(running: Settings) -> Iterator[Callable[[], None]]:
 def worker(
     context: typer.Context,
     concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, max=32)] = 16,
+    pool: Annotated[
+        str, typer.Option("--pool", "-P", help="Celery's pool; not gevent, not eventlet.")
+    ] = "threads",
     no_doctor: Annotated[
         bool, typer.Option("--no-doctor", help="Start although the doctor finds errors.")
     ] = False,
@@ -158,6 +162,13 @@ def worker(
     It does not start where the database lacks migrations, Redis evicts or is too old, or the
     clocks of this machine and the database are more than a second apart.
     """
+    if pool in _GREENLETS:  # they replace parts of Python, which must come before any import
+        raise InvalidValue(
+            "--pool",
+            f"{pool} would deliver nothing in `dispatcher worker`",
+            "threads, the default (`dispatcher worker -c 32`); or dispatcher.install in a Celery "
+            "app of yours, and `celery -A your_app worker -P gevent`",
+        )
     settings = _settings(metrics_port)
     if settings.metrics_port is not None:
         context.with_resource(_counting_together())
@@ -169,7 +180,7 @@ def worker(
     worker_ready.connect(collect_rarely, weak=False)
     _write_logs(settings.log_format)
     _celery(
-        "worker", "--pool=threads", f"--concurrency={concurrency}", f"--queues={queues}",
+        "worker", f"--pool={pool}", f"--concurrency={concurrency}", f"--queues={queues}",
         f"--hostname=worker-{token_hex(4)}@%h", "--without-gossip", "--without-mingle",
         "--loglevel=INFO", *context.args,
     )  # fmt: skip

@@ -47,7 +47,7 @@ def count() -> None:
 
 
 @on_sqlite
-@pytest.mark.parametrize("pool", ["threads", "prefork"])
+@pytest.mark.parametrize("pool", ["threads", "prefork", "gevent"])
 def test_an_app_of_the_users_delivers_and_does_its_own_work(
     environment: Maker, folder: Path, pool: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dispatcher.cli import services
 from dispatcher.message import new_id
 from dispatcher.times.send_time import as_text
 from tests.cli.conftest import Run, run_process
@@ -275,6 +277,23 @@ def test_worker_and_up_refuse_a_channel_that_cannot_work(
     assert ran.err.startswith("error: channels.sms.transport: ")
     assert ran.err.count("\n") == 1
     assert transport in ran.err
+
+
+@pytest.mark.parametrize(
+    "words", [("-P", "gevent"), ("-Peventlet",), ("--pool", "eventlet"), ("--pool=gevent",)]
+)
+def test_a_worker_refuses_pools_of_greenlets(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """They would replace parts of Python after the imports, deliver nothing and ignore SIGTERM."""
+    started: list[str] = []
+    monkeypatch.setattr(services, "_celery", lambda *arguments: started.extend(arguments))
+    ran = run("worker", "-c", "2", *words)
+    assert (ran.code, ran.out, started) == (2, "", [])
+    assert re.match(r"error: --pool: (gevent|eventlet) would deliver nothing", ran.err)
+    assert "`dispatcher worker -c 32`" in ran.err
+    assert run("worker", "-P", "solo").code == 0
+    assert "--pool=solo" in started
 
 
 def test_as_a_process_it_ends_the_same_way(house: House, tmp_path: Path) -> None:
