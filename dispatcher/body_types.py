@@ -19,7 +19,15 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic_core import ErrorDetails, PydanticSerializationError
 from pydantic_core.core_schema import ErrorType
 
-from dispatcher.errors import InvalidDraft, InvalidSettings, InvalidValue, cut, kind_of, quoted
+from dispatcher.errors import (
+    InvalidDraft,
+    InvalidSettings,
+    InvalidValue,
+    cut,
+    kind_of,
+    plain,
+    quoted,
+)
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -69,7 +77,7 @@ class Channel(Generic[BodyT_contra]):
     """
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name = plain(name)
 
     @cached_property
     def body_type(self) -> BodyType:

@@ -41,7 +41,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from dispatcher.app import App
 from dispatcher.delivery.reconciler import OnRows
-from dispatcher.errors import DispatcherError, InvalidDraft, InvalidValue, kind_of, quoted
+from dispatcher.errors import DispatcherError, InvalidDraft, InvalidValue, kind_of, plain, quoted
 from dispatcher.forks import renew_after_fork
 from dispatcher.message import (
     Attempt,
@@ -69,6 +69,7 @@ from dispatcher.submission import (
     OnProgress,
     Result,
     Story,
+    checked_scopes,
     known_channel,
     terms_for,
 )
@@ -862,6 +863,9 @@ class Dispatcher:
             ReservationsUnavailable: Redis is down or incomplete.
 
         """
+        zone = plain(zone)
+        if channel is not None:
+            channel = known_channel(channel, self.settings)
         if scope is not None:
             name = check_text("scope", scope)
         elif recipient is not None:
@@ -869,13 +873,11 @@ class Dispatcher:
             name = self.settings.spellings.one(recipient, channel)
         else:
             raise InvalidDraft("recipient", "neither recipient nor scope given", "one of them")
-        if channel is not None:
-            known_channel(channel, self.settings)
         terms = terms_for(
             self.settings,
             scope=name,
             channel=channel,
-            scopes=scopes,
+            scopes=checked_scopes(scopes, self.settings),
             zone=zone,
             quiet_hours=quiet_hours,
             send_window=send_window,
@@ -912,11 +914,11 @@ class Dispatcher:
         Raises InvalidDraft and ReservationsUnavailable.
         """
         return self._app.timeline_reader.read(
-            scope,
-            channel=channel,
+            plain(scope),
+            channel=plain(channel),
             scopes=scopes,
-            zone=zone,
-            kind=kind,
+            zone=plain(zone),
+            kind=plain(kind),
             start=start,
             length=length,
         )

@@ -42,8 +42,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
+
+T = TypeVar("T")
 
 _SHOWN_CONFLICTS = 3
 _LONGEST_VALUE = 80
@@ -108,6 +110,7 @@ class UnknownChannel(InvalidDraft):
     def __init__(self, channel: object, known: Sequence[str]) -> None:
         names = ", ".join(known)
         super().__init__("channel", f"there is no channel {quoted(channel)}", f"one of {names}")
+        channel = plain(channel)
         is_shown = isinstance(channel, str) and channel.isprintable()
         self.channel = cut(str(channel)) if is_shown else quoted(channel)
         self.known = tuple(known)
@@ -452,12 +455,22 @@ def kind_of(value: object) -> str:
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
+def plain(value: T) -> T:
+    """Return a text of any subclass, such as a member of an Enum, as the ``str`` of its value.
+
+    Anything else is returned as it is. Drivers, f-strings and templates read such texts in
+    different ways.
+    """
+    return str.__str__(value) if isinstance(value, str) else value  # type: ignore[return-value]  # a T, too
+
+
 def quoted(value: object) -> str:
     """Return a value for a sentence: its repr, on one line, of at most 80 characters.
 
     Every error quotes callers' values with it. For a value whose repr fails it returns the type;
     lengths and instants are written for people.
     """
+    value = plain(value)
     try:
         if type(value) is str:
             text = repr(value[:_LONGEST_VALUE])

@@ -17,9 +17,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
 
-from dispatcher.errors import DispatcherError, InvalidDraft, QuotaExceeded, kind_of
+from dispatcher.errors import DispatcherError, InvalidDraft, QuotaExceeded, kind_of, plain
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from dispatcher.body_types import AnyBody, BodyOfChannel, Channel
 
 Body = Mapping[str, Any]
@@ -65,6 +67,14 @@ class Outcome(StrEnum):
     TEMPORARY = "temporary"
     PERMANENT = "permanent"
     UNKNOWN = "unknown"
+
+
+def make_texts_plain(request: DataclassInstance) -> None:
+    """Make the texts of a caller's dataclass plain; see :func:`~dispatcher.errors.plain`."""
+    for name in request.__dataclass_fields__:
+        value = getattr(request, name)
+        if value is not None and type(value) is not str and isinstance(value, str):
+            object.__setattr__(request, name, plain(value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +132,9 @@ class Draft:
             campaign: str | None = None,
             quotas: Literal["none"] | None = None,
         ) -> None: ...
+
+    def __post_init__(self) -> None:
+        make_texts_plain(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,11 +299,13 @@ def check_text(name: str, value: object, *, longest: int = MAX_RECIPIENT) -> str
     """Return ``value`` if it is a clean single line of 1 to ``longest`` characters.
 
     Refused are control and formatting characters (also line separators and bidi controls), lone
-    surrogates, and white space at either end. Raises InvalidDraft.
+    surrogates, and white space at either end. It returns a ``str``, whatever subclass ``value`` is
+    of. Raises InvalidDraft.
     """
     accepted = f"1 to {longest} printable characters without white space at the ends"
     if not isinstance(value, str):
         raise InvalidDraft(name, kind_of(value), accepted)
+    value = plain(value)
     if not 1 <= len(value) <= longest:
         raise InvalidDraft(name, f"{len(value)} characters", accepted)
     if value.isascii() and value.isprintable() and " " not in (value[0], value[-1]):
@@ -399,7 +414,7 @@ def visible_text(text: str) -> str:
 def storable_text(value: object, *, longest: int = 500) -> str:
     """Return ``value`` as text that every database accepts, cut to ``longest`` characters."""
     try:
-        text = str(value)
+        text = str(plain(value))
     except Exception:  # noqa: BLE001 - the code of a transport's error may do anything
         text = f"{kind_of(value)} that cannot be written"
     text = text[:longest].encode("utf-8", "replace").decode()
@@ -418,11 +433,14 @@ class _Cleaner:
         self._left -= 1  # every value takes at least a byte
         if self._left < 0:
             raise InvalidDraft(self._field, "too many values", self._accepted)
-        if value is None or isinstance(value, bool | int):
+        if value is None or isinstance(value, bool):
             return value
+        if isinstance(value, int):  # also a member of an IntEnum, which a template would name
+            return int.__int__(value)
         if isinstance(value, str):
-            return self._text(value, path)
+            return self._text(plain(value), path)
         if isinstance(value, float):
+            value = float.__float__(value)
             if not math.isfinite(value):
                 raise InvalidDraft(path, f"the number {value}", self._accepted)
             return value
@@ -441,7 +459,8 @@ class _Cleaner:
             if not isinstance(key, str):
                 problem = f"a key that is {kind_of(key)}"
                 raise InvalidDraft(path, problem, self._accepted)
-            copy[self._text(key, path)] = self.clean(each, f"{path}.{key[:40]}", depth - 1)
+            name = self._text(plain(key), path)
+            copy[name] = self.clean(each, f"{path}.{name[:40]}", depth - 1)
         return copy
 
     def _text(self, value: str, path: str) -> str:

@@ -8,7 +8,7 @@ from datetime import date, datetime
 from typing import Self, TypedDict
 from uuid import UUID
 
-from dispatcher.errors import InvalidDraft, kind_of, quoted
+from dispatcher.errors import InvalidDraft, kind_of, plain, quoted
 from dispatcher.message import MAX_CAMPAIGN, Message, Status, check_text
 from dispatcher.times import send_time
 
@@ -74,11 +74,10 @@ class Selection:
             "key_prefix": wanted.get("key_prefix"),
         }
         for name, text in texts.items():
-            if text is not None:
-                check_text(name, text)
+            texts[name] = None if text is None else check_text(name, text)
         campaign = wanted.get("campaign")
         if campaign is not None:
-            check_text("campaign", campaign, longest=MAX_CAMPAIGN)
+            campaign = check_text("campaign", campaign, longest=MAX_CAMPAIGN)
         overdue = wanted.get("overdue", False)
         if not isinstance(overdue, bool):
             raise InvalidDraft("overdue", kind_of(overdue), "True or False")
@@ -130,7 +129,7 @@ def id_of(value: UUID | str, field: str = "id") -> UUID:
         return value
     try:
         if isinstance(value, str):
-            return UUID(value)
+            return UUID(plain(value))
     except ValueError:
         pass
     raise InvalidDraft(field, f"{quoted(value)} is no message id", "a UUID")
@@ -145,6 +144,7 @@ def ids_of(values: Iterable[UUID | str]) -> list[UUID]:
 
 def read_status(status: Status | str) -> Status:
     """Return the status of that name. Raises InvalidDraft."""
+    status = plain(status)
     if isinstance(status, str) and status in tuple(Status):
         return Status(status)
     raise InvalidDraft("status", f"there is no status {quoted(status)}", ", ".join(Status))

@@ -11,9 +11,9 @@ from typing import ClassVar, Self, cast, overload
 import redis
 import redis.asyncio
 
-from dispatcher.errors import InvalidValue, kind_of, quoted
+from dispatcher.errors import InvalidValue, kind_of, plain, quoted
 from dispatcher.limiters.direct_calls import AsyncClient, Client
-from dispatcher.limiters.limit_set import LimitSet, OnError, check_name, length_ms
+from dispatcher.limiters.limit_set import LimitSet, OnError, checked_name, length_ms
 from dispatcher.limiters.limiter import AsyncLimiter, Limiter
 from dispatcher.limiters.local_share import LocalShare
 from dispatcher.quota import MAX_LENGTH_MS, Limit
@@ -129,7 +129,7 @@ class Algorithm(Bindable):
 
     def __post_init__(self) -> None:
         if self.name is not None:
-            check_name(self.name, "name")
+            object.__setattr__(self, "name", checked_name(self.name, "name"))
 
     @property
     def parts(self) -> tuple[Algorithm, ...]:
@@ -223,6 +223,7 @@ class CountPerLength(Algorithm):
     name: str | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "period", plain(self.period))
         object.__setattr__(self, "period", self._normal_period())
         check_count(self.count)
         super().__post_init__()

@@ -9,7 +9,7 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import ClassVar, Self, cast
 
-from dispatcher.errors import InvalidValue, quoted
+from dispatcher.errors import InvalidValue, plain, quoted
 from dispatcher.limiters.algorithm import CountPerLength
 from dispatcher.quota import Limit, read_count, split_zone
 from dispatcher.times import zones
@@ -48,6 +48,7 @@ class FixedWindow(CountPerLength):
         if self.align is None:
             return
         zones.rules(self.align, field="align")
+        object.__setattr__(self, "align", plain(self.align))
         if self.length_ms % _SECOND_MS:
             raise InvalidValue("period", f"{quoted(self.period)} with align", _ALIGNED)
 

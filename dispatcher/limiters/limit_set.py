@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
 
 from redis.crc import key_slot
 
-from dispatcher.errors import InvalidValue, LimitersUnavailable, kind_of, quoted
+from dispatcher.errors import InvalidValue, LimitersUnavailable, kind_of, plain, quoted
 from dispatcher.limiters.decision import NEVER, Decision, Refusal, State
 from dispatcher.redis.errors import is_pool_full
 from dispatcher.redis.keys import LimiterKeys
@@ -88,9 +88,8 @@ class KeyNames:
         self, parts: Sequence[Algorithm], *, prefix: str, tag: str | None, cluster: bool
     ) -> None:
         self._labels = [each.label for each in parts]
-        check_name(prefix, "prefix")
-        if tag is not None:
-            check_name(tag, "tag")
+        prefix = checked_name(prefix, "prefix")
+        tag = None if tag is None else checked_name(tag, "tag")
         self._names = LimiterKeys(prefix, tag)
         self._cluster = cluster
         self._distinct = len(set(self._labels)) == len(self._labels)
@@ -99,11 +98,12 @@ class KeyNames:
     def each(self, keys: Keys, limits: Sequence[int] | None = None) -> Sequence[str]:
         """Return the caller's key for each of those limits. Raises InvalidValue."""
         many = len(self._labels) if limits is None else len(limits)
-        each = (keys,) * many if isinstance(keys, str) else keys
-        if isinstance(each, bytes) or not isinstance(each, Sequence) or len(each) != many:
+        if isinstance(keys, str):
+            each: Sequence[str] = (_checked_key(keys),) * many
+        elif isinstance(keys, Sequence) and not isinstance(keys, bytes) and len(keys) == many:
+            each = [*map(_checked_key, keys)]
+        else:
             raise InvalidValue("keys", quoted(keys), f"one text, or {many} of them in a sequence")
-        for key in (keys,) if isinstance(keys, str) else each:
-            _check_key(key)
         if not self._distinct and len({*self.states(each, limits)}) < many:
             raise InvalidValue(
                 "limits", "two of one kind, count and length for one key", "a name= of their own"
@@ -155,6 +155,7 @@ class LimitSet:
         clock: Clock,
         cluster: bool,
     ) -> None:
+        on_error = plain(on_error)
         if not isinstance(on_error, str) or on_error not in {"raise", "unknown", "local"}:
             raise InvalidValue("on_error", quoted(on_error), "'raise', 'unknown' or 'local'")
         self._kept_words: tuple[int | None, Words] = (None, ())
@@ -310,7 +311,7 @@ def checked(permit: str) -> str:
     if not isinstance(permit, str) or not _ID.fullmatch(permit):
         accepted = f"1 to {_LONGEST_ID} characters, without NUL and lone surrogates"
         raise InvalidValue("permit", quoted(permit), accepted)
-    return permit
+    return plain(permit)
 
 
 def check_permits(n: int, parts: Sequence[Algorithm], *, whole: bool = True) -> None:
@@ -340,16 +341,18 @@ def length_ms(
     return ms
 
 
-def check_name(text: str, field: str) -> None:
-    """Raise InvalidValue unless the text can be part of the names of keys."""
+def checked_name(text: str, field: str) -> str:
+    """Return a text that can be part of the names of keys. Raises InvalidValue."""
     if not isinstance(text, str) or not _NAME.fullmatch(text):
         raise InvalidValue(field, quoted(text), "1 to 64 letters, digits and any of _.-")
+    return plain(text)
 
 
-def _check_key(key: str) -> None:
+def _checked_key(key: str) -> str:
     accepted = f"a text of 1 to {_LONGEST_KEY} bytes in UTF-8"
     if not isinstance(key, str):
         raise InvalidValue("key", kind_of(key), accepted)
+    key = plain(key)
     # A letter has four bytes at most: short keys need not be encoded to be judged.
     if not key or (
         len(key) > _LONGEST_KEY // 4 and len(key.encode(errors="replace")) > _LONGEST_KEY
@@ -360,3 +363,4 @@ def _check_key(key: str) -> None:
             key.encode()
         except UnicodeEncodeError:
             raise InvalidValue("key", "it has half a surrogate pair", accepted) from None
+    return key

@@ -58,7 +58,7 @@ def acquire(
     permit = new_id() if permit is None else checked(permit)
     at_once = not wait and timeout is None
     try:
-        if at_once and isinstance(keys, str) and keys.isascii() and permit.isascii():
+        if at_once and type(keys) is str and keys.isascii() and permit.isascii():
             check_permits(n, limit_set.parts)
             reply = yield PlainCall(keys, n, permit, is_new)
             if len(reply) > 1:

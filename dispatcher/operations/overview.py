@@ -12,7 +12,7 @@ from math import ceil, inf
 from typing import Literal, get_args
 
 from dispatcher.celery_app import DUTIES
-from dispatcher.errors import InvalidValue, Unavailable, quoted
+from dispatcher.errors import InvalidValue, Unavailable, plain, quoted
 from dispatcher.limiters import ChannelFill, Fills
 from dispatcher.message import Status
 from dispatcher.quota import CalendarLimit, Limit
@@ -283,6 +283,7 @@ class Overviews:
         Raises InvalidValue and StoreUnavailable.
         """
         _check_length("within", within)
+        of, by = plain(of), plain(by)
         for field, value, known in (("of", of, get_args(Of)), ("by", by, get_args(By))):
             if not isinstance(value, str) or value not in known:
                 raise InvalidValue(field, quoted(value), " or ".join(known))

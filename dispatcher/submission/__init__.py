@@ -27,7 +27,13 @@ from dispatcher.submission.story import Reservation, Story, StoryReader, coming
 from dispatcher.submission.submitter import Submitter
 from dispatcher.submission.suppression import SuppressionList
 from dispatcher.submission.timeline import TimelineReader
-from dispatcher.submission.validation import ValidDraft, known_channel, terms_for, validate
+from dispatcher.submission.validation import (
+    ValidDraft,
+    checked_scopes,
+    known_channel,
+    terms_for,
+    validate,
+)
 
 __all__ = [
     "Batches",
@@ -56,6 +62,7 @@ __all__ = [
     "SuppressionList",
     "TimelineReader",
     "ValidDraft",
+    "checked_scopes",
     "coming",
     "known_channel",
     "terms_for",

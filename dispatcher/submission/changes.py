@@ -22,7 +22,15 @@ from dispatcher.errors import (
     Unavailable,
     UnknownChannel,
 )
-from dispatcher.message import Draft, Message, OnConflict, Status, check_body, is_unchanged
+from dispatcher.message import (
+    Draft,
+    Message,
+    OnConflict,
+    Status,
+    check_body,
+    is_unchanged,
+    make_texts_plain,
+)
 from dispatcher.scope import NO_SCOPE, WITHOUT
 from dispatcher.settings import Settings
 from dispatcher.store import Messages, Movable, Suppressions
@@ -71,6 +79,9 @@ class NewTime:
     expires_at: datetime | str | None = None
     expire_after: timedelta | None = None
     if_unchanged: Message | None = None
+
+    def __post_init__(self) -> None:
+        make_texts_plain(self)
 
 
 class Changes:

@@ -121,7 +121,7 @@ class Decisions:
         line of text.
         """
         if reason is not None:
-            check_text("reason", reason)
+            reason = check_text("reason", reason)
         message = self._held.drop(self._require_held(message_id, if_unchanged), reason=reason)
         if message.status is not Status.FAILED:
             raise TooLate(message_id, message.status, needs=Status.HELD)

@@ -28,13 +28,13 @@ class PauseList:
 
         That of a recipient is stored in each spelling of the channels, too.
         """
-        self._check(kind, name)
+        kind, name = self._checked(kind, name)
         for each in sorted(self._names(kind, name)):
             self._pauses.add(kind, each)
 
     def resume(self, kind: str, name: str) -> None:
         """End a pause, if there is one, in every spelling. Raises as :meth:`pause` does."""
-        self._check(kind, name)
+        kind, name = self._checked(kind, name)
         names = self._names(kind, name)
         found = {each.name for each in self.in_force() if each.kind == kind}
         like = {each for each in found if not names.isdisjoint(self._names(kind, each))}
@@ -55,15 +55,16 @@ class PauseList:
         }
         return tuple(each for each in self.in_force() if names.get(each.kind) == each.name)
 
-    def _check(self, kind: str, name: str) -> None:
+    def _checked(self, kind: str, name: str) -> tuple[str, str]:
         kinds = (PAUSED_CHANNEL, PAUSED_RECIPIENT, PAUSED_CAMPAIGN, *self._settings.scopes)
-        check_text("kind", kind)
+        kind = check_text("kind", kind)
         if kind not in kinds:
             raise InvalidValue("kind", f"there is no kind {quoted(kind)}", ", ".join(kinds))
         longest = MAX_CAMPAIGN if kind == PAUSED_CAMPAIGN else MAX_RECIPIENT
-        check_text("name", name, longest=longest)
+        name = check_text("name", name, longest=longest)
         if kind == PAUSED_CHANNEL and name not in self._settings.channels:
             raise UnknownChannel(name, sorted(self._settings.channels))
+        return kind, name
 
     def _names(self, kind: str, name: str) -> set[str]:
         """Return the names under which it is stored: a recipient may have several spellings."""

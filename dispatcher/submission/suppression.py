@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dispatcher.errors import UnknownChannel
+from dispatcher.errors import plain
 from dispatcher.faults import fault
 from dispatcher.message import Message, check_text
 from dispatcher.settings import Settings
 from dispatcher.store import EVERY_CHANNEL, REASON, Suppression, Suppressions
 from dispatcher.submission.cancellation import Cancellation
+from dispatcher.submission.validation import known_channel
 
 _AT_ONCE = 500
 
@@ -36,9 +37,8 @@ class SuppressionList:
         repeated call cancels the others.
         """
         recipient = check_text("recipient", recipient)
-        channels = self._settings.channels
-        if channel is not None and not (isinstance(channel, str) and channel in channels):
-            raise UnknownChannel(channel, sorted(channels))
+        if channel is not None:
+            channel = known_channel(channel, self._settings)
         spellings = self._settings.spellings.all(recipient, channel)
         for each in spellings:
             self._suppressions.add(each, channel)
@@ -60,7 +60,7 @@ class SuppressionList:
         """
         recipient = check_text("recipient", recipient)
         if channel is not None:
-            check_text("channel", channel)  # also one that has left the settings
+            channel = check_text("channel", channel)  # also one that has left the settings
         for each in self._settings.spellings.all(recipient, channel):
             self._suppressions.remove(each, channel)
         return tuple(self.suppressed(recipient))
@@ -70,7 +70,7 @@ class SuppressionList:
         if recipient is None:
             yield from self._pages(None)
             return
-        for each in self._settings.spellings.all(recipient):
+        for each in self._settings.spellings.all(plain(recipient)):
             yield from self._pages(each)
 
     def has(self, recipient: str, channel: str | None) -> bool:

@@ -10,7 +10,7 @@ from dispatcher.message import check_text
 from dispatcher.reservation import Terms, Timeline, Timelines
 from dispatcher.scope import NO_SCOPE, of_channel
 from dispatcher.settings import Settings
-from dispatcher.submission.validation import known_channel, terms_for
+from dispatcher.submission.validation import checked_scopes, known_channel, terms_for
 from dispatcher.times import send_time
 from dispatcher.times.clock import Clock
 
@@ -97,16 +97,18 @@ class TimelineReader:
             raise InvalidDraft("kind", "given together with channel or scopes", "one of them")
         if channel is not None:
             known_channel(channel, self._settings)
+        named = scopes if kind is None else {kind: scope}
+        scopes = checked_scopes(named, self._settings)
         terms = terms_for(
             self._settings,
             scope=scope or NO_SCOPE,
             channel=channel,
-            scopes=scopes if kind is None or scope is None else {kind: scope},
+            scopes=scopes,
             zone=zone,
         )
         if kind is None and scope is not None:
             return terms
-        kinds = [kind or of_channel(channel or ""), *(scopes or ())]
+        kinds = [kind or of_channel(channel or ""), *scopes]
         alone = tuple(each for each in terms.scopes if each.kind in kinds)
         if not alone:
             problem = f"{quoted(channel)} as a whole has no quotas (channels.{channel}.quotas)"

@@ -13,6 +13,7 @@ from dispatcher.errors import (
     InvalidValue,
     UnknownChannel,
     kind_of,
+    plain,
     quoted,
 )
 from dispatcher.message import (
@@ -113,17 +114,17 @@ def validate(
     body, body_json = check_body(
         draft.body, max_bytes=settings.body_max_bytes, max_depth=settings.body_max_depth
     )
+    scopes = checked_scopes(draft.scopes, settings)
     terms = terms_for(
         settings,
         scope=scope,
         channel=channel,
-        scopes=draft.scopes,
+        scopes=scopes,
         quotas=draft.quotas,
         zone=draft.zone,
         quiet_hours=draft.quiet_hours,
         send_window=draft.send_window,
     )
-    scopes = dict(draft.scopes) if draft.scopes else {}
     if draft.quotas is not None:
         scopes[WITHOUT] = draft.quotas
     quiet_hours = None
@@ -285,19 +286,18 @@ def terms_for(
 ) -> Terms:
     """Return the terms that judge a time, on a known channel or on none.
 
-    Raises InvalidDraft and InvalidSendTime.
+    ``scopes`` are as :func:`checked_scopes` returns them. Raises InvalidDraft and InvalidSendTime.
     """
     if zone is not None:
         send_time.check_zone(zone)
-    further = None if scopes is None else _checked_scopes(scopes, settings)
     if quotas is not None:
-        further = {WITHOUT: _no_quotas(quotas, channel, settings)}
+        scopes = {WITHOUT: _no_quotas(quotas, channel, settings)}
     if quiet_hours is None and send_window is None:
         quiet = settings.channels[channel].quiet if channel is not None else None
     else:
         quiet = read_hours(own_hours(quiet_hours, send_window) or NO_HOURS)
     kinds = settings.quotas_of
-    counts = counted(kinds, scope=scope, channel=channel or "", scopes=further)
+    counts = counted(kinds, scope=scope, channel=channel or "", scopes=scopes)
     return Terms(counts, zone or settings.zone, quiet)
 
 
@@ -334,20 +334,25 @@ def read_hours(text: str) -> Hours | None:
 
 def known_channel(channel: object, settings: Settings) -> str:
     """Return the name of a channel. Raises UnknownChannel."""
+    channel = plain(channel)
     if not isinstance(channel, str) or channel not in settings.channels:
         raise UnknownChannel(channel, sorted(settings.channels))
     return channel
 
 
-def _checked_scopes(scopes: object, settings: Settings) -> Mapping[str, str]:
+def checked_scopes(scopes: object, settings: Settings) -> dict[str, str]:
+    """Return further scopes by their kinds. Raises InvalidDraft."""
+    if scopes is None:
+        return {}
     accepted = f"names by kind; the kinds are {', '.join(settings.scopes) or 'none'}"
     if not isinstance(scopes, Mapping):
         raise InvalidDraft("scopes", kind_of(scopes), accepted)
-    for kind, name in scopes.items():
+    checked = {}
+    for kind, name in ((plain(kind), name) for kind, name in scopes.items()):
         if not isinstance(kind, str) or kind not in settings.scopes:
             raise InvalidDraft("scopes", f"there is no kind {quoted(kind)}", accepted)
-        check_text(f"scopes.{kind}", name)
-    return dict(scopes)
+        checked[kind] = check_text(f"scopes.{kind}", name)
+    return checked
 
 
 def _no_quotas(quotas: object, channel: str | None, settings: Settings) -> str:

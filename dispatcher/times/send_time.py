@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 
 from dateutil import parser, tz
 
-from dispatcher.errors import InvalidSendTime, InvalidValue, kind_of, quoted
+from dispatcher.errors import InvalidSendTime, InvalidValue, kind_of, plain, quoted
 from dispatcher.times import zones
 from dispatcher.times.lengths import MILLISECOND
 
@@ -66,6 +66,7 @@ def parse_time_or_date(
 
     It begins in ``zone``, or in UTC without one. Raises InvalidSendTime.
     """
+    value = plain(value)
     try:
         if isinstance(value, str) and _ISO_DATE.fullmatch(value.strip()):
             value = date.fromisoformat(value.strip())
@@ -168,7 +169,7 @@ def _read(value: datetime | str, field: str) -> datetime:
         return value
     if not isinstance(value, str):
         raise InvalidSendTime(field, kind_of(value), ACCEPTED)
-    text = value.strip()
+    text = plain(value).strip()
     if not _ISO_WITH_TIME.fullmatch(text):
         raise InvalidSendTime(field, f"cannot read {quoted(value)}", ACCEPTED)
     try:

@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from zoneinfo import ZoneInfo
 
-from dispatcher.errors import InvalidValue, quoted
+from dispatcher.errors import InvalidValue, plain, quoted
 from dispatcher.times.lengths import MILLISECOND
 
 DAY_MS = 86_400_000
@@ -40,7 +40,7 @@ def rules(name: str, *, field: str = "zone") -> ZoneInfo:
     if _NO_ZONES.fullmatch(name):
         raise InvalidValue(field, f"{quoted(name)} is no zone", accepted)
     try:
-        return ZoneInfo(name)
+        return ZoneInfo(plain(name))
     except (LookupError, ValueError, OSError):
         raise InvalidValue(field, f"there is no zone {quoted(name)}", accepted) from None
 
