@@ -391,6 +391,7 @@ class App:
             enqueuer=self.enqueuer,
             check=self.checks,
             prepare=self.bodies.prepare,
+            lacks=self.messages.lacks,
             journal=self.journal,
             spans=self.spans,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from uuid import UUID
@@ -247,6 +248,12 @@ class Recorder:
                 return [left for each in ended for left in self._record([each])]
             if not error.refused and self._shared.clock.monotonic() <= self._record_until:
                 return ended
+            if len(ended) == 1 and (plainer := _with_plainer_text(ended[0])) is not None:
+                log.warning(
+                    "message %s: the database refused the text of its outcome, recorded without "
+                    "what it cannot store: %s", ended[0].claim.message.id, error,
+                )  # fmt: skip
+                return self._record([plainer])
             text = "could not record %d outcomes, their messages will be rescued: %s"
             log.error(text, len(ended), error)  # noqa: TRY400 - the traceback would say no more
         self._shared.journal.attempted(
@@ -306,6 +313,18 @@ class Recorder:
             self._shared.queue.enqueue(tickets)
         except QueueUnavailable as error:
             log.warning("could not enqueue %d messages, enqueue_due will: %s", len(snoozed), error)
+
+
+def _with_plainer_text(ended: EndedSend) -> EndedSend | None:
+    """Return it with its text in ASCII, without a text where it was; None where it had none."""
+    record = ended.record
+    text = record.receipt if isinstance(record, Success) else record.error
+    if not text:
+        return None
+    text = "" if text.isascii() else text.encode("ascii", "replace").decode()
+    if isinstance(record, Success):
+        return replace(ended, record=replace(record, receipt=text or None))
+    return replace(ended, record=replace(record, error=text))
 
 
 class LastingSends:

@@ -243,6 +243,7 @@ class Doctor:
             standing=standing,
             missing_indexes=self._store.missing_indexes() if standing.revision else None,
             durability=self._store.durability(),
+            encoding=self._store.encoding(),
         )
 
 

@@ -243,6 +243,7 @@ class StoreFacts(NamedTuple):
     standing: SchemaStanding
     missing_indexes: tuple[str, ...] | None
     durability: Durability
+    encoding: str = "UTF8"
 
 
 @check("store.migrations")
@@ -303,6 +304,18 @@ def store_durability(facts: StoreFacts) -> Finding:
     )
 
 
+@check("store.encoding")
+def store_encoding(facts: StoreFacts) -> Finding:
+    """Warn of an encoding that lacks characters."""
+    if facts.encoding == "UTF8":
+        return ok("texts are stored in UTF-8")
+    return warning(
+        f"texts are stored in {facts.encoding}: submits with other characters are refused, and "
+        "receipts and errors are stored without them",
+        "move to a database in UTF-8 (on MariaDB, convert the tables to utf8mb4)",
+    )
+
+
 @check("store.writes")
 def store_writes(refusal: str | None) -> Finding:
     """Check that a row can be stored."""
@@ -315,7 +328,12 @@ def store_writes(refusal: str | None) -> Finding:
     )
 
 
-OF_STORE: tuple[Check[StoreFacts], ...] = (store_migrations, store_indexes, store_durability)
+OF_STORE: tuple[Check[StoreFacts], ...] = (
+    store_migrations,
+    store_indexes,
+    store_durability,
+    store_encoding,
+)
 
 
 # The broker, and the Celery app that uses it.

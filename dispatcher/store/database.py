@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Self, TypeVar
 from uuid import UUID
 
@@ -19,12 +20,16 @@ from sqlalchemy import (
     Row,
     Select,
     Table,
+    Text,
     Update,
+    cast,
     create_engine,
+    select,
 )
 from sqlalchemy.exc import StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from dispatcher.errors import StoreUnavailable
 from dispatcher.forks import never_finalise, renew_after_fork
 from dispatcher.message import dump_json
 from dispatcher.settings import TABLE_PREFIX, Settings
@@ -115,6 +120,23 @@ class Database:
     def close(self) -> None:
         """Close the pooled connections."""
         self.engine.dispose()
+
+    @cached_property
+    def encoding(self) -> str:
+        """In which encoding it stores texts. Raises StoreUnavailable."""
+        return self.run(lambda connection: self.backend.encoding(connection, self.tables))
+
+    def lacks(self, text: str) -> bool:
+        """Whether its encoding lacks a character of ``text``. Raises StoreUnavailable."""
+        if not self.backend.has_encodings or text.isascii() or self.encoding == "UTF8":
+            return False
+        try:
+            self.read(select(cast(text, Text)))
+        except StoreUnavailable as error:
+            if error.refused:
+                return True
+            raise
+        return False
 
     def one_of(self, column: Column[Any], values: Sequence[Any]) -> ColumnElement[bool]:
         """Return the condition that ``column`` is one of ``values``."""

@@ -244,6 +244,10 @@ class Messages:
             ),
         )
 
+    def lacks(self, text: str) -> bool:
+        """Whether the database cannot store a character of a text. Raises StoreUnavailable."""
+        return self._database.lacks(text)
+
     def add(self, addition: Addition, *, perhaps_stored: bool = False) -> Message:
         """Store a message, and its reply where it has one, both or neither.
 

@@ -111,6 +111,10 @@ class StoreSurvey:
 
         return backend.durable.judge(self._database.run(ask))
 
+    def encoding(self) -> str:
+        """Return in which encoding the database stores texts."""
+        return self._database.encoding
+
     def housekeeping(self) -> Housekeeping | None:
         """Return how far the database is behind with its housekeeping; None where it has none."""
         backend, tables = self._database.backend, self._tables

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,7 @@ class Submitter:
         journal: Journal,
         check: Check,
         prepare: Prepare,
+        lacks: Callable[[str], bool],
         spans: Spans | None = None,
     ) -> None:
         self._settings = settings
@@ -60,6 +61,7 @@ class Submitter:
         self._journal = journal
         self._check = check
         self._prepare = prepare
+        self._lacks = lacks
         self._spans = spans
 
     def submit(self, draft: Draft, sink: Sink, *, reply_of: ReplyOf | None = None) -> Message:
@@ -112,7 +114,7 @@ class Submitter:
     def _validated(self, draft: Draft, *, now: datetime) -> ValidDraft:
         """Judge every field of ``draft``, as the transports that carry it and its status do, too.
 
-        Raises InvalidDraft.
+        Raises InvalidDraft, and StoreUnavailable where only the database knows what it can store.
         """
         if not isinstance(draft, Draft):
             raise InvalidDraft("draft", f"a {type(draft).__name__}", "a Draft")
@@ -124,6 +126,10 @@ class Submitter:
                 self._check(self._settings.status_channel, valid.status_url, {})
             except InvalidDraft as refused:
                 raise InvalidDraft("status_url", refused.problem, refused.accepted) from None
+        for name, text in valid.texts_beyond_ascii():
+            if self._lacks(text):
+                problem = "a character that the encoding of the database lacks"
+                raise InvalidDraft(name, problem, "its characters, or a database in UTF-8")
         return valid
 
     def _recall(self, batch: Batch, sink: Sink, now: datetime) -> None:

@@ -87,6 +87,20 @@ class ValidDraft(NamedTuple):
     status_url: str | None = None
     campaign: str | None = None
 
+    def texts_beyond_ascii(self) -> list[tuple[str, str]]:
+        """Return what the caller wrote in other characters, by name, as it is stored."""
+        texts = {
+            "recipient": self.recipient,
+            "scope": self.scope,
+            "body": self.body_json,
+            "idempotency_key": self.idempotency_key,
+            "status_url": self.status_url,
+            "campaign": self.campaign,
+        }
+        if self.scopes:
+            texts |= {f"scopes.{kind}": name for kind, name in self.scopes.items()}
+        return [(name, text) for name, text in texts.items() if text and not text.isascii()]
+
     def expiry(self, send_at: datetime) -> datetime | None:
         """Return when it expires if it is to go at ``send_at``."""
         if self.expires_at is None and self.expire_after is not None:

@@ -171,8 +171,9 @@ class Wiring:
         )
         bodies: dict[str, Any] = {"check": lambda *_: None, "prepare": PreparedDraft}
         submitter = Submitter(
-            settings=_SETTINGS, clock=process, enqueuer=enqueuer, journal=Journal(), **bodies
-        )
+            settings=_SETTINGS, clock=process, enqueuer=enqueuer, journal=Journal(), **bodies,
+            lacks=lambda _: False,
+        )  # fmt: skip
         own = OwnTransaction(
             settings=_SETTINGS,
             clock=process,

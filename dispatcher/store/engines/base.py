@@ -234,6 +234,8 @@ class StoreEngine(ABC):
     has_partial_indexes: ClassVar[bool] = True
     has_partitions: ClassVar[bool] = False
     """Whether ended messages lie in partitions of their own: an id is unique in each one alone."""
+    has_encodings: ClassVar[bool] = False
+    """Whether a database may have an encoding that lacks characters, and says so when asked."""
     locks_what_it_sorts: ClassVar[bool] = False
     """Whether ``FOR UPDATE`` locks what it reads to find the first rows, not those rows alone."""
     rebuilds_tables: ClassVar[bool] = False
@@ -377,6 +379,11 @@ class StoreEngine(ABC):
         """Return what a caller's database is, where it is of another kind."""
         name = connection.dialect.name
         return None if name in self.names else name
+
+    def encoding(self, connection: Connection, tables: Tables) -> str:
+        """Return in which encoding it stores texts."""
+        del connection, tables
+        return "UTF8"
 
     def cuts_values(self, connection: Connection) -> bool:
         """Whether what does not fit into a column would be cut to fit."""

@@ -31,6 +31,7 @@ _UNDONE_NUMBERS = frozenset({1020, 1205, 1213})
 
 _NO_SPACE = frozenset({"53100", 1021, 1114, "SQLITE_FULL"})
 _READ_ONLY = frozenset({"25006", 1792, 1836, "SQLITE_READONLY"})
+_UNENCODABLE = frozenset({"22P05", 1366})
 _TOO_LONG = frozenset({"57014", 1969})
 """The statement took longer than it may."""
 _CHECKS = frozenset({3819, 4025})
@@ -97,6 +98,7 @@ def answered(code: object) -> str:
     """Say what the database answered, and what that means where its user can do something."""
     meaning = ": no space is left" if code in _NO_SPACE else ""
     meaning = ": it takes no writes" if code in _READ_ONLY else meaning
+    meaning = ": its encoding lacks a character of a text" if code in _UNENCODABLE else meaning
     meaning = ": another connection was writing for too long" if code == "SQLITE_BUSY" else meaning
     return f"the database answered {code}{meaning}"
 

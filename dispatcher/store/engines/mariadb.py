@@ -26,6 +26,7 @@ from sqlalchemy import (
     TextClause,
     Update,
     and_,
+    bindparam,
     event,
     insert,
     inspect,
@@ -77,6 +78,10 @@ _LOCATION = text(
     "FROM information_schema.global_status WHERE variable_name = 'WSREP_CLUSTER_STATE_UUID'), "
     "CONCAT_WS(' ', @@hostname, @@port, @@datadir))"
 )
+_OTHER_ENCODINGS = text(
+    "SELECT GROUP_CONCAT(DISTINCT character_set_name) FROM information_schema.columns WHERE "
+    "table_schema = DATABASE() AND table_name IN :names AND character_set_name <> 'utf8mb4'"
+).bindparams(bindparam("names", expanding=True))
 _FORBIDDEN = 1227
 """A right of the whole server is missing."""
 # Its instants are those of the server's own time zone, whatever the session's is.
@@ -314,6 +319,12 @@ class MariaDBEngine(StoreEngine):
             yield
         finally:
             connection.exec_driver_sql(f"SELECT RELEASE_LOCK({name})")
+
+    def encoding(self, connection: Connection, tables: Tables) -> str:
+        """Return those of columns that were altered since the migration made them, if any."""
+        names = [tables.messages.name, tables.attempts.name]
+        found = connection.scalar(_OTHER_ENCODINGS, {"names": names})
+        return found or super().encoding(connection, tables)
 
     def table_options(self) -> dict[str, Any]:
         """Let text be compared by its bytes: case, accents and trailing spaces tell apart."""

@@ -156,6 +156,7 @@ class PostgreSQLEngine(StoreEngine):
     copies = True
     takes_arrays = True
     has_partitions = True
+    has_encodings = True
 
     def prepare(self, engine: Engine) -> None:
         """Make connections by :func:`_connect`."""
@@ -238,6 +239,11 @@ class PostgreSQLEngine(StoreEngine):
     def setting_query(self, name: str) -> str:
         """Return SHOW."""
         return f"SHOW {name}"
+
+    def encoding(self, connection: Connection, tables: Tables) -> str:
+        """Return that of the database."""
+        del tables
+        return str(connection.exec_driver_sql("SHOW server_encoding").scalar_one())
 
     def housekeeping(self, connection: Connection, tables: Tables) -> Housekeeping:
         """Ask the views of statistics for transactions, dead rows and replication slots.

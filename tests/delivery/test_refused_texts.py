@@ -1,0 +1,157 @@
+"""An outcome is recorded whatever its text, also where the database cannot store the text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dispatcher import (
+    Draft,
+    InvalidDraft,
+    Message,
+    Outcome,
+    PerhapsSent,
+    PermanentFailure,
+    Rejection,
+    Status,
+    StoreUnavailable,
+    TemporaryFailure,
+)
+from dispatcher.store import Database, migrate
+from tests.support.examining import examined
+from tests.support.house import House, hour_ago
+from tests.support.house_fixtures import Build
+from tests.support.servers import PostgresServer
+
+DAY = timedelta(days=1)
+TEXTS: dict[str, Any] = {
+    "of Europe": "reçu",
+    "of no 8-bit encoding": "reçu ✓ 收据 👍",
+    "NUL": "a\0b",
+    "half a pair": "a\ud800b",
+    "long": "é✓" * 1_000_000,
+    "a number without a text": 10**5_000,
+    "bytes": b"\xff\x00",
+}
+WAITS: tuple[Any, ...] = (timedelta.max, timedelta.min, float("nan"), 10**30)
+_ALTERED = {
+    "postgresql": "ALTER TABLE {} ALTER {} TYPE varchar({})",
+    "mysql": "ALTER TABLE {} MODIFY {} varchar({}) CHARACTER SET latin1",
+}
+_COLUMNS = (("messages", "last_error"), ("attempts", "error"), ("attempts", "receipt"))
+
+
+def answering(receipt: Any) -> Callable[[], Any]:
+    return lambda: receipt
+
+
+def failing(error: Exception) -> Callable[[], Any]:
+    def fail() -> Any:
+        raise error
+
+    return fail
+
+
+def outcomes_of(house: House, answers: list[Callable[[], Any]]) -> list[Outcome | None]:
+    """Let a group get these answers, each once; return the outcomes as they are stored."""
+    messages = [house.submit(f"r{number}") for number in range(len(answers))]
+    by_recipient = {f"r{number}": answer for number, answer in enumerate(answers)}
+
+    sent: list[str] = []
+
+    class Provider:
+        def send(self, message: Message) -> Any:
+            sent.append(message.recipient)
+            return by_recipient[message.recipient]()
+
+    house.swap("transports", {"memory": Provider()})
+    house.deliver(*messages)
+    house.end_claims(*messages)
+    house.parts.sweep.rescue()
+    assert sorted(sent) == sorted(by_recipient)
+    assert all(house.again(each).attempt_count == 1 for each in messages)
+    assert not any(house.again(each).status is Status.SENDING for each in messages)
+    return [attempt.outcome for each in messages for attempt in house.dispatcher.attempts(each.id)]
+
+
+def record_all(house: House) -> None:
+    texts, waits = [*TEXTS.values()], [*WAITS]
+    answers: list[Callable[[], Any]] = [answering(text) for text in texts]
+    expected = [Outcome.SENT] * len(texts)
+    for kind, outcome in (
+        (PermanentFailure, Outcome.PERMANENT),
+        (TemporaryFailure, Outcome.TEMPORARY),
+        (PerhapsSent, Outcome.UNKNOWN),
+        (ValueError, Outcome.TEMPORARY),
+    ):
+        answers += [failing(kind(text)) for text in texts]
+        expected += [outcome] * len(texts)
+    answers += [failing(TemporaryFailure("✓", retry_after=wait)) for wait in waits]
+    expected += [Outcome.TEMPORARY] * len(waits)
+    assert outcomes_of(house, answers) == expected
+
+
+@pytest.mark.every_database
+def test_every_outcome_is_recorded(build: Build) -> None:
+    record_all(build(clock=hour_ago(), quotas="9/day"))
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("width", [500, 2])
+def test_outcomes_are_recorded_in_columns_that_take_less(build: Build, width: int) -> None:
+    house = build(clock=hour_ago(), quotas="9/day")
+    altered = _ALTERED[house.parts.database.backend.names[0]]
+    for table, column in _COLUMNS:
+        house.sql(altered.format(house.tables.prefix + table, column, width))
+    record_all(house)
+    encoding = "latin1" if "latin1" in altered else "UTF-8"
+    assert encoding in examined(house)["store.encoding"].found
+
+
+@pytest.fixture
+def latin1(postgres: PostgresServer) -> Iterator[str]:
+    """Give the URL of a migrated database whose encoding lacks most characters."""
+    postgres.execute(
+        "CREATE DATABASE latin1 ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+    )
+    url = postgres.url("latin1")
+    database = Database(url)
+    migrate(database)
+    database.close()
+    yield url
+    postgres.drop_database("latin1")
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_an_encoding_that_lacks_characters(build: Build, latin1: str) -> None:
+    house = build(
+        clock=hour_ago(), url=latin1, quotas="9/day", scopes={"tenant": {"quotas": "9/day"}}
+    )
+    record_all(house)
+    found = examined(house)["store.encoding"]
+    assert (found.level.name, "LATIN1" in found.found) == ("WARNING", True)
+    before = house.snapshot()
+    odd = {
+        "recipient": "你好", "scope": "你好", "idempotency_key": "你好", "campaign": "你好",
+        "body": {"text": "你好"}, "scopes": {"tenant": "你好"},
+    }  # fmt: skip
+    asked: dict[str, Any] = {"channel": "memory", "recipient": "ada", "body": {}, "send_in": DAY}
+    fine = Draft(**asked | {"recipient": "Zoë", "body": {"text": "é"}})
+    for field, value in odd.items():
+        with pytest.raises(InvalidDraft, match="encoding of the database") as refused:
+            house.dispatcher.submit(**asked | {field: value})
+        assert refused.value.field.split(".")[0] == field
+        drafts = [Draft(**asked | {field: value}), fine]
+        refusal, stored = house.dispatcher.submit_many(drafts)
+        assert isinstance(refusal, Rejection)
+        assert isinstance(refusal.error, InvalidDraft)
+        assert isinstance(stored, Message)
+        house.dispatcher.cancel(stored.id)
+    assert len(house.rows()) == len(before.messages) + len(odd)
+    assert not house.dispatcher.verify_windows().differences
+    with pytest.raises(StoreUnavailable, match="encoding lacks"):
+        house.dispatcher.pause("campaign", "你好")
