@@ -9,6 +9,8 @@ the zones come from the tz database through ``zoneinfo``: dateutil's own reader 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
@@ -46,8 +48,8 @@ def parse(
         raise InvalidSendTime("fold", quoted(fold), "0 for the first, 1 for the second time")
     if zone is not None:
         check_zone(zone)
-    moment = _read(value, field)
-    try:
+    with _readable(value, field, ACCEPTED, "a time of the years 1 to 9999"):
+        moment = _read(value, field)
         if moment.tzinfo is UTC:
             return _whole_milliseconds(moment)
         if moment.utcoffset() is None:
@@ -55,8 +57,6 @@ def parse(
         elif not tz.datetime_exists(moment):
             raise InvalidSendTime(field, _skipped(moment), "a local time that exists")
         return _whole_milliseconds(moment.astimezone(UTC))
-    except OverflowError:
-        raise InvalidSendTime(field, "is out of range", "a time of the years 1 to 9999") from None
 
 
 def parse_time_or_date(
@@ -88,15 +88,13 @@ def parse_time_or_date(
 
 def after(length: timedelta, *, now: datetime, field: str = "send_in") -> datetime:
     """Return the instant ``length`` after ``now``, rounded up to a whole millisecond."""
+    accepted = "a length of 0 or more"
     if not isinstance(length, timedelta):
-        raise InvalidSendTime(field, kind_of(length), "a length of 0 or more")
-    if length < timedelta(0):
-        problem = f"{quoted(length)} lies in the past"
-        raise InvalidSendTime(field, problem, "a length of 0 or more")
-    try:
+        raise InvalidSendTime(field, kind_of(length), accepted)
+    with _readable(length, field, accepted, "less than 8,000 years"):
+        if length < timedelta(0):
+            raise InvalidSendTime(field, f"{quoted(length)} lies in the past", accepted)
         return _whole_milliseconds(now + length)
-    except OverflowError:
-        raise InvalidSendTime(field, "is out of range", "less than 8,000 years") from None
 
 
 def length_until_expiry(length: timedelta, *, farthest: datetime) -> timedelta:
@@ -108,14 +106,26 @@ def length_until_expiry(length: timedelta, *, farthest: datetime) -> timedelta:
     accepted = "a length of more than 0"
     if not isinstance(length, timedelta):
         raise InvalidSendTime("expire_after", kind_of(length), accepted)
-    if length <= timedelta(0):
-        raise InvalidSendTime("expire_after", quoted(length), accepted)
-    try:
+    with _readable(length, "expire_after", accepted, "less than 8,000 years"):
+        if length <= timedelta(0):
+            raise InvalidSendTime("expire_after", quoted(length), accepted)
         rounded = -(-length // MILLISECOND) * MILLISECOND
         _ = farthest + rounded
+        return rounded
+
+
+@contextmanager
+def _readable(value: object, field: str, accepted: str, in_range: str) -> Iterator[None]:
+    """Raise InvalidSendTime for whatever the code of a caller's object raises, as pandas.NaT."""
+    try:
+        yield
+    except InvalidSendTime:
+        raise
     except OverflowError:
-        raise InvalidSendTime("expire_after", "is out of range", "less than 8,000 years") from None
-    return rounded
+        raise InvalidSendTime(field, "is out of range", in_range) from None
+    except Exception as error:  # noqa: BLE001 - the code of others may raise anything
+        problem = f"{kind_of(value)} that cannot be read ({type(error).__name__})"
+        raise InvalidSendTime(field, problem, accepted) from None
 
 
 def check_range(
@@ -168,7 +178,9 @@ def _read(value: datetime | str, field: str) -> datetime:
     if isinstance(value, datetime):
         return value
     if not isinstance(value, str):
-        raise InvalidSendTime(field, kind_of(value), ACCEPTED)
+        is_of_numpy = type(value).__module__ == "numpy"
+        remedy = f"{ACCEPTED}; pandas.Timestamp(…) makes one of it" if is_of_numpy else ACCEPTED
+        raise InvalidSendTime(field, kind_of(value), remedy)
     text = plain(value).strip()
     if not _ISO_WITH_TIME.fullmatch(text):
         raise InvalidSendTime(field, f"cannot read {quoted(value)}", ACCEPTED)

@@ -346,3 +346,47 @@ def test_skipped_and_repeated_times_are_named_in_their_zone_also_with_an_offset(
         send_time.parse(twice, zone=BERLIN)
     first, second = (send_time.parse(twice, zone=BERLIN, fold=fold) for fold in (0, 1))
     assert second - first == HOUR
+
+
+class _NoTime:
+    """Raises from every method that is asked, as pandas.NaT does."""
+
+    def _raise(self, *_: object) -> Any:
+        raise ValueError("no time")
+
+    utcoffset = astimezone = _raise
+    __lt__ = __le__ = __floordiv__ = __add__ = __radd__ = __neg__ = _raise
+
+
+class NoInstant(_NoTime, datetime):
+    pass
+
+
+class NoLength(_NoTime, timedelta):
+    pass
+
+
+class datetime64:  # noqa: N801 - numpy's
+    __module__ = "numpy"
+
+
+@pytest.mark.parametrize("field", ["send_at", "expires_at", "latest", "send_in", "expire_after"])
+@pytest.mark.parametrize("zone", [None, BERLIN])
+def test_an_object_that_raises_is_refused_alone(
+    settings: Settings, field: str, zone: str | None
+) -> None:
+    is_length = field in ("send_in", "expire_after")
+    odd: object = NoLength(1) if is_length else NoInstant(2027, 1, 1)
+    asked: dict[str, Any] = {"zone": zone, field: odd}
+    if field not in ("send_at", "send_in"):
+        asked["send_at"] = NOON
+    if field == "latest":
+        asked["on_conflict"] = "shift"
+    with pytest.raises(InvalidSendTime, match="cannot be read") as refused:
+        scheduled(settings, **asked)
+    assert refused.value.field == field
+
+
+def test_an_instant_of_numpy_is_named(settings: Settings) -> None:
+    with pytest.raises(InvalidSendTime, match=r"a datetime64; .*pandas\.Timestamp"):
+        scheduled(settings, send_at=datetime64())
