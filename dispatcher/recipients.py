@@ -18,6 +18,14 @@ Spell = Callable[[str], str]
 _BETWEEN_DIGITS = re.compile(r"[ ()./-]")
 _PERHAPS_DIALLED = re.compile(r"\(\s*0\s*\)")
 _PHONE = re.compile(r"\+[1-9][0-9]{6,14}")
+_TRUNK = re.compile(
+    # Countries whose numbers begin with 0 themselves, such as Italy.
+    r"\+(?!39|22[5679]|24[127]|267|378|501|507|67[69]|687|800|853|881|888|974|992)"
+    # The country codes of one and two digits; all others have three.
+    r"(?>[17]|2[07]|3[0-469]|4[013-9]|5[1-8]|6[0-6]|8[1246]|9[0-58]|[0-9]{3})0"
+    r"|\+(?:370|375|993)8|\+1(?![2-9][0-9]{9}\Z)|\+7(?![0-9]{10}\Z)"
+)
+"""A number with the digit that is dialled within a country only: 0, in some countries 8 or 1."""
 _PHONE_ACCEPTED = "a phone number with + and its country code, such as +49 151 2345678"
 
 
@@ -122,18 +130,20 @@ def _ascii(label: str) -> str:
 def phone(text: str) -> str:
     """Write a phone number as E.164 does: ``+`` and 7 to 15 digits, a country code first.
 
-    ``00`` is read as ``+``. Raises InvalidDraft, also for a number with neither, which may be a
-    national one, and for a number with ``(0)``: whether that is dialled differs by country.
+    Raises InvalidDraft, also for what is no one number in all countries: without ``+`` (``00`` is
+    dialled before a country code in many of them, ``011`` and ``0011`` in others), with ``(0)``,
+    and with the ``0`` that a country dials only within itself, as in ``+44 (020) 7946 0958``.
     """
     if _PERHAPS_DIALLED.search(text):
         raise InvalidDraft("recipient", "a (0) that may belong to the number", _PHONE_ACCEPTED)
     digits = _BETWEEN_DIGITS.sub("", text)
-    if digits.startswith("00"):
-        digits = f"+{digits[2:]}"
     if not digits.startswith("+"):
         raise InvalidDraft("recipient", "no + before a country code", _PHONE_ACCEPTED)
     if _PHONE.fullmatch(digits) is None:
         raise InvalidDraft("recipient", "no phone number with a country code", _PHONE_ACCEPTED)
+    if _TRUNK.match(digits):
+        problem = "no number of that country, or one with a digit that is dialled only within it"
+        raise InvalidDraft("recipient", problem, _PHONE_ACCEPTED)
     return digits
 
 
