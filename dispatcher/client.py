@@ -323,7 +323,8 @@ class Dispatcher:
                 calendar, and quiet hours apply in it. Default: the setting ``zone``.
             fold: 0 or 1: which one of a local time that clocks repeat.
             scope: The scope that the message counts against. Default: the recipient.
-            idempotency_key: A repeated call with it returns the message of the first one.
+            idempotency_key: A repeated call with it returns the message of the first one, unless
+                that ended without being sent: then it submits a new one.
             expires_at: The instant from which on the message is not sent any more.
             on_conflict: ``"reject"`` refuses a time that does not fit. ``"shift"`` books the first
                 slot that fits every quota outside quiet hours.

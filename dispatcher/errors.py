@@ -259,7 +259,8 @@ class MessageNotFound(DispatcherError):
 class TooLate(DispatcherError):
     """The message can no longer be changed.
 
-    ``status`` is its status, or ``past its expiry``. The text says which status the call ``needs``,
+    ``status`` is its status, or why a failed one stays so: ``past its expiry``, or a later message
+    has its idempotency key. The text says which status the call ``needs``,
     unless it is ``scheduled``.
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID, uuid4
@@ -28,15 +28,24 @@ def is_planned_id(message_id: UUID) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """One call of submit with an idempotency key. Duplicate submits share the key."""
+    """One call of submit with an idempotency key. Duplicate submits share the ``name``.
+
+    ``supersedes`` is the message that ended unsent and had the key before.
+    """
 
     key: str
     fingerprint: str
     token: str = field(default_factory=lambda: uuid4().hex)
+    supersedes: UUID | None = None
+
+    @property
+    def name(self) -> str:
+        """The name that duplicate submits share: those of a superseded message do not count."""
+        return self.key if self.supersedes is None else f"{self.key}\0{self.supersedes}"
 
     def renewed(self) -> Submit:
         """Return the same call with another token."""
-        return Submit(self.key, self.fingerprint, new_id().hex)
+        return replace(self, token=new_id().hex)
 
 
 class Leg(NamedTuple):

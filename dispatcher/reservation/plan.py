@@ -191,8 +191,8 @@ class Copies(AbstractContextManager["Copies"]):
         for request in requests:
             if request.submit is not None:
                 first = self._windows.legs(request.terms)[0].keys
-                duplicates = self._real[first.shard].duplicates(request.submit.key)
-                self._duplicates.append(first.duplicates(request.submit.key))
+                duplicates = self._real[first.shard].duplicates(request.submit.name)
+                self._duplicates.append(first.duplicates(request.submit.name))
                 pipeline.copy(duplicates, self._duplicates[-1])
         pipeline.execute()
 

@@ -174,7 +174,7 @@ class Shards:
         for leg, message_id, submit in booked:
             names = [leg.keys.pending]
             if submit is not None:
-                names.append(leg.keys.duplicates(submit.key))
+                names.append(leg.keys.duplicates(submit.name))
             token = submit.token if submit else ""
             calls.append(([*names, *leg.windows], [message_id.bytes, token]))
         return [freed == 1 for freed in self._run(self._release, calls)]
@@ -334,7 +334,7 @@ class Arguments:
             latest = at if latest_ms == asked_ms else b"%d" % latest_ms
             messages += (message_id.bytes, at, latest, b"%d" % number)
             if submit is not None:
-                names.append(keys.duplicates(submit.key))
+                names.append(keys.duplicates(submit.name))
                 messages += (judged, submit.fingerprint, submit.token)
             elif has_extra:
                 messages += (judged, b"", b"")

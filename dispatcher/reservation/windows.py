@@ -197,12 +197,12 @@ class Windows:
         """Return the first time at or after ``after`` that fits. Books nothing."""
         return from_ms(self._next_slot(self.legs(terms), to_ms(after)))
 
-    def release(self, message_id: UUID, terms: Terms, *, key: str | None = None) -> None:
+    def release(self, message_id: UUID, terms: Terms, *, submit: Submit | None = None) -> None:
         """Release a reservation; harmless when there is none.
 
-        With its idempotency ``key`` no other submit relies on it any more, and the key is free.
+        No other submit with the key of ``submit`` relies on it any more, and that key is free.
         """
-        submit = None if key is None else Submit(key, "", EVERYONE)
+        submit = submit and replace(submit, token=EVERYONE)
         for leg in self.legs(terms):
             self.shards.release(leg, message_id, submit)
             submit = None

@@ -164,6 +164,7 @@ class Reply(NamedTuple):
     headers: dict[str, str]
     body: str | None
     is_new: bool = False
+    message_id: UUID | None = None
 
 
 class Replies:
@@ -236,6 +237,12 @@ class Replies:
         )
         self._database.execute(delete(replies).where(*this))
 
+    def drop(self, reply_id: str, message_id: UUID) -> None:
+        """Free the key of an answer that speaks of this message."""
+        replies = self._tables.api_replies
+        this = (replies.c.id == reply_id, replies.c.message_id == message_id)
+        self._database.execute(delete(replies).where(*this))
+
     def prune(self, *, limit: int) -> int:
         """Delete answers whose time is over and whose message is gone; return how many it read."""
         tables = self._tables
@@ -254,10 +261,11 @@ class Replies:
     def find(self, reply_id: str) -> Reply | None:
         """Return the note of a call, None where there is none."""
         row = self._tables.api_replies.c
-        query = select(row.fingerprint, row.seen, row.status, row.headers, row.body)
+        query = select(row.fingerprint, row.seen, row.status, row.headers, row.body, row.message_id)
         for each in self._database.read(query.where(row.id == reply_id)):
             headers = each.headers or {}
-            return Reply(each.fingerprint, each.seen, each.status, headers, each.body)
+            answer = (each.status, headers, each.body)
+            return Reply(each.fingerprint, each.seen, *answer, message_id=each.message_id)
         return None
 
     def _add(self, reply_id: str, **values: Any) -> bool:

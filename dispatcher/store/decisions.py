@@ -80,12 +80,14 @@ class HeldMessages:
 class StoppedMessage(NamedTuple):
     """A message as it is stored, and what decides whether it may be retried.
 
-    ``is_unknown``: the outcome of its last attempt is unknown.
+    ``is_unknown``: the outcome of its last attempt is unknown. ``is_superseded``: a later message
+    has its idempotency key.
     """
 
     message: Message
     token: int
     is_unknown: bool
+    is_superseded: bool
 
 
 class FailedMessages:
@@ -126,13 +128,23 @@ class FailedMessages:
             attempts.c.outcome == Outcome.UNKNOWN.value,
         )
         these = self._database.one_of(messages.c.id, message_ids)
-        columns = (*tables.message_columns, messages.c.claim_token, unknown.label("is_unknown"))
+        has_key = exists().where(
+            tables.keys.c.idempotency_key == messages.c.idempotency_key,
+            tables.keys.c.message_id == messages.c.id,
+        )
+        superseded = and_(messages.c.idempotency_key.is_not(None), ~has_key)
+        columns = (
+            *tables.message_columns, messages.c.claim_token,
+            unknown.label("is_unknown"), superseded.label("is_superseded"),
+        )  # fmt: skip
         return select(*columns).where(these, tables.is_message)
 
 
 def _standing(rows: Sequence[Row[Any]]) -> dict[UUID, StoppedMessage]:
     return {
-        row.id: StoppedMessage(to_message(row), row.claim_token, bool(row.is_unknown))
+        row.id: StoppedMessage(
+            to_message(row), row.claim_token, bool(row.is_unknown), bool(row.is_superseded)
+        )
         for row in rows
     }
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -43,7 +44,7 @@ from dispatcher.errors import (
     Suppressed,
     TooLate,
 )
-from dispatcher.message import Attempt, Body, Message, Status
+from dispatcher.message import Attempt, Body, Message, Outcome, Status
 from dispatcher.store.changes import Given, GuardedChange
 from dispatcher.store.database import Database
 from dispatcher.store.engines import InsertFailed, Prepared
@@ -60,6 +61,7 @@ from dispatcher.store.schema import (
     KEYED,
     REPLIED,
     TAKEN_BACK,
+    UNSENT_STATUSES,
     VOID,
     WRITTEN,
     Addition,
@@ -260,7 +262,7 @@ class Messages:
         before, OutcomeUnknown when it is not known whether it was stored.
         """
         message, unknown = addition.message, False
-        if not perhaps_stored:
+        if not perhaps_stored and addition.supersedes is None:
             try:
                 if self._try_insert_directly(addition):
                     return message
@@ -275,9 +277,10 @@ class Messages:
                     if self._try_insert(connection, addition):
                         return message
                     stored = self._stored(connection, addition)
-                if stored is not None:
+                if isinstance(stored, Message):
                     # Perhaps the row is this call's own, whose answer was lost.
                     return message if unknown and stored.id == message.id else stored
+                addition = stored
             except (DBAPIError, PoolTimeout) as error:
                 broken = (
                     was_connected and isinstance(error, DBAPIError) and error.connection_invalidated
@@ -336,6 +339,10 @@ class Messages:
         query = _with_fingerprint(self._tables)
         rows = self._database.read_of(query, self._tables.keys.c.idempotency_key, keys)
         return {row.idempotency_key: (to_message(row), row.fingerprint) for row in rows}
+
+    def unsent(self, messages: Sequence[Message]) -> set[UUID]:
+        """Return those of these messages that have ended and surely were not sent."""
+        return self._database.run(lambda each: unsent(self._tables, each, messages))
 
     def has(self, message_ids: Sequence[UUID]) -> bool:
         """Return whether all of these messages are stored, and none was taken back.
@@ -573,6 +580,7 @@ class Messages:
         rows.append((self._insert, values))
 
         def work() -> None:
+            take_keys_over(self._tables, connection, [addition])
             if not all(backend.try_insert(connection, *each) for each in rows):
                 raise _NotInserted
             if not backend.has_partitions:
@@ -591,6 +599,7 @@ class Messages:
         keyed = [to_keyed(each) for each in additions if each.message.idempotency_key is not None]
 
         def work() -> None:
+            take_keys_over(self._tables, connection, additions)
             copy(connection, self._tables.messages, WRITTEN, map(to_values, additions))
             if keyed:
                 copy(connection, self._tables.keys, KEYED, keyed)
@@ -621,6 +630,7 @@ class Messages:
 
     def _insert_together(self, additions: Sequence[Addition]) -> None:
         def work(connection: Connection) -> None:
+            take_keys_over(self._tables, connection, additions)
             keyed = (each for each in additions if each.message.idempotency_key is not None)
             for statement, rows in (
                 (self._insert_rows, map(to_values, additions)),
@@ -631,14 +641,16 @@ class Messages:
 
         self._database.transact(work)
 
-    def _stored(self, connection: Connection, addition: Addition) -> Message | None:
-        """Return the message that has the id or the key; None where the INSERT may succeed now."""
+    def _stored(self, connection: Connection, addition: Addition) -> Message | Addition:
+        """Return the message that has the id or the key, or what the INSERT may store now."""
         message, tables = addition.message, self._tables
         key = message.idempotency_key
         query = select(*tables.message_columns)
         mine = connection.execute(query.where(tables.messages.c.id == message.id)).one_or_none()
         if mine is None and key is not None:
             mine = connection.execute(having_key(tables, key)).one_or_none()
+            if mine is not None and unsent(tables, connection, [to_message(mine)]):
+                addition, mine = addition._replace(supersedes=mine.id), None
         if mine is None:
             if is_suppressed(tables, connection, message.recipient, message.channel):
                 raise Suppressed(message.channel)
@@ -646,7 +658,7 @@ class Messages:
                 free_key_without_message(tables, connection, key)
             if addition.reply is not None:
                 self._free_reply(connection, addition.reply)
-            return None
+            return addition
         lost_its_key = mine.idempotency_key is None and message.idempotency_key is not None
         if mine.status == VOID or lost_its_key:
             raise GivenUp  # or taken back
@@ -669,6 +681,47 @@ def _with_fingerprint(tables: Tables) -> Select[Any]:
     messages, keys = tables.messages, tables.keys
     query = select(*tables.message_columns, keys.c.fingerprint)
     return query.select_from(keys).join(messages, messages.c.id == keys.c.message_id)
+
+
+def unsent(tables: Tables, connection: Connection, messages: Sequence[Message]) -> set[UUID]:
+    """Return those of these messages that have ended and surely were not sent.
+
+    Their keys are free.
+    """
+    ended = [each for each in messages if each.status in UNSENT_STATUSES]
+    tried = [each.id for each in ended if each.attempt_count]
+    attempts = tables.attempts.c
+    query = select(attempts.message_id).where(
+        attempts.message_id.in_(tried), _is_perhaps_sent(tables)
+    )
+    sent = connection.scalars(query, execution_options=AS_NAMED) if tried else ()
+    return {each.id for each in ended}.difference(sent)
+
+
+def take_keys_over(tables: Tables, connection: Connection, additions: Iterable[Addition]) -> None:
+    """Free the keys of messages that ended unsent, in the transaction of those that supersede them.
+
+    The claim token rises: a retry that was judged before does not change the message any more.
+    A key stays where its message is no longer such a one.
+    """
+    messages, attempts = tables.messages, tables.attempts
+    superseding = [(each.supersedes, each.message) for each in additions if each.supersedes]
+    for old, message in sorted(superseding, key=itemgetter(0)):
+        this = (
+            messages.c.id == old,
+            messages.c.idempotency_key == message.idempotency_key,
+            messages.c.status.in_([status.value for status in UNSENT_STATUSES]),
+        )
+        lock = update(messages).where(*this).values(claim_token=messages.c.claim_token + 1)
+        is_tried = exists().where(attempts.c.message_id == old, _is_perhaps_sent(tables))
+        free = free_key(tables, message.idempotency_key or "", old)
+        connection.execute(lock, execution_options=AS_NAMED)
+        connection.execute(free.where(exists().where(*this), ~is_tried), execution_options=AS_NAMED)
+
+
+def _is_perhaps_sent(tables: Tables) -> ColumnElement[bool]:
+    outcome = tables.attempts.c.outcome
+    return or_(outcome.is_(None), outcome.in_([Outcome.SENT.value, Outcome.UNKNOWN.value]))
 
 
 def free_key(tables: Tables, key: str, message_id: UUID) -> Delete:

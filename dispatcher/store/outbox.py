@@ -28,7 +28,14 @@ from dispatcher.store.engines import StoreEngine
 from dispatcher.store.engines.base import Location, files_of
 from dispatcher.store.engines.errors import refused_by_driver, unavailable
 from dispatcher.store.loop_session import beside_the_loop
-from dispatcher.store.messages import free_key, free_key_without_message, having_key, is_stored_once
+from dispatcher.store.messages import (
+    free_key,
+    free_key_without_message,
+    having_key,
+    is_stored_once,
+    take_keys_over,
+    unsent,
+)
 from dispatcher.store.schema import AS_NAMED, KEYED, Addition, Tables, to_message, to_row
 from dispatcher.store.suppressions import is_suppressed
 
@@ -119,6 +126,11 @@ class JoinedTransaction(Generic[T]):
                     return None
         return (to_message(row), row.fingerprint) if row is not None else None
 
+    def unsent(self, messages: Sequence[Message]) -> set[UUID]:
+        """Return those of these messages that have ended and surely were not sent."""
+        with self._undone_alone():
+            return unsent(self._tables, self._connection, messages)
+
     def add(self, addition: Addition) -> bool:
         """Store a message; False where its id or its idempotency key exists.
 
@@ -131,6 +143,7 @@ class JoinedTransaction(Generic[T]):
         row = to_row(message, enqueue_at=addition.enqueue_at, status_url=addition.status_url)
         with self._undone_alone():
             self._check_not_suppressed(message.recipient, message.channel)
+            take_keys_over(self._tables, connection, [addition])
             # The key first, as everywhere: twins in the opposite order would wait for each other.
             if key is not None and not self._takes_key(key, message.id, addition.fingerprint):
                 return False

@@ -87,7 +87,8 @@ It is ``scheduled`` before the first report, and NULL without a status URL.
 """
 UNRELEASED = "reserved AND status IN ('cancelled', 'expired', 'void')"
 """The condition that a message does not need its reservation any more, and may still have it."""
-UNSENT = _one_of("status", (Status.FAILED, Status.EXPIRED, Status.CANCELLED))
+UNSENT_STATUSES = (Status.FAILED, Status.EXPIRED, Status.CANCELLED)
+UNSENT = _one_of("status", UNSENT_STATUSES)
 """The condition that a message has ended and was not sent: few are, so that they have an index."""
 
 VOID = "void"
@@ -515,7 +516,7 @@ class Addition(NamedTuple):
     """A message to store, when maintenance is to enqueue it, its fingerprint, its body as JSON.
 
     ``status_url`` receives its status webhooks. ``reply`` is stored with it, which needs an
-    idempotency key.
+    idempotency key. ``supersedes`` is the message from which it takes that key over.
     """
 
     message: Message
@@ -524,6 +525,7 @@ class Addition(NamedTuple):
     body_json: str
     status_url: str | None = None
     reply: NewReply | None = None
+    supersedes: UUID | None = None
 
 
 class Movable(NamedTuple):
@@ -557,7 +559,7 @@ def to_values(addition: Addition) -> tuple[Any, ...]:
     Ids are UUIDs and instants datetimes, which psycopg takes; ``Prepared`` converts them for other
     drivers.
     """
-    message, enqueue_at, _, body_json, status_url, _ = addition
+    message, enqueue_at, _, body_json, status_url, *_ = addition
     return (
         *_unchanged(message),
         body_json, message.status.value, dump_json(message.scopes) if message.scopes else None,

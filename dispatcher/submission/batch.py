@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
@@ -18,6 +18,7 @@ from dispatcher.errors import (
 from dispatcher.message import Draft, Message, Progress, Rejection, Status
 from dispatcher.reservation import Booked, BookingRequest, Rebooked, Reservation, Submit
 from dispatcher.store import Addition, NewReply
+from dispatcher.store.schema import UNSENT_STATUSES
 from dispatcher.submission.validation import ValidDraft
 from dispatcher.times.send_time import to_ms
 
@@ -46,7 +47,8 @@ class Entry:
     is about to be stored. ``is_duplicate``: another submit has reserved under the idempotency key,
     the reservation is that one's, and this one has not stored the message. ``same_as`` is an
     earlier entry with the same key, whose result this one gets by :meth:`Batch.share_results`.
-    ``reply_of`` makes the reply that is stored with the message.
+    ``reply_of`` makes the reply that is stored with the message. ``supersedes`` is the message that
+    ended unsent and has the key.
     """
 
     number: int
@@ -59,6 +61,7 @@ class Entry:
     result: Message | DispatcherError | None = None
     same_as: Entry | None = None
     is_duplicate: bool = False
+    supersedes: UUID | None = None
 
     def answer(self) -> Message:
         """Return the message, or raise why there is none."""
@@ -72,7 +75,8 @@ class Entry:
         valid, submit = self.valid, None
         self.is_duplicate = False
         if valid.idempotency_key is not None:
-            submit = Submit(valid.idempotency_key, valid.fingerprint or "")
+            fingerprint = valid.fingerprint or ""
+            submit = Submit(valid.idempotency_key, fingerprint, supersedes=self.supersedes)
         asked_ms = to_ms(valid.send_at)
         latest_ms = asked_ms if valid.latest is None else max(asked_ms, to_ms(valid.latest))
         self.request = BookingRequest(message_id, valid.terms, asked_ms, latest_ms, submit)
@@ -225,6 +229,22 @@ def compose(
         enqueued_at=enqueued_at,
         campaign=valid.campaign,
     )
+
+
+def occupied(
+    keyed: Mapping[str, Entry],
+    known: Mapping[str, Known],
+    unsent: Callable[[Sequence[Message]], Container[UUID]],
+) -> Mapping[str, Known]:
+    """Return what is known under keys that are not free; note what the other entries supersede.
+
+    A key is free once its message has ended and surely was not sent, which ``unsent`` finds out.
+    """
+    ended = [message for message, _ in known.values() if message.status in UNSENT_STATUSES]
+    free = unsent(ended) if ended else ()
+    for key, (message, _) in known.items():
+        keyed[key].supersedes = message.id if message.id in free else None
+    return {key: known[key] for key in known if known[key][0].id not in free}
 
 
 def recalled(valid: ValidDraft, known: Mapping[str, Known]) -> Message | None:

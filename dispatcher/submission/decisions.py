@@ -57,7 +57,8 @@ class Decisions:
     ) -> Message:
         """Give a failed message further attempts, as many as its channel allows, at once.
 
-        Raises MessageNotFound; TooLate where it has not failed, or is past its expiry;
+        Raises MessageNotFound; TooLate where it has not failed, is past its expiry, or a later
+        message has its idempotency key;
         UnknownChannel; Suppressed where its recipient has opted out; and InvalidValue where the
         outcome of its last attempt is unknown, its ``on_unknown`` is ``hold``, and ``perhaps_sent``
         does not allow a second send. Raises MessageChanged unless it is as in ``if_unchanged``.
@@ -168,8 +169,8 @@ class Decisions:
         message = found.message
         if if_unchanged is not None and not is_unchanged(if_unchanged, message):
             return MessageChanged(message_id)
-        if message.status is not Status.FAILED:
-            return TooLate(message_id, message.status, needs=Status.FAILED)
+        if message.status is not Status.FAILED or found.is_superseded:
+            return _too_late(found)
         if found.is_unknown and message.on_unknown == "hold" and not perhaps_sent:
             return InvalidValue(
                 "perhaps_sent",
@@ -185,6 +186,8 @@ class Decisions:
     ) -> Message | DispatcherError:
         if now is None:
             return MessageNotFound(before.message.id)
+        if now.is_superseded:
+            return _too_late(now)
         if now.message.status is Status.FAILED and now.token == before.token:
             return TooLate(before.message.id, "past its expiry")
         self._journal.tell(Transition.RETRIED, now.message, attempt=now.message.attempt_count)
@@ -197,3 +200,10 @@ class Decisions:
         if message.status is not Status.HELD:
             raise TooLate(message_id, message.status, needs=Status.HELD)
         return message
+
+
+def _too_late(found: StoppedMessage) -> TooLate:
+    message = found.message
+    if message.status is Status.FAILED:
+        return TooLate(message.id, "superseded by a later message with its idempotency key")
+    return TooLate(message.id, message.status, needs=Status.FAILED)

@@ -95,8 +95,8 @@ class Reserver:
         """Release the reservation of a message that is not stored any more, or never will be."""
         message_id = entry.reservation.message_id
         try:
-            key = entry.valid.idempotency_key
-            self._windows.release(message_id, entry.valid.terms, key=key)
+            submit = entry.request.submit if entry.request else None
+            self._windows.release(message_id, entry.valid.terms, submit=submit)
         except ReservationsUnavailable as error:
             log.warning(
                 "the reservation of message %s, which is not stored, was not released; "

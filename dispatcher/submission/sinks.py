@@ -31,7 +31,15 @@ from dispatcher.store import (
     Suppressions,
 )
 from dispatcher.store.loop_session import LoopSession
-from dispatcher.submission.batch import Batch, Entry, Known, compose, recalled, requests_of
+from dispatcher.submission.batch import (
+    Batch,
+    Entry,
+    Known,
+    compose,
+    occupied,
+    recalled,
+    requests_of,
+)
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.reserver import Reserver
 from dispatcher.times.clock import Clock
@@ -83,7 +91,10 @@ class Sink(Protocol):
         ...
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
-        """Return the messages that have one of these idempotency keys. Called for each batch."""
+        """Return the messages that have one of these idempotency keys, unless it is free again.
+
+        Called for each batch.
+        """
         ...
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
@@ -141,9 +152,11 @@ class OwnTransaction:
         if not keyed:
             return {}
         if len(keyed) > 1:
-            return self._messages.with_keys(list(keyed))
-        found = ((key, self._messages.with_key(key)) for key in keyed)
-        return {key: known for key, known in found if known is not None}
+            known = self._messages.with_keys(list(keyed))
+        else:
+            found = ((key, self._messages.with_key(key)) for key in keyed)
+            known = {key: of_key for key, of_key in found if of_key is not None}
+        return occupied(keyed, known, self._messages.unsent)
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
         """Look the recipients up in the store."""
@@ -405,7 +418,8 @@ class CallersTransaction:
         if not keyed:
             return {}
         found = self._run(lambda _: [(key, transaction.with_key(key)) for key in keyed])
-        return {key: known for key, known in found if known is not None}
+        known = {key: of_key for key, of_key in found if of_key is not None}
+        return occupied(keyed, known, lambda ended: self._run(lambda _: transaction.unsent(ended)))
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
         """Look the recipients up, as seen from inside."""
@@ -461,6 +475,7 @@ class CallersTransaction:
             known = None if key is None else recalled(entry.valid, self.recall({key: entry}))
             if known is not None:
                 return known
+            entry.addition = entry.addition._replace(supersedes=entry.supersedes)
         raise StoreUnavailable("other calls kept taking the id or the key", remedy="try again")
 
     def _forget(self, joined: _Joined, transaction: _Transaction) -> None:
@@ -493,7 +508,8 @@ class DryRun:
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Return what is stored under these keys, or what earlier batches would have stored."""
-        known = self._messages.with_keys(list(keyed))
+        stored = self._messages.with_keys(list(keyed))
+        known = dict(occupied(keyed, stored, self._messages.unsent))
         for key, answered in self.reservations.recall(list(keyed)).items():
             if key not in known:
                 valid = keyed[key].valid

@@ -272,7 +272,13 @@ class Submitter:
                 )
                 reply = None if entry.reply_of is None else entry.reply_of(message)
                 entry.addition = Addition(
-                    message, enqueue_at, valid.fingerprint, valid.body_json, valid.status_url, reply
+                    message,
+                    enqueue_at,
+                    valid.fingerprint,
+                    valid.body_json,
+                    valid.status_url,
+                    reply,
+                    entry.supersedes,
                 )
         except BaseException:
             sink.reservations.withdraw(requests_of(batch.booked))

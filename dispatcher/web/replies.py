@@ -183,7 +183,7 @@ def once(replies: Replies, call: KeyedCall | None, act: Callable[[], Answer]) ->
     """
     if call is None:
         return act().response()
-    if (replayed := _found(replies, call)) is not None:
+    if (replayed := _found(replies.find(call.id), call)) is not None:
         return replayed
     return _finish(replies, call, act(), begun=False)
 
@@ -193,15 +193,21 @@ def submit_once(
     call: KeyedCall | None,
     act: Callable[[ReplyOf | None], Message],
     answer: Callable[[Message], Answer],
+    is_unsent: Callable[[UUID], bool],
 ) -> Response:
     """Submit a message by ``act`` and answer the call, or answer it as before.
 
-    A ``call`` of None has no key. ``act`` stores the answer, which ``answer`` makes of the message,
-    in the transaction of a new message. Raises Refused where the key was used for another call.
+    A ``call`` of None has no key; the key of a message that ``is_unsent`` is free. ``act`` stores
+    the answer, which ``answer`` makes of the message, in the transaction of a new message.
+    Raises Refused where the key was used for another call.
     """
     if call is None:
         return answer(act(None)).response()
-    if (replayed := _found(replies, call)) is not None:
+    note = replies.find(call.id)
+    if note is not None and note.message_id is not None and is_unsent(note.message_id):
+        replies.drop(call.id, note.message_id)
+        note = None
+    if (replayed := _found(note, call)) is not None:
         return replayed
     made: tuple[Message, Answer] | None = None
 
@@ -305,9 +311,8 @@ def _matches(if_match: str, now: Movable) -> bool:
     return "*" in tags or etag_of(now) in tags
 
 
-def _found(replies: Replies, call: KeyedCall) -> Response | None:
+def _found(note: Reply | None, call: KeyedCall) -> Response | None:
     """Return the stored answer of a call, None without one: then it acts."""
-    note = replies.find(call.id)
     if note is not None:
         _check_same(note, call)
         if note.status is not None:

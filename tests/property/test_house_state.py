@@ -252,7 +252,10 @@ class HouseMachine(RuleBasedStateMachine):
         valid = validate(
             ask.draft(self.model.start), settings=self.house.settings, now=self.house.clock.now()
         )
-        submit = Submit(ask.key, valid.fingerprint or "") if ask.key else None
+        submit = None
+        if ask.key:
+            superseded = self.model.superseded(ask)
+            submit = Submit(ask.key, valid.fingerprint or "", supersedes=superseded)
         booking = reserve(
             self.house.parts.windows,
             new_id(),

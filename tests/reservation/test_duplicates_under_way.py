@@ -142,9 +142,9 @@ def test_a_key_is_free_for_other_content_once_its_message_is_released(opened: Op
     """Though a duplicate still counts as under way: what it relied on is not stored any more."""
     real = opened()
     first, _ = book(real, Submit("key", "print")), book(real, Submit("key", "print"))
-    real.windows.release(first.message_id, first.terms, key="key")
+    real.windows.release(first.message_id, first.terms, submit=Submit("key", ""))
     assert real.members("ann") == {}
     other = book(real, Submit("key", "other"))
-    real.windows.release(first.message_id, first.terms, key="key")  # a late copy
+    real.windows.release(first.message_id, first.terms, submit=Submit("key", ""))  # a late copy
     assert list(real.members("ann")) == [other.message_id]
     assert real.client.exists(real.keys("ann").duplicates("key"))

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from dispatcher.errors import StoreUnavailable
+from dispatcher.message import Message
 from dispatcher.store import Addition
 from dispatcher.testing.memory.joined import MemoryTransaction
 from dispatcher.testing.memory.tables import Tables
@@ -44,6 +45,9 @@ class Session:
 
     def with_key(self, idempotency_key: str) -> Any:
         return self._do(lambda: self._reached.with_key(idempotency_key))
+
+    def unsent(self, messages: Sequence[Message]) -> Any:
+        return self._do(lambda: self._reached.unsent(messages))
 
     def add(self, addition: Addition) -> Any:
         return self._do(lambda: self._reached.insert(addition))

@@ -12,6 +12,7 @@ from dispatcher.message import Outcome, Status
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import scope_of
 from dispatcher.store import ReservationRow
+from dispatcher.store.schema import UNSENT_STATUSES
 from dispatcher.testing.memory.tables import NO_RESERVATION, AttemptRow, Row
 from dispatcher.times.send_time import to_ms
 from tests.simulation.setting import CHANNEL_LIMITS, QUOTAS, settings
@@ -266,10 +267,17 @@ def _keys(world: World) -> Iterator[str]:
         if asked.key is not None and asked.answer is not None:
             answers[asked.key].add(asked.answer)
     for key, ids in answers.items():
-        made = sorted((row.created_at, row.id) for row in map(rows.get, ids) if row is not None)
+        given = [row for row in map(rows.get, ids) if row is not None]
+        made = sorted((row.created_at, row.id) for row in given if not _is_free(world, row))
         for (_, before), (_, later) in pairwise(made):
             if before not in pruned or later.int >> 80 < to_ms(pruned[before].at) - _CLOCKS_MS:
                 yield f"{key} was answered with {before} and with {later}"
+
+
+def _is_free(world: World, row: Row) -> bool:
+    """Whether a message ended unsent: another one may have its key."""
+    ended = row.status in UNSENT_STATUSES
+    return ended and (row.id in world.facts.pruned or world.tables.is_unsent(row.id))
 
 
 def _attempts(world: World) -> Iterator[str]:

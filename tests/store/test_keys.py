@@ -145,7 +145,7 @@ def test_a_reply_is_stored_and_taken_back_with_its_message(database: Database, w
     reply = replies.new("reply", **given)
     added = store.add(rows.addition(message, fingerprint="print")._replace(reply=reply))
     assert added is message
-    assert replies.find("reply") == ("f", None, 201, {"A": "b"}, "é", False)
+    assert replies.find("reply") == ("f", None, 201, {"A": "b"}, "é", False, message.id)
     assert replies.prune(limit=9) == 0
     assert store.take_back(message, reply=reply)
     assert (replies.find("reply"), stored_keys(database)) == (None, 0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-from dispatcher import Draft, IdempotencyConflict, Message, QuotaExceeded, Status, StoreUnavailable
+from dispatcher import Draft, IdempotencyConflict, Message, QuotaExceeded, StoreUnavailable
 from dispatcher.times.send_time import to_ms
 from tests.support.callers import callers_engine
 from tests.support.doubles import Between, once, raising
@@ -130,15 +130,6 @@ def test_a_shifted_message_comes_back_at_the_time_it_was_shifted_to(house: House
     assert first.send_at == SOON + timedelta(minutes=1)
     assert keyed(house, on_conflict="shift") == first
     assert len(house.members()) == 2
-
-
-def test_after_a_cancel_the_key_returns_the_cancelled_message(house: House) -> None:
-    first = keyed(house)
-    house.dispatcher.cancel(first.id)
-    again = keyed(house)
-    assert (again.id, again.status) == (first.id, Status.CANCELLED)
-    assert house.members() == {}
-    assert len(house.rows()) == 1
 
 
 def test_the_key_still_answers_when_its_time_has_passed(house: House) -> None:

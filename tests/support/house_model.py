@@ -117,7 +117,7 @@ class HouseModel:
     ledger: Ledger = field(init=False)
     stored: dict[UUID, Accepted] = field(default_factory=dict)
     keys: dict[str, UUID] = field(default_factory=dict)
-    orphans: dict[tuple[str, int], Orphan] = field(default_factory=dict)
+    orphans: dict[tuple[str, tuple[int, UUID | None]], Orphan] = field(default_factory=dict)
     holds: dict[UUID, bytes] = field(default_factory=dict)
     closed: set[int] = field(default_factory=set)
 
@@ -145,7 +145,7 @@ class HouseModel:
 
     def expected(self, ask: Ask) -> Expected:
         """Say what a submit must come to."""
-        if ask.key in self.keys:
+        if ask.key in self.keys and self.superseded(ask) is None:
             known = self.stored[self.keys[ask.key]]
             return self.keys[ask.key] if known.ask.content == ask.content else IdempotencyConflict
         asked, wish = self.start + ask.offset, self.wish(ask)
@@ -159,9 +159,15 @@ class HouseModel:
             return self.place_of(orphan.message_id) if same else IdempotencyConflict
         return self.slot(wish, asked, self.latest(ask))
 
-    def duplicates(self, ask: Ask) -> tuple[str, int]:
+    def superseded(self, ask: Ask) -> UUID | None:
+        """Return the cancelled message whose key a submit takes over."""
+        known = self.keys.get(ask.key or "")
+        return known if known is not None and self.stored[known].cancelled else None
+
+    def duplicates(self, ask: Ask) -> tuple[str, tuple[int, UUID | None]]:
         """Return what those submits share that see each other by their key."""
-        return ask.key or "", shard(self.house, own_scope(ask.recipient))
+        home = shard(self.house, own_scope(ask.recipient))
+        return ask.key or "", (home, self.superseded(ask))
 
     def latest(self, ask: Ask) -> int:
         """Return the last time that an ask may be shifted to."""
@@ -189,8 +195,8 @@ class HouseModel:
         self.stored[message.id] = Accepted(ask, wish, at, expires, ask.text)
         self.ledger.book(wish.scopes, message.id, at)
         if ask.key is not None:
-            self.keys[ask.key] = message.id
             self.orphans.pop(self.duplicates(ask), None)
+            self.keys[ask.key] = message.id
 
     def hold(self, message_id: UUID, as_id: UUID, member: bytes, at: int) -> None:
         """Note that a place is held by a move that died."""

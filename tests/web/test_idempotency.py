@@ -63,7 +63,7 @@ def falling(shop: TestClient) -> Iterator[TestClient]:
 
 def test_a_repeated_call_is_answered_with_the_same_bytes(house: House, shop: TestClient) -> None:
     first = shop.post("/v1/messages", json=new(), headers=key())
-    house.dispatcher.cancel(first.json()["id"])
+    house.dispatcher.update(first.json()["id"], body={"text": "changed since"})
     for header in ("k-1", '"k-1"'):
         again = shop.post("/v1/messages", json=new(), headers=key(header))
         assert (again.status_code, again.content) == (201, first.content)
@@ -78,6 +78,18 @@ def test_a_repeated_call_is_answered_with_the_same_bytes(house: House, shop: Tes
     path = first.headers["Location"]
     assert shop.delete(path, headers=key()).status_code == 422
     assert len(house.rows()) == 1
+
+
+def test_a_call_with_the_key_of_a_cancelled_message_books_anew(
+    house: House, shop: TestClient
+) -> None:
+    first = shop.post("/v1/messages", json=new(), headers=key())
+    house.dispatcher.cancel(first.json()["id"])
+    second = shop.post("/v1/messages", json=new(body={"text": "anew"}), headers=key())
+    assert (second.status_code, second.json()["id"] != first.json()["id"]) == (201, True)
+    assert "Idempotency-Replayed" not in second.headers
+    again = shop.post("/v1/messages", json=new(body={"text": "anew"}), headers=key())
+    assert (again.content, again.headers["Idempotency-Replayed"]) == (second.content, "true")
 
 
 @pytest.mark.parametrize("text", ["", '""', "x" * 191, "a\tb"])

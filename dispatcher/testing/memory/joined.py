@@ -42,13 +42,20 @@ class MemoryTransaction:
         message, tables = addition.message, self._tables
         key = message.idempotency_key
         self.check_not_suppressed(message.recipient, message.channel)
-        if message.id in tables.messages or message.id in tables.void or key in tables.keys:
+        if message.id in tables.messages or message.id in tables.void or message.id in self._staged:
             return False
-        if message.id in self._staged or (key is not None and self.with_key(key) is not None):
+        known = None if key is None else self.with_key(key)
+        is_taken_over = known is not None and known[0].id == addition.supersedes
+        if known is not None and not (is_taken_over and tables.is_unsent(known[0].id)):
             return False
         tables.check_free(message.id, key)
         self._staged[message.id] = addition
         return True
+
+    def unsent(self, messages: Sequence[Message]) -> set[UUID]:
+        self._check_open()
+        stored = [each.id for each in messages if each.id not in self._staged]
+        return {each for each in stored if self._tables.is_unsent(each)}
 
     def check_not_suppressed(self, recipient: str, channel: str) -> None:
         self._check_open()

@@ -197,8 +197,13 @@ class MemoryFailed:
 
     def look(self, message_ids: Sequence[UUID]) -> dict[UUID, StoppedMessage]:
         rows = filter(None, map(self._tables.messages.get, message_ids))
-        return {row.id: StoppedMessage(row.message(), row.claim_token, self._is_unknown(row))
-                for row in rows}  # fmt: skip
+        has_key = self._tables.has_key
+        return {
+            row.id: StoppedMessage(
+                row.message(), row.claim_token, self._is_unknown(row), not has_key(row)
+            )
+            for row in rows
+        }
 
     def retry(self, wanted: Sequence[tuple[StoppedMessage, int]]) -> dict[UUID, StoppedMessage]:
         now = self._tables.now()
@@ -206,6 +211,9 @@ class MemoryFailed:
             row = self._tables.messages.get(found.message.id)
             if row is None or row.status is not Status.FAILED or row.claim_token != found.token:
                 continue
+            if not self._tables.has_key(row):
+                continue
+            self._tables.check_free(row.id, row.idempotency_key)
             if row.expires_at is not None and row.expires_at <= now:
                 continue
             _tell_anew(row)

@@ -51,7 +51,7 @@ class MemoryMessages:
         known = message.id
         if known not in tables.messages and key is not None:
             known = tables.keys.get(key, known)
-        if known in tables.messages:
+        if known in tables.messages and (known == message.id or not tables.is_unsent(known)):
             if key is not None and tables.messages[known].idempotency_key is None:
                 raise GivenUp
             return tables.messages[known].message()
@@ -72,7 +72,13 @@ class MemoryMessages:
         given = [each.message.idempotency_key for each in every]
         keys = [key for key in given if key is not None]
         are_new = not (ids & (tables.messages.keys() | tables.void.keys()))
-        if not are_new or set(keys) & tables.keys.keys() or len(set(keys)) < len(keys):
+        taken = {key for key in keys if key in tables.keys}
+        freed = {
+            each.message.idempotency_key
+            for each in every
+            if each.supersedes is not None and tables.is_unsent(each.supersedes)
+        }
+        if not are_new or taken - freed or len(set(keys)) < len(keys):
             return False
         try:
             for each in every:
@@ -91,6 +97,9 @@ class MemoryMessages:
         found = {key: self._tables.keys[key] for key in keys if key in self._tables.keys}
         rows = {key: self._tables.messages[id_] for key, id_ in found.items()}
         return {key: (row.message(), row.fingerprint or "") for key, row in rows.items()}
+
+    def unsent(self, messages: Sequence[Message]) -> set[UUID]:
+        return {each.id for each in messages if self._tables.is_unsent(each.id)}
 
     def find_many(self, message_ids: Sequence[UUID]) -> list[Message]:
         rows = map(self._tables.messages.get, message_ids)

@@ -52,7 +52,7 @@ class MemoryShards:
             ):
                 message_id = duplicates.id
             else:  # given up: its id is never stored
-                del self._server.holds.duplicates[leg.keys.duplicates(submit.key)]
+                del self._server.holds.duplicates[leg.keys.duplicates(submit.name)]
                 duplicates = None
         own = message_id.bytes
         places = [int(window[own]) for window in windows.values() if own in window]
@@ -72,7 +72,7 @@ class MemoryShards:
         if submit is not None:
             if duplicates is None:
                 duplicates = Duplicates(message_id, submit.fingerprint, 0)
-                self._server.holds.duplicates[leg.keys.duplicates(submit.key)] = duplicates
+                self._server.holds.duplicates[leg.keys.duplicates(submit.name)] = duplicates
             ends_at_ms = self._server.now_ms() + self._life_ms + ahead_ms
             duplicates.ends_at_ms = max(duplicates.ends_at_ms, ends_at_ms)
             duplicates.by.add(submit.token)
@@ -84,7 +84,7 @@ class MemoryShards:
             duplicates = self._duplicates(leg, submit)
             if submit.token == EVERYONE:
                 if duplicates is not None and duplicates.id == message_id:
-                    del self._server.holds.duplicates[leg.keys.duplicates(submit.key)]
+                    del self._server.holds.duplicates[leg.keys.duplicates(submit.name)]
                 self._remove(leg, own)
                 return True
             if duplicates is None or submit.token not in duplicates.by:
@@ -92,7 +92,7 @@ class MemoryShards:
             duplicates.by.remove(submit.token)
             if duplicates.by:
                 return False
-            del self._server.holds.duplicates[leg.keys.duplicates(submit.key)]
+            del self._server.holds.duplicates[leg.keys.duplicates(submit.name)]
         self._remove(leg, own)
         return True
 
@@ -174,7 +174,7 @@ class MemoryShards:
     def _duplicates(self, leg: Leg, submit: Submit | None) -> Duplicates | None:
         if submit is None:
             return None
-        found = self._server.holds.duplicates.get(leg.keys.duplicates(submit.key))
+        found = self._server.holds.duplicates.get(leg.keys.duplicates(submit.name))
         return found if found and found.ends_at_ms >= self._server.now_ms() else None
 
     def _windows(self, leg: Leg) -> dict[Scope, ScoredSet]:

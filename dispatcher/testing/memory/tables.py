@@ -21,6 +21,7 @@ from dispatcher.store.schema import (
     PAUSED_CAMPAIGN,
     PAUSED_CHANNEL,
     PAUSED_RECIPIENT,
+    UNSENT_STATUSES,
 )
 
 NAMES = tuple(field.name for field in fields(Message))
@@ -223,7 +224,7 @@ class Tables:
 
     def insert(self, addition: Addition) -> None:
         """Store a message that is new."""
-        message, enqueue_at, fingerprint, _, status_url, _ = addition
+        message, enqueue_at, fingerprint, _, status_url, *_ = addition
         values: dict[str, Any] = {
             name: cut(value) if isinstance(value, datetime) else value
             for name, value in zip(NAMES, _values(message), strict=True)
@@ -237,6 +238,9 @@ class Tables:
             notified_status=None if status_url is None else Status.SCHEDULED,
         )
         if message.idempotency_key is not None:
+            superseded = self.messages.get(self.keys.get(message.idempotency_key, message.id))
+            if superseded is not None and superseded.id != message.id:
+                superseded.claim_token += 1
             self.keys[message.idempotency_key] = message.id
 
     def delete(self, message_id: UUID) -> None:
@@ -244,8 +248,19 @@ class Tables:
         row = self.messages.pop(message_id)
         self.unreleased.pop(message_id, None)
         self.attempts.pop(message_id, None)
-        if row.idempotency_key is not None:
+        if row.idempotency_key is not None and self.has_key(row):
             del self.keys[row.idempotency_key]
+
+    def has_key(self, row: Row) -> bool:
+        """Return whether a row has its idempotency key, and no later message took it over."""
+        return row.idempotency_key is None or self.keys.get(row.idempotency_key) == row.id
+
+    def is_unsent(self, message_id: UUID) -> bool:
+        """Return whether a message has ended, and surely was not sent."""
+        sent = (None, Outcome.SENT, Outcome.UNKNOWN)
+        tries = self.outcomes(message_id)
+        ended = self.messages[message_id].status in UNSENT_STATUSES
+        return ended and not any(each in sent for each in tries)
 
     def take_back(self, row: Row) -> None:
         """Leave nothing of a message but its id, and its reservation."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Annotated
+from uuid import UUID
 
 from fastapi import Header, Path, Query, Request
 from starlette.responses import Response
@@ -43,7 +44,10 @@ def _submitted(context: Context, new: models.NewMessage) -> Response:
         headers = {"Location": f"{context.root}/v1/messages/{message.id}"}
         return Answer(201, context.shown(message).text(), headers, message.id)
 
-    return submit_once(parts.replies, call, act, answer)
+    def is_unsent(message_id: UUID) -> bool:
+        return bool(parts.messages.unsent(parts.messages.find_many([message_id])))
+
+    return submit_once(parts.replies, call, act, answer, is_unsent)
 
 
 def plan(context: CallContext, payload: models.Plans) -> Response:

@@ -1,0 +1,220 @@
+"""The key of a message that ended unsent is free; any other key stays with its message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy import insert
+
+from dispatcher import (
+    Draft,
+    IdempotencyConflict,
+    Message,
+    Outcome,
+    Rejection,
+    Status,
+    TooLate,
+)
+from dispatcher.testing import MemoryDispatcher
+from tests.submission.test_idempotency import WAYS, keyed
+from tests.support.doubles import Between, at_once, once
+from tests.support.house import BODY, FAR, House
+from tests.support.house_fixtures import Build
+
+SOON = FAR + timedelta(minutes=1)
+LATER: dict[str, Any] = {"send_at": SOON + timedelta(hours=1), "body": {"text": "anew"}}
+FREE: list[tuple[Status, tuple[Outcome, ...]]] = [
+    (Status.CANCELLED, ()),
+    (Status.CANCELLED, (Outcome.TEMPORARY,)),
+    (Status.EXPIRED, ()),
+    (Status.FAILED, (Outcome.TEMPORARY, Outcome.PERMANENT)),
+]
+TAKEN: list[tuple[Status, tuple[Outcome | None, ...]]] = [
+    (Status.SCHEDULED, ()),
+    (Status.SCHEDULED, (Outcome.TEMPORARY,)),
+    (Status.SENDING, (None,)),
+    (Status.HELD, (Outcome.UNKNOWN,)),
+    (Status.SENT, (Outcome.SENT,)),
+    (Status.CANCELLED, (Outcome.UNKNOWN,)),
+    (Status.EXPIRED, (Outcome.UNKNOWN, Outcome.TEMPORARY)),
+    (Status.FAILED, (Outcome.UNKNOWN,)),
+]
+
+
+def end(
+    house: House, message: Message, status: Status, outcomes: tuple[Outcome | None, ...]
+) -> None:
+    """Let a message have this status after attempts with these outcomes."""
+    if status is Status.CANCELLED:
+        house.dispatcher.cancel(message.id)
+    now, tries = house.database_time(), len(outcomes)
+    attempts = [
+        {
+            "message_id": message.id, "token": token, "started_at": now, "outcome": outcome,
+            "finished_at": None if outcome is None else now,
+        }
+        for token, outcome in enumerate(outcomes, start=1)
+    ]  # fmt: skip
+    if attempts:
+        rows = insert(house.tables.attempts).values(attempts)
+        house.database.run(lambda connection: connection.execute(rows))
+    is_open = status in (Status.SCHEDULED, Status.SENDING, Status.HELD)
+    claim = {"claimed_by": message.id, "claim_expires_at": now}
+    house.change(
+        [message],
+        status=status.value, attempt_count=tries, claim_token=tries,
+        finished_at=None if is_open else now,
+        **claim if status is Status.SENDING else {},
+    )  # fmt: skip
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize("way", WAYS)
+def test_the_key_of_a_message_that_ended_unsent_is_free(house: House, way: str) -> None:
+    for number, (status, outcomes) in enumerate(FREE):
+        own: dict[str, Any] = {"recipient": f"r{number}", "idempotency_key": f"key {number}"}
+        first = keyed(house, **own)
+        end(house, first, status, outcomes)
+        second = WAYS[way](house, own | LATER)
+        assert isinstance(second, Message)
+        assert second.id != first.id
+        assert (second.status, second.body) == (Status.SCHEDULED, LATER["body"])
+        assert WAYS[way](house, own | LATER) == second
+        with pytest.raises(IdempotencyConflict):
+            keyed(house, **own)
+        [found] = house.dispatcher.list(idempotency_key=own["idempotency_key"])
+        assert found.id == second.id
+        assert house.again(first).status is status
+        with pytest.raises(TooLate):
+            house.dispatcher.retry(first.id)
+        house.dispatcher.cancel(second.id)
+        assert keyed(house, **own | LATER).id not in {first.id, second.id}
+
+
+@pytest.mark.every_database
+def test_the_key_of_a_message_that_may_go_out_or_did_is_taken(house: House) -> None:
+    for number, (status, outcomes) in enumerate(TAKEN):
+        own: dict[str, Any] = {"recipient": f"r{number}", "idempotency_key": f"key {number}"}
+        first = keyed(house, **own)
+        end(house, first, status, outcomes)
+        before = house.rows()
+        submit = list(WAYS.values())[number % len(WAYS)]
+        again = submit(house, own)
+        assert isinstance(again, Message)
+        assert (again.id, again.status) == (first.id, status)
+        with pytest.raises(IdempotencyConflict):
+            submit(house, own | LATER)
+        assert house.rows() == before
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_batch_supersedes_together_and_a_key_twice_is_one_message(
+    house: House, atomic: bool
+) -> None:
+    old = [keyed(house, recipient=f"r{n}", idempotency_key=f"k{n}") for n in range(3)]
+    house.dispatcher.cancel_many([each.id for each in old[:2]])
+    drafts = [
+        Draft(channel="memory", recipient=f"r{n}", body=BODY, send_at=SOON, idempotency_key=f"k{n}")
+        for n in (0, 1, 2, 0)
+    ]
+    planned = house.dispatcher.plan(drafts)
+    assert (planned.accepted, planned.known) == (4, 2)
+    found = house.dispatcher.submit_many(drafts, atomic=atomic)
+    assert all(isinstance(each, Message) for each in found)
+    ids = [each.id for each in found if isinstance(each, Message)]
+    assert ids[2] == old[2].id
+    assert ids[3] == ids[0]
+    assert not {*ids[:2]} & {each.id for each in old}
+
+
+def test_a_refused_submit_leaves_the_key_where_it_was(house: House) -> None:
+    first = keyed(house)
+    house.dispatcher.cancel(first.id)
+    house.submit(send_at=SOON)
+    before = house.snapshot()
+    [refused] = house.dispatcher.submit_many(
+        [Draft(channel="memory", recipient="ada", body=BODY, send_at=SOON, idempotency_key="key")],
+        atomic=True,
+    )
+    assert isinstance(refused, Rejection)
+    assert house.snapshot() == before
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize("shards", [1, 64])
+def test_submits_beside_a_cancel_leave_one_live_message_at_most(build: Build, shards: int) -> None:
+    house = build(shards=shards, scopes={"tenant": {"quotas": ["100/minute"]}})
+    for turn, way in enumerate(WAYS.values()):
+        asked: dict[str, Any] = {
+            "idempotency_key": f"key {turn}",
+            "send_at": SOON + timedelta(hours=turn),
+            "scopes": {"tenant": "acme"},
+        }
+        first = keyed(house, **asked)
+        submit = partial(way, house, asked)
+        cancel = partial(house.dispatcher.cancel, first.id)
+        actions: list[Callable[[], object]] = [cancel, *[submit] * 5]
+        answers = at_once(actions)
+        assert isinstance(answers[0], Message)
+        assert answers[0].status is Status.CANCELLED
+        last = submit()
+        assert isinstance(last, Message)
+        live = house.dispatcher.list(status="scheduled", idempotency_key=f"key {turn}")
+        assert [each.id for each in live] == [last.id]
+        assert {each.id for each in answers[1:] if isinstance(each, Message)} <= {first.id, last.id}
+    house.reconciled()
+    assert len(house.members()) == len(WAYS)
+    assert house.reservations() == house.all_members()
+
+
+@pytest.mark.every_database
+def test_a_retry_judged_before_the_key_was_taken_over_sends_nothing(build: Build) -> None:
+    house, other = build(), build()
+    first = keyed(house)
+    end(house, first, Status.FAILED, (Outcome.PERMANENT,))
+
+    def take_over() -> None:
+        keyed(other, **LATER)
+
+    house.swap(
+        "failed_messages", Between(house.parts.failed_messages, before={"retry": once(take_over)})
+    )
+    with pytest.raises(TooLate, match="later message with its idempotency key"):
+        house.dispatcher.retry(first.id)
+    assert house.again(first).status is Status.FAILED
+
+
+@pytest.mark.every_database
+def test_a_retry_that_comes_first_keeps_its_key(build: Build) -> None:
+    house, other = build(), build()
+    first = keyed(house)
+    end(house, first, Status.FAILED, (Outcome.PERMANENT,))
+
+    def retry() -> None:
+        other.dispatcher.retry(first.id)
+
+    house.swap("messages", Between(house.parts.messages, before={"add": once(retry)}))
+    with pytest.raises(IdempotencyConflict):
+        keyed(house, **LATER)
+    assert [each.id for each in house.dispatcher.list(status="scheduled")] == [first.id]
+    assert house.reservations() == house.all_members()
+
+
+def test_a_dispatcher_in_memory_frees_the_same_keys() -> None:
+    with MemoryDispatcher() as dispatcher:
+        wish: dict[str, Any] = {
+            "channel": "memory",
+            "recipient": "ada",
+            "body": BODY,
+            "idempotency_key": "key",
+        }
+        submit: Callable[..., Message] = partial(dispatcher.submit, **wish)
+        first = submit(send_in=timedelta(hours=1))
+        dispatcher.cancel(first.id)
+        second = submit(send_in=timedelta(hours=2))
+        assert (second.id != first.id, second.status) == (True, Status.SCHEDULED)
+        assert submit(send_in=timedelta(hours=2)).id == second.id
