@@ -67,7 +67,7 @@ if typing.TYPE_CHECKING:
     from dispatcher.selection import Page, Wanted
     from dispatcher.settings import Settings
     from dispatcher.store import Counts, Load, OverdueFigure, Pause, Suppression
-    from dispatcher.submission import Reservation, Story
+    from dispatcher.submission import Erased, Reservation, Story
     from dispatcher.telemetry.liveness import Sign
     from dispatcher.worker.install import install
 
@@ -87,6 +87,7 @@ __all__ = [
     "DispatcherError",
     "Draft",
     "DuplicateUnderWay",
+    "Erased",
     "Fault",
     "FullestQuota",
     "IdempotencyConflict",
@@ -160,7 +161,7 @@ _MODULES = {
     "selection": ("Page", "Wanted"),
     "settings": ("Settings",),
     "store": ("Counts", "Load", "OverdueFigure", "Pause", "Suppression"),
-    "submission": ("Reservation", "Story"),
+    "submission": ("Erased", "Reservation", "Story"),
     "telemetry.liveness": ("Sign",),
     "worker.install": ("install",),
 }  # fmt: skip

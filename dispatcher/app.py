@@ -64,6 +64,7 @@ from dispatcher.store import (
     Suppressions,
     overdue,
 )
+from dispatcher.store.personal_data import PersonalData
 from dispatcher.submission import (
     Batches,
     Bodies,
@@ -74,6 +75,7 @@ from dispatcher.submission import (
     Decisions,
     DryRun,
     Enqueuer,
+    Erasure,
     Moves,
     OwnTransaction,
     PauseList,
@@ -511,6 +513,18 @@ class App:
             held=self.held_messages,
             suppressions=self.suppressions,
             journal=self.journal,
+        )
+
+    @built_once
+    def erasure(self) -> Erasure:
+        """The use case of ``erase``."""
+        return Erasure(
+            settings=self.settings,
+            personal_data=PersonalData(self.database),
+            suppression_list=self.suppression_list,
+            decisions=self.decisions,
+            upkeep=self.upkeep,
+            permits=self.permits,
         )
 
     # The HTTP API and the page.

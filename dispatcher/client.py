@@ -64,6 +64,7 @@ from dispatcher.store import Of, Pause, Suppression
 from dispatcher.store.loop_session import LoopSession, in_own_thread
 from dispatcher.store.outbox import connection_of
 from dispatcher.submission import (
+    Erased,
     LazyResults,
     NewTime,
     OnProgress,
@@ -741,6 +742,27 @@ class Dispatcher:
         """
         return self._while_open(self._app.suppression_list.suppressed(recipient))
 
+    def erase(self, recipient: str, *, keep_opt_out: bool = False) -> Erased:
+        """Erase what is stored of a recipient; keep how many messages there were, and when.
+
+        Its scheduled messages are cancelled, held ones end as failed. Of every message that has
+        ended, address, body, errors, receipts, idempotency key and status URL are blanked, and it
+        is not reported or retried any more; also scopes that have the recipient's name. Its windows
+        and permits in Redis, its pauses and the API's answers that name it are deleted. So is its
+        opt-out, unless ``keep_opt_out``: that needs the address. Every spelling that channels have
+        for the recipient is erased. This cannot be undone.
+
+        A message that is being sent is not touched: the result counts it as ``under_way``, and
+        another call erases it once it has ended.
+
+        Raises:
+            InvalidDraft: The recipient was refused.
+            StoreUnavailable, ReservationsUnavailable, LimitersUnavailable: A server did not answer;
+                call it again.
+
+        """
+        return self._app.erasure.erase(recipient, keep_opt_out=keep_opt_out)
+
     def pause(self, kind: str, name: str) -> tuple[Pause, ...]:
         """Send nothing of a channel, recipient, campaign or another scope until :meth:`resume`.
 
@@ -1047,6 +1069,9 @@ class Dispatcher:
 
     aunsuppress = awaited(unsuppress)
     """Await :meth:`unsuppress`."""
+
+    aerase = awaited(erase)
+    """Await :meth:`erase`."""
 
     asuppressed = streamed(suppressed)
     """Read :meth:`suppressed` with ``async for``."""

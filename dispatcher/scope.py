@@ -15,7 +15,7 @@ from typing import NamedTuple
 OWN_SCOPE = ""
 """The kind of the scope that every message has."""
 NO_SCOPE = ""
-"""The scope of status messages. No caller can name it, and no quota counts it."""
+"""The scope of status and of erased messages. No caller can name it, and no quota counts it."""
 
 WITHOUT = "quotas"
 """The kind of the scope of messages without quotas, and the key of ``scopes`` that makes one so."""
@@ -70,10 +70,12 @@ def counted(
     The first ones share the home of ``scope``.
     """
     if without_on(channel) in kinds or (scopes and WITHOUT in scopes):
-        return (Scope(WITHOUT, scope, scope),)
-    found = [Scope(OWN_SCOPE, scope, scope)] if OWN_SCOPE in kinds else []
+        return () if scope == NO_SCOPE else (Scope(WITHOUT, scope, scope),)
+    found = []
     near, whole = of_scope_on(channel), of_channel(channel)
-    if near in kinds:
+    if scope != NO_SCOPE and OWN_SCOPE in kinds:
+        found.append(Scope(OWN_SCOPE, scope, scope))
+    if scope != NO_SCOPE and near in kinds:
         found.append(Scope(near, scope, scope))
     if whole in kinds:
         found.append(Scope(whole, channel, f"@{whole}"))

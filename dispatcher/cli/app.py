@@ -106,6 +106,7 @@ _HELP = {
     ("suppressions", "Change"): {
         "suppress": "Opt a recipient out: refuse new messages and cancel scheduled ones, at once.",
         "unsuppress": "Revoke a suppression. Give the same --channel as when it was made, or none.",
+        "erase": "Erase what is stored of a recipient, for good; counts stay.",
     },
     ("pauses", "Change"): {
         "pause": (

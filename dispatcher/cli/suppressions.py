@@ -1,7 +1,8 @@
-"""Commands for opt-outs: suppress, unsuppress, suppressed."""
+"""Commands for recipients: suppress, unsuppress, suppressed, erase."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import islice
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, AsJsonLines, examples
+from dispatcher.cli.app import AsJson, AsJsonLines, confirm, examples
 from dispatcher.cli.filters import complete_channel
 from dispatcher.client import Dispatcher
 
@@ -65,6 +66,37 @@ def unsuppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson
         output.out.print(
             f"{escape(recipient)} still gets nothing on {escape(where)}", soft_wrap=True
         )
+
+
+@group.command(
+    epilog=examples(
+        "dispatcher erase ada@example.org",
+        "dispatcher erase ada@example.org --keep-opt-out --yes --json",
+    )
+)
+def erase(
+    recipient: Recipient,
+    keep_opt_out: Annotated[
+        bool, typer.Option("--keep-opt-out", help="Leave its opt-out, and so its address there.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Erase what is stored of a recipient, for good; counts stay.
+
+    Scheduled messages are cancelled, held ones end as failed. Addresses, bodies, errors, receipts
+    and keys of its messages are blanked. A message that is being sent is left: erase again then.
+    """
+    if not yes:
+        confirm(f"Erase {recipient} for good?")
+    with Dispatcher() as dispatcher:
+        done = dispatcher.erase(recipient, keep_opt_out=keep_opt_out)
+    if as_json:
+        output.as_json(asdict(done))
+        return
+    output.out.print(f"messages cancelled: {done.cancelled}; blanked: {done.blanked}")
+    if done.under_way:
+        output.out.print(f"being sent: {done.under_way}; erase again in a minute")
 
 
 @group.command(

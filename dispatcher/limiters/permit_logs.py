@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
+from uuid import UUID
 
 import redis
 
@@ -235,6 +236,16 @@ class PermitLogs:
             for room in {room_of(log): None for log in waiting}:
                 pipeline.zremrangebyscore(room, "-inf", 0)
             pipeline.execute()
+
+    def forget(self, log: str, counting: Callable[[Sequence[UUID]], Mapping[UUID, bool]]) -> None:
+        """Delete permits of messages that do not count against the scope of this log any more."""
+        with translated:
+            permits = cast("list[bytes]", self._client.zrange(log, 0, -1))
+            ids = {each: UUID(bytes=each[:16]) for each in permits}
+            stored = counting([*ids.values()]) if permits else {}
+            gone = [each for each in permits if not stored.get(ids[each], False)]
+            if gone:
+                self._client.zrem(log, *gone)
 
     def restore(
         self,

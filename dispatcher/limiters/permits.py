@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple
@@ -205,6 +205,13 @@ class Permits:
             marker_life=marker_life,
             longest=self.memory,
         )
+
+    def forget(self, scope: str, counting: Callable[[Sequence[UUID]], Mapping[UUID, bool]]) -> None:
+        """Delete from the log of a scope the permits of messages that do not count against it.
+
+        ``counting`` returns that of the messages that are stored.
+        """
+        self._logs.forget(self._keys_of(scope).scope(scope), counting)
 
     def _legs(self, permit: Permit) -> _Legs:
         message_id, token, scope, channel = permit

@@ -7,7 +7,7 @@ and every booking a command that takes it back.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, cast
@@ -45,6 +45,7 @@ _MOST_DELETED = 1_000
 _MOST_SCANNED = 5_000
 """How many keys are looked at in one step, which takes Redis a few milliseconds at most."""
 _FOR_EVER = -1
+_ID_BYTES = 16
 
 
 _Step = tuple[Part, Sequence[bytes | str], Sequence[Any]]
@@ -440,6 +441,30 @@ class Upkeep:
                 for scope in row.scopes:
                     _, window = self._fence.window_of(scope)
                     pipeline.zrem(window, row.message_id.bytes)
+            pipeline.execute()
+
+    def forget(
+        self, scope: Scope, counting: Callable[[Sequence[UUID]], Mapping[UUID, bool]]
+    ) -> None:
+        """Delete from the window of a scope what does not count against it by the store.
+
+        ``counting`` returns it of the messages that are stored. A reservation that is not
+        confirmed, of a message that is not stored, stays: its submit is under way.
+        """
+        keys, window = self._fence.window_of(scope)
+        with translated(ReservationsUnavailable):
+            members = cast("list[bytes]", self._client.zrange(window, 0, -1))
+            waiting = {name: name + window for name in members}
+            pipeline = self._client.pipeline(transaction=False)
+            for name in waiting.values():
+                pipeline.zscore(keys.pending, name)
+            scores = dict(zip(members, pipeline.execute(), strict=True))
+            ids = {name: UUID(bytes=name[:_ID_BYTES]) for name in members}
+            stored = counting([*ids.values()]) if members else {}
+            for name in members:
+                if not stored.get(ids[name], scores[name] is not None):
+                    pipeline.zrem(window, name)
+                    pipeline.zrem(keys.pending, waiting[name])
             pipeline.execute()
 
     def restore_missing(self, rows: Sequence[Reserved]) -> int:

@@ -7,7 +7,7 @@ judges its fields, ``reserver`` reserves, releases and looks again, ``enqueuer``
 inside the horizon. ``changes`` cancels, reschedules and updates messages, ``moves`` gives them
 other times, ``cancellation`` cancels many, ``decisions`` retries failed messages and releases or
 drops held ones, ``catch_up`` expires or moves overdue messages, ``suppression`` keeps the
-suppression list, ``pauses`` the list of pauses.
+suppression list, ``erasure`` erases recipients, ``pauses`` the list of pauses.
 ``timeline`` reads which times of a scope fit, ``story`` all about one message.
 """
 
@@ -18,6 +18,7 @@ from dispatcher.submission.catch_up import CatchUp, CatchUpResult
 from dispatcher.submission.changes import Changes, NewTime
 from dispatcher.submission.decisions import Decisions
 from dispatcher.submission.enqueuer import Enqueuer
+from dispatcher.submission.erasure import Erased, Erasure
 from dispatcher.submission.many import Batches, LazyResults
 from dispatcher.submission.moves import Moves
 from dispatcher.submission.pauses import PauseList
@@ -46,6 +47,8 @@ __all__ = [
     "Decisions",
     "DryRun",
     "Enqueuer",
+    "Erased",
+    "Erasure",
     "LazyResults",
     "Moves",
     "NewTime",

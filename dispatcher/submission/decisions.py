@@ -169,7 +169,7 @@ class Decisions:
         message = found.message
         if if_unchanged is not None and not is_unchanged(if_unchanged, message):
             return MessageChanged(message_id)
-        if message.status is not Status.FAILED or found.is_superseded:
+        if message.status is not Status.FAILED or found.is_superseded or not message.recipient:
             return _too_late(found)
         if found.is_unknown and message.on_unknown == "hold" and not perhaps_sent:
             return InvalidValue(
@@ -186,7 +186,7 @@ class Decisions:
     ) -> Message | DispatcherError:
         if now is None:
             return MessageNotFound(before.message.id)
-        if now.is_superseded:
+        if now.is_superseded or not now.message.recipient:
             return _too_late(now)
         if now.message.status is Status.FAILED and now.token == before.token:
             return TooLate(before.message.id, "past its expiry")
@@ -204,6 +204,8 @@ class Decisions:
 
 def _too_late(found: StoppedMessage) -> TooLate:
     message = found.message
+    if not message.recipient:
+        return TooLate(message.id, "erased")
     if message.status is Status.FAILED:
         return TooLate(message.id, "superseded by a later message with its idempotency key")
     return TooLate(message.id, message.status, needs=Status.FAILED)

@@ -43,12 +43,13 @@ class SuppressionList:
         for each in spellings:
             self._suppressions.add(each, channel)
         fault("suppress.after_row")
-        return sum(self._cancel(each, channel) for each in spellings)
+        return sum(self.cancel(each, channel) for each in spellings)
 
-    def _cancel(self, recipient: str, channel: str | None) -> int:
+    def cancel(self, recipient: str, channel: str | None, *, because: str = REASON) -> int:
+        """Cancel the scheduled messages of this spelling of a recipient; return how many."""
         cancelled, last = 0, None
         while some := self._suppressions.scheduled(recipient, channel, after=last, limit=_AT_ONCE):
-            answers = self._cancellation.cancel_many(some, because=REASON)
+            answers = self._cancellation.cancel_many(some, because=because)
             cancelled += sum(isinstance(each, Message) for each in answers)
             last = some[-1]
         return cancelled

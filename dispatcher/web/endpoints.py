@@ -119,6 +119,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "PUT", _RECIPIENT, suppressions.suppress, models.SuppressedOut, problems=(413,)
     ),
     _change("DELETE", _RECIPIENT, suppressions.unsuppress, models.SuppressionsOut),
+    _change("POST", "/erasures", suppressions.erase, models.ErasedOut, problems=(413,)),
     _get("/pauses", operations.pauses, models.PausesOut),
     _change("PUT", _PAUSE, operations.pause, models.PausesOut),
     _change("DELETE", _PAUSE, operations.resume, models.PausesOut),

@@ -365,6 +365,21 @@ class SuppressedOut(Out):
     cancelled: int
 
 
+class ErasureIn(_In):
+    """A recipient to erase. `keep_opt_out` leaves its opt-out, and so its address there."""
+
+    recipient: str
+    keep_opt_out: bool = False
+
+
+class ErasedOut(Out):
+    """What an erasure did. Erase messages that are still `under_way` once they have ended."""
+
+    cancelled: int
+    blanked: int
+    under_way: int
+
+
 class PauseOut(Out):
     """What is not sent: the messages of a `channel`, `recipient`, `campaign` or another scope."""
 

@@ -32,7 +32,7 @@ COMMANDS = [
     "demo", "up", "worker", "beat", "migrate", "submit", "show", "list", "reschedule", "update",
     "cancel", "next-slot", "import", "timeline", "windows", "doctor", "held", "release", "drop",
     "retry", "export", "status", "top", "version", "suppress", "unsuppress", "suppressed",
-    "load", "refusals", "pause", "resume",
+    "load", "refusals", "pause", "resume", "erase",
 ]  # fmt: skip
 TO = ("--channel", "memory", "--recipient", "ada")
 SOON = ("--send-in", "10 minutes")

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
+import pytest
+
 from tests.cli.conftest import Run
 from tests.support.house import House
 
@@ -37,3 +42,21 @@ def test_a_channel_that_is_not_there_is_refused(run: Run, house: House) -> None:
     ran = run("suppress", "ada", "--channel", "fax")
     assert (ran.code, ran.out) == (2, "")
     assert house.sql("SELECT * FROM dispatcher_suppressions") == []
+
+
+def test_an_erasure_asks_first_and_says_what_it_did(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = run("submit", *TO, "--send-in", "10 minutes", "--json").data
+    monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+    assert run("erase", "ada").code != 0
+    assert run("show", message["id"], "--json").data["recipient"] == "ada"
+    assert run("erase", "ada", "--yes", "--json").data == {
+        "cancelled": 1,
+        "blanked": 1,
+        "under_way": 0,
+    }
+    shown = run("show", message["id"], "--json").data
+    assert (shown["recipient"], shown["body"], shown["status"]) == ("", {}, "cancelled")
+    assert "blanked: 0" in run("erase", "ada", "--yes").out
+    assert house.members() == {}

@@ -41,12 +41,14 @@ def doubles(monkeypatch: pytest.MonkeyPatch) -> dict[type, type]:
 
 
 # The double has a caller of its own for these, or what calls them has a double itself, or needs
-# servers: ``verify_windows`` asks for ``reservation_states``.
+# servers: ``verify_windows`` asks for ``reservation_states``, ``erase`` for ``forget``.
 ONLY_IN_MEMORY = {"Permits": {"scope_log"}, "Queue": {"next_at", "take"}}
 ONLY_REAL = {
     "Copies": {"close"},
+    "Permits": {"forget"},
     "SendLogs": {"leave", "recycle"},
     "StoreMaintenance": {"reservation_states"},
+    "Upkeep": {"forget"},
 }
 
 

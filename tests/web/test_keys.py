@@ -135,6 +135,7 @@ def test_bodies_and_recipients_leave_with_their_rights_alone(
         {"messages": [asked]},
         {"send_at": (FAR + 3 * HOUR).isoformat(), "on_conflict": "shift"},
         {"body": {"text": f"{TEXT}, again"}},
+        {"recipient": "nobody"},
     ]
     statuses: dict[str, set[int]] = defaultdict(set)
     with TestClient(api(house.dispatcher, rate="100000/second")) as client:

@@ -20,7 +20,7 @@ from dispatcher.web.access import add_key
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
 from tests.support.soak import examples
-from tests.web.conftest import Calls
+from tests.web.conftest import Calls, all_but
 
 HOUR = timedelta(hours=1)
 NDJSON = {"Content-Type": "application/x-ndjson"}
@@ -318,6 +318,18 @@ def test_an_opt_out_cancels_and_refuses(house: House, shop: TestClient) -> None:
     assert (found["recipient"], found["channel"]) == ("ada", None)
     assert shop.delete("/v1/suppressions/ada").json() == {"suppressions": []}
     assert shop.post("/v1/messages", json=new()).status_code == 201
+
+
+def test_an_erasure_blanks_a_recipient(house: House, shop: TestClient, calls: Calls) -> None:
+    made = shop.post("/v1/messages", json=new()).json()
+    asked = {"recipient": "ada", "keep_opt_out": True}
+    weaker = calls("weak", rights=all_but(Right.OPERATE))
+    assert weaker.post("/v1/erasures", json=asked).status_code == 403
+    done = shop.post("/v1/erasures", json=asked)
+    assert (done.status_code, done.json()) == (200, {"cancelled": 1, "blanked": 1, "under_way": 0})
+    erased = shop.get(f"/v1/messages/{made['id']}").json()
+    assert (erased["recipient"], erased["body"], erased["status"]) == ("", {}, "cancelled")
+    assert shop.post(f"/v1/messages/{made['id']}/retry", json={}).status_code == 409
 
 
 def test_operators_see_the_state_and_decide(house: House, shop: TestClient) -> None:

@@ -50,6 +50,7 @@ VALID: dict[str, dict[str, Any]] = {
     "update": {"body": {"text": "bye"}},
     "reschedule": {"send_at": AT, "on_conflict": "shift"},
     "suppress": {"channel": "memory"},
+    "erase": {"recipient": "nobody"},
 }
 """Bodies that are accepted; an empty one is, too, by the other operations."""
 NAMES = {"kind": "recipient", "scope": "ada", "recipient": "ada", "name": "ada"}

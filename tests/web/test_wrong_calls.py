@@ -144,7 +144,7 @@ def told_of(name: str, answer: Any) -> tuple[str, str, str]:
 MODELS = {
     "submit": "NewMessage", "submit_batch": "NewMessageLine", "plan": "Plans",
     "update": "MessageChange", "reschedule": "NewTime", "retry": "Retry", "drop": "Drop",
-    "suppress": "SuppressionIn",
+    "suppress": "SuppressionIn", "erase": "ErasureIn",
 }  # fmt: skip
 
 

@@ -1,8 +1,9 @@
-"""Opting recipients out."""
+"""Opting recipients out, and erasing them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from itertools import islice
 
 from starlette.responses import Response
@@ -41,6 +42,17 @@ def unsuppress(context: CallContext, recipient: str, channel: str | None = None)
     return context.once(
         lambda: _answer(context, context.dispatcher.unsuppress(recipient, channel=channel))
     )
+
+
+def erase(context: CallContext, payload: models.ErasureIn) -> Response:
+    """Erase what is stored of a recipient; messages under way are left to another call."""
+    context.admit(Right.OPERATE).check_unbound()
+
+    def act() -> Answer:
+        done = context.dispatcher.erase(payload.recipient, keep_opt_out=payload.keep_opt_out)
+        return Answer(200, models.ErasedOut.model_validate(asdict(done)).text())
+
+    return context.once(act)
 
 
 def _answer(context: Context, found: Iterable[Suppression]) -> Answer:

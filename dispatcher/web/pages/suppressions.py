@@ -1,4 +1,4 @@
-"""Opt-outs: those of a recipient, or the first ones of all; made and revoked."""
+"""Opt-outs: those of a recipient, or the first ones of all; made and revoked. Erasures."""
 
 from __future__ import annotations
 
@@ -37,6 +37,18 @@ def unsuppress(visit: Visit) -> Response:
     return visit.go("/suppressions", done="unsuppress")
 
 
+def erase(visit: Visit) -> Response:
+    """Erase a recipient, where the visitor has said that this is meant."""
+    recipient, _ = _recipient_and_channel(visit)
+    if visit.form.get("sure") is None:
+        raise InvalidDraft("sure", "not ticked", "the tick: an erasure cannot be undone")
+    keep = visit.form.get("keep_opt_out") is not None
+    done = visit.dispatcher.erase(recipient, keep_opt_out=keep)
+    _note(visit, "erase", recipient, None)
+    return visit.go("/suppressions", done="erase" if not done.under_way else "erase_partly",
+                    many=done.blanked)  # fmt: skip
+
+
 def _recipient_and_channel(visit: Visit) -> tuple[str, str | None]:
     visit.caller.check_unbound()
     recipient = visit.form.get("recipient")
@@ -59,4 +71,6 @@ PAGES = (
     PageRoute(path="/suppressions", answer=suppress, method="POST", names=_FORM, rights=_RIGHTS),
     PageRoute(path="/suppressions/revoke", answer=unsuppress, method="POST", names=_FORM,
          rights=_RIGHTS),
+    PageRoute(path="/suppressions/erase", answer=erase, method="POST",
+         names=("recipient", "keep_opt_out", "sure"), rights=(Right.OPERATE,)),
 )  # fmt: skip

@@ -455,6 +455,22 @@ def test_a_recipient_is_opted_out_and_in_again(
     ]
 
 
+def test_a_recipient_is_erased_only_where_that_is_meant(
+    house: House, person: TestClient, actions: list[str]
+) -> None:
+    message = house.submit(send_at=FAR + HOUR)
+    house.dispatcher.suppress("ada")
+    assert "Erase a recipient" in person.get("/suppressions").text
+    assert person.post("/suppressions/erase", data={"recipient": "ada"}).status_code == 422
+    assert house.again(message).recipient == "ada"
+    sure = {"recipient": "ada", "sure": "yes", "keep_opt_out": "yes"}
+    made = person.post("/suppressions/erase", data=sure)
+    assert "Done: 1 message erased." in person.get(made.headers["location"]).text
+    assert house.again(message).recipient == ""
+    assert [each.recipient for each in house.dispatcher.suppressed()] == ["ada"]
+    assert actions == ["page: erase of a recipient on every channel by ops"]
+
+
 _NEEDED = {
     "cancel": Right.MESSAGES_CANCEL,
     "reschedule": Right.MESSAGES_WRITE,

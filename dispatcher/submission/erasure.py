@@ -1,0 +1,99 @@
+"""Erase a recipient: end what is scheduled, blank what has ended, forget its name in Redis."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+
+from dispatcher.errors import MessageNotFound, TooLate
+from dispatcher.limiters import Permits
+from dispatcher.message import check_text
+from dispatcher.reservation import Upkeep
+from dispatcher.scope import WITHOUT, Scope, of_scope_on, own_scope
+from dispatcher.settings import Settings
+from dispatcher.store.personal_data import ERASED, PersonalData
+from dispatcher.submission.decisions import Decisions
+from dispatcher.submission.suppression import SuppressionList
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Erased:
+    """What an erasure did: messages it ``cancelled``, and those whose content it blanked.
+
+    ``blanked`` has the cancelled ones, too. ``under_way`` are being sent, or were submitted
+    meanwhile: until they have ended they keep what they say. Erase again then.
+    """
+
+    cancelled: int
+    blanked: int
+    under_way: int
+
+
+class Erasure:
+    """Erases recipients. What one call leaves where a process dies, the next one finds.
+
+    First the rows, then Redis by the names of its keys: so nothing puts a name back that no row
+    has any more.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        personal_data: PersonalData,
+        suppression_list: SuppressionList,
+        decisions: Decisions,
+        upkeep: Upkeep,
+        permits: Permits,
+    ) -> None:
+        self._settings = settings
+        self._data = personal_data
+        self._suppression_list = suppression_list
+        self._decisions = decisions
+        self._upkeep = upkeep
+        self._permits = permits
+
+    def erase(self, recipient: str, *, keep_opt_out: bool) -> Erased:
+        """Erase every spelling of a recipient.
+
+        Raises InvalidDraft, StoreUnavailable, ReservationsUnavailable, LimitersUnavailable: a
+        repeated call does what is left.
+        """
+        recipient = check_text("recipient", recipient)
+        cancelled = blanked = under_way = 0
+        # Also as it is given: a message may be older than the rule of its channel.
+        for name in dict.fromkeys([*self._settings.spellings.all(recipient), recipient]):
+            cancelled += self._suppression_list.cancel(name, None, because=ERASED)
+            self._drop_held(name)
+            while some := self._data.blank(name, limit=_AT_ONCE):
+                blanked += some
+            self._data.forget(name, keep_opt_out=keep_opt_out)
+            self._forget_in_redis(name)
+            under_way += self._data.under_way(name)
+        log.info(
+            "recipient erased: %d messages cancelled, %d blanked, %d under way",
+            cancelled, blanked, under_way,
+        )  # fmt: skip
+        return Erased(cancelled=cancelled, blanked=blanked, under_way=under_way)
+
+    def _drop_held(self, name: str) -> None:
+        while some := self._data.held(name, limit=_AT_ONCE):
+            for message_id in some:
+                try:
+                    self._decisions.drop(message_id, reason=ERASED)
+                except (TooLate, MessageNotFound):
+                    continue  # someone else has decided
+
+    def _forget_in_redis(self, name: str) -> None:
+        scopes = [own_scope(name), Scope(WITHOUT, name, name)]
+        scopes += [Scope(of_scope_on(each), name, name) for each in self._settings.channels]
+        scopes += [Scope(kind, name, f"@{kind}:{name}") for kind in self._settings.scopes]
+        counting = partial(self._data.counting, name)
+        for scope in scopes:
+            self._upkeep.forget(scope, counting)
+        self._permits.forget(name, counting)

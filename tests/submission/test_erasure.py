@@ -1,0 +1,180 @@
+"""An erased recipient leaves no trace in any table, key or file, and every count stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import insert, select, update
+
+from dispatcher import (
+    Fault,
+    Message,
+    Outcome,
+    PermanentFailure,
+    ReservationsUnavailable,
+    Status,
+    TooLate,
+)
+from dispatcher.store import Replies
+from tests.support.doubles import Between, once, raising
+from tests.support.house import House, hour_ago
+from tests.support.house_fixtures import Build
+from tests.support.reserving import value_of
+
+WHO = "Ada.Lovelace@Example.org"
+SPELT = "Ada.Lovelace@example.org"
+BODY = {"text": "Dear Ada Lovelace, your code is 4711"}
+TRACES = ("lovelace", "4711", "key of her", "receipt of her")
+MANY = ["100/day"]
+SETTINGS: dict[str, Any] = {
+    "quotas": MANY,
+    "scopes": {"tenant": {"quotas": MANY}, "person": {"quotas": MANY}},
+    "channels": {
+        "memory": {
+            "transport": "memory", "recipients": "email",
+            "quotas": MANY, "recipient_quotas": MANY, "limits": MANY, "without_quotas": "allowed",
+        }
+    },
+}  # fmt: skip
+
+
+def traces(house: House) -> Iterator[str]:
+    """Yield where something of the recipient lies: a crawl over tables, keys and files."""
+    places: list[tuple[str, object]] = []
+    with house.database.engine.connect() as connection:
+        for table in house.tables.metadata.sorted_tables:
+            rows = connection.execute(select(table)).mappings()
+            places += [(table.name, dict(row)) for row in rows]
+    for client in (house.redis, house.broker):
+        for name in client.scan_iter():
+            places.append((f"key {name!r}", value_of(client, name)))
+    for path in Path(house.settings.data_dir).rglob("*"):
+        if path.is_file():
+            places.append((str(path), path.read_bytes()))
+    for place, value in places:
+        text = f"{place} {value!r}".lower()
+        yield from (f"{place}: {trace}" for trace in TRACES if trace in text)
+
+
+def of_every_status(house: House) -> dict[Status, Message]:
+    """Submit a message of each final status, a scheduled and a held one; leave what they leave."""
+    asked: dict[str, Any] = {"scopes": {"tenant": "acme", "person": SPELT}, "body": BODY}
+    made: dict[Status, Message] = {
+        status: house.submit(WHO, **asked, idempotency_key=f"key of her {status}")
+        for status in Status
+        if status not in (Status.SCHEDULED, Status.SENDING)
+    }
+    house.deliver(made[Status.SENT])
+    fail = raising(PermanentFailure("no mailbox Ada Lovelace"))
+    house.memory.before = lambda _: fail()
+    house.deliver(made[Status.FAILED])
+    assert house.again(made[Status.FAILED]).status is Status.FAILED
+    house.dispatcher.cancel(made[Status.CANCELLED].id)
+    now = house.database_time()
+    house.change([made[Status.EXPIRED]], status="expired", finished_at=now)
+    house.change([made[Status.HELD]], status="held", last_error="Ada Lovelace?")
+    code = house.submit(WHO, body=BODY, quotas="none")
+    house.deliver(code)
+    made[Status.SCHEDULED] = house.submit(WHO, **asked, send_in=timedelta(hours=1))
+    url = {"status_url": "https://x.example/lovelace", "notified_status": "scheduled"}
+    house.change([made[Status.SCHEDULED]], **url)
+    unknown = {
+        "message_id": made[Status.HELD].id, "token": 7, "started_at": now, "finished_at": now,
+        "outcome": Outcome.UNKNOWN.value,
+    }  # fmt: skip
+    attempts = house.tables.attempts
+    house.database.run(lambda each: each.execute(insert(attempts).values(unknown)))
+    house.database.run(lambda each: each.execute(update(attempts).values(receipt="receipt of her")))
+    return made
+
+
+@pytest.mark.every_database
+def test_no_table_key_or_file_has_a_trace_of_an_erased_recipient(build: Build) -> None:
+    house = build(clock=hour_ago(), **SETTINGS)
+    house.submit("ben@example.org", scopes={"tenant": "acme"}, idempotency_key="of ben")
+    made = of_every_status(house)
+    house.dispatcher.pause("recipient", WHO)
+    house.dispatcher.suppress(WHO, channel="memory")
+    replies = Replies(house.parts.database, keep=timedelta(days=1))
+    answer: dict[str, Any] = {"status": 200, "headers": {}, "begun": False, "fingerprint": "f"}
+    replies.finish("r", body=f'{{"recipient": "{SPELT}"}}', message_id=None, **answer)
+    replies.finish("s", body='{"text": "4711"}', message_id=made[Status.SENT].id, **answer)
+    assert {each.rpartition(":")[2] for each in traces(house)} == {f" {each}" for each in TRACES}
+    before = house.dispatcher.counts()
+
+    done = house.dispatcher.erase(WHO)
+    assert [*traces(house)] == []
+    assert (done.blanked, done.under_way) == (len(made) + 1, 0)
+    assert house.dispatcher.erase(WHO).blanked == 0
+
+    after = house.dispatcher.counts()
+    assert sum(after["memory"].values()) == sum(before["memory"].values())
+    assert after["memory"][Status.SENT] == before["memory"][Status.SENT]
+    assert house.again(made[Status.SENT]).finished_at is not None
+    faults = {each.fault for each in house.dispatcher.verify_windows().differences}
+    assert faults <= {Fault.UNDER_WAY}  # the expired one has yet to be released
+    house.reconciled()
+    assert [*traces(house)] == []
+    assert house.submit("ben@example.org", idempotency_key="of ben 2").recipient
+    with pytest.raises(TooLate, match="erased"):
+        house.dispatcher.retry(made[Status.FAILED].id)
+    assert house.submit(WHO).status is Status.SCHEDULED  # nothing is left that refuses it
+
+
+def test_what_a_broken_erasure_leaves_the_next_one_finds(build: Build) -> None:
+    house = build(clock=hour_ago(), **SETTINGS)
+    of_every_status(house)
+    broken = raising(ReservationsUnavailable("gone"))
+    house.swap("upkeep", Between(house.parts.upkeep, before={"forget": broken}))
+    with pytest.raises(ReservationsUnavailable):
+        house.dispatcher.erase(WHO)
+    assert house.dispatcher.erase(WHO).blanked == 0
+    assert [*traces(house)] == []
+
+
+def test_a_message_that_is_being_sent_is_left_and_goes_out_whole(build: Build) -> None:
+    house = build(clock=hour_ago(), **SETTINGS)
+    message = house.submit(WHO, body=BODY)
+    told: list[int] = []
+    erase = once(lambda: told.append(house.dispatcher.erase(WHO).under_way))
+    house.memory.before = lambda _: erase()
+    house.deliver(message)
+    assert told == [1]
+    assert house.memory.sent[0].recipient == SPELT
+    assert house.again(message).status is Status.SENT
+    assert house.dispatcher.erase(WHO).under_way == 0
+    assert [*traces(house)] == []
+
+
+def test_messages_that_name_the_recipient_as_their_scope_keep_their_reservations(
+    build: Build,
+) -> None:
+    house = build(clock=hour_ago(), **SETTINGS)
+    house.submit(WHO, send_in=timedelta(hours=1))
+    other = house.submit("ben@example.org", scope=SPELT, send_in=timedelta(hours=1))
+    house.dispatcher.erase(WHO)
+    assert house.members(SPELT).keys() == {other.id}
+    assert house.dispatcher.verify_windows().differences == ()
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_an_opt_out_goes_unless_it_is_kept(build: Build, keeps: bool) -> None:
+    house = build(clock=hour_ago(), **SETTINGS)
+    house.dispatcher.suppress(WHO)
+    house.dispatcher.erase(WHO, keep_opt_out=keeps)
+    assert [each.recipient for each in house.dispatcher.suppressed()] == ([SPELT] if keeps else [])
+
+
+def test_a_retry_judged_before_the_erasure_sends_nothing(build: Build) -> None:
+    house, other = (build(clock=hour_ago(), **SETTINGS) for _ in range(2))
+    message = house.submit(WHO, body=BODY)
+    house.change([message], status="failed", finished_at=house.database_time())
+    erase = once(lambda: other.dispatcher.erase(WHO))
+    house.swap("failed_messages", Between(house.parts.failed_messages, before={"retry": erase}))
+    with pytest.raises(TooLate, match="erased"):
+        house.dispatcher.retry(message.id)
+    assert house.again(message).status is Status.FAILED
