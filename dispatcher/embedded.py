@@ -61,9 +61,9 @@ def embedded(path: Path | str, **settings: Any) -> Iterator[Settings]:
     """Start Redis and a migrated SQLite database in ``path``; yield the settings that reach them.
 
     No worker runs. Each of ``settings`` replaces the whole setting: with ``channels`` there are no
-    others. The other settings come from the environment variables, else from the defaults; no
-    ``dispatcher.toml`` is read. The addresses cannot be given. On exit the Redis is stopped; the
-    data stay in ``path``. Raises EmbeddedUnavailable and InvalidSettings.
+    others but the default ones. The other settings come from the environment variables, else from
+    the defaults; no ``dispatcher.toml`` is read. The addresses cannot be given. On exit the Redis
+    is stopped; the data stay in ``path``. Raises EmbeddedUnavailable and InvalidSettings.
     """
     loaded = _load(Path(path), settings)
     with _folder(loaded.data_dir), _running([_redis(loaded.data_dir)]):

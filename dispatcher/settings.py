@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import quote, urlsplit
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -93,8 +93,13 @@ _BOUNDS = {
 }
 
 
-def _default_channels() -> dict[str, ChannelSettings]:
-    return {name: ChannelSettings(transport=name) for name in ("console", "file", "memory")}
+def _with_defaults(
+    channels: Mapping[str, ChannelSettings], default_channels: bool
+) -> dict[str, ChannelSettings]:
+    names = ("console", "file", "memory") if default_channels else ()
+    return {**channels} | {
+        name: ChannelSettings(transport=name) for name in names if name not in channels
+    }
 
 
 class Settings(BaseSettings):
@@ -153,7 +158,12 @@ class Settings(BaseSettings):
     """Celery's broker (Redis or RabbitMQ); by default the Redis above, where that is one server."""
     queue: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "dispatcher"
     """Celery queue of the sweep. Each channel has its own queue: ``dispatcher.email``."""
-    channels: dict[str, ChannelSettings] = Field(default_factory=_default_channels)
+    default_channels: bool = True
+    """Whether the channels ``console``, ``file`` and ``memory`` exist beside those of ``channels``.
+    ``false`` where no message may end in them."""
+    channels: dict[str, ChannelSettings] = Field(
+        default_factory=lambda data: _with_defaults({}, data["default_channels"])
+    )
     """The channels by name: :class:`ChannelSettings`."""
     hooks: Annotated[str, Field(pattern=r"^([\w.]+:\w+)?$")] = ""
     """``package.module:attribute`` of a class or an object with methods for messages' transitions:
@@ -244,6 +254,13 @@ class Settings(BaseSettings):
 
     traces: bool = False
     """Whether submits and sends have spans of OpenTelemetry. Needs the extra ``traces``."""
+
+    @field_validator("channels")
+    @classmethod
+    def _keep_defaults(
+        cls, channels: dict[str, ChannelSettings], info: ValidationInfo
+    ) -> dict[str, ChannelSettings]:
+        return _with_defaults(channels, info.data.get("default_channels", False))
 
     @classmethod
     def load(cls, **overrides: Any) -> Self:

@@ -3,7 +3,7 @@
 ::
 
     pip install '<path of the clone>[fastapi]' uvicorn
-    uvicorn examples.fastapi_shop:app
+    uvicorn examples.fastapi_shop:app --port 8001
 
 Its event loop does not block: threads call Redis and the database. Each request has an idempotency
 key, so a request that was cancelled can be sent again.

@@ -30,7 +30,7 @@ def test_the_settings_of_the_page_make_transports(name: str) -> None:
     blocks = re.findall(r"```toml\n(.*?)```", section(name), re.DOTALL)
     assert blocks
     for block in blocks:
-        settings = Settings.load(**tomllib.loads(block))
+        settings = Settings.load(default_channels=False, **tomllib.loads(block))
         for each, channel in settings.channels.items():
             assert isinstance(load(each, channel, settings), SECTIONS[name])
 

@@ -44,6 +44,7 @@ options = { payload = "body" }
 [scopes.tenant]
 quotas = "1/day"
 """
+DEFAULTS = ("console", "file", "memory")
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +62,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_embedded_reads_no_other_settings(tmp_path: Path) -> None:
     with embedded(tmp_path / "data", channels=SMS) as settings, Dispatcher(settings) as dispatcher:
         assert type(settings) is Settings
-        assert set(settings.channels) == {"sms"}
+        assert set(settings.channels) == {"sms", *DEFAULTS}
         assert settings.channels["sms"].quiet_hours is None
         assert settings.channels["sms"].options == {}
         assert [str(each) for each in settings.quotas] == ["1/minute", "5/hour", "10/day"]
@@ -83,10 +84,10 @@ def test_variables_say_what_is_not_given_and_no_part_of_what_is(
     settings = _load(tmp_path, {"channels": SMS, "quotas": "2/day"})
     assert settings.zone == "Europe/Paris"
     assert [str(each) for each in settings.quotas] == ["2/day"]
-    assert set(settings.channels) == {"sms"}
+    assert set(settings.channels) == {"sms", *DEFAULTS}
     assert settings.channels["sms"].max_attempts != 7
     monkeypatch.delenv("DISPATCHER_CHANNELS__SMS__MAX_ATTEMPTS")
-    assert set(_load(tmp_path, {}).channels) == {"fax"}
+    assert set(_load(tmp_path, {}).channels) == {"fax", *DEFAULTS}
 
 
 def test_worker_and_beat_have_the_same(

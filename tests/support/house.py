@@ -318,6 +318,7 @@ def house_on(
     """
     chosen: dict[str, Any] = {
         "namespace": "house",
+        "default_channels": "channels" not in settings,
         "shards": 4,
         "redis_url": (gate or server).url,
         "database_url": url,

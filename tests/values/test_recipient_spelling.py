@@ -24,7 +24,7 @@ def nothing(text: str) -> Any:
 
 def spellings(**rules: str) -> Spellings:
     channels = {name: {"transport": "memory", "recipients": rule} for name, rule in rules.items()}
-    return Settings.load(channels=channels).spellings
+    return Settings.load(channels=channels, default_channels=False).spellings
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ def test_a_channel_that_could_tell_nobody_is_refused(
         ("settle", {"settle": 60, "reconcile_grace": 60}),
         ("enqueue_grace", {"enqueue_grace": 300, "overdue_after": 300}),
         ("retention", {"retention": "25 hours"}),
-        ("channels", {"channels": {}}),
+        ("channels", {"channels": {}, "default_channels": False}),
         ("quotas", {"quotas": []}),
         ("quotas", {"quotas": ["1/11 day"], "max_horizon": "10 days"}),
     ],

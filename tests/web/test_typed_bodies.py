@@ -43,7 +43,7 @@ class Numbered(Message):
 
 @pytest.fixture
 def house(build: Build) -> House:
-    channel = {"transport": "memory", "quotas": ()}
+    channel = {"transport": "memory"}
     return build(
         channels={
             "typed": channel | {"body": f"{HERE}:Message"},

@@ -14,7 +14,10 @@ from dispatcher import InvalidSettings, Settings, install
 from dispatcher.celery_app import beat_schedule, settings_of
 
 SETTINGS = Settings.load(
-    broker_url="redis://broker/0", channels={"sms": {"transport": "memory"}}, queue="post"
+    default_channels=False,
+    broker_url="redis://broker/0",
+    channels={"sms": {"transport": "memory"}},
+    queue="post",
 )
 OURS = ["post", "post.sms"]
 
