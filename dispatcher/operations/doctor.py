@@ -244,6 +244,7 @@ class Doctor:
             missing_indexes=self._store.missing_indexes() if standing.revision else None,
             durability=self._store.durability(),
             encoding=self._store.encoding(),
+            unset_behind_pooler=self._store.unset_behind_pooler(),
         )
 
 

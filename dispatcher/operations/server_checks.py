@@ -238,12 +238,16 @@ _MIGRATE = "run `dispatcher migrate`"
 
 
 class StoreFacts(NamedTuple):
-    """Facts of the database. ``missing_indexes`` is None while it has no tables."""
+    """Facts of the database.
+
+    ``missing_indexes`` is None while it has no tables, ``unset_behind_pooler`` without a pooler.
+    """
 
     standing: SchemaStanding
     missing_indexes: tuple[str, ...] | None
     durability: Durability
     encoding: str = "UTF8"
+    unset_behind_pooler: tuple[str, ...] | None = None
 
 
 @check("store.migrations")
@@ -316,6 +320,23 @@ def store_encoding(facts: StoreFacts) -> Finding:
     )
 
 
+@check("store.pooler")
+def store_pooler(facts: StoreFacts) -> Finding:
+    """Tell of a pooler such as PgBouncer, and of timeouts that only its sessions can have."""
+    unset = facts.unset_behind_pooler
+    if unset is None:
+        return ok("no pooler between the dispatcher and the database")
+    pooler = "the database is reached through a pooler (such as PgBouncer): nothing is prepared"
+    if not unset:
+        return ok(pooler)
+    return warning(
+        f"{pooler}; its sessions have no {', '.join(unset)}: a statement whose client is gone may "
+        "wait for a lock for ever",
+        "ALTER ROLE … SET statement_timeout = '10s', lock_timeout = '5s' and "
+        "idle_in_transaction_session_timeout = '30s', one by one, for the role in database_url",
+    )
+
+
 @check("store.writes")
 def store_writes(refusal: str | None) -> Finding:
     """Check that a row can be stored."""
@@ -333,6 +354,7 @@ OF_STORE: tuple[Check[StoreFacts], ...] = (
     store_indexes,
     store_durability,
     store_encoding,
+    store_pooler,
 )
 
 

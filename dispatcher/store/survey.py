@@ -115,6 +115,10 @@ class StoreSurvey:
         """Return in which encoding the database stores texts."""
         return self._database.encoding
 
+    def unset_behind_pooler(self) -> tuple[str, ...] | None:
+        """Name the timeouts that a pooler's sessions lack; None where no pooler is in between."""
+        return self._database.run(self._database.backend.unset_behind_pooler)
+
     def housekeeping(self) -> Housekeeping | None:
         """Return how far the database is behind with its housekeeping; None where it has none."""
         backend, tables = self._database.backend, self._tables

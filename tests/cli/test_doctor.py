@@ -20,7 +20,7 @@ CHECKS = [
     "redis.answers", "redis.version", "redis.vulnerabilities", "redis.eviction", "redis.writes",
     "redis.persistence", "redis.replicas", "redis.cluster", "redis.memory", "redis.complete",
     "redis.foreign", "store.answers", "store.migrations", "store.indexes", "store.durability",
-    "store.encoding", "store.writes", "store.transactions", "store.dead_rows",
+    "store.encoding", "store.pooler", "store.writes", "store.transactions", "store.dead_rows",
     "store.replication", "store.partitions",
     "broker.answers", "broker.queues", "broker.separate", "app.answers",
     "app.serializer", "app.redelivery", "app.attached", "clock.store", "clock.redis",
@@ -40,10 +40,10 @@ def at_work(house: House) -> None:
 def test_a_sound_deployment_ends_with_0(house: House, run: Run) -> None:
     ran = run("doctor", "--strict")
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out.splitlines()[-1] == "46 ok"
+    assert ran.out.splitlines()[-1] == "47 ok"
     data = run("doctor", "--json").data
     assert data["level"] == "ok"
-    assert data["counts"] == {"ok": 46, "warning": 0, "error": 0, "skipped": 0}
+    assert data["counts"] == {"ok": 47, "warning": 0, "error": 0, "skipped": 0}
     assert [each["check"] for each in data["findings"]] == CHECKS
     assert data["findings"][3] == {
         "check": "redis.eviction",
@@ -58,7 +58,7 @@ def test_warnings_end_with_1_only_when_strict(house: House, run: Run) -> None:
     house.parts.signs.forget(Kind.BEAT, "somebody")
     ran = run("doctor")
     assert ran.code == 0
-    assert ran.out.splitlines()[-1] == "45 ok, 1 warning"
+    assert ran.out.splitlines()[-1] == "46 ok, 1 warning"
     assert "no beat is alive" in ran.out
     assert run("doctor", "--strict").code == 1
     assert run("doctor", "--json").data["level"] == "warning"

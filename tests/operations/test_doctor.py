@@ -71,7 +71,7 @@ def test_a_sound_deployment_is_ok_and_looking_changes_nothing(house: House) -> N
     before = house.snapshot()
     found = examined(house, at_work=False)
     assert levels(found) == FSYNC_OFF[house.database.url.get_backend_name()]
-    assert len(found) == 46
+    assert len(found) == 47
     assert stops(house) == set()
     assert house.snapshot() == before
 
@@ -286,7 +286,8 @@ def test_a_missing_folder_of_the_database_is_one_error(house: House, tmp_path: P
     assert found["clock.store"].found == f"not examined: {missing}"
     assert levels(found, "store") == {
         "store.answers": ERROR, "store.migrations": SKIPPED, "store.indexes": SKIPPED,
-        "store.durability": SKIPPED, "store.encoding": SKIPPED, "store.writes": SKIPPED,
+        "store.durability": SKIPPED, "store.encoding": SKIPPED, "store.pooler": SKIPPED,
+        "store.writes": SKIPPED,
         "store.transactions": SKIPPED, "store.dead_rows": SKIPPED, "store.replication": SKIPPED,
         "store.partitions": SKIPPED,
     }  # fmt: skip

@@ -401,6 +401,11 @@ class StoreEngine(ABC):
 
     # Looking after it.
 
+    def unset_behind_pooler(self, connection: Connection) -> tuple[str, ...] | None:
+        """Name the timeouts that a pooler's sessions lack; None where no pooler is in between."""
+        del connection
+        return None
+
     @abstractmethod
     def setting_query(self, name: str) -> str:
         """Return the statement that shows one of the settings of ``durable``."""

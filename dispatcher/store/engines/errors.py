@@ -21,6 +21,8 @@ _PORTS = {"postgresql": 5432, "mysql": 3306}
 _UNDONE_STATES = frozenset({"40P01", "40001"})
 # An error of a PostgreSQL connection has no SQLSTATE, only what the server wrote.
 _NO_DATABASE = re.compile(r'FATAL:\s+database ".*" does not exist')
+_REFUSED_PARAMETER = re.compile(r"unsupported startup parameter(?: in options)?: (\w+)")
+"""What PgBouncer says."""
 # A table or a column: PostgreSQL, then MariaDB.
 _NO_SUCH_TABLE = frozenset({"42P01", "42703", 1146, 1054})
 _NO_SUCH_IN_SQLITE = re.compile(r"no such table|no such column|table \w+ has no column")
@@ -77,11 +79,19 @@ def unavailable(error: SQLAlchemyError, url: URL | None = None) -> StoreUnavaila
         remedy = "create it, or correct database_url"
         return StoreUnavailable(f"the server has no database {name}", remedy=remedy)
     if (code is None and name == "OperationalError") or number in _NOT_REACHED:
-        return StoreUnavailable(f"the database{_at(url)} cannot be reached")
+        return _not_reached(error, url)
     refused = isinstance(error, IntegrityError | DataError) or number in _CHECKS
     file = f"the file {url.database}" if url and url.database else "the file"
     reason, remedy = _answer(error, code or name, file)
     return StoreUnavailable(reason, refused=refused, timed_out=code in _TOO_LONG, remedy=remedy)
+
+
+def _not_reached(error: DBAPIError, url: URL | None) -> StoreUnavailable:
+    parameter = _REFUSED_PARAMETER.search(str(error.orig))
+    if parameter is None:
+        return StoreUnavailable(f"the database{_at(url)} cannot be reached")
+    remedy = f"remove {parameter[1]} from database_url, or let PgBouncer ignore_startup_parameters"
+    return StoreUnavailable(f"the pooler{_at(url)} refuses {parameter[1]}", remedy=remedy)
 
 
 def _answer(error: DBAPIError, code: object, file: str) -> tuple[str, str]:

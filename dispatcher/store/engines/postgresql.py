@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from uuid import UUID
 
 import psycopg
@@ -53,7 +54,6 @@ from dispatcher.store.engines.base import (
     Prepared,
     Slot,
     StoreEngine,
-    run_on_connect,
     transaction,
 )
 from dispatcher.store.engines.errors import answered
@@ -66,21 +66,23 @@ log = logging.getLogger(__name__)
 
 _STATEMENT_SECONDS = 10
 _ANSWER_SECONDS = _STATEMENT_SECONDS + 1.0
+_TIMEOUTS = {
+    "statement_timeout": f"{_STATEMENT_SECONDS}s",
+    "lock_timeout": "5s",
+    "idle_in_transaction_session_timeout": "30s",
+}
 _OPTIONS = {
     # Rows are found by indexes. A plan made while the tables were empty would read them whole.
     "enable_seqscan": "off",
     "synchronous_commit": "on",
-    "statement_timeout": f"{_STATEMENT_SECONDS}s",
-    "lock_timeout": "5s",
-    "idle_in_transaction_session_timeout": "30s",
+    **_TIMEOUTS,
 }
 _ENCODING = {"client_encoding": "utf8"}
 """Given like this it also wins over the environment."""
 _CURSOR = "dispatcher.cursor"
 _TRIES = 3
 _MIGRATION_LOCK = 0x64697370  # "disp": two migrations at a time take turns
-_TRY_TO_LOCK = text(f"SELECT pg_try_advisory_lock({_MIGRATION_LOCK})")
-_UNLOCK = text(f"SELECT pg_advisory_unlock({_MIGRATION_LOCK})")
+_TRY_TO_LOCK = text(f"SELECT pg_try_advisory_xact_lock({_MIGRATION_LOCK})")
 _LOCK_EVERY_SECONDS = 0.1
 _LOCATION = text("SELECT current_database(), (SELECT system_identifier FROM pg_control_system())")
 _VACUUM_SHARE, _VACUUM_LEAST = 0.02, 1_000
@@ -130,9 +132,21 @@ class PostgreSQLConnection(psycopg.Connection[Any]):
 
     The server ends statements that take too long. A frozen server cannot, nor one whose connection
     is cut silently. ``patience`` is how long it may be silent, in seconds; None for ever.
+
+    Behind a pooler (``is_pooled``) each transaction may have another session, which others use in
+    between: nothing is prepared there, and ``timeouts`` are set in each transaction. ``bound`` is
+    the timeout of statements outside of one, in seconds, where they have their own.
     """
 
     patience: float | None = _ANSWER_SECONDS
+    is_pooled = False
+    timeouts: Mapping[str, str] = _TIMEOUTS
+    bound: int | None = None
+
+    def begin(self, **timeouts: str) -> str:
+        """Return what begins a transaction behind a pooler."""
+        chosen = {**self.timeouts, **timeouts}
+        return "; ".join(["BEGIN", *(f"SET LOCAL {name} = '{chosen[name]}'" for name in chosen)])
 
     def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
         """Wait for the server, but not for ever. Raises OperationalError and closes itself."""
@@ -143,6 +157,26 @@ class PostgreSQLConnection(psycopg.Connection[Any]):
             if error.sqlstate is None:  # not from the server: the connection broke or is silent
                 self.close()
             raise
+
+
+class PooledCursor(psycopg.Cursor[Any]):
+    """A cursor of a connection to a pooler, whose sessions keep no settings of ours."""
+
+    def execute(self, query: Any, params: Any = None, **options: Any) -> Self:
+        """Run a statement; BEGIN, and what is bounded, with timeouts of its transaction."""
+        line = cast("PostgreSQLConnection", self.connection)
+        if query == "BEGIN":
+            return super().execute(line.begin())
+        is_alone = line.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        if line.bound is None or not is_alone:
+            return super().execute(query, params, **options)
+        around = psycopg.Cursor(line)
+        around.execute(line.begin(statement_timeout=f"{line.bound}s").encode())
+        try:
+            return super().execute(query, params, **options)
+        finally:  # after an error it is a ROLLBACK
+            if not line.closed:
+                around.execute("COMMIT")
 
 
 class PostgreSQLEngine(StoreEngine):
@@ -164,7 +198,15 @@ class PostgreSQLEngine(StoreEngine):
 
     def bound_statements(self, engine: Engine, seconds: int) -> None:
         """Set the timeout of statements of each new connection."""
-        run_on_connect(engine, f"SET statement_timeout = '{seconds}s'")
+
+        def bound(driver: PostgreSQLConnection, record: object) -> None:
+            del record
+            if driver.is_pooled:
+                driver.bound = seconds
+            else:
+                driver.execute(f"SET statement_timeout = '{seconds}s'".encode())
+
+        event.listen(engine, "connect", bound)
 
     def one_of(self, column: Column[Any], values: Sequence[Any]) -> ColumnElement[bool]:
         """Compare with one array: a long list takes longer to write than to look for."""
@@ -235,6 +277,14 @@ class PostgreSQLEngine(StoreEngine):
     def location(self, connection: Connection) -> Location:
         """Return the database, and the number that its server got when it was set up."""
         return frozenset({tuple(connection.execute(_LOCATION).one())})
+
+    def unset_behind_pooler(self, connection: Connection) -> tuple[str, ...] | None:
+        """Look at the pooler's session; a direct one has them set by :func:`_connect`."""
+        driver = cast("PostgreSQLConnection", connection.connection.driver_connection)
+        if not driver.is_pooled:
+            return None
+        values = {name: connection.exec_driver_sql(f"SHOW {name}").scalar() for name in _TIMEOUTS}
+        return tuple(name for name, value in values.items() if value == "0")
 
     def setting_query(self, name: str) -> str:
         """Return SHOW."""
@@ -310,30 +360,28 @@ class PostgreSQLEngine(StoreEngine):
     def migrating(self, connection: Connection) -> Iterator[None]:
         """Migrate in one transaction, but for indexes of large tables.
 
-        The connection does not go back to the pool. The lock is asked for again and again: a
-        statement that waits for it would keep an index from being built beside it.
+        The connection does not go back to the pool. The lock is that of a transaction on another
+        connection: so it holds while an index is built outside of one, also behind a pooler. It is
+        asked for again and again: a statement that waits for it would keep that index from being
+        built.
         """
+        driver = cast("PostgreSQLConnection", connection.connection.driver_connection)
         connection.detach()
-        driver = connection.connection.driver_connection
-        if isinstance(driver, PostgreSQLConnection):
-            driver.patience = None
-        connection.exec_driver_sql("SET statement_timeout = 0")
-        connection.exec_driver_sql("SET lock_timeout = 0")
-        is_waiting = False
-        while not connection.scalar(_TRY_TO_LOCK):
-            if not is_waiting:
-                is_waiting = True
-                log.warning(
-                    "another migration holds the lock of this database; waiting for its end. Where "
-                    "none runs, a pooler in transaction mode keeps it: connect without the pooler"
-                )
-            time.sleep(_LOCK_EVERY_SECONDS)
-        try:
+        driver.patience = None
+        driver.timeouts = dict.fromkeys(_TIMEOUTS, "0")
+        if not driver.is_pooled:
+            for name in _TIMEOUTS:
+                connection.exec_driver_sql(f"SET {name} = 0")
+        with connection.engine.connect() as other, transaction(other):
+            other.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
+            is_waiting = False
+            while not other.scalar(_TRY_TO_LOCK):
+                if not is_waiting:
+                    is_waiting = True
+                    log.warning("another migration of this database runs: waiting for its end")
+                time.sleep(_LOCK_EVERY_SECONDS)
             with transaction(connection):
                 yield
-        finally:
-            if not connection.invalidated:
-                connection.execute(_UNLOCK)
 
 
 class _Direct:
@@ -450,12 +498,29 @@ def _element(value: object) -> str:
 def _connect(
     dialect: object, record: object, arguments: list[Any], parameters: dict[str, Any]
 ) -> PostgreSQLConnection:
-    """Connect with settings that a submit can rely on.
+    """Connect with settings that a submit can rely on, or find that a pooler is in between.
 
-    Those of the URL win, but for the encoding.
+    Settings of the URL win, but for the encoding. They are set after connecting, since poolers
+    refuse the parameter ``options``. A pooler invents the process that it tells its client.
     """
     del dialect, record
-    options = " ".join(f"-c {name}={value}" for name, value in _OPTIONS.items())
-    merged = _LINE | parameters | _ENCODING
-    merged["options"] = f"{options} {parameters.get('options', '')}".strip()
-    return PostgreSQLConnection.connect(*arguments, **merged)
+    driver = PostgreSQLConnection.connect(
+        *arguments, **(_LINE | parameters | _ENCODING), autocommit=True
+    )
+    theirs = parameters.get("options", "").replace("-", "_").lower()
+    ours = ", ".join(
+        f"set_config('{name}', '{value}', false)"
+        for name, value in _OPTIONS.items()
+        if not re.search(rf"(_c *|__){name}=", theirs)
+    )
+    direct = f"SELECT {ours} WHERE pg_backend_pid() = {driver.info.backend_pid}"
+    try:
+        driver.is_pooled = driver.execute(direct.encode()).rowcount == 0
+    except BaseException:
+        driver.close()
+        raise
+    if driver.is_pooled:
+        driver.cursor_factory = PooledCursor
+        if "prepare_threshold" not in parameters:
+            driver.prepare_threshold = None
+    return driver

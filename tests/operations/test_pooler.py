@@ -1,0 +1,124 @@
+"""Everything works through PgBouncer in transaction mode, and leaves its sessions as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+from functools import partial
+
+import psycopg
+import pytest
+
+from dispatcher import Draft, Message, Status
+from dispatcher.errors import StoreUnavailable
+from dispatcher.store.database import Database
+from dispatcher.store.migrate import migrate
+from tests.support.doubles import at_once
+from tests.support.examining import ERROR, OK, WARNING, examined
+from tests.support.house import House, hour_ago, house_on
+from tests.support.pooler import Pooler
+from tests.support.servers import PostgresServer, RedisServer
+
+SESSIONS, THREADS, ROUNDS = 3, 4, 4
+UNTOUCHED = ("0", "0", "0", "on", 0)
+
+
+@pytest.fixture(scope="module")
+def pooler(postgres: PostgresServer) -> Iterator[Pooler]:
+    """Give a pooler with fewer sessions than the house has connections."""
+    with Pooler(postgres, size=SESSIONS) as server:
+        yield server
+
+
+@pytest.fixture
+def pooled(pooler: Pooler, postgres_name: str, own_redis: RedisServer) -> Iterator[House]:
+    """Give a house that reaches its database through the pooler."""
+    with house_on(own_redis, pooler.url(postgres_name), clock=hour_ago()) as built:
+        yield built
+
+
+def drafts(name: str, count: int, send_in: timedelta) -> list[Draft]:
+    return [
+        Draft(channel="memory", recipient=f"{name}-{n}", body={"text": "Hi"}, send_in=send_in)
+        for n in range(count)
+    ]
+
+
+def left_behind(pooler: Pooler, database: str) -> set[tuple[object, ...]]:
+    """Return what is set and prepared in each of the pooler's sessions."""
+    lines = [psycopg.connect(pooler.url(database), prepare_threshold=None) for _ in range(SESSIONS)]
+    try:  # each keeps its session, since its transaction stays open
+        return {
+            line.execute(
+                "SELECT current_setting('statement_timeout'), current_setting('lock_timeout'), "
+                "current_setting('idle_in_transaction_session_timeout'), "
+                "current_setting('enable_seqscan'), (SELECT count(*) FROM pg_prepared_statements)"
+            ).fetchone()
+            or ()
+            for line in lines
+        }
+    finally:
+        for line in lines:
+            line.close()
+
+
+def test_use_cases_and_duties_share_sessions(pooled: House, pooler: Pooler) -> None:
+    parts = pooled.parts
+
+    def use(number: int) -> None:
+        for turn in range(ROUNDS):
+            name = f"{number}-{turn}"
+            batch = pooled.dispatcher.submit_many(drafts(name, 3, timedelta(0)))
+            single = pooled.submit(name, idempotency_key=name)
+            pooled.dispatcher.cancel(pooled.submit(f"{name} never").id)
+            moved = pooled.submit(f"{name} later", send_in=timedelta(hours=1))
+            pooled.dispatcher.reschedule(moved.id, send_in=timedelta(0))
+            assert all(isinstance(each, Message) for each in batch), batch
+            ids = [each.id for each in batch if isinstance(each, Message)]
+            assert pooled.deliver(single, moved, *ids) == 5
+            parts.sweep.enqueue_due()
+            parts.sweep.rescue()
+            parts.reconciler.reconcile()
+            parts.sweep.prune()
+
+    failed = [each for each in at_once([partial(use, n) for n in range(THREADS)]) if each]
+    assert failed == []
+    assert len(set(pooled.sent)) == len(pooled.sent) == THREADS * ROUNDS * 5
+    assert pooled.dispatcher.list(status=Status.SENT, limit=1)
+    database = pooled.database.url.database or ""
+    assert left_behind(pooler, database) == {UNTOUCHED}
+
+
+def test_a_whole_import_is_copied(pooled: House) -> None:
+    stored = pooled.dispatcher.submit_many(drafts("ada", 1_000, timedelta(days=1)))
+    assert sum(isinstance(each, Message) for each in stored) == 1_000
+
+
+def test_migrations_take_turns_and_bounded_statements_end(
+    pooler: Pooler, postgres: PostgresServer
+) -> None:
+    name = postgres.create_database()
+    with (
+        closing(Database(pooler.url(name), statement_seconds=1)) as bounded,
+        closing(Database(postgres.url(name))) as direct,
+    ):
+        revisions = at_once([lambda: migrate(bounded), lambda: migrate(direct)])
+        assert revisions == ["0001"] * 2
+        with pytest.raises(StoreUnavailable) as ended:
+            bounded.run(lambda line: line.exec_driver_sql("SELECT pg_sleep(20)"))
+        assert ended.value.timed_out
+        assert left_behind(pooler, name) == {UNTOUCHED}
+    postgres.drop_database(name)
+
+
+def test_the_doctor_names_the_pooler_and_the_timeouts_it_lacks(
+    pooled: House, postgres: PostgresServer
+) -> None:
+    found = examined(pooled)["store.pooler"]
+    assert (found.level, "PgBouncer" in found.found) == (WARNING, True)
+    refused = pooled.settings.database_url + "&options=-c%20work_mem%3D8MB"
+    answers = examined(pooled, database_url=refused)["store.answers"]
+    assert (answers.level, "refuses options" in answers.found) == (ERROR, True)
+    direct = examined(pooled, database_url=postgres.url(pooled.database.url.database or ""))
+    assert direct["store.pooler"].level is OK
