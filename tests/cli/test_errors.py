@@ -206,7 +206,7 @@ def test_without_a_command_there_is_help(run: Run, arguments: list[str]) -> None
         ("DATABASE_URL", "sqlite:////nowhere/here/x.db", 6, "there is no folder /nowhere/here; "),
         ("DATABASE_URL", "sqlite:////", 6, "or run the command as its owner"),
         ("DATABASE_URL", f"oracle://ada:{SECRET}@host/x", 2, "database_url: "),
-        ("DATABASE_URL", f"postgresql+psycopg2://ada:{SECRET}@host/x", 2, ", postgresql://…, "),
+        ("DATABASE_URL", f"postgresql+nothing://ada:{SECRET}@host/x", 2, ", postgresql://…, "),
         (
             "REDIS_URL",
             f"redis://:{SECRET}@127.0.0.1:1/0",

@@ -79,6 +79,8 @@ _OPTIONS = {
 }
 _ENCODING = {"client_encoding": "utf8"}
 """Given like this it also wins over the environment."""
+_PREPARED_AFTER = "5"
+"""How often the driver has run a statement when it prepares it."""
 _CURSOR = "dispatcher.cursor"
 _TRIES = 3
 _MIGRATION_LOCK = 0x64697370  # "disp": two migrations at a time take turns
@@ -504,9 +506,10 @@ def _connect(
     refuse the parameter ``options``. A pooler invents the process that it tells its client.
     """
     del dialect, record
-    driver = PostgreSQLConnection.connect(
-        *arguments, **(_LINE | parameters | _ENCODING), autocommit=True
-    )
+    threshold = parameters.get("prepare_threshold", _PREPARED_AFTER)
+    merged = _LINE | parameters | _ENCODING
+    merged["prepare_threshold"] = None if threshold.lower() == "none" else int(threshold)
+    driver = PostgreSQLConnection.connect(*arguments, **merged, autocommit=True)
     theirs = parameters.get("options", "").replace("-", "_").lower()
     ours = ", ".join(
         f"set_config('{name}', '{value}', false)"
@@ -521,6 +524,7 @@ def _connect(
         raise
     if driver.is_pooled:
         driver.cursor_factory = PooledCursor
-        if "prepare_threshold" not in parameters:
+        # PgBouncer from 1.21 on follows prepared statements, where it is told to.
+        if "prepare_threshold" not in parameters or driver.prepare_threshold == 0:
             driver.prepare_threshold = None
     return driver
