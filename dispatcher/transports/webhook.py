@@ -54,13 +54,15 @@ _TALKATIVE = "httpcore"
 """A library that writes hosts, paths and headers at DEBUG."""
 LONGEST_WAIT = timedelta(days=1)
 """Longest wait that a server may ask for: a date in the wrong year stops nothing for a year."""
-_ASKS_TO_WAIT = (429, 503)
+_ASKS_TO_WAIT = (403, 429, 503)
 _TEMPORARY = (408, 425, 429)
 _UNAUTHORIZED = 401
 _REFUSED = "it does not know the channel's credentials"
 _UNTIL_MENDED = timedelta(minutes=1)
 """How long a channel rests after its credentials were refused."""
-_GATEWAY_TIMEOUT = 504
+_OF_GATEWAYS = {502, 504, *range(520, 525)}
+"""A proxy had no answer, or none that it understands, from the server behind it; those from 520 on
+are Cloudflare's. That server may have the message."""
 _REQUEST_IDS = ("x-request-id", "request-id", "x-correlation-id", "x-amzn-requestid", "cf-ray")
 _LONGEST_ID = 100
 _SECONDS = re.compile(r"[0-9]{1,9}")
@@ -258,16 +260,19 @@ def receipt_of(answer: HttpAnswer, *, now: datetime, closes_channel: bool) -> st
     those of all messages. No text quotes the answer, which may quote the message.
     """
     status = answer.status
+    unread = "" if answer.is_whole else ", with headers that cannot be read"
     if 200 <= status < 300:  # noqa: PLR2004 - RFC 9110: successful
         name = next((each for each in _REQUEST_IDS if answer.headers.get(each)), None)
-        return f"{status} {name}={answer.headers[name][:_LONGEST_ID]}" if name else str(status)
-    said = f"the server answered {status}"
+        return (
+            f"{status} {name}={answer.headers[name][:_LONGEST_ID]}" if name else f"{status}{unread}"
+        )
+    said = f"the server answered {status}{unread}"
     if 300 <= status < 400:  # noqa: PLR2004 - redirection
         raise PermanentFailure(f"{said}, a redirect; none is followed: give the final URL")
-    if status == _GATEWAY_TIMEOUT:
-        raise PerhapsSent(f"{said}: a gateway got no answer in time")
-    if status in _TEMPORARY or 500 <= status < 600:  # noqa: PLR2004 - server error
-        wait = _wait(answer.headers.get("retry-after"), now) if status in _ASKS_TO_WAIT else None
+    if status in _OF_GATEWAYS:
+        raise PerhapsSent(f"{said}: a gateway, whose server may have the message")
+    wait = _wait(answer.headers.get("retry-after"), now) if status in _ASKS_TO_WAIT else None
+    if wait is not None or status in _TEMPORARY or 500 <= status < 600:  # noqa: PLR2004 - server error
         closes = closes_channel and wait is not None
         raise TemporaryFailure(said, wait, closes_channel=closes)
     if status == _UNAUTHORIZED and closes_channel:

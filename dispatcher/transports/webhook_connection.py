@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import select
 import socket
 import ssl
@@ -37,15 +38,24 @@ _READ = 4_096
 An answer in chunks of one byte would keep its reader busy for seconds with what it has read ahead.
 """
 _FOR_ANOTHER = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+_STATUS = re.compile(
+    rb"(?:HTTP/1\.[01] 1\d\d[^\n]*+\n(?:(?!\r?\n)[^\n]*+\n)*+\r?\n)*+"
+    rb"HTTP/1\.[01] ([2-9]\d\d)[ \r\n]"
+)
+"""The status of an answer, behind informational ones."""
 Resolve = Callable[[str, int], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """What a server said: its status, and its headers with names in lower case."""
+    """What a server said: its status, and its headers with names in lower case.
+
+    ``is_whole``: whether the headers could be read; else there are none.
+    """
 
     status: int
     headers: Mapping[str, str]
+    is_whole: bool = True
 
 
 class WebhookConnection(httpcore.NetworkBackend):
@@ -72,18 +82,22 @@ class WebhookConnection(httpcore.NetworkBackend):
         """Whether anything of the request was written."""
         self.most = 0
         """How many bytes may still be read."""
+        self.head: bytearray | None = None
+        """What was read of the answer, until its headers have been."""
 
     def post(
         self, target: Target, headers: Mapping[str, str], content: bytes, deadline: Deadline
     ) -> HttpAnswer:
         """Post ``content`` and return the answer, both until ``deadline``.
 
-        Raises PermanentFailure, TemporaryFailure, and PerhapsSent where something was written and
-        no answer came. None names the URL or is chained.
+        Once the line with its status has come, that status is the answer, whatever is wrong with
+        the rest. Raises PermanentFailure, TemporaryFailure, and PerhapsSent where something was
+        written and no status came. None names the URL or is chained.
         """
         self.deadline = deadline
         self.is_used = False
         self.most = _HEAD_BYTES
+        self.head = bytearray()
         url = httpcore.URL(
             scheme=target.scheme, host=target.host, port=target.port, target=target.path
         )
@@ -99,9 +113,12 @@ class WebhookConnection(httpcore.NetworkBackend):
             if not self.is_used:
                 kind = type(error).__name__
                 raise TemporaryFailure(f"the request was not sent: {kind}") from None
+            if (status := _STATUS.match(self.head)) is not None:
+                return HttpAnswer(int(status[1]), {}, is_whole=False)
             if isinstance(error, TimeoutError):
                 raise PerhapsSent("no answer came in time") from None
             raise PerhapsSent("the connection broke before an answer") from None
+        self.head = None
         self._read_rest(response)
         named = {name.decode("latin-1").lower(): value for name, value in response.headers}
         return HttpAnswer(
@@ -191,6 +208,8 @@ class _Stream(httpcore.NetworkStream):
             raise OSError("the answer is too long")
         read = self._socket.recv(min(max_bytes, _READ))
         self._connection.most -= len(read)
+        if self._connection.head is not None:
+            self._connection.head += read
         return read
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:

@@ -118,8 +118,9 @@ FAILURES: dict[int, type[DeliveryError]] = {
     308: PermanentFailure, 400: PermanentFailure, 403: PermanentFailure,
     404: PermanentFailure, 409: PermanentFailure, 410: PermanentFailure, 413: PermanentFailure,
     422: PermanentFailure, 408: TemporaryFailure, 425: TemporaryFailure, 429: TemporaryFailure,
-    500: TemporaryFailure, 502: TemporaryFailure, 503: TemporaryFailure, 507: TemporaryFailure,
-    599: TemporaryFailure, 504: PerhapsSent, 600: PerhapsSent, 999: PerhapsSent,
+    500: TemporaryFailure, 503: TemporaryFailure, 507: TemporaryFailure, 525: TemporaryFailure,
+    599: TemporaryFailure, 600: PerhapsSent, 999: PerhapsSent, 502: PerhapsSent, 504: PerhapsSent,
+    520: PerhapsSent, 521: PerhapsSent, 522: PerhapsSent, 523: PerhapsSent, 524: PerhapsSent,
 }  # fmt: skip
 
 
@@ -178,13 +179,17 @@ def test_a_redirect_is_not_followed(receiver: Receiver, status: int) -> None:
         ("", None),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("status", [403, 429, 503])
 def test_a_server_says_when_to_come_back(
     receiver: Receiver, status: int, text: str, seconds: int | None
 ) -> None:
     receiver.answers(status, {"Retry-After": text})
-    with pytest.raises(TemporaryFailure) as caught:
+    with pytest.raises(DeliveryError) as caught:
         to(receiver, clock=MovableClock(NOON)).send(a_message())
+    if status == 403 and seconds is None:
+        assert isinstance(caught.value, PermanentFailure)
+        return
+    assert isinstance(caught.value, TemporaryFailure)
     asked = None if seconds is None else timedelta(seconds=seconds)
     assert caught.value.retry_after == asked
     assert caught.value.closes_channel is (asked is not None), "all go to this server"

@@ -48,7 +48,7 @@ def endless_header(handler: Handler) -> None:
         handler.wfile.write(b"x" * 65_536)
 
 
-@pytest.mark.parametrize("answer", [Handler.wait_for_its_end, drip_header, drip_informational])
+@pytest.mark.parametrize("answer", [Handler.wait_for_its_end, drip_informational])
 def test_a_server_that_does_not_finish_its_answer_is_cut_at_the_deadline(
     receiver: Receiver, answer: Callable[[Handler], None]
 ) -> None:
@@ -57,7 +57,49 @@ def test_a_server_that_does_not_finish_its_answer_is_cut_at_the_deadline(
         to(receiver, timeout=TIMEOUT).send(a_message())
 
 
-@pytest.mark.parametrize("answer", [Handler.hang_up, endless_header])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"Bad Name: x\r\nContent-Length: 0\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"Transfer-Encoding: identity\r\n\r\n",
+        b"Content-Length: -1\r\n\r\n",
+        b"X-Cut",
+        b"",
+    ],
+)
+@pytest.mark.parametrize("before", [b"", b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n"])
+def test_once_a_status_has_come_it_decides(receiver: Receiver, before: bytes, rest: bytes) -> None:
+    def answer(handler: Handler) -> None:
+        handler.wfile.write(b"%bHTTP/1.1 200 OK\r\n%b" % (before, rest))
+        handler.close_connection = True
+
+    receiver.answer = answer
+    assert to(receiver).send(a_message()) == "200, with headers that cannot be read"
+    refused = before + b"HTTP/1.1 410 Gone\r\n" + rest
+
+    def refuse(handler: Handler) -> None:
+        handler.wfile.write(refused)
+        handler.close_connection = True
+
+    receiver.answer = refuse
+    with pytest.raises(PermanentFailure, match="410"):
+        to(receiver).send(a_message())
+
+
+@pytest.mark.parametrize("answer", [drip_header, endless_header])
+def test_headers_that_never_end_change_no_status(
+    receiver: Receiver, answer: Callable[[Handler], None]
+) -> None:
+    receiver.answer = answer
+    with in_time():
+        assert (
+            to(receiver, timeout=TIMEOUT).send(a_message())
+            == "200, with headers that cannot be read"
+        )
+
+
+@pytest.mark.parametrize("answer", [Handler.hang_up])
 def test_a_line_that_ends_without_an_answer_leaves_the_outcome_unknown(
     receiver: Receiver, answer: Callable[[Handler], None]
 ) -> None:
