@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from inspect import iscoroutinefunction
+from collections.abc import Mapping
+from inspect import iscoroutinefunction, signature
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -18,13 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import DispatcherError
-from dispatcher.message import json_problem
 from dispatcher.problems import headers_of, problem_of
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.web import problems
-from dispatcher.web.access import Auth, Caller
+from dispatcher.web.access import Auth, Caller, Right
 from dispatcher.web.admission import RATE, Admission
-from dispatcher.web.context import Service, call_schema_of, problem_for
+from dispatcher.web.context import Context, Service, call_schema_of, problem_for
 from dispatcher.web.endpoints import ENDPOINTS, PREFIX
 from dispatcher.web.openapi import describe
 from dispatcher.web.problems import Refused, check_is_utf8, invalid_call
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 _DOCUMENT = f"{PREFIX}/openapi.json"
 _LENGTHS = {(each.method, each.path): each.most_bytes for each in ENDPOINTS if each.most_bytes != 0}
+_RIGHTS: Mapping[str | None, tuple[Right, ...]] = {each.name: each.rights for each in ENDPOINTS}
 _MOST_THREADS, _LISTEN_THREADS = 16, 4
 """Calls, and reads of events, at a time. The store has 32 connections; the page uses some, too."""
 
@@ -84,7 +85,7 @@ def api(
             response_class=Response,
             response_model=None,
             responses={each.status: {"model": each.answer}} if each.answer else None,
-            route_class_override=PlainRoute if each.raw_body else None,
+            route_class_override=CallRoute,
         )
     app.add_middleware(CallMiddleware, service=service)
     app.add_exception_handler(DispatcherError, _failed)
@@ -96,15 +97,24 @@ def api(
     return app
 
 
-class PlainRoute(APIRoute):
-    """A path that FastAPI describes in the document, and whose calls Starlette answers.
+class CallRoute(APIRoute):
+    """The path of an endpoint, whose rights are checked before FastAPI reads anything of a call.
 
-    A call that FastAPI answers itself takes 0.1 ms longer.
+    FastAPI describes it in the document. It takes 0.1 ms longer than Starlette, which answers the
+    calls of a function that takes the bare request.
     """
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.app = request_response(self.endpoint)
+        self._rights = _RIGHTS[self.operation_id]
+        if [*signature(self.endpoint).parameters] == ["request"]:
+            self.app = request_response(self.endpoint)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a call."""
+        if scope["method"] in (self.methods or ()):
+            Context(Request(scope)).check(*self._rights)
+        await super().handle(scope, receive, send)
 
 
 class CallMiddleware:
@@ -175,6 +185,8 @@ def _log_change(scope: Scope) -> None:
 
 async def _failed(request: Request, error: Exception) -> Response:
     """Answer a call that was refused, or could not be made."""
+    if (over := await _counted(request)) is not None:
+        return over
     if isinstance(error, Refused):
         return problems.response_of(problems.refusal_of(error), error.headers)
     if not isinstance(error, DispatcherError):
@@ -199,11 +211,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
         raise error
     if (over := await _counted(request)) is not None:
         return over
-    found = list(error.errors())
-    if any(each["type"] == "json_invalid" for each in found):
-        refused = Refused(400, "unreadable", f"the body {json_problem(error.__cause__)}")
-        return problems.response_of(problems.refusal_of(refused), {})
-    return problems.response_of(problem_of(invalid_call(found, call_schema_of(request))), {})
+    wrong = invalid_call(error.errors(), call_schema_of(request))
+    return problems.response_of(problem_of(wrong), {})
 
 
 async def _not_served(request: Request, error: Exception) -> Response:
@@ -214,8 +223,6 @@ async def _not_served(request: Request, error: Exception) -> Response:
     kinds = {400: "unreadable", 404: "no-such-path", 405: "method-not-allowed", 413: "too-large"}
     kind = kinds.get(error.status_code, "refused")
     headers, detail = error.headers, str(error.detail)
-    if isinstance(error.__cause__, ValueError | RecursionError):  # the body cannot be read
-        detail = f"the body {json_problem(error.__cause__)}"
     if error.status_code == HTTP_405_METHOD_NOT_ALLOWED and (methods := _methods_at(request)):
         headers = {"Allow": ", ".join(methods)}
     refused = Refused(error.status_code, kind, detail, headers=headers)

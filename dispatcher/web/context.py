@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -20,7 +22,7 @@ from starlette.responses import Response
 from dispatcher.app import App
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import DispatcherError, IdempotencyConflict, InvalidDraft
-from dispatcher.message import Message
+from dispatcher.message import Message, json_problem
 from dispatcher.problems import problem_of
 from dispatcher.selection import id_of
 from dispatcher.settings import Settings
@@ -47,6 +49,7 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 
 KEY_HEADER = "Idempotency-Key"
 _JSON = "application/json"
+_DECODER = json.JSONDecoder()
 _OVERHEAD_BYTES = 65_536
 """How much longer a call may be than the longest body of a message."""
 _HTTP_NAMES = {
@@ -95,10 +98,14 @@ class Service:
 
 
 class Context:
-    """A call under way; :meth:`admit` counts it and checks its rights."""
+    """A call under way; :meth:`check` looks at its rights, :meth:`admit` counts it.
+
+    ``raw`` is its body, empty until it is read.
+    """
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        self.raw = b""
         self.service: Service = request.app.state.service
 
     @property
@@ -135,46 +142,79 @@ class Context:
         content = f"{request.method} {path}?{request.url.query} {digest}"
         return KeyedCall(self.caller.identity, key, content)
 
-    async def body(self, model: type[BodyT]) -> BodyT:
-        """Return the body, by this model. For functions that FastAPI does not read it for.
+    @classmethod
+    async def of(cls, request: Request) -> Self:
+        """Return the context of a call whose body is read, if it has one.
 
-        Raises RequestValidationError, and HTTPException where it is not JSON or too long.
+        Refuses a body that would be ignored or misread: one that the document does not have, or
+        that is not sent as JSON. Raises RequestValidationError, and HTTPException where it is too
+        long.
         """
-        if not await self.check_body():
-            raise RequestValidationError([{"type": "missing", "loc": ("body",)}])
+        context = cls(request)
         try:
-            return model.model_validate(await self.request.json())
-        except ValidationError as error:
-            raise RequestValidationError(errors_of(error)) from None
-        except (ValueError, RecursionError) as error:
-            raise HTTPException(400) from error  # the handler words it by its cause
-
-    async def check_body(self) -> bool:
-        """Return whether the call has a body; refuse one that would be ignored or misread.
-
-        That is one that the document does not have, or one that is not sent as JSON. Raises
-        RequestValidationError, and HTTPException where it is too long.
-        """
-        try:
-            if not await self.request.body():
-                return False
+            context.raw = await request.body()
         except ClientDisconnect:
             raise HTTPException(400, CUT_OFF) from None
-        media_type = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if "body" not in call_schema_of(self.request)["properties"]:
-            raise RequestValidationError([{"type": UNKNOWN_BODY, "loc": ("body",)}])
-        if media_type != _JSON:
-            raise RequestValidationError([{"type": NO_JSON_TYPE, "loc": ("body",)}])
-        return True
+        if context.raw:
+            media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if "body" not in call_schema_of(request)["properties"]:
+                raise RequestValidationError([{"type": UNKNOWN_BODY, "loc": ("body",)}])
+            if media_type != _JSON:
+                raise RequestValidationError([{"type": NO_JSON_TYPE, "loc": ("body",)}])
+        return context
 
-    def admit(self, *rights: Right) -> Caller:
-        """Count the call against its limit, and return the caller, if it has these rights.
+    def payload(self, model: type[BodyT]) -> BodyT:
+        """Return the body, by this model. A long one takes a while: it belongs in a thread.
+
+        Raises RequestValidationError, and HTTPException where it is not JSON.
+        """
+        return validated(model, self._given(), "body")
+
+    def payloads(self, model: type[BaseModel], name: str, entry: type[BodyT]) -> Iterator[BodyT]:
+        """Yield the entries of the list that is all of the body, each by its model.
+
+        Those of a long body are read one by one, so that neither a call of C holds up the other
+        threads nor what is read of a wrong body takes much memory. Raises as :meth:`payload`.
+        """
+        longest = self.service.longest_call
+        if len(self.raw) <= longest:
+            given = self._given()
+            entries = given.get(name) if isinstance(given, dict) else None
+            if isinstance(entries, list) and len(entries) <= models.MOST_PLANNED:
+                for number, each in enumerate(entries):
+                    validated(entry, each, "body", name, number)
+            yield from getattr(validated(model, given, "body"), name)
+            return
+        try:
+            text = self.raw.decode()
+            at = _after(text, 0, "{", f'"{name}"', ":", "[")
+            for number in range(models.MOST_PLANNED):
+                given, length = _DECODER.raw_decode(text[at : at + longest])
+                yield validated(entry, given, "body", name, number)
+                at = _after(text, at + length)
+                if text[at : at + 1] == "]":
+                    _after(text, at, "]", "}", "")
+                    return
+                at = _after(text, at, ",")
+        except (ValueError, RecursionError):
+            detail = f"the body is no object of one list {name}, of entries up to {longest} bytes"
+            raise HTTPException(400, detail) from None
+        raise RequestValidationError([{"type": "too_long", "loc": ("body", name)}])
+
+    def _given(self) -> Any:
+        if not self.raw:
+            raise RequestValidationError([{"type": "missing", "loc": ("body",)}])
+        try:
+            return json.loads(self.raw)
+        except (ValueError, RecursionError) as error:
+            raise HTTPException(400, f"the body {json_problem(error)}") from None
+
+    def check(self, *rights: Right) -> None:
+        """Refuse a call of a caller without these rights, or with a query that is not understood.
 
         Raises Refused, and RequestValidationError where the query has a name that the document does
-        not have, or one twice that is no list: ignored, it would change what is done. It asks
-        Redis, and belongs in a thread.
+        not have, or one twice that is no list: ignored, it would change what is done.
         """
-        self.service.admission.count(self.request)
         for right in rights:
             self.caller.check(right)
         if given := Counter(name for name, _ in self.request.query_params.multi_items()):
@@ -185,6 +225,13 @@ class Context:
                     raise RequestValidationError([{"type": UNKNOWN_FIELD, "loc": where}])
                 if many > 1 and schema_at(schema, where).get("type") != "array":
                     raise RequestValidationError([{"type": REPEATED, "loc": where}])
+
+    def admit(self) -> Caller:
+        """Count the call against its limit, and return the caller. Raises Refused.
+
+        It asks Redis, and belongs in a thread.
+        """
+        self.service.admission.count(self.request)
         return self.caller
 
     def traced(self) -> AbstractContextManager[None]:
@@ -240,9 +287,21 @@ def call_schema_of(request: Request) -> Schema:
     return known[path, method]
 
 
-def errors_of(error: ValidationError) -> list[Any]:
-    """Return the errors of a body."""
-    return [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+def validated(model: type[BodyT], given: Any, *where: str | int) -> BodyT:
+    """Return what lies there in a call, by its model. Raises RequestValidationError.
+
+    The first name that the model does not have is told before all others are looked at.
+    """
+    for name in given if isinstance(given, dict) else ():
+        if name not in model.model_fields:
+            raise RequestValidationError([{"type": UNKNOWN_FIELD, "loc": (*where, name)}])
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        raise RequestValidationError(
+            [{**each, "loc": (*where, *each["loc"])} for each in found]
+        ) from None
 
 
 def problem_for(request: Request, error: DispatcherError) -> dict[str, Any]:
@@ -268,10 +327,16 @@ def problem_for(request: Request, error: DispatcherError) -> dict[str, Any]:
     return {**problem, **named, "detail": detail}
 
 
-async def _called(request: Request) -> Context:
-    context = Context(request)
-    await context.check_body()
-    return context
+def _after(text: str, at: int, *tokens: str) -> int:
+    """Return where these tokens end, with the blanks of JSON around them. Raises ValueError.
+
+    An empty token is the end of the text.
+    """
+    blank = "[ \t\n\r]*"
+    pattern = blank + "".join((re.escape(token) or r"\Z") + blank for token in tokens)
+    if (fitting := re.compile(pattern).match(text, at)) is None:
+        raise ValueError
+    return fitting.end()
 
 
-CallContext = Annotated[Context, Depends(_called)]
+CallContext = Annotated[Context, Depends(Context.of)]

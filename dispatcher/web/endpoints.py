@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from starlette.convertors import PathConvertor, register_url_convertor
 
 from dispatcher.web import models
+from dispatcher.web.access import Right
 from dispatcher.web.calls import batch, changes, events, messages, operations, scopes, suppressions
 
 PREFIX = "/v1"
@@ -31,21 +32,23 @@ class Endpoint:
     """One endpoint of the API. Its id in the document is the name of its ``function``.
 
     ``status``: that of success. ``answer``: the model of its JSON. ``stream``, in place of it: a
-    media type, and the model of a line or an event. ``raw_body``: the media type and the model of
-    a body that ``function`` reads itself; it gets the bare request, and FastAPI makes no Depends
-    for it. ``problems``: statuses of problems beside those of every call. ``headers``: headers of
-    success beside those of every answer. ``takes_idempotency_key``: it answers by
-    ``submit_once``, ``Context.once`` or ``change_once``. ``most_bytes`` of a body: None for any
-    number, 0 for those of one message.
+    media type, and the model of a line or an event. ``body``: the media type and the model of a
+    body, which ``function`` reads itself; ``may_be_empty``: a call may have none. ``problems``:
+    statuses of problems beside those of every call. ``headers``: headers of success beside those of
+    every answer. ``takes_idempotency_key``: it answers by ``submit_once``, ``Context.once`` or
+    ``change_once``. ``most_bytes`` of a body: None for any number, 0 for those of one message.
+    ``rights`` are checked before a body is read.
     """
 
     method: str
     path: str
     function: Callable[..., Any]
+    rights: tuple[Right, ...]
     status: int = 200
     answer: type[models.Out] | None = None
     stream: tuple[str, type[BaseModel]] | None = None
-    raw_body: tuple[str, type[BaseModel]] | None = None
+    body: tuple[str, type[BaseModel]] | None = None
+    may_be_empty: bool = False
     problems: tuple[int, ...] = ()
     headers: tuple[str, ...] = ()
     takes_idempotency_key: bool = True
@@ -58,76 +61,108 @@ class Endpoint:
 
 
 def _get(
-    path: str, function: Callable[..., Any], answer: type[models.Out] | None, **named: Any
+    path: str,
+    function: Callable[..., Any],
+    answer: type[models.Out] | None,
+    *rights: Right,
+    **named: Any,
 ) -> Endpoint:
     return Endpoint(
         method="GET",
         path=PREFIX + path,
         function=function,
         answer=answer,
+        rights=rights,
         takes_idempotency_key=False,
         **named,
-    )
+    )  # fmt: skip
 
 
 def _change(
-    method: str, path: str, function: Callable[..., Any], answer: type[models.Out], **named: Any
+    method: str,
+    path: str,
+    function: Callable[..., Any],
+    answer: type[models.Out],
+    right: Right,
+    **named: Any,
 ) -> Endpoint:
-    return Endpoint(method=method, path=PREFIX + path, function=function, answer=answer, **named)
+    return Endpoint(
+        method=method, path=PREFIX + path, function=function, answer=answer, rights=(right,),
+        **named,
+    )  # fmt: skip
 
 
 def _edit(
-    method: str, path: str, function: Callable[..., Any], *, has_body: bool = True
+    method: str,
+    path: str,
+    function: Callable[..., Any],
+    right: Right,
+    body: type[BaseModel] | None = None,
+    **named: Any,
 ) -> Endpoint:
     """Return the endpoint of a change of one message, for which ``If-Match`` counts."""
-    problems = (404, 409, 412, 413) if has_body else (404, 409, 412)
-    return _change(method, path, function, models.MessageOut, problems=problems, headers=("ETag",))
+    problems = (404, 409, 412, 413) if body else (404, 409, 412)
+    return _change(
+        method, path, function, models.MessageOut, right, problems=problems, headers=("ETag",),
+        body=body and (_JSON, body), **named,
+    )  # fmt: skip
 
 
 _MESSAGE = "/messages/{message_id}"
 _SCOPE = "/scopes/{kind}/{scope:any_name}"
 _RECIPIENT = "/suppressions/{recipient:any_name}"
 _PAUSE = "/pauses/{kind}/{name:any_name}"
+_READ, _WRITE, _OPERATE = Right.MESSAGES_READ, Right.MESSAGES_WRITE, Right.OPERATE
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     _change(
-        "POST", "/messages", messages.submit, models.MessageOut,
-        status=201, raw_body=(_JSON, models.NewMessage), problems=(409, 413), headers=("Location",),
+        "POST", "/messages", messages.submit, models.MessageOut, _WRITE,
+        status=201, body=(_JSON, models.NewMessage), problems=(409, 413), headers=("Location",),
     ),
     Endpoint(
         method="POST", path=f"{PREFIX}/messages/batch", function=batch.submit_batch,
-        raw_body=(_NDJSON, models.NewMessageLine), stream=(_NDJSON, models.VerdictOut),
-        problems=(413, 415), takes_idempotency_key=False, most_bytes=None,
+        rights=(_WRITE,), body=(_NDJSON, models.NewMessageLine),
+        stream=(_NDJSON, models.VerdictOut), problems=(413, 415), takes_idempotency_key=False,
+        most_bytes=None,
     ),
     _change(
-        "POST", "/plans", messages.plan, models.PlanOut,
-        problems=(409, 413), takes_idempotency_key=False, most_bytes=8_000_000,
+        "POST", "/plans", messages.plan, models.PlanOut, _WRITE, body=(_JSON, models.Plans),
+        problems=(409, 413), takes_idempotency_key=False, most_bytes=4_000_000,
     ),
-    _get("/messages", messages.list_messages, models.MessagesOut, headers=("Link",)),
-    _get("/counts", messages.counts, models.CountsOut),
-    _get(_MESSAGE, messages.get, models.MessageOut, problems=(404,), headers=("ETag",)),
-    _edit("PATCH", _MESSAGE, changes.update),
-    _edit("DELETE", _MESSAGE, changes.cancel, has_body=False),
-    _edit("POST", f"{_MESSAGE}/reschedule", changes.reschedule),
-    _edit("POST", f"{_MESSAGE}/retry", changes.retry),
-    _edit("POST", f"{_MESSAGE}/release", changes.release, has_body=False),
-    _edit("POST", f"{_MESSAGE}/drop", changes.drop),
-    _get(f"{_SCOPE}/timeline", scopes.timeline, models.TimelineOut),
-    _get(f"{_SCOPE}/next-slot", scopes.next_slot, models.SlotOut),
-    _get(_RECIPIENT, suppressions.suppressions, models.SuppressionsOut),
+    _get("/messages", messages.list_messages, models.MessagesOut, _READ, headers=("Link",)),
+    _get("/counts", messages.counts, models.CountsOut, _READ),
+    _get(_MESSAGE, messages.get, models.MessageOut, _READ, problems=(404,), headers=("ETag",)),
+    _edit("PATCH", _MESSAGE, changes.update, _WRITE, models.MessageChange),
+    _edit("DELETE", _MESSAGE, changes.cancel, Right.MESSAGES_CANCEL),
+    _edit("POST", f"{_MESSAGE}/reschedule", changes.reschedule, _WRITE, models.NewTime),
+    _edit(
+        "POST", f"{_MESSAGE}/retry", changes.retry, _OPERATE, models.Retry, may_be_empty=True
+    ),
+    _edit("POST", f"{_MESSAGE}/release", changes.release, _OPERATE),
+    _edit("POST", f"{_MESSAGE}/drop", changes.drop, _OPERATE, models.Drop, may_be_empty=True),
+    _get(f"{_SCOPE}/timeline", scopes.timeline, models.TimelineOut, _READ, Right.RECIPIENTS_READ),
+    _get(f"{_SCOPE}/next-slot", scopes.next_slot, models.SlotOut, _READ),
+    _get(_RECIPIENT, suppressions.suppressions, models.SuppressionsOut, Right.RECIPIENTS_READ),
     _change(
-        "PUT", _RECIPIENT, suppressions.suppress, models.SuppressedOut, problems=(413,)
+        "PUT", _RECIPIENT, suppressions.suppress, models.SuppressedOut, Right.SUPPRESSIONS_WRITE,
+        body=(_JSON, models.SuppressionIn), may_be_empty=True, problems=(413,),
     ),
-    _change("DELETE", _RECIPIENT, suppressions.unsuppress, models.SuppressionsOut),
-    _change("POST", "/erasures", suppressions.erase, models.ErasedOut, problems=(413,)),
-    _get("/pauses", operations.pauses, models.PausesOut),
-    _change("PUT", _PAUSE, operations.pause, models.PausesOut),
-    _change("DELETE", _PAUSE, operations.resume, models.PausesOut),
-    _get("/status", operations.status, models.StatusOut),
-    _get("/load", operations.load, models.LoadOut),
-    _get("/refusals", operations.refusals, models.RefusalsOut),
+    _change(
+        "DELETE", _RECIPIENT, suppressions.unsuppress, models.SuppressionsOut,
+        Right.SUPPRESSIONS_WRITE,
+    ),
+    _change(
+        "POST", "/erasures", suppressions.erase, models.ErasedOut, _OPERATE,
+        body=(_JSON, models.ErasureIn), problems=(413,),
+    ),
+    _get("/pauses", operations.pauses, models.PausesOut, _OPERATE),
+    _change("PUT", _PAUSE, operations.pause, models.PausesOut, _OPERATE),
+    _change("DELETE", _PAUSE, operations.resume, models.PausesOut, _OPERATE),
+    _get("/status", operations.status, models.StatusOut, _OPERATE),
+    _get("/load", operations.load, models.LoadOut, _OPERATE),
+    _get("/refusals", operations.refusals, models.RefusalsOut, _OPERATE),
     _get(
-        "/events", events.events, None,
+        "/events", events.events, None, _READ,
         stream=("text/event-stream", models.EventOut), problems=(404,),
     ),
 )  # fmt: skip

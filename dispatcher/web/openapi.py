@@ -91,7 +91,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
         separate_input_output_schemas=False,
     )
     schemas = document["components"]["schemas"]
-    for each in (models.Problem, models.VerdictOut, models.NewMessageLine, models.EventOut):
+    more: list[type[BaseModel]] = [models.Problem, models.VerdictOut, models.EventOut]
+    for each in [*more, *(each.body[1] for each in ENDPOINTS if each.body is not None)]:
         schema = each.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= schema.pop("$defs", {})
         schemas[each.__name__] = schema
@@ -147,10 +148,10 @@ def _complete(endpoint: Endpoint, operation: dict[str, Any]) -> None:
     if endpoint.stream is not None:
         media_type, model = endpoint.stream
         responses[success]["content"] = {media_type: {"schema": _reference(model)}}
-    if endpoint.raw_body is not None:
-        media_type, model = endpoint.raw_body
+    if endpoint.body is not None:
+        media_type, model = endpoint.body
         content = {media_type: {"schema": _reference(model)}}
-        operation["requestBody"] = {"required": True, "content": content}
+        operation["requestBody"] = {"required": not endpoint.may_be_empty, "content": content}
 
 
 def _reference(model: type[BaseModel]) -> dict[str, str]:

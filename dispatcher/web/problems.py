@@ -12,7 +12,6 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from dispatcher.errors import InvalidDraft
-from dispatcher.message import NOT_JSON, TOO_DEEP, TOO_LONG_NUMBER
 from dispatcher.problems import MEDIA_TYPE, problem
 from dispatcher.settings import like
 
@@ -31,7 +30,6 @@ _PROBLEMS = {
     "missing": "is missing",
     NO_JSON_TYPE: "is not sent as JSON",
     REPEATED: "is given more than once",
-    "json_invalid": NOT_JSON,
     "string_type": "is no text",
     "string_unicode": "has characters that are no text",
     "bool_type": "is neither true nor false",
@@ -55,11 +53,6 @@ _PROBLEMS = {
     "less_than_equal": "is out of range",
 }
 """What is wrong, by the type of the error."""
-_OF_JSON = {
-    "recursion limit exceeded": TOO_DEEP,
-    "number out of range": TOO_LONG_NUMBER,
-}
-"""What is wrong with JSON that pydantic cannot read, by the beginning of its words."""
 _KINDS = {
     "string": "a text",
     "boolean": "true or false",
@@ -177,9 +170,6 @@ def invalid_call(found: Sequence[Any], call: Schema, *, whole: str = THE_CALL) -
         accepted = f"a call without a body{names and f'; it has the parameters {names}'}"
         return InvalidDraft(field, "has a body", accepted)
     problem = _PROBLEMS.get(kind) or first["msg"][:1].lower() + first["msg"][1:]
-    if kind == "json_invalid":
-        words = first["ctx"]["error"]
-        problem = next((_OF_JSON[each] for each in _OF_JSON if words.startswith(each)), problem)
     if field == THE_CALL:
         problem = f"its body {problem}"
     accepted = SEND_JSON if kind == NO_JSON_TYPE else accepted_by(schema_at(call, where))

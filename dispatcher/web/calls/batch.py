@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
 from anyio import fail_after
-from pydantic import ValidationError
+from fastapi.exceptions import RequestValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from dispatcher.errors import DispatcherError, InvalidDraft, Unavailable
-from dispatcher.message import Draft, Message, Rejection, check_text
+from dispatcher.message import Draft, Message, Rejection, check_text, json_problem
 from dispatcher.problems import problem_of
 from dispatcher.web import models, problems
 from dispatcher.web.access import Caller, Right
-from dispatcher.web.context import Context, call_schema_of, errors_of
+from dispatcher.web.context import Context, call_schema_of, validated
 from dispatcher.web.problems import CUT_OFF, Refused, invalid_call
 from dispatcher.web.replies import LONGEST_KEY
 from dispatcher.web.streams import VerdictResponse
@@ -40,7 +41,7 @@ async def submit_batch(request: Request) -> Response:
     its own `idempotency_key`.
     """
     context, headers = Context(request), request.headers
-    caller = await context.service.threads.run(context.admit, Right.MESSAGES_WRITE)
+    caller = await context.service.threads.run(context.admit)
     if headers.get("content-type", "").partition(";")[0].strip().lower() != _NDJSON:
         raise Refused(415, "unsupported-media-type", f"send lines of JSON as {_NDJSON}")
     if "idempotency-key" in headers:
@@ -79,16 +80,13 @@ def _submit_lines(context: Context, first: int, lines: list[bytes], *, counts: b
     if refusal is not None:
         every = range(first, first + len(lines))
         return "".join(f"{_verdict(context, number, refusal)}\n" for number in every)
-    caller = context.caller
     answers: dict[int, dict[str, Any] | Message] = {}
     drafts: dict[int, Draft] = {}
     for number, line in enumerate(lines):
         try:
-            new = models.NewMessageLine.model_validate_json(line)
-            drafts[number] = _draft_of(new, caller)
-        except ValidationError as error:
-            schema = call_schema_of(context.request)
-            wrong = invalid_call(errors_of(error), schema, whole="the line")
+            drafts[number] = _draft_of(line, context.caller)
+        except RequestValidationError as error:
+            wrong = invalid_call(error.errors(), call_schema_of(context.request), whole="the line")
             answers[number] = problem_of(wrong)
         except DispatcherError as error:
             answers[number] = context.problem(error)
@@ -128,7 +126,13 @@ def _refusal(context: Context, *, counts: bool) -> dict[str, Any] | None:
     return None
 
 
-def _draft_of(new: models.NewMessageLine, caller: Caller) -> Draft:
+def _draft_of(line: bytes, caller: Caller) -> Draft:
+    try:
+        given = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        wrong = {"type": "json_invalid", "loc": ("body",), "msg": json_problem(error)}
+        raise RequestValidationError([wrong]) from None
+    new = validated(models.NewMessageLine, given, "body")
     key = new.idempotency_key
     if key is not None:
         check_text("idempotency_key", key, longest=LONGEST_KEY)

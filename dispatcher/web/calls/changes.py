@@ -15,7 +15,6 @@ from dispatcher.errors import DispatcherError
 from dispatcher.message import Draft, Message, Status
 from dispatcher.store import Movable
 from dispatcher.web import models
-from dispatcher.web.access import Right
 from dispatcher.web.calls.messages import Id
 from dispatcher.web.context import CallContext, Context
 from dispatcher.web.replies import Change, FirstCall, change_once
@@ -27,23 +26,24 @@ class ChangeCall:
     def __init__(self, context: Context, message_id: str, if_match: str | None) -> None:
         self.dispatcher = context.dispatcher
         self.bodies = context.service.parts.bodies
-        self._context = context
+        self.context = context
         self._message_id = message_id
         self._if_match = if_match
 
     def answer(
         self,
-        right: Right,
         make: Callable[[UUID, Message | None, datetime], Message],
         is_made: Callable[[FirstCall, Movable], bool],
+        *,
+        in_any_case: bool = False,
     ) -> Response:
         """Answer by the changed message. See :class:`~dispatcher.web.replies.Change`.
 
         ``make`` gets the message's id, the message unless which it changes nothing, and the time
         from which lengths count.
         """
-        context = self._context
-        context.admit(right)
+        context = self.context
+        context.admit()
         call = context.keyed_call
         found = context.seen(self._message_id).message.id
         change = Change(
@@ -53,7 +53,7 @@ class ChangeCall:
             is_made=is_made,
             answer=context.answer,
             if_match=self._if_match,
-            in_any_case=right is Right.MESSAGES_CANCEL,
+            in_any_case=in_any_case,
         )
         return change_once(context.service.parts.replies, call, change)
 
@@ -69,9 +69,9 @@ async def _change_call(
 Changing = Annotated[ChangeCall, Depends(_change_call)]
 
 
-def update(call: Changing, change: models.MessageChange) -> Response:
+def update(call: Changing) -> Response:
     """Give a scheduled message another body."""
-    given = change.model_dump()
+    given = call.context.payload(models.MessageChange).model_dump()
 
     def make(message_id: UUID, unless: Message | None, _: datetime) -> Message:
         return call.dispatcher.update(message_id, **given, if_unchanged=unless)
@@ -89,7 +89,7 @@ def update(call: Changing, change: models.MessageChange) -> Response:
         fixed = {name: value for name, value in body.items() if again.get(name) == value}
         return fixed.items() <= message.body.items()
 
-    return call.answer(Right.MESSAGES_WRITE, make, is_made)
+    return call.answer(make, is_made)
 
 
 def cancel(call: Changing) -> Response:
@@ -101,11 +101,12 @@ def cancel(call: Changing) -> Response:
     def is_made(_: FirstCall, now: Movable) -> bool:
         return now.message.status is Status.CANCELLED
 
-    return call.answer(Right.MESSAGES_CANCEL, make, is_made)
+    return call.answer(make, is_made, in_any_case=True)
 
 
-def reschedule(call: Changing, time: models.NewTime) -> Response:
+def reschedule(call: Changing) -> Response:
     """Move a scheduled message to another time; it must fit every quota."""
+    time = call.context.payload(models.NewTime)
 
     def make(message_id: UUID, unless: Message | None, at: datetime) -> Message:
         return call.dispatcher.reschedule(message_id, **time.given(at), if_unchanged=unless)
@@ -113,12 +114,13 @@ def reschedule(call: Changing, time: models.NewTime) -> Response:
     def is_made(first: FirstCall, now: Movable) -> bool:
         return time.is_shown_by(now.message, call.dispatcher.settings.zone, first.at)
 
-    return call.answer(Right.MESSAGES_WRITE, make, is_made)
+    return call.answer(make, is_made)
 
 
-def retry(call: Changing, payload: models.Retry | None = None) -> Response:
+def retry(call: Changing) -> Response:
     """Give a failed message further attempts."""
-    perhaps_sent = payload is not None and payload.perhaps_sent
+    context = call.context
+    perhaps_sent = bool(context.raw) and context.payload(models.Retry).perhaps_sent
 
     def make(message_id: UUID, unless: Message | None, _: datetime) -> Message:
         return call.dispatcher.retry(message_id, perhaps_sent=perhaps_sent, if_unchanged=unless)
@@ -128,7 +130,7 @@ def retry(call: Changing, payload: models.Retry | None = None) -> Response:
         is_retried = is_tried or now.message.status is not Status.FAILED
         return first.version.status is Status.FAILED and is_retried
 
-    return call.answer(Right.OPERATE, make, is_made)
+    return call.answer(make, is_made)
 
 
 def release(call: Changing) -> Response:
@@ -142,12 +144,12 @@ def release(call: Changing) -> Response:
         is_released = is_tried or now.message.status not in (Status.HELD, Status.FAILED)
         return first.version.status is Status.HELD and is_released
 
-    return call.answer(Right.OPERATE, make, is_made)
+    return call.answer(make, is_made)
 
 
-def drop(call: Changing, payload: models.Drop | None = None) -> Response:
+def drop(call: Changing) -> Response:
     """End a held message as failed."""
-    reason = None if payload is None else payload.reason
+    reason = call.context.payload(models.Drop).reason if call.context.raw else None
 
     def make(message_id: UUID, unless: Message | None, _: datetime) -> Message:
         return call.dispatcher.drop(message_id, reason=reason, if_unchanged=unless)
@@ -156,4 +158,4 @@ def drop(call: Changing, payload: models.Drop | None = None) -> Response:
         is_tried = now.message.attempt_count > first.version.attempt_count
         return now.message.status is Status.FAILED and not is_tried
 
-    return call.answer(Right.OPERATE, make, is_made)
+    return call.answer(make, is_made)

@@ -38,7 +38,7 @@ async def events(
     Each has the name of the transition, and an `Event` as its data. An event named `gap` says
     that some after `Last-Event-ID` are not kept any more.
     """
-    caller = await context.service.threads.run(context.admit, Right.MESSAGES_READ)
+    caller = await context.service.threads.run(context.admit)
     if not context.service.settings.events_kept:
         detail = "events are off; the operator sets DISPATCHER_EVENTS_KEPT in every process"
         raise Refused(404, "no-events", detail)

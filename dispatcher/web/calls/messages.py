@@ -26,13 +26,12 @@ Id = Annotated[str, Path(json_schema_extra={"format": "uuid"})]
 
 async def submit(request: Request) -> Response:
     """Accept a message for a future time."""
-    context = Context(request)
-    new = await context.body(models.NewMessage)
-    return await context.service.threads.run(_submitted, context, new)
+    context = await Context.of(request)
+    return await context.service.threads.run(_submitted, context)
 
 
-def _submitted(context: Context, new: models.NewMessage) -> Response:
-    caller = context.admit(Right.MESSAGES_WRITE)
+def _submitted(context: Context) -> Response:
+    caller, new = context.admit(), context.payload(models.NewMessage)
     call, parts = context.keyed_call, context.service.parts
     draft = caller.own(new.draft(None if call is None else caller.own_key(call.key)))
 
@@ -50,10 +49,11 @@ def _submitted(context: Context, new: models.NewMessage) -> Response:
     return submit_once(parts.replies, call, act, answer, is_unsent)
 
 
-def plan(context: CallContext, payload: models.Plans) -> Response:
+def plan(context: CallContext) -> Response:
     """Return the result that messages would have if they were submitted now."""
-    caller = context.admit(Right.MESSAGES_WRITE)
-    found = context.dispatcher.plan([caller.own(each.draft()) for each in payload.messages])
+    caller = context.admit()
+    messages = context.payloads(models.Plans, "messages", models.NewMessage)
+    found = context.dispatcher.plan([caller.own(each.draft()) for each in messages])
     return Answer(200, models.PlanOut.of(found, context.problem).text()).response()
 
 
@@ -64,7 +64,7 @@ def list_messages(
 
     A list looks for a second at most: a page may have fewer messages than `limit`, or none.
     """
-    caller = context.admit(Right.MESSAGES_READ)
+    caller = context.admit()
     page = context.service.parts.listing.page(
         selection_of(_wanted(filters, caller), context.service.settings),
         limit=filters.limit,
@@ -79,7 +79,7 @@ def list_messages(
 
 def counts(context: CallContext, filters: Annotated[models.Filters, Query()]) -> Response:
     """Return how many messages match the filters, by channel and status."""
-    caller = context.admit(Right.MESSAGES_READ)
+    caller = context.admit()
     found = context.dispatcher.counts(**_wanted(filters, caller))
     return Answer(200, models.CountsOut(counts=found).text()).response()
 
@@ -90,7 +90,7 @@ def get(
     if_none_match: Annotated[str | None, Header(alias="If-None-Match")] = None,
 ) -> Response:
     """Return a message; its `ETag` is for `If-Match`."""
-    context.admit(Right.MESSAGES_READ)
+    context.admit()
     found = context.seen(message_id)
     tag = etag_of(found)
     # A proxy that compresses answers marks their tags as weak.

@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from dispatcher.store import Pause
 from dispatcher.web import models
-from dispatcher.web.access import Right
 from dispatcher.web.context import CallContext, Context
 from dispatcher.web.replies import Answer
 
@@ -21,25 +20,25 @@ _MOST_REFUSALS = 1_000
 
 def pauses(context: CallContext) -> Response:
     """Return the pauses: what is not sent until it is resumed."""
-    context.admit(Right.OPERATE).check_unbound()
+    context.admit().check_unbound()
     return _paused(context, context.service.parts.pause_list.in_force()).response()
 
 
 def pause(context: CallContext, kind: str, name: str) -> Response:
     """Send nothing of a `channel`, `recipient`, `campaign` or scope; return all pauses."""
-    context.admit(Right.OPERATE).check_unbound()
+    context.admit().check_unbound()
     return context.once(lambda: _paused(context, context.dispatcher.pause(kind, name)))
 
 
 def resume(context: CallContext, kind: str, name: str) -> Response:
     """End a pause; return those that remain."""
-    context.admit(Right.OPERATE).check_unbound()
+    context.admit().check_unbound()
     return context.once(lambda: _paused(context, context.dispatcher.resume(kind, name)))
 
 
 def status(context: CallContext) -> Response:
     """Return counts, overdue messages, the load of the next hour, and processes."""
-    context.admit(Right.OPERATE).check_unbound()
+    context.admit().check_unbound()
     return Answer(200, models.StatusOut.of(context.dispatcher.status()).text()).response()
 
 
@@ -47,7 +46,7 @@ def load(
     context: CallContext, hours: Annotated[float, Query(ge=1, le=_LONGEST_LOAD_HOURS)] = 24
 ) -> Response:
     """Return what is due in each minute of each channel, and when the last of it leaves."""
-    context.admit(Right.OPERATE).check_unbound()
+    context.admit().check_unbound()
     found = context.dispatcher.load(within=timedelta(hours=hours))
     return Answer(200, models.LoadOut.of(found).text()).response()
 
@@ -63,7 +62,7 @@ def refusals(
 
     `what_if` replays the last refusals as if it stood for the quota of each: `6/hour`.
     """
-    context.admit(Right.OPERATE).check_unbound()
+    context.admit().check_unbound()
     found = context.dispatcher.refusals(
         since=timedelta(hours=hours), quota=quota, what_if=what_if, last=last
     )

@@ -12,7 +12,6 @@ from dispatcher.errors import InvalidDraft, quoted
 from dispatcher.reservation import Timeline
 from dispatcher.times import send_time
 from dispatcher.web import models
-from dispatcher.web.access import Right
 from dispatcher.web.context import CallContext, Context
 from dispatcher.web.replies import Answer
 
@@ -35,7 +34,7 @@ def timeline(
 
     Its kind may be `recipient`, or `channel` for a channel as a whole.
     """
-    context.admit(Right.MESSAGES_READ, Right.RECIPIENTS_READ).check_scope(kind, scope)
+    context.admit().check_scope(kind, scope)
     length = timedelta(days=days)
     found = _read(context, kind, scope, channel, zone=zone, start=start, length=length)
     return Answer(200, models.TimelineOut.of(found).text()).response()
@@ -58,7 +57,7 @@ def next_slot(
     `channel`, `quiet_hours` or `send_window`. A recipient who has opted out gets a slot, too: see
     `suppressed`.
     """
-    caller = context.admit(Right.MESSAGES_READ)
+    caller = context.admit()
     if channel is not None:
         caller.check_channel(channel)
     shown: dict[str, Any] = {}

@@ -10,24 +10,21 @@ from starlette.responses import Response
 
 from dispatcher.store import Suppression
 from dispatcher.web import models
-from dispatcher.web.access import Right
 from dispatcher.web.context import CallContext, Context
 from dispatcher.web.replies import Answer
 
 
 def suppressions(context: CallContext, recipient: str) -> Response:
     """Return the opt-outs of a recipient."""
-    context.admit(Right.RECIPIENTS_READ).check_unbound()
+    context.admit().check_unbound()
     found = islice(context.dispatcher.suppressed(recipient), models.MOST_LISTED)
     return _answer(context, found).response()
 
 
-def suppress(
-    context: CallContext, recipient: str, payload: models.SuppressionIn | None = None
-) -> Response:
+def suppress(context: CallContext, recipient: str) -> Response:
     """Opt a recipient out of one channel or of all; cancels its scheduled messages."""
-    context.admit(Right.SUPPRESSIONS_WRITE).check_unbound()
-    channel = None if payload is None else payload.channel
+    context.admit().check_unbound()
+    channel = context.payload(models.SuppressionIn).channel if context.raw else None
 
     def act() -> Answer:
         many = context.dispatcher.suppress(recipient, channel=channel)
@@ -38,15 +35,16 @@ def suppress(
 
 def unsuppress(context: CallContext, recipient: str, channel: str | None = None) -> Response:
     """Revoke an opt-out; return those that remain."""
-    context.admit(Right.SUPPRESSIONS_WRITE).check_unbound()
+    context.admit().check_unbound()
     return context.once(
         lambda: _answer(context, context.dispatcher.unsuppress(recipient, channel=channel))
     )
 
 
-def erase(context: CallContext, payload: models.ErasureIn) -> Response:
+def erase(context: CallContext) -> Response:
     """Erase what is stored of a recipient; messages under way are left to another call."""
-    context.admit(Right.OPERATE).check_unbound()
+    context.admit().check_unbound()
+    payload = context.payload(models.ErasureIn)
 
     def act() -> Answer:
         done = context.dispatcher.erase(payload.recipient, keep_opt_out=payload.keep_opt_out)
