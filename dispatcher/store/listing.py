@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from math import inf
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 from uuid import UUID
 
@@ -365,11 +366,12 @@ class Listing:
         return found
 
     def counted(
-        self, wanted: Selection, *, patience: timedelta | None = None
+        self, wanted: Selection, *, patience: timedelta | None = None, most: float = inf
     ) -> tuple[dict[str, dict[Status, int]], bool]:
-        """Return what :meth:`counts` does, and whether all were counted before ``patience`` ended.
+        """Return what :meth:`counts` does, and whether all were counted.
 
-        It is looked at between two statements; the oldest messages are counted first.
+        It ends after ``patience``, or as soon as it has counted ``most``: that is looked at between
+        two statements. The oldest messages are counted first.
         """
         messages, scan = self._tables.messages, self._scan(wanted)
         bounds = self._bounds(wanted.made_after, None) + scan.bounds
@@ -388,7 +390,8 @@ class Listing:
                 cursor, is_last = end, end is None
             for channel, status, many in self._database.read(counted.where(*stretch)):
                 found.setdefault(channel, Counter())[Status(status)] += many
-            if is_last or (until is not None and self._clock.monotonic() >= until):
+            is_enough = sum(some.total() for some in found.values()) >= most
+            if is_last or is_enough or (until is not None and self._clock.monotonic() >= until):
                 return {channel: dict(found[channel]) for channel in sorted(found)}, is_last
 
     def campaigns(self, *, after: str = "") -> Iterator[str]:

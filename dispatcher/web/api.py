@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
 from inspect import iscoroutinefunction, signature
 from typing import Any
 
@@ -22,22 +21,23 @@ from dispatcher.errors import DispatcherError
 from dispatcher.problems import headers_of, problem_of
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.web import problems
-from dispatcher.web.access import Auth, Caller, Right
+from dispatcher.web.access import Auth, Caller
 from dispatcher.web.admission import RATE, Admission
 from dispatcher.web.context import Context, Service, call_schema_of, problem_for
 from dispatcher.web.endpoints import ENDPOINTS, PREFIX
 from dispatcher.web.openapi import describe
 from dispatcher.web.problems import Refused, check_is_utf8, invalid_call
 from dispatcher.web.streams import Streams
-from dispatcher.web.threads import Threads
+from dispatcher.web.threads import SharedThreads, Threads
 
 log = logging.getLogger(__name__)
 
 _DOCUMENT = f"{PREFIX}/openapi.json"
 _LENGTHS = {(each.method, each.path): each.most_bytes for each in ENDPOINTS if each.most_bytes != 0}
-_RIGHTS: Mapping[str | None, tuple[Right, ...]] = {each.name: each.rights for each in ENDPOINTS}
 _MOST_THREADS, _LISTEN_THREADS = 16, 4
 """Calls, and reads of events, at a time. The store has 32 connections; the page uses some, too."""
+_LONG_THREADS, _LONG_THREADS_OF_ONE = 2, 1
+"""Long calls at a time, of all keys and of one. They hold the lock of the interpreter most."""
 
 
 def api(
@@ -66,19 +66,22 @@ def api(
         telemetry={"tracing": False, "logs": False},
     )
     threads = Threads(dispatcher, _MOST_THREADS)
+    long = SharedThreads(dispatcher, _LONG_THREADS, most_of_one=_LONG_THREADS_OF_ONE)
     service = app.state.service = Service(
         dispatcher,
         Admission(app_of(dispatcher), threads, auth=auth, rate=rate),
         Streams(),
         digest_with(dispatcher.settings.log_key),
         threads,
+        long,
         Threads(dispatcher, _LISTEN_THREADS),
     )
     for each in ENDPOINTS:
+        place = long if each.is_long else threads
         # On the application's own router: FastAPI asks an included one for its routes at each call.
         app.router.add_api_route(
             each.path,
-            each.function if iscoroutinefunction(each.function) else threads.awaited(each.function),
+            each.function if iscoroutinefunction(each.function) else place.awaited(each.function),
             methods=[each.method],
             status_code=each.status,
             operation_id=each.name,
@@ -106,14 +109,19 @@ class CallRoute(APIRoute):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._rights = _RIGHTS[self.operation_id]
+        [self._of] = [each for each in ENDPOINTS if each.name == self.operation_id]
         if [*signature(self.endpoint).parameters] == ["request"]:
             self.app = request_response(self.endpoint)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a call."""
         if scope["method"] in (self.methods or ()):
-            Context(Request(scope)).check(*self._rights)
+            context = Context(Request(scope))
+            context.check(*self._of.rights)
+            if self._of.is_long:
+                streams, name = context.service.streams, context.caller.name
+                await streams.within(name, super().handle, (scope, receive, send))
+                return
         await super().handle(scope, receive, send)
 
 

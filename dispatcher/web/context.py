@@ -43,7 +43,7 @@ from dispatcher.web.problems import (
 )
 from dispatcher.web.replies import Answer, KeyedCall, etag_of, key_of, once
 from dispatcher.web.streams import Streams
-from dispatcher.web.threads import Threads
+from dispatcher.web.threads import SharedThreads, Threads
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
@@ -71,7 +71,8 @@ _HTTP_NAMES = {
 class Service:
     """The dispatcher of an API, and what all calls on it share.
 
-    ``threads`` are those of calls, ``listening`` those that read events.
+    ``threads`` are those of calls, ``long`` those of long calls, ``listening`` those that read
+    events.
     """
 
     dispatcher: Dispatcher
@@ -79,6 +80,7 @@ class Service:
     streams: Streams
     digest: Callable[[str], str] | None
     threads: Threads
+    long: SharedThreads
     listening: Threads
 
     @property

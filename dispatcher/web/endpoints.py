@@ -37,7 +37,8 @@ class Endpoint:
     statuses of problems beside those of every call. ``headers``: headers of success beside those of
     every answer. ``takes_idempotency_key``: it answers by ``submit_once``, ``Context.once`` or
     ``change_once``. ``most_bytes`` of a body: None for any number, 0 for those of one message.
-    ``rights`` are checked before a body is read.
+    ``rights`` are checked before a body is read. ``is_long``: a call that changes nothing and may
+    take many times as long as a submit; it shares the threads for such calls.
     """
 
     method: str
@@ -53,6 +54,7 @@ class Endpoint:
     headers: tuple[str, ...] = ()
     takes_idempotency_key: bool = True
     most_bytes: int | None = 0
+    is_long: bool = False
 
     @property
     def name(self) -> str:
@@ -127,10 +129,13 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     _change(
         "POST", "/plans", messages.plan, models.PlanOut, _WRITE, body=(_JSON, models.Plans),
-        problems=(409, 413), takes_idempotency_key=False, most_bytes=4_000_000,
+        problems=(409, 413), takes_idempotency_key=False, most_bytes=2_000_000, is_long=True,
     ),
-    _get("/messages", messages.list_messages, models.MessagesOut, _READ, headers=("Link",)),
-    _get("/counts", messages.counts, models.CountsOut, _READ),
+    _get(
+        "/messages", messages.list_messages, models.MessagesOut, _READ, headers=("Link",),
+        is_long=True,
+    ),
+    _get("/counts", messages.counts, models.CountsOut, _READ, is_long=True),
     _get(_MESSAGE, messages.get, models.MessageOut, _READ, problems=(404,), headers=("ETag",)),
     _edit("PATCH", _MESSAGE, changes.update, _WRITE, models.MessageChange),
     _edit("DELETE", _MESSAGE, changes.cancel, Right.MESSAGES_CANCEL),
@@ -140,7 +145,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     _edit("POST", f"{_MESSAGE}/release", changes.release, _OPERATE),
     _edit("POST", f"{_MESSAGE}/drop", changes.drop, _OPERATE, models.Drop, may_be_empty=True),
-    _get(f"{_SCOPE}/timeline", scopes.timeline, models.TimelineOut, _READ, Right.RECIPIENTS_READ),
+    _get(
+        f"{_SCOPE}/timeline", scopes.timeline, models.TimelineOut, _READ, Right.RECIPIENTS_READ,
+        is_long=True,
+    ),
     _get(f"{_SCOPE}/next-slot", scopes.next_slot, models.SlotOut, _READ),
     _get(_RECIPIENT, suppressions.suppressions, models.SuppressionsOut, Right.RECIPIENTS_READ),
     _change(
@@ -158,9 +166,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _get("/pauses", operations.pauses, models.PausesOut, _OPERATE),
     _change("PUT", _PAUSE, operations.pause, models.PausesOut, _OPERATE),
     _change("DELETE", _PAUSE, operations.resume, models.PausesOut, _OPERATE),
-    _get("/status", operations.status, models.StatusOut, _OPERATE),
-    _get("/load", operations.load, models.LoadOut, _OPERATE),
-    _get("/refusals", operations.refusals, models.RefusalsOut, _OPERATE),
+    _get("/status", operations.status, models.StatusOut, _OPERATE, is_long=True),
+    _get("/load", operations.load, models.LoadOut, _OPERATE, is_long=True),
+    _get("/refusals", operations.refusals, models.RefusalsOut, _OPERATE, is_long=True),
     _get(
         "/events", events.events, None, _READ,
         stream=("text/event-stream", models.EventOut), problems=(404,),

@@ -310,9 +310,10 @@ class PageFilters(Filters):
 
 
 class CountsOut(Out):
-    """How many messages there are, by channel and status."""
+    """How many messages there are, by channel and status; unless `complete`, there are more."""
 
     counts: dict[str, dict[Status, int]]
+    complete: bool
 
 
 class MessagesOut(Out):

@@ -10,24 +10,29 @@ from weakref import finalize
 
 from anyio import move_on_after
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dispatcher.web.problems import Refused
 
-Kind = Literal["batches", "listeners", "pages"]
+Kind = Literal["batches", "calls", "listeners", "pages"]
 MOST: dict[Kind, tuple[int, int, int]] = {
     "batches": (8, 32, 5),
+    "calls": (8, 32, 1),
     "listeners": (50, 200, 60),
     "pages": (20, 20, 60),
 }
 """The most of one key, the most in all, and after how many seconds to ask again."""
 _NAMES: dict[Kind, str] = {
     "batches": "batches",
+    "calls": "long calls",
     "listeners": "listeners",
     "pages": "pages with live numbers",
 }
 _PAGE_SECONDS, _END_SECONDS = 600.0, 1.0
 """How long numbers are sent to a page, which then asks again; how long their end may take."""
+_CALL_SECONDS = 60.0
+"""How long a long call may take until its answer is read."""
+_PIECE_BYTES = 65_536
 
 
 class Streams:
@@ -57,6 +62,34 @@ class Streams:
             taken[name] -= 1
             if not taken[name]:
                 del taken[name]
+
+    async def within(self, name: str, app: ASGIApp, call: tuple[Scope, Receive, Send]) -> None:
+        """Answer a long call of that key's, which has a place until its answer is read.
+
+        The answer is sent in pieces: the server waits for a slow reader between two of them only.
+        Raises Refused where no place is free, or where there is no answer in time.
+        """
+        scope, receive, send = call
+        began = False
+
+        async def send_pieces(message: Message) -> None:
+            nonlocal began
+            began = True
+            body = message.get("body", b"")
+            while len(body) > _PIECE_BYTES:
+                await send({**message, "body": body[:_PIECE_BYTES], "more_body": True})
+                body = body[_PIECE_BYTES:]
+            await send({**message, "body": body} if body else message)
+
+        self.take("calls", name)
+        try:
+            with move_on_after(_CALL_SECONDS) as bound:
+                await app(scope, receive, send_pieces)
+        finally:
+            self.free("calls", name)
+        if bound.cancelled_caught and not began:
+            detail = f"the call was not answered within {_CALL_SECONDS:g} s"
+            raise Refused(503, "too-slow", detail, headers={"Retry-After": "5"})
 
 
 class LongResponse(StreamingResponse):

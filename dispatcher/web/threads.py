@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from asyncio import get_running_loop
-from collections.abc import Callable, Coroutine
+from asyncio import wrap_future
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
 from contextvars import copy_context
 from functools import partial, wraps
+from threading import Lock
 from typing import Any, ParamSpec, TypeVar, TypeVarTuple
 from weakref import ref
 
@@ -33,13 +36,17 @@ class Threads:
         not called. Raises RuntimeError after the dispatcher was closed.
         """
         work = partial(copy_context().run, called, partial(act, *given))
-        begin = get_running_loop().run_in_executor
+        return await wrap_future(self._submit(work))
+
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
         try:
-            result = begin(self._executor, work)
+            return self._executor.submit(work)
         except RuntimeError:  # closed: the dispatcher of a Django project is built anew
             self._executor = threads_of(self._dispatcher, self._most)
-            result = begin(self._executor, work)
-        return await result
+            return self._executor.submit(work)
+
+    def _answer(self, work: Callable[[], T], _given: Mapping[str, Any]) -> Coroutine[Any, Any, T]:
+        return self.run(work)
 
     def awaited(self, call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
         """Return ``call`` as a coroutine function with its signature, which runs it in a thread.
@@ -52,6 +59,65 @@ class Threads:
         async def waits(*args: P.args, **kwargs: P.kwargs) -> T:
             if (found := threads()) is None:
                 raise RuntimeError("the application is gone")
-            return await found.run(partial(call, *args, **kwargs))
+            return await found._answer(partial(call, *args, **kwargs), kwargs)
 
         return waits
+
+
+class SharedThreads(Threads):
+    """Threads for long calls, which names share: one name has at most ``most_of_one`` of them.
+
+    Names that wait take turns, whatever number of calls each has.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, most: int, *, most_of_one: int) -> None:
+        super().__init__(dispatcher, most)
+        self._most_of_one = most_of_one
+        self._lock = Lock()
+        self._running = Counter[str]()
+        self._waiting: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
+
+    def _answer(self, work: Callable[[], T], given: Mapping[str, Any]) -> Coroutine[Any, Any, T]:
+        return self.run_for(given["context"].caller.name, work)
+
+    async def run_for(self, name: str, act: Callable[[*Ts], T], *given: *Ts) -> T:
+        """Return as :meth:`run` does, when it is the turn of this name."""
+        call = Future[T]()
+        work = partial(copy_context().run, called, partial(act, *given))
+        with self._lock:
+            self._waiting.setdefault(name, deque()).append((call, work))
+        self._begin()
+        return await wrap_future(call)
+
+    def _begin(self) -> None:
+        """Give free threads to names that wait, the one that has waited longest first."""
+        with self._lock:
+            for name in [*self._waiting]:
+                if self._running.total() >= self._most:
+                    return
+                if self._running[name] >= self._most_of_one:
+                    continue
+                calls = self._waiting.pop(name)
+                call, work = calls.popleft()
+                if calls:
+                    self._waiting[name] = calls
+                self._running[name] += 1
+                try:
+                    self._submit(partial(self._run, name, call, work))
+                except RuntimeError as error:  # closed
+                    self._running -= Counter([name])
+                    self._waiting.pop(name, None)
+                    for each, _ in ((call, work), *calls):
+                        if each.set_running_or_notify_cancel():
+                            each.set_exception(error)
+
+    def _run(self, name: str, call: Future[T], work: Callable[[], T]) -> None:
+        try:
+            if call.set_running_or_notify_cancel():
+                call.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
+            call.set_exception(error)
+        finally:
+            with self._lock:
+                self._running -= Counter([name])
+            self._begin()

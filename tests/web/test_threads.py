@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from collections import Counter
 from contextvars import ContextVar
 from threading import Event
 
@@ -12,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from dispatcher.web import Caller, api
-from dispatcher.web.threads import Threads
+from dispatcher.web.threads import SharedThreads, Threads
 from tests.support.house import House
 from tests.support.waiting import wait_until
 
@@ -47,6 +48,80 @@ def test_further_calls_wait_for_a_thread(house: House) -> None:
 
     assert asyncio.run(called()) == [0, 1, 2, 3, 4]
     assert most == 2
+
+
+def test_names_that_share_threads_take_turns(house: House) -> None:
+    running, most = Counter[str](), Counter[str]()
+    lock = threading.Lock()
+
+    def act(name: str, may_end: Event) -> str:
+        with lock:
+            running[name] += 1
+            most[name] = max(most[name], running[name])
+            most["all"] = max(most["all"], running.total())
+        assert may_end.wait(60)
+        with lock:
+            running[name] -= 1
+        return name
+
+    async def called() -> None:
+        threads, gate, ended = SharedThreads(house.dispatcher, 3, most_of_one=2), Event(), Event()
+        ended.set()
+        held = [asyncio.create_task(threads.run_for("a", act, "a", gate)) for _ in range(5)]
+        await asyncio.to_thread(wait_until, lambda: running["a"] == 2)
+        assert await threads.run_for("b", act, "b", ended) == "b", "a has not all threads"
+        held += [asyncio.create_task(threads.run_for("b", act, "b", gate))]
+        await asyncio.to_thread(wait_until, lambda: running.total() == 3)
+        for name in "bbccdd":
+            held.append(asyncio.create_task(threads.run_for(name, act, name, gate)))
+            await asyncio.sleep(0)
+        held.pop().cancel()
+        gate.set()
+        assert Counter(await asyncio.gather(*held)) == Counter("aaaaabbbccd")
+
+    asyncio.run(called())
+    assert (most["a"], most["all"]) == (2, 3)
+
+
+def test_a_name_with_many_calls_has_one_turn_as_each_other(house: House) -> None:
+    order, gate = list[str](), Event()
+
+    def act(name: str) -> None:
+        order.append(name)
+        assert gate.wait(60)
+
+    async def called() -> None:
+        threads = SharedThreads(house.dispatcher, 1, most_of_one=1)
+        calls = [asyncio.create_task(threads.run_for(name, act, name)) for name in "aaaabbc"]
+        await asyncio.to_thread(wait_until, lambda: order == ["a"])
+        gate.set()
+        await asyncio.gather(*calls)
+
+    asyncio.run(called())
+    assert "".join(order) == "aabcaba"
+
+
+def test_what_waits_for_its_turn_is_told_that_the_dispatcher_was_closed(house: House) -> None:
+    threads, began, gate = SharedThreads(house.dispatcher, 1, most_of_one=1), Event(), Event()
+
+    def act() -> str:
+        began.set()
+        assert gate.wait(60)
+        return "ended"
+
+    async def called() -> list[object]:
+        calls = [asyncio.create_task(threads.run_for("a", act)) for _ in range(3)]
+        assert await asyncio.to_thread(began.wait, 60)
+        closing = asyncio.create_task(asyncio.to_thread(house.dispatcher.close))
+        await asyncio.to_thread(wait_until, lambda: house.dispatcher._is_closed)
+        gate.set()
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        await closing
+        return [*found]
+
+    first, *rest = asyncio.run(called())
+    assert first == "ended"
+    assert all(each == "ended" or isinstance(each, RuntimeError) for each in rest)
 
 
 def test_a_cancelled_task_leaves_what_runs_and_calls_nothing_more(house: House) -> None:

@@ -58,7 +58,7 @@ async def _verdicts(context: Context) -> AsyncIterator[str]:
         some, first, counts = lines, number, not is_first
         number, size, lines, is_first = number + len(some), 0, [], False
         submit = partial(_submit_lines, context, first, some, counts=counts)
-        return await context.service.threads.run(submit)
+        return await context.service.long.run_for(context.caller.name, submit)
 
     try:
         async for line in _lines(context.request.stream(), longest=longest):

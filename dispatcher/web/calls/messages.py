@@ -11,15 +11,18 @@ from starlette.responses import Response
 
 from dispatcher.client import selection_of
 from dispatcher.message import Message, check_text
-from dispatcher.selection import Wanted, id_of, read_scopes
+from dispatcher.selection import Selection, Wanted, id_of, read_scopes
 from dispatcher.submission import ReplyOf
+from dispatcher.times.clock import SystemClock
 from dispatcher.web import models, problems
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.context import CallContext, Context
 from dispatcher.web.replies import LONGEST_KEY, Answer, etag_of, submit_once
 
 _PATIENCE = timedelta(seconds=1)
-"""How long a list looks for messages: it has a thread that submits need, too."""
+"""How long a list looks for messages, and a count counts them."""
+_READ_AT_ONCE, _MOST_BYTES = 50, 2_000_000
+_MOST_COUNTED = 100_000
 
 Id = Annotated[str, Path(json_schema_extra={"format": "uuid"})]
 
@@ -62,26 +65,58 @@ def list_messages(
 ) -> Response:
     """List messages, the newest first; `Link` with `rel="next"` leads to the next page.
 
-    A list looks for a second at most: a page may have fewer messages than `limit`, or none.
+    A list looks for a second at most, and ends after 2 MB: a page may have fewer messages than
+    `limit`, or none.
     """
     caller = context.admit()
-    page = context.service.parts.listing.page(
-        selection_of(_wanted(filters, caller), context.service.settings),
-        limit=filters.limit,
-        after=None if filters.cursor is None else id_of(filters.cursor, "cursor"),
-        patience=_PATIENCE,
-    )
-    shown = [context.shown(each) for each in page]
-    found = models.MessagesOut(messages=shown, cursor=page.after)
-    headers = {} if page.after is None else context.next_page(page.after)
-    return Answer(200, found.text(), headers).response()
+    selection = selection_of(_wanted(filters, caller), context.service.settings)
+    after = None if filters.cursor is None else id_of(filters.cursor, "cursor")
+    shown, after = _shown(context, selection, filters.limit, after)
+    headers = {} if after is None else context.next_page(after)
+    # As models.MessagesOut writes it, message by message.
+    cursor = "null" if after is None else f'"{after}"'
+    text = f'{{"messages":[{",".join(shown)}],"cursor":{cursor}}}'
+    return Answer(200, text, headers).response()
+
+
+def _shown(
+    context: Context, selection: Selection, limit: int, after: UUID | None
+) -> tuple[list[str], UUID | None]:
+    """Return messages as JSON, until they are many, long or slow to find; and where to go on.
+
+    Few are read at once: a thousand with bodies may have 64 MB.
+    """
+    listing, shown, size = context.service.parts.for_pages().listing, list[str](), 0
+    clock = SystemClock()
+    until = clock.monotonic() + _PATIENCE.total_seconds()
+    while True:
+        left = timedelta(seconds=max(0.0, until - clock.monotonic()))
+        many = min(limit - len(shown), _READ_AT_ONCE)
+        page = listing.page(selection, limit=many, after=after, patience=left)
+        for message in page:
+            text = context.shown(message).text()
+            size += len(text.encode())
+            if size > _MOST_BYTES and shown:
+                return shown, after
+            shown.append(text)
+            after = message.id
+        after = page.after
+        if after is None or len(shown) == limit or not left:
+            return shown, after
 
 
 def counts(context: CallContext, filters: Annotated[models.Filters, Query()]) -> Response:
-    """Return how many messages match the filters, by channel and status."""
+    """Return how many messages match the filters, by channel and status.
+
+    It counts for a second at most, and ends after 100,000: unless `complete`, there are more.
+    """
     caller = context.admit()
-    found = context.dispatcher.counts(**_wanted(filters, caller))
-    return Answer(200, models.CountsOut(counts=found).text()).response()
+    counted, complete = context.service.parts.for_pages().listing.counted(
+        selection_of(_wanted(filters, caller), context.service.settings),
+        patience=_PATIENCE,
+        most=_MOST_COUNTED,
+    )
+    return Answer(200, models.CountsOut(counts=counted, complete=complete).text()).response()
 
 
 def get(

@@ -62,7 +62,7 @@ from dispatcher.web.pages.times import (
 from dispatcher.web.pages.uploads import Uploads
 from dispatcher.web.problems import CUT_OFF, Refused, check_is_utf8, forbidden, with_names
 from dispatcher.web.streams import Streams
-from dispatcher.web.threads import Threads
+from dispatcher.web.threads import SharedThreads, Threads
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,8 @@ It runs in a thread. It may raise :func:`~dispatcher.web.problems.unauthorized`.
 """
 
 _MOST_FORM_BYTES = 65_536
-_MOST_THREADS = 8
+_MOST_THREADS, _SHARED_THREADS, _SHARED_THREADS_OF_ONE = 4, 4, 2
+"""Threads that let visitors in, those that answer all of them, and those that answer one."""
 _PATIENCE = timedelta(milliseconds=60)
 """How long a page looks for messages before it shows what it has found."""
 _SAFE = frozenset({"GET", "HEAD"})
@@ -342,6 +343,7 @@ class Site:
         self.parts = app_of(dispatcher)
         self.access = access
         self.threads = Threads(dispatcher, _MOST_THREADS)
+        self.shared = SharedThreads(dispatcher, _SHARED_THREADS, most_of_one=_SHARED_THREADS_OF_ONE)
         self._admission = Admission(self.parts, self.threads, auth=self._known, rate=rate)
         self.can_sign_in = isinstance(access, SignIn)
         self.digest = digest_with(self.settings.log_key)
@@ -411,7 +413,7 @@ class Site:
                 _check_names(given, names, "parameter")
                 if request.method in _SAFE:
                     check_zone(visit.zone)
-                    response = await self.threads.run(page.answer, visit)
+                    response = await self._answer(visit, page)
                 else:
                     response = await self._acted(visit, page)
             except Refused as refused:
@@ -425,6 +427,11 @@ class Site:
             return response
 
         return answered
+
+    async def _answer(self, visit: Visit, page: PageRoute) -> Response:
+        if page.is_public:  # of a stranger, who must not take the turns of another one
+            return await self.threads.run(page.answer, visit)
+        return await self.shared.run_for(visit.caller.name, page.answer, visit)
 
     async def _acted(self, visit: Visit, page: PageRoute) -> Response:
         """Read a form, and call the page."""
@@ -440,7 +447,7 @@ class Site:
                 )
                 visit.files = {name: each for name, each in pairs if isinstance(each, UploadFile)}
                 check_zone(visit.zone)
-                return await self.threads.run(page.answer, visit)
+                return await self._answer(visit, page)
         except ClientDisconnect:
             raise Refused(400, "unreadable", CUT_OFF) from None
 
