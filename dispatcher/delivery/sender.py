@@ -204,8 +204,8 @@ class Sender:
         except PerhapsSent as error:
             return self._failure(claim, error, None, Outcome.UNKNOWN)
         except TemporaryFailure as error:
-            self._close(group, error)
-            return self._failure(claim, error, error.retry_after)
+            is_closed = self._close(group, error)
+            return self._failure(claim, error, error.retry_after, counts=not is_closed)
         except Exception as error:  # noqa: BLE001 - a transport may raise anything
             # It may be with the provider: a line that broke, say.
             outcome = Outcome.UNKNOWN if message.on_unknown == "hold" else Outcome.TEMPORARY
@@ -216,11 +216,14 @@ class Sender:
             return self._failure(claim, error, None, outcome)
         return Success(claim, None if receipt is None else storable_text(receipt))
 
-    def _close(self, group: Group, error: TemporaryFailure) -> None:
-        """Send nothing more on the channel until its provider wants to be asked."""
+    def _close(self, group: Group, error: TemporaryFailure) -> bool:
+        """Send nothing more on the channel until its provider wants to be asked; return whether.
+
+        Such a failure says nothing of the message, so it uses up none of its attempts.
+        """
         wait = _kept_wait(error.retry_after)
         if not error.closes_channel or not wait:
-            return
+            return False
         closed_until = self._shared.clock.monotonic() + wait.total_seconds()
         with group.lock:  # the later end holds
             group.closed_until = max(group.closed_until, closed_until)
@@ -230,6 +233,7 @@ class Sender:
             log.warning(
                 "could not close channel %s to other workers: %s", self._channel, unavailable
             )
+        return True
 
     def _failure(
         self,
@@ -237,10 +241,12 @@ class Sender:
         error: BaseException,
         retry_after: object,
         outcome: Outcome = Outcome.TEMPORARY,
+        *,
+        counts: bool = True,
     ) -> Failure:
         message = claim.message
         wait = None
-        if message.attempt_count < message.max_attempts:
+        if message.attempt_count < message.max_attempts or not counts:
             channel = self._shared.settings.channels[message.channel]
             wait = backoff(
                 message.attempt_count,
@@ -249,7 +255,7 @@ class Sender:
                 at_least=_kept_wait(retry_after),
                 jitter=self._shared.jitter(),
             )
-        return Failure(claim, outcome, _text(error), wait, type(error).__name__)
+        return Failure(claim, outcome, _text(error), wait, type(error).__name__, counts)
 
 
 def backoff(

@@ -42,11 +42,13 @@ from dispatcher.message import Outcome, Status
 from dispatcher.store.database import Database
 from dispatcher.store.engines import StoreEngine
 from dispatcher.store.engines.types import Instant, Length, database_now, id_type, later
+from dispatcher.store.schema import MOST_ATTEMPTS
 
 GivenRow = dict[str, Any]
 _TYPES: dict[str, TypeEngine[Any]] = {
-    "id": id_type(), "token": Integer(), "wait": Float(), "enqueue": Float(), "error": Text(),
-    "outcome": Text(), "receipt": Text(), "send_at": Instant(), "next_attempt_at": Instant(),
+    "id": id_type(), "token": Integer(), "wait": Float(), "enqueue": Float(), "more": Integer(),
+    "error": Text(), "outcome": Text(), "receipt": Text(), "send_at": Instant(),
+    "next_attempt_at": Instant(),
     "enqueue_at": Instant(), "expires_at": Instant(), "asked_at": Instant(), "until": Instant(),
     "expire_after": Length(), "zone": Text(), "max_attempts": Integer(), "key": Text(),
 }  # fmt: skip
@@ -201,13 +203,18 @@ class ClaimChanges:
 
     @change
     def again(self, given: Given) -> Update:
-        """Retry it after a wait, in seconds from now."""
+        """Retry it after a wait, in seconds from now; ``more`` attempts than before may follow."""
+        row = self._messages.c
         return self._end_claim(
             given,
             status=Status.SCHEDULED.value,
             next_attempt_at=later(_NOW, given("wait")),
             enqueue_at=later(_NOW, given("enqueue")),
             last_error=given("error"),
+            max_attempts=case(
+                (row.max_attempts < MOST_ATTEMPTS, row.max_attempts + given("more")),
+                else_=row.max_attempts,
+            ),
         )
 
     @change

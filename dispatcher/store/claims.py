@@ -75,7 +75,8 @@ class Failure:
     """A send that failed. ``wait`` until the next try; None when there will be none.
 
     With an unknown outcome a message whose ``on_unknown`` is ``hold`` is held, whatever the wait.
-    ``error_type`` names the type of the exception; the store does not keep it.
+    ``error_type`` names the type of the exception; the store does not keep it. Where it does not
+    count, the message may be tried once more than before.
     """
 
     claim: Claim
@@ -83,6 +84,7 @@ class Failure:
     error: str
     wait: timedelta | None
     error_type: str | None = None
+    counts: bool = True
 
     @property
     def is_held(self) -> bool:
@@ -266,7 +268,8 @@ class Claims:
             elif each.wait is None:
                 ended.append(row)
             else:
-                again.append(row | _waits(each.wait, enqueue_in))
+                more = {"more": 0 if each.counts else 1}
+                again.append(row | more | _waits(each.wait, enqueue_in))
                 if claim.expires_in is not None:
                     dated.append(row)
 

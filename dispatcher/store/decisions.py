@@ -13,11 +13,10 @@ from dispatcher.store.changes import Given, GuardedChange
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now
 from dispatcher.store.messages import changed
-from dispatcher.store.schema import to_message
+from dispatcher.store.schema import MOST_ATTEMPTS, to_message
 
 DROPPED = "dropped: the outcome of the last attempt is unknown; it may have been sent"
 """The error of a dropped message; the reason follows, where one was given."""
-MOST_ATTEMPTS = 32_767
 
 
 class HeldMessages:

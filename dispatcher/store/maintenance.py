@@ -279,7 +279,7 @@ class StoreMaintenance:
         Each is due as before, and no attempt counts; those whose attempt counts are due ``wait``
         from now, or fail after their last attempt. ``died``: whether their worker died.
         """
-        pause = {"wait": wait.total_seconds(), "enqueue": wait.total_seconds()}
+        pause = {"wait": wait.total_seconds(), "enqueue": wait.total_seconds(), "more": 0}
         error = NOT_BEGUN if died else None
         values = {"error": error, "outcome": Outcome.TEMPORARY.value, "receipt": None} | pause
         uncounted: list[GivenRow] = []

@@ -91,6 +91,9 @@ UNSENT_STATUSES = (Status.FAILED, Status.EXPIRED, Status.CANCELLED)
 UNSENT = _one_of("status", UNSENT_STATUSES)
 """The condition that a message has ended and was not sent: few are, so that they have an index."""
 
+MOST_ATTEMPTS = 32_767
+"""What the column ``max_attempts`` holds."""
+
 VOID = "void"
 """Status of a row that is no message: it keeps an id from being stored.
 

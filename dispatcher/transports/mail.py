@@ -7,6 +7,7 @@ import binascii
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from email.header import Header
 from email.headerregistry import Address, Group, HeaderRegistry
@@ -112,17 +113,21 @@ def compose(
     check_mail(recipient, body, allowed, senders)
     if "from" in body:
         sender = read_sender(body["from"])
-    named = {name: [read_mailbox(name, text) for text in body.get(name, ())] for name in _NAMED}
-    addresses = [recipient, body.get("reply_to", "")]
-    addresses += [mailbox.addr_spec for mailbox in (*named["to"], *named["cc"])]
-    is_international = not "".join(addresses).isascii()
+    recipient = _in_ascii(recipient)
+    named = {
+        name: [_mailbox_in_ascii(read_mailbox(name, text)) for text in body.get(name, ())]
+        for name in _NAMED
+    }
+    reply_to = _in_ascii(body["reply_to"]) if "reply_to" in body else ""
+    addresses = [mailbox.addr_spec for mailbox in (*named["to"], *named["cc"])]
+    is_international = not f"{recipient}{reply_to}{''.join(addresses)}".isascii()
     mail = EmailMessage(_INTERNATIONAL if is_international else _PLAIN)
     mail["From"] = sender
     mail["To"] = named["to"] or _address(recipient)
     if named["cc"]:
         mail["Cc"] = named["cc"]
-    if "reply_to" in body:
-        mail["Reply-To"] = _address(body["reply_to"])
+    if reply_to:
+        mail["Reply-To"] = _address(reply_to)
     mail["Date"] = format_datetime(now)
     mail["Message-ID"] = f"<{message.id}@{sender.domain}>"
     if "subject" in body:
@@ -148,7 +153,7 @@ def read_sender(text: object, field: str = "from") -> Address:
 
     Raises InvalidDraft.
     """
-    sender = read_mailbox(field, text)
+    sender = _mailbox_in_ascii(read_mailbox(field, text))
     if not sender.addr_spec.isascii():
         raise InvalidDraft(field, "an address with characters beyond ASCII", _SENDER)
     return sender
@@ -260,6 +265,27 @@ def check_header(field: str, value: object, *, longest: int) -> str:
 def _address(text: str) -> Address:
     local, _, domain = text.rpartition("@")
     return Address(username=local, domain=domain)
+
+
+def _in_ascii(address: str) -> str:
+    """Return an address with its domain as A-labels, where that is certainly the same domain.
+
+    Servers without SMTPUTF8 take it then, if the rest is ASCII. The codec is that of IDNA 2003;
+    where IDNA 2008 means another domain (a sharp s, say), its labels do not come back, and the
+    address stays as it is.
+    """
+    local, _, domain = address.rpartition("@")
+    if local.isascii() and not domain.isascii():
+        with suppress(UnicodeError):
+            labels = domain.encode("idna")
+            if labels.decode("idna") == domain.lower():
+                return f"{local}@{labels.decode()}"
+    return address
+
+
+def _mailbox_in_ascii(mailbox: Address) -> Address:
+    local, _, domain = _in_ascii(f"{mailbox.username}@{mailbox.domain}").rpartition("@")
+    return Address(mailbox.display_name, local, domain)
 
 
 def _disposition(filename: str) -> str:

@@ -37,7 +37,7 @@ from dispatcher.transports.smtp_connection import (
     SmtpConnection,
 )
 
-_OPTIONS = "url, from, senders, ca_file, plaintext, name, idle_seconds, allow_headers"
+_OPTIONS = "url, from, senders, smtputf8, ca_file, plaintext, name, idle_seconds, allow_headers"
 _LONGEST_SECONDS = 86_400.0
 _PROBE_SECONDS = 5.0
 _MOST_CARRIED = 100
@@ -58,6 +58,7 @@ class SmtpTransport:
     The scheme says what is on the wire: ``smtps`` (TLS from the first byte), ``smtp+starttls`` (TLS
     or nothing), ``smtp`` (no TLS: to this machine only, or with ``plaintext=True``). Options are
     ``url`` and ``from``; ``senders`` (further addresses that a body may name as ``from``);
+    ``smtputf8=False`` (the server lacks it: addresses that need it are refused at submit);
     ``ca_file`` (PEM, instead of the system's authorities); ``name`` (how we call ourselves);
     ``idle_seconds`` (how long a connection is kept for the next message); ``allow_headers`` (names
     that bodies may set though they steer a provider). ``timeout`` bounds a send, in seconds, from
@@ -78,6 +79,7 @@ class SmtpTransport:
         idle_seconds: float = 60.0,
         allow_headers: Collection[str] = (),
         senders: Collection[str] = (),
+        smtputf8: bool = True,
         clock: Clock | None = None,
         **options: Any,
     ) -> None:
@@ -89,6 +91,8 @@ class SmtpTransport:
             raise InvalidSettings("from", refused.problem, refused.accepted) from None
         if options:
             raise InvalidSettings(min(options), "unknown", _OPTIONS)
+        if not isinstance(smtputf8, bool):
+            raise InvalidSettings("smtputf8", kind_of(smtputf8), "true or false")
         self._allowed = read_allowed(allow_headers)
         self._senders = read_senders(senders) | {self._sender.addr_spec.lower()}
         self._clock = clock or SystemClock()
@@ -114,6 +118,10 @@ class SmtpTransport:
             senders = read_senders(options.get("senders", ()))
             senders |= read_senders([options.get("from")])
         check_mail(recipient, body, allowed, senders)
+        local = recipient.rpartition("@")[0]
+        if options.get("smtputf8") is False and not local.isascii():
+            accepted = "an address in ASCII before the @, or a server with SMTPUTF8"
+            raise InvalidDraft("recipient", "beyond ASCII before the @", accepted)
 
     @staticmethod
     def destination(message: Message) -> str | None:

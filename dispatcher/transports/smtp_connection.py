@@ -30,6 +30,14 @@ _GOOD_BYE_SECONDS = 1.0
 _READY, _OK, _GO_AHEAD, _CLOSING = 220, 250, 354, 421
 _GOOD, _MORE, _PERMANENT = 2, 3, 5
 """First digits of answers."""
+_THROTTLED = re.compile(r"throttl|\brate\b|too many|quota exceeded", re.IGNORECASE)
+_OF_POLICY = re.compile(r"4\.7\.\d")
+"""What a server says whose account may send no more for now: by its words, or by an enhanced status
+(RFC 3463: security or policy) behind one of the codes below."""
+_OF_ONE_RECIPIENT = re.compile(r"4\.[12]\.\d|gr[ea]y", re.IGNORECASE)
+"""A mailbox or its quota is meant, or a recipient that is new to the server (greylisting)."""
+_ASK_LATER = frozenset({421, 450, 451, 452})
+_THROTTLED_PAUSE = timedelta(seconds=60)
 _CREDENTIALS = frozenset({530, 534, 535, 538})
 """They are missing or wrong (RFC 4954)."""
 
@@ -90,6 +98,14 @@ class SmtpReply(NamedTuple):
     def asks_for_more(self) -> bool:
         """Whether it is half done (3xx)."""
         return self.code // 100 == _MORE
+
+    @property
+    def is_throttle(self) -> bool:
+        """Whether the server takes no more messages of this account for now, whoever gets them."""
+        if self.is_permanent or _OF_ONE_RECIPIENT.search(self.text):
+            return False
+        is_policy = self.code in _ASK_LATER and _OF_POLICY.match(self.text)
+        return bool(is_policy or _THROTTLED.search(self.text))
 
     @property
     def is_permanent(self) -> bool:
@@ -311,7 +327,11 @@ class SmtpConnection:
         """Raise TemporaryFailure for another answer: it concerns no message yet."""
         reply = self._reply(said)
         if reply.code != code:
-            raise TemporaryFailure(f"{self._server}: it answered {reply} to {to}")
+            raise (
+                self._refusal(reply, to)
+                if reply.is_throttle
+                else TemporaryFailure(f"{self._server}: it answered {reply} to {to}")
+            )
 
     def _say(self, words: str, mail: Mail) -> None:
         reply = self._said(words, mail)
@@ -324,8 +344,10 @@ class SmtpConnection:
         Raises ConnectionBroken where the server says good-bye.
         """
         reply = self._reply(self._wire.docmd(words), mail.recipient)
-        if reply.code == _CLOSING:
+        if reply.code == _CLOSING and not reply.is_throttle:
             raise ConnectionBroken(f"it answered {reply}")
+        if reply.code == _CLOSING:
+            self.break_off()
         return reply
 
     def _reply(self, said: tuple[int, bytes | str], *further: str) -> SmtpReply:
@@ -341,6 +363,8 @@ class SmtpConnection:
         why = f"it answered {reply} to {to}"
         if reply.code in _CREDENTIALS:
             return self._misconfigured(why)
+        if reply.is_throttle:
+            return TemporaryFailure(f"{self._server}: {why}", _THROTTLED_PAUSE, closes_channel=True)
         kind = PermanentFailure if reply.is_permanent else TemporaryFailure
         return kind(f"{self._server}: {why}")
 

@@ -164,6 +164,10 @@ def fail_once(house: House, error: Exception) -> list[UUID]:
     return given
 
 
+def raise_error(error: Exception, _: Message) -> None:
+    raise error
+
+
 def limited(build: Build, **channel: object) -> House:
     """Give a house whose channel is limited and whose scopes are not."""
     settings = {"memory": {"transport": "memory", **channel}}
@@ -278,6 +282,20 @@ def test_a_provider_that_asks_everybody_to_wait_closes_its_channel(build: Build)
     house.redis.delete(house.permit_keys("memory").closing("memory"))
     make_due(house, *messages)
     assert house.deliver(*messages) == 4
+
+
+def test_a_closed_channel_uses_up_no_attempt(build: Build) -> None:
+    """However long a provider's quota lasts, no message fails of it."""
+    house = limited(build, max_attempts=2)
+    message = house.submit()
+    for number in range(6):
+        busy = TemporaryFailure("quota exceeded", timedelta(minutes=5), closes_channel=number < 4)
+        house.memory.before = partial(raise_error, busy)
+        house.redis.delete(house.permit_keys("memory").closing("memory"))
+        make_due(house, message)
+        house.deliver(message)
+        expected = Status.SCHEDULED if number < 5 else Status.FAILED
+        assert house.again(message).status is expected
 
 
 def test_a_wait_that_is_only_for_one_message_closes_nothing(build: Build) -> None:

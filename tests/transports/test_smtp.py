@@ -117,9 +117,20 @@ def test_addresses_beyond_ascii_go_where_they_are_understood() -> None:
     assert "SMTPUTF8" in server.taken[0].options
     assert "SMTPUTF8" not in server.taken[1].options
     with MailServer(enable_SMTPUTF8=False) as server:
-        transport = transport_to(server)
-        with pytest.raises(PermanentFailure, match="no SMTPUTF8"):
-            transport.send(an_email("jörg@müller.example"))
+        transport = transport_to(server, **{"from": "Bücher <post@bücher.example>"})
+        body = {"text": "x", "reply_to": "ada@bücher.example", "cc": ["Ö <o@bücher.example>"]}
+        assert transport.send(an_email("ada@Bücher.example", body))
+        [taken] = server.taken
+        assert taken.recipients == ["ada@xn--bcher-kva.example"]
+        found = taken.content.count(b"@xn--bcher-kva.example")
+        assert found == 5, "From, To, Cc, Reply-To and Message-ID"
+        for recipient in ("jörg@müller.example", "ada@straße.example"):
+            with pytest.raises(PermanentFailure, match="no SMTPUTF8"):
+                transport.send(an_email(recipient))
+        lacks = {"smtputf8": False}
+        with pytest.raises(InvalidDraft, match="before the @"):
+            SmtpTransport.check("jörg@müller.example", {"text": "x"}, lacks)
+        SmtpTransport.check("ada@müller.example", {"text": "x"}, lacks)
         assert transport.send(an_email("ada@example.org"))
         transport.close()
     assert server.connections == 1, "a refusal of ours costs no line"

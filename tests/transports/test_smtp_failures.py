@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ WORDS = ["MAIL", "RCPT", "DATA", "message"]
         ("421 4.3.2 shutting down", TemporaryFailure),
         ("450 4.2.1 mailbox busy", TemporaryFailure),
         ("451 4.7.1 greylisted, try again", TemporaryFailure),
-        ("452 4.2.2 full", TemporaryFailure),
+        ("452 4.2.2 full, its quota exceeded", TemporaryFailure),
         ("454 4.7.0 not now", TemporaryFailure),
         ("471 strange but temporary", TemporaryFailure),
         ("500 what?", PermanentFailure),
@@ -64,6 +65,26 @@ def test_a_reply_tells_whether_to_try_again(
         assert reply[:3] in str(error)
         assert len(server.got) == (word == "message")
         assert not getattr(error, "closes_channel", False), "it concerns one message"
+
+
+@pytest.mark.parametrize("word", ["connection", "EHLO", "MAIL", "RCPT", "DATA", "message"])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "454 Throttling failure: Daily message quota exceeded",
+        "421 4.7.0 Temporary System Problem. Try again later",
+        "421 Too many concurrent connections",
+        "450 4.7.1 Error: too much mail from 192.0.2.1",
+        "451 4.7.500 Server busy",
+        "452 4.5.3 Too many messages in this connection",
+        "451 The sending rate of your account is above its limit",
+    ],
+)
+def test_a_throttle_closes_the_channel(word: str, reply: str) -> None:
+    with ScriptedServer({word: reply}) as server:
+        error = failed(server)
+    assert isinstance(error, TemporaryFailure)
+    assert (error.closes_channel, error.retry_after) == (True, timedelta(minutes=1))
 
 
 @pytest.mark.parametrize("word", ["connection", "EHLO"])

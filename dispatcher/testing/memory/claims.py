@@ -8,6 +8,7 @@ from uuid import UUID
 
 from dispatcher.message import Outcome, Status
 from dispatcher.store import Claim, Failure, Success, Unclaimed
+from dispatcher.store.schema import MOST_ATTEMPTS
 from dispatcher.store.suppressions import REASON
 from dispatcher.testing.memory.tables import (
     NO_CATCH_UP,
@@ -157,6 +158,7 @@ class MemoryClaims:
             row.end(Status.FAILED, self._tables.now())
         else:
             self._again(row, failure.wait, enqueue_in)
+            row.max_attempts = min(row.max_attempts + (not failure.counts), MOST_ATTEMPTS)
 
     def _again(self, row: Row, wait: timedelta, enqueue_in: timedelta) -> None:
         now = self._tables.now()

@@ -12,10 +12,10 @@ from dispatcher.errors import MessageNotFound
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.scope import NO_SCOPE, of_channel, of_scope_on
 from dispatcher.selection import Page, Selection
-from dispatcher.store.decisions import DROPPED, MOST_ATTEMPTS, StoppedMessage
+from dispatcher.store.decisions import DROPPED, StoppedMessage
 from dispatcher.store.listing import MessageDetails, StoredVersion
 from dispatcher.store.notifications import body_of, id_of
-from dispatcher.store.schema import NOTIFIED_STATUSES, Addition
+from dispatcher.store.schema import MOST_ATTEMPTS, NOTIFIED_STATUSES, Addition
 from dispatcher.testing.memory.messages import MemoryMessages
 from dispatcher.testing.memory.tables import Row, Tables
 
