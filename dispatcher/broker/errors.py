@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
+
+import redis
 from kombu.exceptions import VersionMismatch
 
 from dispatcher.errors import QueueUnavailable
+from dispatcher.redis import errors as of_redis
 
-_REFUSALS: dict[object, tuple[str, str]] = {
-    403: (
-        "the broker refuses: wrong user or password, or no right",
-        "correct broker_url, or give its user rights to its virtual host",
+_REFUSALS: tuple[tuple[int, str, str, str], ...] = (
+    (
+        403,
+        "Login was refused",
+        "the broker refuses the user or the password",
+        "correct them in broker_url",
     ),
-    530: (
-        "the broker refuses: no such virtual host, or no right to it",
-        "create the virtual host and give the user rights to it, or correct broker_url",
+    (
+        403,
+        "",
+        "the user lacks a right in the virtual host of the broker",
+        "give it all rights there",
     ),
-}
-"""AMQP's refusals of a client: meaning and remedy."""
+    (530, "not found", "the broker has no such virtual host", "create it, or correct broker_url"),
+    (
+        530,
+        "",
+        "the user lacks the right to the virtual host of the broker",
+        "grant it, or correct broker_url",
+    ),
+)
+"""AMQP's refusals of a client: code, a part of its text, meaning, remedy."""
 _FITTING_VERSIONS = "install 'kombu<5.7', or redis 6.1 or newer"
 """The remedy where kombu refuses the installed redis-py."""
 
@@ -25,7 +41,17 @@ def translated(error: Exception, what: str) -> QueueUnavailable:
     """Return an error of kombu as ours. ``what`` says what failed."""
     if isinstance(error, VersionMismatch):
         return QueueUnavailable(f"{what}: {error}", remedy=_FITTING_VERSIONS)
-    reason, remedy = _REFUSALS.get(
-        getattr(error, "reply_code", None), (f"{what} ({type(error).__name__})", "")
-    )
-    return QueueUnavailable(reason, remedy=remedy)
+    for code, part, reason, remedy in _REFUSALS:
+        if getattr(error, "reply_code", None) == code and part in str(error):
+            return QueueUnavailable(reason, remedy=remedy)
+    cause = error.__cause__ or error  # kombu puts errors of the line into one of its own
+    if isinstance(cause, redis.RedisError):
+        helps = of_redis.remedy(cause).replace("redis_url", "broker_url")
+        return QueueUnavailable(of_redis.reason(cause), remedy=helps)
+    if isinstance(cause, socket.gaierror):
+        helps = "correct it in broker_url, or let this machine resolve it"
+        return QueueUnavailable("the host name of the broker is unknown", remedy=helps)
+    if isinstance(cause, ssl.SSLError):
+        helps = "correct broker_url, or the certificate of the broker"
+        return QueueUnavailable("TLS with the broker fails", remedy=helps)
+    return QueueUnavailable(f"{what} ({type(error).__name__})")

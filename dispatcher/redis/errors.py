@@ -26,16 +26,46 @@ START_REDIS = "start Redis (`dispatcher up` runs one here), or correct redis_url
 _REACH_REDIS = "start it, let this machine reach it, or correct redis_url"
 REPLICA = "Redis is a read-only replica"
 """The text of the error with which the fence refuses a connection."""
-_CORRECT_LOGIN = "correct the user and the password in redis_url"
-_GIVE_RIGHTS = "give the user in redis_url the rights that SECURITY.md lists"
 _FORBIDDEN = "run the command as the user of that Redis, or let this user reach its socket"
 
+_KEPT_OUT: tuple[tuple[type[Exception], str, str, str], ...] = (
+    (
+        redis.exceptions.AuthenticationError,
+        "",
+        "Redis refused the credentials",
+        "correct the user and the password in redis_url",
+    ),
+    (
+        redis.exceptions.NoPermissionError,
+        "",
+        "the user of Redis lacks a right",
+        "give the user in redis_url the rights that SECURITY.md lists",
+    ),
+    (
+        redis.exceptions.ResponseError,
+        "DB index is out of range",
+        "Redis has no database of that number",
+        "correct redis_url, or raise databases in redis.conf",
+    ),
+    (
+        redis.exceptions.ConnectionError,
+        r"^Error (?:-\d+|8) connecting to ",  # numbers of getaddrinfo; 8 is that of macOS
+        "the host name of Redis is unknown",
+        "correct it in redis_url, or let this machine resolve it",
+    ),
+    (
+        redis.exceptions.RedisError,
+        # A server without TLS lets its first bytes wait.
+        r"\[SSL: |handshake operation timed out",
+        "TLS with Redis fails",
+        "correct redis_url (redis://… where the server has no TLS), or the server's certificate",
+    ),
+)
+"""Why a client is not let in: the kind of error, a pattern in its text, meaning, remedy."""
 _KINDS: tuple[tuple[type[Exception], str], ...] = (
     (redis.exceptions.OutOfMemoryError, "Redis is out of memory"),
     (redis.exceptions.BusyLoadingError, "Redis is loading its data"),
     (redis.exceptions.ReadOnlyError, REPLICA),
-    (redis.exceptions.AuthenticationError, "Redis refused the credentials"),
-    (redis.exceptions.NoPermissionError, "the user of Redis lacks a right"),
     (MasterNotFoundError, "the sentinels do not answer, or know no such master"),
     (redis.exceptions.TimeoutError, "Redis did not answer in time"),
     (redis.exceptions.ConnectionError, "Redis cannot be reached"),
@@ -66,12 +96,10 @@ def reason(error: redis.RedisError | redis.exceptions.RedisClusterException) -> 
         error.__cause__, redis.RedisError
     ):
         return reason(error.__cause__)
-    for kind, text in _KINDS:
-        if isinstance(error, kind):
-            address = _ADDRESS.match(str(error))
-            return text.replace("Redis", f"Redis at {address[1]}", 1) if address else text
-    if "DB index is out of range" in str(error):
-        return "Redis has no database of that number (redis_url)"
+    meanings = [text for kind, text in _KINDS if isinstance(error, kind)]
+    for text in (*_kept_out(error)[:1], *meanings):
+        address = _ADDRESS.match(str(error))
+        return text.replace("Redis", f"Redis at {address[1]}", 1) if address else text
     if "unknown command" in str(error) and "SENTINEL" in str(error):
         return "the server of redis_url is no sentinel"
     found = _CODE.search(str(error))
@@ -79,17 +107,24 @@ def reason(error: redis.RedisError | redis.exceptions.RedisClusterException) -> 
     return _CODES.get(code, f"Redis answered {code}")
 
 
+def _kept_out(error: Exception) -> tuple[str, ...]:
+    """Return meaning and remedy where the client is not let in; nothing for another error."""
+    text = f"{error} {error.__context__}"
+    for kind, pattern, meaning, helps in _KEPT_OUT:
+        if isinstance(error, kind) and re.search(pattern, text):
+            return meaning, helps
+    return ()
+
+
 def remedy(error: Exception) -> str:
-    """Return what helps against a refused login, a missing right or an address without a server.
+    """Return what helps where a client is not let in, or where no server is at the address.
 
     "" for other errors.
 
     The embedded Redis, which `dispatcher up` runs, listens at a Unix socket.
     """
-    if isinstance(error, redis.exceptions.AuthenticationError):
-        return _CORRECT_LOGIN
-    if isinstance(error, redis.exceptions.NoPermissionError):
-        return _GIVE_RIGHTS
+    if kept_out := _kept_out(error):
+        return kept_out[1]
     address = _ADDRESS.match(str(error))
     if address is None:
         return ""

@@ -319,18 +319,6 @@ def test_a_broker_that_is_away_is_an_error_without_its_password(house: House) ->
 
 
 @on_sqlite
-def test_a_broker_that_refuses_is_not_said_to_be_away(house: House, rabbitmq: str) -> None:
-    nowhere = examined(house, broker_url=f"{rabbitmq[:-1]}nowhere")["broker.answers"]
-    assert nowhere.found == "the broker refuses: no such virtual host, or no right to it"
-    assert (nowhere.remedy or "").startswith("create the virtual host")
-    stranger = rabbitmq.replace("guest:guest", "guest:hunter2")
-    refused = examined(house, broker_url=stranger)["broker.answers"]
-    assert refused.found == "the broker refuses: wrong user or password, or no right"
-    assert "start the broker" not in (refused.remedy or "")
-    assert "hunter2" not in str(refused)
-
-
-@on_sqlite
 @pytest.mark.parametrize(("there", "wanted"), [("classic", "quorum"), ("quorum", "classic")])
 def test_a_queue_of_another_type_stops_the_worker(
     house: House, rabbitmq: str, own_queue: str, there: str, wanted: str

@@ -17,6 +17,7 @@ import pymysql
 import pytest
 import redis
 import sqlalchemy.exc as sa
+from amqp.exceptions import AccessRefused, NotAllowed
 from sqlalchemy.engine import make_url
 
 from dispatcher import (
@@ -31,6 +32,7 @@ from dispatcher import (
     TemporaryFailure,
 )
 from dispatcher.app import App
+from dispatcher.broker.errors import translated as of_broker
 from dispatcher.broker.queue import Ticket
 from dispatcher.broker.survey import BrokerSurvey
 from dispatcher.celery_app import create_app
@@ -120,7 +122,8 @@ def test_a_redis_that_answers_is_not_to_be_started(
 
 def test_a_database_of_redis_that_is_not_there_is_named() -> None:
     error = redis.ResponseError("DB index is out of range")
-    assert reason(error) == "Redis has no database of that number (redis_url)"
+    assert reason(error) == "Redis has no database of that number"
+    assert "correct redis_url" in remedy(error)
 
 
 @pytest.mark.parametrize("error", REDIS_ERRORS, ids=lambda error: type(error).__name__)
@@ -198,17 +201,23 @@ def test_sql_errors_are_translated_without_their_text(error: sa.SQLAlchemyError,
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        (f"postgresql://ada:{SECRET}@127.0.0.1:1/x?password={SECRET}", " at 127.0.0.1:1 cannot"),
-        (f"mariadb://ada:{SECRET}@127.0.0.1:1/x", " at 127.0.0.1:1 cannot"),
-        (f"postgresql://ada:x@{SECRET}@127.0.0.1:1/x", " cannot"),  # it should be x%40…
-        ("postgresql:///x?host=/nowhere/run", " at /nowhere/run cannot"),
+        (
+            f"postgresql://ada:{SECRET}@127.0.0.1:1/x?password={SECRET}",
+            "the database at 127.0.0.1:1 cannot be reached",
+        ),
+        (f"mariadb://ada:{SECRET}@127.0.0.1:1/x", "the database at 127.0.0.1:1 cannot be reached"),
+        (
+            f"postgresql://ada:x@{SECRET}@127.0.0.1:1/x",
+            "the host name of the server is unknown",
+        ),  # it should be x%40…
+        ("postgresql:///x?host=/nowhere/run", "the database at /nowhere/run cannot be reached"),
     ],
 )
 def test_a_database_that_is_away_is_named_by_its_address(url: str, says: str) -> None:
     database = Database(url)
     with pytest.raises(StoreUnavailable) as caught:
         database.run(lambda _: None)
-    assert f"the database{says} be reached" in caught.value.reason
+    assert caught.value.reason == says
     assert SECRET not in str(caught.value)
     database.close()
 
@@ -275,7 +284,6 @@ def test_a_piece_of_work_raises_nothing_of_sqlalchemy(error: Exception, tmp_path
     "error",
     [
         kombu.exceptions.OperationalError(SECRET),
-        redis.ConnectionError(SECRET),
         OSError(111, SECRET),
         TimeoutError(SECRET),
         RuntimeError(SECRET),
@@ -300,6 +308,28 @@ def test_every_error_of_the_broker_is_translated(
     with pytest.raises(QueueUnavailable, match="a moment ago"):
         parts.queue.enqueue([ticket])
     parts.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (
+            AccessRefused("access to exchange 'x' in vhost '/' refused for user", (40, 10)),
+            "the user lacks a right in the virtual host of the broker",
+        ),
+        (
+            NotAllowed("access to vhost 'x' refused for user 'y'", (10, 40)),
+            "the user lacks the right to the virtual host of the broker",
+        ),
+        (redis.ConnectionError(SECRET), "Redis cannot be reached"),
+        (redis.exceptions.NoPermissionError(SECRET), "the user of Redis lacks a right"),
+    ],
+    ids=lambda each: str(each)[:20],
+)
+def test_a_broker_that_gives_no_right_says_so(error: Exception, says: str) -> None:
+    refused = of_broker(error, "the broker did not take the tasks")
+    assert refused.reason == says
+    assert SECRET not in str(refused)
 
 
 def test_a_version_of_redis_py_that_kombu_refuses_is_said_with_the_remedy(

@@ -19,15 +19,54 @@ from dispatcher.errors import StoreUnavailable, quoted
 _PORTS = {"postgresql": 5432, "mysql": 3306}
 # Deadlock, serialization failure: the database undid the transaction and says so.
 _UNDONE_STATES = frozenset({"40P01", "40001"})
-# An error of a PostgreSQL connection has no SQLSTATE, only what the server wrote.
-_NO_DATABASE = re.compile(r'FATAL:\s+database ".*" does not exist')
 _REFUSED_PARAMETER = re.compile(r"unsupported startup parameter(?: in options)?: (\w+)")
 """What PgBouncer says."""
+# An error of a PostgreSQL connection has no SQLSTATE, only what the server, a pooler, libpq or
+# psycopg wrote. libpq may try with TLS and without: the first that fits is the reason.
+_REFUSALS: tuple[tuple[str, frozenset[int], str, str], ...] = (
+    (
+        r"authentication failed|no password|FATAL:\s+(role .* does not exist|no such user)",
+        frozenset({1045, 1698}),
+        "the server{at} refuses the user or the password",
+        "correct them in database_url",
+    ),
+    (
+        r"FATAL:\s+(?:database .* does not exist|no such database)",
+        frozenset({1049}),
+        "the server has no database {database}",
+        "create it, or correct database_url",
+    ),
+    (
+        r"FATAL:\s+permission denied for database",
+        frozenset({1044}),
+        "the user lacks the right to connect to the database{at}",
+        "grant it, or correct database_url",
+    ),
+    (
+        r"pg_hba\.conf",
+        frozenset({1130}),
+        "the server{at} takes no connection of this user from this host",
+        "allow it (pg_hba.conf, or the host of MariaDB's user), or connect with TLS",
+    ),
+    (
+        r"\[SSL: |SSL error:|not support SSL|certificate (?:file|for|authentication)|client cert",
+        frozenset({2026, 3159}),
+        "TLS with the server{at} fails",
+        "correct the parameters of TLS in database_url, or the certificate of the server",
+    ),
+    (
+        r"failed to resolve host|could not translate host name|\(\[Errno (?:-\d+|8)\]",
+        frozenset(),
+        "the host name of the server{at} is unknown",
+        "correct it in database_url, or let this machine resolve it",
+    ),
+)
+"""What a server says that lets a client not in: the text, MariaDB's numbers, meaning, remedy."""
+_LACKS_A_RIGHT = frozenset({"42501", 1142, 1143, 1227, 1370})
 # A table or a column: PostgreSQL, then MariaDB.
 _NO_SUCH_TABLE = frozenset({"42P01", "42703", 1146, 1054})
 _NO_SUCH_IN_SQLITE = re.compile(r"no such table|no such column|table \w+ has no column")
 _NOT_REACHED = frozenset({2002, 2003, 2005})
-_NO_DATABASE_NUMBER = 1049
 _UNDONE_NUMBERS = frozenset({1020, 1205, 1213})
 """Changed since the snapshot, a wait for a lock too long, deadlock."""
 
@@ -74,11 +113,13 @@ def unavailable(error: SQLAlchemyError, url: URL | None = None) -> StoreUnavaila
         or getattr(error.orig, "sqlstate", None)
         or getattr(error.orig, "sqlite_errorname", None)
     )
-    if number == _NO_DATABASE_NUMBER or (code is None and _NO_DATABASE.search(str(error.orig))):
-        name = quoted(url.database) if url and _at(url) else "of that name"
-        remedy = "create it, or correct database_url"
-        return StoreUnavailable(f"the server has no database {name}", remedy=remedy)
-    if (code is None and name == "OperationalError") or number in _NOT_REACHED:
+    is_kept_out = (code is None and name == "OperationalError") or number in _NOT_REACHED
+    for pattern, numbers, reason, remedy in _REFUSALS:
+        if number in numbers or (is_kept_out and re.search(pattern, str(error.orig))):
+            database = quoted(url.database) if url and _at(url) else "of that name"
+            meaning = reason.format(at=_at(url), database=database)
+            return StoreUnavailable(meaning, remedy=remedy)
+    if is_kept_out:
         return _not_reached(error, url)
     refused = isinstance(error, IntegrityError | DataError) or number in _CHECKS
     file = f"the file {url.database}" if url and url.database else "the file"
@@ -101,13 +142,15 @@ def _answer(error: DBAPIError, code: object, file: str) -> tuple[str, str]:
     if code == "SQLITE_CANTOPEN":
         needed = "let this user read and write it and its folder"
         return f"{file} cannot be opened ({code})", f"{needed}, or run the command as its owner"
-    return answered(code), ""
+    remedy = "give the user of database_url all rights on the tables of the dispatcher"
+    return answered(code), remedy if code in _LACKS_A_RIGHT else ""
 
 
 def answered(code: object) -> str:
     """Say what the database answered, and what that means where its user can do something."""
     meaning = ": no space is left" if code in _NO_SPACE else ""
     meaning = ": it takes no writes" if code in _READ_ONLY else meaning
+    meaning = ": its user lacks a right" if code in _LACKS_A_RIGHT else meaning
     meaning = ": its encoding lacks a character of a text" if code in _UNENCODABLE else meaning
     meaning = ": another connection was writing for too long" if code == "SQLITE_BUSY" else meaning
     return f"the database answered {code}{meaning}"
