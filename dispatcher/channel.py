@@ -49,7 +49,8 @@ def _read_length(value: object) -> object:
     return value
 
 
-def _split(value: object) -> object:
+def split(value: object) -> object:
+    """Return the parts of a text with commas, or of a JSON list."""
     if not isinstance(value, str):
         return value
     return json.loads(value) if value.lstrip().startswith("[") else value.split(",")
@@ -70,7 +71,7 @@ Length = Annotated[
     Field(gt=timedelta(0)),
 ]
 AnyQuota = Annotated[Quota | CalendarQuota, BeforeValidator(_read_quota), PlainSerializer(str)]
-Quotas = Annotated[tuple[AnyQuota, ...], NoDecode, BeforeValidator(_split)]
+Quotas = Annotated[tuple[AnyQuota, ...], NoDecode, BeforeValidator(split)]
 AnyLimit = Annotated[Limit | CalendarLimit, BeforeValidator(_read_limit), PlainSerializer(str)]
 Limits = tuple[AnyLimit, ...]
 

@@ -1215,5 +1215,5 @@ def _overridden(drafts: Iterable[Draft], on_conflict: OnConflict | None) -> Iter
 
 def _check_limit(limit: object) -> None:
     """Raise InvalidDraft unless ``limit`` is a number of messages that one call may return."""
-    if not isinstance(limit, int) or not 1 <= limit <= _MOST_FOUND:
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= _MOST_FOUND:
         raise InvalidDraft("limit", quoted(limit), f"1 to {_MOST_FOUND}")

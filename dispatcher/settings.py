@@ -22,10 +22,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import quote, urlsplit
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -42,6 +50,7 @@ from dispatcher.channel import (
     Length,
     Quotas,
     ScopeKind,
+    split,
 )
 from dispatcher.errors import InvalidSettings, InvalidValue, quoted
 from dispatcher.quota import Limit, Quota
@@ -170,6 +179,9 @@ class Settings(BaseSettings):
     ``on_scheduled``, ``on_rescheduled``, ``on_reslotted``, ``on_enqueued``, ``on_snoozed``,
     ``on_sent``, ``on_failed``, ``on_retry``, ``on_held``, ``on_expired``, ``on_cancelled``, each
     called with the message, at most once, after the commit. Empty: no hooks."""
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)] = ()
+    """The names in ``Host`` by which the HTTP API and the page may be called: ``shop.example``,
+    ``*.shop.example``. Others are answered by 400. Empty: any name."""
     events_kept: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """How many of the last transitions Redis keeps for ``GET /v1/events``. 0: processes write none.
     """

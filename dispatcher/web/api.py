@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import Response
 from starlette.routing import Match, Route, request_response
 from starlette.status import HTTP_405_METHOD_NOT_ALLOWED
@@ -91,6 +92,9 @@ def api(
             route_class_override=CallRoute,
         )
     app.add_middleware(CallMiddleware, service=service)
+    if dispatcher.settings.allowed_hosts:
+        hosts = [*dispatcher.settings.allowed_hosts]
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
     app.add_exception_handler(DispatcherError, _failed)
     app.add_exception_handler(Refused, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)

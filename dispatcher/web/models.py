@@ -11,7 +11,8 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticKnownError
 
 from dispatcher.message import Draft, Message, OnConflict, OnUnknown, Status
 from dispatcher.message import Plan as PlanOfDrafts
@@ -28,6 +29,16 @@ _LONGEST_SECONDS = 100 * 366 * 24 * 3_600.0
 Seconds = Annotated[
     float, Field(ge=-_LONGEST_SECONDS, le=_LONGEST_SECONDS, allow_inf_nan=False, strict=True)
 ]
+
+
+def _no_bool(value: object) -> object:
+    """Refuse true and false, which Python takes for 1 and 0."""
+    if isinstance(value, bool):
+        raise PydanticKnownError("literal_error", {"expected": "0 or 1"})
+    return value
+
+
+Fold = Annotated[Literal[0, 1], BeforeValidator(_no_bool)]
 Json = dict[str, Any]
 MOST_PLANNED = 1_000
 MOST_LISTED = 1_000
@@ -48,7 +59,7 @@ class NewMessage(_In):
     send_at: Annotated[str | None, Field(examples=["2026-12-24T08:30:00+01:00"])] = None
     send_in_seconds: Seconds | None = None
     zone: Annotated[str | None, Field(examples=["Europe/Berlin"])] = None
-    fold: Literal[0, 1] | None = None
+    fold: Fold | None = None
     scope: str | None = None
     expires_at: str | None = None
     on_conflict: OnConflict = "reject"
@@ -99,7 +110,7 @@ class NewTime(_In):
     send_in_seconds: Seconds | None = None
     zone: str | None = None
     set_zone: str | None = None
-    fold: Literal[0, 1] | None = None
+    fold: Fold | None = None
     on_conflict: OnConflict = "reject"
     latest: str | None = None
     expires_at: str | None = None

@@ -27,6 +27,7 @@ frees the key. Where the outcome of a change is not known, its note stays.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -93,6 +94,9 @@ class KeyedCall:
         return hashlib.sha256(self.content.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+_VERSION = re.compile(r"([0-9]{1,20}-){4}[a-z]+")
+
+
 @dataclass(frozen=True, slots=True)
 class Version:
     """The parts of a message that its changes change. Its text is the message's ``ETag``."""
@@ -113,7 +117,9 @@ class Version:
 
     @classmethod
     def read(cls, text: str) -> Version:
-        """Return the version with that text."""
+        """Return the version with that text. Raises ValueError."""
+        if _VERSION.fullmatch(text) is None:  # int() takes other digits, signs and blanks, too
+            raise ValueError("no version")
         token, count, most, at_ms, status = text.split("-")
         return cls(int(token), int(count), int(most), int(at_ms), Status(status))
 

@@ -20,7 +20,7 @@ from dispatcher.web.streams import EventResponse
 
 log = logging.getLogger(__name__)
 
-_EVENT_ID = re.compile(r"\d{1,15}-\d{1,10}")
+_EVENT_ID = re.compile(r"[0-9]{1,15}-[0-9]{1,10}")
 _LOOK_SECONDS = 1.0
 _SILENT_SECONDS = 15.0
 """After so long without an event a line tells the listener that the server is there."""

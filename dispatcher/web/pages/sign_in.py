@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from datetime import timedelta
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from starlette.responses import Response
 
@@ -95,6 +94,5 @@ class SignIn:
 
 def _inside(to: str) -> str:
     """Return a path of the page, never another site's."""
-    parts = urlsplit(to)
-    is_path = to.startswith("/") and not to.startswith(("//", "/\\")) and not parts.netloc
+    is_path = to.startswith("/") and not to.startswith(("//", "/\\"))
     return to if is_path and to.isprintable() else "/"

@@ -22,6 +22,7 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -79,6 +80,7 @@ _MOST_THREADS, _SHARED_THREADS, _SHARED_THREADS_OF_ONE = 4, 4, 2
 _PATIENCE = timedelta(milliseconds=60)
 """How long a page looks for messages before it shows what it has found."""
 _SAFE = frozenset({"GET", "HEAD"})
+_NOBODY = Caller(name="nobody", rights=frozenset())
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": (
@@ -218,7 +220,9 @@ class Visit:
     @property
     def path(self) -> str:
         """The path of this page, without that at which it is mounted."""
-        return self.request.url.path.removeprefix(self.root) or "/"
+        # Not request.url, of which the header Host is a part; and "//name" would be another host.
+        path: str = self.request.scope["path"]
+        return "/" + path.removeprefix(self.root).lstrip("/")
 
     def show(self, template: str, status: int = 200, /, **values: Any) -> Response:
         """Answer with a template, which has ``visit`` and these values."""
@@ -375,11 +379,18 @@ class Site:
         self.templates.globals["links"] = tuple(links)
         routes = [Route("/static/{name}", self._file, methods=["GET"])]
         routes += [Route(each.path, self._guarded(each), methods=[each.method]) for each in pages]
-        return Starlette(
+        middleware = [Middleware(GZipMiddleware, minimum_size=1_000)]
+        if self.settings.allowed_hosts:
+            hosts = [*self.settings.allowed_hosts]
+            trusted = Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
+            middleware.insert(0, trusted)
+        application = Starlette(
             routes=routes,
-            middleware=[Middleware(GZipMiddleware, minimum_size=1_000)],
+            middleware=middleware,
             exception_handlers={HTTPException: self._not_served, Exception: self._broken},
         )
+        application.router.redirect_slashes = False  # it redirects to whatever Host says
+        return application
 
     def file_url(self, visit: Visit, name: str) -> str:
         """Return the address of a file, another one whenever its text changes."""
@@ -473,6 +484,9 @@ class Site:
 
     async def _not_served(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
+        visit = Visit(site=self, request=request, caller=_NOBODY)
+        if status == 404 and visit.path.endswith("/") and visit.path != "/":  # noqa: PLR2004
+            return RedirectResponse(visit.url(visit.path.rstrip("/"), **request.query_params), 307)
         detail = str(error.detail) if isinstance(error, HTTPException) else "The call failed."
         response = self._error_page(request, status, detail)
         response.headers.update(getattr(error, "headers", None) or {})
@@ -482,8 +496,7 @@ class Site:
         return self._error_page(request, 500, "The page failed; the log of the server says why.")
 
     def _error_page(self, request: Request, status: int, detail: str) -> Response:
-        nobody = Caller(name="nobody", rights=frozenset())
-        visit = Visit(site=self, request=request, caller=nobody)
+        visit = Visit(site=self, request=request, caller=_NOBODY)
         response = visit.show("error.html", status, status=status, detail=detail)
         response.headers.update(_HEADERS)
         return response

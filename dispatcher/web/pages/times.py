@@ -116,9 +116,13 @@ def _read(text: str, near: datetime) -> datetime | None:
         # The minute that is under way counts: people type no seconds.
         from_now_on = [each for each in times if each >= near.replace(second=0, microsecond=0)]
         return _with_offset(from_now_on[0], found["offset"]) if from_now_on else None
-    nearest = min(times, key=lambda each: abs(each - near), default=None)
+    nearest = min(times, key=lambda time: abs(time - near), default=None)
     return nearest and _with_offset(nearest, found["offset"])
 
 
-def _with_offset(local: datetime, offset: str | None) -> datetime:
-    return local if offset is None else datetime.fromisoformat(f"{local.isoformat()}{offset}")
+def _with_offset(local: datetime, offset: str | None) -> datetime | None:
+    """Return the time with its offset; None with one that no clock has."""
+    try:
+        return local if offset is None else datetime.fromisoformat(f"{local.isoformat()}{offset}")
+    except ValueError:
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from itertools import product
 
@@ -13,7 +14,8 @@ from tests.web.pages.conftest import Visit
 VALUES = (
     "%00", "%ed%a0%80", "%F0%9F%92%A9", "x" * 2_000, "'\"<script>alert(1)</script>", "-1", "..",
     "0001-01-01", "9999-12-31", "9999-12-31T23:59", "0001-01-01T00:00", "24:00", "2026-02-30",
-    "%2B49", "01a209db-c66a-75f8-8347-388b3765dff1", "Europe%2FBerlin", "a%2F..%2Fb", "1e999",
+    "2026-03-01T10:00%2B99:99", "//[", "%2B49", "01a209db-c66a-75f8-8347-388b3765dff1",
+    "Europe%2FBerlin", "a%2F..%2Fb", "1e999",
 )  # fmt: skip
 NAMES = {
     "/calendar": ("recipient", "channel", "zone", "start", "view", "at", "done"),
@@ -24,6 +26,7 @@ NAMES = {
     "/suppressions": ("recipient", "done"),
     "/held": ("channel", "zone", "done", "many"),
     "/": ("done", "many", "refused", "zone"),
+    "/sign-in": ("to",),
 }  # fmt: skip
 
 
@@ -39,6 +42,15 @@ def test_no_query_breaks_a_page(house: House, visit: Visit, path: str) -> None:
         assert "<script>alert" not in answer.text
 
 
+def test_no_redirect_leads_where_a_host_or_a_path_says(house: House, visit: Visit) -> None:
+    client = visit()
+    client.follow_redirects = False
+    for path in ("/messages/", "/messages//", "//evil.example/", "/\\evil.example/"):
+        location = client.get(path, headers={"Host": "evil.example"}).headers.get("location", "/")
+        assert re.fullmatch(r"/(?![/\\]).*", location), path
+    assert client.get("/messages/?channel=memory").headers["location"] == "/messages?channel=memory"
+
+
 @pytest.mark.parametrize("value", VALUES)
 def test_no_id_breaks_a_page(visit: Visit, value: str) -> None:
     assert visit().get(f"/messages/{value}").status_code in (200, 400, 404, 422)
@@ -47,7 +59,9 @@ def test_no_id_breaks_a_page(visit: Visit, value: str) -> None:
 def test_no_form_breaks_a_page(house: House, visit: Visit) -> None:
     message = house.submit(send_at=FAR + timedelta(hours=1))
     client = visit()
-    for value in ("", "x" * 2_000, "\x00", "9999-12-31T23:59", "-1", "1" * 30):
+    for value in ("", "x" * 2_000, "\x00", "١-٢-٣-٤-scheduled", "9999-12-31T23:59", "-1", "1" * 30):
+        entered = client.post("/sign-in", data={"key": "x", "to": f"//[{value}"})
+        assert entered.status_code < 500
         for path in (f"/messages/{message.id}/reschedule", f"/messages/{message.id}/drop",
                      "/messages/bulk", "/suppressions", "/suppressions/revoke"):  # fmt: skip
             form = dict.fromkeys(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from dispatcher import Dispatcher
-from dispatcher.web import Loopback, page
+from dispatcher.web import Loopback, api, page
 from tests.support.django_project import shop
 from tests.support.house import House
+from tests.support.house_fixtures import Build
 from tests.support.soak import a_third_of
 
 _LINK = re.compile(r'(?:href|action|src|data-live)="([^"#]*)"')
@@ -69,3 +71,13 @@ def test_every_link_leads_to_a_page_under_the_prefix(house: House, mounted: Any)
                 left += set(found) - seen - set(left)
     assert f"/ops/later/messages/{message.id}" in seen
     assert any("page.css" in each for each in seen)
+
+
+@pytest.mark.parametrize("make", [api, partial(page, access=Loopback())])
+def test_other_hosts_than_those_of_the_settings_are_refused(build: Build, make: Any) -> None:
+    house = build(allowed_hosts="shop.example,*.shop.example")
+    client = TestClient(make(house.dispatcher), client=("127.0.0.1", 5))
+    path = "/v1/openapi.json" if make is api else "/"
+    hosts = {"shop.example": False, "a.shop.example:8000": False, "evil.test": True}
+    for host, refused in hosts.items():
+        assert (client.get(path, headers={"Host": host}).status_code == 400) is refused, host
