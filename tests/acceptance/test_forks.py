@@ -26,8 +26,8 @@ HOUR = timedelta(hours=1)
 BUSY = {"sqlite": "SELECT 1", "postgresql": "SELECT pg_sleep(0.5)", "mysql": "SELECT SLEEP(0.5)"}
 """Statements that keep a connection of the parent waiting for its answer.
 
-Not on SQLite, which runs in the process: a fork in the middle of a statement leaves its mutexes
-locked in the child, whoever uses it.
+SQLite runs in the process: a fork in the middle of a statement leaves its mutexes locked in the
+child, whoever uses it, so the statement is over then.
 """
 
 
@@ -97,6 +97,8 @@ def test_children_and_parent_submit_as_processes_of_their_own(house: House) -> N
         busy = threading.Thread(target=be_busy)
         busy.start()
         assert begun.wait(10)
+        if database.engine.dialect.name == "sqlite":
+            busy.join()
         with dispatcher._state_lock, vars(house.parts)["_building"]:
             answers = in_children(
                 lambda child: (
