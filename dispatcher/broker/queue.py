@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 from celery import Celery
 from kombu.connection import ConnectionPool
 from kombu.pools import ProducerPool
+from redis.exceptions import ReadOnlyError
 
 from dispatcher.broker.errors import translated
 from dispatcher.celery_app import DELIVER
@@ -129,6 +130,8 @@ class Queue:
         try:
             self._publish(list(groups))
         except Exception as error:
+            if isinstance(error, ReadOnlyError):  # a replica by now, whose name may lead elsewhere
+                self._connections.force_close_all(close_pool=False)
             self._declared.clear()
             self._paused_until = self._clock.monotonic() + _PAUSE_SECONDS
             raise translated(error, "the broker did not take the tasks") from error

@@ -20,7 +20,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from dispatcher.errors import InvalidSettings
-from dispatcher.redis.errors import UnfitServer
+from dispatcher.redis.errors import REPLICA, UnfitServer
 
 _SECONDS = 1.0
 _RETRIES = 1
@@ -110,10 +110,12 @@ def refresh(client: redis.Redis) -> None:
 
 
 def ping(client: redis.Redis) -> None:
-    """Ask each server whether it answers. Raises redis.RedisError and RedisClusterException."""
+    """Ask each server whether it takes writes. Raises redis.RedisError, RedisClusterException."""
     try:
         for server in masters_of(client).values():
-            server.ping()
+            if server.info("replication").get("role") == "slave":
+                server.connection_pool.disconnect()
+                raise redis.ConnectionError(REPLICA)
     except redis.RedisError:
         refresh(client)  # or the next ping would go to a master that was replaced
         raise
@@ -271,9 +273,11 @@ def _check_options(connection: type[Any], options: dict[str, Any]) -> None:
 def repeated(retry: Retry) -> dict[str, Any]:
     """Return the options of a client that repeats calls whose reply is lost.
 
-    redis-py before 6 repeats a call only after the errors that ``retry_on_error`` names.
+    redis-py before 6 repeats a call only after the errors that ``retry_on_error`` names. It also
+    connects anew then: a server that became a replica is left, and its name looked up again.
     """
-    return {"retry": retry, "retry_on_error": [redis.ConnectionError, redis.TimeoutError]}
+    errors = [redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnlyError]
+    return {"retry": retry, "retry_on_error": errors}
 
 
 def _retry() -> Retry:

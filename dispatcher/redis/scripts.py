@@ -21,6 +21,7 @@ from redis.exceptions import NoScriptError
 from redis.retry import Retry
 
 from dispatcher.redis.client import Cluster, by_server
+from dispatcher.redis.errors import REPLICA, reason
 
 _PARTS = "-- @parts\n"
 Call = tuple[Sequence[bytes | str], Sequence[Any]]
@@ -100,9 +101,12 @@ def replies_of(client: redis.Redis, script: Script, calls: Sequence[Call]) -> li
         replies = _on_cluster(client, script, calls)
     else:
         replies = _on_one_server(client, script, calls)
-    for each in replies:
-        if isinstance(each, Exception):
-            raise each
+    for reply in replies:
+        if isinstance(reply, Exception):
+            is_demoted = isinstance(reply, redis.RedisError) and reason(reply) == REPLICA
+            if is_demoted and not isinstance(client, Cluster):
+                client.connection_pool.disconnect()  # its name may lead to the master by now
+            raise reply
     return replies
 
 

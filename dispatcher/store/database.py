@@ -24,8 +24,10 @@ from sqlalchemy import (
     Update,
     cast,
     create_engine,
+    event,
     select,
 )
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -38,6 +40,7 @@ from dispatcher.store.engines.base import transaction
 from dispatcher.store.engines.errors import (
     cause,
     refused_by_driver,
+    takes_no_writes,
     unavailable,
     was_conflict,
     worth_another_try,
@@ -51,6 +54,12 @@ _CONNECTIONS, _KEPT_OPEN = 32, 5
 _TRIES = 3
 _APART_SECONDS = 0.005
 _VALUES_AT_ONCE = 5_000
+
+
+def _leave_demoted(context: ExceptionContext) -> None:
+    """Let go of all connections to a server that takes no writes, as after a broken line."""
+    if takes_no_writes(context.sqlalchemy_exception):
+        context.is_disconnect = True
 
 
 class Database:
@@ -93,6 +102,7 @@ class Database:
         self.backend.prepare(self.engine)
         if statement_seconds is not None:
             self.backend.bound_statements(self.engine, statement_seconds)
+        event.listen(self.engine, "handle_error", _leave_demoted)
         renew_after_fork(self, Database._renew)
 
     def _renew(self) -> None:

@@ -50,6 +50,7 @@ from dispatcher.store.database import Database
 from dispatcher.store.engines import InsertFailed, Prepared
 from dispatcher.store.engines.errors import (
     cause,
+    takes_no_writes,
     translated,
     unavailable,
     worth_another_try,
@@ -282,10 +283,8 @@ class Messages:
                     return message if unknown and stored.id == message.id else stored
                 addition = stored
             except (DBAPIError, PoolTimeout) as error:
-                broken = (
-                    was_connected and isinstance(error, DBAPIError) and error.connection_invalidated
-                )
-                unknown = unknown or broken
+                broken = isinstance(error, DBAPIError) and error.connection_invalidated
+                unknown |= was_connected and broken and not takes_no_writes(error)
                 if tries_left and was_connected and worth_another_try(error):
                     continue
                 failure = unavailable(error)
@@ -314,7 +313,7 @@ class Messages:
                 self._insert_together(every)
         except StoreUnavailable as error:
             log.warning("batch of %d messages not stored together: %s", len(every), error)
-            return False if error.refused else None
+            return False if error.refused or takes_no_writes(error.__cause__) else None
         return True
 
     def get(self, message_id: UUID) -> Message:

@@ -71,7 +71,9 @@ _UNDONE_NUMBERS = frozenset({1020, 1205, 1213})
 """Changed since the snapshot, a wait for a lock too long, deadlock."""
 
 _NO_SPACE = frozenset({"53100", 1021, 1114, "SQLITE_FULL"})
-_READ_ONLY = frozenset({"25006", 1792, 1836, "SQLITE_READONLY"})
+_READ_ONLY = frozenset({"25006", 1290, 1792, 1836, "SQLITE_READONLY"})
+_DEMOTED = frozenset({"25006", 1290, 1792, 1836})
+"""A server takes no writes: it was demoted, and its name leads, or will lead, to another one."""
 _UNENCODABLE = frozenset({"22P05", 1366})
 _TOO_LONG = frozenset({"57014", 1969})
 """The statement took longer than it may."""
@@ -106,7 +108,10 @@ def unavailable(error: SQLAlchemyError, url: URL | None = None) -> StoreUnavaila
     if not isinstance(error, DBAPIError):
         return StoreUnavailable(type(error).__name__)
     name, number = type(error.orig).__name__, number_of(error)
-    if error.connection_invalidated or name in {"ConnectionTimeout", "AdminShutdown"}:
+    if (error.connection_invalidated and not takes_no_writes(error)) or name in {
+        "ConnectionTimeout",
+        "AdminShutdown",
+    }:
         return StoreUnavailable("the connection to the database broke")
     code = (
         number
@@ -178,6 +183,12 @@ def worth_another_try(error: SQLAlchemyError) -> bool:
     """Whether the connection broke, or another transaction was in the way."""
     is_broken = isinstance(error, DBAPIError) and error.connection_invalidated
     return is_broken or was_conflict(error)
+
+
+def takes_no_writes(error: BaseException | None) -> bool:
+    """Whether a server refused to write anything: the statement certainly did nothing."""
+    state = getattr(getattr(error, "orig", None), "sqlstate", None)
+    return (number_of(error) or state) in _DEMOTED
 
 
 def was_conflict(error: SQLAlchemyError) -> bool:

@@ -1,0 +1,88 @@
+"""A server that takes no writes any more is left: whoever its name leads to serves at once."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from dispatcher import (
+    Draft,
+    OutcomeUnknown,
+    ReservationsUnavailable,
+    StoreUnavailable,
+)
+from dispatcher.broker.queue import Ticket
+from dispatcher.errors import QueueUnavailable
+from dispatcher.message import new_id
+from dispatcher.store import StoreSurvey
+from dispatcher.telemetry.liveness import Kind
+from tests.support.house import BODY, House
+from tests.support.house_fixtures import Build
+from tests.support.servers import RedisServer
+
+HOUR = timedelta(hours=1)
+DEMOTED = {
+    "postgresql": "SET default_transaction_read_only = on",
+    "mysql": "SET SESSION TRANSACTION READ ONLY",
+}
+
+
+@pytest.fixture(params=["postgresql", "mariadb"])
+def house(request: pytest.FixtureRequest, build: Build) -> House:
+    kind = "postgres" if request.param == "postgresql" else "mariadb"
+    server = request.getfixturevalue(kind)
+    return build(url=server.url(request.getfixturevalue(f"{kind}_name")))
+
+
+@pytest.fixture
+def demoted(house: House) -> Any:
+    """Let connections be those of a server that takes no writes, until the result is called."""
+    engine = house.parts.database.engine
+    statement = DEMOTED[engine.dialect.name]
+
+    def demote(driver: Any, _: object) -> None:
+        with driver.cursor() as cursor:
+            cursor.execute(statement)
+
+    event.listen(engine, "connect", demote)
+    engine.dispose()
+    return lambda: event.remove(engine, "connect", demote)
+
+
+def test_the_next_submit_goes_where_the_name_leads(house: House, demoted: Any) -> None:
+    drafts = [Draft(channel="memory", recipient=f"to {n}", body=BODY, send_in=HOUR) for n in (1, 2)]
+    with house.parts.database.engine.connect():  # an idle connection to the old server, too
+        for asked in ({}, {"idempotency_key": "k"}):
+            with pytest.raises(StoreUnavailable, match="takes no writes") as refused:
+                house.submit("ada", **asked)
+            assert not isinstance(refused.value, OutcomeUnknown)
+        with pytest.raises(StoreUnavailable) as refused:
+            house.dispatcher.submit_many(drafts, atomic=True)
+        assert not isinstance(refused.value, OutcomeUnknown)
+        with pytest.raises(StoreUnavailable, match="takes no writes"):
+            StoreSurvey(house.parts.database).try_write()
+    assert not house.all_members()
+    demoted()
+    message = house.submit("ada")
+    assert house.dispatcher.get(message.id) == message
+
+
+def test_a_redis_that_became_a_replica_is_left(build: Build, own_redis: RedisServer) -> None:
+    house = build(server=own_redis)
+    house.submit("ada")
+    ids = {part: part.client_id() for part in (house.parts.redis, house.parts.plain_redis)}
+    assert house.parts.health(Kind.WORKER).away() == []
+    house.redis.replicaof("127.0.0.1", "1")
+    with pytest.raises(ReservationsUnavailable, match="read-only replica"):
+        house.submit("ben")
+    assert {"redis"} <= set(house.parts.health(Kind.WORKER).away())
+    with pytest.raises(QueueUnavailable):
+        house.parts.queue.enqueue([Ticket(new_id(), "memory", house.clock.now())])
+    house.redis.replicaof("NO", "ONE")
+    house.reconciled()
+    house.submit("ben")
+    for part, before in ids.items():
+        assert part.client_id() != before, "its name was looked up again"
