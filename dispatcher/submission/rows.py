@@ -5,12 +5,14 @@ from __future__ import annotations
 import codecs
 import csv
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
 
@@ -21,9 +23,14 @@ from dispatcher.quota import parse_length
 STANDARD_INPUT = "-"
 _LONGEST_LINE = 64 * 1024 * 1024
 _CHUNK = 1024 * 1024
+_AS_IT_IS = ("text", "body", "data")
 _QUOTED = 4
 """How many times the size of a body its CSV field may have: quotes are doubled there."""
 _CARRIAGE_RETURN = "new-line character seen in unquoted field"
+_MARKS = re.compile(rb"^(?:%b){1,2}" % codecs.BOM_UTF8)
+"""Byte order marks: one program writes one before that of another."""
+_SEP = re.compile(r'"?sep=([,;\t])"?\s*', re.IGNORECASE)
+"""The first line of a file that a spreadsheet saved for another one."""
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _TEXT = "text"
 COLUMNS = (*(each.name for each in fields(Draft)), _TEXT)
@@ -56,7 +63,7 @@ class Source(AbstractContextManager["Source"]):
         while line := self._stream.readline(_LONGEST_LINE):
             if number == 0:
                 self._check_start(line)
-                line = line.removeprefix(codecs.BOM_UTF8)
+                line = _MARKS.sub(b"", line)
             number += 1
             if len(line) == _LONGEST_LINE:
                 most = f"at most {_LONGEST_LINE // 1024**2} MiB"
@@ -102,7 +109,7 @@ class Source(AbstractContextManager["Source"]):
         return lines + (not ended)
 
     def _check_start(self, start: bytes) -> None:
-        if not start.removeprefix(codecs.BOM_UTF8):
+        if not _MARKS.sub(b"", start):
             raise self._refused("is empty", "rows")
         if start.startswith(_UTF_16):
             raise self._refused("is written in UTF-16", "UTF-8")
@@ -167,7 +174,9 @@ def _read_csv(lines: Iterable[str], else_: Mapping[str, str]) -> Iterator[DraftR
         return
     if isinstance(header, BadRow):
         raise header.error
-    columns = [name.strip() for name in header[1]]
+    columns = ["_".join(name.lower().split()) for name in header[1]]
+    while columns and not columns[-1]:
+        columns.pop()
     _check_columns(columns)
     _check_needed(columns, else_)
     for row in rows:
@@ -175,33 +184,49 @@ def _read_csv(lines: Iterable[str], else_: Mapping[str, str]) -> Iterator[DraftR
             yield row
             continue
         line, values = row
+        while len(values) > len(columns) and not values[-1].strip():
+            values.pop()
         if len(values) != len(columns):
             accepted = f"{len(columns)} fields, as the columns"
             yield BadRow(line, values, InvalidDraft("row", f"{len(values)} fields", accepted))
             continue
-        given = {name: value for name, value in zip(columns, values, strict=True) if value}
+        given = {
+            name: value if name in _AS_IT_IS else value.strip()
+            for name, value in zip(columns, values, strict=True)
+            if value.strip()
+        }
         yield _row(line, given, given, else_)
 
 
 def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]] | BadRow]:
-    """Yield the fields of each row with the line it begins on."""
-    kept: list[str] = []
+    """Yield the fields of each row with the line it begins on; rows without a value are left out.
+
+    What parts the fields is what the first line says, else what parts most of its columns.
+    """
+    source, kept, above = iter(lines), list[str](), 0
+    first = next(source, "")
+    if (told := _SEP.fullmatch(first)) is not None:
+        delimiter, above = told[1], 1
+    else:
+        unquoted = re.sub(r'"[^"]*"', "", first)
+        delimiter = max(",;\t", key=unquoted.count)  # the comma where there are none
 
     def watched() -> Iterator[str]:
-        for line in lines:
+        for line in source if above else chain([first], source):
             kept.append(line)
             yield line
 
-    reader = csv.reader(watched(), strict=True)
+    reader = csv.reader(watched(), delimiter=delimiter, strict=True)
     while True:
         kept.clear()
-        line = reader.line_num + 1
+        line = reader.line_num + 1 + above
         try:
             values = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            several = f" (lines {line} to {reader.line_num})" if reader.line_num > line else ""
+            last = reader.line_num + above
+            several = f" (lines {line} to {last})" if last > line else ""
             problem, accepted = str(error), "fields with closed quotes"
             if problem.startswith(_CARRIAGE_RETURN):  # it goes on with how to open a file in Python
                 problem, accepted = (
@@ -213,7 +238,7 @@ def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]] | BadRow]:
             continue
         if _unreadable("".join(values)):
             yield BadRow(line, values, InvalidDraft("row", "is no UTF-8", "UTF-8"))
-        elif values:
+        elif any(value.strip() for value in values):
             yield line, values
 
 
