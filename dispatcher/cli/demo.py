@@ -80,10 +80,7 @@ def demo(
                     channels={"file": {"transport": "file"}},
                 ) as to,
                 Dispatcher(to) as dispatcher,
-                page_beside(to, signs_in=False) as sentence,
             ):
-                if sentence is not None:
-                    output.out.print(sentence)
                 play = _DemoRun(dispatcher, stopped)
                 output.out.print(f"quotas for each recipient: [bold]{QUOTAS}[/]\n")
                 _submit_all(play)
@@ -182,11 +179,13 @@ def _check(play: _DemoRun, path: Path) -> None:
         _require(str(cancelled.id) not in sent, "the cancelled message was sent")
         table.add_row(
             cancelled.recipient, str(cancelled.body["text"]), _time(cancelled.send_at),
-            "[dim]cancelled, never sent[/]", "",
+            "[dim]never[/]", "",
         )  # fmt: skip
     _require(not sent, "a message was sent that was not submitted")
     output.out.print(table)
-    output.out.print("\n[green]✓ every promise was kept[/]")
+    output.out.print("\n[green]✓ every promise was kept[/]\n\nNext:")
+    output.out.print("  [bold]dispatcher demo --stay[/]  a shop that keeps sending, with its page")
+    output.out.print("  [bold]dispatcher up[/]           servers for your own messages")
 
 
 def _refusal(play: _DemoRun, name: str, text: str, at: datetime) -> QuotaExceeded:

@@ -53,7 +53,9 @@ def test_the_demo_ends_well_and_leaves_nothing(cwd: Path) -> None:
     done = demo(cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every promise was kept" in done.stdout
-    assert "page: http://127.0.0.1:" in done.stdout
+    assert "dispatcher demo --stay" in done.stdout.splitlines()[-2]
+    assert "http://" not in done.stdout, "what it started has ended"
+    assert max(map(len, done.stdout.splitlines())) <= 80
     assert done.stderr == ""
     assert nothing_is_left(cwd), inhabitants(cwd.parent)
 
