@@ -324,6 +324,18 @@ class Listing:
         found, after = self._read_until(stretches, limit, patience)
         return Page(messages=tuple(found), after=after)
 
+    def longest_held(self, wanted: Selection, *, limit: int) -> list[UUID]:
+        """Return at most so many ids of selected held messages, those held longest first.
+
+        Of more than 20,000 only those that were made first are compared.
+        """
+        row = self._tables.messages.c
+        where = self._conditions(wanted, self._scan(wanted))
+        first = select(row.id, row.next_attempt_at).where(*where).order_by(row.id).limit(_COUNTED)
+        held = first.subquery().c
+        query = select(held.id).order_by(held.next_attempt_at, held.id).limit(limit)
+        return [each.id for each in self._database.read(query)]
+
     def versions(
         self, wanted: Selection, *, after: UUID | None, limit: int, patience: timedelta
     ) -> tuple[list[StoredVersion], UUID | None]:

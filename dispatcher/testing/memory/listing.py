@@ -62,6 +62,10 @@ class MemoryListing:
         is_more = len(found) > limit
         return Page(messages=tuple(found[:limit]), after=found[limit - 1].id if is_more else None)
 
+    def longest_held(self, wanted: Selection, *, limit: int) -> list[UUID]:
+        found = sorted(self._found(wanted), key=lambda row: (row.next_attempt_at, row.id))
+        return [row.id for row in found[:limit]]
+
     def versions(
         self, wanted: Selection, *, after: UUID | None, limit: int, patience: timedelta
     ) -> tuple[list[StoredVersion], UUID | None]:

@@ -131,16 +131,16 @@ def _made_at(message_id: UUID | None) -> datetime | None:
 
 
 def held(visit: Visit) -> Response:
-    """List held messages, the oldest first."""
+    """List held messages, those first that have been held longest."""
     wanted = wanted_of(visit, visit.query)
     wanted["status"] = Status.HELD
     selection = visit.selection(wanted)
-    found = visit.found(selection, limit=_MOST_HELD, after=None, oldest_first=True).messages
-    seen = visit.parts.messages.movables([each.id for each in found])
+    ids = visit.parts.listing.longest_held(selection, limit=_MOST_HELD)
+    seen = visit.parts.messages.movables(ids)
     # What is shown and the version in its form are of one reading.
-    now = [seen[each.id] for each in found if each.id in seen]
+    now = [seen[each] for each in ids if each in seen]
     shown = [(each.message, Version.of(each)) for each in now if each.message.status is Status.HELD]
-    return visit.show("held.html", found=shown, most=_MOST_HELD, is_full=len(found) == _MOST_HELD)
+    return visit.show("held.html", found=shown, most=_MOST_HELD, is_full=len(ids) == _MOST_HELD)
 
 
 def story(visit: Visit) -> Response:

@@ -209,6 +209,16 @@ def test_a_form_of_an_old_version_changes_nothing(
     assert house.again(message) == now
 
 
+@pytest.mark.every_database
+def test_what_has_been_held_longest_comes_first(house: House, person: TestClient) -> None:
+    """Whenever it was made: a message of old may have been held just now."""
+    made = [hold(house, each) for each in ("ada", "ben", "cyd")]
+    for message, hours in zip(made, (1, 3, 2), strict=True):
+        house.change([message], next_attempt_at=house.database_time() - hours * HOUR)
+    shown = re.findall(r"<code>(.*?)</code>", person.get("/held").text)
+    assert shown == [str(made[number].id) for number in (1, 2, 0)]
+
+
 def test_held_messages_are_released_and_dropped_with_a_reason(
     house: House, person: TestClient, actions: list[str]
 ) -> None:
