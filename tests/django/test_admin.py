@@ -98,6 +98,7 @@ def test_nothing_personal_is_shown_without_the_permission(project: Project) -> N
     message = submit(project, idempotency_key="ada-17", scopes=None)
     project.house.sql("UPDATE dispatcher_messages SET last_error = 'no box for ada'")
     client = user("view_message", "cancel_message", "view_suppression")
+    assert "no box for ada" in shown(user(*ALL), LIST)
     for address in (LIST, story(message), f"{LIST}?recipient=nobody&scope=x&key_prefix=b"):
         page = shown(client, address)
         assert str(message.id) in page

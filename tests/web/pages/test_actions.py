@@ -209,6 +209,24 @@ def test_a_form_of_an_old_version_changes_nothing(
     assert house.again(message) == now
 
 
+def test_the_lists_show_errors_to_who_may_see_recipients(house: House, visit: Visit) -> None:
+    for each in ("ada", "ben", "cyd"):
+        hold(house, each)
+    first, second, third = reversed(house.dispatcher.list().messages)
+    house.dispatcher.drop(first.id)
+    house.change([first, second], last_error="550 <no such box> " + "x" * 300)
+    house.sql("UPDATE dispatcher_messages SET last_error = 'an old one' WHERE recipient = 'cyd'")
+    house.dispatcher.drop(third.id)
+    house.change([third], status="sent")
+    for path, errors in (("/messages", 2), ("/held", 1)):
+        assert visit(Right.MESSAGES_READ).get(path).text.count('class="why"') == 0
+        text = visit().get(path).text
+        shown = re.findall(r'class="why">(.*?)</span>', text)
+        assert len(shown) == errors, path
+        assert all(each.startswith("550 &lt;no such box&gt; ") for each in shown)
+        assert max(map(len, map(unescape, shown))) <= 160
+
+
 @pytest.mark.every_database
 def test_what_has_been_held_longest_comes_first(house: House, person: TestClient) -> None:
     """Whenever it was made: a message of old may have been held just now."""
