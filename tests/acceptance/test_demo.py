@@ -115,7 +115,7 @@ def test_a_shop_stays_open_with_its_page(cwd: Path) -> None:
             page = tab.go("/messages?status=scheduled&channel=email")
             row = page.locator("tbody tr").last
             recipient = row.locator("td").nth(3).inner_text()
-            promised = row.locator("time").get_attribute("datetime") or ""
+            promised = row.locator("time").first.get_attribute("datetime") or ""
             page = tab.go("/")
             page.get_by_label("Recipient").fill(recipient)
             page.get_by_role("textbox", name="At 10:40").fill(promised)

@@ -24,6 +24,7 @@ from dispatcher.web.problems import forbidden
 from dispatcher.web.replies import Version
 
 _LISTED = 50
+_ORDERS = ("newest", "oldest")
 _MOST_HELD = 100
 _OF_RECIPIENTS = ("recipient", "scope", "key", "key_prefix")
 """Filters that would tell a recipient by whether there are messages."""
@@ -97,14 +98,17 @@ def said(visit: Visit, wanted: Selection) -> list[tuple[str, str]]:
 
 
 def listed(visit: Visit) -> Response:
-    """List messages, the newest first."""
+    """List messages by when they were made, the newest first unless the query says otherwise."""
     status = 200
+    oldest_first = visit.query.one_of(_ORDERS, "order", _ORDERS[0]) == _ORDERS[1]
     shown: dict[str, Any] = {"statuses": tuple(Status), "found": None, "error": None,
-                             "looked_until": None, "overdue": False}  # fmt: skip
+                             "looked_until": None, "overdue": False,
+                             "made_at": _made_at, "oldest_first": oldest_first}  # fmt: skip
     try:
         wanted = visit.selection(wanted_of(visit, visit.query))
         shown["overdue"] = wanted.overdue
-        found = visit.found(wanted, limit=_LISTED, after=visit.query.get("after"))
+        after = visit.query.get("after")
+        found = visit.found(wanted, limit=_LISTED, after=after, oldest_first=oldest_first)
         ended_early = found.after is not None and len(found) < _LISTED
         shown |= {"found": found, "looked_until": _made_at(found.after) if ended_early else None}
     except (InvalidDraft, StoreUnavailable) as error:
@@ -247,7 +251,7 @@ def _is_as_shown(visit: Visit, found: Movable) -> bool:
 
 ONE = "/messages/{message_id}"
 PAGES = (
-    PageRoute(path="/messages", answer=listed, names=(*FILTERS, SCOPE, "after")),
+    PageRoute(path="/messages", answer=listed, names=(*FILTERS, SCOPE, "after", "order")),
     PageRoute(path="/held", answer=held, names=(*(n for n in FILTERS if n != "status"), SCOPE)),
     PageRoute(path=ONE, answer=story),
     *(

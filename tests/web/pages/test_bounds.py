@@ -26,7 +26,7 @@ from tests.support.house import FAR, House
 from tests.web.pages.conftest import Visit
 
 HOUR = timedelta(hours=1)
-_FURTHER = re.compile(r'href="([^"]*)">(?:Look further back|look further)<')
+_FURTHER = re.compile(r'href="([^"]*)">(?:Look further back|Look further on|look further)<')
 _ID = re.compile(r"<code>([0-9a-f-]{36})</code>")
 
 
@@ -37,7 +37,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "_EXAMINED", 3)
 
 
-@pytest.mark.parametrize("path", ["/messages?", "/messages/bulk?do=cancel&"])
+@pytest.mark.parametrize(
+    "path", ["/messages?", "/messages?order=oldest&", "/messages/bulk?do=cancel&"]
+)
 @pytest.mark.usefixtures("impatient")
 def test_a_search_that_takes_too_long_goes_on_where_it_ended(
     house: House, visit: Visit, path: str

@@ -184,6 +184,29 @@ def test_an_error_names_filters_as_the_page_does(visit: Visit, path: str) -> Non
     assert "idempotency" not in text
 
 
+def test_the_list_is_sorted_by_a_column_that_it_shows(house: House, visit: Visit) -> None:
+    """Whatever was promised; and from either end, page by page, under the filters."""
+    made = [house.submit(f"r{n}", send_at=FAR + (99 - n) * HOUR, campaign="c") for n in range(52)]
+    house.submit("eve", send_at=FAR + HOUR)
+    client, ids = visit(), [str(each.id) for each in made]
+    for first, expected, sort in (
+        ("/messages?campaign=c", ids[::-1], "descending"),
+        ("/messages?campaign=c&order=oldest", ids, "ascending"),
+    ):
+        text = client.get(first).text
+        following = unescape(re.findall(r'href="([^"]*)" rel="next"', text)[0])
+        shown = [re.findall(r"<code>(.*?)</code>", each)
+                 for each in (text, client.get(following).text)]  # fmt: skip
+        assert [each for page in shown for each in page] == expected
+        [(turned, title)] = re.findall(rf'aria-sort="{sort}"><a href="([^"]*)">(\w+)', text)
+        assert title == "Made"
+        assert (
+            re.findall(r"<code>(.*?)</code>", client.get(unescape(turned)).text)[0]
+            == (expected[-1])
+        )
+    assert client.get("/messages?order=recipient").status_code == 422
+
+
 def test_an_error_quotes_the_value_that_was_given(visit: Visit) -> None:
     """It may be the name that a filter has elsewhere."""
     assert "there is no status &#39;scopes&#39;" in visit().get("/messages?status=scopes").text

@@ -20,7 +20,7 @@ VALUES = (
 NAMES = {
     "/calendar": ("recipient", "channel", "zone", "start", "view", "at", "done"),
     "/messages": ("status", "channel", "recipient", "scope", "key", "from", "until", "zone",
-                  "overdue", "after", "made_after", "done"),
+                  "overdue", "after", "order", "made_after", "done"),
     "/messages/bulk": ("do", "status", "from", "zone"),
     "/campaigns": ("campaign", "after", "done"),
     "/suppressions": ("recipient", "done"),
