@@ -1,4 +1,4 @@
-"""The overview and the load to come, read once for all visitors, in a thread beside them."""
+"""The overview, the load to come and the busiest, read once for all visitors, in a thread."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from datetime import timedelta
+from itertools import product
 from math import inf
 from threading import Lock, Thread
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, get_args
 
 from dispatcher.client import Dispatcher
-from dispatcher.operations.overview import Overview
+from dispatcher.operations.overview import By, Overview, Tops
+from dispatcher.store.listing import Of
 from dispatcher.times.clock import SystemClock
 from dispatcher.web.pages.load_chart import LoadCharts
 from dispatcher.web.problems import Refused
@@ -22,6 +24,9 @@ SECONDS = 2.0
 """How often the numbers of a page change at most."""
 LOADS = {"day": timedelta(days=1), "week": timedelta(days=7)}
 """How far the load to come is shown, by name."""
+RANKED = {"hour": timedelta(hours=1), **LOADS}
+"""How far what is due is ranked, by name."""
+_MOST_RANKED = 20
 _SINCE = timedelta(days=1)
 _PAUSE = 19
 """Ratio of the pause after a read to its length: each takes at most a twentieth of the time."""
@@ -87,11 +92,13 @@ class CachedRead(Generic[T]):
 
 
 class CachedFigures:
-    """Reads of the overview and the load to come. Raises StoreUnavailable and Refused."""
+    """Reads of the overview, the load and the busiest. Raises StoreUnavailable and Refused."""
 
     def __init__(self) -> None:
         self._overview = CachedRead[Overview]()
         self._loads = {within: CachedRead[LoadCharts]() for within in LOADS.values()}
+        kinds = product(get_args(Of), get_args(By), RANKED.values())
+        self._tops = {kind: CachedRead[Tops]() for kind in kinds}
 
     def overview(self, dispatcher: Dispatcher) -> Overview:
         """Return an overview."""
@@ -100,3 +107,8 @@ class CachedFigures:
     def load(self, dispatcher: Dispatcher, within: timedelta) -> LoadCharts:
         """Return the load of one of the lengths in ``LOADS``, as it is drawn."""
         return self._loads[within].of(lambda: LoadCharts.of(dispatcher.load(within=within)))
+
+    def top(self, dispatcher: Dispatcher, of: Of, by: By, within: timedelta) -> Tops:
+        """Return a ranking within one of the lengths in ``RANKED``."""
+        read = self._tops[of, by, within]
+        return read.of(lambda: dispatcher.top(of, by=by, within=within, limit=_MOST_RANKED))

@@ -1,16 +1,19 @@
-"""What is to come and what was refused: the load of each channel, refusals by rule, what if."""
+"""What is to come and what was refused: the load, the busiest, refusals by rule, what if."""
 
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import cast, get_args
 
 from starlette.responses import Response
 
 from dispatcher.errors import InvalidValue, ReservationsUnavailable
+from dispatcher.operations.overview import By
 from dispatcher.problems import status_of
 from dispatcher.scope import WITHOUT
+from dispatcher.store.listing import Of
 from dispatcher.web.access import Right
-from dispatcher.web.pages.cached_figures import LOADS
+from dispatcher.web.pages.cached_figures import LOADS, RANKED
 from dispatcher.web.pages.load_chart import BARS, HEIGHT, WIDTH
 from dispatcher.web.pages.site import PageRoute, Visit
 
@@ -30,6 +33,17 @@ def load(visit: Visit) -> Response:
     step = (found.end - found.start) / BARS
     return visit.show("load.html", found=found, shown=shown, within=within, lengths=LOADS,
                       step=step, width=WIDTH, height=HEIGHT)  # fmt: skip
+
+
+def top(visit: Visit) -> Response:
+    """Rank the scopes, recipients or channels with most due messages, or the fullest quotas."""
+    visit.caller.check_unbound()
+    of = cast("Of", visit.query.one_of(get_args(Of), "of", "scope"))
+    by = cast("By", visit.query.one_of(get_args(By), "by", "messages"))
+    within = visit.query.one_of(RANKED, "within", "day")
+    found = visit.site.figures.top(visit.dispatcher, of, by, RANKED[within])
+    return visit.show("top.html", found=found, by=by, within=within, lengths=RANKED,
+                      kinds=get_args(Of))  # fmt: skip
 
 
 def refusals(visit: Visit) -> Response:
@@ -62,6 +76,12 @@ def refusals(visit: Visit) -> Response:
 
 PAGES = (
     PageRoute(path="/load", answer=load, names=("within", "channel")),
+    PageRoute(
+        path="/top",
+        answer=top,
+        names=("of", "by", "within"),
+        rights=(Right.MESSAGES_READ, Right.RECIPIENTS_READ),
+    ),
     PageRoute(
         path="/refusals",
         answer=refusals,

@@ -33,6 +33,7 @@ LINKS = (
     Link(title="Held", path="/held"),
     Link(title="Campaigns", path="/campaigns"),
     Link(title="Load", path="/load", unbound=True),
+    Link(title="Top", path="/top", right=Right.RECIPIENTS_READ, unbound=True),
     Link(title="Refusals", path="/refusals", right=Right.OPERATE, unbound=True),
     Link(title="Suppressions", path="/suppressions", right=Right.RECIPIENTS_READ, unbound=True),
     Link(title="Pauses", path="/pauses", right=Right.OPERATE, unbound=True),

@@ -69,6 +69,7 @@ def paths(house: House) -> dict[str, str]:
         "/held": "/held",
         "/campaigns": "/campaigns?campaign=summer",
         "/load": "/load",
+        "/top": "/top",
         "/refusals": "/refusals?what_if=2/minute",
         "/suppressions": "/suppressions",
         "/pauses": "/pauses",

@@ -29,6 +29,7 @@ FILLED = {
     "/held": "tbody tr",
     "/campaigns": "section table",
     "/load": ".chart",
+    "/top": "tbody tr",
     "/refusals": ".verdict",
     "/suppressions": "tbody tr",
     "/pauses": "tbody tr",

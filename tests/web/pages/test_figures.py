@@ -109,6 +109,25 @@ def test_the_load_tells_when_the_last_leaves_and_marks_overbooked_minutes(
     assert ">mail</h2>" not in client.get("/load?within=week&channel=sms").text
 
 
+def test_the_busiest_are_ranked_by_messages_or_by_quota(busy: House, visit: Visit) -> None:
+    client = visit(of=busy)
+
+    def names(query: str) -> list[str]:
+        text = client.get(f"/top{query}").text
+        links = re.findall(r'<th scope="row"><a href="([^"]*)">(.*?)</a>', text)
+        assert all(f">{name}</" in client.get(unescape(link)).text for link, name in links[:2])
+        return [name for _, name in links]
+
+    assert names("?of=channel&within=week") == ["sms", "mail"]
+    assert names("?of=channel") == ["sms"]
+    assert names("?of=channel&by=fill") == ["sms"]
+    assert len(names("")) == 20
+    assert len(names("?of=recipient&by=fill&within=week")) == 20
+    assert client.get("/top?of=campaign").status_code == 422
+    assert visit(Right.MESSAGES_READ, of=busy).get("/top").status_code == 403
+    assert visit(of=busy, channels=frozenset({"sms"})).get("/top").status_code == 403
+
+
 @pytest.fixture
 def refused(house: House) -> House:
     house.submit(send_at=FAR + HOUR)
