@@ -23,6 +23,7 @@ from dispatcher.store import (
     Counts,
     DueByMinute,
     DueCount,
+    EndedInHour,
     Figures,
     Load,
     Of,
@@ -222,6 +223,10 @@ class Overviews:
             return sign
         interval: timedelta = getattr(self._settings, duty.interval)
         return replace(sign, lost_after=max(LOST_AFTER, MISSED_INTERVALS * interval))
+
+    def last_day(self) -> list[EndedInHour]:
+        """Return what ended in each hour of the last day, as :meth:`Figures.last_day` does."""
+        return self._figures.last_day()
 
     def load(self, *, within: timedelta) -> LoadToCome:
         """Return the load of each channel within that time. Raises InvalidValue, StoreUnavailable.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import inf
+from operator import ge, gt, le, lt
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 from uuid import UUID
 
@@ -17,6 +18,7 @@ from sqlalchemy import (
     Select,
     Table,
     and_,
+    case,
     func,
     literal,
     select,
@@ -44,6 +46,8 @@ MOST_COUNTED = 1_000_000
 
 _MINUTE, _HOUR = timedelta(minutes=1), timedelta(hours=1)
 _HOUR_MS = 3_600_000
+_HOURS = 24
+_ENDED = ("sent", "failed", "expired", "late")
 
 Of = Literal["scope", "recipient", "channel"]
 
@@ -93,6 +97,17 @@ class DueByMinute:
     late: dict[str, int]
     complete: bool
     counted_until: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedInHour:
+    """How many messages ended in the hour from ``at`` on; ``late`` ones are of those sent."""
+
+    at: datetime
+    sent: int
+    failed: int
+    expired: int
+    late: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -581,6 +596,39 @@ class Figures:
         minutes = tuple(sum(some.get(each, 0) for some in every) for each in at)
         return Load(start=due.start, minutes=minutes, complete=due.complete)
 
+    def last_day(self) -> list[EndedInHour]:
+        """Count what ended in each hour of the last day, this one last.
+
+        Of more than 1,000,000 the latest are counted, and hours that are not counted as a whole are
+        left out. A message is late if it was sent ``late`` after its promised time.
+        """
+        row = self._tables.messages.c
+        [(now,)] = self._database.read(select(minute_of(database_now())))
+        latest = now.replace(minute=0)
+        hours = [latest - number * _HOUR for number in range(_HOURS - 1, -1, -1)]
+        ended = row.finished_at >= hours[0]
+        is_late = case((row.finished_at > later(row.send_at, self._late), 1), else_=0)
+        minute = minute_of(row.finished_at)
+        query = (
+            select(minute, row.status, func.count(), func.sum(is_late))
+            .where(ended, self._tables.has_ended)
+            .group_by(minute, row.status)
+        )
+        found: dict[datetime, Counter[str]] = {}
+        edge = None
+        for stretch, ends_before in self._stretches(row.finished_at, ended, latest_first=True):
+            edge = ends_before
+            for at, status, many, late in self._database.read(query.where(*stretch)):
+                hour = found.setdefault(at.replace(minute=0), Counter())
+                hour[status] += many
+                if status == Status.SENT:
+                    hour["late"] += int(late)
+        return [
+            EndedInHour(at=at, **{name: found.get(at, Counter())[name] for name in _ENDED})
+            for at in hours
+            if edge is None or at > edge
+        ]
+
     def due(self, *, within: timedelta) -> DueByMinute:
         """Count what is due in each minute from this one on, by channel; at most 1,000,000.
 
@@ -620,24 +668,26 @@ class Figures:
         )
 
     def _stretches(
-        self, by: Column[Any], *where: ColumnElement[bool]
+        self, by: Column[Any], *where: ColumnElement[bool], latest_first: bool = False
     ) -> Iterator[tuple[list[ColumnElement[bool]], Any]]:
         """Yield conditions that part those messages by an index, so that no statement takes long.
 
         Each is yielded with the value of ``by`` before which it ends, which is None for the last
-        one. They end after 1,000,000 messages, or more where many have one value: these are in one
-        stretch. An index alone tells the edges, so the statement that counts a stretch need not
-        read it in an order.
+        one; with ``latest_first`` all run the other way. They end after 1,000,000 messages, or more
+        where many have one value: these are in one stretch. An index alone tells the edges, so the
+        statement that counts a stretch need not read it in an order.
         """
         size = min(_COUNTED, MOST_COUNTED)
-        values = select(by).where(*where).order_by(by).limit(1)
+        onward, beyond, before = (le, lt, gt) if latest_first else (ge, gt, lt)
+        order = by.desc() if latest_first else by.asc()
+        values = select(by).where(*where).order_by(order).limit(1)
         cursor: Any = None
         for _ in range(MOST_COUNTED // size):
-            stretch = [] if cursor is None else [by >= cursor]
+            stretch = [] if cursor is None else [onward(by, cursor)]
             edge = self._first(values.where(*stretch).offset(size))
             if edge is not None and edge == cursor:
-                edge = self._first(values.where(by > cursor))
-            yield stretch if edge is None else [*stretch, by < edge], edge
+                edge = self._first(values.where(beyond(by, cursor)))
+            yield stretch if edge is None else [*stretch, before(by, edge)], edge
             if edge is None:
                 return
             cursor = edge

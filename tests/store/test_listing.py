@@ -398,6 +398,33 @@ def test_counts_have_live_messages_and_those_ended_lately(
     assert figures.counts(since=3 * DAY).by_channel["sms"][Status.SENT] == 2
 
 
+def test_each_hour_of_the_last_day_has_what_ended_in_it(
+    database: Database, figures: Figures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The latest are counted first, and an hour as a whole or not at all."""
+    monkeypatch.setattr(listing_module, "_COUNTED", 2)
+    this = figures.last_day()[-1].at
+    for hours, status, late in (
+        (1, "sent", 0), (1, "sent", 2), (1, "failed", 2), (2, "sent", 1), (2, "sent", 0),
+        (2, "cancelled", 0), (2, "expired", 3), (23, "failed", 0), (24, "sent", 0),
+    ):  # fmt: skip
+        at = this - hours * HOUR + MINUTE
+        message = rows.add(database, send_at=at - late * HOUR, expires_at=None)
+        rows.change(database, message.id, status=status, finished_at=at)
+
+    def counted() -> dict[int, tuple[int, ...]]:
+        return {
+            (this - each.at) // HOUR: (each.sent, each.late, each.failed, each.expired)
+            for each in figures.last_day()
+        }
+
+    told = dict.fromkeys(range(24), (0, 0, 0, 0))
+    told |= {1: (2, 1, 1, 0), 2: (2, 1, 0, 1), 23: (0, 0, 1, 0)}
+    assert counted() == told
+    monkeypatch.setattr(listing_module, "MOST_COUNTED", 4)
+    assert counted() == {n: told[n] for n in range(2)}
+
+
 def test_counting_ends_somewhere(
     database: Database, figures: Figures, monkeypatch: pytest.MonkeyPatch
 ) -> None:

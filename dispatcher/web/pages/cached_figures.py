@@ -11,9 +11,9 @@ from math import inf
 from threading import Lock, Thread
 from typing import Generic, TypeVar, get_args
 
-from dispatcher.client import Dispatcher
+from dispatcher.client import Dispatcher, app_of
 from dispatcher.operations.overview import By, Overview, Tops
-from dispatcher.store.listing import Of
+from dispatcher.store.listing import EndedInHour, Of
 from dispatcher.times.clock import SystemClock
 from dispatcher.web.pages.load_chart import LoadCharts
 from dispatcher.web.problems import Refused
@@ -97,12 +97,17 @@ class CachedFigures:
     def __init__(self) -> None:
         self._overview = CachedRead[Overview]()
         self._loads = {within: CachedRead[LoadCharts]() for within in LOADS.values()}
+        self._last_day = CachedRead[list[EndedInHour]]()
         kinds = product(get_args(Of), get_args(By), RANKED.values())
         self._tops = {kind: CachedRead[Tops]() for kind in kinds}
 
     def overview(self, dispatcher: Dispatcher) -> Overview:
         """Return an overview."""
         return self._overview.of(lambda: dispatcher.status(since=_SINCE))
+
+    def last_day(self, dispatcher: Dispatcher) -> list[EndedInHour]:
+        """Return what ended in each hour of the last day."""
+        return self._last_day.of(app_of(dispatcher).overviews.last_day)
 
     def load(self, dispatcher: Dispatcher, within: timedelta) -> LoadCharts:
         """Return the load of one of the lengths in ``LOADS``, as it is drawn."""

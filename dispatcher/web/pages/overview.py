@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 
 from starlette.responses import Response
 
-from dispatcher.errors import DispatcherError
+from dispatcher.errors import DispatcherError, StoreUnavailable
 from dispatcher.message import Status
 from dispatcher.operations.overview import Overview
 from dispatcher.web.access import Right
@@ -25,8 +26,12 @@ STATUSES = (Status.SCHEDULED, Status.SENDING, Status.HELD, Status.SENT, Status.F
 def overview(visit: Visit) -> Response:
     """Show counts, overdue messages, the load of the next hour, limits, workers and beats."""
     found = None if visit.is_bound() else visit.site.figures.overview(visit.dispatcher)
+    hours = None
+    if found is not None:
+        with suppress(StoreUnavailable, Refused):  # the page is worth more than this picture
+            hours = visit.site.figures.last_day(visit.dispatcher)
     most = max(found.load.minutes, default=0) if found is not None else 0
-    return visit.show("overview.html", found=found, statuses=STATUSES, most=most,
+    return visit.show("overview.html", found=found, statuses=STATUSES, most=most, hours=hours,
                       numbers=None if found is None else _numbers_of(visit, found))  # fmt: skip
 
 

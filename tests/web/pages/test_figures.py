@@ -14,6 +14,8 @@ from fastapi.testclient import TestClient
 from dispatcher import Draft, QuietHours, QuotaExceeded
 from dispatcher.telemetry.liveness import LOST_AFTER, Kind
 from dispatcher.web import Right
+from dispatcher.web.pages.cached_figures import CachedFigures
+from dispatcher.web.problems import Refused
 from tests.support.browser import Tab
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
@@ -66,6 +68,29 @@ def test_the_overview_says_that_overdue_messages_may_be_paused(house: House, vis
     assert told().startswith('<p class="fact warn">')
     assert link in told()
     assert ">pauses are in force" in told(Right.MESSAGES_READ), "who has no page of pauses"
+
+
+def test_the_overview_has_the_last_day_by_the_hour(
+    house: House, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is shown where that takes too long."""
+    with at_present(house):
+        house.deliver(house.submit("ada"))
+    text = visit().get("/").text
+    assert 'aria-label="1 sent, of which 1 late; 0 failed"' in text
+    rows = re.findall(r'<tr><th scope="row"><time .*?</time></th>(.*?)</tr>', text)
+    numbers = [re.findall(">([0-9]+)<", row) for row in rows]
+    assert (len(rows), [row for row in numbers if any(map(int, row))]) == (
+        24,
+        [["1", "1", "0", "0"]],
+    )
+
+    def fail(_: object) -> None:
+        raise Refused(503, "not-yet", "still counting")
+
+    monkeypatch.setattr(CachedFigures, "last_day", lambda *_: fail(_))
+    answer = visit().get("/")
+    assert (answer.status_code, "is being counted" in answer.text) == (200, True)
 
 
 def test_the_overview_has_the_time_of_the_zone_of_the_settings(build: Build, visit: Visit) -> None:
