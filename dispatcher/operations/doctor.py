@@ -22,6 +22,7 @@ from dispatcher.telemetry import hooks
 from dispatcher.telemetry.liveness import Kind, Signs
 from dispatcher.templating import Templates
 from dispatcher.times.clock import Clock
+from dispatcher.times.zones import database
 from dispatcher.transports import probe_all
 
 F = TypeVar("F")
@@ -167,6 +168,10 @@ class Doctor:
             )
             return checks.ProcessFacts(workers, beats, late)
 
+        def zones() -> checks.ZoneFacts:
+            alive = (each.name for each in self._signs.read()[Kind.ZONES] if each.is_alive)
+            return checks.ZoneFacts(database(), frozenset(alive))
+
         def not_enqueued() -> LateCount:
             return ask.not_enqueued(older_than=patience)
 
@@ -190,6 +195,7 @@ class Doctor:
 
         return [
             _looked(checks.processes, processes, after=redis),
+            _looked(checks.zones, zones, after=redis),
             _looked(checks.sweep, beside_pauses(not_enqueued), after=store),
             _looked(checks.overdue, beside_pauses(overdue), after=store),
             _looked(checks.waiting, lambda: ask.waiting(older_than=_LONG_WAIT), after=store),

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from dispatcher.errors import InvalidSettings
 from dispatcher.operations.findings import Check, Finding, check, error, ok, warning
 from dispatcher.store import LateCount
+from dispatcher.times.zones import PACKAGE, Database
 from dispatcher.transports import Probed
 
 
@@ -27,6 +28,13 @@ class ProcessFacts(NamedTuple):
     workers: int
     beats: int
     late: LateCount
+
+
+class ZoneFacts(NamedTuple):
+    """The tz database of this process, and the versions that workers and beats go by."""
+
+    own: Database
+    versions: frozenset[str]
 
 
 # Work.
@@ -48,6 +56,20 @@ def processes(facts: ProcessFacts) -> Finding:
     if late.many:
         return error(f"{missing} is alive, and {_waiting(late)}", remedy)
     return warning(f"{missing} is alive: due messages are not sent", remedy)
+
+
+@check("work.zones")
+def zones(facts: ZoneFacts) -> Finding:
+    """Check that all processes go by one tz database."""
+    own, versions = facts
+    found = f"times go by the tz database {own.version or 'of unknown version'} of {own.source}"
+    if others := versions - {own.version}:
+        named = ", ".join(sorted(each or "an unknown one" for each in others))
+        return warning(
+            f"{found}; a worker or a beat goes by {named}",
+            f"install one version of the package {PACKAGE} on every host, and restart",
+        )
+    return ok(found)
 
 
 def _late(name: str, *, otherwise: str, where: str, why: str, remedy: str) -> Check[LateCount]:

@@ -27,6 +27,7 @@ from dispatcher.redis.scripts import replies_of, script
 from dispatcher.telemetry.threads import started
 from dispatcher.times.clock import Clock
 from dispatcher.times.lengths import MILLISECOND
+from dispatcher.times.zones import database
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ class Kind(StrEnum):
     WORKER = "worker"
     BEAT = "beat"
     DUTY = "duty"
+    ZONES = "zones"
+    """A version of the tz database that a worker or a beat goes by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +187,8 @@ class Pulse:
         ages: dict[Kind, dict[str, timedelta]] = defaultdict(dict)
         for kind, name in dict(self._own).items():
             ages[kind][name] = timedelta(0)
+        if self._own:
+            ages[Kind.ZONES][database().version] = timedelta(0)
         now = self._clock.monotonic()
         for duty, at in dict(self._done).items():
             ages[Kind.DUTY][duty] = timedelta(seconds=now - at)

@@ -1,6 +1,7 @@
 """The rules of a zone: its offsets from UTC and their changes.
 
-Rules come from the tz database through ``zoneinfo`` (docs/decisions/0004-zone-rules.md). It gives
+Rules come from the newer tz database of the system and the package ``tzdata``, through
+``zoneinfo``, whose search path stays the program's (docs/decisions/0004-zone-rules.md). It gives
 the offset from UTC at an instant but not the instants at which the offset changes, so this module
 searches for them: it compares the offset at the beginning of a UTC day with that at its end. No
 zone of the tz database changes its offset twice within a day.
@@ -13,9 +14,13 @@ OverflowError.
 from __future__ import annotations
 
 import re
+import zoneinfo
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib import import_module, resources
+from pathlib import Path
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from dispatcher.errors import InvalidValue, plain, quoted
@@ -30,6 +35,51 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+\-]*(/[A-Za-z0-9_+\-]+)*", re.ASCII)
 _NO_ZONES = re.compile(r"(localtime|posixrules|Factory)|(posix|right)/.*")
 """Files of the tz database that are no zones, or zones of another time scale."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC).replace(tzinfo=None)
+_VERSION = re.compile(r"(?:# version )?(\d{4}[a-z]+)")
+
+
+class Database(NamedTuple):
+    """A tz database: its version, such as ``2026b``, and ``tzdata`` or the folder of the system."""
+
+    version: str
+    source: str
+
+
+PACKAGE = "tzdata"
+
+
+@cache
+def database() -> Database:
+    """Return the newer tz database of the system and the package; a system's may be unknown."""
+    system = next((each for each in map(_of_folder, zoneinfo.TZPATH) if each), Database("", ""))
+    try:
+        package = Database(import_module(PACKAGE).IANA_VERSION, PACKAGE)
+    except ImportError:
+        return system
+    return max(package, system, key=lambda each: each.version)
+
+
+def _of_folder(folder: str) -> Database | None:
+    for name in ("tzdata.zi", "+VERSION"):
+        try:
+            with (Path(folder) / name).open(encoding="ascii", errors="replace") as file:
+                found = _VERSION.match(file.readline(80))
+        except OSError:
+            continue
+        if found:
+            return Database(found[1], folder)
+    return None
+
+
+@lru_cache(maxsize=1 << 10)
+def _read(name: str) -> ZoneInfo:
+    if database().source == PACKAGE:
+        try:
+            with resources.files(PACKAGE).joinpath("zoneinfo", *name.split("/")).open("rb") as file:
+                return ZoneInfo.from_file(file, key=name)
+        except (LookupError, ValueError, OSError):
+            pass  # the system's may have a zone that the package lacks
+    return ZoneInfo(name)
 
 
 def rules(name: str, *, field: str = "zone") -> ZoneInfo:
@@ -40,7 +90,7 @@ def rules(name: str, *, field: str = "zone") -> ZoneInfo:
     if _NO_ZONES.fullmatch(name):
         raise InvalidValue(field, f"{quoted(name)} is no zone", accepted)
     try:
-        return ZoneInfo(plain(name))
+        return _read(plain(name))
     except (LookupError, ValueError, OSError):
         raise InvalidValue(field, f"there is no zone {quoted(name)}", accepted) from None
 

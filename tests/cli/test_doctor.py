@@ -24,8 +24,8 @@ CHECKS = [
     "store.replication", "store.partitions",
     "broker.answers", "broker.queues", "broker.separate", "app.answers",
     "app.serializer", "app.redelivery", "app.attached", "clock.store", "clock.redis",
-    "work.processes", "work.sweep", "work.overdue", "work.waiting", "work.claims", "work.orphans",
-    "work.channels", "work.notifications", "work.prune",
+    "work.processes", "work.zones", "work.sweep", "work.overdue", "work.waiting",
+    "work.claims", "work.orphans", "work.channels", "work.notifications", "work.prune",
     "settings.transports", "settings.servers", "settings.files",
     "settings.hooks", "settings.templates", "settings.recipients", "settings.bodies",
 ]  # fmt: skip
@@ -40,10 +40,10 @@ def at_work(house: House) -> None:
 def test_a_sound_deployment_ends_with_0(house: House, run: Run) -> None:
     ran = run("doctor", "--strict")
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out.splitlines()[-1] == "47 ok"
+    assert ran.out.splitlines()[-1] == "48 ok"
     data = run("doctor", "--json").data
     assert data["level"] == "ok"
-    assert data["counts"] == {"ok": 47, "warning": 0, "error": 0, "skipped": 0}
+    assert data["counts"] == {"ok": 48, "warning": 0, "error": 0, "skipped": 0}
     assert [each["check"] for each in data["findings"]] == CHECKS
     assert data["findings"][3] == {
         "check": "redis.eviction",
@@ -58,7 +58,7 @@ def test_warnings_end_with_1_only_when_strict(house: House, run: Run) -> None:
     house.parts.signs.forget(Kind.BEAT, "somebody")
     ran = run("doctor")
     assert ran.code == 0
-    assert ran.out.splitlines()[-1] == "46 ok, 1 warning"
+    assert ran.out.splitlines()[-1] == "47 ok, 1 warning"
     assert "no beat is alive" in ran.out
     assert run("doctor", "--strict").code == 1
     assert run("doctor", "--json").data["level"] == "warning"

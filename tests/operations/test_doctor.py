@@ -22,6 +22,7 @@ from dispatcher.redis.keys import SignKeys
 from dispatcher.store import Database, StoreSurvey
 from dispatcher.telemetry.liveness import Kind
 from dispatcher.times.clock import SystemClock
+from dispatcher.times.zones import database
 from dispatcher.worker.install import install
 from tests.support.all_windows import let_graces_pass
 from tests.support.cluster import cluster_of_one
@@ -71,7 +72,7 @@ def test_a_sound_deployment_is_ok_and_looking_changes_nothing(house: House) -> N
     before = house.snapshot()
     found = examined(house, at_work=False)
     assert levels(found) == FSYNC_OFF[house.database.url.get_backend_name()]
-    assert len(found) == 47
+    assert len(found) == 48
     assert stops(house) == set()
     assert house.snapshot() == before
 
@@ -168,6 +169,7 @@ def test_a_redis_that_is_away_is_one_error_and_stops_no_worker(lone: House) -> N
     assert {name for name, each in found.items() if each.level is SKIPPED} == {
         *(name for name in found if name.startswith("redis.") and name != "redis.answers"),
         "broker.queues", "broker.separate", "clock.redis", "work.orphans", "work.processes",
+        "work.zones",
     }  # fmt: skip
     assert found["store.migrations"].level is OK
     assert stops(lone) == set()
@@ -545,6 +547,21 @@ def test_a_missing_worker_is_a_warning_and_an_error_with_overdue_messages(
         assert found().found.startswith("no beat is alive, and 1 message waits")
         house.parts.signs.note(Kind.BEAT, {"somebody": 0 * SECOND})
         assert found().level is OK
+
+
+@on_sqlite
+def test_a_process_with_another_tz_database_is_warned_of(house: House) -> None:
+    own = database().version
+    for version, age, level in (
+        (own, 0 * SECOND, OK),
+        ("1999a", MINUTE, OK),  # of a process that has ended
+        ("1999a", 0 * SECOND, WARNING),
+    ):
+        house.parts.signs.note(Kind.ZONES, {version: age})
+        found = examined(house)["work.zones"]
+        assert found.level is level
+        assert found.found.startswith(f"times go by the tz database {own} of ")
+    assert found.found.endswith("a worker or a beat goes by 1999a")
 
 
 def test_files_that_other_users_may_read_are_warned_of(lone: House, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from dispatcher.errors import ReservationsUnavailable
 from dispatcher.redis.keys import SignKeys, all_of
 from dispatcher.telemetry.liveness import LOST_AFTER, Kind, Pulse, Signs
 from dispatcher.times.clock import SystemClock
+from dispatcher.times.zones import database
 from tests.support.clock import MovableClock
 from tests.support.waiting import wait_until
 
@@ -60,6 +61,8 @@ def test_a_process_says_that_it_lives_what_it_did_and_that_it_ended(
     [worker] = signs.read()[Kind.WORKER]
     assert worker.name == f"celery@here {os.getpid()}"
     assert worker.is_alive
+    wait_until(lambda: signs.read()[Kind.ZONES])
+    assert [each.name for each in signs.read()[Kind.ZONES]] == [database().version]
     pulse.stop()
     found = signs.read()
     assert found[Kind.WORKER] == ()

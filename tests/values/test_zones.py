@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from importlib import resources
+from importlib import import_module, resources
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -48,7 +52,33 @@ def _listed_changes(data: bytes) -> Iterator[int]:
 
 @pytest.mark.parametrize("name", [BERLIN, "UTC", "America/Argentina/Ushuaia", "Etc/GMT+5"])
 def test_a_name_of_the_tz_database_gives_its_rules(name: str) -> None:
-    assert zones.rules(name) is ZoneInfo(name)
+    assert zones.rules(name).key == ZoneInfo(name).key
+
+
+@pytest.mark.parametrize(("system", "offset"), [("2020a", -7), ("9999a", 0)])
+def test_the_newer_tz_database_counts(tmp_path: Path, system: str, offset: int) -> None:
+    """A process whose system has one version, in which Vancouver has the rules of UTC."""
+    folder = tmp_path / "America"
+    folder.mkdir()
+    rules = (resources.files("tzdata") / "zoneinfo" / "UTC").read_bytes()
+    (folder / "Vancouver").write_bytes(rules)
+    (tmp_path / "tzdata.zi").write_text(f"# version {system}\n")
+    code = (
+        "from datetime import *; from dispatcher.times.zones import *; import zoneinfo\n"
+        "offset = datetime(2024, 7, 1, tzinfo=rules('America/Vancouver')).utcoffset()\n"
+        "print(offset // timedelta(hours=1), database().version, rules('Europe/Berlin'))\n"
+        "print(zoneinfo.TZPATH)"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONTZPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    version = max(system, import_module("tzdata").IANA_VERSION)
+    assert shown == f"{offset} {version} Europe/Berlin\n('{tmp_path}',)\n"
 
 
 @pytest.mark.parametrize(
