@@ -24,17 +24,12 @@ from tests.support.house_fixtures import Build
 from tests.support.servers import RedisServer
 
 HOUR = timedelta(hours=1)
+DRAFTS = [Draft(channel="memory", recipient=f"to {n}", body=BODY, send_in=HOUR) for n in (1, 2)]
 DEMOTED = {
     "postgresql": "SET default_transaction_read_only = on",
     "mysql": "SET SESSION TRANSACTION READ ONLY",
 }
-
-
-@pytest.fixture(params=["postgresql", "mariadb"])
-def house(request: pytest.FixtureRequest, build: Build) -> House:
-    kind = "postgres" if request.param == "postgresql" else "mariadb"
-    server = request.getfixturevalue(kind)
-    return build(url=server.url(request.getfixturevalue(f"{kind}_name")))
+on_servers = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 
 
 @pytest.fixture
@@ -52,22 +47,33 @@ def demoted(house: House) -> Any:
     return lambda: event.remove(engine, "connect", demote)
 
 
+@on_servers
 def test_the_next_submit_goes_where_the_name_leads(house: House, demoted: Any) -> None:
-    drafts = [Draft(channel="memory", recipient=f"to {n}", body=BODY, send_in=HOUR) for n in (1, 2)]
     with house.parts.database.engine.connect():  # an idle connection to the old server, too
         for asked in ({}, {"idempotency_key": "k"}):
             with pytest.raises(StoreUnavailable, match="takes no writes") as refused:
                 house.submit("ada", **asked)
             assert not isinstance(refused.value, OutcomeUnknown)
         with pytest.raises(StoreUnavailable) as refused:
-            house.dispatcher.submit_many(drafts, atomic=True)
+            house.dispatcher.submit_many(DRAFTS, atomic=True)
         assert not isinstance(refused.value, OutcomeUnknown)
         with pytest.raises(StoreUnavailable, match="takes no writes"):
             StoreSurvey(house.parts.database).try_write()
+        assert "database" in house.parts.health(Kind.WORKER).away()
     assert not house.all_members()
     demoted()
     message = house.submit("ada")
     assert house.dispatcher.get(message.id) == message
+    assert "database" not in house.parts.health(Kind.WORKER).away()
+
+
+@on_servers
+def test_a_batch_alone_leaves_every_idle_connection(house: House, demoted: Any) -> None:
+    engine = house.parts.database.engine
+    for line in [engine.connect() for _ in range(4)]:  # more than a batch is tried
+        line.close()
+    demoted()
+    assert len(house.dispatcher.submit_many(DRAFTS, atomic=True)) == len(DRAFTS)
 
 
 def test_a_redis_that_became_a_replica_is_left(build: Build, own_redis: RedisServer) -> None:

@@ -56,7 +56,7 @@ from dispatcher.store.engines.base import (
     StoreEngine,
     transaction,
 )
-from dispatcher.store.engines.errors import answered
+from dispatcher.store.engines.errors import answered, takes_no_writes
 
 if TYPE_CHECKING:
     from dispatcher.store.schema import Tables
@@ -242,6 +242,9 @@ class PostgreSQLEngine(StoreEngine):
                 for row in rows:
                     stream.write_row(row)
         except psycopg.Error as error:
+            if takes_no_writes(error):  # SQLAlchemy, which would let go of them all, sees no error
+                driver.close()
+                connection.engine.dispose()
             # Its text may quote the row.
             reason = answered(error.sqlstate or type(error).__name__)
             # Else the connection broke, and the rows may be stored.
