@@ -114,7 +114,7 @@ def ping(client: redis.Redis) -> None:
     try:
         for server in masters_of(client).values():
             if server.info("replication").get("role") == "slave":
-                server.connection_pool.disconnect()
+                server.connection_pool.disconnect(inuse_connections=False)
                 raise redis.ConnectionError(REPLICA)
     except redis.RedisError:
         refresh(client)  # or the next ping would go to a master that was replaced

@@ -105,7 +105,8 @@ def replies_of(client: redis.Redis, script: Script, calls: Sequence[Call]) -> li
         if isinstance(reply, Exception):
             is_demoted = isinstance(reply, redis.RedisError) and reason(reply) == REPLICA
             if is_demoted and not isinstance(client, Cluster):
-                client.connection_pool.disconnect()  # its name may lead to the master by now
+                # Its name may lead to the master by now. Other threads read from those in use.
+                client.connection_pool.disconnect(inuse_connections=False)
             raise reply
     return replies
 

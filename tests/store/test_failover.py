@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from redis import ResponseError
 from sqlalchemy import event
 
 from dispatcher import (
@@ -17,6 +18,7 @@ from dispatcher import (
 from dispatcher.broker.queue import Ticket
 from dispatcher.errors import QueueUnavailable
 from dispatcher.message import new_id
+from dispatcher.redis.scripts import replies_of, script
 from dispatcher.store import StoreSurvey
 from dispatcher.telemetry.liveness import Kind
 from tests.support.house import BODY, House
@@ -92,3 +94,19 @@ def test_a_redis_that_became_a_replica_is_left(build: Build, own_redis: RedisSer
     house.submit("ben")
     for part, before in ids.items():
         assert part.client_id() != before, "its name was looked up again"
+
+
+def test_another_thread_keeps_the_connection_that_it_reads_from(
+    build: Build, own_redis: RedisServer
+) -> None:
+    house = build(server=own_redis)
+    parts = house.parts
+    with parts.redis.client() as busy, parts.plain_redis.client() as plainly_busy:
+        held = busy.client_id(), plainly_busy.client_id()
+        calls = [(["key"], [1, "name", 1])] * 2
+        replies_of(parts.redis, script("telemetry/seen"), calls)
+        house.redis.replicaof("127.0.0.1", "1")
+        with pytest.raises(ResponseError, match="read only replica"):
+            replies_of(parts.redis, script("telemetry/seen"), calls)
+        assert "redis" in parts.health(Kind.WORKER).away()
+        assert (busy.client_id(), plainly_busy.client_id()) == held
