@@ -29,7 +29,7 @@ _QUOTED = 4
 _CARRIAGE_RETURN = "new-line character seen in unquoted field"
 _MARKS = re.compile(rb"^(?:%b){1,2}" % codecs.BOM_UTF8)
 """Byte order marks: one program writes one before that of another."""
-_SEP = re.compile(r'"?sep=([,;\t])"?\s*', re.IGNORECASE)
+_SEP = re.compile(r'"?sep=([,;\t])"?[,;\s]*', re.IGNORECASE)
 """The first line of a file that a spreadsheet saved for another one."""
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _TEXT = "text"
@@ -198,21 +198,27 @@ def _read_csv(lines: Iterable[str], else_: Mapping[str, str]) -> Iterator[DraftR
         yield _row(line, given, given, else_)
 
 
-def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]] | BadRow]:
-    """Yield the fields of each row with the line it begins on; rows without a value are left out.
+def _beginning(lines: Iterator[str]) -> tuple[str, str, int]:
+    """Return the first line that is not blank, what parts its fields, and the lines above it.
 
-    What parts the fields is what the first line says, else what parts most of its columns.
+    The fields are parted by what a line ``sep=`` says, which is above, else by what parts most.
     """
-    source, kept, above = iter(lines), list[str](), 0
-    first = next(source, "")
+    first, above = next(lines, ""), 0
+    while first and not first.strip(",;\t\r\n "):
+        first, above = next(lines, ""), above + 1
     if (told := _SEP.fullmatch(first)) is not None:
-        delimiter, above = told[1], 1
-    else:
-        unquoted = re.sub(r'"[^"]*"', "", first)
-        delimiter = max(",;\t", key=unquoted.count)  # the comma where there are none
+        return "", told[1], above + 1
+    unquoted = re.sub(r'"[^"]*"', "", first)
+    return first, max(",;\t", key=unquoted.count), above  # the comma where there are none
+
+
+def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]] | BadRow]:
+    """Yield the fields of each row with the line it begins on; blank rows are left out."""
+    source, kept = iter(lines), list[str]()
+    first, delimiter, above = _beginning(source)
 
     def watched() -> Iterator[str]:
-        for line in source if above else chain([first], source):
+        for line in chain([first] if first else [], source):
             kept.append(line)
             yield line
 

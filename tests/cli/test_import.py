@@ -182,12 +182,12 @@ def test_an_open_quote_costs_no_row_after_it_for_good(house: House, run: Run) ->
 SAVED = {
     "semicolons": "channel;recipient;text;send_at\n{}\n".format("memory;ada;a, b;AT"),
     "tabs": "channel\trecipient\ttext\tsend_at\nmemory\tada\ta, b\tAT\n",
-    "sep": 'sep=;\r\nchannel;recipient;text;send_at\r\nmemory;ada;"a, b";AT\r\n',
+    "sep": '\r\nsep=;;;\r\nchannel;recipient;text;send_at\r\nmemory;ada;"a, b";AT\r\n',
     "marks": '\ufeff\ufeffchannel,recipient,text,send_at\nmemory,ada,"a, b",AT\n',
     "headers": ' Channel ,RECIPIENT,Text,Send At\nmemory,ada,"a, b",AT\n',
     "blanks": 'channel,recipient,text,send_at\n memory , ada ,"a, b", AT \n',
     "trailing": 'channel,recipient,text,send_at,,\nmemory,ada,"a, b",AT,,\n',
-    "blank rows": 'channel,recipient,text,send_at\n,,,\n  \n\nmemory,ada,"a, b",AT\n,,,\n',
+    "blank rows": ',,,\n\nchannel,recipient,text,send_at\n,,,\n  \n\nmemory,ada,"a, b",AT\n,,,\n',
 }
 """Files as spreadsheets save them, each with the same message."""
 
