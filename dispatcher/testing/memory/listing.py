@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from math import inf
 from typing import Any, cast
 from uuid import UUID
 
@@ -86,9 +87,9 @@ class MemoryListing:
         return self.counted(wanted)[0]
 
     def counted(
-        self, wanted: Selection, *, patience: timedelta | None = None
+        self, wanted: Selection, *, patience: timedelta | None = None, most: float = inf
     ) -> tuple[dict[str, dict[Status, int]], bool]:
-        del patience  # nothing is slow here
+        del patience, most  # nothing is slow here
         found: dict[str, Counter[Status]] = defaultdict(Counter)
         for row in self._found(wanted):
             found[row.channel][row.status] += 1
