@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import shutil
+import zoneinfo
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import redis
 from dispatcher.quota import Quota
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.store import Database, migrate
+from dispatcher.times import zones
 from tests.support import canaries
 from tests.support.compiled import compile_once
 from tests.support.far import FarDatabase
@@ -28,6 +30,10 @@ from tests.support.reserving import Reserving, reserving
 from tests.support.servers import PostgresServer, RedisServer
 from tests.support.sharing import begins_late, pytest_xdist_make_scheduler
 from tests.support.soak import ALL
+
+if zones.database().source == zones.PACKAGE:
+    zoneinfo.reset_tzpath(())  # what tests compare with goes by the same tz database
+    zoneinfo.ZoneInfo.clear_cache()
 
 __all__ = [
     "build",

@@ -145,9 +145,10 @@ class Moves:
     def release(self, cancelled: Sequence[Message]) -> None:
         """Release the reservations of cancelled messages."""
         requests = []
-        for each in cancelled:
-            at_ms = to_ms(each.send_at)
-            requests.append(BookingRequest(each.id, self._terms_of(each), at_ms, at_ms))
+        for message in cancelled:
+            at_ms, terms = to_ms(message.send_at), self._terms_of(message)
+            if terms.scopes:  # a status message has none
+                requests.append(BookingRequest(message.id, terms, at_ms, at_ms))
         try:
             self._windows.withdraw(requests)
         except ReservationsUnavailable as error:

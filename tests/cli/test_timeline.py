@@ -244,6 +244,7 @@ def test_a_recipient_is_spelt_or_refused_as_by_a_submit(
 ) -> None:
     sms = {"transport": "memory", "recipients": "phone"}
     monkeypatch.setenv("DISPATCHER_CHANNELS", json.dumps({"sms": sms}))
+    monkeypatch.setenv("DISPATCHER_DEFAULT_CHANNELS", "false")
     ada = "+49 151 2345678"
     with house_on(house.server, house.url, clock=house.clock, channels={"sms": sms}) as other:
         booked = [

@@ -95,9 +95,11 @@ def test_a_server_that_is_away_is_told_in_a_line_and_not_in_a_traceback(
     parts = SimpleNamespace(
         reconciler=SimpleNamespace(reconcile=reconcile),
         journal=Journal(),
+        clock=SystemClock(),
         ticks=Ticks(SystemClock(), {"reconcile": timedelta(seconds=1)}),
     )
     monkeypatch.setattr(tasks, "here", lambda: parts)
+    monkeypatch.setattr(tasks, "_told_at", {})
     with caplog.at_level(logging.INFO):
         assert tasks.reconcile.apply().state == "FAILURE"
     (line,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
