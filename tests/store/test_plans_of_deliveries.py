@@ -48,7 +48,7 @@ def asked_for_a_group(database: Database, connection: Connection) -> list[tuple[
     """Run every statement that a delivery runs for a group; return them with their values."""
     group: list[GivenRow] = [
         {
-            "id": uuid4(), "token": 1, "wait": 1.0, "enqueue": 1.0, "error": "no answer",
+            "id": uuid4(), "token": 1, "wait": 1.0, "enqueue": 1.0, "more": 0, "error": "no answer",
             "outcome": Outcome.TEMPORARY.value, "receipt": None,
         }
         for _ in range(GROUP)
