@@ -111,8 +111,11 @@ class Queue:
         self._journal = journal
         self._declared: set[str] = set()
         self._paused_until = 0.0
-        limit = app.conf.broker_pool_limit
-        self._connections: Any = _Connections(app.connection_for_write(), limit)
+        self._open()
+
+    def _open(self) -> None:
+        limit = self._app.conf.broker_pool_limit
+        self._connections: Any = _Connections(self._app.connection_for_write(), limit)
         self._producers: Any = _Producers(self._connections, limit)
 
     def close(self) -> None:
@@ -131,7 +134,8 @@ class Queue:
             self._publish(list(groups))
         except Exception as error:
             if isinstance(error, ReadOnlyError):  # a replica by now, whose name may lead elsewhere
-                self._connections.force_close_all(close_pool=False)
+                self.close()
+                self._open()
             self._declared.clear()
             self._paused_until = self._clock.monotonic() + _PAUSE_SECONDS
             raise translated(error, "the broker did not take the tasks") from error
