@@ -29,6 +29,8 @@ Line = Mapping[str, Any]
 FINAL = frozenset({"sent", "failed", "expired", "cancelled"})
 ENDED = FINAL | {"held"}
 """The ends of a message; a held one waits for a person."""
+SUBMITS = frozenset({"submit", "conflict"})
+"""A conflict asks for other content under a known key, which may be free by then."""
 NEVER = 1 << 62
 _KINDS = {
     "terms", "call", "answer", "begin", "accept", "decline", "called", "fault", "seen", "row",
@@ -127,18 +129,19 @@ class History:
         return history
 
     def submits(self) -> dict[str, list[Call]]:
-        """Return the submits of each tag: tries of one message by one client."""
+        """Return the submits of each tag: tries of one message, and of those that took its key."""
         found: dict[str, list[Call]] = defaultdict(list)
         for call in self.calls:
-            if call.op == "submit":
+            if call.op in SUBMITS:
                 found[call.asked["tag"]].append(call)
         return found
 
     def submits_of(self, row: Line) -> list[Call]:
-        """Return the submits of a stored message."""
+        """Return the submits that may have stored a message: none that told of another one."""
         if not self.index:
             self.index.update(self.submits())
-        return self.index.get(row["tag"], [])
+        calls = self.index.get(row["tag"], [])
+        return [call for call in calls if call.told.get("id", row["id"]) == row["id"]]
 
     def changes(self, op: str) -> dict[str, list[Call]]:
         """Return the calls of that kind for each message."""

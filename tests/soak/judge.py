@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from tests.soak.counting import (
@@ -18,7 +19,7 @@ from tests.soak.counting import (
     is_frozen,
     too_many_in_hand,
 )
-from tests.soak.history import ENDED, FINAL, Call, History, Line
+from tests.soak.history import ENDED, FINAL, NEVER, SUBMITS, Call, History, Line
 from tests.soak.receiving import other_ids, strays, unproven, untrue_words
 from tests.soak.timing import (
     early_or_expired,
@@ -27,6 +28,9 @@ from tests.soak.timing import (
     slow_answers,
     slow_recoveries,
 )
+
+_UNSENT = frozenset({"cancelled", "expired", "failed"})
+_NOT_TAKEN = frozenset({"temporary", "permanent"})
 
 
 class Violation(NamedTuple):
@@ -54,10 +58,8 @@ def lost(history: History) -> Iterator[str]:
     """Whatever was accepted has come to an end, and to one that has a reason."""
     begun = history.by_message()
     cancels = history.changes("cancel")
-    for calls in history.submits().values():
-        accepted = [each for each in calls if _is_promise(each)]
-        if accepted and accepted[0].told["id"] not in history.rows:
-            yield f"{accepted[0].told['id']} was accepted but is not stored"
+    for id_ in sorted(_accepted(history) - history.rows.keys()):
+        yield f"{id_} was accepted but is not stored"
     for id_, row in history.rows.items():
         status = row["status"]
         known = begun.get(id_, [])
@@ -158,18 +160,29 @@ def false_cancels(history: History) -> Iterator[str]:
 
 
 def false_duplicates(history: History) -> Iterator[str]:
-    """One idempotency key gives one message, and other content an error."""
-    ids: dict[str, set[str]] = defaultdict(set)
+    """One idempotency key gives one message, and other content an error.
+
+    A key is free once its message has ended, surely unsent: the next message is a new one.
+    """
+    contents: dict[tuple[str, str], set[str]] = defaultdict(set)
+    told: dict[str, dict[str, int]] = defaultdict(dict)
     for call in history.calls:
         key = call.asked.get("key")
-        if call.op == "submit" and key and call.answer == "ok":
-            ids[key].add(call.told["id"])
-        elif call.op == "conflict" and call.answer == "ok":
-            yield f"key {key} was taken for two contents"
-    for key, several in ids.items():
-        if len(several) > 1:
-            yield f"key {key} gave {len(several)} messages"
-    keys = Counter(row["key"] for row in history.rows.values() if row["key"])
+        if call.op in SUBMITS and key and call.answer == "ok":
+            contents[key, call.told["id"]].add(call.asked["digest"])
+            told[key].setdefault(call.told["id"], call.until)
+    for (key, _), digests in contents.items():
+        if len(digests) > 1:
+            yield f"key {key} was taken for {len(digests)} contents"
+    for key, ids in told.items():
+        for before, later in pairwise(ids):
+            if not _was_unsent(before, ids[later], history):
+                yield f"key {key} gave {before} and {later}"
+    keys = Counter(
+        row["key"]
+        for row in history.rows.values()
+        if row["key"] and not _was_unsent(row["id"], NEVER, history)
+    )
     yield from (f"key {key} has {many} rows" for key, many in keys.items() if many > 1)
 
 
@@ -220,9 +233,7 @@ def leaks(history: History) -> Iterator[str]:
 
 def false_accounts(history: History) -> Iterator[str]:
     """Accepted = sent + failed + expired + cancelled + held; the provider agrees."""
-    accepted = {
-        call.told["id"] for call in history.calls if call.op == "submit" and _is_promise(call)
-    }
+    accepted = _accepted(history)
     ends = Counter(row["status"] for id_, row in history.rows.items() if id_ in accepted)
     if sum(ends[each] for each in ENDED) != len(accepted):
         yield f"{len(accepted)} were accepted, and {dict(ends)} is what came of them"
@@ -261,6 +272,19 @@ INVARIANTS: Mapping[str, Sequence[Callable[[History], Iterator[str]]]] = {
 def _is_promise(call: Call) -> bool:
     """Whether an answer says that a message will be sent: one may be told of a cancelled one."""
     return call.answer == "ok" and call.told.get("status") != "cancelled"
+
+
+def _accepted(history: History) -> set[str]:
+    """The ids of all messages that a submit promised."""
+    return {call.told["id"] for call in history.calls if call.op in SUBMITS and _is_promise(call)}
+
+
+def _was_unsent(id_: str, at: int, history: History) -> bool:
+    """Whether a message had ended by then, and nobody can have it."""
+    row = history.rows.get(id_)
+    if row is None or row["status"] not in _UNSENT or row["ended_at"] > at:
+        return False
+    return all(line["outcome"] in _NOT_TAKEN for line in history.attempts.get(id_, ()))
 
 
 def _outcome(tries: Sequence[Line], number: int) -> str | None:

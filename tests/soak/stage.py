@@ -254,6 +254,7 @@ class Stage:
                     "channel": row["channel"],
                     "scope": row["scope"],
                     "status": row["status"],
+                    "ended_at": row["finished_at"] and _us(row["finished_at"]),
                     "token": row["claim_token"],
                     "attempt_count": row["attempt_count"],
                     "max_attempts": row["max_attempts"],

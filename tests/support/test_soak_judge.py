@@ -61,7 +61,8 @@ def change(op: str, id_: str = ANN, *, at: int = 2 * SECOND, answer: str = "ok",
 def row(id_: str = ANN, status: str = "sent", **fields: Any) -> Lines:
     usual = {
         "kind": "row", "at": 99 * SECOND, "id": id_, "tag": f"tag {id_}", "status": status,
-        "channel": "mail", "scope": id_, "token": 9, "attempt_count": 1, "max_attempts": 5,
+        "ended_at": 90 * SECOND, "channel": "mail", "scope": id_, "token": 9,
+        "attempt_count": 1, "max_attempts": 5,
         "send_at_ms": DUE_MS, "expires_at_ms": None, "key": None, "digest": f"digest {id_}",
     }  # fmt: skip
     return [usual | fields]
@@ -131,6 +132,8 @@ TWICE = [
 ]  # fmt: skip
 CANCELLED = [*submit(), *row(status="cancelled")]
 
+OTHER = {"key": "k", "tag": f"tag {ANN}", "digest": "digest other", "send_at_ms": DUE_MS}
+
 GOOD: dict[str, Lines] = {
     "sent once": SENT,
     "unanswered and sent": [*submit(answer="unknown"), *SENT[2:]],
@@ -197,7 +200,16 @@ GOOD: dict[str, Lines] = {
     ],
     "a key twice": [*submit(key="k"), *submit(key="k", n="2"), *SENT[2:]],
     "a key with other content": [
-        *SENT, *call("conflict", n="2", at=SECOND, answer="refused", asked={"key": "k"})
+        *SENT, *call("conflict", n="2", at=SECOND, answer="refused", asked=OTHER)
+    ],
+    "a key that was free again": [
+        *submit(key="k"), *change("cancel"),
+        *row(status="cancelled", key="k", ended_at=2 * SECOND + 500),
+        *call("conflict", n="2", at=3 * SECOND, asked=OTHER, told={
+            "id": BEN, "status": "scheduled", "send_at_ms": DUE_MS, "digest": "digest other",
+        }),
+        *send(BEN, digest="digest other"), *attempt(id_=BEN),
+        *row(BEN, tag=f"tag {ANN}", key="k", digest="digest other"), *place(BEN),
     ],
     "told that a message is cancelled": [
         *submit(key="k", status="cancelled"), *row(status="cancelled", key="k")
@@ -285,8 +297,15 @@ BAD: dict[str, tuple[str, str, Lines]] = {
         *submit(), *send(at=DUE + 1_600_000), *attempt(), *row(expires_at_ms=11_000),
         *place(),
     ]),
-    "a key, two messages": ("I8", "key k gave 2 messages", [
-        *submit(key="k"), *submit(BEN, key="k", n="2"),
+    "a key, two messages": ("I8", f"key k gave {ANN} and {BEN}", [
+        *submit(key="k"), *submit(BEN, key="k", n="2"), *row(key="k"),
+    ]),
+    "a key that was not free yet": ("I8", f"key k gave {ANN} and {BEN}", [
+        *submit(key="k"), *submit(BEN, key="k", n="2"), *row(status="cancelled", key="k"),
+    ]),
+    "a key of what may have been sent": ("I8", f"key k gave {ANN} and {BEN}", [
+        *submit(key="k"), *submit(BEN, key="k", n="2", at=95 * SECOND),
+        *row(status="failed", key="k", attempt_count=5), *attempt("unknown"),
     ]),
     "a key, two rows": ("I8", "key k has 2 rows", [
         *row(key="k"), *row(BEN, key="k"),
@@ -294,8 +313,11 @@ BAD: dict[str, tuple[str, str, Lines]] = {
     "arrived under another id": ("I8", f"tag {ANN} reached its receiver under 2 ids", [
         *SENT, *received("sent"), *received("sent", id_=BEN),
     ]),
-    "a key, two contents": ("I8", "key k was taken for two contents", [
-        *SENT, *call("conflict", n="2", at=SECOND, asked={"key": "k"}),
+    "a key, two contents": ("I8", "key k was taken for 2 contents", [
+        *submit(key="k"), *SENT[2:],
+        *call("conflict", n="2", at=SECOND, asked=OTHER, told={
+            "id": ANN, "status": "scheduled", "send_at_ms": DUE_MS, "digest": f"digest {ANN}",
+        }),
     ]),
     "no reservation": ("I9", "has no reservation", [*submit(), *row()]),
     "a needless reservation": ("I9", "needless", [*CANCELLED, *place()]),
