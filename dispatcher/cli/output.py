@@ -21,7 +21,7 @@ from rich.text import Text
 from dispatcher.errors import DispatcherError, SlotRefused
 from dispatcher.message import Message, Status, visible_text
 from dispatcher.times.send_time import as_text
-from dispatcher.times.zones import rules
+from dispatcher.times.zones import here, rules
 
 _STYLES = {
     Status.SCHEDULED: "cyan",
@@ -139,9 +139,10 @@ def outcome_text(message: Message, *, with_time: bool = False) -> str:
 
 def local_text(instant: datetime, zone: str | None) -> str:
     """Return an instant to the millisecond, in a zone or in UTC."""
-    if zone is None:
+    known = here(zone)
+    if known is None:
         return as_text(instant)
-    return instant.astimezone(rules(zone)).isoformat(timespec="milliseconds")
+    return instant.astimezone(rules(known)).isoformat(timespec="milliseconds")
 
 
 @contextmanager

@@ -51,6 +51,7 @@ from dispatcher.submission.validation import (
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import after, check_zone, parse
+from dispatcher.times.zones import here
 
 if TYPE_CHECKING:
     from dispatcher.body_types import AnyBody
@@ -285,7 +286,7 @@ class Changes:
             valid.terms,
             send_at=valid.send_at,
             latest=valid.latest,
-            zone=valid.zone,
+            zone=message.zone if new_time.set_zone is None else valid.zone,
             expires_at=valid.expires_at,
             expire_after=valid.expire_after,
             asked_at=valid.send_at,
@@ -299,7 +300,7 @@ def _draft(message: Message, new_time: NewTime) -> Draft:
         check_zone(new_time.zone)
     if new_time.set_zone is not None:
         check_zone(new_time.set_zone, field="set_zone")
-    new_zone = message.zone if new_time.set_zone is None else new_time.set_zone
+    new_zone = here(message.zone) if new_time.set_zone is None else new_time.set_zone
     zone = new_zone if new_time.zone is None else new_time.zone
 
     def read(field: str) -> datetime | None:

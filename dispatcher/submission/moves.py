@@ -36,6 +36,7 @@ from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.validation import scopes_of
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import to_ms
+from dispatcher.times.zones import here
 
 log = logging.getLogger(__name__)
 
@@ -408,7 +409,7 @@ class Moves:
             log.warning("could not release %d held times; reconcile will: %s", len(held), error)
 
     def _terms_of(self, message: Message) -> Terms:
-        return Terms(scopes_of(message, self._settings), message.zone or self._settings.zone)
+        return Terms(scopes_of(message, self._settings), here(message.zone) or self._settings.zone)
 
 
 def unchanged(messages: Messages, message_id: UUID, before: Message) -> Movable:

@@ -13,6 +13,7 @@ OverflowError.
 
 from __future__ import annotations
 
+import logging
 import re
 import zoneinfo
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ from zoneinfo import ZoneInfo
 
 from dispatcher.errors import InvalidValue, plain, quoted
 from dispatcher.times.lengths import MILLISECOND
+
+log = logging.getLogger(__name__)
 
 DAY_MS = 86_400_000
 MAX_ZONE = 63
@@ -93,6 +96,25 @@ def rules(name: str, *, field: str = "zone") -> ZoneInfo:
         return _read(plain(name))
     except (LookupError, ValueError, OSError):
         raise InvalidValue(field, f"there is no zone {quoted(name)}", accepted) from None
+
+
+@lru_cache(maxsize=1 << 10)
+def here(zone: str | None) -> str | None:
+    """Return the zone of a stored message, None where this host has no rules for it.
+
+    Another host, whose tz database is newer or ignores case, has validated it.
+    """
+    if zone is None:
+        return None
+    try:
+        rules(zone)
+    except InvalidValue:
+        log.warning(
+            "this host has no zone %s: messages in it are judged by the zone of the settings; "
+            "install a newer tzdata, or give them another one: reschedule --set-zone", zone,
+        )  # fmt: skip
+        return None
+    return zone
 
 
 def wall_at(instant_ms: int, zone: ZoneInfo) -> datetime:

@@ -23,6 +23,7 @@ from dispatcher.store import Pause
 from dispatcher.store import Suppression as StoredSuppression
 from dispatcher.submission.validation import check_fold
 from dispatcher.times import send_time
+from dispatcher.times.zones import here
 from dispatcher.web.access import Caller, Right
 
 _LONGEST_SECONDS = 100 * 366 * 24 * 3_600.0
@@ -136,7 +137,7 @@ class NewTime(_In):
             value: datetime | str | None = given[field]
             if value is None or isinstance(value, datetime):
                 return value
-            of_message = self.set_zone or message.zone or zone
+            of_message = self.set_zone or here(message.zone) or zone
             return send_time.parse(value, zone=self.zone or of_message, fold=self.fold, field=field)
 
         return (

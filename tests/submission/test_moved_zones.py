@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from dispatcher import InvalidSendTime, QuietHours, QuotaExceeded
+from dispatcher import InvalidSendTime, QuietHours, QuotaExceeded, Status
+from dispatcher.cli.output import outcome_text
+from dispatcher.web.models import NewTime
 from tests.support.doubles import Between, once
-from tests.support.house import FAR, House
+from tests.support.house import FAR, House, hour_ago
 from tests.support.house_fixtures import Build
 
 HOUR = timedelta(hours=1)
@@ -41,6 +43,35 @@ def test_a_zone_that_is_set_is_what_times_are_read_and_judged_by(build: Build) -
         "2100-01-04T15:00:00+00:00",
     )
     assert settled(house)
+
+
+@pytest.mark.parametrize("zone", ["Europe/Kyyiv", "europe/berlin", "Mars/Olympus"])
+def test_a_message_whose_zone_this_host_lacks_is_listed_moved_cancelled_and_sent(
+    build: Build, caplog: pytest.LogCaptureFixture, zone: str
+) -> None:
+    """Another host has validated it, one whose tz database is newer or ignores case."""
+    house = build(quotas="1/day in local", zone="Asia/Tokyo")
+    stored = [house.submit(name, send_at=FAR, zone=BERLIN) for name in ("ada", "ben")]
+    with build(clock=hour_ago()) as before:
+        stored.append(before.submit("eve", zone=BERLIN))
+    house.change(stored, zone=zone)
+    ada, ben, eve = (house.again(message) for message in stored)
+    assert {message.zone for message in house.dispatcher.list()} == {zone}
+    assert ada.send_at.isoformat(timespec="milliseconds")[:-6] in outcome_text(ada, with_time=True)
+    moved = house.dispatcher.reschedule(ada.id, send_at=LATER, expires_at="2101-01-01T00:00Z")
+    assert (moved.zone, moved.send_at) == (zone, LATER)
+    assert house.dispatcher.reschedule(ada.id, later=HOUR).send_at == LATER + HOUR
+    assert NewTime(send_at="2100-01-01T00:00Z").is_shown_by(moved, "UTC", FAR) is (FAR == LATER)
+    with pytest.raises(InvalidSendTime, match="neither an offset nor a zone"):
+        house.dispatcher.reschedule(ada.id, send_at="2100-01-01T10:00")
+    with pytest.raises(QuotaExceeded):  # the day of the settings' zone
+        house.submit(send_at=LATER + HOUR, zone="Asia/Seoul")
+    assert house.dispatcher.cancel(ben.id).status is Status.CANCELLED
+    assert house.deliver(eve) == 1
+    assert house.again(eve).status is Status.SENT
+    assert settled(house)
+    [told] = [record for record in caplog.records if zone in record.message]
+    assert "judged by the zone of the settings" in told.message
 
 
 def test_the_same_time_is_judged_anew_by_another_zone(house: House) -> None:
