@@ -76,8 +76,9 @@ test: $(READY) ## Run the tests of every promise, on servers they start: 4 to 7 
 test-all: $(READY) ## Run all tests, each on every database: 10 to 20 minutes
 	$(TESTS) --all
 
-test-fast: $(READY) ## Run the tests that need no server
-	$(BIN)/python -m pytest -m "not server" --ignore tests/acceptance --ignore tests/simulation
+test-fast: $(READY) ## Run the tests of values, rules and transports, without a server: less than a minute
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile -m "not server" \
+		$(addprefix tests/,values property limiters reservation submission transports)
 
 test-slow: $(READY) ## Run all tests with half of the processor: no result may depend on speed
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.slow $(BIN)/python -m pytest -n 3 --dist loadfile --all
