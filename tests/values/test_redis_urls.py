@@ -10,7 +10,7 @@ import pytest
 
 from dispatcher import InvalidSettings, Settings
 from dispatcher.errors import ReservationsUnavailable
-from dispatcher.redis.client import connect_redis, now_ms
+from dispatcher.redis.client import Cluster, connect_redis, now_ms
 from dispatcher.redis.errors import translated
 from tests.support.nodes import Node
 
@@ -51,11 +51,31 @@ def test_a_url_of_sentinels_names_a_master_and_perhaps_a_database(path: str, dat
         "redis+cluster://one?no_such_option=1",
         "redis+sentinel://one/gate?no_such_option=1",
         "redis://one?no_such_option=1",
+        "redis://one?retry=3",
+        "rediss://one?ssl_cert_reqs=perhaps",
     ],
 )
 def test_a_url_that_leads_nowhere_is_refused(url: str) -> None:
     with pytest.raises(InvalidSettings, match="redis_url"):
         connect_redis(url)
+
+
+@pytest.mark.parametrize(
+    "scheme", ["redis://one", "redis+cluster://one", "redis+sentinel://one/gate"]
+)
+def test_options_that_are_for_another_program_are_taken_over_or_named(scheme: str) -> None:
+    """A host hands out one URL; ours are the answers as bytes, and redis-py's words."""
+    asked = "decode_responses=true&encoding=latin1&protocol=3&health_check_interval=7"
+    client = connect_redis(f"{scheme}?{asked}")
+    kwargs: Any = client._options if isinstance(client, Cluster) else client.get_connection_kwargs()
+    assert kwargs["health_check_interval"] == 7
+    assert kwargs["protocol"] == 2
+    assert not {"decode_responses", "encoding"} & kwargs.keys() or not kwargs["decode_responses"]
+    secure = scheme.replace("redis", "rediss", 1)
+    for spelling in ("CERT_NONE", "none", "CERT_REQUIRED"):
+        connect_redis(f"{secure}?ssl_cert_reqs={spelling}")
+    with pytest.raises(InvalidSettings, match="redis_url: its client_name has a blank"):
+        connect_redis(f"{scheme}?client_name=my%20shop")
 
 
 def test_hosts_may_be_addresses_of_ipv6_and_sentinels_have_passwords_of_their_own() -> None:
