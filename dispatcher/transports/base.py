@@ -23,7 +23,7 @@ from dispatcher.errors import (
     quoted,
 )
 from dispatcher.message import Body, Message
-from dispatcher.settings import Settings
+from dispatcher.settings import Settings, like
 from dispatcher.transports import registry
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,9 @@ class Transport(Protocol):
         or PerhapsSent where it is unknown whether the provider has it.
         """
         ...
+
+
+_UNKNOWN = {"_": inspect.Parameter("_", inspect.Parameter.VAR_KEYWORD)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,12 @@ def _options(
 
 def _make(name: str, factory: Callable[..., Any], options: dict[str, Any]) -> Any:
     field = f"channels.{name}.options"
-    for each in _parameters(factory).values():
+    taken = _parameters(factory)
+    strange = sorted(options.keys() - taken.keys())
+    if strange and all(each.kind is not each.VAR_KEYWORD for each in taken.values()):
+        accepted = like(strange[0], taken) if taken else "none"
+        raise InvalidSettings(f"{field}.{strange[0]}", "there is no such option", accepted)
+    for each in taken.values():
         may_be_named = each.kind in {each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY}
         if may_be_named and each.default is each.empty and each.name not in options:
             raise InvalidSettings(
@@ -126,7 +134,7 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):  # some classes written in C show none
-        return {}
+        return _UNKNOWN
 
 
 def close_all(transports: Iterable[object]) -> None:

@@ -193,11 +193,11 @@ def test_the_file_transport_writes_into_the_data_folder_or_where_it_is_told(tmp_
         ("own_transports:NoSend", {}, "transport", "can not be called"),
         ("own_transports:function", {"a": 1}, "options", "no class"),
         ("own_transports:instance", {"a": 1}, "options", "no class"),
-        ("own_transports:Class", {"port": 1}, "options", "port"),
+        ("own_transports:Class", {"adress": 1}, "options.adress", "address"),
         ("own_transports:Class", {"address": ""}, "options", "must not be empty"),
-        ("console", {"colour": "red"}, "options", "colour"),
-        ("memory", {"size": 1}, "options", "size"),
-        ("file", {"mode": "w"}, "options", "mode"),
+        ("console", {"colour": "red"}, "options.colour", "none"),
+        ("memory", {"size": 1}, "options.size", "none"),
+        ("file", {"pth": "w"}, "options.pth", "no such option; accepted: path"),
         ("file", {"path": "/proc/nowhere/x.jsonl"}, "options", "nowhere"),
         ("file", {"path": 4711}, "options", ""),
     ],
@@ -207,7 +207,7 @@ def test_a_misconfigured_transport_names_its_field(
 ) -> None:
     error = refused(transport, **options)
     assert error.field == f"channels.post.{field}"
-    assert says in error.problem
+    assert says in f"{error.problem}; accepted: {error.accepted}"
     assert error.accepted
 
 
