@@ -27,6 +27,7 @@ ACCEPTED = (
 _ISO_WITH_TIME = re.compile(r"\d{4}-?(W\d\d-?\d|\d\d-?\d\d|\d{3})[T ]\d\d.*", re.ASCII)
 _ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _SECOND = timedelta(seconds=1)
+_TIMEDELTA = "a datetime.timedelta, such as timedelta(minutes=10)"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -90,7 +91,7 @@ def after(length: timedelta, *, now: datetime, field: str = "send_in") -> dateti
     """Return the instant ``length`` after ``now``, rounded up to a whole millisecond."""
     accepted = "a length of 0 or more"
     if not isinstance(length, timedelta):
-        raise InvalidSendTime(field, kind_of(length), accepted)
+        raise InvalidSendTime(field, kind_of(length), _TIMEDELTA)
     with _readable(length, field, accepted, "less than 8,000 years"):
         if length < timedelta(0):
             raise InvalidSendTime(field, f"{quoted(length)} lies in the past", accepted)
@@ -105,7 +106,7 @@ def length_until_expiry(length: timedelta, *, farthest: datetime) -> timedelta:
     """
     accepted = "a length of more than 0"
     if not isinstance(length, timedelta):
-        raise InvalidSendTime("expire_after", kind_of(length), accepted)
+        raise InvalidSendTime("expire_after", kind_of(length), _TIMEDELTA)
     with _readable(length, "expire_after", accepted, "less than 8,000 years"):
         if length <= timedelta(0):
             raise InvalidSendTime("expire_after", quoted(length), accepted)
