@@ -33,6 +33,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -278,6 +279,8 @@ class Settings(BaseSettings):
     def load(cls, **overrides: Any) -> Self:
         """Read environment and file; ``overrides`` win. Raises InvalidSettings.
 
+        A table such as ``channels`` replaces that of the file as a whole, so that a test does not
+        depend on the folder in which it runs; ``Settings.load().channels`` are those of the file.
         It also raises for a variable of the environment that is almost the name of a setting.
         """
         wrong = _misspelt(os.environ, PREFIX, cls.model_fields)
@@ -317,10 +320,12 @@ class Settings(BaseSettings):
         if named and not path.is_file():
             raise InvalidSettings(CONFIG_VARIABLE, f"there is no file {named}", "a TOML file")
         try:
-            file = TomlConfigSettingsSource(settings_cls, path)
+            of_file = TomlConfigSettingsSource(settings_cls, path)()
         except (ValueError, OSError) as error:
             raise InvalidSettings(str(path), f"cannot be read ({error})", "a TOML file") from None
-        return init_settings, env_settings, file
+        given = init_settings()
+        left = {name: value for name, value in of_file.items() if name not in given}
+        return init_settings, env_settings, InitSettingsSource(settings_cls, left)
 
     @cached_property
     def quotas_of(self) -> dict[str, tuple[AnyQuota, ...]]:

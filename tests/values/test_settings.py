@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dispatcher import Dispatcher
+from dispatcher import ChannelSettings, Dispatcher
 from dispatcher.errors import InvalidSettings, InvalidValue
 from dispatcher.quota import CalendarLimit, Limit, Quota
 from dispatcher.settings import Settings, embedded_socket
@@ -335,6 +335,19 @@ def test_arguments_win_over_the_environment_and_that_over_the_file(
     assert settings.quotas == (Quota(2, 60_000),)
     limits = (Limit(5, 1_000), CalendarLimit(9, "day", "Asia/Tokyo"))
     assert settings.channels["sms"].limits == limits
+
+
+def test_a_table_that_is_given_is_not_mixed_with_that_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "dispatcher.toml").write_text(
+        'namespace = "file"\n[channels.sms]\ntransport = "smtp"\nquiet_hours = "21:00-08:00"\n'
+        '[channels.mail]\ntransport = "smtp"\n[scopes.tenant]\nquotas = ["1/day"]\n'
+    )
+    own = {"sms": ChannelSettings(transport="memory")}
+    settings = Settings.load(channels=own, default_channels=False)
+    assert settings.channels == own
+    assert (settings.namespace, [*settings.scopes]) == ("file", ["tenant"])
+    as_tables = Settings.load(channels={"sms": {"transport": "memory"}}, default_channels=False)
+    assert as_tables.channels == own
 
 
 def test_the_environment_reaches_into_channels_and_lists(monkeypatch: pytest.MonkeyPatch) -> None:
