@@ -286,6 +286,19 @@ def _die(*_: object) -> None:
     raise InjectedFault
 
 
+def test_with_a_short_retention_the_days_go_too_once_their_messages_are_gone(
+    database: Database,
+) -> None:
+    day = today(database) - 2 * DAY
+    make_day(database, day)
+    ended(database, 2 * DAY)
+    maintenance = StoreMaintenance(database)
+    assert maintenance.prune(older_than=DAY / 2, limit=9) == 1
+    assert maintenance.keep_days(older_than=DAY / 2) == [day]
+    for table in SPLIT:
+        assert day not in days(database, table)
+
+
 def test_old_attempts_of_a_day_without_a_partition_go_when_their_message_is_gone(
     database: Database,
 ) -> None:

@@ -219,8 +219,6 @@ def keep_days(connection: Connection, tables: Tables, retention: timedelta) -> l
     for split in splits:
         with _left_to_the_next_run():
             _make_coming(split)
-    if not _goes_by_days(retention):
-        return []
     until: date = connection.scalar(_DAY_OF, {"ago": retention})
     dropped: list[date] = []
     with _left_to_the_next_run():
