@@ -289,7 +289,7 @@ def make_day(connection: psycopg.Connection[Any], ago: int) -> None:
     for table in ("dispatcher_messages", "dispatcher_attempts"):
         connection.execute(
             f"DO $$ DECLARE day timestamptz := date_trunc('day', now() - interval '{ago} days', "
-            "'UTC'); BEGIN EXECUTE format('CREATE TABLE %I PARTITION OF "
+            "'UTC'); BEGIN EXECUTE format('CREATE TABLE dispatcher_days.%I PARTITION OF "
             f"{table}_history FOR VALUES FROM (%L) TO (%L)', '{table}_history_' || "
             "to_char(day AT TIME ZONE 'UTC', 'YYYYMMDD'), day, day + interval '1 day'); END $$"
         )

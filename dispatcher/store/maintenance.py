@@ -307,14 +307,14 @@ class StoreMaintenance:
         reported to their status URL yet.
         """
         backend, messages = self._database.backend, self._tables.messages
-        attempts, until = self._tables.attempts, backend.pruned_until(older_than)
-        since = messages.c.next_attempt_at
-        found = (
-            (messages.c.finished_at, messages.c.finished_at <= until),
-            (since, and_(self._tables.is_void, since <= until)),
-        )
+        attempts, since = self._tables.attempts, messages.c.next_attempt_at
 
         def work(connection: Connection) -> int:
+            until = backend.pruned_until(connection, self._tables, older_than)
+            found = (
+                (messages.c.finished_at, messages.c.finished_at <= until),
+                (since, and_(self._tables.is_void, since <= until)),
+            )
             rows: list[Row[Any]] = []
             for order, is_old in found:
                 if len(rows) == limit:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from dispatcher.store.engines import partitions
 from dispatcher.store.engines.types import Instant, id_type, json_type, long_text, partial
 
 revision = "0001"
@@ -238,6 +239,8 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     tables = op.get_context().opts["tables"]
+    if op.get_context().opts["engine"].has_partitions:
+        partitions.drop(op.get_bind(), tables)
     for name in (
         *("pauses", "api_replies", "sessions", "api_keys"),
         *("suppressions", "idempotency_keys", "attempts", "messages"),

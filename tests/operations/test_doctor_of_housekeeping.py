@@ -164,12 +164,15 @@ def test_only_what_lasts_too_long_is_warned_of(facts: Housekeeping | None, wrong
 
 def test_messages_that_should_be_deleted_and_are_not(house: House) -> None:
     message = house.submit(send_in=HOUR)
-    backend, retention = house.database.backend, house.settings.retention
+    database, retention = house.database, house.settings.retention
     ended = SystemClock().now() - retention - 3 * DAY
     house.change([message], status=Status.SENT.value, finished_at=ended)
     found = examined(house)["work.prune"]
     assert found.level is WARNING
-    whole = (SystemClock().now() - backend.pruned_at(ended, retention)) // HOUR
+    at = database.run(
+        lambda each: database.backend.pruned_at(each, database.tables, ended, retention)
+    )
+    whole = (SystemClock().now() - at) // HOUR
     assert f"`prune` is {timedelta(hours=whole)}"[:-6] in found.found
     assert house.parts.sweep.prune() == 1
     assert examined(house)["work.prune"].level is OK

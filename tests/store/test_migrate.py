@@ -11,15 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic import command
 from sqlalchemy import Connection, inspect, text
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.message import new_id
 from dispatcher.store import Database, Messages, migrate
-from dispatcher.store.migrate import _config, schema_standing
+from dispatcher.store.migrate import schema_standing
 from tests.support import rows
-from tests.support.migrations import HEAD, INDEXED, NEXT, become_next_version, differences
+from tests.support.migrations import (
+    HEAD,
+    INDEXED,
+    NEXT,
+    back_to,
+    become_next_version,
+    differences,
+)
 from tests.support.processes import in_processes
 from tests.support.tables import NAMES, TABLES
 from tests.support.waiting import wait_until
@@ -256,13 +262,6 @@ def test_a_migration_keeps_what_is_stored_and_its_attempts(
     assert Messages(database).get(claim.message.id) == claim.message
     [attempt] = Messages(database).attempts(claim.message.id)
     assert attempt.outcome is None
-
-
-def back_to(database: Database, revision: str) -> None:
-    config = _config()
-    with database.engine.connect() as connection:
-        config.attributes.update(connection=connection, database=database)
-        command.downgrade(config, revision)
 
 
 def test_on_postgresql_an_index_is_built_while_others_write(

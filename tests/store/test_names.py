@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, inspect
+from sqlalchemy import Connection, inspect, text
 
 from dispatcher import Draft, Message, PerhapsSent, PermanentFailure, Status
 from dispatcher.message import dump_json, new_id
@@ -26,7 +26,7 @@ from dispatcher.store import (
 from tests.support import rows
 from tests.support.examining import OK, examined
 from tests.support.house import BODY, House, hour_ago, house_on
-from tests.support.migrations import NEXT, become_next_version, differences
+from tests.support.migrations import NEXT, back_to, become_next_version, differences
 from tests.support.servers import PostgresServer, RedisServer
 
 pytestmark = pytest.mark.every_database
@@ -131,6 +131,37 @@ def test_a_schema_is_made_where_it_is_missing(postgres: PostgresServer, is_there
         assert rows.listed(database) == [message]
     postgres.drop_database(name)
     postgres.execute("DROP ROLE modest")
+
+
+@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize(
+    ("names", "schema"),
+    [
+        ({}, "dispatcher_days"),
+        ({"table_schema": "public"}, "dispatcher_days"),
+        ({"table_schema": "crm"}, "crm_dispatcher_days"),
+        ({"table_schema": "select", "table_prefix": "a_"}, "select_a_days"),
+        ({"table_schema": "s" * 60}, "s" * 60),
+        ({"table_prefix": "pg_"}, "public"),
+    ],
+    ids=["usual", "public", "schema", "word", "long", "reserved"],
+)
+def test_days_lie_in_a_schema_of_their_own(
+    empty_database_url: str, names: dict[str, Any], schema: str
+) -> None:
+    """Those whose schema cannot have such a name lie beside the tables, as weeks."""
+    query = text(
+        "SELECT DISTINCT relnamespace::regnamespace::text FROM pg_class "
+        "WHERE relname ~ '_history_[0-9]+$'"
+    )
+    days = text("SELECT count(*) FROM pg_namespace WHERE nspname ~ 'days$'")
+    with closing(Database(empty_database_url, **names)) as database:
+        migrate(database)
+        found = database.run(lambda connection: connection.scalars(query).all())
+        assert found == [schema]
+        back_to(database, "base")
+        assert database.run(lambda connection: connection.scalar(days)) == 0
+        migrate(database)
 
 
 CHANNELS: dict[str, Any] = {

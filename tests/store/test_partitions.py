@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,11 +28,14 @@ from dispatcher.store import (
     StoreMaintenance,
     StoreSurvey,
     Success,
+    migrate,
 )
 from dispatcher.store.engines import partitions
 from dispatcher.store.schema import to_values
 from tests.support import rows
-from tests.support.tables import attempts, messages
+from tests.support.migrations import HEAD, INDEXED, NEXT, become_next_version
+from tests.support.servers import PostgresServer
+from tests.support.tables import NAMES, attempts, messages
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -39,6 +44,7 @@ DAY = timedelta(days=1)
 RETENTION = 30 * DAY
 OLD = 40 * DAY
 SPLIT = ("dispatcher_messages", "dispatcher_attempts")
+DAYS = "dispatcher_days"
 
 
 def run(database: Database, statement: Any, **values: Any) -> Any:
@@ -70,14 +76,14 @@ def days(database: Database, table: str) -> set[date]:
     return {datetime.strptime(each, "%Y%m%d").date() for each in names if each.isdigit()}  # noqa: DTZ007 - a day
 
 
-def make_day(database: Database, day: date) -> None:
+def make_day(database: Database, day: date, length: timedelta = DAY, schema: str = DAYS) -> None:
     """Make the partitions of a day that is over, as maintenance did before it."""
     start = datetime.combine(day, time(), UTC)
     for table in SPLIT:
         run(
             database,
-            f"CREATE TABLE {table}_history_{day:%Y%m%d} PARTITION OF {table}_history "
-            f"FOR VALUES FROM ('{start}') TO ('{start + DAY}')",
+            f"CREATE TABLE {schema}.{table}_history_{day:%Y%m%d} PARTITION OF {table}_history "
+            f"FOR VALUES FROM ('{start}') TO ('{start + length}')",
         )
 
 
@@ -125,13 +131,21 @@ def waits_for_a_lock(database: Database) -> bool:
 def test_a_message_moves_to_its_day_when_it_ends_and_back_when_it_is_retried(
     database: Database,
 ) -> None:
-    claim, day = rows.claimed(database), f"_history_{today(database):%Y%m%d}"
+    claim, day = rows.claimed(database), f"{today(database):%Y%m%d}"
+    ended_today = tuple(f"{DAYS}.{table}_history_{day}" for table in SPLIT)
     assert lies_in(database, claim.message) == tuple(f"{table}_live" for table in SPLIT)
     failure = Failure(claim, Outcome.PERMANENT, "refused", wait=None)
     Claims(database, ttl=rows.TTL).record([], [failure], enqueue_in=rows.SOON)
-    assert lies_in(database, claim.message) == tuple(f"{table}{day}" for table in SPLIT)
+    assert lies_in(database, claim.message) == ended_today
     rows.change(database, claim.message.id, status="scheduled", finished_at=None)
-    assert lies_in(database, claim.message) == (f"{SPLIT[0]}_live", f"{SPLIT[1]}{day}")
+    assert lies_in(database, claim.message) == (f"{SPLIT[0]}_live", ended_today[1])
+
+
+def test_the_schema_of_the_tables_gets_no_table_for_a_day(database: Database) -> None:
+    found = "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND relnamespace = "
+    fixed = {f"{table}_{name}" for table in SPLIT for name in ("live", "history", "history_other")}
+    assert {each for (each,) in run(database, f"{found} 'public'::regnamespace")} == NAMES | fixed
+    assert len(run(database, f"{found} '{DAYS}'::regnamespace")) == 2 * 4
 
 
 def test_claims_and_the_sweep_look_at_live_messages_alone(database: Database) -> None:
@@ -143,7 +157,7 @@ def test_claims_and_the_sweep_look_at_live_messages_alone(database: Database) ->
     )
     due = [rows.add_due(database) for _ in range(4)]
     locks = [
-        f"LOCK TABLE ONLY {table}_history_{day:%Y%m%d} IN ACCESS EXCLUSIVE MODE"
+        f"LOCK TABLE ONLY {DAYS}.{table}_history_{day:%Y%m%d} IN ACCESS EXCLUSIVE MODE"
         for table in SPLIT
         for day in days(database, table) - {today(database)}
     ] + [f"LOCK TABLE {table}_history_other IN ACCESS EXCLUSIVE MODE" for table in SPLIT]
@@ -165,7 +179,7 @@ def test_a_prune_makes_the_coming_days_and_drops_the_old_ones(database: Database
     make_day(database, day)
     tomorrow = today(database) + DAY
     for table in SPLIT:
-        run(database, f"DROP TABLE {table}_history_{tomorrow:%Y%m%d}")
+        run(database, f"DROP TABLE {DAYS}.{table}_history_{tomorrow:%Y%m%d}")
     gone = ended(database, OLD, idempotency_key="old")
     kept = ended(database, RETENTION - 2 * DAY, idempotency_key="new")
     maintenance = StoreMaintenance(database)
@@ -312,7 +326,10 @@ def test_old_attempts_of_a_day_without_a_partition_go_when_their_message_is_gone
 
 
 def test_days_behind_a_missing_one_are_not_counted(database: Database) -> None:
-    run(database, f"DROP TABLE {SPLIT[0]}_history_{today(database) + 2 * DAY:%Y%m%d}")
+    run(
+        database,
+        f"DROP TABLE {DAYS}.{SPLIT[0]}_history_{today(database) + 2 * DAY:%Y%m%d}",
+    )
     try:
         assert StoreSurvey(database).housekeeping().days == (1, False)  # type: ignore[union-attr]  # PostgreSQL has it
     finally:
@@ -321,7 +338,7 @@ def test_days_behind_a_missing_one_are_not_counted(database: Database) -> None:
 
 def test_an_end_on_a_day_without_a_partition_is_recorded(database: Database) -> None:
     for table in SPLIT:
-        run(database, f"DROP TABLE {table}_history_{today(database):%Y%m%d}")
+        run(database, f"DROP TABLE {DAYS}.{table}_history_{today(database):%Y%m%d}")
     try:
         message = ended(database, timedelta(0))
         assert lies_in(database, message) == tuple(f"{table}_history_other" for table in SPLIT)
@@ -419,3 +436,117 @@ def test_a_role_that_does_not_own_the_tables_prunes_one_by_one(database: Databas
         run(database, "DROP OWNED BY dispatcher_guest")
         run(database, "DROP ROLE dispatcher_guest")
         StoreMaintenance(database).keep_days(older_than=RETENTION)
+
+
+@pytest.fixture
+def weekly(
+    database_url: str, postgres: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> Iterator[Database]:
+    """Give the database of a role that may not make schemas."""
+    del database_url
+    name = postgres.create_database()
+    postgres.execute("CREATE ROLE weekly LOGIN", name)
+    postgres.execute("GRANT CREATE ON SCHEMA public TO weekly", name)
+    with closing(Database(postgres.url(name).replace("postgres@", "weekly@"))) as database:
+        with caplog.at_level(logging.WARNING):
+            assert migrate(database) == HEAD
+        assert "for days, as an administrator: CREATE SCHEMA dispatcher_days " in caplog.text
+        yield database
+    postgres.drop_database(name)
+    postgres.execute("DROP ROLE weekly")
+
+
+def as_administrator(postgres: PostgresServer, database: Database, statement: str) -> None:
+    assert database.url.database
+    postgres.execute(statement, database.url.database)
+
+
+def monday(day: date) -> date:
+    return day - day.weekday() * DAY
+
+
+def starts(database: Database, schema: str) -> list[date]:
+    """Return the first day of each partition of messages in a schema."""
+    query = (
+        "SELECT CAST(substring(pg_get_expr(relpartbound, oid) FROM 'FROM ..(.{10})') AS date) "
+        "FROM pg_class WHERE relname ~ '^dispatcher_messages_history_[0-9]+$' AND "
+        "relnamespace::regnamespace::text = :schema ORDER BY 1"
+    )
+    return [each for (each,) in run(database, query, schema=schema)]
+
+
+def test_without_the_right_to_a_schema_partitions_are_weeks(
+    weekly: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, maintenance = today(weekly), StoreMaintenance(weekly)
+    assert StoreSurvey(weekly).housekeeping().days == (3, False)  # type: ignore[union-attr]  # PostgreSQL has it
+    monkeypatch.setattr(partitions, "_DAYS_AHEAD", 13)
+    assert maintenance.keep_days(older_than=RETENTION) == []
+    coming = [first, *(monday(first) + number * 7 * DAY for number in (1, 2))]
+    assert starts(weekly, "public") in (coming, coming[:2])
+    assert StoreSurvey(weekly).housekeeping().days == (13, False)  # type: ignore[union-attr]  # PostgreSQL has it
+    message = ended(weekly, timedelta(0))
+    week = f"_history_{first:%Y%m%d}"
+    assert lies_in(weekly, message) == tuple(f"{table}{week}" for table in SPLIT)
+    become_next_version(tmp_path, monkeypatch, INDEXED)
+    assert migrate(weekly) == NEXT
+    valid = "SELECT bool_and(indisvalid) FROM pg_index WHERE indexrelid::regclass::text ~ 'note'"
+    assert run(weekly, valid) == [(True,)]
+
+
+def test_weeks_are_dropped_and_what_needs_them_keeps_others_for_a_day(weekly: Database) -> None:
+    day, maintenance = today(weekly), StoreMaintenance(weekly)
+    retention = 4 * 7 * DAY + day.weekday() * DAY
+    week = monday(day) - 5 * 7 * DAY  # it ended when the present retention began
+    make_day(weekly, week, 7 * DAY, "public")
+    age = rows.now() - datetime.combine(week, time(), UTC)
+    monday_s, sunday_s = (ended(weekly, age - number * DAY) for number in (0, 6))
+    kept = ended(weekly, age)
+    rows.change(weekly, kept.id, status="cancelled", reserved=True)
+    survey = StoreSurvey(weekly)
+    assert maintenance.keep_days(older_than=retention + DAY) == []
+    assert maintenance.keep_days(older_than=retention) == []
+    assert maintenance.prune(older_than=retention, limit=9) == 0
+    assert survey.not_pruned(retention=retention) == timedelta(0)
+    assert timedelta(0) < survey.not_pruned(retention=retention - DAY) < DAY
+    assert maintenance.prune(older_than=retention - DAY, limit=9) == 2
+    assert Messages(weekly).find_many([monday_s.id, sunday_s.id]) == []
+    rows.change(weekly, kept.id, reserved=False)
+    assert maintenance.keep_days(older_than=retention + DAY) == []
+    assert maintenance.keep_days(older_than=retention) == [week + n * DAY for n in range(7)]
+    assert week not in starts(weekly, "public")
+    assert rows.count(weekly) == 0
+
+
+def test_with_a_retention_of_less_than_two_weeks_messages_do_not_wait_for_their_week(
+    weekly: Database,
+) -> None:
+    ended(weekly, 9 * DAY)
+    assert StoreMaintenance(weekly).prune(older_than=8 * DAY, limit=9) == 1
+
+
+def test_days_follow_weeks_where_an_administrator_makes_the_schema_later(
+    weekly: Database, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maintenance, week = StoreMaintenance(weekly), monday(today(weekly) - 2 * OLD)
+    make_day(weekly, week, 7 * DAY, "public")
+    as_administrator(postgres, weekly, f"CREATE SCHEMA {DAYS}")
+    maintenance.keep_days(older_than=4 * OLD)
+    assert starts(weekly, DAYS) == []
+    as_administrator(postgres, weekly, f"ALTER SCHEMA {DAYS} OWNER TO weekly")
+    monkeypatch.setattr(partitions, "_DAYS_AHEAD", 13)
+    weeks = starts(weekly, "public")
+    assert maintenance.keep_days(older_than=4 * OLD) == []
+    made = starts(weekly, DAYS)
+    assert made[0] == monday(weeks[-1]) + 7 * DAY
+    assert made == [made[0] + number * DAY for number in range(len(made))]
+    assert made[-1] == today(weekly) + 13 * DAY
+    assert StoreSurvey(weekly).housekeeping().days == (13, False)  # type: ignore[union-attr]  # PostgreSQL has it
+    make_day(weekly, week + 7 * DAY)
+    assert len(maintenance.keep_days(older_than=OLD)) == 8
+    assert starts(weekly, DAYS) == made
+    as_administrator(postgres, weekly, f"ALTER SCHEMA {DAYS} OWNER TO postgres")
+    monkeypatch.setattr(partitions, "_DAYS_AHEAD", 20)
+    maintenance.keep_days(older_than=OLD)
+    assert starts(weekly, "public")[len(weeks) - 1] == made[-1] + DAY
+    assert StoreSurvey(weekly).housekeeping().days == (20, False)  # type: ignore[union-attr]  # PostgreSQL has it

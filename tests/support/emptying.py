@@ -34,9 +34,10 @@ END $$
 _EMPTY = """
 DO $$ DECLARE each regclass; grown text; BEGIN
   PERFORM set_config('session_replication_role', 'replica', true);
-  FOR each IN SELECT oid::regclass FROM pg_class
-    WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'
-    AND relname <> 'dispatcher_alembic_version' AND pg_relation_size(oid) > 0 ORDER BY 1
+  FOR each IN SELECT pg_class.oid::regclass FROM pg_class
+    JOIN pg_namespace own ON own.oid = relnamespace
+    WHERE nspname IN ('public', 'dispatcher_days') AND relkind = 'r'
+    AND relname <> 'dispatcher_alembic_version' AND pg_relation_size(pg_class.oid) > 0 ORDER BY 1
   LOOP
     IF pg_relation_size(each) > 100000 THEN grown := concat_ws(', ', grown, each);
     ELSE EXECUTE 'DELETE FROM ' || each; END IF;

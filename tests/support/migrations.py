@@ -7,12 +7,13 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection
 
 from dispatcher.store import Database
-from dispatcher.store.migrate import options
+from dispatcher.store.migrate import _config, options
 
 _FOLDER = Path(__file__).parents[2] / "migrations"
 REVISIONS = sorted(each.name[:4] for each in _FOLDER.glob("versions/*.py"))
@@ -88,3 +89,11 @@ def differences(database: Database) -> list[object]:
         return list(compare_metadata(context, described))
 
     return database.run(compared)
+
+
+def back_to(database: Database, revision: str) -> None:
+    """Undo the migrations after a revision."""
+    config = _config()
+    with database.engine.connect() as connection:
+        config.attributes.update(connection=connection, database=database)
+        command.downgrade(config, revision)

@@ -433,12 +433,18 @@ class StoreEngine(ABC):
         del connection, tables, retention
         return []
 
-    def pruned_until(self, retention: timedelta) -> ColumnElement[datetime]:
+    def pruned_until(
+        self, connection: Connection, tables: Tables, retention: timedelta
+    ) -> ColumnElement[datetime]:
         """Return until when a message must have ended to be deleted."""
+        del connection, tables
         return cast("ColumnElement[datetime]", later(database_now(), -retention))
 
-    def pruned_at(self, ended_at: datetime, retention: timedelta) -> datetime:
+    def pruned_at(
+        self, connection: Connection, tables: Tables, ended_at: datetime, retention: timedelta
+    ) -> datetime:
         """Return when a message that ended then is to be deleted."""
+        del connection, tables
         return ended_at + retention
 
     def table_options(self) -> dict[str, Any]:

@@ -4,6 +4,10 @@
 ``…_history``, and the latter into days in UTC, ``…_history_20261123``. An UPDATE that sets or
 clears ``finished_at`` moves the row. ``…_history_other`` takes the rows of a day without a
 partition, so that no outcome is lost where maintenance has made none.
+
+Days are two tables a day, so they lie in a schema of their own, ``…_days``. Where the role in
+``database_url`` may not create in it, each partition goes on to the end of its week, and lies
+beside the tables.
 """
 
 from __future__ import annotations
@@ -45,69 +49,108 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_DAY = timedelta(days=1)
 _DAYS_AHEAD = 3
-_LEAST_IN_DAYS = timedelta(days=2)
+_LEAST = {"day": timedelta(days=2), "week": timedelta(weeks=2)}
 """With a shorter retention messages are deleted one by one: a day more would be a large part."""
 _LIVE, _HISTORY, _OTHER, _DETACHED = "live", "history", "history_other", "detached"
-_TO_DROP_IT = timedelta(days=1)
-"""How long a day may wait to be dropped until its rows are deleted one by one."""
+_TO_DROP_IT = _DAY
+"""How long a partition may wait to be dropped until its rows are deleted one by one."""
 _PATIENCE_MS = 200
 _ROWS_AT_ONCE = 5_000
-_DAYS = text(
-    "SELECT child.relname FROM pg_inherits JOIN pg_class child ON child.oid = inhrelid "
-    "WHERE inhparent = CAST(:parent AS regclass) ORDER BY child.relname"
+# Tables without a schema in the settings have one in the database.
+_SCHEMA_OF_DAYS = text(
+    "SELECT days FROM (SELECT CASE nspname WHEN 'public' THEN '' ELSE nspname || '_' END || :days "
+    "AS days FROM pg_class JOIN pg_namespace own ON own.oid = relnamespace "
+    "WHERE pg_class.oid = CAST(:parent AS regclass)) AS named "
+    "WHERE octet_length(days) < 64 AND NOT starts_with(days, 'pg_')"
+)
+_IS_USABLE = text(
+    "SELECT has_schema_privilege(oid, 'CREATE') AND has_schema_privilege(oid, 'USAGE') "
+    "FROM pg_namespace WHERE nspname = :days"
+)
+_MAY_CREATE = text("SELECT has_database_privilege(current_database(), 'CREATE')")
+_CHILDREN = text(
+    "SELECT nspname, relname FROM pg_inherits JOIN pg_class child ON child.oid = inhrelid "
+    "JOIN pg_namespace own ON own.oid = relnamespace "
+    "WHERE inhparent = CAST(:parent AS regclass) ORDER BY relname"
 )
 _WITHOUT_INDEX = text(
-    "SELECT child.oid, child.relname, child.relkind = 'p' FROM pg_inherits JOIN pg_class child "
-    "ON child.oid = inhrelid WHERE inhparent = CAST(:parent AS regclass) AND NOT EXISTS ("
+    "SELECT child.oid, nspname, child.relname, child.relkind = 'p' FROM pg_inherits "
+    "JOIN pg_class child ON child.oid = inhrelid JOIN pg_namespace ns ON ns.oid = relnamespace "
+    "WHERE inhparent = CAST(:parent AS regclass) AND NOT EXISTS ("
     "SELECT FROM pg_index own JOIN pg_inherits attached ON attached.inhrelid = own.indexrelid "
     "WHERE own.indrelid = child.oid AND attached.inhparent = CAST(:index AS regclass)) "
     "ORDER BY child.relname DESC"
 )
 _LIKE = text(
-    "SELECT relname FROM pg_class WHERE relkind = 'r' AND starts_with(relname, :beginning) "
-    "AND relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = CAST(:history AS regclass)) "
-    "ORDER BY relname"
+    "SELECT nspname, relname FROM pg_class JOIN pg_namespace own ON own.oid = relnamespace "
+    "WHERE relkind = 'r' AND starts_with(relname, :beginning) AND (nspname = :days OR own.oid = "
+    "(SELECT relnamespace FROM pg_class WHERE oid = CAST(:history AS regclass))) ORDER BY relname"
 )
 _DAY_OF = text(
     "SELECT CAST((statement_timestamp() - CAST(:ago AS interval)) AT TIME ZONE 'UTC' AS date)"
 )
-# Another sweep makes the same day.
-_MADE_BEFORE = frozenset({"42P07", "23505", "42710"})
+# Another sweep makes the same day, or a week of it.
+_MADE_BEFORE = frozenset({"42P07", "23505", "42710", "42P17"})
 _MISPLACED = "23514"
 _IN_USE, _GONE, _NOT_OWNED = "55P03", "42P01", "42501"
 
 
+class _Span(NamedTuple):
+    """A partition of rows that ended on these days."""
+
+    rows: TableClause
+    days: list[date]
+
+
 class _Split(NamedTuple):
-    """A table and its partitions, on a connection."""
+    """A table and its partitions, on a connection.
+
+    ``days`` is the name for the schema of partitions of one day, which need not be there.
+    """
 
     table: Table
     connection: Connection
+    days: str = ""
 
-    def part(self, name: str) -> TableClause:
-        """Return a partition, with the columns of the table."""
+    def part(self, name: str, schema: str | None = None) -> TableClause:
+        """Return a partition, with the columns of the table; beside it, if in no other schema."""
         columns = (column(each.name, each.type) for each in self.table.columns)
-        return table(f"{self.table.name}_{name}", *columns, schema=self.table.schema)
+        return table(f"{self.table.name}_{name}", *columns, schema=schema or self.table.schema)
 
-    def of_day(self, day: date) -> TableClause:
-        """Return the partition of a day, whether there is one or not."""
-        return self.part(f"{_HISTORY}_{day:%Y%m%d}")
+    def span(self, start: date, schema: str | None) -> _Span:
+        """Return the partition in a schema that begins with a day, whether it is there or not."""
+        length = 1 if schema == self.days else 7 - start.weekday()
+        rows = self.part(f"{_HISTORY}_{start:%Y%m%d}", schema)
+        return _Span(rows, [start + number * _DAY for number in range(length)])
 
     def name(self, named: Table | TableClause) -> str:
         """Return the name of a table as SQL has it."""
-        return self.beside(named.name)
+        return self.qualified(named.name, named.schema)
 
-    def beside(self, name: str) -> str:
-        """Return the name of an object in the schema of the table, as SQL has it."""
-        quote, schema = self.connection.dialect.identifier_preparer, self.table.schema
+    def qualified(self, name: str, schema: str | None) -> str:
+        """Return the name of an object in a schema, as SQL has it."""
+        quote = self.connection.dialect.identifier_preparer
         return f"{quote.quote_schema(schema)}.{quote.quote(name)}" if schema else quote.quote(name)
 
-    def days(self) -> Iterator[date]:
-        """Yield the days that have a partition, the first one first."""
+    def spans(self) -> Iterator[_Span]:
+        """Yield the partitions of days and weeks, the first one first."""
         history = self.part(_HISTORY)
-        for (name,) in self.connection.execute(_DAYS, {"parent": self.name(history)}).all():
+        given = {"parent": self.name(history)}
+        for schema, name in self.connection.execute(_CHILDREN, given).all():
             if (day := name.removeprefix(f"{history.name}_")).isdigit():
-                yield datetime.strptime(day, "%Y%m%d").replace(tzinfo=UTC).date()
+                start = datetime.strptime(day, "%Y%m%d").replace(tzinfo=UTC).date()
+                yield self.span(start, schema)
+
+    def covered(self) -> set[date]:
+        """Return the days that have a partition."""
+        return {day for span in self.spans() for day in span.days}
+
+    def is_usable(self) -> bool | None:
+        """Return whether the role may create in the schema of days; None where it is missing."""
+        usable: bool | None = self.connection.scalar(_IS_USABLE, {"days": self.days})
+        return usable
 
     def has(self, query: Select[Any]) -> bool:
         """Return whether a query finds a row."""
@@ -130,10 +173,11 @@ def make(connection: Connection, tables: Tables, options: str) -> None:
 
     ``options`` are the storage parameters of those that are changed often.
     """
-    for split in _splits(connection, tables):
+    run, splits = connection.exec_driver_sql, _splits(connection, tables)
+    _make_schema(splits[0])
+    for split in splits:
         parent, history = split.name(split.table), split.name(split.part(_HISTORY))
         key = ", ".join(each.name for each in split.table.primary_key)
-        run = connection.exec_driver_sql
         run(
             f"CREATE TABLE {split.name(split.part(_LIVE))} PARTITION OF {parent} "
             f"(PRIMARY KEY ({key})) FOR VALUES IN (true) WITH ({options})"
@@ -148,13 +192,26 @@ def make(connection: Connection, tables: Tables, options: str) -> None:
             run(f"CREATE INDEX ON {history} (message_id) WHERE outcome = 'unknown'")
         else:
             run(f"CREATE INDEX ON {history} (id) WHERE idempotency_key IS NOT NULL")
-        for day in _coming(connection):
-            run(_make_day(split, day))
+        for span in _missing(split):
+            run(_make_span(split, span))
+
+
+def drop(connection: Connection, tables: Tables) -> None:
+    """Drop the partitions of what has ended, and the schema of days if nothing else is in it."""
+    run, splits = connection.exec_driver_sql, _splits(connection, tables)
+    for split in splits:
+        run(f"DROP TABLE {split.name(split.part(_HISTORY))}")
+    if splits[0].days:
+        schema = connection.dialect.identifier_preparer.quote_schema(splits[0].days)
+        run(
+            f"DO $$ BEGIN DROP SCHEMA IF EXISTS {schema}; EXCEPTION WHEN "
+            "dependent_objects_still_exist OR insufficient_privilege THEN NULL; END $$"
+        )
 
 
 def has_begun(connection: Connection, index: NewIndex) -> bool:
     """Return whether an index is there, also one that is not valid yet."""
-    name = _Split(index.table, connection).beside(index.name)
+    name = _Split(index.table, connection).qualified(index.name, index.table.schema)
     return bool(connection.scalar(select(func.to_regclass(name).is_not(None))))
 
 
@@ -172,39 +229,46 @@ def build_index(connection: Connection, index: NewIndex) -> None:
 
     def build(parent: str, whole: str) -> None:
         """Build what ``parent`` lacks; ``whole`` is its index."""
-        given = {"parent": parent, "index": split.beside(whole)}
-        for oid, name, is_split in connection.execute(_WITHOUT_INDEX, given).all():
-            part = split.beside(name)
+        given = {"parent": parent, "index": whole}
+        for oid, schema, name, is_split in connection.execute(_WITHOUT_INDEX, given).all():
             own = f"ix_{index.table.name}_{oid}_{index.columns[0]}"
+            part, built = split.qualified(name, schema), split.qualified(own, schema)
             if is_split:
                 run(f"CREATE INDEX IF NOT EXISTS {quote.quote(own)} ON ONLY {part} {shape}")
-                build(part, own)
+                build(part, built)
             else:  # an interrupted one has left an index that is not valid
-                run(f"DROP INDEX CONCURRENTLY IF EXISTS {split.beside(own)}")
+                run(f"DROP INDEX CONCURRENTLY IF EXISTS {built}")
                 run(f"CREATE INDEX CONCURRENTLY {quote.quote(own)} ON {part} {shape}")
-            run(f"ALTER INDEX {given['index']} ATTACH PARTITION {split.beside(own)}")
+            run(f"ALTER INDEX {whole} ATTACH PARTITION {built}")
 
     table_name, name = split.name(index.table), quote.quote(index.name)
     run(f"CREATE INDEX IF NOT EXISTS {name} ON ONLY {table_name} {shape}")
-    build(table_name, index.name)
+    build(table_name, split.qualified(index.name, index.table.schema))
 
 
-def pruned_until(retention: timedelta) -> ColumnElement[datetime]:
+def pruned_until(
+    connection: Connection, tables: Tables, retention: timedelta
+) -> ColumnElement[datetime]:
     """Return until when a message must have ended to be deleted alone.
 
-    As a rule that is a day after its own day was to be dropped: then the day cannot be, or is none.
+    As a rule that is a day after its own day or week was to be dropped: then that cannot be, or
+    there is none.
     """
+    if unit := _goes_by(connection, tables, retention):
+        return func.date_trunc(unit, later(database_now(), -retention - _TO_DROP_IT), "UTC")
     until: ColumnElement[datetime] = later(database_now(), -retention)
-    if _goes_by_days(retention):
-        until = later(func.date_trunc("day", until, "UTC"), -_TO_DROP_IT)
     return until
 
 
-def pruned_at(ended_at: datetime, retention: timedelta) -> datetime:
+def pruned_at(
+    connection: Connection, tables: Tables, ended_at: datetime, retention: timedelta
+) -> datetime:
     """Return when a message that ended then is to be deleted alone."""
-    if not _goes_by_days(retention):
+    unit, day = _goes_by(connection, tables, retention), ended_at.date()
+    if unit is None:
         return retention + ended_at
-    return retention + _end(ended_at.date()) + _TO_DROP_IT
+    last = day + (6 - day.weekday()) * _DAY if unit == "week" else day
+    return retention + _midnight(last + _DAY) + _TO_DROP_IT
 
 
 def keep_days(connection: Connection, tables: Tables, retention: timedelta) -> list[date]:
@@ -223,15 +287,15 @@ def keep_days(connection: Connection, tables: Tables, retention: timedelta) -> l
     dropped: list[date] = []
     with _left_to_the_next_run():
         _drop_detached(messages, tables)
-        for day in messages.days():
-            if day < until and not _has_messages_to_keep(messages, day, tables):
-                _detach(messages, day)
-                dropped.append(day)
+        for span in messages.spans():
+            if span.days[-1] < until and not _has_messages_to_keep(messages, span.rows, tables):
+                _detach(messages, span)
+                dropped += span.days
                 _drop_detached(messages, tables)
     with _left_to_the_next_run():
-        for day in attempts.days():
-            if day < until and not _has_attempts_to_keep(attempts, day, tables):
-                _alone(connection, f"DROP TABLE {attempts.name(attempts.of_day(day))}")
+        for span in attempts.spans():
+            if span.days[-1] < until and not _has_attempts_to_keep(attempts, span.rows, tables):
+                _alone(connection, f"DROP TABLE {attempts.name(span.rows)}")
         _delete_orphans(attempts, until, tables)
     return dropped
 
@@ -253,51 +317,75 @@ def state(connection: Connection, tables: Tables) -> tuple[int, bool]:
 
 
 def _splits(connection: Connection, tables: Tables) -> list[_Split]:
-    return [_Split(each, connection) for each in (tables.messages, tables.attempts)]
+    parent = _Split(tables.messages, connection).name(tables.messages)
+    given = {"days": f"{tables.prefix}days", "parent": parent}
+    days = connection.scalar(_SCHEMA_OF_DAYS, given) or ""
+    return [_Split(each, connection, days) for each in (tables.messages, tables.attempts)]
 
 
-def _goes_by_days(retention: timedelta) -> bool:
-    return retention >= _LEAST_IN_DAYS
+def _make_schema(split: _Split) -> None:
+    """Make the schema of days, or say which right that needs."""
+    connection, is_usable = split.connection, split.is_usable()
+    if not split.days or is_usable:
+        return
+    create = f"CREATE SCHEMA {connection.dialect.identifier_preparer.quote(split.days)}"
+    if is_usable is None and connection.scalar(_MAY_CREATE):
+        connection.exec_driver_sql(create)
+    else:
+        log.warning(
+            "no right to create in schema %s: partitions are made for weeks, beside the tables, "
+            "and messages go at the end of their week; for days, as an administrator: %s "
+            "AUTHORIZATION the role in database_url", split.days, create,
+        )  # fmt: skip
 
 
-def _today(connection: Connection) -> date:
-    today: date = connection.scalar(_DAY_OF, {"ago": timedelta(0)})
-    return today
+def _goes_by(connection: Connection, tables: Tables, retention: timedelta) -> str | None:
+    """Return by what messages are deleted together: "day", "week", or None.
+
+    As long as a week stands it is "week".
+    """
+    messages, _ = _splits(connection, tables)
+    unit = "week" if any(each.rows.schema != messages.days for each in messages.spans()) else "day"
+    return unit if retention >= _LEAST[unit] else None
 
 
 def _coming(connection: Connection) -> list[date]:
-    today = _today(connection)
-    return [today + timedelta(days=number) for number in range(_DAYS_AHEAD + 1)]
+    today: date = connection.scalar(_DAY_OF, {"ago": timedelta(0)})
+    return [today + number * _DAY for number in range(_DAYS_AHEAD + 1)]
 
 
-def _end(day: date) -> datetime:
-    return datetime.combine(day + timedelta(days=1), time(), UTC)
+def _midnight(day: date) -> datetime:
+    return datetime.combine(day, time(), UTC)
 
 
-def _make_day(split: _Split, day: date) -> str:
-    start, end = datetime.combine(day, time(), UTC), _end(day)
+def _missing(split: _Split) -> Iterator[_Span]:
+    """Yield the partitions that the coming days lack: those made meanwhile are seen."""
+    schema = split.days if split.is_usable() else None
+    for day in _coming(split.connection):
+        if day not in split.covered():
+            yield split.span(day, schema)
+
+
+def _make_span(split: _Split, span: _Span) -> str:
+    start, end = _midnight(span.days[0]), _midnight(span.days[-1] + _DAY)
     return (
-        f"CREATE TABLE {split.name(split.of_day(day))} PARTITION OF "
-        f"{split.name(split.part(_HISTORY))} "
+        f"CREATE TABLE {split.name(span.rows)} PARTITION OF {split.name(split.part(_HISTORY))} "
         f"FOR VALUES FROM ('{start.isoformat()}') TO ('{end.isoformat()}')"
     )
 
 
 def _days_there(split: _Split) -> int:
     """Return how many days have a partition, from today on until one that has none."""
-    there = set(split.days())
-    return sum(1 for _ in takewhile(there.__contains__, _coming(split.connection)))
+    return sum(1 for _ in takewhile(split.covered().__contains__, _coming(split.connection)))
 
 
 def _make_coming(split: _Split) -> None:
     """Make the partitions of the coming days, with more patience when they are near."""
-    there, spare = set(split.days()), _days_there(split) - 1
+    spare = _days_there(split) - 1
     patience = _PATIENCE_MS if spare > 1 else 10 * _PATIENCE_MS
-    for day in _coming(split.connection):
-        if day in there:
-            continue
+    for span in _missing(split):
         try:
-            _alone(split.connection, _make_day(split, day), patience_ms=patience)
+            _alone(split.connection, _make_span(split, span), patience_ms=patience)
         except DBAPIError as error:
             # Another sweep makes it, or it has rows in the partition of other days.
             if _code(error) not in {_MISPLACED, *_MADE_BEFORE}:
@@ -323,9 +411,9 @@ def _left_to_the_next_run() -> Iterator[None]:
         log.debug("partitions are left to the next run (%s)", _code(error))
 
 
-def _detach(split: _Split, day: date) -> None:
-    """Take a day out of the table. From now on its messages are not found."""
-    rows, detached = split.of_day(day), split.part(f"{_DETACHED}_{day:%Y%m%d}")
+def _detach(split: _Split, span: _Span) -> None:
+    """Take a partition out of the table. From now on its messages are not found."""
+    rows, detached = span.rows, split.part(f"{_DETACHED}_{span.days[0]:%Y%m%d}")
     quote = split.connection.dialect.identifier_preparer.quote
     _alone(
         split.connection,
@@ -342,9 +430,9 @@ def _drop_detached(split: _Split, tables: Tables) -> None:
     """
     beginning = f"{split.table.name}_{_DETACHED}_"
     history = split.name(split.part(_HISTORY))
-    found = split.connection.execute(_LIKE, {"history": history, "beginning": beginning}).all()
-    for (name,) in found:
-        rows = split.part(name.removeprefix(f"{split.table.name}_"))
+    given = {"history": history, "beginning": beginning, "days": split.days}
+    for schema, name in split.connection.execute(_LIKE, given).all():
+        rows = split.part(name.removeprefix(f"{split.table.name}_"), schema)
         _free_keys(split.connection, rows, tables)
         _alone(split.connection, f"DROP TABLE {split.name(rows)}")
 
@@ -354,7 +442,7 @@ def _delete_orphans(attempts: _Split, until: date, tables: Tables) -> None:
     rows, key = attempts.part(_OTHER), tables.attempts.primary_key
     columns = [rows.c[each.name] for each in key]
     has_message = exists().where(tables.messages.c.id == rows.c.message_id)
-    is_old = rows.c.finished_at < datetime.combine(until, time(), UTC)
+    is_old = rows.c.finished_at < _midnight(until)
     some = select(*columns).where(is_old, ~has_message).limit(_ROWS_AT_ONCE)
     while found := attempts.connection.execute(some).all():
         attempts.connection.execute(delete(rows).where(tuple_(*columns).in_(map(tuple, found))))
@@ -367,20 +455,20 @@ def _code(error: DBAPIError) -> str | None:
     return found
 
 
-def _has_messages_to_keep(split: _Split, day: date, tables: Tables) -> bool:
-    """Return whether a message of that day has a reservation to release or a status to report."""
-    ids = select(split.of_day(day).c.id)
+def _has_messages_to_keep(split: _Split, rows: TableClause, tables: Tables) -> bool:
+    """Return whether one of these messages has a reservation to release or a status to report."""
+    ids = select(rows.c.id)
     return any(
         split.has(ids.where(each)) for each in (tables.is_unreleased, tables.is_notification_due)
     )
 
 
-def _has_attempts_to_keep(split: _Split, day: date, tables: Tables) -> bool:
-    """Return whether the outcome of a message that is stored is unknown by an attempt of that day.
+def _has_attempts_to_keep(split: _Split, rows: TableClause, tables: Tables) -> bool:
+    """Return whether the outcome of a message that is stored is unknown by one of these attempts.
 
     The attempts are read some at a time: a provider that hung for hours leaves very many.
     """
-    rows, messages = split.of_day(day), tables.messages
+    messages = tables.messages
     is_unknown = rows.c.outcome == text("'unknown'")
     page = select(rows.c.message_id).where(is_unknown).order_by(rows.c.message_id)
     after: UUID | None = None

@@ -333,13 +333,17 @@ class PostgreSQLEngine(StoreEngine):
         """Make the partitions of the coming days, and drop old ones."""
         return partitions.keep_days(connection, tables, retention)
 
-    def pruned_until(self, retention: timedelta) -> ColumnElement[datetime]:
-        """Delete whole days."""
-        return partitions.pruned_until(retention)
+    def pruned_until(
+        self, connection: Connection, tables: Tables, retention: timedelta
+    ) -> ColumnElement[datetime]:
+        """Delete whole days or weeks."""
+        return partitions.pruned_until(connection, tables, retention)
 
-    def pruned_at(self, ended_at: datetime, retention: timedelta) -> datetime:
-        """Delete whole days."""
-        return partitions.pruned_at(ended_at, retention)
+    def pruned_at(
+        self, connection: Connection, tables: Tables, ended_at: datetime, retention: timedelta
+    ) -> datetime:
+        """Delete whole days or weeks."""
+        return partitions.pruned_at(connection, tables, ended_at, retention)
 
     def key_holder(self, table: Table, tables: Tables) -> str:
         """Return the partition of what lives."""
