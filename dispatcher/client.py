@@ -51,8 +51,10 @@ from dispatcher.message import (
     OnUnknown,
     Plan,
     Status,
+    check_recipient,
     check_text,
     new_id,
+    scope_name,
 )
 from dispatcher.operations.overview import By, LoadToCome, Overview, Tops
 from dispatcher.operations.verification import Verified
@@ -312,7 +314,8 @@ class Dispatcher:
         Args:
             channel: The name of a channel of the settings, or a :class:`~dispatcher.Channel`, which
                 says of what type the ``body`` is.
-            recipient: The address, as the channel's transport reads it.
+            recipient: The address, as the channel's transport reads it: at most 255 characters,
+                a URL 2,048.
             body: The content, a JSON object or a value of the channel's type. It is this or
                 ``template``. The type of the channel, and that of its settings, validate either.
             template: A template of the channel, rendered now.
@@ -338,7 +341,7 @@ class Dispatcher:
             expire_after: The length after its time from which on it is not sent any more. It is
                 this or ``expires_at``.
             status_url: Gets a POST, at least once, when the message is sent, failed, expired,
-                cancelled or held; at most 255 characters. See docs/status-webhooks.md.
+                cancelled or held; at most 2,048 characters. See docs/status-webhooks.md.
             campaign: A label by which messages are found together; at most 64 characters.
             quotas: ``"none"``: no quota counts or refuses it, where ``without_quotas`` of the
                 channel allows that.
@@ -892,8 +895,8 @@ class Dispatcher:
         if scope is not None:
             name = check_text("scope", scope)
         elif recipient is not None:
-            recipient = check_text("recipient", recipient)
-            name = self.settings.spellings.one(recipient, channel)
+            recipient = check_recipient(recipient)
+            name = scope_name(self.settings.spellings.one(recipient, channel))
         else:
             raise InvalidDraft("recipient", "neither recipient nor scope given", "one of them")
         terms = terms_for(

@@ -28,7 +28,8 @@ Body = Mapping[str, Any]
 OnConflict = Literal["reject", "shift"]
 OnUnknown = Literal["retry", "hold"]
 
-MAX_RECIPIENT = 255
+MAX_RECIPIENT, MAX_URL = 255, 2_048
+_LONGEST_SCHEME = 16
 MAX_CAMPAIGN = 64
 dump_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 """Return compact JSON; NaN and infinities raise ValueError."""
@@ -316,6 +317,28 @@ def check_text(name: str, value: object, *, longest: int = MAX_RECIPIENT) -> str
     if value != value.strip():
         raise InvalidDraft(name, "white space at an end", accepted)
     return value
+
+
+def check_recipient(value: object, *, name: str = "recipient") -> str:
+    """Return ``value`` if it is a recipient: such a text, or a URL of at most ``MAX_URL`` in ASCII.
+
+    PostgreSQL's index takes no more bytes. Raises InvalidDraft.
+    """
+    if isinstance(value, str) and len(value) > MAX_RECIPIENT and "://" in value[:_LONGEST_SCHEME]:
+        if not value.isascii():
+            raise InvalidDraft(
+                name, "a long URL that is not ASCII", "a URL that is percent-encoded"
+            )
+        return check_text(name, value, longest=MAX_URL)
+    return check_text(name, value)
+
+
+def scope_name(recipient: str) -> str:
+    """Return the name of a recipient's scope: of a long URL its beginning, and a digest of it."""
+    if len(recipient) <= MAX_RECIPIENT:
+        return recipient
+    digest = hashlib.sha256(recipient.encode()).hexdigest()
+    return f"{recipient[: MAX_RECIPIENT - len(digest) - 1]}~{digest}"
 
 
 NOT_JSON = "is not JSON"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from dispatcher.channel import ChannelSettings
 from dispatcher.errors import InvalidDraft, InvalidSettings, InvalidValue, quoted
-from dispatcher.message import check_text
+from dispatcher.message import check_recipient
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class Spellings:
             raise InvalidDraft(
                 "recipient", f"its spelling raised {kind}", f"a recipient that {rule!r} can spell"
             ) from None
-        return check_text("recipient", spelt)
+        return check_recipient(spelt)
 
 
 def email(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Self, TypedDict
 from uuid import UUID
 
 from dispatcher.errors import InvalidDraft, kind_of, plain, quoted
-from dispatcher.message import MAX_CAMPAIGN, Message, Status, check_text
+from dispatcher.message import MAX_CAMPAIGN, Message, Status, check_recipient, check_text
 from dispatcher.times import send_time
 
 
@@ -68,13 +68,14 @@ class Selection:
         if zone is not None:
             send_time.check_zone(zone)
         texts = {
-            "recipient": wanted.get("recipient"),
             "scope": wanted.get("scope"),
             "idempotency_key": wanted.get("idempotency_key"),
             "key_prefix": wanted.get("key_prefix"),
         }
         for name, text in texts.items():
             texts[name] = None if text is None else check_text(name, text)
+        recipient = wanted.get("recipient")
+        texts["recipient"] = None if recipient is None else check_recipient(recipient)
         campaign = wanted.get("campaign")
         if campaign is not None:
             campaign = check_text("campaign", campaign, longest=MAX_CAMPAIGN)

@@ -12,7 +12,7 @@ from django.db import models
 
 from dispatcher.django import configuration
 from dispatcher.django.fields import IdField, InstantField, LengthField, StoredJSONField
-from dispatcher.message import MAX_CAMPAIGN, MAX_RECIPIENT, Outcome, Status
+from dispatcher.message import MAX_CAMPAIGN, MAX_RECIPIENT, MAX_URL, Outcome, Status
 from dispatcher.store.schema import VOID
 from dispatcher.times.zones import MAX_ZONE
 
@@ -36,7 +36,7 @@ class Message(models.Model):
 
     id = IdField(primary_key=True)
     channel = models.CharField(max_length=_CHANNEL)
-    recipient = models.CharField(max_length=MAX_RECIPIENT)
+    recipient = models.CharField(max_length=MAX_URL)
     scope = models.CharField(max_length=MAX_RECIPIENT)
     body = StoredJSONField()
     send_at = InstantField()

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, case, delete, func, or_, select, update
 
-from dispatcher.message import Status, dump_json
+from dispatcher.message import Status, dump_json, scope_name
 from dispatcher.scope import NO_SCOPE
 from dispatcher.store.database import Database
 
@@ -54,7 +54,7 @@ class PersonalData:
         one_of = self._database.one_of
         these = one_of(row.id, ids)
         blanks = update(messages).values(
-            scope=case((row.scope == recipient, NO_SCOPE), else_=row.scope),
+            scope=case((row.scope == scope_name(recipient), NO_SCOPE), else_=row.scope),
             last_error=case((row.last_error.is_not(None), ERASED)),
             recipient="", body={}, idempotency_key=None, trace=None, status_url=None,
             notified_status=None, claim_token=row.claim_token + 1,
@@ -97,7 +97,7 @@ class PersonalData:
         quoted = {dump_json(recipient)[1:-1], recipient}
         named = or_(*(replies.c.body.contains(each, autoescape=True) for each in quoted))
         self._database.execute(delete(replies).where(named))
-        self._database.execute(delete(pauses).where(pauses.c.name == recipient))
+        self._database.execute(delete(pauses).where(pauses.c.name == scope_name(recipient)))
         if not keep_opt_out:
             opt_outs = tables.suppressions
             self._database.execute(delete(opt_outs).where(opt_outs.c.recipient == recipient))

@@ -43,6 +43,7 @@ from sqlalchemy import (
 from dispatcher.message import (
     MAX_CAMPAIGN,
     MAX_RECIPIENT,
+    MAX_URL,
     Attempt,
     Message,
     OnUnknown,
@@ -314,13 +315,16 @@ def tables_named(prefix: str, schema: str | None) -> Tables:
     return Tables(prefix, schema)
 
 
+_OF_MARIADB: dict[str, Any] = {"mysql_length": MAX_RECIPIENT, "mariadb_length": MAX_RECIPIENT}
+
+
 def _messages(name: str, metadata: MetaData) -> Table:
     table = Table(
         name,
         metadata,
         Column("id", id_type(), primary_key=True),
         Column("channel", String(63), nullable=False),
-        Column("recipient", String(MAX_RECIPIENT), nullable=False),
+        Column("recipient", String(MAX_URL), nullable=False),
         Column("scope", String(MAX_RECIPIENT), nullable=False),
         Column("body", json_type(), nullable=False),
         Column("send_at", Instant, nullable=False),
@@ -345,7 +349,7 @@ def _messages(name: str, metadata: MetaData) -> Table:
         Column("expire_after", Length),
         Column("asked_at", Instant),
         Column("move_token", Integer, nullable=False, server_default="0"),
-        Column("status_url", String(MAX_RECIPIENT)),
+        Column("status_url", String(MAX_URL)),
         Column("notified_status", String(9)),
         Column("trace", String(55)),  # all that version 00 of a traceparent has
         Column("enqueued_at", Instant),
@@ -379,7 +383,8 @@ def _messages(name: str, metadata: MetaData) -> Table:
             *(table.c[column] for column in index.columns),
             **partial(index.where),
         )
-    Index(f"ix_{name}_recipient", table.c.recipient)
+    # MariaDB's keys end at 3,072 bytes.
+    Index(f"ix_{name}_recipient", table.c.recipient, **_OF_MARIADB)
     return table
 
 

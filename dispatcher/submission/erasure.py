@@ -8,7 +8,7 @@ from functools import partial
 
 from dispatcher.errors import MessageNotFound, TooLate
 from dispatcher.limiters import Permits
-from dispatcher.message import check_text
+from dispatcher.message import check_recipient, scope_name
 from dispatcher.reservation import Upkeep
 from dispatcher.scope import WITHOUT, Scope, of_scope_on, own_scope
 from dispatcher.settings import Settings
@@ -64,7 +64,7 @@ class Erasure:
         Raises InvalidDraft, StoreUnavailable, ReservationsUnavailable, LimitersUnavailable: a
         repeated call does what is left.
         """
-        recipient = check_text("recipient", recipient)
+        recipient = check_recipient(recipient)
         cancelled = blanked = under_way = 0
         # Also as it is given: a message may be older than the rule of its channel.
         for name in dict.fromkeys([*self._settings.spellings.all(recipient), recipient]):
@@ -73,7 +73,7 @@ class Erasure:
             while some := self._data.blank(name, limit=_AT_ONCE):
                 blanked += some
             self._data.forget(name, keep_opt_out=keep_opt_out)
-            self._forget_in_redis(name)
+            self._forget_in_redis(scope_name(name))
             under_way += self._data.under_way(name)
         log.info(
             "recipient erased: %d messages cancelled, %d blanked, %d under way",

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dispatcher.errors import InvalidValue, UnknownChannel, quoted
-from dispatcher.message import MAX_CAMPAIGN, MAX_RECIPIENT, Message, check_text
+from dispatcher.message import (
+    MAX_CAMPAIGN,
+    MAX_RECIPIENT,
+    Message,
+    check_recipient,
+    check_text,
+    scope_name,
+)
 from dispatcher.settings import Settings
 from dispatcher.store import (
     PAUSED_CAMPAIGN,
@@ -60,8 +67,11 @@ class PauseList:
         kind = check_text("kind", kind)
         if kind not in kinds:
             raise InvalidValue("kind", f"there is no kind {quoted(kind)}", ", ".join(kinds))
-        longest = MAX_CAMPAIGN if kind == PAUSED_CAMPAIGN else MAX_RECIPIENT
-        name = check_text("name", name, longest=longest)
+        if kind == PAUSED_RECIPIENT:
+            name = check_recipient(name, name="name")
+        else:
+            longest = MAX_CAMPAIGN if kind == PAUSED_CAMPAIGN else MAX_RECIPIENT
+            name = check_text("name", name, longest=longest)
         if kind == PAUSED_CHANNEL and name not in self._settings.channels:
             raise UnknownChannel(name, sorted(self._settings.channels))
         return kind, name
@@ -71,6 +81,6 @@ class PauseList:
         if kind != PAUSED_RECIPIENT:
             return {name}
         try:
-            return {name, *self._settings.spellings.all(name)}
+            return {*map(scope_name, (name, *self._settings.spellings.all(name)))}
         except InvalidValue:  # no address but another scope; or its rule cannot be loaded here
-            return {name}
+            return {scope_name(name)}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from dispatcher.errors import InvalidDraft, InvalidSendTime, kind_of, quoted
-from dispatcher.message import check_text
+from dispatcher.message import check_recipient, check_text, scope_name
 from dispatcher.reservation import Terms, Timeline, Timelines
 from dispatcher.scope import NO_SCOPE, of_channel
 from dispatcher.settings import Settings
@@ -45,10 +45,12 @@ class TimelineReader:
 
         Raises InvalidDraft, UnknownChannel, InvalidSendTime and ReservationsUnavailable.
         """
+        is_own = scope is not None and kind is None
+        scope = scope_name(check_recipient(scope, name="scope")) if is_own else scope
         spelt, refused = scope, None
-        if scope is not None and kind is None and spell:
+        if scope is not None and is_own and spell:
             try:
-                spelt = self._settings.spellings.one(check_text("scope", scope), channel)
+                spelt = self._settings.spellings.one(scope, channel)
             except InvalidDraft as error:
                 if error.field != "recipient":
                     raise

@@ -23,8 +23,10 @@ from dispatcher.message import (
     Message,
     OnUnknown,
     check_body,
+    check_recipient,
     check_text,
     fingerprint,
+    scope_name,
 )
 from dispatcher.reservation import Terms
 from dispatcher.scope import WITHOUT, Scope, counted
@@ -121,8 +123,8 @@ def validate(
     passed; it still gets its message. Raises InvalidDraft, InvalidSendTime, UnknownChannel.
     """
     channel, key = known_channel(draft.channel, settings), draft.idempotency_key
-    recipient = settings.spellings.on(channel, check_text("recipient", draft.recipient))
-    scope = recipient if draft.scope is None else check_text("scope", draft.scope)
+    recipient = settings.spellings.on(channel, check_recipient(draft.recipient))
+    scope = scope_name(recipient) if draft.scope is None else check_text("scope", draft.scope)
     if key is not None:
         check_text("idempotency_key", key)
     body, body_json = check_body(
@@ -259,7 +261,7 @@ def _status_url(draft: Draft, settings: Settings) -> str | None:
     if not settings.status_channel:
         problem = "given, and no channel carries status webhooks"
         raise InvalidDraft("status_url", problem, "no URL, or set status_channel in the settings")
-    return check_text("status_url", draft.status_url)
+    return check_recipient(draft.status_url, name="status_url")
 
 
 def _latest(draft: Draft, expires_at: datetime | None, farthest: datetime) -> datetime | None:

@@ -60,7 +60,7 @@ def upgrade() -> None:
         messages,
         sa.Column("id", id_type(), nullable=False),
         sa.Column("channel", sa.String(length=63), nullable=False),
-        sa.Column("recipient", sa.String(length=255), nullable=False),
+        sa.Column("recipient", sa.String(length=2048), nullable=False),
         sa.Column("scope", sa.String(length=255), nullable=False),
         sa.Column("body", json_type(), nullable=False),
         sa.Column("send_at", Instant(), nullable=False),
@@ -85,7 +85,7 @@ def upgrade() -> None:
         sa.Column("expire_after", sa.BigInteger(), nullable=True),
         sa.Column("asked_at", Instant(), nullable=True),
         sa.Column("move_token", sa.Integer(), server_default="0", nullable=False),
-        sa.Column("status_url", sa.String(length=255), nullable=True),
+        sa.Column("status_url", sa.String(length=2048), nullable=True),
         sa.Column("notified_status", sa.String(length=9), nullable=True),
         sa.Column("trace", sa.String(length=55), nullable=True),
         sa.Column("enqueued_at", Instant(), nullable=True),
@@ -124,7 +124,14 @@ def upgrade() -> None:
         *key(messages, "id"),
         **busy,
     )
-    op.create_index(f"ix_{messages}_recipient", messages, ["recipient"], schema=tables.schema)
+    op.create_index(
+        f"ix_{messages}_recipient",
+        messages,
+        ["recipient"],
+        schema=tables.schema,
+        mysql_length=255,
+        mariadb_length=255,
+    )
     index("finished_at", "finished_at")
     index("campaign", "campaign", "id")
     if engine.has_partial_indexes:

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from dispatcher import InvalidDraft, QuotaExceeded, Status, Suppressed
-from tests.support.house import BODY, House
+from tests.support.house import BODY, FAR, House
 from tests.support.house_fixtures import Build
 
 HOUR = timedelta(hours=1)
@@ -73,3 +73,44 @@ def test_many_at_once_and_moves_are_spelt_as_well(house: House) -> None:
     [message] = [*house.dispatcher.select(recipient="+49 (151) 2345678")]
     moved = house.dispatcher.reschedule(message.id, send_in=3 * HOUR)
     assert moved.recipient == "+491512345678"
+
+
+@pytest.mark.every_database
+def test_a_recipient_may_be_a_long_url_everywhere(build: Build) -> None:
+    """Presigned URLs, and those of workflow services, have 300 characters and more."""
+    house = build(quotas="1/hour", status_channel="hook", channels={
+        "memory": {"transport": "memory"},
+        "hook": {"transport": "webhook", "options": {"payload": "body"}},
+    })  # fmt: skip
+    start = "https://shop.example/?signature="
+    longest, other = (start + letter * (2_048 - len(start)) for letter in "ab")
+    message = house.submit(longest, send_at=FAR, status_url=other)
+    house.submit(other, send_at=FAR)
+    assert house.again(message).recipient == longest
+    assert message.scope.startswith(start)
+    assert len(message.scope) == 255
+    with pytest.raises(QuotaExceeded) as full:
+        house.submit(longest, send_at=FAR)
+    slot = house.dispatcher.next_slot(recipient=longest, channel="memory", after=FAR)
+    assert slot == full.value.next_slot == FAR + HOUR
+    assert [each.id for each in house.dispatcher.list(recipient=longest)] == [message.id]
+    [window, *_] = house.dispatcher.timeline(longest, start=FAR, length=HOUR).windows
+    assert [each.at for each in window.booked] == [FAR]
+    assert house.dispatcher.verify_windows().differences == ()
+    assert [each.name for each in house.dispatcher.pause("recipient", longest)] == [message.scope]
+    house.dispatcher.resume("recipient", longest)
+    with pytest.raises(InvalidDraft, match="recipient: 2048 characters; accepted: 1 to 255"):
+        house.dispatcher.suppress(longest)
+    house.dispatcher.erase(longest)
+    assert house.members(message.scope) == {}
+    assert not any(longest in str(value) or message.scope in str(value)
+                   for row in house.rows() for value in row)  # fmt: skip
+
+
+@pytest.mark.parametrize("recipient", [
+    "https://shop.example/" + "a" * 2_028, "https://shop.example/" + "ä" * 300, "a" * 256,
+])  # fmt: skip
+def test_a_longer_one_is_refused(house: House, recipient: str) -> None:
+    for channel in ("memory", "sms"):
+        with pytest.raises(InvalidDraft, match="recipient: "):
+            house.submit(recipient, channel=channel, send_at=FAR)

@@ -24,7 +24,7 @@ class Migration(migrations.Migration):
             [
                 ("id", IdField(primary_key=True, serialize=False)),
                 ("channel", models.CharField(max_length=63)),
-                ("recipient", models.CharField(max_length=255)),
+                ("recipient", models.CharField(max_length=2048)),
                 ("scope", models.CharField(max_length=255)),
                 ("body", StoredJSONField()),
                 ("send_at", InstantField()),
