@@ -20,9 +20,10 @@ from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     ValidationError,
@@ -33,7 +34,6 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
-    InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -73,6 +73,15 @@ _CLUSTER_SHARDS = 64
 _FARTHEST = timedelta(days=366 * 1_000)  # Redis scripts count milliseconds in 14 digits
 _SHORTEST_KEY = 16
 LogFormat = Literal["console", "json"]
+_FORM_OF_REPLIES = re.compile(r"decode_responses|encoding(_errors)?|legacy_responses|protocol")
+_REDIS_OPTION = re.compile(
+    r"db|(sentinel_)?(username|password)|client_name|lib_(name|version)|ssl_\w+|max_connections|"
+    r"health_check_interval|retry_on_timeout|socket_(timeout|connect_timeout|keepalive|read_size)"
+)
+_REDIS_VALUES = {
+    "client_name": (r"[!-~]+", "printable ASCII without blanks"),
+    "ssl_cert_reqs": ("none|optional|required", "none, optional or required"),
+}
 _LONGEST_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux, 104 on macOS
 _ALIKE = 0.85
 _NO_SUCH = "there is no such setting"
@@ -112,6 +121,32 @@ def _with_defaults(
     }
 
 
+def _read_redis_url(url: str) -> str:
+    """Take over the options that a URL has for other clients. Raises InvalidSettings."""
+    options = []
+    for name, given in _options_of(url):
+        if _FORM_OF_REPLIES.fullmatch(name):  # meant for another program that has the same URL
+            continue
+        if not _REDIS_OPTION.fullmatch(name):
+            problem = f"its option {quoted(name)} cannot be taken over"
+            raise InvalidSettings("redis_url", problem, "a URL without it")
+        # Celery writes CERT_NONE
+        value = given.lower().removeprefix("cert_") if name == "ssl_cert_reqs" else given
+        form, accepted = _REDIS_VALUES.get(name, ("(?s:.*)", ""))
+        if not re.fullmatch(form, value):
+            raise InvalidSettings("redis_url", f"its option {name} is {quoted(value)}", accepted)
+        options.append((name, value))
+    return _with_options(url, options)
+
+
+def _options_of(url: str) -> list[tuple[str, str]]:
+    return parse_qsl(url.partition("?")[2])
+
+
+def _with_options(url: str, options: list[tuple[str, str]]) -> str:
+    return "?".join(filter(None, [url.partition("?")[0], urlencode(options)]))
+
+
 class Settings(BaseSettings):
     """The whole configuration: frozen and validated.
 
@@ -132,7 +167,7 @@ class Settings(BaseSettings):
     data_dir: Path = Path(".dispatcher")
     """Folder of the embedded environment, of the file transport, and of the send logs, which tell
     which messages a killed worker had not begun to send. It must outlive the process."""
-    redis_url: str = Field(
+    redis_url: Annotated[str, AfterValidator(_read_redis_url)] = Field(
         default_factory=lambda data: _embedded_redis_url(data["data_dir"]), repr=False
     )
     """Redis of the windows and the permits; must run with ``noeviction``.
@@ -279,9 +314,9 @@ class Settings(BaseSettings):
     def load(cls, **overrides: Any) -> Self:
         """Read environment and file; ``overrides`` win. Raises InvalidSettings.
 
-        A table such as ``channels`` replaces that of the file as a whole, so that a test does not
-        depend on the folder in which it runs; ``Settings.load().channels`` are those of the file.
-        It also raises for a variable of the environment that is almost the name of a setting.
+        Given ``channels`` or ``scopes`` replace those of the file; ``Settings.load().channels |
+        {…}`` keeps them. It also raises for a variable of the environment that is almost the name
+        of a setting.
         """
         wrong = _misspelt(os.environ, PREFIX, cls.model_fields)
         if wrong is not None:
@@ -313,19 +348,25 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Order the sources: arguments, environment, file."""
+        """Order the sources: arguments, environment, file.
+
+        A table that arguments or one variable give replaces that of the file.
+        """
         del dotenv_settings, file_secret_settings
         named = os.environ.get(CONFIG_VARIABLE)
         path = config_file()
         if named and not path.is_file():
             raise InvalidSettings(CONFIG_VARIABLE, f"there is no file {named}", "a TOML file")
         try:
-            of_file = TomlConfigSettingsSource(settings_cls, path)()
+            file = TomlConfigSettingsSource(settings_cls, path)
         except (ValueError, OSError) as error:
             raise InvalidSettings(str(path), f"cannot be read ({error})", "a TOML file") from None
-        given = init_settings()
-        left = {name: value for name, value in of_file.items() if name not in given}
-        return init_settings, env_settings, InitSettingsSource(settings_cls, left)
+        # pydantic would merge the tables, and add channels that nobody asked for to those of a test
+        variables = {variable.upper() for variable in os.environ}
+        for name in [*file.init_kwargs]:
+            if name in init_settings() or PREFIX + name.upper() in variables:
+                del file.init_kwargs[name]
+        return init_settings, env_settings, file
 
     @cached_property
     def quotas_of(self) -> dict[str, tuple[AnyQuota, ...]]:
@@ -577,7 +618,8 @@ def _default_broker_url(redis_url: str, data_dir: Path) -> str:
     if redis_url == _embedded_redis_url(data_dir):
         path = urlsplit(redis_url).path
         return f"redis+socket://{path}?virtual_host={EMBEDDED_BROKER_DB}"
-    return re.sub(r"^unix://", "redis+socket://", redis_url)
+    of_tls = [each for each in _options_of(redis_url) if each[0].startswith("ssl_")]
+    return re.sub(r"^unix://", "redis+socket://", _with_options(redis_url, of_tls))
 
 
 def _first_of(
@@ -614,13 +656,14 @@ def _misspelt(
 
 
 def like(name: str, names: Collection[str]) -> str:
-    """Return the one of these names that is like a misspelt one, else "one of" and all of them.
+    """Return the one of these names that is like a misspelt one, else "one of" and all, or "none".
 
     A name with a further word comes first: "send_in" is rather "send_in_seconds" than "send_at".
     """
     longer = [each for each in names if each.startswith(f"{name}_")]
     near = longer or get_close_matches(name, names, 1)
-    return near[0] if near else f"one of {', '.join(names)}"
+    every = f"one of {', '.join(names)}" if names else "none"
+    return near[0] if near else every
 
 
 def _sentence(kind: str, context: Mapping[str, Any], message: str) -> tuple[str, str]:

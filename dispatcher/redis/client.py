@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple, cast
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import FullJitterBackoff, NoBackoff
@@ -30,9 +30,6 @@ _ACCEPTED = (
     "redis://…, rediss://…, unix://…, redis+cluster://host:port,host:port or "
     "redis+sentinel://host:port,host:port/master"
 )
-_FOR_ANSWERS = frozenset({
-    "decode_responses", "encoding", "encoding_errors", "legacy_responses", "protocol",
-})  # fmt: skip
 _SEVERAL = re.compile(r"^(rediss?)\+(cluster|sentinel)://")
 
 OnConnect = Callable[[Any], None]
@@ -51,7 +48,7 @@ def connect_redis(url: str, *, on_connect: OnConnect | None = None) -> redis.Red
     }
     if not url.startswith("unix:"):
         options |= {"socket_connect_timeout": _SECONDS, "socket_keepalive": True}
-    several, url = _SEVERAL.match(url), _for_us(url)
+    several = _SEVERAL.match(url)
     try:
         if several is None:
             client = redis.Redis.from_url(url, **options, **repeated(_retry()))
@@ -59,28 +56,13 @@ def connect_redis(url: str, *, on_connect: OnConnect | None = None) -> redis.Red
             _check_options(pool.connection_class, pool.connection_kwargs)
             return client
         nodes = _Nodes.of(url, _PORT if several[2] == "cluster" else _SENTINEL_PORT)
-    except (ValueError, AttributeError, redis.RedisError):  # as redis-py says what it cannot read
+    except ValueError:
         raise InvalidSettings("redis_url", "cannot be read", _ACCEPTED) from None
     options |= nodes.options
     if several[2] == "cluster":
         # redis-py sets up connections to nodes of a cluster itself.
         return cast("redis.Redis", Cluster(nodes, options | {"redis_connect_func": on_connect}))
     return _master_of(nodes, options)
-
-
-def _for_us(url: str) -> str:
-    """Return a URL without options for the answers of others, and in redis-py's words.
-
-    Other programs may share it. Raises InvalidSettings.
-    """
-    address, mark, query = url.partition("?")
-    options = {name: value for name, value in parse_qsl(query, keep_blank_values=True)
-               if name not in _FOR_ANSWERS}  # fmt: skip
-    if re.search(r"\s", options.get("client_name", "")):
-        raise InvalidSettings("redis_url", "its client_name has a blank", "a name without blanks")
-    if "ssl_cert_reqs" in options:  # Celery's spelling is CERT_NONE
-        options["ssl_cert_reqs"] = options["ssl_cert_reqs"].removeprefix("CERT_").lower()
-    return address + mark + urlencode(options)
 
 
 def after_set_up(on_connect: OnConnect) -> OnConnect:

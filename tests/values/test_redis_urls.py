@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
+from kombu import Connection
 
 from dispatcher import InvalidSettings, Settings
 from dispatcher.errors import ReservationsUnavailable
-from dispatcher.redis.client import Cluster, connect_redis, now_ms
+from dispatcher.redis.client import connect_redis, now_ms
 from dispatcher.redis.errors import translated
 from tests.support.nodes import Node
+
+AMQP = "amqp://rabbit.example//"
 
 
 def test_one_server_has_one_shard_and_a_cluster_many() -> None:
     """One script judges a message on one server; on a cluster windows spread over its nodes."""
     assert Settings.load().shards == 1
-    amqp = "amqp://rabbit.example//"
-    assert Settings.load(redis_url="redis+cluster://one.example", broker_url=amqp).shards == 64
+    assert Settings.load(redis_url="redis+cluster://one.example", broker_url=AMQP).shards == 64
 
 
 @pytest.mark.parametrize(
@@ -51,8 +54,6 @@ def test_a_url_of_sentinels_names_a_master_and_perhaps_a_database(path: str, dat
         "redis+cluster://one?no_such_option=1",
         "redis+sentinel://one/gate?no_such_option=1",
         "redis://one?no_such_option=1",
-        "redis://one?retry=3",
-        "rediss://one?ssl_cert_reqs=perhaps",
     ],
 )
 def test_a_url_that_leads_nowhere_is_refused(url: str) -> None:
@@ -60,22 +61,40 @@ def test_a_url_that_leads_nowhere_is_refused(url: str) -> None:
         connect_redis(url)
 
 
+@pytest.mark.parametrize("server", ["redis://h/1", "redis+cluster://h", "redis+sentinel://h/gate"])
+def test_options_of_other_clients_do_not_change_what_replies_are(server: str) -> None:
+    others = "decode_responses=true&encoding=latin-1&protocol=3"
+    url = Settings.load(redis_url=f"{server}?{others}&client_name=shop", broker_url=AMQP).redis_url
+    assert url == f"{server}?client_name=shop"
+    connect_redis(url)
+
+
+@pytest.mark.parametrize("spelling", ["CERT_NONE", "none"])
+def test_a_url_with_options_of_tls_is_one_for_celery_too(spelling: str) -> None:
+    given = f"rediss://h/1?ssl_cert_reqs={spelling}&socket_timeout=3&client_name=shop"
+    settings = Settings.load(redis_url=given)
+    pool: Any = connect_redis(settings.redis_url).connection_pool
+    assert pool.make_connection().cert_reqs == ssl.CERT_NONE
+    broker: Any = Connection(settings.broker_url)
+    assert (broker.hostname, broker.ssl) == ("h", {"ssl_cert_reqs": ssl.CERT_NONE})
+
+
 @pytest.mark.parametrize(
-    "scheme", ["redis://one", "redis+cluster://one", "redis+sentinel://one/gate"]
+    ("option", "says"),
+    [
+        ("client_name=my%20shop", "client_name is 'my shop'; accepted: printable ASCII without"),
+        ("ssl_cert_reqs=NEVER", "ssl_cert_reqs is 'never'; accepted: none, optional or required"),
+        ("redis_connect_func=hello", "'redis_connect_func' cannot be taken over; accepted: a URL"),
+        ("retry=3", "'retry' cannot be taken over; accepted: a URL without it"),
+    ],
 )
-def test_options_that_are_for_another_program_are_taken_over_or_named(scheme: str) -> None:
-    """A host hands out one URL; ours are the answers as bytes, and redis-py's words."""
-    asked = "decode_responses=true&encoding=latin1&protocol=3&health_check_interval=7"
-    client = connect_redis(f"{scheme}?{asked}")
-    kwargs: Any = client._options if isinstance(client, Cluster) else client.get_connection_kwargs()
-    assert kwargs["health_check_interval"] == 7
-    assert kwargs["protocol"] == 2
-    assert not {"decode_responses", "encoding"} & kwargs.keys() or not kwargs["decode_responses"]
-    secure = scheme.replace("redis", "rediss", 1)
-    for spelling in ("CERT_NONE", "none", "CERT_REQUIRED"):
-        connect_redis(f"{secure}?ssl_cert_reqs={spelling}")
-    with pytest.raises(InvalidSettings, match="redis_url: its client_name has a blank"):
-        connect_redis(f"{scheme}?client_name=my%20shop")
+@pytest.mark.parametrize("server", ["rediss://h/1", "rediss+cluster://h"])
+def test_an_option_that_would_break_each_call_is_refused_at_start(
+    server: str, option: str, says: str
+) -> None:
+    with pytest.raises(InvalidSettings) as refused:
+        Settings.load(redis_url=f"{server}?{option}", broker_url=AMQP)
+    assert str(refused.value).startswith(f"redis_url: its option {says}")
 
 
 def test_hosts_may_be_addresses_of_ipv6_and_sentinels_have_passwords_of_their_own() -> None:

@@ -337,25 +337,36 @@ def test_arguments_win_over_the_environment_and_that_over_the_file(
     assert settings.channels["sms"].limits == limits
 
 
-def test_a_table_that_is_given_is_not_mixed_with_that_of_the_file(tmp_path: Path) -> None:
-    (tmp_path / "dispatcher.toml").write_text(
-        'namespace = "file"\n[channels.sms]\ntransport = "smtp"\nquiet_hours = "21:00-08:00"\n'
-        '[channels.mail]\ntransport = "smtp"\n[scopes.tenant]\nquotas = ["1/day"]\n'
-    )
-    own = {"sms": ChannelSettings(transport="memory")}
-    settings = Settings.load(channels=own, default_channels=False)
-    assert settings.channels == own
-    assert (settings.namespace, [*settings.scopes]) == ("file", ["tenant"])
-    as_tables = Settings.load(channels={"sms": {"transport": "memory"}}, default_channels=False)
-    assert as_tables.channels == own
-
-
 def test_the_environment_reaches_into_channels_and_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISPATCHER_CHANNELS__SMS__TRANSPORT", "console")
     monkeypatch.setenv("DISPATCHER_QUOTAS", "1/minute, 5/hour")
     settings = Settings.load()
     assert settings.channels["sms"].transport == "console"
     assert settings.quotas == (Quota(1, 60_000), Quota(5, 3_600_000))
+
+
+FILE = '[channels.sms]\ntransport = "file"\nsenders = 3\n[channels.email]\ntransport = "file"\n'
+
+
+def test_given_channels_replace_those_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "dispatcher.toml").write_text(f"shards = 3\n{FILE}")
+    settings = Settings.load(channels={"sms": {"transport": "memory"}}, default_channels=False)
+    assert settings.channels == {"sms": ChannelSettings(transport="memory")}
+    assert settings.shards == 3
+    kept = Settings.load(channels=Settings.load().channels | channel(senders=5)).channels
+    assert (kept["sms"].senders, kept["email"].transport) == (5, "file")
+
+
+def test_a_variable_of_all_channels_replaces_them_and_one_of_a_field_reaches_into_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What a parent process gives its children is all they know."""
+    (tmp_path / "dispatcher.toml").write_text(FILE)
+    monkeypatch.setenv("DISPATCHER_CHANNELS__SMS__TRANSPORT", "memory")
+    assert Settings.load().channels["sms"] == ChannelSettings(transport="memory", senders=3)
+    monkeypatch.delenv("DISPATCHER_CHANNELS__SMS__TRANSPORT")
+    monkeypatch.setenv("DISPATCHER_CHANNELS", '{"fax": {"transport": "memory"}}')
+    assert Settings.load(default_channels=False).channels.keys() == {"fax"}
 
 
 def test_another_file_is_read_where_one_is_named(
