@@ -207,6 +207,14 @@ def test_the_list_is_sorted_by_a_column_that_it_shows(house: House, visit: Visit
     assert client.get("/messages?order=recipient").status_code == 422
 
 
+def test_a_long_url_does_not_widen_the_list(house: House, visit: Visit) -> None:
+    url = "https://shop.example/" + "a" * 1_000
+    house.submit(url, send_at=FAR + HOUR)
+    text = visit().get("/messages").text
+    assert f"<td>{url[:99]}…</td>" in text
+    assert url not in text
+
+
 def test_an_error_quotes_the_value_that_was_given(visit: Visit) -> None:
     """It may be the name that a filter has elsewhere."""
     assert "there is no status &#39;scopes&#39;" in visit().get("/messages?status=scopes").text
