@@ -222,7 +222,7 @@ def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]] | BadRow]:
             kept.append(line)
             yield line
 
-    reader = csv.reader(watched(), delimiter=delimiter, strict=True)
+    reader = csv.reader(watched(), delimiter=delimiter, strict=True, skipinitialspace=True)
     while True:
         kept.clear()
         line = reader.line_num + 1 + above

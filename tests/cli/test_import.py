@@ -186,6 +186,7 @@ SAVED = {
     "marks": '\ufeff\ufeffchannel,recipient,text,send_at\nmemory,ada,"a, b",AT\n',
     "headers": ' Channel ,RECIPIENT,Text,Send At\nmemory,ada,"a, b",AT\n',
     "blanks": 'channel,recipient,text,send_at\n memory , ada ,"a, b", AT \n',
+    "a blank before quotes": 'channel; recipient; text;send_at\nmemory; ada; "a, b"; AT\n',
     "trailing": 'channel,recipient,text,send_at,,\nmemory,ada,"a, b",AT,,\n',
     "blank rows": ',,,\n\nchannel,recipient,text,send_at\n,,,\n  \n\nmemory,ada,"a, b",AT\n,,,\n',
 }
