@@ -172,13 +172,17 @@ def _read_csv(lines: Iterable[str], else_: Mapping[str, str]) -> Iterator[DraftR
     header = next(rows, None)
     if header is None:
         return
+    line, names = header[:2]
     if isinstance(header, BadRow):
-        raise header.error
-    columns = ["_".join(name.lower().split()) for name in header[1]]
+        raise _in_line(line, header.error)
+    columns = ["_".join(name.lower().split()) for name in names]
     while columns and not columns[-1]:
         columns.pop()
-    _check_columns(columns)
-    _check_needed(columns, else_)
+    try:
+        _check_columns(columns)
+        _check_needed(columns, else_)
+    except InvalidDraft as error:
+        raise _in_line(line, error) from None
     for row in rows:
         if isinstance(row, BadRow):
             yield row
@@ -196,6 +200,10 @@ def _read_csv(lines: Iterable[str], else_: Mapping[str, str]) -> Iterator[DraftR
             if value.strip()
         }
         yield _row(line, given, given, else_)
+
+
+def _in_line(line: int, error: InvalidValue) -> InvalidDraft:
+    return InvalidDraft(error.field, f"line {line}: {error.problem}", error.accepted)
 
 
 def _beginning(lines: Iterator[str]) -> tuple[str, str, int]:
@@ -260,7 +268,7 @@ def _read_jsonl(lines: Iterable[str], else_: Mapping[str, str]) -> Iterator[Draf
             _check_columns(row)
         except InvalidDraft as error:
             if is_first and error.field == "columns":
-                raise
+                raise _in_line(line, error) from None
             yield BadRow(line, row, error)
             continue
         is_first = False

@@ -218,6 +218,9 @@ UNUSABLE: dict[str, tuple[bytes, str, list[str]]] = {
     "column of an option": (b"channel,colour\n", ", expires_at, on_conflict, latest,", []),
     "unknown field": (json.dumps(row(colour=1)).encode(), "there is no column 'colour'",
                       ["--format", "jsonl"]),
+    "unknown column below": (b"sep=,\n\n,,\nchannel,colour\n", "columns: line 4: there is no", []),
+    "unknown field below": (b'\n\n{"colour": 1}\n', "columns: line 3: there is no column",
+                            ["--format", "jsonl"]),
     "column twice": (b"text,text\n", "there are two named 'text'", []),
     "no recipient": (b"channel,text,send_at\n", "recipient is missing", []),
     "no time": (b"channel,text,recipient\n", "send_at or send_in is missing", []),
@@ -270,7 +273,8 @@ def test_lines_that_end_in_cr_alone_are_named(house: House, run: Run) -> None:
     ran = run_import(run, as_csv([row()]).replace("\r\n", "\r"))
     assert (ran.code, ran.out) == (2, "")
     assert ran.err == (
-        "error: row: a carriage return outside quotes; accepted: lines that end in LF or CRLF\n"
+        "error: row: line 1: a carriage return outside quotes; accepted: lines that end in LF or "
+        "CRLF\n"
     )
 
 
