@@ -86,7 +86,7 @@ def import_file(
         to = rejected if rejected is not None or plan else _beside(file)
         refused = opened.enter_context(RefusedRows(to)) if to is not None else None
         longest = dispatcher.settings.body_max_bytes
-        rows = read(source.lines(), written, channel=channel, campaign=campaign, longest=longest)
+        rows = read(source, written, channel=channel, campaign=campaign, longest=longest)
         job = ImportJob(dispatcher, rows, refused, on_conflict=on_conflict, lines=source.total)
         work = job.plan if plan else job.submit_all if atomic else job.submit_each
         failed = _run(job, work)

@@ -21,11 +21,12 @@ from dispatcher.message import Draft, read_json
 from dispatcher.quota import parse_length
 
 STANDARD_INPUT = "-"
-_LONGEST_LINE = 64 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _AS_IT_IS = ("text", "body", "data")
 _QUOTED = 4
 """How many times the size of a body its CSV field may have: quotes are doubled there."""
+_BESIDE_BYTES = 65_536
+"""How much longer a row may be than such a field."""
 _CARRIAGE_RETURN = "new-line character seen in unquoted field"
 _MARKS = re.compile(rb"^(?:%b){1,2}" % codecs.BOM_UTF8)
 """Byte order marks: one program writes one before that of another."""
@@ -40,6 +41,12 @@ _JSON_FIELDS = ("body", "data", "scopes")
 _LENGTHS = ("send_in", "expire_after")
 _FOLDS: Mapping[object, int] = {"0": 0, "1": 1, 0: 0, 1: 1}
 _REFUSED = frozenset({"line", "error", "reason", "next_slot", "row"})
+
+
+class _Cut(str):
+    """The beginning of a line that is too long; the rest is left out."""
+
+    __slots__ = ()
 
 
 class Source(AbstractContextManager["Source"]):
@@ -57,19 +64,18 @@ class Source(AbstractContextManager["Source"]):
         if name != STANDARD_INPUT:
             self._stream = self._opened(Path(name))
 
-    def lines(self) -> Iterator[str]:
-        """Yield the lines with their ends."""
-        number = 0
-        while line := self._stream.readline(_LONGEST_LINE):
-            if number == 0:
+    def lines(self, longest: int) -> Iterator[str]:
+        """Yield the lines with their ends, of one with more bytes its beginning."""
+        is_first = True
+        while line := self._stream.readline(longest + 1):
+            rest, kind = line, _Cut if len(line) > longest else str
+            while kind is _Cut and rest and not rest.endswith(b"\n"):
+                rest = self._stream.readline(_CHUNK)
+            if is_first:
                 self._check_start(line)
-                line = _MARKS.sub(b"", line)
-            number += 1
-            if len(line) == _LONGEST_LINE:
-                most = f"at most {_LONGEST_LINE // 1024**2} MiB"
-                raise self._refused(f"line {number} is too long", most)
-            yield line.decode(errors="surrogateescape")
-        if number == 0:
+                line, is_first = _MARKS.sub(b"", line), False
+            yield kind(line.decode(errors="surrogateescape"))
+        if is_first:
             raise self._refused("is empty", "rows")
 
     def __exit__(self, *_: object) -> None:
@@ -132,9 +138,10 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRow(Draft):
-    """A draft, the line on which its row begins, and the row itself."""
+    """A draft, the line on which its row begins, the characters it has, and the row itself."""
 
     line: int
+    size: int
     row: Any = field(repr=False)
 
 
@@ -147,7 +154,7 @@ class BadRow(NamedTuple):
 
 
 def read(
-    lines: Iterable[str],
+    source: Source,
     form: Format,
     *,
     channel: str | None,
@@ -157,18 +164,22 @@ def read(
     """Yield the rows; ``channel`` and ``campaign`` are for those that name none.
 
     ``longest`` is the most bytes of a body: a field of CSV, where quotes are doubled, may be four
-    times as long.
+    times as long, and a row 64 KiB more. One that is longer is refused.
 
     Raises InvalidDraft if the columns, in JSONL those of the first row, are not those of a draft.
     """
     csv.field_size_limit(max(_QUOTED * longest, csv.field_size_limit()))
     else_ = {"channel": channel, "campaign": campaign}
     given = {name: value for name, value in else_.items() if value is not None}
-    return _read_csv(lines, given) if form is Format.CSV else _read_jsonl(lines, given)
+    most = _QUOTED * longest + _BESIDE_BYTES
+    read_rows = _read_csv if form is Format.CSV else _read_jsonl
+    return read_rows(source.lines(most), given, most)
 
 
-def _read_csv(lines: Iterable[str], else_: Mapping[str, str]) -> Iterator[DraftRow | BadRow]:
-    rows = _csv_rows(lines)
+def _read_csv(
+    lines: Iterator[str], else_: Mapping[str, str], most: int
+) -> Iterator[DraftRow | BadRow]:
+    rows = _csv_rows(lines, most)
     header = next(rows, None)
     if header is None:
         return
@@ -187,7 +198,7 @@ def _read_csv(lines: Iterable[str], else_: Mapping[str, str]) -> Iterator[DraftR
         if isinstance(row, BadRow):
             yield row
             continue
-        line, values = row
+        line, values, size = row
         while len(values) > len(columns) and not values[-1].strip():
             values.pop()
         if len(values) != len(columns):
@@ -199,7 +210,7 @@ def _read_csv(lines: Iterable[str], else_: Mapping[str, str]) -> Iterator[DraftR
             for name, value in zip(columns, values, strict=True)
             if value.strip()
         }
-        yield _row(line, given, given, else_)
+        yield _row(line, size, given, given, else_)
 
 
 def _in_line(line: int, error: InvalidValue) -> InvalidDraft:
@@ -220,49 +231,65 @@ def _beginning(lines: Iterator[str]) -> tuple[str, str, int]:
     return first, max(",;\t", key=unquoted.count), above  # the comma where there are none
 
 
-def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]] | BadRow]:
-    """Yield the fields of each row with the line it begins on; blank rows are left out."""
-    source, kept = iter(lines), list[str]()
-    first, delimiter, above = _beginning(source)
+def _csv_rows(lines: Iterator[str], most: int) -> Iterator[tuple[int, list[str], int] | BadRow]:
+    """Yield the fields of each row with the line it begins on, and its length.
+
+    Blank rows are left out.
+    """
+    kept = list[str]()
+    first, delimiter, last = _beginning(lines)
+    lines = chain([first] if first else [], lines)
 
     def watched() -> Iterator[str]:
-        for line in chain([first] if first else [], source):
+        size = 0
+        for line in lines:
             kept.append(line)
+            size += len(line)
+            if size > most or isinstance(line, _Cut):
+                raise _too_long(most)
             yield line
 
-    reader = csv.reader(watched(), delimiter=delimiter, strict=True, skipinitialspace=True)
     while True:
         kept.clear()
-        line = reader.line_num + 1 + above
+        line = last + 1
+        reader = csv.reader(watched(), delimiter=delimiter, strict=True, skipinitialspace=True)
         try:
-            values = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            last = reader.line_num + above
-            several = f" (lines {line} to {last})" if last > line else ""
-            problem, accepted = str(error), "fields with closed quotes"
-            if problem.startswith(_CARRIAGE_RETURN):  # it goes on with how to open a file in Python
-                problem, accepted = (
-                    "a carriage return outside quotes",
-                    "lines that end in LF or CRLF",
-                )
-            refused = InvalidDraft("row", f"{problem}{several}", accepted)
-            yield BadRow(line, "".join(kept), refused)
+            values = next(reader, None)
+        except (csv.Error, InvalidDraft) as error:
+            last += len(kept)
+            yield BadRow(line, "".join(kept), _unread(error, line, last))
             continue
+        if values is None:
+            return
+        last += len(kept)
         if _unreadable("".join(values)):
             yield BadRow(line, values, InvalidDraft("row", "is no UTF-8", "UTF-8"))
         elif any(value.strip() for value in values):
-            yield line, values
+            yield line, values, sum(map(len, kept))
 
 
-def _read_jsonl(lines: Iterable[str], else_: Mapping[str, str]) -> Iterator[DraftRow | BadRow]:
+def _unread(error: Exception, first: int, last: int) -> InvalidDraft:
+    """Return why no row was read from these lines."""
+    if isinstance(error, InvalidDraft):
+        return error
+    problem, accepted = str(error), "fields with closed quotes"
+    if problem.startswith(_CARRIAGE_RETURN):  # it goes on with how to open a file in Python
+        problem, accepted = "a carriage return outside quotes", "lines that end in LF or CRLF"
+    several = f" (lines {first} to {last})" if last > first else ""
+    return InvalidDraft("row", f"{problem}{several}", accepted)
+
+
+def _read_jsonl(
+    lines: Iterator[str], else_: Mapping[str, str], most: int
+) -> Iterator[DraftRow | BadRow]:
     is_first = True
     for line, text in enumerate(lines, start=1):
         if not text.strip():
             continue
         row: Any = text.rstrip("\r\n")
         try:
+            if isinstance(text, _Cut):
+                raise _too_long(most)
             row = _unwrapped(_json_line(text))
             _require(isinstance(row, dict), "row", kind_of(row), "a JSON object")
             _check_columns(row)
@@ -272,7 +299,13 @@ def _read_jsonl(lines: Iterable[str], else_: Mapping[str, str]) -> Iterator[Draf
             yield BadRow(line, row, error)
             continue
         is_first = False
-        yield _row(line, row, {name: row[name] for name in row if row[name] is not None}, else_)
+        yield _row(
+            line, len(text), row, {name: row[name] for name in row if row[name] is not None}, else_
+        )
+
+
+def _too_long(most: int) -> InvalidDraft:
+    return InvalidDraft("row", "is too long", f"at most {most:,} bytes")
 
 
 def _json_line(text: str) -> Any:
@@ -287,7 +320,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _row(
-    line: int, row: Any, given: Mapping[str, Any], else_: Mapping[str, str]
+    line: int, size: int, row: Any, given: Mapping[str, Any], else_: Mapping[str, str]
 ) -> DraftRow | BadRow:
     values = {**else_, **given}
     try:
@@ -301,7 +334,7 @@ def _row(
             values["fold"] = _fold(values["fold"])
     except InvalidDraft as error:
         return BadRow(line, row, error)
-    return DraftRow(line=line, row=row, **values)
+    return DraftRow(line=line, size=size, row=row, **values)
 
 
 def _read_body(values: dict[str, Any]) -> None:

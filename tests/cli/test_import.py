@@ -373,6 +373,34 @@ def test_a_field_may_be_as_long_as_a_body(house: House, run: Run) -> None:
     assert next(iter(house.dispatcher.select())).body == body
 
 
+MOST = 4 * 64 * 1024 + 65_536
+"""The bytes of a row, where a body has at most 64 KiB."""
+HEADER, GOOD = "channel,recipient,text,send_at\n", f"memory,{{}},x,{AT}\n"
+LONG = {
+    "a line": ("rows.csv", HEADER + f"memory,ada,{'ü' * MOST},{AT}\n" + GOOD.format("ben"), [2]),
+    "fields": ("rows.csv", HEADER + "," * MOST + "\n" + GOOD.format("ben"), [2]),
+    "lines": ("rows.csv", HEADER + GOOD.format("ben") + '"a\\n",' * (MOST // 5 + 9), [3]),
+    "an object": (
+        "rows.jsonl",
+        as_jsonl([row(body={"a": [[]] * MOST}), row(recipient="ben")]),
+        [1],
+    ),
+    "no end": ("rows.jsonl", as_jsonl([row(recipient="ben")]) + "[" * 3 * MOST, [2]),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_a_row_that_is_too_long_is_refused_alone(house: House, run: Run, kind: str) -> None:
+    name, text, lines = LONG[kind]
+    ran = run_import(run, text, "--json", name=name)
+    assert (ran.code, ran.data["accepted"]) == (2, 1)
+    refused = refused_rows()
+    assert [each["line"] for each in refused][: len(lines)] == lines
+    assert refused[0]["error"] == f"row: is too long; accepted: at most {MOST:,} bytes"
+    assert len(refused[0]["row"]) <= 2 * MOST, "its beginning"
+    assert [each.recipient for each in house.dispatcher.select()] == ["ben"]
+
+
 @pytest.mark.parametrize("why", ["unavailable", "terminated"])
 def test_it_says_how_to_go_on_and_a_second_run_ends_as_if_run_once(
     house: House, run: Run, monkeypatch: pytest.MonkeyPatch, why: str
@@ -432,8 +460,8 @@ def test_it_holds_a_batch_and_not_the_file(
     ahead: list[int] = []
     lines = Source.lines
 
-    def counted(self: Source) -> Iterator[str]:
-        for number, line in enumerate(lines(self)):
+    def counted(self: Source, longest: int) -> Iterator[str]:
+        for number, line in enumerate(lines(self, longest)):
             ahead.append(number - len(house.rows()) if number % 500 == 0 else 0)
             yield line
 

@@ -176,7 +176,7 @@ class Upload:
                 problem = f"more than {MOST_ROWS:,} rows"
                 raise InvalidValue("file", problem, "parts, or `dispatcher import`")
             rows = read(
-                source.lines(),
+                source,
                 Format.of(self.name) or Format.CSV,
                 channel=self._channel,
                 campaign=self.campaign,
