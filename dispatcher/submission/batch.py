@@ -19,6 +19,7 @@ from dispatcher.message import Draft, Message, Progress, Rejection, Status
 from dispatcher.reservation import Booked, BookingRequest, Rebooked, Reservation, Submit
 from dispatcher.store import Addition, NewReply
 from dispatcher.store.schema import UNSENT_STATUSES
+from dispatcher.submission.rows import DraftRow
 from dispatcher.submission.validation import ValidDraft
 from dispatcher.times.send_time import to_ms
 
@@ -33,6 +34,8 @@ ReplyOf = Callable[[Message], NewReply]
 MINUTE_MS = 60_000
 BATCH = 1_000
 """Drafts that are validated, reserved and stored together."""
+_MOST_SIZE = 1_000_000
+"""How much text of rows is together: what was read of it may take 25 times as much memory."""
 
 
 @dataclass(slots=True, eq=False)
@@ -179,11 +182,20 @@ class Batch:
 
 
 def batches(drafts: Iterable[Draft]) -> Iterator[Batch]:
-    """Yield drafts, numbered from 0, a batch at a time."""
+    """Yield drafts, numbered from 0, a batch at a time. Of long rows a batch has fewer."""
     source, first = iter(drafts), 0
-    while some := list(islice(source, BATCH)):
+    while some := list(_until_heavy(islice(source, BATCH))):
         yield batch_of(some, first)
         first += len(some)
+
+
+def _until_heavy(drafts: Iterable[Draft]) -> Iterator[Draft]:
+    size = 0
+    for draft in drafts:
+        yield draft
+        size += draft.size if isinstance(draft, DraftRow) else 0
+        if size >= _MOST_SIZE:
+            return
 
 
 def batch_of(drafts: Iterable[Draft], first: int = 0, *, atomic: bool = False) -> Batch:

@@ -454,21 +454,25 @@ def test_an_interrupted_import_can_be_repeated_with_the_same_command(
     assert "row" in refused_rows()[0]
 
 
+@pytest.mark.parametrize(
+    "case", [(2_500, "x", 1_500), (60, "x" * 50_000, 25)], ids=["short", "long"]
+)
 def test_it_holds_a_batch_and_not_the_file(
-    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch, case: tuple[int, str, int]
 ) -> None:
-    ahead: list[int] = []
+    """However long the rows are: of long ones a batch has few."""
+    (many, text, most), ahead = case, list[int]()
     lines = Source.lines
 
     def counted(self: Source, longest: int) -> Iterator[str]:
         for number, line in enumerate(lines(self, longest)):
-            ahead.append(number - len(house.rows()) if number % 500 == 0 else 0)
+            ahead.append(number - len(house.rows()) if number % (many // 5) == 0 else 0)
             yield line
 
     monkeypatch.setattr(Source, "lines", counted)
-    assert run_import(run, as_csv(people(2_500))).code == 0
-    assert len(ahead) == 2_501
-    assert max(ahead) <= 1_500
+    assert run_import(run, as_csv(people(many, text=text))).code == 0
+    assert len(ahead) == many + 1
+    assert max(ahead) <= most
 
 
 def test_redis_being_gone_ends_with_6(house: House, run: Run) -> None:
