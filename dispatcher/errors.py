@@ -46,6 +46,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 T = TypeVar("T")
+ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 _SHOWN_CONFLICTS = 3
 _LONGEST_VALUE = 80
@@ -454,6 +455,15 @@ def kind_of(value: object) -> str:
         return "nothing"
     name = cut(type(value).__name__, _LONGEST_VALUE) or "class without a name"
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def alone(error: ErrorT) -> ErrorT:
+    """Return an error without traceback and causes.
+
+    One that is kept would keep with them all that the functions on its way had in memory.
+    """
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def plain(value: T) -> T:

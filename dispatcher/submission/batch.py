@@ -14,6 +14,7 @@ from dispatcher.errors import (
     DispatcherError,
     IdempotencyConflict,
     SlotRefused,
+    alone,
 )
 from dispatcher.message import Draft, Message, Progress, Rejection, Status
 from dispatcher.reservation import Booked, BookingRequest, Rebooked, Reservation, Submit
@@ -313,7 +314,7 @@ class Tally:
             if not isinstance(result, Message):
                 if result is None:
                     raise RuntimeError("a draft was not decided")
-                results.append(Rejection(entry.number, entry.draft, result))
+                results.append(Rejection(entry.number, entry.draft, alone(result)))
                 self.refused += 1
                 continue
             results.append(result)

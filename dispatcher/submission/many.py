@@ -83,22 +83,28 @@ class Batches:
         return [each for some in self._traced(self._all(drafts, progress)) for each in some]
 
     def plan(
-        self, drafts: Iterable[Draft], *, total: int | None, progress: OnProgress | None
+        self,
+        drafts: Iterable[Draft],
+        *,
+        total: int | None,
+        progress: OnProgress | None,
+        refuse: Callable[[Rejection], object] | None = None,
     ) -> Plan:
         """Return what a submit of these drafts would do. They are read a batch at a time.
 
+        With ``refuse`` it is told of the refusals, and the plan has none.
         Raises ReservationsUnavailable and StoreUnavailable.
         """
         tally = Tally(total, progress)
         rejections: list[Rejection] = []
+        refuse = refuse or rejections.append
         dry_run = self._dry_run()
         with dry_run.reservations:
             for batch in batches(drafts):
                 self._run(batch, dry_run)
-                results = tally.add(batch.entries)
-                rejections += [
-                    _without_planned_ids(each) for each in results if isinstance(each, Rejection)
-                ]
+                for each in tally.add(batch.entries):
+                    if isinstance(each, Rejection):
+                        refuse(_without_planned_ids(each))
         return Plan(
             accepted=tally.accepted,
             known=tally.known,

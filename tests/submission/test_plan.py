@@ -194,6 +194,26 @@ def test_a_generator_is_read_a_batch_at_a_time_and_progress_is_told(house: House
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("act", ["plan", "submit_many"])
+def test_a_refusal_keeps_nothing_of_its_batch(house: House, act: str) -> None:
+    """Its traceback would: the frames of a batch have all drafts of it."""
+    refused = [draft(body=5), draft(send_at="soon")]
+    result = getattr(house.dispatcher, act)([draft(), *refused, draft("ben", 6_000)])
+    rejections = result.rejections if isinstance(result, Plan) else result[1:3]
+    assert [each.number for each in rejections] == [1, 2]
+    for each in rejections:
+        error = each.error
+        assert (error.__traceback__, error.__context__, error.__cause__) == (None, None, None)
+
+
+def test_refusals_can_be_told_one_by_one(house: House) -> None:
+    told: list[Rejection] = []
+    drafts = [draft(seconds=number) for number in range(5)]
+    plan = house.parts.batches.plan(drafts, total=None, progress=None, refuse=told.append)
+    assert (plan.accepted, plan.rejections) == (1, ())
+    assert [each.number for each in told] == [1, 2, 3, 4]
+
+
 def test_a_key_of_an_earlier_batch_is_known_and_other_content_is_a_conflict(house: House) -> None:
     filler = [draft(f"person {number}") for number in range(1_000)]
     drafts = [
