@@ -7,85 +7,26 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from copy import copy
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import NamedTuple
 
 from starlette.responses import Response
 
 from dispatcher.errors import InvalidDraft, InvalidValue
-from dispatcher.message import MAX_CAMPAIGN, Plan, Status, check_text
+from dispatcher.message import MAX_CAMPAIGN, Status, check_text
 from dispatcher.web.access import Right
+from dispatcher.web.pages.histogram import HEIGHT, WIDTH
 from dispatcher.web.pages.overview import STATUSES
 from dispatcher.web.pages.site import PageRoute, Visit
 from dispatcher.web.pages.uploads import MOST_BYTES, MOST_ROWS, Upload, UploadState
 from dispatcher.web.problems import Refused
 from dispatcher.web.streams import NumbersResponse
 
-WIDTH, HEIGHT = 960, 110
-_MOST_STEPS = 40
-_MINUTE = timedelta(minutes=1)
-_STEPS = tuple(
-    timedelta(minutes=each)
-    for each in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1_440, 2_880, 10_080, 40_320)
-)
 _LOOK_SECONDS = 0.5
 _FORM_BYTES = 65_536
 _MOST_LISTED = 50
 _LIST_SECONDS = 0.08
 """How long the list of campaigns may take before it shows what it has found."""
-
-
-class Stretch(NamedTuple):
-    """A stretch of a histogram: how many ask for a time in it, and how many get one."""
-
-    at: datetime
-    asked: int
-    promised: int
-    x: float
-    width: float
-    asked_height: float
-    promised_height: float
-
-
-class Histogram(NamedTuple):
-    """Times asked for and promised, in stretches of one length."""
-
-    step: timedelta
-    most: int
-    stretches: Sequence[Stretch]
-
-
-def histogram(plan: Plan) -> Histogram | None:
-    """Return the times of a plan; None where it has none."""
-    times = [*plan.asked, *plan.promised]
-    if not times:
-        return None
-    first, last = min(times), max(times)
-    step = next((each for each in _STEPS if (last - first) // each < _MOST_STEPS), None)
-    if step is None:
-        step = _STEPS[-1] * -(-(last - first + _MINUTE) // (_STEPS[-1] * _MOST_STEPS))
-    many = (last - first) // step + 1
-    asked, promised = (_summed(each, first, step, many) for each in (plan.asked, plan.promised))
-    most, width = max(*asked, *promised), WIDTH / many
-
-    def height(number: int) -> float:
-        return max(2.0, round(HEIGHT * number / most, 1)) if number else 0.0
-
-    stretches = [
-        Stretch(first + n * step, asked[n], promised[n], round(n * width, 1), round(width / 2, 1),
-                height(asked[n]), height(promised[n]))
-        for n in range(many)
-    ]  # fmt: skip
-    return Histogram(step, most, stretches)
-
-
-def _summed(
-    counted: Mapping[datetime, int], first: datetime, step: timedelta, many: int
-) -> list[int]:
-    found = [0] * many
-    for at, number in counted.items():
-        found[(at - first) // step] += number
-    return found
 
 
 class ListedCampaign(NamedTuple):
@@ -195,9 +136,8 @@ def _kept(visit: Visit) -> Upload:
 def uploaded(visit: Visit) -> Response:
     """Show the plan of a file, or how far it is, or what was booked."""
     upload = copy(_chosen_upload(visit))  # a thread goes on with it
-    found = None if upload.plan is None else histogram(upload.plan)
-    return visit.show("upload.html", upload=upload, histogram=found, width=WIDTH, height=HEIGHT,
-                      numbers=numbers_of(upload))  # fmt: skip
+    return visit.show("upload.html", upload=upload, histogram=upload.histogram, width=WIDTH,
+                      height=HEIGHT, numbers=numbers_of(upload))  # fmt: skip
 
 
 def book(visit: Visit) -> Response:

@@ -15,16 +15,18 @@ from tempfile import TemporaryDirectory
 from threading import Lock, Thread
 from typing import BinaryIO
 
-from dispatcher.client import Dispatcher
+from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import (
     DispatcherError,
     InvalidDraft,
     InvalidValue,
     Unavailable,
+    alone,
 )
 from dispatcher.message import Draft, OnConflict, Plan, Progress, Rejection, check_text, reason_of
 from dispatcher.submission.rows import BadRow, Format, Source, read
 from dispatcher.web.access import Caller
+from dispatcher.web.pages.histogram import Histogram, histogram
 from dispatcher.web.problems import Refused
 from dispatcher.web.replies import LONGEST_KEY
 
@@ -34,7 +36,7 @@ MOST_BYTES = 64 * 1024 * 1024
 """The longest file."""
 _MOST = 16
 MOST_ROWS = 200_000
-"""Of one file: what is known of each refused row is in memory while a plan is made."""
+"""Of one file: what each scope of a row has booked is in memory while a plan is made."""
 _SHOWN = 20
 _PART = 1024 * 1024
 
@@ -83,6 +85,7 @@ class Upload:
         self.reasons: Counter[str] = Counter()
         self.refused: list[tuple[int, DispatcherError]] = []
         self.plan: Plan | None = None
+        self.histogram: Histogram | None = None
         self.error: DispatcherError | None = None
         self._channel = channel
         self._on_conflict = on_conflict
@@ -131,7 +134,7 @@ class Upload:
         try:
             self.state = work(dispatcher)
         except DispatcherError as error:
-            self.error, self.state = error, UploadState.FAILED
+            self.error, self.state = alone(error), UploadState.FAILED
         except Exception:
             log.exception("upload %s failed", self.token)
             self.error = InvalidValue(
@@ -140,19 +143,16 @@ class Upload:
             self.state = UploadState.FAILED
 
     def _make_plan(self, dispatcher: Dispatcher) -> UploadState:
-        plan = dispatcher.plan(
-            self._drafts(dispatcher), on_conflict=self._on_conflict, progress=self._count
+        plan = app_of(dispatcher).batches.plan(
+            self._drafts(dispatcher), total=None, progress=self._count, refuse=self._refuse_draft
         )
-        for each in plan.rejections:
-            self._refuse_draft(each)
         self.refused.sort(key=lambda each: each[0])
-        self.plan = replace(plan, rejections=())
+        self.histogram = histogram(plan)
+        self.plan = replace(plan, asked={}, promised={})
         return UploadState.PLANNED
 
     def _book(self, dispatcher: Dispatcher) -> UploadState:
-        results = dispatcher.submit_many(
-            self._drafts(dispatcher), on_conflict=self._on_conflict, progress=self._count
-        )
+        results = dispatcher.submit_many(self._drafts(dispatcher), progress=self._count)
         unknown: DispatcherError | None = None
         for each in results:
             if isinstance(each, Rejection):
@@ -197,7 +197,8 @@ class Upload:
         if key is not None:
             check_text("idempotency_key", key, longest=LONGEST_KEY)
         own = f"{self.digest}/{line}" if key is None else key
-        draft = replace(draft, idempotency_key=self.caller.own_key(own))
+        on_conflict = self._on_conflict or draft.on_conflict
+        draft = replace(draft, idempotency_key=self.caller.own_key(own), on_conflict=on_conflict)
         try:
             return self.caller.own(draft)
         except Refused as refused:
@@ -218,7 +219,7 @@ class Upload:
     def _refuse(self, line: int, error: DispatcherError) -> None:
         self.reasons[reason_of(error)] += 1
         if len(self.refused) < _SHOWN:
-            self.refused.append((line, error))
+            self.refused.append((line, alone(error)))
 
 
 class Uploads:
