@@ -73,7 +73,7 @@ Length = Annotated[
 AnyQuota = Annotated[Quota | CalendarQuota, BeforeValidator(_read_quota), PlainSerializer(str)]
 Quotas = Annotated[tuple[AnyQuota, ...], NoDecode, BeforeValidator(split)]
 AnyLimit = Annotated[Limit | CalendarLimit, BeforeValidator(_read_limit), PlainSerializer(str)]
-Limits = tuple[AnyLimit, ...]
+Limits = Annotated[tuple[AnyLimit, ...], NoDecode, BeforeValidator(split)]
 
 
 def _read_hours(value: object, info: ValidationInfo) -> object:
@@ -164,16 +164,15 @@ class ChannelSettings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_no_quotas(cls, channel: Any) -> Any:
-        if isinstance(channel, dict):
-            quotas = channel.get("quotas")
-            if isinstance(quotas, list | tuple) and len(quotas) == 0:
-                return {"without_quotas": "always"} | channel
+        if isinstance(channel, dict) and split(channel.get("quotas")) in ([], ()):
+            return {"without_quotas": "always"} | channel
         return channel
 
     @model_validator(mode="after")
     def _check_quotas(self) -> Self:
         if self.without_quotas == "always" and (self.quotas or self.recipient_quotas):
-            raise InvalidValue("without_quotas", "always, beside quotas", "one of the two")
+            problem = 'quotas = [] or without_quotas = "always", and yet quotas are given'
+            raise InvalidValue("quotas", problem, "one of the two")
         return self
 
     @model_validator(mode="after")

@@ -369,6 +369,18 @@ def test_a_variable_of_all_channels_replaces_them_and_one_of_a_field_reaches_int
     assert Settings.load(default_channels=False).channels.keys() == {"fax"}
 
 
+def test_lists_of_a_channel_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISPATCHER_CHANNELS__SMS__TRANSPORT", "memory")
+    monkeypatch.setenv("DISPATCHER_CHANNELS__SMS__QUOTAS", "[]")
+    monkeypatch.setenv("DISPATCHER_CHANNELS__SMS__LIMITS", "10/second,100/minute")
+    channel = Settings.load().channels["sms"]
+    assert channel.without_quotas == "always"
+    assert channel.limits == (Limit(10, 1_000), Limit(100, 60_000))
+    monkeypatch.setenv("DISPATCHER_CHANNELS__SMS__RECIPIENT_QUOTAS", "1/day")
+    with pytest.raises(InvalidSettings, match="and yet quotas are given"):
+        Settings.load()
+
+
 def test_another_file_is_read_where_one_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
