@@ -21,7 +21,7 @@ from rich.text import Text
 from dispatcher.errors import DispatcherError, SlotRefused
 from dispatcher.message import Message, Status, visible_text
 from dispatcher.times.send_time import as_text
-from dispatcher.times.zones import here, rules
+from dispatcher.times.zones import known_zone, rules
 
 _STYLES = {
     Status.SCHEDULED: "cyan",
@@ -139,7 +139,7 @@ def outcome_text(message: Message, *, with_time: bool = False) -> str:
 
 def local_text(instant: datetime, zone: str | None) -> str:
     """Return an instant to the millisecond, in a zone or in UTC."""
-    known = here(zone)
+    known = known_zone(zone)
     if known is None:
         return as_text(instant)
     return instant.astimezone(rules(known)).isoformat(timespec="milliseconds")

@@ -24,7 +24,7 @@ from dispatcher.submission.validation import read_hours, scopes_of
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.send_time import after
-from dispatcher.times.zones import here
+from dispatcher.times.zones import known_zone
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class CatchUp:
         quiet = self._settings.channels[message.channel].quiet
         if message.quiet_hours is not None:
             quiet = read_hours(message.quiet_hours)
-        zone = here(message.zone) or self._settings.zone
+        zone = known_zone(message.zone) or self._settings.zone
         move = ValidMove(
             movable,
             Terms(scopes_of(message, self._settings), zone, quiet),

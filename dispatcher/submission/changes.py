@@ -51,7 +51,7 @@ from dispatcher.submission.validation import (
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import after, check_zone, parse
-from dispatcher.times.zones import here
+from dispatcher.times.zones import known_zone
 
 if TYPE_CHECKING:
     from dispatcher.body_types import AnyBody
@@ -300,7 +300,7 @@ def _draft(message: Message, new_time: NewTime) -> Draft:
         check_zone(new_time.zone)
     if new_time.set_zone is not None:
         check_zone(new_time.set_zone, field="set_zone")
-    new_zone = here(message.zone) if new_time.set_zone is None else new_time.set_zone
+    new_zone = known_zone(message.zone) if new_time.set_zone is None else new_time.set_zone
     zone = new_zone if new_time.zone is None else new_time.zone
 
     def read(field: str) -> datetime | None:

@@ -36,7 +36,7 @@ from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.validation import scopes_of
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import to_ms
-from dispatcher.times.zones import here
+from dispatcher.times.zones import known_zone
 
 log = logging.getLogger(__name__)
 
@@ -409,7 +409,9 @@ class Moves:
             log.warning("could not release %d held times; reconcile will: %s", len(held), error)
 
     def _terms_of(self, message: Message) -> Terms:
-        return Terms(scopes_of(message, self._settings), here(message.zone) or self._settings.zone)
+        return Terms(
+            scopes_of(message, self._settings), known_zone(message.zone) or self._settings.zone
+        )
 
 
 def unchanged(messages: Messages, message_id: UUID, before: Message) -> Movable:

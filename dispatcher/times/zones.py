@@ -99,7 +99,7 @@ def rules(name: str, *, field: str = "zone") -> ZoneInfo:
 
 
 @lru_cache(maxsize=1 << 10)
-def here(zone: str | None) -> str | None:
+def known_zone(zone: str | None) -> str | None:
     """Return the zone of a stored message, None where this host has no rules for it.
 
     Another host, whose tz database is newer or ignores case, has validated it.

@@ -23,7 +23,7 @@ from dispatcher.store import Pause
 from dispatcher.store import Suppression as StoredSuppression
 from dispatcher.submission.validation import check_fold
 from dispatcher.times import send_time
-from dispatcher.times.zones import here
+from dispatcher.times.zones import known_zone
 from dispatcher.web.access import Caller, Right
 
 _LONGEST_SECONDS = 100 * 366 * 24 * 3_600.0
@@ -137,7 +137,7 @@ class NewTime(_In):
             value: datetime | str | None = given[field]
             if value is None or isinstance(value, datetime):
                 return value
-            of_message = self.set_zone or here(message.zone) or zone
+            of_message = self.set_zone or known_zone(message.zone) or zone
             return send_time.parse(value, zone=self.zone or of_message, fold=self.fold, field=field)
 
         return (
@@ -333,6 +333,7 @@ class MessagesOut(Out):
 
     messages: list[MessageOut]
     cursor: UUID | None
+    # calls.messages.list_messages writes these fields by hand, message by message: change both
 
 
 class SuppressionIn(_In):
