@@ -328,14 +328,15 @@ def _make_schema(split: _Split) -> None:
     connection, is_usable = split.connection, split.is_usable()
     if not split.days or is_usable:
         return
-    create = f"CREATE SCHEMA {connection.dialect.identifier_preparer.quote(split.days)}"
+    name = connection.dialect.identifier_preparer.quote(split.days)
     if is_usable is None and connection.scalar(_MAY_CREATE):
-        connection.exec_driver_sql(create)
+        connection.exec_driver_sql(f"CREATE SCHEMA {name}")
     else:
         log.warning(
             "no right to create in schema %s: partitions are made for weeks, beside the tables, "
-            "and messages go at the end of their week; for days, as an administrator: %s "
-            "AUTHORIZATION the role in database_url", split.days, create,
+            "and messages go at the end of their week; for days, as an administrator: %s the role "
+            "in database_url", split.days, f"CREATE SCHEMA {name} AUTHORIZATION"
+            if is_usable is None else f"GRANT USAGE, CREATE ON SCHEMA {name} TO",
         )  # fmt: skip
 
 
