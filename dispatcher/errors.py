@@ -260,8 +260,8 @@ class MessageNotFound(DispatcherError):
 class TooLate(DispatcherError):
     """The message can no longer be changed.
 
-    ``status`` is its status, or why a failed one stays so: ``past its expiry``, or a later message
-    has its idempotency key. The text says which status the call ``needs``,
+    ``status`` is its status, ``erased``, or why a failed one stays so: ``past its expiry``, or a
+    later message has its idempotency key. The text says which status the call ``needs``,
     unless it is ``scheduled``.
     """
 
@@ -418,7 +418,8 @@ class TemporaryFailure(DeliveryError):
     """The provider did not accept the message now. ``retry_after`` is the least wait it asked for.
 
     With ``closes_channel`` the wait applies to the whole channel, as after a 429: no worker sends
-    on it until then.
+    on it until then. Such an attempt uses up none: ``max_attempts`` rises by one, and a message
+    without an expiry is tried again without end.
     """
 
     retry_after: timedelta | None = None

@@ -62,8 +62,9 @@ PREFIX = "DISPATCHER_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 PARENT_VARIABLE = f"{PREFIX}EMBEDDED_PARENT"
 RESERVED_KINDS = ("channel", "recipient", "campaign", scope.WITHOUT)
-_NEVER_FULL = (Quota(10_000_000, 1_000),)
 """What a message has besides its scopes, and is named like one."""
+_NEVER_FULL = (Quota(10_000_000, 1_000),)
+"""The quota of messages without quotas: their reservation is kept, and refuses nothing."""
 TABLE_PREFIX = "dispatcher_"
 EMBEDDED_BROKER_DB = 1
 _CLAIM_SPARE = timedelta(seconds=2)

@@ -96,7 +96,7 @@ def erase(
         return
     output.out.print(f"messages cancelled: {done.cancelled}; blanked: {done.blanked}")
     if done.under_way:
-        output.out.print(f"being sent: {done.under_way}; erase again in a minute")
+        output.out.print(f"not ended yet: {done.under_way}; erase again once they have")
 
 
 @group.command(

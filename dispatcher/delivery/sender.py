@@ -217,7 +217,7 @@ class Sender:
         return Success(claim, None if receipt is None else storable_text(receipt))
 
     def _close(self, group: Group, error: TemporaryFailure) -> bool:
-        """Send nothing more on the channel until its provider wants to be asked; return whether.
+        """Send nothing more on the channel until its provider wants to be asked. Return whether.
 
         Such a failure says nothing of the message, so it uses up none of its attempts.
         """

@@ -212,6 +212,9 @@ def _sender(text: object, channel: str) -> str | None:
         return None
     allowed = read_senders([own, *options.get("senders", configuration.senders())])
     if read_sender(str(text), "from_email").addr_spec.lower() not in allowed:
-        accepted = "DEFAULT_FROM_EMAIL, SERVER_EMAIL, or one of the channel's option senders"
+        others = (
+            "its options.senders" if "senders" in options else "DEFAULT_FROM_EMAIL, SERVER_EMAIL"
+        )
+        accepted = f"the channel's options.from, or one of {others}"
         raise InvalidDraft("from_email", "is no sender of the channel", accepted)
     return str(text)

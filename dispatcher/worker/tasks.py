@@ -158,7 +158,10 @@ def _run(duty: str, work: Callable[[], object]) -> None:
         except DispatcherError as error:
             app.journal.swept(duty, None)
             if isinstance(error, Unavailable) and _is_news(str(error)):
-                log.warning("sweep: %s failed; beat starts it again: %s", duty, error)
+                log.warning(
+                    "sweep: %s failed, and others may for the same reason, which is logged once a "
+                    "minute; beat starts it again: %s", duty, error,
+                )  # fmt: skip
             raise
         app.journal.swept(duty, _counts(did))
 

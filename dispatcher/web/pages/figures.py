@@ -56,7 +56,7 @@ def refusals(visit: Visit) -> Response:
         {
             str(quota)
             for kind, of_kind in settings.quotas_of.items()
-            if not kind.startswith(WITHOUT)
+            if kind != WITHOUT and not kind.startswith(f"{WITHOUT}.")
             for quota in of_kind
         }
     )
