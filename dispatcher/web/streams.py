@@ -14,10 +14,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dispatcher.web.problems import Refused
 
-Kind = Literal["batches", "calls", "listeners", "pages"]
+Kind = Literal["batches", "calls", "files", "listeners", "pages"]
 MOST: dict[Kind, tuple[int, int, int]] = {
     "batches": (8, 32, 5),
     "calls": (8, 32, 1),
+    "files": (4, 8, 5),
     "listeners": (50, 200, 60),
     "pages": (20, 20, 60),
 }
@@ -25,6 +26,7 @@ MOST: dict[Kind, tuple[int, int, int]] = {
 _NAMES: dict[Kind, str] = {
     "batches": "batches",
     "calls": "long calls",
+    "files": "files under way",
     "listeners": "listeners",
     "pages": "pages with live numbers",
 }

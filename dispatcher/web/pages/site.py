@@ -357,7 +357,7 @@ class Site:
         }
         self.figures = CachedFigures()
         self.streams = Streams()
-        self.uploads = Uploads()
+        self.uploads = Uploads(self.parts.clock)
         self.templates = Environment(
             loader=PackageLoader("dispatcher.web.pages"),
             autoescape=True,
@@ -447,6 +447,9 @@ class Site:
     async def _acted(self, visit: Visit, page: PageRoute) -> Response:
         """Read a form, and call the page."""
         request = Request(visit.request.scope, _bounded(visit.request, page.most_bytes))
+        has_file = page.most_bytes > _MOST_FORM_BYTES
+        if has_file:
+            self.streams.take("files", visit.caller.name)
         try:
             async with request.form(max_files=1, max_fields=1_000) as form:
                 pairs = form.multi_items()
@@ -461,6 +464,9 @@ class Site:
                 return await self._answer(visit, page)
         except ClientDisconnect:
             raise Refused(400, "unreadable", CUT_OFF) from None
+        finally:
+            if has_file:
+                self.streams.free("files", visit.caller.name)
 
     def _refused(self, visit: Visit, refused: Refused) -> Response:
         if refused.status == 401 and self.can_sign_in and visit.request.method in _SAFE:  # noqa: PLR2004

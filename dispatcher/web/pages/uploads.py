@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Lock, Thread
-from typing import BinaryIO
+from threading import Condition, Lock, Thread
+from typing import BinaryIO, Self
 
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import (
@@ -25,6 +26,7 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Draft, OnConflict, Plan, Progress, Rejection, check_text, reason_of
 from dispatcher.submission.rows import BadRow, Format, Source, read
+from dispatcher.times.clock import Clock
 from dispatcher.web.access import Caller
 from dispatcher.web.pages.histogram import Histogram, histogram
 from dispatcher.web.problems import Refused
@@ -34,7 +36,9 @@ log = logging.getLogger(__name__)
 
 MOST_BYTES = 64 * 1024 * 1024
 """The longest file."""
-_MOST = 16
+_MOST, _MOST_OF_ONE, _MOST_BYTES_KEPT = 16, 4, 4 * MOST_BYTES
+"""Files of all visitors, files of one, and the bytes of all files."""
+_KEPT_FOR = timedelta(hours=12)
 MOST_ROWS = 200_000
 """Of one file: what each scope of a row has booked is in memory while a plan is made."""
 _SHOWN = 20
@@ -50,6 +54,35 @@ class UploadState(StrEnum):
     BOOKING = "booking"
     BOOKED = "booked"
     FAILED = "failed"
+
+
+class Turns(AbstractContextManager["Turns"]):
+    """The turns of files: one is worked on at a time, in the order in which they ask.
+
+    More would need more memory, and hold up the other calls of the process.
+    """
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._asked = deque[object]()
+        """The first one has its turn."""
+
+    def __enter__(self) -> Self:
+        turn = object()
+        with self._changed:
+            self._asked.append(turn)
+            self._changed.wait_for(lambda: self._asked[0] is turn)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._asked.popleft()
+            self._changed.notify_all()
+
+    def pass_on(self) -> None:
+        """Let those that wait go first."""
+        self.__exit__()
+        self.__enter__()
 
 
 class Upload:
@@ -71,6 +104,7 @@ class Upload:
         on_conflict: OnConflict | None,
         path: Path,
         at: datetime,
+        turns: Turns,
     ) -> None:
         self.token = secrets.token_urlsafe(12)
         self.digest = _digest(path, campaign, channel)
@@ -78,6 +112,7 @@ class Upload:
         self.name = name
         self.campaign = campaign
         self.at = at
+        self.size = path.stat().st_size
         self.state = UploadState.DROPPED
         self.counted = Progress(0, 0, None)
         self.bad = 0
@@ -90,6 +125,7 @@ class Upload:
         self._channel = channel
         self._on_conflict = on_conflict
         self._path = path
+        self._turns = turns
         self._lock = Lock()
 
     @property
@@ -126,13 +162,15 @@ class Upload:
     def forget(self) -> None:
         """Delete the file."""
         self._path.unlink(missing_ok=True)
+        self.size = 0
 
     def _run(self, work: Callable[[Dispatcher], UploadState], dispatcher: Dispatcher) -> None:
         self.counted, self.bad, self.error = Progress(0, 0, None), 0, None
         self.reasons.clear()
         self.refused.clear()
         try:
-            self.state = work(dispatcher)
+            with self._turns:
+                self.state = work(dispatcher)
         except DispatcherError as error:
             self.error, self.state = alone(error), UploadState.FAILED
         except Exception:
@@ -208,6 +246,8 @@ class Upload:
 
     def _count(self, counted: Progress) -> None:
         self.counted = counted
+        if self.state is UploadState.BOOKING:  # a plan has more in memory, and takes seconds
+            self._turns.pass_on()
 
     def _refuse_row(self, line: int, error: DispatcherError) -> None:
         self.bad += 1
@@ -225,7 +265,9 @@ class Upload:
 class Uploads:
     """The last files of all visitors, in a folder that ends with this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self.turns = Turns()
+        self._clock = clock
         self._lock = Lock()
         self._folder: TemporaryDirectory[str] | None = None
         self._kept: dict[str, Upload] = {}
@@ -254,18 +296,34 @@ class Uploads:
     def add(self, upload: Upload) -> None:
         """Keep one, instead of the oldest that no thread works on. Raises Refused."""
         with self._lock:
-            if len(self._kept) >= _MOST:
-                old = next((each for each in self._kept.values() if not each.is_running), None)
+            while crowd := self._in_the_way(upload):
+                old = next((each for each in crowd if not each.is_running), None)
                 if old is None:
                     upload.forget()
                     raise Refused(503, "too-many", "too many files are under way; try again later")
-                del self._kept[old.token]
-                old.forget()
+                self._end(old)
             self._kept[upload.token] = upload
 
+    def _in_the_way(self, upload: Upload) -> list[Upload]:
+        """Return the files of which one must go before another one is kept, the oldest first."""
+        kept = [*self._kept.values()]
+        own = [each for each in kept if each.caller.identity == upload.caller.identity]
+        if len(own) >= _MOST_OF_ONE:
+            return own
+        size = upload.size + sum(each.size for each in kept)
+        return kept if len(kept) >= _MOST or size > _MOST_BYTES_KEPT else []
+
+    def _end(self, upload: Upload) -> None:
+        del self._kept[upload.token]
+        upload.forget()
+
     def of(self, caller: Caller) -> list[Upload]:
-        """Return a visitor's own, the newest first."""
+        """Return a visitor's own, the newest first. Those that are too old end."""
+        oldest = self._clock.now() - _KEPT_FOR
         with self._lock:
+            for each in [*self._kept.values()]:
+                if each.at < oldest and not each.is_running:
+                    self._end(each)
             own = [each for each in self._kept.values() if each.caller.identity == caller.identity]
         return own[::-1]
 
@@ -274,7 +332,12 @@ class Uploads:
         for each in self.of(caller):
             if secrets.compare_digest(each.token.encode(), token.encode()):
                 return each
-        detail = "this file is not kept any more, or was dropped by another person"
+        hours = _KEPT_FOR // timedelta(hours=1)
+        detail = (
+            "this file was dropped by another person, or is not kept any more: of a visitor the "
+            f"last {_MOST_OF_ONE} are kept, for {hours} hours; drop it again, and nothing is "
+            "booked twice"
+        )
         raise Refused(404, "no-such-upload", detail)
 
 

@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 
 from dispatcher import Dispatcher, Draft, OutcomeUnknown, Plan, Rejection, Status, StoreUnavailable
 from dispatcher.store import listing
-from dispatcher.web import Caller, Right
+from dispatcher.web import Caller, Right, streams
 from dispatcher.web.pages import campaigns, uploads
 from dispatcher.web.pages.histogram import histogram
 from tests.support.browser import Tab
@@ -284,6 +284,131 @@ def test_another_person_does_not_see_a_file(house: House, visit: Visit) -> None:
     who["name"] = "bob"
     assert (client.get(path).status_code, client.post(path).status_code) == (404, 404)
     assert "sale.csv" not in client.get("/campaigns").text
+
+
+class Visitors:
+    """Visitors of one page, each by a name of its own."""
+
+    def __init__(self, visit: Visit) -> None:
+        self.name = "ann"
+        self.client = visit(access=lambda _: Caller(name=self.name, rights=frozenset(Right)))
+
+    def drop(self, name: str, *rows: tuple[str, Any]) -> str:
+        """Drop a file; return where it is shown."""
+        self.name = name
+        answer = drop(self.client, csv_of(*rows or [("ada", FAR + HOUR)]))
+        assert answer.status_code == 303, answer.text
+        return str(answer.headers["location"])
+
+    def planned(self, name: str, *rows: tuple[str, Any]) -> str:
+        """Drop a file; return where it is shown once its plan has ended."""
+        path = self.drop(name, *rows)
+        wait_until(lambda: "data-live" not in self.client.get(path).text)
+        return path
+
+    def status(self, name: str, path: str) -> int:
+        """Return the status of a page as that visitor gets it."""
+        self.name = name
+        return int(self.client.get(path).status_code)
+
+
+def test_a_visitor_keeps_a_few_files_and_is_told_of_the_others(
+    visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "_MOST_OF_ONE", 2)
+    visitors = Visitors(visit)
+    bobs = visitors.planned("bob")
+    first, second, third = (visitors.planned("ann") for _ in range(3))
+    for path, status in ((first, 404), (second, 200), (third, 200)):
+        assert visitors.status("ann", path) == status
+    gone = visitors.client.post(first)
+    assert gone.status_code == 404
+    assert "of a visitor the last 2 are kept, for 12 hours" in gone.text
+    assert "drop it again, and nothing is booked twice" in gone.text
+    assert visitors.status("bob", bobs) == 200
+
+
+def test_files_of_all_visitors_take_so_many_bytes(
+    visit: Visit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(uploads, "_MOST_BYTES_KEPT", 2 * len(csv_of(("ada", FAR + HOUR))))
+    visitors = Visitors(visit)
+    paths = {name: visitors.planned(name) for name in ("ann", "bob", "cyd")}
+    assert [visitors.status(name, path) for name, path in paths.items()] == [404, 200, 200]
+    assert len([*tmp_path.glob("dispatcher-page-*/*")]) == 2
+
+
+def test_a_file_is_kept_for_half_a_day(house: House, visit: Visit) -> None:
+    client = visit()
+    path, _ = ended(client, drop(client, csv_of(("ada", FAR + HOUR))))
+    house.moved.advance(11 * HOUR)
+    assert client.get(path).status_code == 200
+    house.moved.advance(2 * HOUR)
+    assert (client.get(path).status_code, client.post(path).status_code) == (404, 404)
+    assert "sale.csv" not in client.get("/campaigns").text
+
+
+def test_one_file_is_planned_at_a_time(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    working, going_on, make_plan = list[str](), Event(), uploads.Upload._make_plan
+
+    def planned(upload: uploads.Upload, dispatcher: Dispatcher) -> uploads.UploadState:
+        working.append(upload.caller.name)
+        assert going_on.wait(DEADLINE)
+        return make_plan(upload, dispatcher)
+
+    monkeypatch.setattr(uploads.Upload, "_make_plan", planned)
+    visitors, names = Visitors(visit), ["ann", "ann", "bob"]
+    paths = [visitors.drop(name) for name in names]
+    wait_until(lambda: working)
+    for name, path in zip(names, paths, strict=True):
+        assert visitors.status(name, path) == 200
+        assert "planning …" in visitors.client.get(path).text
+    assert working == ["ann"]
+    going_on.set()
+    wait_until(lambda: "the plan" in visitors.client.get(paths[-1]).text)
+    assert working == names
+
+
+def test_a_booking_lets_others_go_first(
+    house: House, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each batch: it may take minutes."""
+    visitors, is_booking, going_on = Visitors(visit), Event(), Event()
+    path = visitors.planned("ann", *((f"r{n}", FAR + HOUR) for n in range(2_500)))
+    real = house.dispatcher.submit_many
+
+    def halting(drafts: Any, **named: Any) -> Any:
+        for number, each in enumerate(real(drafts, **named)):
+            if number == 500:
+                is_booking.set()
+                assert going_on.wait(DEADLINE)
+            if number == 1_500:
+                assert "the plan" in visitors.client.get(bobs).text
+            yield each
+
+    monkeypatch.setattr(house.dispatcher, "submit_many", halting)
+    visitors.client.post(path)
+    assert is_booking.wait(DEADLINE)
+    bobs = visitors.drop("bob")
+    assert "planning …" in visitors.client.get(bobs).text
+    going_on.set()
+    wait_until(lambda: house.dispatcher.count() == 2_500)
+    visitors.name = "ann"
+    wait_until(lambda: "booked</h1>" in visitors.client.get(path).text)
+
+
+def test_files_that_are_sent_at_once_are_bounded(
+    visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(streams.MOST, "files", (0, 0, 5))
+    client = visit()
+    refused = drop(client, csv_of(("ada", FAR + HOUR)))
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+    monkeypatch.setitem(streams.MOST, "files", (1, 1, 5))
+    for _ in range(2):
+        ended(client, drop(client, csv_of(("ada", FAR + HOUR))))
+    assert client.get("/campaigns").status_code == 200
 
 
 def test_a_histogram_has_few_steps_and_all_times(house: House) -> None:
