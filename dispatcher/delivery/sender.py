@@ -208,12 +208,11 @@ class Sender:
             return self._failure(claim, error, error.retry_after, counts=not is_closed)
         except Exception as error:  # noqa: BLE001 - a transport may raise anything
             # It may be with the provider: a line that broke, say.
-            outcome = Outcome.UNKNOWN if message.on_unknown == "hold" else Outcome.TEMPORARY
             log.warning(
                 "message %s: its transport raised %s, none of TemporaryFailure, PermanentFailure "
-                "and PerhapsSent; it counts as %s", message.id, type(error).__name__, outcome.value,
+                "and PerhapsSent; its outcome is unknown", message.id, type(error).__name__,
             )  # fmt: skip
-            return self._failure(claim, error, None, outcome)
+            return self._failure(claim, error, None, Outcome.UNKNOWN)
         return Success(claim, None if receipt is None else storable_text(receipt))
 
     def _close(self, group: Group, error: TemporaryFailure) -> bool:

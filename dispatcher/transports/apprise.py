@@ -93,9 +93,8 @@ class AppriseTransport:
     def send(self, message: Message) -> str | None:
         """Give ``message`` to every service; return which they are.
 
-        Raises PerhapsSent when some took it and others did not, when they did not end in time,
-        and for a message to be held when they refused: Apprise does not tell a refusal from a line
-        that broke. Otherwise a refusal is a TemporaryFailure.
+        Raises PerhapsSent when one of them did not, or they did not end in time: Apprise does not
+        tell a refusal from a line that broke.
         """
         try:
             title, text = _title_and_text(message.body, self._format)
@@ -106,10 +105,7 @@ class AppriseTransport:
         result = self._in_time(lambda: self._notify(message.recipient, title, text))
         if result.status is AppriseResultStatus.SUCCESS:
             return ", ".join(each.name for each in result)
-        took = f"{result.success_count} of {len(self._urls)} services took it"
-        if result.success_count or message.on_unknown == "hold":
-            raise PerhapsSent(took)
-        raise TemporaryFailure(took)
+        raise PerhapsSent(f"{result.success_count} of {len(self._urls)} services took it")
 
     def _notify(self, recipient: str, title: str, text: str) -> AppriseResult:
         """Notify with services of its own: Apprise's keep threads from using one together."""

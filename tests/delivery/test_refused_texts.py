@@ -85,7 +85,7 @@ def record_all(house: House) -> None:
         (PermanentFailure, Outcome.PERMANENT),
         (TemporaryFailure, Outcome.TEMPORARY),
         (PerhapsSent, Outcome.UNKNOWN),
-        (ValueError, Outcome.TEMPORARY),
+        (ValueError, Outcome.UNKNOWN),
     ):
         answers += [failing(kind(text)) for text in texts]
         expected += [outcome] * len(texts)

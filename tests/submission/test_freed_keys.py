@@ -22,7 +22,7 @@ from dispatcher import (
 from dispatcher.testing import MemoryDispatcher
 from tests.submission.test_idempotency import WAYS, keyed
 from tests.support.doubles import Between, at_once, once
-from tests.support.house import BODY, FAR, House
+from tests.support.house import BODY, FAR, House, hour_ago
 from tests.support.house_fixtures import Build
 
 SOON = FAR + timedelta(minutes=1)
@@ -109,6 +109,19 @@ def test_the_key_of_a_message_that_may_go_out_or_did_is_taken(house: House) -> N
         with pytest.raises(IdempotencyConflict):
             submit(house, own | LATER)
         assert house.rows() == before
+
+
+def test_a_key_stays_where_a_transport_broke_and_the_provider_may_have_it(build: Build) -> None:
+    house = build(clock=hour_ago(), channels={"memory": {"transport": "memory", "max_attempts": 1}})
+    first = keyed(house, send_at=None, send_in=timedelta(0))
+
+    def break_off(message: Message) -> None:
+        raise TimeoutError("read timed out")
+
+    house.memory.before = break_off
+    house.deliver(first)
+    assert house.again(first).status is Status.FAILED
+    assert keyed(house, send_at=None, send_in=timedelta(0)).id == first.id
 
 
 @pytest.mark.parametrize("atomic", [True, False])

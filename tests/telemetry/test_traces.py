@@ -171,7 +171,7 @@ def test_each_try_has_a_span_and_all_are_linked_to_the_one_submit(
         (TemporaryFailure(CANARY), "temporary"),
         (PermanentFailure(CANARY), "permanent"),
         (PerhapsSent(CANARY), "unknown"),
-        (OSError(CANARY), "temporary"),
+        (OSError(CANARY), "unknown"),
     ],
 )
 def test_a_failed_try_tells_its_outcome_and_the_type_of_its_error_alone(
