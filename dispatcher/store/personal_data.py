@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from uuid import UUID
 
 from sqlalchemy import Connection, case, delete, func, or_, select, update
 
-from dispatcher.message import Status, dump_json, scope_name
+from dispatcher.message import Outcome, Status, dump_json, scope_name
 from dispatcher.scope import NO_SCOPE
 from dispatcher.store.database import Database
+from dispatcher.store.schema import PAUSED_RECIPIENT
 
 ERASED = "erased"
 """The error of an erased message or attempt that had one."""
+_NAMING = r"""(?<!"channel":)["'\s(](?:{})(?![\w@+-]|\.\w)"""
+"""Where the body of an answer names a recipient, and not a channel or a part of a longer word."""
 _FINAL = tuple(each for each in Status if each.is_final)
 
 
@@ -72,7 +76,12 @@ class PersonalData:
             done = list(connection.scalars(is_blank))
             of_message = one_of(attempts.c.message_id, done)
             error = case((attempts.c.error.is_not(None), ERASED))
-            connection.execute(update(attempts).where(of_message).values(error=error, receipt=None))
+            blank = {"error": error, "receipt": None}
+            connection.execute(update(attempts).where(of_message).values(blank))
+            # A worker that tells so late of a send would write them again: its token is gone.
+            is_open = (attempts.c.outcome == Outcome.UNKNOWN.value, attempts.c.token > 0)
+            forgotten = update(attempts).where(of_message, *is_open)
+            connection.execute(forgotten.values(token=-attempts.c.token))
             connection.execute(
                 delete(tables.keys).where(
                     tables.keys.c.idempotency_key.in_(keys), one_of(tables.keys.c.message_id, done)
@@ -93,11 +102,16 @@ class PersonalData:
     def forget(self, recipient: str, *, keep_opt_out: bool) -> None:
         """Delete pauses and opt-outs of a recipient, and the answers of the API that name it."""
         tables = self._tables
-        replies, pauses = tables.api_replies, tables.pauses
-        quoted = {dump_json(recipient)[1:-1], recipient}
-        named = or_(*(replies.c.body.contains(each, autoescape=True) for each in quoted))
-        self._database.execute(delete(replies).where(named))
-        self._database.execute(delete(pauses).where(pauses.c.name == scope_name(recipient)))
+        replies, pauses = tables.api_replies.c, tables.pauses.c
+        spelt = {dump_json(recipient)[1:-1], recipient}
+        bodies = or_(*(replies.body.contains(each, autoescape=True) for each in spelt))
+        naming = re.compile(_NAMING.format("|".join(map(re.escape, spelt))))
+        rows = self._database.read(select(replies.id, replies.body).where(bodies))
+        named = [row.id for row in rows if naming.search(row.body)]
+        one_of = self._database.one_of
+        self._database.execute(delete(tables.api_replies).where(one_of(replies.id, named)))
+        is_own = (pauses.kind == PAUSED_RECIPIENT, pauses.name == scope_name(recipient))
+        self._database.execute(delete(tables.pauses).where(*is_own))
         if not keep_opt_out:
             opt_outs = tables.suppressions
             self._database.execute(delete(opt_outs).where(opt_outs.c.recipient == recipient))

@@ -38,7 +38,7 @@ class Erasure:
     """Erases recipients. What one call leaves where a process dies, the next one finds.
 
     First the rows, then Redis by the names of its keys: so nothing puts a name back that no row
-    has any more.
+    has any more, but a sweep that had read the row just before, until the next ``tidy``.
     """
 
     def __init__(

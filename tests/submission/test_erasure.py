@@ -19,7 +19,7 @@ from dispatcher import (
     Status,
     TooLate,
 )
-from dispatcher.store import Replies
+from dispatcher.store import Failure, Replies
 from tests.support.doubles import Between, once, raising
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
@@ -178,3 +178,41 @@ def test_a_retry_judged_before_the_erasure_sends_nothing(build: Build) -> None:
     with pytest.raises(TooLate, match="erased"):
         house.dispatcher.retry(message.id)
     assert house.again(message).status is Status.FAILED
+
+
+def test_what_is_called_like_the_recipient_stays(build: Build) -> None:
+    """A pause of a tenant, and an answer of the API in which the name is part of another."""
+    house = build(**SETTINGS | {"channels": {"memory": {"transport": "memory"}}})
+    answers = {
+        "of her": '{"recipient":"ops","scope":"ops"}', "in a sentence": '{"detail":"ops: full"}',
+        "of another": '{"recipient":"shops"}', "of a channel": '{"channel":"ops"}',
+        "of an address": '{"recipient":"ops@shop.example"}',
+    }  # fmt: skip
+    replies, now = house.tables.api_replies, house.database_time()
+    rows = [
+        {"id": name, "fingerprint": "f", "status": 200, "body": body, "created_at": now,
+         "keep_until": now + timedelta(days=1)}
+        for name, body in answers.items()
+    ]  # fmt: skip
+    house.database.run(lambda connection: connection.execute(insert(replies).values(rows)))
+    house.dispatcher.pause("recipient", "ops")
+    house.dispatcher.pause("tenant", "ops")
+    house.dispatcher.erase("ops")
+    [pause] = house.parts.pause_list.in_force()
+    assert (pause.kind, pause.name) == ("tenant", "ops")
+    kept = house.database.read(select(replies.c.id).order_by(replies.c.id))
+    assert [row.id for row in kept] == ["of a channel", "of an address", "of another"]
+
+
+def test_a_worker_that_tells_late_of_a_send_writes_nothing_back(build: Build) -> None:
+    house = build(clock=hour_ago(), **SETTINGS)
+    message = house.submit(WHO, send_in=timedelta(0), body=BODY)
+    house.change([message], max_attempts=1)
+    [claim] = house.parts.claims.claim([message.id])
+    house.end_claims(message)
+    house.parts.sweep.rescue()
+    assert house.again(message).status is Status.FAILED
+    house.dispatcher.erase(WHO)
+    late = Failure(claim, Outcome.TEMPORARY, "no Lovelace here", None)
+    house.parts.claims.record([], [late], enqueue_in=timedelta(seconds=5))
+    assert list(traces(house)) == []
