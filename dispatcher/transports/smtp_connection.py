@@ -34,8 +34,8 @@ _THROTTLED = re.compile(r"throttl|\brate\b|too many|quota exceeded", re.IGNORECA
 _OF_POLICY = re.compile(r"4\.7\.\d")
 """What a server says whose account may send no more for now: by its words, or by an enhanced status
 (RFC 3463: security or policy) behind one of the codes below."""
-_OF_ONE_RECIPIENT = re.compile(r"4\.[12]\.\d|gr[ea]y", re.IGNORECASE)
-"""A mailbox or its quota is meant, or a recipient that is new to the server (greylisting)."""
+_OF_ONE_RECIPIENT = re.compile(r"4\.[12]\.\d|gr[ea]y|recipient|mailbox|<…>", re.IGNORECASE)
+"""A recipient or its quota is meant, or one that is new to the server (greylisting)."""
 _ASK_LATER = frozenset({421, 450, 451, 452})
 _THROTTLED_PAUSE = timedelta(seconds=60)
 _CREDENTIALS = frozenset({530, 534, 535, 538})

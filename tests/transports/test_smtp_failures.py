@@ -87,6 +87,21 @@ def test_a_throttle_closes_the_channel(word: str, reply: str) -> None:
     assert (error.closes_channel, error.retry_after) == (True, timedelta(minutes=1))
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "450 4.7.1 <bob@shop.example>: Recipient address rejected: policy",
+        "452 mailbox quota exceeded",
+        "452 4.5.3 Too many recipients",
+    ],
+)
+def test_what_is_said_of_one_recipient_closes_no_channel(reply: str) -> None:
+    with ScriptedServer({"RCPT": reply}) as server:
+        error = failed(server)
+    assert isinstance(error, TemporaryFailure)
+    assert not error.closes_channel
+
+
 @pytest.mark.parametrize("word", ["connection", "EHLO"])
 @pytest.mark.parametrize("reply", ["421 busy", "450 not now", "554 no service"])
 def test_a_refusal_before_any_message_blames_none(word: str, reply: str) -> None:
