@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar, TypeVarTuple
 from weakref import ref
 
 from dispatcher.client import Dispatcher, called, threads_of
+from dispatcher.forks import renew_after_fork
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,7 +28,12 @@ class Threads:
 
     def __init__(self, dispatcher: Dispatcher, most: int) -> None:
         self._dispatcher, self._most = dispatcher, most
-        self._executor = threads_of(dispatcher, most)
+        self._renew()
+        renew_after_fork(self, type(self)._renew)
+
+    def _renew(self) -> None:
+        """Begin without threads; a forked child calls it, after its dispatcher has begun so."""
+        self._executor = threads_of(self._dispatcher, self._most)
 
     async def run(self, act: Callable[[*Ts], T], *given: *Ts) -> T:
         """Return what ``act`` returns in a thread, in the context of the awaiting task.
@@ -71,8 +77,11 @@ class SharedThreads(Threads):
     """
 
     def __init__(self, dispatcher: Dispatcher, most: int, *, most_of_one: int) -> None:
-        super().__init__(dispatcher, most)
         self._most_of_one = most_of_one
+        super().__init__(dispatcher, most)
+
+    def _renew(self) -> None:
+        super()._renew()
         self._lock = Lock()
         self._running = Counter[str]()
         self._waiting: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}

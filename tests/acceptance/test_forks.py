@@ -16,8 +16,13 @@ from sqlalchemy import text
 
 from dispatcher import Dispatcher, Settings
 from dispatcher.broker.queue import Ticket
+from dispatcher.client import app_of
 from dispatcher.limiters import parse
 from dispatcher.message import new_id
+from dispatcher.web.admission import RATE
+from dispatcher.web.pages import SignIn
+from dispatcher.web.pages.site import Site
+from dispatcher.web.threads import SharedThreads
 from tests.support.house import BODY, BROKER_DB, House
 from tests.support.servers import RedisServer
 
@@ -156,3 +161,24 @@ def test_each_process_has_connections_of_its_own_to_the_broker(
             with dispatcher._app.publisher.connection_for_read() as connection:
                 channel: Any = connection.default_channel
                 channel.queue_delete(settings.queue_of("memory"))
+
+
+def test_threads_of_the_api_and_parts_of_the_page_are_the_child_s_own(house: House) -> None:
+    """Of a program that has served before it forks, or has mounted the API in its parent."""
+    threads = SharedThreads(house.dispatcher, 2, most_of_one=1)
+    site = Site(house.dispatcher, SignIn(house.parts.api_keys, house.parts.sessions), rate=RATE)
+
+    def serve(_: int) -> list[Any]:
+        answer = asyncio.run(asyncio.wait_for(threads.run_for("ada", os.getpid), 10))
+        reader, own = app_of(site.reader), app_of(house.dispatcher)
+        list(site.reader.list(limit=1))
+        return [
+            answer == os.getpid(), len(house.dispatcher._lent),
+            reader.database is own.page_database, reader.journal is own.journal,
+        ]  # fmt: skip
+
+    before = serve(0)
+    with threads._lock:
+        answers = in_children(serve)
+    assert answers == [before] * CHILDREN
+    assert before == [True, 3, True, True]

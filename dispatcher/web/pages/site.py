@@ -39,6 +39,7 @@ from dispatcher.errors import (
     cut,
     quoted,
 )
+from dispatcher.forks import renew_after_fork
 from dispatcher.message import Status
 from dispatcher.problems import headers_of, problem_of, status_of
 from dispatcher.scope import of_channel, of_scope_on
@@ -358,6 +359,7 @@ class Site:
         self.figures = CachedFigures()
         self.streams = Streams()
         self.uploads = Uploads(self.parts.clock)
+        renew_after_fork(self, Site._renew)
         self.templates = Environment(
             loader=PackageLoader("dispatcher.web.pages"),
             autoescape=True,
@@ -368,6 +370,10 @@ class Site:
         )
         self.templates.filters |= {"number": "{:,}".format, "span": length_text, "words": in_words}
         self.templates.globals |= {"local": _local_text, "links": ()}
+
+    def _renew(self) -> None:
+        """Let a forked child read by its own parts."""
+        vars(self).pop("reader", None)
 
     @cached_property
     def reader(self) -> Dispatcher:
