@@ -44,9 +44,10 @@ _REFUSED = frozenset({"line", "error", "reason", "next_slot", "row"})
 
 
 class _Cut(str):
-    """The beginning of a line that is too long; the rest is left out."""
+    """The beginning of a line that is too long; the rest is left out, ``quotes`` count in all."""
 
-    __slots__ = ()
+    __slots__ = ("quotes",)
+    quotes: int
 
 
 class Source(AbstractContextManager["Source"]):
@@ -68,15 +69,22 @@ class Source(AbstractContextManager["Source"]):
         """Yield the lines with their ends, of one with more bytes its beginning."""
         is_first = True
         while line := self._stream.readline(longest + 1):
-            rest, kind = line, _Cut if len(line) > longest else str
-            while kind is _Cut and rest and not rest.endswith(b"\n"):
-                rest = self._stream.readline(_CHUNK)
             if is_first:
                 self._check_start(line)
                 line, is_first = _MARKS.sub(b"", line), False
-            yield kind(line.decode(errors="surrogateescape"))
+            is_short = len(line) <= longest
+            yield line.decode(errors="surrogateescape") if is_short else self._cut(line)
         if is_first:
             raise self._refused("is empty", "rows")
+
+    def _cut(self, line: bytes) -> _Cut:
+        """Read to the end of a line without keeping it."""
+        cut = _Cut(line.decode(errors="replace"))
+        cut.quotes = 0
+        while line:
+            cut.quotes += line.count(b'"')
+            line = b"" if line.endswith(b"\n") else self._stream.readline(_CHUNK)
+        return cut
 
     def __exit__(self, *_: object) -> None:
         if self._stream is not sys.stdin.buffer:
@@ -168,10 +176,10 @@ def read(
 
     Raises InvalidDraft if the columns, in JSONL those of the first row, are not those of a draft.
     """
-    csv.field_size_limit(max(_QUOTED * longest, csv.field_size_limit()))
     else_ = {"channel": channel, "campaign": campaign}
     given = {name: value for name, value in else_.items() if value is not None}
     most = _QUOTED * longest + _BESIDE_BYTES
+    csv.field_size_limit(max(most, csv.field_size_limit()))
     read_rows = _read_csv if form is Format.CSV else _read_jsonl
     return read_rows(source.lines(most), given, most)
 
@@ -231,48 +239,67 @@ def _beginning(lines: Iterator[str]) -> tuple[str, str, int]:
     return first, max(",;\t", key=unquoted.count), above  # the comma where there are none
 
 
+class _RowLines:
+    """Lines, handed out row by row. ``last`` is the number of the last one read.
+
+    ``kept`` are those of the row, as long as it is not too long.
+    """
+
+    def __init__(self, lines: Iterator[str], most: int, last: int) -> None:
+        self._lines, self._most = lines, most
+        self.last = last
+        self.kept = list[str]()
+
+    def of_row(self) -> Iterator[str]:
+        """Yield lines until no more are asked for.
+
+        Of a row that is too long the rest is left out, as far as quotes are open: what follows
+        within them is no row of its own. Raises InvalidDraft then.
+        """
+        self.kept.clear()
+        size, quotes, is_long = 0, 0, False
+        for text in self._lines:
+            self.last += 1
+            size += len(text)
+            quotes += text.quotes if isinstance(text, _Cut) else text.count('"')
+            is_long = is_long or size > self._most or isinstance(text, _Cut)
+            if not is_long:
+                self.kept.append(text)
+                yield text
+            elif quotes % 2 == 0:
+                break
+        if is_long:
+            raise _too_long(self._most)
+
+
 def _csv_rows(lines: Iterator[str], most: int) -> Iterator[tuple[int, list[str], int] | BadRow]:
     """Yield the fields of each row with the line it begins on, and its length.
 
     Blank rows are left out.
     """
-    kept = list[str]()
-    first, delimiter, last = _beginning(lines)
-    lines = chain([first] if first else [], lines)
-
-    def watched() -> Iterator[str]:
-        size = 0
-        for line in lines:
-            kept.append(line)
-            size += len(line)
-            if size > most or isinstance(line, _Cut):
-                raise _too_long(most)
-            yield line
-
+    first, delimiter, above = _beginning(lines)
+    read = _RowLines(chain([first] if first else [], lines), most, above)
     while True:
-        kept.clear()
-        line = last + 1
-        reader = csv.reader(watched(), delimiter=delimiter, strict=True, skipinitialspace=True)
+        line = read.last + 1
+        reader = csv.reader(read.of_row(), delimiter=delimiter, strict=True, skipinitialspace=True)
         try:
             values = next(reader, None)
         except (csv.Error, InvalidDraft) as error:
-            last += len(kept)
-            yield BadRow(line, "".join(kept), _unread(error, line, last))
+            yield BadRow(line, "".join(read.kept), _unread(error, line, read.last))
             continue
         if values is None:
             return
-        last += len(kept)
         if _unreadable("".join(values)):
             yield BadRow(line, values, InvalidDraft("row", "is no UTF-8", "UTF-8"))
         elif any(value.strip() for value in values):
-            yield line, values, sum(map(len, kept))
+            yield line, values, sum(map(len, read.kept))
 
 
 def _unread(error: Exception, first: int, last: int) -> InvalidDraft:
     """Return why no row was read from these lines."""
-    if isinstance(error, InvalidDraft):
-        return error
     problem, accepted = str(error), "fields with closed quotes"
+    if isinstance(error, InvalidDraft):
+        problem, accepted = error.problem, error.accepted
     if problem.startswith(_CARRIAGE_RETURN):  # it goes on with how to open a file in Python
         problem, accepted = "a carriage return outside quotes", "lines that end in LF or CRLF"
     several = f" (lines {first} to {last})" if last > first else ""
