@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from dispatcher.errors import IdempotencyConflict, QuotaExceeded
-from dispatcher.message import Draft, Plan, Rejection
+from dispatcher.message import Draft, Plan, Rejection, without_collector
 from dispatcher.reservation import is_planned_id
 from dispatcher.submission.batch import (
     MINUTE_MS,
@@ -30,23 +28,6 @@ from dispatcher.times.send_time import from_ms
 
 if TYPE_CHECKING:
     from dispatcher.telemetry.spans import Answers, Spans
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Turn the collector of cycles off, and on again at the end if it was on.
-
-    In a program that has loaded much it would scan all of that again for each batch, and free
-    nothing (decision 0012). All threads share it: a batch that ends while another one is under
-    way turns it on for both, which costs time only.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 class Batches:

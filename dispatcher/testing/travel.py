@@ -15,11 +15,10 @@ from dispatcher.errors import (
     QuotaExceeded,
     quoted,
 )
-from dispatcher.message import Body, Message, Status
+from dispatcher.message import Body, Message, Status, without_collector
 from dispatcher.quota import parse_quota
 from dispatcher.selection import Selection
 from dispatcher.settings import Settings
-from dispatcher.submission.many import without_collector
 from dispatcher.testing.app import MemoryApp, TravelApp
 from dispatcher.times import send_time
 from dispatcher.times.clock import SystemClock
