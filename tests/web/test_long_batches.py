@@ -1,14 +1,16 @@
-"""A batch of any length: verdicts come while lines are sent, and the server keeps neither."""
+"""Batches and files of any length: verdicts come while lines are sent, the server keeps neither."""
 
 from __future__ import annotations
 
 import http.client
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from threading import Thread
 
+import httpx2
 import pytest
 
 from dispatcher.times.clock import SystemClock
@@ -98,3 +100,54 @@ def test_verdicts_come_while_lines_are_sent_and_memory_does_not_grow(
     grown, sent = memory(pid, "VmHWM") - before, (many - WARM_UP) * len(TEXT)
     report(f"{sent / 1e6:.0f} MB of lines, {grown / 1e6:.1f} MB more memory")
     assert grown < 6_000_000
+
+
+def hostile_files() -> dict[str, bytes]:
+    """Return files of 4 to 15 MB. Read whole, the first one takes more than a gigabyte."""
+    columns = b"recipient,text,send_at\n"
+    lists = b'{"recipient":"a","send_in":"1 day","body":{"a":[' + b"[]," * 20_000 + b"[]]}}\n"
+    text = b'{"recipient":"a","send_at":"soon","text":"%b"}\n' % (b"x" * 60_000)
+    return {
+        "a-long-line.jsonl": b'{"body":{"a":[' + b"[]," * 5_000_000 + b"[]]}}\n",
+        "long-bodies.jsonl": lists * 60,
+        "long-texts.jsonl": text * 250,
+        "columns.csv": columns + b"," * 15_000_000 + b"\n",
+        "an-endless-row.csv": columns + b'"a\n",' * 60_000 + b"\n",
+        "refused.csv": columns + b"r,%b,yesterday\n" % (b"x" * 250) * 20_000,
+    }
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells peaks alone")
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_hostile_files_at_once_take_little_memory(
+    server: tuple[House, int, int], report: Callable[[str], None]
+) -> None:
+    house, port, pid = server
+    files = hostile_files()
+
+    def planned(name: str) -> str:
+        _, key = add_key(house.parts.api_keys, name)
+        form = {"campaign": "hostile", "channel": "memory"}
+        with httpx2.Client(
+            base_url=f"http://127.0.0.1:{port}",
+            headers={"Sec-Fetch-Site": "same-origin"},
+            timeout=3 * DEADLINE,
+        ) as visitor:
+            visitor.post("/sign-in", data={"key": key})
+            dropped = visitor.post("/campaigns", data=form, files={"file": (name, files[name])})
+            assert dropped.status_code == 303, dropped.text
+            path = dropped.headers["location"]
+            wait_until(lambda: "data-live" not in visitor.get(path).text, every=0.2)
+            return str(visitor.get(path).text)
+
+    forget_peak(pid)
+    before = memory(pid, "VmRSS")
+    with ThreadPoolExecutor(len(files)) as visitors:
+        pages = dict(zip(files, visitors.map(planned, files), strict=True))
+    grown, kept = memory(pid, "VmHWM") - before, memory(pid, "VmRSS") - before
+    report(f"{grown / 1e6:.0f} MB more memory at most, {kept / 1e6:.0f} MB afterwards")
+    assert "is too long" in pages["a-long-line.jsonl"]
+    assert "and 249 more" not in pages["refused.csv"]
+    assert "and 19,980 more" in pages["refused.csv"]
+    assert grown < 200_000_000
