@@ -128,8 +128,11 @@ def _report(job: ImportJob) -> None:
                        f"{data['last_send_at']}")  # fmt: skip
     if job.reasons:
         output.out.print(_table(data["reasons"]))
-    for each in data.get("rejections", [])[:_SHOWN]:
+    rejections = data.get("rejections", [])
+    for each in rejections[:_SHOWN]:
         output.out.print(f"line {each['line']}: {escape(each['error'])}", soft_wrap=True)
+    if len(rejections) > _SHOWN:
+        output.out.print(f"and {len(rejections) - _SHOWN:,} more")
     if job.refused is not None and job.refused.count:
         path = escape(str(job.refused.path))
         output.out.print(f"the refused rows are in {path}", soft_wrap=True)

@@ -323,6 +323,12 @@ def test_plan_says_what_would_come_and_changes_nothing(house: House, run: Run) -
     assert run_import(run, as_csv([row()]), "--plan", "--on-conflict", "shift").code == 0
 
 
+def test_a_plan_shows_the_first_refused_rows_and_how_many_more(house: House, run: Run) -> None:
+    shown = run_import(run, as_csv([row(), *[row(fold="x")] * 1_244]), "--plan")
+    assert shown.out.count("line ") == 10
+    assert "and 1,234 more" in shown.out
+
+
 def test_atomic_accepts_all_or_none(house: House, run: Run) -> None:
     before = house.snapshot()
     ran = run_import(run, as_csv([row(), row(recipient="ben"), row()]), "--atomic", "--json")
