@@ -1,7 +1,8 @@
 """Measure what one caller of the HTTP API waits for beside others that take all they can get.
 
 `dispatcher serve` runs in a process of its own, on PostgreSQL. One key makes a call for a message
-every 25 ms; the attackers have four other keys, and threads of another process.
+every 25 ms; the attackers have four other keys, and threads of another process. Files are dropped
+on the page; the last column is what the server keeps of them.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cache, partial
+from itertools import count
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from threading import Thread
+from urllib.parse import urlencode
 
 from delivery import channelled, dispatcher_command, prepare, running
 from http_api import RATE, free_port, wait_for
@@ -34,6 +37,8 @@ SECONDS, EVERY = 5.0, 0.025
 STORED, LONG_BODIES = 20_000, 1_000
 KEYS = 4
 JSON, LINES = "application/json", "application/x-ndjson"
+BOUNDARY = "5d4c3b2a"
+DROPPED = count()
 
 Attack = Callable[[int, str], None]
 """One call to that port, with that key."""
@@ -71,10 +76,11 @@ def main() -> None:
             "32 batches of 2,000 lines": (keys, 32, batch),
             "16 counts": (keys, 16, counts),
             "16 lists of 1,000 messages of 64 KB": (keys, 16, long_list),
+            "6 hostile files at once": (keys, 6, drop),
         }  # fmt: skip
         print(f"{datetime.now(UTC):%Y-%m-%d}, {facts()}\n")
-        print("| beside | calls | median ms | p99 ms | most ms | MB at most |")
-        print("|---|---|---|---|---|---|")
+        print("| beside | calls | median ms | p99 ms | most ms | MB at most | MB after |")
+        print("|---|---|---|---|---|---|---|")
         with running(settings, path, serve) as (pid,):
             wait_for(port)
             for name, (tokens, threads, attack) in attacks.items():
@@ -106,11 +112,16 @@ def beside(  # noqa: PLR0917 - what is measured, and where
             due = max(due + EVERY, now)
     end.set()
     attacker.join()
-    peak = next(each for each in Path(f"/proc/{pid}/status").read_text().splitlines()
-                if each.startswith("VmHWM:"))  # fmt: skip
     p99 = statistics.quantiles(times, n=100)[-1]
-    figures = (statistics.median(times), p99, max(times), int(peak.split()[1]) / 1e3)
+    figures = (statistics.median(times), p99, max(times), *memory(pid))
     return iter((str(len(times)), *(f"{each:.0f}" for each in figures)))
+
+
+def memory(pid: int) -> tuple[float, float]:
+    """Return the most MB that a process has had, and those that it has."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    lines = dict(each.split(":", 1) for each in text.splitlines())
+    return int(lines["VmHWM"].split()[0]) / 1e3, int(lines["VmRSS"].split()[0]) / 1e3
 
 
 def attacked(tokens: list[str], threads: int, attack: Attack, port: int, end: Event) -> None:
@@ -181,6 +192,65 @@ def counts(port: int, token: str) -> None:
 
 def long_list(port: int, token: str) -> None:
     asked(port, token, "/v1/messages?limit=1000")
+
+
+def drop(port: int, token: str) -> None:
+    """Drop the next of the hostile files on the page, and wait until it is planned."""
+    name, content = hostile_files()[next(DROPPED) % len(hostile_files())]
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=120)) as line:
+        parts = [
+            f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{field}"{more}\r\n\r\n'.encode()
+            + value
+            for field, more, value in (
+                ("campaign", "", b"greedy"), ("channel", "", b"sms"),
+                ("file", f'; filename="{name}"', content),
+            )
+        ]  # fmt: skip
+        form = b"\r\n".join([*parts, f"--{BOUNDARY}--\r\n".encode()])
+        media = f"multipart/form-data; boundary={BOUNDARY}"
+        headers = {"Cookie": signed_in(port, token), "Sec-Fetch-Site": "same-origin"}
+        line.request("POST", "/campaigns", form, headers | {"Content-Type": media})
+        answer = line.getresponse()
+        answer.read()
+        if answer.status != 303:
+            time.sleep(0.2)
+            return
+        path, end = answer.headers["Location"], time.monotonic() + 2 * SECONDS
+        while time.monotonic() < end:
+            line.request("GET", path, headers=headers)
+            if b"data-live" not in line.getresponse().read():
+                return
+            time.sleep(0.2)
+
+
+@cache
+def signed_in(port: int, token: str) -> str:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=120)) as line:
+        form = {"Content-Type": "application/x-www-form-urlencoded", "Sec-Fetch-Site": "none"}
+        line.request("POST", "/sign-in", urlencode({"key": token}), form)
+        answer = line.getresponse()
+        answer.read()
+        return answer.headers["Set-Cookie"].partition(";")[0]
+
+
+@cache
+def hostile_files() -> list[tuple[str, bytes]]:
+    """Return files that take much memory if they are read whole, or if all of them is kept."""
+    at = datetime.now(UTC).replace(microsecond=0) + timedelta(days=3)
+    lists = ",".join("[]" for _ in range(21_000))
+    body = f'{{"recipient":"a","send_at":"{at.isoformat()}","body":{{"a":[{lists}]}}}}\n'
+    columns = b"recipient,text,send_at\n"
+    rows = "".join(
+        f"r{n},x,{(at + n * timedelta(minutes=1)).isoformat()}\n" for n in range(190_000)
+    )
+    return [
+        ("a-long-line.jsonl", b'{"body":{"a":[' + b"[]," * 15_000_000 + b"[]]}}\n"),
+        ("long-bodies.jsonl", body.encode() * 900),
+        ("columns.csv", columns + b"," * 60_000_000 + b"\n"),
+        ("an-endless-row.csv", columns + b'"a\n",' * 190_000 + b"\n"),
+        ("refused.csv", columns + f"r,{'x' * 250},yesterday\n".encode() * 190_000),
+        ("minutes.csv", columns + rows.encode()),
+    ]
 
 
 if __name__ == "__main__":
