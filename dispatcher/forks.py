@@ -30,8 +30,14 @@ def never_finalise(inherited: object) -> None:
 
 
 def _renew() -> None:
+    errors = []
     for owner, renew in list(_renewals.items()):
-        renew(owner)
+        try:
+            renew(owner)
+        except Exception as error:  # noqa: BLE001 - one owner must not keep the others' parts old
+            errors.append(error)
+    if errors:
+        raise errors[0]  # Python prints it, and goes on
 
 
 os.register_at_fork(after_in_child=_renew)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from asyncio import wrap_future
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial, wraps
 from threading import Lock
@@ -32,8 +32,9 @@ class Threads:
         renew_after_fork(self, type(self)._renew)
 
     def _renew(self) -> None:
-        """Begin without threads; a forked child calls it, after its dispatcher has begun so."""
-        self._executor = threads_of(self._dispatcher, self._most)
+        """Begin without threads, which the first call gets; a forked child begins so, too."""
+        self._executor = ThreadPoolExecutor(1)
+        self._executor.shutdown()
 
     async def run(self, act: Callable[[*Ts], T], *given: *Ts) -> T:
         """Return what ``act`` returns in a thread, in the context of the awaiting task.
@@ -47,7 +48,7 @@ class Threads:
     def _submit(self, work: Callable[[], T]) -> Future[T]:
         try:
             return self._executor.submit(work)
-        except RuntimeError:  # closed: the dispatcher of a Django project is built anew
+        except RuntimeError:  # none yet; or closed, and a Django project's dispatcher built anew
             self._executor = threads_of(self._dispatcher, self._most)
             return self._executor.submit(work)
 

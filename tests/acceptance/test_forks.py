@@ -165,6 +165,9 @@ def test_each_process_has_connections_of_its_own_to_the_broker(
 
 def test_threads_of_the_api_and_parts_of_the_page_are_the_child_s_own(house: House) -> None:
     """Of a program that has served before it forks, or has mounted the API in its parent."""
+    closed = Dispatcher(house.settings)
+    of_closed = SharedThreads(closed, 2, most_of_one=1)
+    closed.close()
     threads = SharedThreads(house.dispatcher, 2, most_of_one=1)
     site = Site(house.dispatcher, SignIn(house.parts.api_keys, house.parts.sessions), rate=RATE)
 
@@ -181,4 +184,6 @@ def test_threads_of_the_api_and_parts_of_the_page_are_the_child_s_own(house: Hou
     with threads._lock:
         answers = in_children(serve)
     assert answers == [before] * CHILDREN
-    assert before == [True, 3, True, True]
+    assert before == [True, 1, True, True]
+    with pytest.raises(RuntimeError, match="closed"):
+        asyncio.run(of_closed.run_for("ada", os.getpid))
