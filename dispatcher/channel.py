@@ -164,7 +164,8 @@ class ChannelSettings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_no_quotas(cls, channel: Any) -> Any:
-        if isinstance(channel, dict) and split(channel.get("quotas")) in ([], ()):
+        quotas = split(channel.get("quotas")) if isinstance(channel, dict) else None
+        if isinstance(quotas, list | tuple) and len(quotas) == 0:
             return {"without_quotas": "always"} | channel
         return channel
 
