@@ -318,7 +318,7 @@ def test_a_failed_reslot_is_made_by_the_next_sweep(back: House, error: Exception
 
 def test_a_message_without_a_slot_does_not_stop_the_others(back: House) -> None:
     strange, other = back.submit("ada", channel="reslot"), back.submit("ben", channel="reslot")
-    back.change([strange], zone="Nowhere/Town", quiet_hours="21:00-08:00")
+    back.change([strange], quiet_hours="from nine to five")
     assert catch_up(back) == CatchUpResult(expired=1, moved=1)
     assert back.again(strange).status is Status.EXPIRED
     assert back.again(other).status is Status.SCHEDULED
