@@ -114,7 +114,7 @@ def _make(name: str, factory: Callable[..., Any], options: dict[str, Any]) -> An
     taken = _parameters(factory)
     strange = sorted(options.keys() - taken.keys())
     if strange and all(each.kind is not each.VAR_KEYWORD for each in taken.values()):
-        accepted = like(strange[0], taken) if taken else "none"
+        accepted = like(strange[0], taken)
         raise InvalidSettings(f"{field}.{strange[0]}", "there is no such option", accepted)
     for each in taken.values():
         may_be_named = each.kind in {each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY}
