@@ -73,7 +73,7 @@ class Batches:
     ) -> Plan:
         """Return what a submit of these drafts would do. They are read a batch at a time.
 
-        With ``refuse`` it is told of the refusals, and the plan has none.
+        ``refuse`` is called with each refusal; the plan then lists none.
         Raises ReservationsUnavailable and StoreUnavailable.
         """
         tally = Tally(total, progress)

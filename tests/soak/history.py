@@ -137,7 +137,7 @@ class History:
         return found
 
     def submits_of(self, row: Line) -> list[Call]:
-        """Return the submits that may have stored a message: none that told of another one."""
+        """Return the submits of a message: those of its tag whose answer names no other id."""
         if not self.index:
             self.index.update(self.submits())
         calls = self.index.get(row["tag"], [])
