@@ -19,9 +19,29 @@ if TYPE_CHECKING:
     from dispatcher.testing.travel import MemoryDispatcher, Outbox, Travel
 
 
+_DATABASE_OPTION = "--dispatcher-database-url"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run choose the database of the dispatcher."""
+    parser.getgroup("quota-dispatcher").addoption(
+        _DATABASE_OPTION,
+        metavar="URL",
+        help="the database for the fixtures of quota-dispatcher (default: a new SQLite database for "
+        "each test); ALL ROWS of the dispatcher's tables in it are deleted before each test",
+    )
+
+
 @pytest.fixture
-def memory_dispatcher() -> Iterator[MemoryDispatcher]:
-    """Give a dispatcher in memory, with the settings of the environment and ``dispatcher.toml``.
+def dispatcher_database_url(pytestconfig: pytest.Config) -> str | None:
+    """Give the database of the run; None for a new SQLite database for each test."""
+    url: str | None = pytestconfig.getoption(_DATABASE_OPTION)
+    return url
+
+
+@pytest.fixture
+def memory_dispatcher(dispatcher_database_url: str | None) -> Iterator[MemoryDispatcher]:
+    """Give a dispatcher for a test, with the settings of the environment and ``dispatcher.toml``.
 
     The other fixtures are parts of it. Override it to choose settings, or the instant at which it
     starts.
@@ -38,13 +58,13 @@ def memory_dispatcher() -> Iterator[MemoryDispatcher]:
             pytrace=False,
         )
 
-    with MemoryDispatcher() as made:
+    with MemoryDispatcher(database_url=dispatcher_database_url) as made:
         yield made
 
 
 @pytest.fixture
 def dispatcher(memory_dispatcher: MemoryDispatcher) -> MemoryDispatcher:
-    """Give the dispatcher in memory."""
+    """Give the dispatcher of the test."""
     return memory_dispatcher
 
 

@@ -8,8 +8,9 @@ import importlib
 import typing
 
 if typing.TYPE_CHECKING:
+    from dispatcher.testing.clock import TravelClock
     from dispatcher.testing.suite import TransportSuite, a_message
-    from dispatcher.testing.travel import MemoryDispatcher, Outbox, Sent, Travel, TravelClock
+    from dispatcher.testing.travel import MemoryDispatcher, Outbox, Sent, Travel
     from dispatcher.transports.local import MemoryTransport
 
 __all__ = [
@@ -29,7 +30,7 @@ _MODULE_OF = {
     "Sent": "dispatcher.testing.travel",
     "MemoryDispatcher": "dispatcher.testing.travel",
     "Travel": "dispatcher.testing.travel",
-    "TravelClock": "dispatcher.testing.travel",
+    "TravelClock": "dispatcher.testing.clock",
     "TransportSuite": "dispatcher.testing.suite",
     "a_message": "dispatcher.testing.suite",
 }

@@ -1,11 +1,16 @@
-"""Time travel: a dispatcher in memory whose time a test moves, and what it has sent."""
+"""Time travel: a dispatcher whose time a test moves, and what it has sent."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeVar, overload
+from uuid import uuid4
+
+import redis
+import redis.asyncio
 
 from dispatcher.client import Dispatcher
 from dispatcher.errors import (
@@ -19,7 +24,9 @@ from dispatcher.message import Body, Message, Status, without_collector
 from dispatcher.quota import parse_quota
 from dispatcher.selection import Selection
 from dispatcher.settings import Settings
-from dispatcher.testing.app import MemoryApp, TravelApp
+from dispatcher.testing.app import TestApp
+from dispatcher.testing.clock import RedisTime, TravelClock, sql_time
+from dispatcher.testing.servers import emptied_database, new_database, servers
 from dispatcher.times import send_time
 from dispatcher.times.clock import SystemClock
 
@@ -31,32 +38,6 @@ _SENDING = Selection(status=Status.SENDING)
 _PRUNE_EVERY = timedelta(hours=1)
 _LONGEST = timedelta(days=3 * 366)
 """Until when ``until_idle`` plays: longer than any message may be scheduled ahead and retried."""
-
-
-class TravelClock:
-    """A clock that stands still until it is moved. To sleep moves it.
-
-    It begins at ``start``, by default the present.
-    """
-
-    def __init__(self, start: datetime | None = None) -> None:
-        self._start = self._now = start or SystemClock().now()
-
-    def now(self) -> datetime:
-        """Return the present instant, aware UTC."""
-        return self._now
-
-    def monotonic(self) -> float:
-        """Return the seconds that have passed."""
-        return (self._now - self._start).total_seconds()
-
-    def sleep(self, seconds: float) -> None:
-        """Let so many seconds pass."""
-        self._now += timedelta(seconds=max(0.0, seconds))
-
-    def move_to(self, instant: datetime) -> None:
-        """Let time pass until an instant."""
-        self._now = max(self._now, instant)
 
 
 class Sent(NamedTuple):
@@ -135,9 +116,10 @@ class Travel:
     takes no time. Nothing else moves: ``datetime.now()`` stays what it is.
     """
 
-    def __init__(self, app: TravelApp, clock: TravelClock) -> None:
+    def __init__(self, app: TestApp, clock: TravelClock, redis_time: RedisTime) -> None:
         self._app = app
         self._clock = clock
+        self._redis_time = redis_time
         self._swept_at = clock.now() - app.settings.sweep_interval
         self._prune_at = clock.now() + _PRUNE_EVERY
         self._is_broken_off = False
@@ -146,6 +128,19 @@ class Travel:
     def now(self) -> datetime:
         """The present of the dispatcher, aware UTC."""
         return self._clock.now()
+
+    @property
+    def clock(self) -> TravelClock:
+        """The clock of the dispatcher, which is moved here, for a limiter: ``on(…, clock=…)``."""
+        return self._clock
+
+    def redis(self) -> redis.Redis:
+        """Return a new client of the Redis of tests, whose scripts go by this time."""
+        return self._redis_time.client()
+
+    def awaited_redis(self) -> redis.asyncio.Redis:
+        """Return a new client of ``redis.asyncio``, whose scripts go by this time."""
+        return self._redis_time.awaited_client()
 
     def __call__(
         self,
@@ -195,7 +190,7 @@ class Travel:
 
     def _play_all(self, until: datetime) -> None:
         """Play all that happens up to an instant."""
-        app, queue, clock = self._app, self._app.memory_queue, self._clock
+        app, queue, clock = self._app, self._app.in_process_queue, self._clock
         if self._swept_at < clock.now():
             self._sweep()  # what callers have changed since
         while True:
@@ -215,17 +210,15 @@ class Travel:
                     if isinstance(raised, _FailedTest):
                         raise raised.error from None
                     raise
-            if app.needs_reconcile():
-                app.reconciler.reconcile()
-            if app.notifications is not None:
-                app.sweep.notify()
+            if not app.is_settled or app.notifications is not None:
+                self._sweep()
 
     def _next(self, waiting: datetime | None) -> datetime | None:
         """Return when something happens next; None where nothing will.
 
         ``waiting`` is when the first message is to be enqueued.
         """
-        queued = self._app.memory_queue.next_at()
+        queued = self._app.in_process_queue.next_at()
         if waiting is not None and waiting <= self._swept_at:
             waiting = self._swept_at + self._app.settings.sweep_interval  # the sweep left it
         found = [each for each in (queued, waiting) if each is not None]
@@ -248,27 +241,37 @@ class Travel:
         app.sweep.enqueue_due()
         if app.needs_reconcile():
             app.reconciler.reconcile()
-        if app.notifications is not None:
-            app.sweep.notify()
+        if app.sweep.notify():
             app.sweep.enqueue_due()
+        app.is_settled = True
         if self.now >= self._prune_at:
             app.sweep.prune()
             self._prune_at = self.now + _PRUNE_EVERY
 
 
 class MemoryDispatcher(Dispatcher):
-    """A dispatcher without a server: ``travel`` moves its time, ``outbox`` has what it sent.
+    """A dispatcher of a test: ``travel`` moves its time, ``outbox`` has what it sent.
 
-    Submissions, changes, deliveries and the sweep are the real code, on a store and a Redis in
-    memory. ``settings`` are those of the real one, by default of the environment and
-    ``dispatcher.toml``; addresses of servers are ignored, and no transport but the outbox is
-    called. ``start`` is the instant at which it begins, by default the present, in whole seconds.
-    The waits before retries are drawn from ``seed``. It serves one thread. Raises InvalidValue for
-    a ``start`` that is no aware datetime.
+    All is real but the broker, which lies in this process, and the transports: no one but the
+    outbox is called. It has a new SQLite database and an empty Redis, which ``pip install
+    'quota-dispatcher[embedded]'`` brings; both are of this process alone, and know the time of
+    ``travel``. With ``database_url`` it uses that database instead, which is migrated, and in which
+    **all rows of the dispatcher's tables are deleted**.
+
+    ``settings`` are those of the real one, by default of the environment and ``dispatcher.toml``;
+    their addresses of servers are ignored. ``start`` is the instant at which it begins, by default
+    the present, in whole seconds. The waits before retries are drawn from ``seed``. Messages are
+    delivered on the thread that moves the time. Raises InvalidValue for a ``start`` that is no
+    aware datetime, EmbeddedUnavailable where there is no Redis to start, and StoreUnavailable.
     """
 
     def __init__(
-        self, settings: Settings | None = None, *, start: datetime | None = None, seed: int = 0
+        self,
+        settings: Settings | None = None,
+        *,
+        start: datetime | None = None,
+        seed: int = 0,
+        database_url: str | None = None,
     ) -> None:
         if start is None:
             start = SystemClock().now().replace(microsecond=0)
@@ -277,15 +280,26 @@ class MemoryDispatcher(Dispatcher):
         clock = TravelClock(start.astimezone(UTC))
         super().__init__(settings, clock=clock)
         self.outbox = Outbox(clock)
-        app = MemoryApp(self.settings, clock, transport_of=lambda _: self.outbox, seed=seed)
-        app.open()
-        self._app: TravelApp = app
-        self.travel = Travel(self._app, clock)
+        self._parts = ExitStack()
+        self.settings = _settings_of_test(self.settings, database_url)
+        redis_time = RedisTime(servers().socket, clock.now)
+        self._parts.callback(redis_time.close)
+        self._parts.enter_context(sql_time(self.settings.database_url, clock.now))
+        if database_url is not None:
+            emptied_database(self.settings)
+        app = TestApp(
+            self.settings, clock, transport=self.outbox, redis_time=redis_time, seed=seed
+        )
+        self._app: TestApp = app
+        if (rebuild := app.upkeep.begin()) is not None:
+            app.upkeep.open(rebuild)
+        self.travel = Travel(app, clock, redis_time)
 
     def close(self) -> None:
         """Close it. Every later call raises RuntimeError, also one that moves the time."""
         super().close()
         self.travel._app = self._app
+        self._parts.close()
 
     @property
     def refused(self) -> list[DispatcherError]:
@@ -346,6 +360,26 @@ class MemoryDispatcher(Dispatcher):
                 return error
         wanted = {"quota": quota, "scope": scope, "quiet_hours": quiet_hours or None}
         raise AssertionError(_report("refused", wanted, 0, self.refused))
+
+
+def _settings_of_test(settings: Settings, database_url: str | None) -> Settings:
+    """Return settings that lead to the servers of this process, and one sender each channel."""
+    at = servers()
+    changed = {
+        "redis_url": f"unix://{at.socket}",
+        "broker_url": "memory://",
+        "data_dir": at.folder,
+        "namespace": f"t{uuid4().hex}",
+        "horizon": settings.max_horizon,  # the queue of a test keeps a task for as long as it likes
+        "database_url": database_url or new_database(settings),
+        "channels": {
+            name: channel.model_copy(update={"senders": 1})
+            for name, channel in settings.channels.items()
+        },
+    }
+    if database_url is None:
+        changed["table_schema"] = ""
+    return settings.model_copy(update=changed)
 
 
 def _is(message: Message, *, at: datetime | str | None = None, **wanted: Any) -> bool:

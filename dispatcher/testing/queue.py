@@ -1,18 +1,16 @@
-"""The broker in memory, which begins a task when its messages are due; and the send logs."""
+"""The broker of tests, in the process: it begins a task when its messages are due."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from dispatcher.broker.queue import TaskGroup, Ticket
-from dispatcher.delivery.send_log import LeftLog
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
-
 
 class _Task(NamedTuple):
     """A task; those of one instant begin in the order of their fields."""
@@ -23,7 +21,7 @@ class _Task(NamedTuple):
     number: int
 
 
-class MemoryQueue:
+class InProcessQueue:
     """Stands in for ``dispatcher.broker.queue.Queue``. Messages of a channel share an instant."""
 
     def __init__(self, *, group_size: int, clock: Clock, journal: Journal) -> None:
@@ -68,48 +66,3 @@ class MemoryQueue:
         if self._open.get(place) is task:
             del self._open[place]
         return TaskGroup(task.channel, tuple(self._ids.pop(task)), task.begins_at, task.is_first)
-
-
-class MemoryClaimLog:
-    """Stands in for ``dispatcher.delivery.send_log.ClaimLog``."""
-
-    def __init__(self, claimed: Sequence[UUID], leave: Callable[[LeftLog], object]) -> None:
-        self.mark = uuid4()
-        self._left = dict.fromkeys(claimed)
-        self._leave = leave
-        self._users = 1
-        self._is_kept = False
-
-    def begin(self, message_id: UUID) -> bool:
-        self._left.pop(message_id, None)
-        return self._users > 0
-
-    def share(self) -> None:
-        self._users += 1
-
-    def keep(self) -> None:
-        self._is_kept = True
-
-    def close(self) -> None:
-        self._users -= 1
-        if self._is_kept and not self._users:
-            self._leave(LeftLog(self.mark, tuple(self._left)))
-
-
-class MemorySendLogs:
-    """Stands in for ``dispatcher.delivery.send_log.SendLogs``."""
-
-    def __init__(self) -> None:
-        self._left: list[LeftLog] = []
-
-    def open(self, message_ids: Sequence[UUID]) -> MemoryClaimLog:
-        return MemoryClaimLog(message_ids, self._left.append)
-
-    def consume(self, act: Callable[[LeftLog], object], *, limit: int) -> bool:
-        some, self._left = self._left[:limit], self._left[limit:]
-        for each in some:
-            act(each)
-        return not self._left
-
-    def close(self) -> None:
-        """Keep nothing open."""

@@ -1,0 +1,198 @@
+"""The time of a dispatcher in tests, which Python, SQL and Redis have in common.
+
+What the program sends to its servers stays what it is. On its way, the words by which a statement
+or a script asks for the present are replaced by the present of the test.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.connection import Encoder, PythonRespSerializer
+from sqlalchemy import Engine, event, make_url
+from sqlalchemy.engine import URL
+
+from dispatcher.times.clock import SystemClock
+
+Now = Callable[[], datetime]
+_SECOND = timedelta(seconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_CUTOFF = 6_000
+"""How many bytes of a command redis-py joins."""
+_UNKNOWN = "0" * 40
+"""The digest of no script."""
+_CLOCK_KEY = "clock-of-a-test"
+_PRESENT = {
+    "sqlite": ("strftime('%Y-%m-%d %H:%M:%f', 'now')", "'{}'", "milliseconds"),
+    "postgresql": ("statement_timestamp()", "timestamptz '{}+00'", "microseconds"),
+    "mysql": ("UTC_TIMESTAMP(6)", "CAST('{}' AS DATETIME(6))", "microseconds"),
+}
+"""How each kind of database is asked for the present, and the literal that takes its place."""
+
+
+class TravelClock:
+    """A clock that stands still until it is moved. To sleep moves it.
+
+    It begins at ``start``, by default the present.
+    """
+
+    def __init__(self, start: datetime | None = None) -> None:
+        self._start = self._now = start or SystemClock().now()
+
+    def now(self) -> datetime:
+        """Return the present instant, aware UTC."""
+        return self._now
+
+    def monotonic(self) -> float:
+        """Return the seconds that have passed."""
+        return (self._now - self._start).total_seconds()
+
+    def sleep(self, seconds: float) -> None:
+        """Let so many seconds pass."""
+        self._now += timedelta(seconds=max(0.0, seconds))
+
+    def move_to(self, instant: datetime) -> None:
+        """Let time pass until an instant."""
+        self._now = max(self._now, instant)
+
+
+@contextmanager
+def sql_time(url: str, now: Now) -> Iterator[None]:
+    """Let every engine of this process tell the database at ``url`` that it is ``now``."""
+    database = _place(make_url(url))
+
+    def to_present(
+        connection: Any, _cursor: object, statement: str, parameters: Any, *_: object
+    ) -> tuple[str, Any]:
+        word, literal, precision = _PRESENT.get(connection.dialect.name, _PRESENT["mysql"])
+        if word in statement and _place(connection.engine.url) == database:
+            present = now().replace(tzinfo=None).isoformat(" ", precision)
+            statement = statement.replace(word, literal.format(present))
+        return statement, parameters
+
+    event.listen(Engine, "before_cursor_execute", to_present, retval=True)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "before_cursor_execute", to_present)
+
+
+@cache
+def _place(url: URL) -> tuple[object, ...]:
+    """Return where a URL leads, whatever the driver."""
+    if url.get_backend_name() == "sqlite":
+        return (Path(url.database or "").resolve(),)
+    return url.get_backend_name(), url.host, url.port, url.database
+
+
+class RedisTime:
+    """Lets the scripts of clients of the Redis at a socket find that it is ``now``."""
+
+    def __init__(self, socket: Path, now: Now) -> None:
+        self._socket = str(socket)
+        self._present = now
+        self._server = redis.Redis(unix_socket_path=str(socket))
+        self._told: datetime | None = None
+        self._shas: dict[str, str] = {}
+
+    def told_by(self, client: redis.Redis) -> redis.Redis:
+        """Return a client that has no connections yet, from now on by this time."""
+        client.connection_pool.connection_kwargs["command_packer"] = _Packer(self)
+        vars(client)["time"] = self.now
+        return client
+
+    def client(self) -> redis.Redis:
+        """Return a new client by this time."""
+        return self.told_by(redis.Redis(unix_socket_path=self._socket))
+
+    def awaited_client(self) -> redis.asyncio.Redis:
+        """Return a new client of ``redis.asyncio`` by this time."""
+        pool = redis.asyncio.ConnectionPool(
+            connection_class=_AwaitedConnection, path=self._socket, time=self
+        )
+        return redis.asyncio.Redis.from_pool(pool)
+
+    def close(self) -> None:
+        """Close the connection by which scripts are told the time."""
+        self._server.close()
+
+    def now(self) -> tuple[int, int]:
+        """Return the present as ``TIME`` does."""
+        passed = self._present() - _EPOCH
+        return passed // _SECOND, (passed % _SECOND) // timedelta(microseconds=1)
+
+    def translated(self, words: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return a command whose script asks for this time; others as they are."""
+        name, *rest = words
+        match [*str(name).split(), *rest]:
+            case ["SCRIPT", "LOAD", text]:
+                return "SCRIPT", "LOAD", self._known(text)
+            case ["SCRIPT", "EXISTS", *shas]:
+                return "SCRIPT", "EXISTS", *map(self._sha, shas)
+            case ["EVAL", text, *others]:
+                self._tell()
+                return "EVAL", self._known(text), *others
+            case ["EVALSHA", sha, *others]:
+                self._tell()
+                return "EVALSHA", self._sha(sha), *others
+        return words
+
+    def _sha(self, sha: str | bytes) -> str:
+        return self._shas.get(sha if isinstance(sha, str) else sha.decode(), _UNKNOWN)
+
+    def _known(self, script: str | bytes) -> str:
+        text = script if isinstance(script, str) else script.decode()
+        changed = _prelude() + text
+        sha = _sha(changed)
+        self._shas |= {_sha(text): sha, sha: sha}
+        return changed
+
+    def _tell(self) -> None:
+        now = self._present()
+        if now != self._told:
+            seconds, micros = self.now()
+            self._server.set(_CLOCK_KEY, f"{seconds} {micros}")
+            self._told = now
+
+
+class _Packer:
+    """Packs the commands of a connection."""
+
+    def __init__(self, time: RedisTime) -> None:
+        self._time = time
+        self._packer = PythonRespSerializer(_CUTOFF, Encoder("utf-8", "strict", False).encode)
+
+    def pack(self, *words: Any) -> Any:
+        """Return a command as it is sent."""
+        return self._packer.pack(*self._time.translated(words))
+
+
+class _AwaitedConnection(redis.asyncio.UnixDomainSocketConnection):
+    """A connection of ``redis.asyncio`` by the time of a test."""
+
+    def __init__(self, *, time: RedisTime, **options: Any) -> None:
+        super().__init__(**options)
+        self._time = time
+
+    def pack_command(self, *words: Any) -> Any:
+        """Return a command as it is sent."""
+        return super().pack_command(*self._time.translated(words))
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+@cache
+def _prelude() -> str:
+    file = files(__package__) / "lua" / "travel.lua"
+    return file.read_text(encoding="utf-8").replace("'CLOCK'", f"'{_CLOCK_KEY}'")

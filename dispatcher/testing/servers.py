@@ -1,0 +1,103 @@
+"""The Redis and the SQLite database of this process's tests: started once, emptied for each test.
+
+The Redis is the one of the extra ``embedded``, or one on PATH. It keeps nothing on disk and ends
+with this process, also where that is killed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import subprocess
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
+
+import redis
+
+from dispatcher.embedded import START_SECONDS, redis_server
+from dispatcher.errors import EmbeddedUnavailable
+from dispatcher.settings import Settings
+from dispatcher.store import Database, migrate
+
+_POLL_SECONDS = 0.002
+_UNTIL_THE_PIPE_CLOSES = '"$@" & read _; kill $!; wait'
+"""A shell that runs a command until its standard input ends, as it does when this process dies."""
+
+
+class Servers(NamedTuple):
+    """A folder for the files of tests, and the socket of their Redis."""
+
+    folder: Path
+    socket: Path
+
+
+@cache
+def servers() -> Servers:
+    """Return the servers of this process; start them at the first call. Raises EmbeddedUnavailable."""
+    folder = Path(tempfile.mkdtemp(prefix="dispatcher-tests-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    socket = folder / "redis.sock"
+    options = {
+        "port": "0", "unixsocket": str(socket), "unixsocketperm": "700", "dir": str(folder),
+        "save": "", "databases": "1", "logfile": str(folder / "redis.log"),
+    }  # fmt: skip
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    shell = subprocess.Popen(
+        ["/bin/sh", "-c", _UNTIL_THE_PIPE_CLOSES, "sh", redis_server(), *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    atexit.register(_end, shell)
+    deadline = time.monotonic() + START_SECONDS
+    with redis.Redis(unix_socket_path=str(socket)) as client:
+        while True:
+            try:
+                client.ping()
+            except redis.ConnectionError:
+                if shell.poll() is not None or time.monotonic() > deadline:
+                    problem = f"a Redis did not start; its log is {folder / 'redis.log'}"
+                    raise EmbeddedUnavailable(problem) from None
+                time.sleep(_POLL_SECONDS)
+            else:
+                return Servers(folder, socket)
+
+
+def _end(shell: subprocess.Popen[bytes]) -> None:
+    shell.communicate()
+
+
+def new_database(settings: Settings) -> str:
+    """Return the URL of a new, empty SQLite database with the tables of these settings."""
+    template = _template(settings.table_prefix)
+    path = template.with_name(f"{uuid4().hex}.db")
+    shutil.copyfile(template, path)
+    return f"sqlite:///{path}"
+
+
+@cache
+def _template(prefix: str) -> Path:
+    path = servers().folder / f"template-{prefix}.db"
+    database = Database(f"sqlite:///{path}", table_prefix=prefix)
+    database.backend.make()
+    database.tables.metadata.create_all(database.engine)
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    database.close()
+    return path
+
+
+def emptied_database(settings: Settings) -> None:
+    """Migrate the database of these settings, and delete all rows of the dispatcher's tables."""
+    database = Database.of(settings)
+    try:
+        migrate(database)
+        with database.engine.begin() as connection:
+            for table in reversed(database.tables.metadata.sorted_tables):
+                connection.execute(table.delete())
+    finally:
+        database.close()
