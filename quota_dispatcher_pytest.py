@@ -27,8 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("quota-dispatcher").addoption(
         _DATABASE_OPTION,
         metavar="URL",
-        help="the database for the fixtures of quota-dispatcher (default: a new SQLite database for "
-        "each test); ALL ROWS of the dispatcher's tables in it are deleted before each test",
+        help="the database for the fixtures of quota-dispatcher (default: a new SQLite database "
+        "for each test); ALL ROWS of the dispatcher's tables in it are deleted before each test",
     )
 
 

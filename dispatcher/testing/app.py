@@ -27,7 +27,6 @@ from dispatcher.testing.clock import RedisTime, TravelClock
 from dispatcher.testing.queue import InProcessQueue
 from dispatcher.transports import Transport
 
-
 _SETTLED = frozenset({Transition.SCHEDULED, Transition.ENQUEUED, Transition.SENT})
 """The transitions after which the sweep has nothing to do."""
 
@@ -108,7 +107,7 @@ class TestApp(App):
     @built_once
     def journal(self) -> Journal:
         """The log, the hooks and the stream of each transition; it keeps refusals."""
-        listeners = [self._unsettle]
+        listeners: list[Callable[[Event], None]] = [self._unsettle]
         if self.hooks is not None:
             listeners.append(self.hooks.on_event)
         if self.settings.events_kept:
@@ -141,7 +140,8 @@ class TestApp(App):
         """Return when the first scheduled message is to be enqueued; None without one."""
         tables, row = self.database.tables, self.database.tables.messages.c
         waiting = (tables.is_live, row.status == Status.SCHEDULED.value, ~self._paused)
-        [(at,)] = self.database.read(select(func.min(row.enqueue_at)).where(*waiting))
+        first = select(func.min(row.enqueue_at)).where(*waiting)
+        at: datetime | None = self.database.read(first)[0][0]
         return at
 
 

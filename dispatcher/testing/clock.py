@@ -13,11 +13,12 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import redis
 import redis.asyncio
-from redis.connection import Encoder, PythonRespSerializer
+from redis._parsers import Encoder
+from redis.connection import PythonRespSerializer
 from sqlalchemy import Engine, event, make_url
 from sqlalchemy.engine import URL
 
@@ -97,12 +98,15 @@ def _place(url: URL) -> tuple[object, ...]:
 class RedisTime:
     """Lets the scripts of clients of the Redis at a socket find that it is ``now``."""
 
+    _told: ClassVar[dict[str, tuple[RedisTime, datetime]]] = {}
+    """Who has told each server the time last."""
+    _shas: ClassVar[dict[str, str]] = {}
+    """The digests of scripts that were changed, by those that their callers know."""
+
     def __init__(self, socket: Path, now: Now) -> None:
         self._socket = str(socket)
         self._present = now
-        self._server = redis.Redis(unix_socket_path=str(socket))
-        self._told: datetime | None = None
-        self._shas: dict[str, str] = {}
+        self._server = redis.Redis(unix_socket_path=self._socket)
 
     def told_by(self, client: redis.Redis) -> redis.Redis:
         """Return a client that has no connections yet, from now on by this time."""
@@ -153,15 +157,20 @@ class RedisTime:
         text = script if isinstance(script, str) else script.decode()
         changed = _prelude() + text
         sha = _sha(changed)
-        self._shas |= {_sha(text): sha, sha: sha}
+        self._shas.update({_sha(text): sha, sha: sha})
         return changed
 
     def _tell(self) -> None:
-        now = self._present()
-        if now != self._told:
+        told = self, self._present()
+        if self._told.get(self._socket) != told:
             seconds, micros = self.now()
             self._server.set(_CLOCK_KEY, f"{seconds} {micros}")
-            self._told = now
+            self._told[self._socket] = told
+
+    def flush(self) -> None:
+        """Empty the server."""
+        self._server.flushall()
+        self._told.pop(self._socket, None)
 
 
 class _Packer:

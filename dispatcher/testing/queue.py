@@ -12,6 +12,7 @@ from dispatcher.broker.queue import TaskGroup, Ticket
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
 
+
 class _Task(NamedTuple):
     """A task; those of one instant begin in the order of their fields."""
 

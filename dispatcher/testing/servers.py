@@ -37,7 +37,10 @@ class Servers(NamedTuple):
 
 @cache
 def servers() -> Servers:
-    """Return the servers of this process; start them at the first call. Raises EmbeddedUnavailable."""
+    """Return the servers of this process; the first call starts them.
+
+    Raises EmbeddedUnavailable.
+    """
     folder = Path(tempfile.mkdtemp(prefix="dispatcher-tests-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     socket = folder / "redis.sock"
@@ -46,7 +49,7 @@ def servers() -> Servers:
         "save": "", "databases": "1", "logfile": str(folder / "redis.log"),
     }  # fmt: skip
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
-    shell = subprocess.Popen(
+    shell = subprocess.Popen(  # noqa: S603 - the command is made in this file
         ["/bin/sh", "-c", _UNTIL_THE_PIPE_CLOSES, "sh", redis_server(), *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

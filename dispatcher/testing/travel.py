@@ -8,9 +8,10 @@ from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 from uuid import uuid4
+from weakref import WeakSet
 
-import redis
-import redis.asyncio
+from redis import Redis
+from redis.asyncio import Redis as AwaitedRedis
 
 from dispatcher.client import Dispatcher
 from dispatcher.errors import (
@@ -36,6 +37,7 @@ _SHOWN = 20
 _FIELDS = {field.name for field in fields(Message)}
 _SENDING = Selection(status=Status.SENDING)
 _PRUNE_EVERY = timedelta(hours=1)
+_OPEN = WeakSet["MemoryDispatcher"]()
 _LONGEST = timedelta(days=3 * 366)
 """Until when ``until_idle`` plays: longer than any message may be scheduled ahead and retried."""
 
@@ -134,11 +136,11 @@ class Travel:
         """The clock of the dispatcher, which is moved here, for a limiter: ``on(…, clock=…)``."""
         return self._clock
 
-    def redis(self) -> redis.Redis:
+    def redis(self) -> Redis:
         """Return a new client of the Redis of tests, whose scripts go by this time."""
         return self._redis_time.client()
 
-    def awaited_redis(self) -> redis.asyncio.Redis:
+    def awaited_redis(self) -> AwaitedRedis:
         """Return a new client of ``redis.asyncio``, whose scripts go by this time."""
         return self._redis_time.awaited_client()
 
@@ -284,12 +286,13 @@ class MemoryDispatcher(Dispatcher):
         self.settings = _settings_of_test(self.settings, database_url)
         redis_time = RedisTime(servers().socket, clock.now)
         self._parts.callback(redis_time.close)
+        if not _OPEN:
+            redis_time.flush()  # of keys of limiters, too, which have no namespace
+        _OPEN.add(self)
         self._parts.enter_context(sql_time(self.settings.database_url, clock.now))
         if database_url is not None:
             emptied_database(self.settings)
-        app = TestApp(
-            self.settings, clock, transport=self.outbox, redis_time=redis_time, seed=seed
-        )
+        app = TestApp(self.settings, clock, transport=self.outbox, redis_time=redis_time, seed=seed)
         self._app: TestApp = app
         if (rebuild := app.upkeep.begin()) is not None:
             app.upkeep.open(rebuild)
@@ -300,6 +303,7 @@ class MemoryDispatcher(Dispatcher):
         super().close()
         self.travel._app = self._app
         self._parts.close()
+        _OPEN.discard(self)
 
     @property
     def refused(self) -> list[DispatcherError]:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
-from sqlalchemy.orm import Session
 
 from dispatcher import (
     Draft,
@@ -222,25 +219,6 @@ def test_opting_out_cancels(memory: MemoryDispatcher) -> None:
     assert memory.get(message.id).status == "cancelled"
 
 
-@pytest.mark.parametrize("commits", [True, False])
-def test_a_message_in_a_transaction_of_the_caller(
-    memory: MemoryDispatcher, tmp_path: Path, commits: bool
-) -> None:
-    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
-    with Session(engine) as session:
-        session.execute(text("CREATE TABLE orders (id INTEGER)"))
-        kept = submit(memory, session=session)
-        savepoint = session.begin_nested()
-        submit(memory, session=session, recipient="ben")
-        savepoint.rollback()
-        assert memory.count() == 0
-        session.commit() if commits else session.rollback()
-    engine.dispose()
-    memory.travel.until_idle()
-    assert [each.message.id for each in memory.outbox] == [kept.id] * commits
-    assert memory.next_slot(recipient="ben") == memory.travel.now
-
-
 def test_time_does_not_go_back(memory: MemoryDispatcher) -> None:
     assert memory.travel(to=START + HOUR) == START + HOUR == memory.travel.now
     with pytest.raises(InvalidValue):
@@ -278,12 +256,6 @@ def test_time_does_not_pass_after_the_end() -> None:
         memory.travel(days=1)
     assert memory.travel.now == START
     assert memory.outbox == []
-
-
-def test_a_call_that_needs_servers_says_so(memory: MemoryDispatcher) -> None:
-    for call in (memory.status, memory.top, memory.verify_windows):
-        with pytest.raises(NotImplementedError, match="needs the servers"):
-            call()
 
 
 def test_scheduled_is_asserted_by_fields_and_promised_instant(memory: MemoryDispatcher) -> None:
