@@ -36,13 +36,11 @@ from dispatcher.limiters.permit_logs import (
 from dispatcher.limiters.permits import Permit, Permits, reaches_ms
 from dispatcher.limiters.sliding_counter import SlidingCounter
 from dispatcher.limiters.sliding_log import SlidingList, SlidingLog
-from dispatcher.redis.memory import AsyncMemoryRedis, MemoryRedis
 
 __all__ = [
     "GCRA",
     "Algorithm",
     "AsyncLimiter",
-    "AsyncMemoryRedis",
     "ChannelFill",
     "Concurrency",
     "CoolDown",
@@ -58,7 +56,6 @@ __all__ = [
     "Limits",
     "LogKind",
     "LogLimit",
-    "MemoryRedis",
     "Permit",
     "PermitAnswer",
     "PermitLeg",

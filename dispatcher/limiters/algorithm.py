@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar, Self, cast, overload
 
@@ -15,18 +15,15 @@ from dispatcher.errors import InvalidValue, kind_of, plain, quoted
 from dispatcher.limiters.direct_calls import AsyncClient, Client
 from dispatcher.limiters.limit_set import LimitSet, OnError, checked_name, length_ms
 from dispatcher.limiters.limiter import AsyncLimiter, Limiter
-from dispatcher.limiters.local_share import LocalShare
 from dispatcher.quota import MAX_LENGTH_MS, Limit
-from dispatcher.redis.memory import AsyncMemoryRedis, MemoryRedis
 from dispatcher.times.clock import Clock, SystemClock
 from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.periods import UNIT_MS
 
 _LEAST_MS = 10
 _PERIODS = f"a timedelta of {_LEAST_MS} ms to 366 days in whole ms, or one of {', '.join(UNIT_MS)}"
-_CLIENTS = "a client of redis or redis.asyncio, also RedisCluster, or one in memory"
+_CLIENTS = "a client of redis or redis.asyncio, also RedisCluster"
 _PIPELINES = (redis.client.Pipeline, redis.cluster.ClusterPipeline, redis.asyncio.client.Pipeline)
-_MEMORIES = (MemoryRedis, AsyncMemoryRedis)
 _CLUSTERS = (redis.RedisCluster, redis.asyncio.RedisCluster)
 
 
@@ -46,7 +43,6 @@ class Bindable(ABC):
         prefix: str = ...,
         tag: str | None = ...,
         on_error: OnError = ...,
-        share: float | None = ...,
         remember: timedelta | None = ...,
         clock: Clock | None = ...,
     ) -> Limiter: ...
@@ -59,7 +55,6 @@ class Bindable(ABC):
         prefix: str = ...,
         tag: str | None = ...,
         on_error: OnError = ...,
-        share: float | None = ...,
         remember: timedelta | None = ...,
         clock: Clock | None = ...,
     ) -> AsyncLimiter: ...
@@ -71,7 +66,6 @@ class Bindable(ABC):
         prefix: str = "limits",
         tag: str | None = None,
         on_error: OnError = "raise",
-        share: float | None = None,
         remember: timedelta | None = timedelta(minutes=1),
         clock: Clock | None = None,
     ) -> Limiter | AsyncLimiter:
@@ -81,13 +75,11 @@ class Bindable(ABC):
         Cluster; with a ``tag`` all keys do, so that one call may name several. ``on_error`` says
         what happens where Redis does not answer: with ``"raise"`` LimitersUnavailable is raised;
         with ``"unknown"`` the state of the decision is ``unknown``, and blocks and decorated
-        functions raise; with ``"local"`` this limiter decides by a ``share`` of the limits, a
-        number above 0 and up to 1, and asks Redis again after a second (needs the extra ``local``,
-        raises MissingExtra).
+        functions raise; with ``"allow"`` the state is ``unknown``, too, and all is allowed.
         ``remember`` (1 s to one day) is how long at least a repeated call is recognised by its
         permit id: longer than the client's retries may take. None remembers nothing: no second
-        key, but a call that redis-py repeats takes its permits again. ``clock`` measures waits; by
-        default it is the machine's, or that of a client in memory.
+        key, but a call that redis-py repeats takes its permits again. ``clock`` measures waits and
+        waits; by default it is the machine's.
         """
         if not isinstance(client, Client | AsyncClient) or isinstance(client, _PIPELINES):
             raise InvalidValue("client", kind_of(client), _CLIENTS)
@@ -97,15 +89,12 @@ class Bindable(ABC):
             tag=tag,
             on_error=on_error,
             remember=remember,
-            clock=clock or (client.clock if isinstance(client, _MEMORIES) else SystemClock()),
+            clock=clock or SystemClock(),
             cluster=isinstance(client, _CLUSTERS),
         )
-        if on_error != "local" and share is not None:
-            raise InvalidValue("share", quoted(share), 'None, or on_error="local"')
-        local = LocalShare(limit_set, share) if on_error == "local" else None
         if isinstance(client, AsyncClient):
-            return AsyncLimiter(client, limit_set, local)
-        return Limiter(client, limit_set, local)
+            return AsyncLimiter(client, limit_set)
+        return Limiter(client, limit_set)
 
 
 class Algorithm(Bindable):
@@ -166,10 +155,6 @@ class Algorithm(Bindable):
     def words(self) -> Sequence[int | bytes]:
         """The arguments of its part of the scripts."""
 
-    def shared(self, share: float) -> Self:  # noqa: ARG002 - for what is counted
-        """Return a share of it, above 0 and up to 1: rounded down, and at least one permit."""
-        return self
-
     def words_at(self, now_ms: int, further: int = 0) -> Sequence[int | bytes]:  # noqa: ARG002 - for aligned windows
         """Return its words at about that time (ms since 1970), where they depend on it.
 
@@ -199,11 +184,6 @@ def check_count(count: int) -> None:
     """Raise InvalidValue unless a limit can have that count."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= Limit.MOST:
         raise InvalidValue("count", quoted(count), f"a whole number from 1 to {Limit.MOST}")
-
-
-def share_of(count: int, share: float) -> int:
-    """Return that share of a count, rounded down, and at least one."""
-    return max(1, int(count * share))
 
 
 @dataclass(frozen=True)
@@ -253,10 +233,6 @@ class CountPerLength(Algorithm):
     def words(self) -> Sequence[int | bytes]:
         """Its count and its period in ms."""
         return (self.count, self.length_ms)
-
-    def shared(self, share: float) -> Self:
-        """Return it with a share of its count, rounded down, and at least one."""
-        return replace(self, count=share_of(self.count, share))
 
     @property
     def scale(self) -> Sequence[object]:

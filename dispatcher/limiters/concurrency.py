@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from dispatcher.limiters.algorithm import Algorithm, check_count, share_of
+from dispatcher.limiters.algorithm import Algorithm, check_count
 from dispatcher.limiters.limit_set import length_ms
 from dispatcher.times.lengths import MILLISECOND
 
@@ -52,10 +52,6 @@ class Concurrency(Algorithm):
     def words(self) -> Sequence[int]:
         """Its count and the length of a hold in ms."""
         return (self.count, self.hold_ms)
-
-    def shared(self, share: float) -> Self:
-        """Return it with a share of its count, rounded down, and at least one."""
-        return replace(self, count=share_of(self.count, share))
 
     @property
     def numbers(self) -> Sequence[int]:

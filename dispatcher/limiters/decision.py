@@ -20,7 +20,7 @@ class State(StrEnum):
     OVERSIZED = "oversized"
     """Refused for good: a limit never gives so many permits at once."""
     UNKNOWN = "unknown"
-    """Redis could not be asked. Not allowed; the caller may decide otherwise."""
+    """Redis could not be asked. Allowed only where ``on_error`` says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,7 @@ class Decision(NamedTuple):
     state: State
     """How the limiter answered."""
     limit: int
-    """How many permits the deciding limit gives at most; 0 where it counts nothing.
-
-    Of a process that decides alone: its share.
-    """
+    """How many permits the deciding limit gives at most; 0 where it counts nothing."""
     remaining: int
     """How many more it would give now."""
     retry_after: timedelta
@@ -72,8 +69,6 @@ class Decision(NamedTuple):
     """All limits that refused, the longest wait first; empty unless refused."""
     position: int = 0
     """The position of the deciding limit among the limits, from 0."""
-    is_local: bool = False
-    """Whether this process decided by its share, without Redis (``on_error="local"``)."""
 
     @property
     def refused_by(self) -> str | None:

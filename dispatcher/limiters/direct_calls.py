@@ -15,15 +15,14 @@ import redis.asyncio
 from redis.exceptions import NoScriptError
 
 from dispatcher.limiters.limit_set import LimitSet, PlainCall, Words
-from dispatcher.redis.memory import AsyncMemoryRedis, MemoryRedis
 
 try:
     from redis.observability import get_observability_instance as observability
 except ImportError:  # redis-py before 7.2, to whose connections this way is not fitted
     observability = None  # type: ignore[assignment]  # the stubs are those of the newest
 
-Client: TypeAlias = redis.Redis | redis.RedisCluster | MemoryRedis
-AsyncClient: TypeAlias = redis.asyncio.Redis | redis.asyncio.RedisCluster | AsyncMemoryRedis
+Client: TypeAlias = redis.Redis | redis.RedisCluster
+AsyncClient: TypeAlias = redis.asyncio.Redis | redis.asyncio.RedisCluster
 _STAND_IN = "\0"
 """Stands for a caller's key in the names of keys; it occurs in no other part of them."""
 _LAST_WORDS = 4

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import gcd
 from typing import ClassVar, Self
 
 from dispatcher.errors import InvalidValue, quoted
-from dispatcher.limiters.algorithm import CountPerLength, share_of
+from dispatcher.limiters.algorithm import CountPerLength
 from dispatcher.quota import LONGEST_TEXT, Limit
 
 _WHOLE = 1 << 53
@@ -56,11 +56,6 @@ class GCRA(CountPerLength):
     def words(self) -> Sequence[int]:
         """How many it gives at once, and by how much its level rises and falls."""
         return (self.max_burst + 1, *self._rise_and_fall())
-
-    def shared(self, share: float) -> Self:
-        """Return it with a share of its count and of what it gives at once."""
-        burst = share_of(self.most, share) - 1
-        return replace(self, count=share_of(self.count, share), max_burst=burst)
 
     @property
     def scale(self) -> Sequence[int]:

@@ -8,7 +8,6 @@ import os
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Generator, Sequence
-from copy import copy
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from dispatcher.limiters.algorithm import Algorithm
 
 T = TypeVar("T")
-OnError = Literal["raise", "unknown", "local"]
+OnError = Literal["raise", "unknown", "allow"]
 Keys: TypeAlias = str | Sequence[str]
 """One key for all limits, or one for each of them, in order."""
 Reply: TypeAlias = Sequence[int]
@@ -156,13 +155,15 @@ class LimitSet:
         cluster: bool,
     ) -> None:
         on_error = plain(on_error)
-        if not isinstance(on_error, str) or on_error not in {"raise", "unknown", "local"}:
-            raise InvalidValue("on_error", quoted(on_error), "'raise', 'unknown' or 'local'")
+        if not isinstance(on_error, str) or on_error not in {"raise", "unknown", "allow"}:
+            raise InvalidValue("on_error", quoted(on_error), "'raise', 'unknown' or 'allow'")
         self._kept_words: tuple[int | None, Words] = (None, ())
-        self._take_parts(parts)
+        self.parts = tuple(parts)
+        self.aligned = any(each.aligned for each in parts)
+        self._fixed_words: Words = () if self.aligned else self.words_of(0, parts)
+        self._mosts = [each.most for each in parts]
         self.key_names = KeyNames(parts, prefix=prefix, tag=tag, cluster=cluster)
         self.on_error = on_error
-        self._is_local = False
         self.span = 0
         if remember is not None:
             span = length_ms(remember, "remember", least=1_000, most=_LONGEST_REMEMBERED_MS)
@@ -174,13 +175,6 @@ class LimitSet:
         lengths = [each.length_ms for each in parts if each.aligned]
         self._words_kept_ms = min([_LONGEST_WORDS_ARE_KEPT_MS, *lengths])
         self._texts = texts_of(self.parts)
-
-    def shared(self, share: float) -> LimitSet:
-        """Return a share of these limits, under the same names and texts."""
-        limit_set = copy(self)
-        limit_set._take_parts([each.shared(share) for each in self.parts])
-        limit_set._is_local = True
-        return limit_set
 
     def text(self, script: str) -> str:
         """Return the text of a script for these limits."""
@@ -209,13 +203,6 @@ class LimitSet:
         if self._kept_words[0] != turn:
             self._kept_words = (turn, self.words_of(now_ms, self.parts))
         return self._kept_words[1]
-
-    def _take_parts(self, parts: Sequence[Algorithm]) -> None:
-        self.parts = tuple(parts)
-        self.aligned = any(each.aligned for each in parts)
-        self._kept_words = (None, ())
-        self._fixed_words: Words = () if self.aligned else self.words_of(0, parts)
-        self._mosts = [each.most for each in parts]
 
     def words_of(self, now_ms: int, parts: Sequence[Algorithm], turns: Sequence[int] = ()) -> Words:
         """Return the arguments by which the scripts know some limits.
@@ -257,7 +244,6 @@ class LimitSet:
             permit="" if wait else permit,
             refusals=refusals,
             position=chosen[index - 1] if chosen else 0,
-            is_local=self._is_local,
         )
 
     def _refusals(self, refused: Sequence[int], chosen: Sequence[int]) -> tuple[Refusal, ...]:
@@ -279,10 +265,10 @@ class LimitSet:
 
         Raise the error if the pool of connections is full: then Redis was not asked.
         """
-        if self.on_error != "unknown" or is_pool_full(error):
+        if self.on_error == "raise" or is_pool_full(error):
             raise error
         return Decision(
-            allowed=False,
+            allowed=self.on_error == "allow",
             state=State.UNKNOWN,
             limit=min((most for most in self._mosts if most), default=0),
             remaining=0,

@@ -47,10 +47,9 @@ from dispatcher.limiters.limit_set import (
     Steps,
     new_id,
 )
-from dispatcher.limiters.local_share import LocalShare
 from dispatcher.limiters.operations import Request
 from dispatcher.redis import errors
-from dispatcher.redis.memory import AsyncMemoryRedis
+from dispatcher.times.clock import SystemClock
 
 if TYPE_CHECKING:
     from dispatcher.limiters.algorithm import Algorithm
@@ -71,12 +70,9 @@ translated = errors.translated(_unavailable)
 class _OnClient:
     """A set of limits on a client, and its scripts there."""
 
-    def __init__(
-        self, client: Client | AsyncClient, limit_set: LimitSet, local: LocalShare | None
-    ) -> None:
+    def __init__(self, client: Client | AsyncClient, limit_set: LimitSet) -> None:
         self._client: Any = client
         self._limit_set = limit_set
-        self._local = local
         self._scripts: dict[str, Any] = {}
         self._commands = Commands(limit_set, self._script("limits_acquire").sha)
 
@@ -87,19 +83,8 @@ class _OnClient:
 
     @property
     def on_error(self) -> OnError:
-        """What happens where Redis does not answer: ``"raise"``, ``"unknown"`` or ``"local"``."""
+        """What happens where Redis does not answer: ``"raise"``, ``"unknown"`` or ``"allow"``."""
         return self._limit_set.on_error
-
-    def _steps(
-        self,
-        operation: Callable[Concatenate[LimitSet, P], Steps[T]],
-        *args: P.args,
-        **named: P.kwargs,
-    ) -> Steps[T]:
-        """Return the steps of an operation, with those of the share where Redis is away."""
-        if self._local is None:
-            return operation(self._limit_set, *args, **named)
-        return self._local.steps(operation, *args, **named)
 
     def _script(self, name: str) -> Any:
         found = self._scripts.get(name)
@@ -119,10 +104,8 @@ class Limiter(_OnClient):
     ``redis.asyncio``.
     """
 
-    def __init__(
-        self, client: Client, limit_set: LimitSet, local: LocalShare | None = None
-    ) -> None:
-        super().__init__(client, limit_set, local)
+    def __init__(self, client: Client, limit_set: LimitSet) -> None:
+        super().__init__(client, limit_set)
         self._direct = DirectCalls(client, self._commands)
 
     def acquire(
@@ -145,12 +128,12 @@ class Limiter(_OnClient):
         soon as it is certain that they will not be in time.
         """
         return self._run(
-            self._steps(operations.acquire, keys, n, permit=permit, wait=wait, timeout=timeout)
+            operations.acquire(self._limit_set, keys, n, permit=permit, wait=wait, timeout=timeout)
         )
 
     def acquire_up_to(self, keys: Keys, n: int, *, permit: str | None = None) -> Decision:
         """Take as many of ``n`` permits as every limit gives now; ``granted`` says how many."""
-        return self._run(self._steps(operations.acquire_up_to, keys, n, permit=permit))
+        return self._run(operations.acquire_up_to(self._limit_set, keys, n, permit=permit))
 
     def acquire_each(self, requests: Sequence[Request]) -> list[Decision]:
         """Take permits for a group of requests, in order, each all or none.
@@ -160,11 +143,11 @@ class Limiter(_OnClient):
         later ones. Refused requests go before later refused ones: the ``retry_after`` of each is
         its own turn. Limiters need a ``tag`` for requests with several keys.
         """
-        return self._run(self._steps(operations.acquire_each, requests))
+        return self._run(operations.acquire_each(self._limit_set, requests))
 
     def peek(self, keys: Keys, n: int = 1) -> Decision:
         """Return what ``acquire`` would answer now, without taking permits."""
-        return self._run(self._steps(operations.peek, keys, n))
+        return self._run(operations.peek(self._limit_set, keys, n))
 
     def give_back(self, keys: Keys, permit: str) -> int:
         """Return the permits of one id to all limits that can take them; return how many they were.
@@ -172,19 +155,19 @@ class Limiter(_OnClient):
         0 when the id is not known (any more), was returned before, or belongs to a window that has
         ended. In each case the id is unknown afterwards: a request with it takes permits anew.
         """
-        return self._run(self._steps(operations.give_back, keys, permit))
+        return self._run(operations.give_back(self._limit_set, keys, permit))
 
     def reset(self, keys: Keys) -> None:
         """Forget all permits for ``keys``, and open what was closed."""
-        return self._run(self._steps(operations.reset, keys))
+        return self._run(operations.reset(self._limit_set, keys))
 
     def renew(self, keys: Keys, permit: str) -> bool:
         """Renew the holds of one id; False when one has ended, and then none was renewed."""
-        return self._run(self._steps(operations.renew, keys, permit))
+        return self._run(operations.renew(self._limit_set, keys, permit))
 
     def end_holds(self, keys: Keys, permit: str) -> int:
         """End the holds of one id; other permits stay taken. Return how many ended."""
-        return self._run(self._steps(operations.end_holds, keys, permit))
+        return self._run(operations.end_holds(self._limit_set, keys, permit))
 
     def close(
         self, keys: Keys, length: timedelta | None = None, *, until: datetime | None = None
@@ -193,7 +176,7 @@ class Limiter(_OnClient):
 
         Closed before for longer, it stays so.
         """
-        return self._run(self._steps(operations.close, keys, length=length, until=until))
+        return self._run(operations.close(self._limit_set, keys, length=length, until=until))
 
     @contextmanager
     def permit(
@@ -207,13 +190,13 @@ class Limiter(_OnClient):
         """Run a block with permits, and never without.
 
         Raises LimitReached when there are none, and LimitersUnavailable for a Redis that does not
-        answer, whatever the policy.
+        answer, unless ``on_error`` allows what cannot be asked.
 
         Holds are renewed while the block runs and end with it; other permits stay taken, whatever
         the block raises.
         """
         permit = new_id()
-        steps = self._steps(operations.enter, keys, n, permit, wait=wait, timeout=timeout)
+        steps = operations.enter(self._limit_set, keys, n, permit, wait=wait, timeout=timeout)
         decision = self._run(steps)
         if not operations.has_holds(self._limit_set) or not decision.granted:
             yield decision
@@ -227,7 +210,7 @@ class Limiter(_OnClient):
         finally:
             ended.set()
             renewing.join()
-            self._run(self._steps(operations.leave, keys, permit))
+            self._run(operations.leave(self._limit_set, keys, permit))
 
     def limited(
         self,
@@ -293,7 +276,7 @@ class Limiter(_OnClient):
 
     def _keep_renewing(self, keys: Keys, permit: str, ended: threading.Event) -> None:
         while not ended.wait(operations.renew_every(self._limit_set)):
-            if not self._run(self._steps(operations.keep, keys, permit)):
+            if not self._run(operations.keep(self._limit_set, keys, permit)):
                 return
 
 
@@ -313,12 +296,9 @@ def _awaited(
 class AsyncLimiter(_OnClient):
     """:class:`Limiter` for ``redis.asyncio``: the same methods, steps and scripts, awaited."""
 
-    def __init__(
-        self, client: AsyncClient, limit_set: LimitSet, local: LocalShare | None = None
-    ) -> None:
-        super().__init__(client, limit_set, local)
+    def __init__(self, client: AsyncClient, limit_set: LimitSet) -> None:
+        super().__init__(client, limit_set)
         self._direct = AsyncDirectCalls(client, self._commands)
-        self._sleep = client.sleep if isinstance(client, AsyncMemoryRedis) else asyncio.sleep
         self._unfinished: set[asyncio.Task[None]] = set()
 
     acquire = _awaited(Limiter.acquire)
@@ -362,12 +342,12 @@ class AsyncLimiter(_OnClient):
         Cancelled, it ends holds, and returns permits that it took for a block that has not begun.
         """
         permit = new_id()
-        steps = self._steps(operations.enter, keys, n, permit, wait=wait, timeout=timeout)
+        steps = operations.enter(self._limit_set, keys, n, permit, wait=wait, timeout=timeout)
         try:
             decision = await self._run(steps)
         except asyncio.CancelledError:
             # The script may have run. A cancelled caller does not wait for Redis.
-            self._apart(self._run(self._steps(operations.abandon, keys, permit)))
+            self._apart(self._run(operations.abandon(self._limit_set, keys, permit)))
             raise
         if not operations.has_holds(self._limit_set) or not decision.granted:
             yield decision
@@ -434,6 +414,15 @@ class AsyncLimiter(_OnClient):
                 return ()
             return _as_reply(await self._script(step.script)(keys=step.keys, args=step.args))
 
+    async def _sleep(self, seconds: float) -> None:
+        """Wait by the clock; one that a test moves lets the others of its loop go on."""
+        clock = self._limit_set.clock
+        if isinstance(clock, SystemClock):
+            await asyncio.sleep(seconds)
+        else:
+            clock.sleep(seconds)
+            await asyncio.sleep(0)
+
     def _apart(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Do work in a task of its own, which goes on when the present one is cancelled."""
         task = asyncio.create_task(work)
@@ -443,13 +432,13 @@ class AsyncLimiter(_OnClient):
 
     async def _end(self, keys: Keys, permit: str, renewing: asyncio.Task[None]) -> None:
         await asyncio.wait([renewing])
-        await self._run(self._steps(operations.leave, keys, permit))
+        await self._run(operations.leave(self._limit_set, keys, permit))
 
     async def _keep_renewing(self, keys: Keys, permit: str) -> None:
         goes_on = True
         while goes_on:
             await asyncio.sleep(operations.renew_every(self._limit_set))
-            goes_on = await self._run(self._steps(operations.keep, keys, permit))
+            goes_on = await self._run(operations.keep(self._limit_set, keys, permit))
 
 
 def _generating(

@@ -79,9 +79,14 @@ def enter(
 ) -> Steps[Decision]:
     """As ``acquire``, for a block that must not run without permits.
 
-    Raises LimitReached, and LimitersUnavailable whatever the policy.
+    Raises LimitReached, and LimitersUnavailable unless the policy is to allow.
     """
-    decision = yield from _acquire(limit_set, keys, n, permit, wait=wait, timeout=timeout)
+    try:
+        decision = yield from _acquire(limit_set, keys, n, permit, wait=wait, timeout=timeout)
+    except LimitersUnavailable as error:
+        if limit_set.on_error == "unknown":
+            raise
+        return limit_set.unknown(error, permit)
     if not decision:
         raise LimitReached(
             limit=decision.refused_by or "",

@@ -31,7 +31,7 @@ _CUTOFF = 6_000
 """How many bytes of a command redis-py joins."""
 _UNKNOWN = "0" * 40
 """The digest of no script."""
-_CLOCK_KEY = "clock-of-a-test"
+CLOCK_KEY = "clock-of-a-test"
 _PRESENT = {
     "sqlite": ("strftime('%Y-%m-%d %H:%M:%f', 'now')", "'{}'", "milliseconds"),
     "postgresql": ("statement_timestamp()", "timestamptz '{}+00'", "microseconds"),
@@ -138,6 +138,8 @@ class RedisTime:
         """Return a command whose script asks for this time; others as they are."""
         name, *rest = words
         match [*str(name).split(), *rest]:
+            case ["FLUSHALL" | "FLUSHDB", *_]:
+                self._told.pop(self._socket, None)
             case ["SCRIPT", "LOAD", text]:
                 return "SCRIPT", "LOAD", self._known(text)
             case ["SCRIPT", "EXISTS", *shas]:
@@ -164,13 +166,8 @@ class RedisTime:
         told = self, self._present()
         if self._told.get(self._socket) != told:
             seconds, micros = self.now()
-            self._server.set(_CLOCK_KEY, f"{seconds} {micros}")
+            self._server.set(CLOCK_KEY, f"{seconds} {micros}")
             self._told[self._socket] = told
-
-    def flush(self) -> None:
-        """Empty the server."""
-        self._server.flushall()
-        self._told.pop(self._socket, None)
 
 
 class _Packer:
@@ -204,4 +201,4 @@ def _sha(text: str) -> str:
 @cache
 def _prelude() -> str:
     file = files(__package__) / "lua" / "travel.lua"
-    return file.read_text(encoding="utf-8").replace("'CLOCK'", f"'{_CLOCK_KEY}'")
+    return file.read_text(encoding="utf-8").replace("'CLOCK'", f"'{CLOCK_KEY}'")

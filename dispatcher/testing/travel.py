@@ -287,7 +287,8 @@ class MemoryDispatcher(Dispatcher):
         redis_time = RedisTime(servers().socket, clock.now)
         self._parts.callback(redis_time.close)
         if not _OPEN:
-            redis_time.flush()  # of keys of limiters, too, which have no namespace
+            with redis_time.client() as client:
+                client.flushall()  # keys of limiters, too, which have no namespace
         _OPEN.add(self)
         self._parts.enter_context(sql_time(self.settings.database_url, clock.now))
         if database_url is not None:

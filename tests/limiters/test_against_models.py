@@ -15,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from dispatcher.limiters import Algorithm, CoolDown, FixedWindow, State
 from dispatcher.times.periods import bounds
-from tests.support.clock import MovableClock
 from tests.support.limiter_models import MODELS, Model, WindowModel
 from tests.support.limiters import (
     COUNTED,
@@ -23,7 +22,6 @@ from tests.support.limiters import (
     MS,
     START_US,
     Clocked,
-    Shown,
     exported_limits,
 )
 from tests.support.soak import SOAKING, examples, play
@@ -59,7 +57,7 @@ class Story(RuleBasedStateMachine):
     """One key of one limiter."""
 
     pair: Pair
-    client: Clocked | Shown
+    client: Clocked
 
     @initialize(count=st.integers(1, 6), length=st.sampled_from([10, 997, 60_000, 3_600_000]))
     def begin(self, count: int, length: int) -> None:
@@ -182,11 +180,6 @@ def test_a_limiter_does_what_its_model_does(name: str, shared: Clocked) -> None:
     _compare(name, shared)
 
 
-@pytest.mark.parametrize("name", PAIRS)
-def test_a_limiter_in_memory_does_what_its_model_does(name: str) -> None:
-    _compare(name, Shown(MovableClock()))
-
-
-def _compare(name: str, client: Clocked | Shown) -> None:
+def _compare(name: str, client: Clocked) -> None:
     story = type("Story" + name, (Story,), {"pair": staticmethod(PAIRS[name]), "client": client})
     play(story, stories=examples(30), steps=25, phases=(Phase.generate, Phase.shrink))
