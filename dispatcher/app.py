@@ -57,7 +57,6 @@ from dispatcher.store import (
     Notifications,
     Overdue,
     Pauses,
-    Replies,
     Sessions,
     StoreMaintenance,
     StoreSurvey,
@@ -558,11 +557,6 @@ class App:
         vars(made)["database"] = self.page_database
         return made
 
-    @built_once
-    def replies(self) -> Replies:
-        """The answers that repeated calls of the HTTP API get again."""
-        return Replies(self.database, keep=self.settings.retention)
-
     # Delivery, and the duties of the sweep.
 
     @built_once
@@ -626,7 +620,6 @@ class App:
             journal=self.journal,
             send_logs=self.send_logs,
             notifications=self.notifications,
-            replies=self.replies,
         )
 
     @built_once

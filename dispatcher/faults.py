@@ -65,10 +65,6 @@ POINTS = frozenset(
         "rebuild.after_windows",
         "tell.in_transaction",
         "prune.after_batch",
-        "api.after_begin",
-        "api.before_act",
-        "api.after_act",
-        "api.after_finish",
     }
 )
 """Every fault point."""

@@ -23,7 +23,7 @@ from dispatcher.faults import fault
 from dispatcher.limiters import Permit, Permits
 from dispatcher.message import Status
 from dispatcher.settings import Settings
-from dispatcher.store import Due, Messages, Notifications, Replies, StoreMaintenance
+from dispatcher.store import Due, Messages, Notifications, StoreMaintenance
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
 
@@ -71,7 +71,6 @@ class Sweep:
         journal: Journal,
         send_logs: SendLogs,
         notifications: Notifications | None = None,
-        replies: Replies | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -82,7 +81,6 @@ class Sweep:
         self._journal = journal
         self._send_logs = send_logs
         self._notifications = notifications
-        self._replies = replies
         self._enqueues, self._rescues = Looks(clock), Looks(clock)
 
     def enqueue_due(self) -> int:
@@ -227,10 +225,7 @@ class Sweep:
         return len(made)
 
     def prune(self) -> int:
-        """Delete messages that ended longer ago than the retention, whole days at once.
-
-        Then the answers that the HTTP API kept for them.
-        """
+        """Delete messages that ended longer ago than the retention, whole days at once."""
         keep = self._settings.retention
         try:
             days = self._store.keep_days(older_than=keep)
@@ -239,13 +234,9 @@ class Sweep:
             days = []
         for day in days:
             log.info("deleted the messages that ended on %s", day)
-        pruned = in_batches(
+        return in_batches(
             lambda limit: self._store.prune(older_than=keep, limit=limit), most=_MOST_PRUNED
         )
-        if self._replies is not None:
-            replies = self._replies
-            in_batches(lambda limit: replies.prune(limit=limit), most=_MOST_PRUNED)
-        return pruned
 
 
 class Looks:

@@ -11,7 +11,7 @@ For submission there are ``messages``, and ``outbox`` in a transaction of the ca
 ``migrate``. For the HTTP API: ``api``.
 """
 
-from dispatcher.store.api import ApiKey, ApiKeys, Replies, Reply, Sessions
+from dispatcher.store.api import ApiKey, ApiKeys, Sessions
 from dispatcher.store.claims import Claim, Claims, Failure, Success, Unclaimed
 from dispatcher.store.database import Database
 from dispatcher.store.decisions import FailedMessages, HeldMessages, StoppedMessage
@@ -55,7 +55,6 @@ from dispatcher.store.schema import (
     PAUSED_RECIPIENT,
     Addition,
     Movable,
-    NewReply,
 )
 from dispatcher.store.suppressions import REASON, Suppression, Suppressions
 from dispatcher.store.survey import LateCount, StoreSurvey
@@ -96,7 +95,6 @@ __all__ = [
     "Load",
     "Messages",
     "Movable",
-    "NewReply",
     "NewSlot",
     "Notifications",
     "Of",
@@ -104,8 +102,6 @@ __all__ = [
     "OverdueFigure",
     "Pause",
     "Pauses",
-    "Replies",
-    "Reply",
     "RescuedMessage",
     "ReservationRow",
     "ReservationState",

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
-from uuid import UUID
 
-from sqlalchemy import Row, and_, delete, exists, or_, select, update
+from sqlalchemy import Row, and_, delete, or_, select, update
 
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, later
-from dispatcher.store.schema import NewReply
 
 _SEEN_EVERY = timedelta(minutes=1)
 _TRIES = 5
@@ -148,131 +146,6 @@ class Sessions:
     def end(self, session_id: str) -> None:
         """End a session, if there is one."""
         self._database.execute(delete(self._sessions).where(self._sessions.c.id == session_id))
-
-
-class Reply(NamedTuple):
-    """The first answer to a call with an idempotency key.
-
-    ``fingerprint`` is the digest of the call, ``seen`` the version of the message before the call,
-    as text (None where there was none). ``status`` and ``body`` are None until the call was
-    answered. ``is_new``: this call wrote the note, or an answer of which there was no note.
-    """
-
-    fingerprint: str
-    seen: str | None
-    status: int | None
-    headers: dict[str, str]
-    body: str | None
-    is_new: bool = False
-    message_id: UUID | None = None
-
-
-class Replies:
-    """The answers to calls with idempotency keys. Every call may be run again.
-
-    ``reply_id`` is a digest of caller and key. An answer is kept for as long as the message it
-    speaks of, and at least for ``keep``. Raises StoreUnavailable.
-    """
-
-    def __init__(self, database: Database, *, keep: timedelta) -> None:
-        self._database = database
-        self._tables = database.tables
-        self._keep = keep
-
-    def begin(self, reply_id: str, *, fingerprint: str, seen: str | None) -> Reply:
-        """Note that a call begins. Return the note that is stored, which may be an earlier one."""
-        if self._add(reply_id, fingerprint=fingerprint, seen=seen):
-            return Reply(fingerprint, seen, None, {}, None, is_new=True)
-        return self.find(reply_id) or Reply(fingerprint, seen, None, {}, None)
-
-    def new(
-        self, reply_id: str, *, fingerprint: str, status: int, headers: dict[str, str], body: str
-    ) -> NewReply:
-        """Return an answer that :meth:`Messages.add` stores with its message."""
-        return NewReply(reply_id, fingerprint, status, headers, body, self._keep)
-
-    def finish(
-        self,
-        reply_id: str,
-        *,
-        fingerprint: str,
-        status: int,
-        headers: dict[str, str],
-        body: str,
-        message_id: UUID | None,
-        begun: bool = True,
-    ) -> Reply:
-        """Store the answer unless the call has one; return the answer of the call.
-
-        Not ``begun``: the call has noted nothing before.
-        """
-        answer = {"status": status, "headers": headers, "body": body, "message_id": message_id}
-        own = Reply(fingerprint, None, status, headers, body)
-        if not begun and self._add(reply_id, fingerprint=fingerprint, **answer):
-            return own._replace(is_new=True)
-        replies = self._tables.api_replies
-        this = (replies.c.id == reply_id, replies.c.fingerprint == fingerprint)
-        change = update(replies).where(*this, replies.c.status.is_(None)).values(**answer)
-        for _ in range(_TRIES):
-            self._database.execute(change)
-            found = self.find(reply_id)
-            if found is None:  # a refused call with the same key has forgotten it
-                self.begin(reply_id, fingerprint=fingerprint, seen=None)
-            elif found.fingerprint != fingerprint:  # the key was freed, and used again
-                break
-            elif found.status is not None:  # else another such call has just begun
-                return found
-        return own
-
-    def forget(
-        self, reply_id: str, *, fingerprint: str, older_than: timedelta = timedelta(0)
-    ) -> None:
-        """Free the key of a refused call, if its note is at least ``older_than`` old."""
-        replies = self._tables.api_replies
-        this = (
-            replies.c.id == reply_id,
-            replies.c.fingerprint == fingerprint,
-            replies.c.status.is_(None),
-            replies.c.created_at <= later(database_now(), -older_than),
-        )
-        self._database.execute(delete(replies).where(*this))
-
-    def drop(self, reply_id: str, message_id: UUID) -> None:
-        """Free the key of an answer that speaks of this message."""
-        replies = self._tables.api_replies
-        this = (replies.c.id == reply_id, replies.c.message_id == message_id)
-        self._database.execute(delete(replies).where(*this))
-
-    def prune(self, *, limit: int) -> int:
-        """Delete answers whose time is over and whose message is gone; return how many it read."""
-        tables = self._tables
-        replies, now = tables.api_replies, database_now()
-        due = select(replies.c.id).where(replies.c.keep_until <= now)
-        ids = [row.id for row in self._database.read(due.order_by("keep_until").limit(limit))]
-        if not ids:
-            return 0
-        these = and_(replies.c.id.in_(ids), replies.c.keep_until <= now)
-        has_message = exists().where(tables.messages.c.id == replies.c.message_id)
-        again = update(replies).where(these, has_message)
-        self._database.execute(again.values(keep_until=later(now, _LOOK_AGAIN)))
-        self._database.execute(delete(replies).where(these, ~has_message))
-        return len(ids)
-
-    def find(self, reply_id: str) -> Reply | None:
-        """Return the note of a call, None where there is none."""
-        row = self._tables.api_replies.c
-        query = select(row.fingerprint, row.seen, row.status, row.headers, row.body, row.message_id)
-        for each in self._database.read(query.where(row.id == reply_id)):
-            headers = each.headers or {}
-            answer = (each.status, headers, each.body)
-            return Reply(each.fingerprint, each.seen, *answer, message_id=each.message_id)
-        return None
-
-    def _add(self, reply_id: str, **values: Any) -> bool:
-        """Store a note, unless there is one of that id; return whether it was stored now."""
-        now = database_now()
-        values |= {"id": reply_id, "created_at": now, "keep_until": later(now, self._keep)}
-        return self._database.add_if_absent(self._tables.api_replies, **values)
 
 
 def _key(row: Row[Any]) -> ApiKey:

@@ -14,8 +14,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Delete,
-    Float,
-    FromClause,
     Insert,
     Row,
     Select,
@@ -30,7 +28,6 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
-    true,
     update,
 )
 from sqlalchemy.exc import DBAPIError
@@ -60,20 +57,17 @@ from dispatcher.store.schema import (
     AS_NAMED,
     CLOCK_STEP,
     KEYED,
-    REPLIED,
     TAKEN_BACK,
     UNSENT_STATUSES,
     VOID,
     WRITTEN,
     Addition,
     Movable,
-    NewReply,
     Tables,
     to_attempt,
     to_keyed,
     to_message,
     to_movable,
-    to_replied,
     to_values,
 )
 from dispatcher.store.suppressions import is_suppressed
@@ -136,8 +130,7 @@ class _NotInserted(Exception):
 class _New:
     """The statements that store one new message.
 
-    ``names`` are those of their values: the columns of a message, then its fingerprint;
-    ``reply_names`` are those of the values of its reply.
+    ``names`` are those of their values: the columns of a message, then its fingerprint.
     """
 
     def __init__(self, tables: Tables, *, has_partitions: bool) -> None:
@@ -147,13 +140,7 @@ class _New:
             name: bindparam(f"new_{name}", type_=tables.messages.c[name].type) for name in WRITTEN
         }
         self._fingerprint = bindparam("new_fingerprint", type_=tables.keys.c.fingerprint.type)
-        self._reply = {
-            name: bindparam(f"reply_{name}", type_=tables.api_replies.c[name].type)
-            for name in REPLIED
-        }
-        self._keep = bindparam("reply_keep", type_=Float())
         self.names = [each.key for each in (*self._given.values(), self._fingerprint)]
-        self.reply_names = [each.key for each in (*self._reply.values(), self._keep)]
         self._is_not_suppressed = ~tables.suppressed(
             self._given["recipient"], self._given["channel"]
         )
@@ -171,14 +158,11 @@ class _New:
             row = row.where(self._is_new)
         return insert_if_absent(self._tables.messages).from_select(WRITTEN, row)
 
-    def keyed(
-        self, insert_if_absent: Callable[[Table], Insert], *, replied: bool = False
-    ) -> Select[Any]:
+    def keyed(self, insert_if_absent: Callable[[Table], Insert]) -> Select[Any]:
         """Return the statement that also stores its key; it returns a row if both are stored.
 
-        ``replied``: and a reply. Nothing is stored where the key is. An id that another transaction
-        stores meanwhile is an error, so that no key is stored without its message; so is the id of
-        a reply that is stored.
+        Nothing is stored where the key is. An id that another transaction stores meanwhile is an
+        error, so that no key is stored without its message.
         """
         messages, keys, given = self._tables.messages, self._tables.keys, self._given
         values = (given["idempotency_key"], given["id"], self._fingerprint)
@@ -187,19 +171,7 @@ class _New:
         keyed = key.cte("keyed")
         of_key = select(*given.values()).select_from(keyed)
         added = insert(messages).from_select(WRITTEN, of_key).returning(messages.c.id)
-        statement = select(added.cte("added").c.id)
-        if not replied:
-            return statement
-        return statement.add_cte(self.reply(insert, of=keyed).cte("replied"))
-
-    def reply(self, insert: Callable[[Table], Insert], *, of: FromClause | None = None) -> Insert:
-        """Return the statement that stores a reply, ``of`` a key where that is stored."""
-        now = database_now()
-        row = select(*self._reply.values(), now, later(now, self._keep)).where(true())
-        names = (*REPLIED, "created_at", "keep_until")
-        return insert(self._tables.api_replies).from_select(
-            names, row if of is None else row.select_from(of)
-        )
+        return select(added.cte("added").c.id)
 
     @property
     def _is_new(self) -> ColumnElement[bool]:
@@ -233,18 +205,11 @@ class Messages:
         insert_if_absent, engine = database.backend.insert_if_absent, database.engine
         self._insert = Prepared(engine, new.message(insert_if_absent), new.names)
         self._insert_key = Prepared(engine, insert_if_absent(database.tables.keys), KEYED)
-        self._insert_reply = Prepared(engine, new.reply(insert_if_absent), new.reply_names)
         self._insert_rows = Prepared(engine, insert(self._tables.messages), WRITTEN)
         self._insert_keys = Prepared(engine, insert(self._tables.keys), KEYED)
         self._insert_directly = database.backend.direct_insert(engine, self._insert)
         self._insert_keyed_directly = database.backend.direct_insert(
             engine, Prepared(engine, new.keyed(insert_if_absent), new.names)
-        )
-        self._insert_replied_directly = database.backend.direct_insert(
-            engine,
-            Prepared(
-                engine, new.keyed(insert_if_absent, replied=True), [*new.names, *new.reply_names]
-            ),
         )
 
     def lacks(self, text: str) -> bool:
@@ -252,15 +217,14 @@ class Messages:
         return self._database.lacks(text)
 
     def add(self, addition: Addition, *, perhaps_stored: bool = False) -> Message:
-        """Store a message, and its reply where it has one, both or neither.
+        """Store a message, or find the one that has its idempotency key already; return that.
 
-        Return the message that is stored: another one where that has the idempotency key already.
         ``perhaps_stored``: an earlier call may have stored this one. When the connection breaks,
         the INSERT is run again and the answer read back from state.
 
-        Raises StoreUnavailable when nothing was stored,
-        Suppressed when its recipient has opted out, GivenUp when its reservation was released
-        before, OutcomeUnknown when it is not known whether it was stored.
+        Raises StoreUnavailable when nothing was stored, Suppressed when its recipient has opted
+        out, GivenUp when its reservation was released before, OutcomeUnknown when it is not known
+        whether it was stored.
         """
         message, unknown = addition.message, False
         if not perhaps_stored and addition.supersedes is None:
@@ -302,8 +266,7 @@ class Messages:
         ``perhaps_stored``: an earlier call may have stored them.
 
         False where the database refused, for instance because a key exists: nothing is stored. None
-        where the connection broke and they may be stored; then add them one by one. A reply is not
-        stored: only a single submit in a transaction of its own has one.
+        where the connection broke and they may be stored; then add them one by one.
         """
         every = list(additions)  # the work may be run again
         try:
@@ -489,8 +452,8 @@ class Messages:
             )
         raise MessageChanged(found.message.id)
 
-    def take_back(self, message: Message, *, reply: NewReply | None = None) -> bool:
-        """Take back a message that lost its reservation while it was stored, and its ``reply``.
+    def take_back(self, message: Message) -> bool:
+        """Take back a message that lost its reservation while it was stored.
 
         Return whether it was taken back; it is not once it was claimed. Without an idempotency key
         no other call has returned it, so its row becomes void, without recipient, body and trace.
@@ -520,9 +483,6 @@ class Messages:
             rows = connection.execute(query).all()
             if key is not None and any(row.idempotency_key is None for row in rows):
                 connection.execute(free_key(self._tables, key, message.id))
-                if reply is not None:
-                    replies = self._tables.api_replies
-                    connection.execute(delete(replies).where(replies.c.id == reply.id))
             return all(row.status in {VOID, Status.CANCELLED.value} for row in rows)
 
         return self._database.run(work) if key is None else self._database.transact(work)
@@ -534,48 +494,31 @@ class Messages:
         again = update(messages).where(*these).values(enqueue_at=database_now(), enqueued_at=None)
         self._database.execute(again)
 
-    def _free_reply(self, connection: Connection, reply: NewReply) -> None:
-        """Delete the note of a call that ended without an answer and was repeated now.
-
-        Raises StoreUnavailable where another call has noted the key.
-        """
-        notes = self._tables.api_replies
-        this = notes.c.id == reply.id
-        is_open = and_(notes.c.fingerprint == reply.fingerprint, notes.c.status.is_(None))
-        connection.execute(delete(notes).where(this, is_open))
-        if connection.execute(select(notes.c.id).where(this)).first() is not None:
-            raise StoreUnavailable("another call has noted the Idempotency-Key")
-
     def _try_insert_directly(self, addition: Addition) -> bool:
-        """Store a message, its key and its reply past SQLAlchemy; return whether they were stored.
+        """Store a message and its key past SQLAlchemy; return whether they were stored.
 
         False also where the database has no such way. Raises like the call that
         :meth:`StoreEngine.direct_insert` returns.
         """
-        message, reply = addition.message, addition.reply
+        message = addition.message
         values = (*to_values(addition), addition.fingerprint)
         insert_directly = self._insert_directly
-        if reply is not None:
-            insert_directly = self._insert_replied_directly
-            values = (*values, *to_replied(message, reply))
-        elif message.idempotency_key is not None:
+        if message.idempotency_key is not None:
             insert_directly = self._insert_keyed_directly
         return insert_directly is not None and insert_directly(values)
 
     def _try_insert(self, connection: Connection, addition: Addition) -> bool:
-        """Store a message, its key and its reply, all or none; return whether they were stored.
+        """Store a message and its key, both or none; return whether they were stored.
 
         Where a message that has ended lies in another partition, no key of this one sees it. So it
         is looked for once this one is inserted: no other process can store it between.
         """
-        backend, message, reply = self._database.backend, addition.message, addition.reply
+        backend, message = self._database.backend, addition.message
         key, values = message.idempotency_key, to_values(addition)
         if key is None and not backend.has_partitions:
             return backend.try_insert(connection, self._insert, values)
 
         rows = [] if key is None else [(self._insert_key, to_keyed(addition))]
-        if reply is not None:
-            rows.append((self._insert_reply, to_replied(message, reply)))
         rows.append((self._insert, values))
 
         def work() -> None:
@@ -655,8 +598,6 @@ class Messages:
                 raise Suppressed(message.channel)
             if key is not None:
                 free_key_without_message(tables, connection, key)
-            if addition.reply is not None:
-                self._free_reply(connection, addition.reply)
             return addition
         lost_its_key = mine.idempotency_key is None and message.idempotency_key is not None
         if mine.status == VOID or lost_its_key:

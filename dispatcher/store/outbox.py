@@ -135,8 +135,7 @@ class JoinedTransaction(Generic[T]):
         """Store a message; False where its id or its idempotency key exists.
 
         Raises Suppressed where its recipient has opted out. That is a query of its own: on MariaDB
-        an INSERT with a subquery would block opt-outs until the transaction ends. A reply is not
-        stored: only a single submit in a transaction of its own has one.
+        an INSERT with a subquery would block opt-outs until the transaction ends.
         """
         message, connection = addition.message, self._connection
         key = message.idempotency_key

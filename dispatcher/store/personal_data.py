@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from uuid import UUID
 
-from sqlalchemy import Connection, case, delete, func, or_, select, update
+from sqlalchemy import Connection, case, delete, func, select, update
 
-from dispatcher.message import Outcome, Status, dump_json, scope_name
+from dispatcher.message import Outcome, Status, scope_name
 from dispatcher.scope import NO_SCOPE
 from dispatcher.store.database import Database
 from dispatcher.store.schema import PAUSED_RECIPIENT
@@ -87,8 +86,6 @@ class PersonalData:
                     tables.keys.c.idempotency_key.in_(keys), one_of(tables.keys.c.message_id, done)
                 )
             )
-            replies = tables.api_replies
-            connection.execute(delete(replies).where(one_of(replies.c.message_id, done)))
             for message_id in renamed.keys() & set(done):
                 scopes = renamed[message_id] or None
                 connection.execute(
@@ -100,16 +97,9 @@ class PersonalData:
         return len(ids)
 
     def forget(self, recipient: str, *, keep_opt_out: bool) -> None:
-        """Delete pauses and opt-outs of a recipient, and the answers of the API that name it."""
+        """Delete pauses and opt-outs of a recipient."""
         tables = self._tables
-        replies, pauses = tables.api_replies.c, tables.pauses.c
-        spelt = {dump_json(recipient)[1:-1], recipient}
-        bodies = or_(*(replies.body.contains(each, autoescape=True) for each in spelt))
-        naming = re.compile(_NAMING.format("|".join(map(re.escape, spelt))))
-        rows = self._database.read(select(replies.id, replies.body).where(bodies))
-        named = [row.id for row in rows if naming.search(row.body)]
-        one_of = self._database.one_of
-        self._database.execute(delete(tables.api_replies).where(one_of(replies.id, named)))
+        pauses = tables.pauses.c
         is_own = (pauses.kind == PAUSED_RECIPIENT, pauses.name == scope_name(recipient))
         self._database.execute(delete(tables.pauses).where(*is_own))
         if not keep_opt_out:

@@ -59,7 +59,6 @@ from dispatcher.store.engines.types import (
     in_history,
     in_live_partition,
     json_type,
-    long_text,
     partial,
 )
 from dispatcher.times.lengths import to_length_ms
@@ -185,7 +184,6 @@ class Tables:
         self.pauses = _pauses(f"{prefix}pauses", self.metadata)
         self.api_keys = _api_keys(f"{prefix}api_keys", self.metadata)
         self.sessions = _sessions(f"{prefix}sessions", self.metadata)
-        self.api_replies = _api_replies(f"{prefix}api_replies", self.metadata)
         self.message_columns = tuple(messages.c[name] for name in Message.__dataclass_fields__)
         """The columns of which a ``Message`` is made, in the order of its fields."""
         self.movable_columns: tuple[ColumnElement[Any], ...] = (
@@ -471,23 +469,6 @@ def _sessions(name: str, metadata: MetaData) -> Table:
     )
 
 
-def _api_replies(name: str, metadata: MetaData) -> Table:
-    return Table(
-        name,
-        metadata,
-        Column("id", String(64), primary_key=True),
-        Column("fingerprint", String(64), nullable=False),
-        Column("seen", String(64)),
-        Column("message_id", id_type()),
-        Column("status", SmallInteger),
-        Column("headers", json_type(none_as_null=True)),
-        Column("body", long_text()),
-        Column("created_at", Instant, nullable=False),
-        Column("keep_until", Instant, nullable=False),
-        Index(f"ix_{name}_keep_until", "keep_until"),
-    )
-
-
 _LATER = ("finished_at", "last_error")
 _CONVERTED = ("body", "status", "scopes", "expire_after")
 _UNCHANGED = tuple(
@@ -501,30 +482,13 @@ WRITTEN = (
 """The columns of a new message, in the order in which they are written."""
 KEYED = ("idempotency_key", "message_id", "fingerprint")
 """The columns of an idempotency key, in the order in which they are written."""
-REPLIED = ("id", "fingerprint", "message_id", "status", "headers", "body")
-"""The columns of an answer that is stored with its message, in the order of their values."""
-
-
-class NewReply(NamedTuple):
-    """The answer to the call of the HTTP API that submits a message, to be stored with it.
-
-    ``id`` is a digest of caller and key, ``fingerprint`` that of the call. It is kept for as long
-    as the message, and at least for ``keep``.
-    """
-
-    id: str
-    fingerprint: str
-    status: int
-    headers: dict[str, str]
-    body: str
-    keep: timedelta
 
 
 class Addition(NamedTuple):
     """A message to store, when maintenance is to enqueue it, its fingerprint, its body as JSON.
 
-    ``status_url`` receives its status webhooks. ``reply`` is stored with it, which needs an
-    idempotency key. ``supersedes`` is the message from which it takes that key over.
+    ``status_url`` receives its status webhooks. ``supersedes`` is the message from which it takes
+    its idempotency key over.
     """
 
     message: Message
@@ -532,7 +496,6 @@ class Addition(NamedTuple):
     fingerprint: str | None
     body_json: str
     status_url: str | None = None
-    reply: NewReply | None = None
     supersedes: UUID | None = None
 
 
@@ -584,16 +547,6 @@ def to_keyed(addition: Addition) -> tuple[Any, ...]:
     """
     message = addition.message
     return message.idempotency_key, message.id, addition.fingerprint
-
-
-def to_replied(message: Message, reply: NewReply) -> tuple[Any, ...]:
-    """Turn the answer that is stored with a message into the values of the columns of ``REPLIED``.
-
-    Behind them stand the seconds for which it is kept. They are for the driver, as those of
-    :func:`to_values`.
-    """
-    answer = (reply.status, dump_json(reply.headers), reply.body)
-    return reply.id, reply.fingerprint, message.id, *answer, reply.keep.total_seconds()
 
 
 def to_message(row: Sequence[Any]) -> Message:

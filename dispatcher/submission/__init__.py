@@ -11,7 +11,7 @@ suppression list, ``erasure`` erases recipients, ``pauses`` the list of pauses.
 ``timeline`` reads which times of a scope fit, ``story`` all about one message.
 """
 
-from dispatcher.submission.batch import OnProgress, ReplyOf, Result
+from dispatcher.submission.batch import OnProgress, Result
 from dispatcher.submission.bodies import Bodies
 from dispatcher.submission.cancellation import Cancellation
 from dispatcher.submission.catch_up import CatchUp, CatchUpResult
@@ -55,7 +55,6 @@ __all__ = [
     "OnProgress",
     "OwnTransaction",
     "PauseList",
-    "ReplyOf",
     "Reservation",
     "Reserver",
     "Result",

@@ -18,7 +18,7 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Draft, Message, Progress, Rejection, Status
 from dispatcher.reservation import Booked, BookingRequest, Rebooked, Reservation, Submit
-from dispatcher.store import Addition, NewReply
+from dispatcher.store import Addition
 from dispatcher.store.schema import UNSENT_STATUSES
 from dispatcher.submission.rows import DraftRow
 from dispatcher.submission.validation import ValidDraft
@@ -28,9 +28,6 @@ Result = Message | Rejection
 OnProgress = Callable[[Progress], object]
 Known = tuple[Message, str]
 """A message that has an idempotency key, and the fingerprint of the draft it was made of."""
-
-ReplyOf = Callable[[Message], NewReply]
-"""Makes the reply that is stored with a new message."""
 
 MINUTE_MS = 60_000
 BATCH = 1_000
@@ -51,13 +48,11 @@ class Entry:
     is about to be stored. ``is_duplicate``: another submit has reserved under the idempotency key,
     the reservation is that one's, and this one has not stored the message. ``same_as`` is an
     earlier entry with the same key, whose result this one gets by :meth:`Batch.share_results`.
-    ``reply_of`` makes the reply that is stored with the message. ``supersedes`` is the message that
-    ended unsent and has the key.
+    ``supersedes`` is the message that ended unsent and has the key.
     """
 
     number: int
     draft: Draft
-    reply_of: ReplyOf | None = None
     valid: ValidDraft = field(init=False)
     request: BookingRequest | None = None
     reservation: Reservation = field(init=False)
@@ -66,6 +61,11 @@ class Entry:
     same_as: Entry | None = None
     is_duplicate: bool = False
     supersedes: UUID | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether its message was stored by this submit, and not by an earlier one."""
+        return self.request is not None and self.result is self.addition.message
 
     def answer(self) -> Message:
         """Return the message, or raise why there is none."""

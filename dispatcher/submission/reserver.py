@@ -180,7 +180,7 @@ class Reserver:
         """Refuse a message that is stored already, unless it is being sent."""
         message = entry.addition.message
         try:
-            if self._messages.take_back(message, reply=entry.addition.reply):
+            if self._messages.take_back(message):
                 entry.result = why
                 if is_answered:
                     self.release(entry)

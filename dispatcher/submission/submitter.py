@@ -18,7 +18,7 @@ from dispatcher.faults import fault
 from dispatcher.message import Draft, Message, new_ids
 from dispatcher.settings import Settings
 from dispatcher.store import Addition, GivenUp
-from dispatcher.submission.batch import Batch, Entry, ReplyOf, compose, recalled, requests_of
+from dispatcher.submission.batch import Batch, Entry, compose, recalled, requests_of
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.sinks import Sink
 from dispatcher.submission.validation import (
@@ -64,30 +64,30 @@ class Submitter:
         self._lacks = lacks
         self._spans = spans
 
-    def submit(self, draft: Draft, sink: Sink, *, reply_of: ReplyOf | None = None) -> Message:
-        """Accept one draft, or raise why not.
+    def submit(self, draft: Draft, sink: Sink) -> Message:
+        """Accept one draft, or raise as :meth:`entered` does."""
+        return self.entered(draft, sink).answer()
 
-        With ``reply_of`` the reply that it makes of the new message is stored together with that
-        message; the sink then has a transaction of its own, and the draft an idempotency key.
+    def entered(self, draft: Draft, sink: Sink) -> Entry:
+        """Accept one draft; return its entry, which tells whether its message is new.
 
         Raises InvalidDraft, Suppressed, QuotaExceeded, QuietHours, IdempotencyConflict,
         ReservationsUnavailable, StoreUnavailable: then nothing is reserved or stored; and
         OutcomeUnknown.
         """
-        entry = Entry(0, draft, reply_of)
+        entry = Entry(0, draft)
         try:
             if self._spans is None:
                 self.run(Batch([entry]), sink)
-                message = entry.answer()
+                entry.answer()
             else:
                 with self._spans.submitting() as accepted:
                     self.run(Batch([entry]), sink)
-                    message = entry.answer()
-                    accepted(message)
+                    accepted(entry.answer())
         except DispatcherError as error:
             self._journal.refused(error)
             raise
-        return message
+        return entry
 
     def run(self, batch: Batch, sink: Sink) -> None:
         """Take a batch through every step; each entry is decided then.
@@ -270,14 +270,12 @@ class Submitter:
                     enqueued_at=created_at if enqueue_at > send_at else None,
                     trace=trace,
                 )
-                reply = None if entry.reply_of is None else entry.reply_of(message)
                 entry.addition = Addition(
                     message,
                     enqueue_at,
                     valid.fingerprint,
                     valid.body_json,
                     valid.status_url,
-                    reply,
                     entry.supersedes,
                 )
         except BaseException:

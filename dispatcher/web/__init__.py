@@ -9,7 +9,7 @@
 
 ``api`` is the application, ``endpoints`` the list of its paths, ``calls`` their functions, which
 run in ``threads``, ``context`` what these get. ``access`` turns keys into callers with rights,
-``admission`` counts their calls, ``replies`` answers repeated calls as the first one was answered,
+``admission`` counts their calls, ``answers`` are those as JSON, and the versions of messages,
 ``problems`` refuses calls that the dispatcher does not see, ``streams`` bounds long answers,
 ``models`` are the bodies, and ``openapi`` makes the document. The page is in ``pages``; ``serving``
 serves both.

@@ -17,7 +17,6 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
 
 from dispatcher.app import App
 from dispatcher.client import Dispatcher, app_of
@@ -30,6 +29,7 @@ from dispatcher.store import Movable
 from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.admission import Admission
+from dispatcher.web.answers import Answer, etag_of, key_of
 from dispatcher.web.problems import (
     CUT_OFF,
     NO_JSON_TYPE,
@@ -41,7 +41,6 @@ from dispatcher.web.problems import (
     schema_at,
     with_names,
 )
-from dispatcher.web.replies import Answer, KeyedCall, etag_of, key_of, once
 from dispatcher.web.streams import Streams
 from dispatcher.web.threads import SharedThreads, Threads
 
@@ -127,22 +126,12 @@ class Context:
         return str(self.request.scope.get("root_path", ""))
 
     @property
-    def keyed_call(self) -> KeyedCall | None:
-        """The call by its key: its path and the bytes of its body are what it asks for.
-
-        None without an idempotency key. Raises InvalidDraft for one that cannot be read.
-        """
-        given = self.request.headers.getlist(KEY_HEADER)
-        if len(given) > 1:
+    def idempotency_key(self) -> str | None:
+        """The key of the call, None without one. Raises InvalidDraft for one that is none."""
+        keys = self.request.headers.getlist(KEY_HEADER)
+        if len(keys) > 1:
             raise InvalidDraft(KEY_HEADER, "is given more than once", "one key")
-        key = key_of(given[0] if given else None)
-        if key is None:
-            return None
-        request, digest = self.request, self.request.state.body_digest.hexdigest()
-        # Not that of request.url: Starlette escapes names there, and two of them look the same.
-        path = request.scope["path"].removeprefix(self.root)
-        content = f"{request.method} {path}?{request.url.query} {digest}"
-        return KeyedCall(self.caller.identity, key, content)
+        return key_of(keys[0] if keys else None)
 
     @classmethod
     async def of(cls, request: Request) -> Self:
@@ -249,10 +238,6 @@ class Context:
         request = self.request
         request.state.caller = self.service.admission.caller_of(request)
 
-    def once(self, act: Callable[[], Answer]) -> Response:
-        """Answer by ``act``, or by the stored answer of a call that is repeated."""
-        return once(self.service.parts.replies, self.keyed_call, act)
-
     def seen(self, message_id: str | UUID) -> Movable:
         """Return a message of the caller's. Raises MessageNotFound."""
         found = self.service.parts.messages.movable(id_of(message_id))
@@ -266,7 +251,7 @@ class Context:
     def answer(self, found: Movable) -> Answer:
         """Return the answer that shows a message."""
         headers, message = {"ETag": etag_of(found)}, found.message
-        return Answer(200, self.shown(message).text(), headers, message.id)
+        return Answer(200, self.shown(message).text(), headers)
 
     def problem(self, error: DispatcherError) -> dict[str, Any]:
         """Return an error as a problem, as far as the caller may see it."""

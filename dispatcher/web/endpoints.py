@@ -35,8 +35,8 @@ class Endpoint:
     media type, and the model of a line or an event. ``body``: the media type and the model of a
     body, which ``function`` reads itself; ``may_be_empty``: a call may have none. ``problems``:
     statuses of problems beside those of every call. ``headers``: headers of success beside those of
-    every answer. ``takes_idempotency_key``: it answers by ``submit_once``, ``Context.once`` or
-    ``change_once``. ``most_bytes`` of a body: None for any number, 0 for those of one message.
+    every answer. ``takes_idempotency_key``: a repeat with its key is answered by what the
+    first call made. ``most_bytes`` of a body: None for any number, 0 for those of one message.
     ``rights`` are checked before a body is read. ``is_long``: a call that changes nothing and may
     take many times as long as a submit; it shares the threads for such calls.
     """
@@ -52,7 +52,7 @@ class Endpoint:
     may_be_empty: bool = False
     problems: tuple[int, ...] = ()
     headers: tuple[str, ...] = ()
-    takes_idempotency_key: bool = True
+    takes_idempotency_key: bool = False
     most_bytes: int | None = 0
     is_long: bool = False
 
@@ -75,7 +75,6 @@ def _get(
         function=function,
         answer=answer,
         rights=rights,
-        takes_idempotency_key=False,
         **named,
     )  # fmt: skip
 
@@ -120,16 +119,17 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _change(
         "POST", "/messages", messages.submit, models.MessageOut, _WRITE,
         status=201, body=(_JSON, models.NewMessage), problems=(409, 413), headers=("Location",),
+        takes_idempotency_key=True,
     ),
     Endpoint(
         method="POST", path=f"{PREFIX}/messages/batch", function=batch.submit_batch,
         rights=(_WRITE,), body=(_NDJSON, models.NewMessageLine),
-        stream=(_NDJSON, models.VerdictOut), problems=(413, 415), takes_idempotency_key=False,
+        stream=(_NDJSON, models.VerdictOut), problems=(413, 415),
         most_bytes=None,
     ),
     _change(
         "POST", "/plans", messages.plan, models.PlanOut, _WRITE, body=(_JSON, models.Plans),
-        problems=(409, 413), takes_idempotency_key=False, most_bytes=2_000_000, is_long=True,
+        problems=(409, 413), most_bytes=2_000_000, is_long=True,
     ),
     _get(
         "/messages", messages.list_messages, models.MessagesOut, _READ, headers=("Link",),

@@ -23,7 +23,6 @@ from dispatcher.store import Pause
 from dispatcher.store import Suppression as StoredSuppression
 from dispatcher.submission.validation import check_fold
 from dispatcher.times import send_time
-from dispatcher.times.zones import known_zone
 from dispatcher.web.access import Caller, Right
 
 _LONGEST_SECONDS = 100 * 366 * 24 * 3_600.0
@@ -117,35 +116,19 @@ class NewTime(_In):
     expires_at: str | None = None
     expire_after_seconds: Seconds | None = None
 
+    @property
+    def is_relative(self) -> bool:
+        """Whether it is a length from now."""
+        return self.send_at is None and self.send_in_seconds is not None
+
     def given(self, now: datetime) -> dict[str, Any]:
         """Return the parameters of `Dispatcher.reschedule`, with the length from now as a time."""
         given = _as_lengths(self.model_dump())
-        if given["send_at"] is None and given["send_in"] is not None:
+        if self.is_relative:
             if self.fold is not None:
                 check_fold(self.expires_at, self.latest)
             given["send_at"] = send_time.after(given.pop("send_in"), now=now)
         return given
-
-    def is_shown_by(self, message: Message, zone: str, now: datetime) -> bool:
-        """Tell whether a message has every value that is asked for.
-
-        ``zone`` is that of the settings; lengths count from ``now``.
-        """
-        given = self.given(now)
-
-        def read(field: str) -> datetime | None:
-            value: datetime | str | None = given[field]
-            if value is None or isinstance(value, datetime):
-                return value
-            of_message = self.set_zone or known_zone(message.zone) or zone
-            return send_time.parse(value, zone=self.zone or of_message, fold=self.fold, field=field)
-
-        return (
-            read("send_at") in (None, message.send_at, message.asked_at)
-            and read("expires_at") in (None, message.expires_at)
-            and given["expire_after"] in (None, message.expire_after)
-            and self.set_zone in (None, message.zone)
-        )
 
 
 class Retry(_In):

@@ -27,7 +27,7 @@ _TITLES = {
     412: "The message has changed since it was read",
     413: "The call is too long",
     415: "The media type is not supported",
-    422: "A value is refused, or an idempotency key belongs to another call",
+    422: "A value is refused, or an idempotency key belongs to another message",
     429: "The key's limit is reached",
     500: "The call failed, or whether it was made is not known",
     503: "A server does not answer; repeat the call",
@@ -36,7 +36,7 @@ _HEADERS = {
     name: {"description": text, "schema": {"type": "string"}}
     for name, text in {
         "ETag": "For `If-Match` of a change, and for `If-None-Match`.",
-        "Idempotency-Replayed": "`true` where a repeated call is answered as the first one was.",
+        "Idempotency-Replayed": "`true` where an earlier call with the key made the message.",
         "Link": 'With `rel="next"`, the next page.',
         "Location": "The path of the message.",
         "RateLimit": "How many calls are left.",

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 from dispatcher.store.engines import partitions
-from dispatcher.store.engines.types import Instant, id_type, json_type, long_text, partial
+from dispatcher.store.engines.types import Instant, id_type, json_type, partial
 
 revision = "0001"
 down_revision = None
@@ -33,8 +33,8 @@ def upgrade() -> None:
     engine = op.get_context().opts["engine"]
     messages, attempts = f"{tables.prefix}messages", f"{tables.prefix}attempts"
     keys, suppressions = f"{tables.prefix}idempotency_keys", f"{tables.prefix}suppressions"
-    api_keys, replies = f"{tables.prefix}api_keys", f"{tables.prefix}api_replies"
-    sessions, pauses = f"{tables.prefix}sessions", f"{tables.prefix}pauses"
+    api_keys, sessions = f"{tables.prefix}api_keys", f"{tables.prefix}sessions"
+    pauses = f"{tables.prefix}pauses"
     made = engine.table_options() | {"schema": tables.schema}
     busy = engine.busy_table_options() | {"schema": tables.schema}
     # Each partition has a primary key of its own; a table of partitions can have none.
@@ -219,20 +219,6 @@ def upgrade() -> None:
         **made,
     )
     op.create_table(
-        replies,
-        sa.Column("id", sa.String(length=64), nullable=False),
-        sa.Column("fingerprint", sa.String(length=64), nullable=False),
-        sa.Column("seen", sa.String(length=64), nullable=True),
-        sa.Column("message_id", id_type(), nullable=True),
-        sa.Column("status", sa.SmallInteger(), nullable=True),
-        sa.Column("headers", json_type(none_as_null=True), nullable=True),
-        sa.Column("body", long_text(), nullable=True),
-        sa.Column("created_at", Instant(), nullable=False),
-        sa.Column("keep_until", Instant(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f(f"pk_{replies}")),
-        **made,
-    )
-    op.create_table(
         pauses,
         sa.Column("kind", sa.String(length=63), nullable=False),
         sa.Column("name", sa.String(length=255), nullable=False),
@@ -241,7 +227,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("kind", "name", name=op.f(f"pk_{pauses}")),
         **made,
     )
-    op.create_index(f"ix_{replies}_keep_until", replies, ["keep_until"], schema=tables.schema)
 
 
 def downgrade() -> None:
@@ -249,7 +234,7 @@ def downgrade() -> None:
     if op.get_context().opts["engine"].has_partitions:
         partitions.drop(op.get_bind(), tables)
     for name in (
-        *("pauses", "api_replies", "sessions", "api_keys"),
+        *("pauses", "sessions", "api_keys"),
         *("suppressions", "idempotency_keys", "attempts", "messages"),
     ):
         op.drop_table(f"{tables.prefix}{name}", schema=tables.schema)

@@ -20,7 +20,6 @@ from dispatcher.store import (
     JoinedMessages,
     JoinedTransaction,
     Messages,
-    Replies,
     StoreMaintenance,
     Suppressions,
 )
@@ -136,30 +135,6 @@ def test_a_callers_transaction_stores_no_id_again(database: Database, is_taken_b
         connection.commit()
     assert rows.row(database, message.id).status == "cancelled"
     assert stored_keys(database) == (not is_taken_back)
-
-
-def test_a_reply_is_stored_and_taken_back_with_its_message(database: Database, way: None) -> None:
-    replies, store = Replies(database, keep=DAY), Messages(database)
-    message = rows.a_message(idempotency_key="key")
-    given: dict[str, Any] = {"fingerprint": "f", "status": 201, "headers": {"A": "b"}, "body": "é"}
-    reply = replies.new("reply", **given)
-    added = store.add(rows.addition(message, fingerprint="print")._replace(reply=reply))
-    assert added is message
-    assert replies.find("reply") == ("f", None, 201, {"A": "b"}, "é", False, message.id)
-    assert replies.prune(limit=9) == 0
-    assert store.take_back(message, reply=reply)
-    assert (replies.find("reply"), stored_keys(database)) == (None, 0)
-
-
-def test_no_message_is_stored_whose_reply_is_another_call_s(database: Database, way: None) -> None:
-    """The other call was noted between the look for it and the INSERT."""
-    replies, message = Replies(database, keep=DAY), rows.a_message(idempotency_key="key")
-    replies.begin("reply", fingerprint="other", seen=None)
-    reply = replies.new("reply", fingerprint="mine", status=201, headers={}, body="")
-    with pytest.raises(StoreUnavailable) as no:
-        Messages(database).add(rows.addition(message, fingerprint="print")._replace(reply=reply))
-    assert not no.value.refused, "the next try gets the answer that is stored by then"
-    assert (rows.count(database), stored_keys(database)) == (0, 0)
 
 
 def test_a_key_is_free_when_its_message_is_pruned_and_not_before(database: Database) -> None:

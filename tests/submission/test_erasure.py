@@ -19,7 +19,7 @@ from dispatcher import (
     Status,
     TooLate,
 )
-from dispatcher.store import Failure, Replies
+from dispatcher.store import Failure
 from tests.support.doubles import Between, once, raising
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
@@ -99,10 +99,6 @@ def test_no_table_key_or_file_has_a_trace_of_an_erased_recipient(build: Build) -
     made = of_every_status(house)
     house.dispatcher.pause("recipient", WHO)
     house.dispatcher.suppress(WHO, channel="memory")
-    replies = Replies(house.parts.database, keep=timedelta(days=1))
-    answer: dict[str, Any] = {"status": 200, "headers": {}, "begun": False, "fingerprint": "f"}
-    replies.finish("r", body=f'{{"recipient": "{SPELT}"}}', message_id=None, **answer)
-    replies.finish("s", body='{"text": "4711"}', message_id=made[Status.SENT].id, **answer)
     assert {each.rpartition(":")[2] for each in traces(house)} == {f" {each}" for each in TRACES}
     before = house.dispatcher.counts()
 
@@ -181,27 +177,13 @@ def test_a_retry_judged_before_the_erasure_sends_nothing(build: Build) -> None:
 
 
 def test_what_is_called_like_the_recipient_stays(build: Build) -> None:
-    """A pause of a tenant, and an answer of the API in which the name is part of another."""
+    """A pause of a tenant."""
     house = build(**SETTINGS | {"channels": {"memory": {"transport": "memory"}}})
-    answers = {
-        "of her": '{"recipient":"ops","scope":"ops"}', "in a sentence": '{"detail":"ops: full"}',
-        "of another": '{"recipient":"shops"}', "of a channel": '{"channel":"ops"}',
-        "of an address": '{"recipient":"ops@shop.example"}',
-    }  # fmt: skip
-    replies, now = house.tables.api_replies, house.database_time()
-    rows = [
-        {"id": name, "fingerprint": "f", "status": 200, "body": body, "created_at": now,
-         "keep_until": now + timedelta(days=1)}
-        for name, body in answers.items()
-    ]  # fmt: skip
-    house.database.run(lambda connection: connection.execute(insert(replies).values(rows)))
     house.dispatcher.pause("recipient", "ops")
     house.dispatcher.pause("tenant", "ops")
     house.dispatcher.erase("ops")
     [pause] = house.parts.pause_list.in_force()
     assert (pause.kind, pause.name) == ("tenant", "ops")
-    kept = house.database.read(select(replies.c.id).order_by(replies.c.id))
-    assert [row.id for row in kept] == ["of a channel", "of an address", "of another"]
 
 
 def test_a_worker_that_tells_late_of_a_send_writes_nothing_back(build: Build) -> None:

@@ -160,7 +160,6 @@ class MariaDBServer:
             "DELETE FROM dispatcher_idempotency_keys",
             "DELETE FROM dispatcher_suppressions",
             "DELETE FROM dispatcher_api_keys",
-            "DELETE FROM dispatcher_api_replies",
             "DELETE FROM dispatcher_sessions",
             "DELETE FROM dispatcher_pauses",
             database=name,

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator
 from pydantic import BaseModel, ConfigDict, Field
 
-from dispatcher.faults import arm
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
 
@@ -111,32 +110,3 @@ def test_each_call_judges_bodies_and_stores_what_the_type_writes(
         assert told == {"field": "body.kind", "problem": "a str", "accepted": "'news' or 'bill'"}
     assert house.snapshot().messages == before
     assert len(house.members()) == 1
-
-
-@pytest.mark.parametrize("channel", ["typed", "numbered"])
-def test_a_repeated_change_is_recognised_by_what_the_type_made_of_it(
-    house: House, shop: TestClient, channel: str
-) -> None:
-    """P8: its process died before it could answer; the type adds to the body of the call."""
-    made = shop.post("/v1/messages", json=asked({"kind": "news"}, channel))
-    path = made.headers["Location"]
-    falling = TestClient(shop.app, headers=dict(shop.headers), raise_server_exceptions=False)
-
-    def change(client: TestClient, key: str = "k") -> int:
-        body = {"body": {"kind": "bill"}}
-        return client.patch(path, json=body, headers={"Idempotency-Key": key}).status_code
-
-    def fall(point: str, key: str) -> None:
-        arm(f"{point}=raise")
-        try:
-            assert change(falling, key) == 500
-        finally:
-            arm(None)
-
-    fall("api.after_act", "k")
-    changed = house.dispatcher.get(made.json()["id"])
-    assert change(shop) == 200
-    assert house.again(changed) == changed
-    fall("api.after_begin", "l")  # nothing is changed yet
-    house.dispatcher.update(changed.id, body={"kind": "news"})
-    assert change(shop, "l") == 412

@@ -17,9 +17,9 @@ from dispatcher.message import Draft, Message, Rejection, check_text, json_probl
 from dispatcher.problems import problem_of
 from dispatcher.web import models, problems
 from dispatcher.web.access import Caller, Right
+from dispatcher.web.answers import LONGEST_KEY
 from dispatcher.web.context import Context, call_schema_of, validated
 from dispatcher.web.problems import CUT_OFF, Refused, invalid_call
-from dispatcher.web.replies import LONGEST_KEY
 from dispatcher.web.streams import VerdictResponse
 
 _NDJSON = "application/x-ndjson"

@@ -10,14 +10,13 @@ from fastapi import Header, Path, Query, Request
 from starlette.responses import Response
 
 from dispatcher.client import selection_of
-from dispatcher.message import Message, check_text
+from dispatcher.message import check_text
 from dispatcher.selection import Selection, Wanted, id_of, read_scopes
-from dispatcher.submission import ReplyOf
 from dispatcher.times.clock import SystemClock
 from dispatcher.web import models, problems
 from dispatcher.web.access import Caller, Right
+from dispatcher.web.answers import LONGEST_KEY, Answer, etag_of
 from dispatcher.web.context import CallContext, Context
-from dispatcher.web.replies import LONGEST_KEY, Answer, etag_of, submit_once
 
 _PATIENCE = timedelta(seconds=1)
 """How long a list looks for messages, and a count counts them."""
@@ -35,21 +34,15 @@ async def submit(request: Request) -> Response:
 
 def _submitted(context: Context) -> Response:
     caller, new = context.admit(), context.payload(models.NewMessage)
-    call, parts = context.keyed_call, context.service.parts
-    draft = caller.own(new.draft(None if call is None else caller.own_key(call.key)))
-
-    def act(reply_of: ReplyOf | None) -> Message:
-        with context.traced():
-            return parts.submitter.submit(draft, parts.own_transaction, reply_of=reply_of)
-
-    def answer(message: Message) -> Answer:
-        headers = {"Location": f"{context.root}/v1/messages/{message.id}"}
-        return Answer(201, context.shown(message).text(), headers, message.id)
-
-    def is_unsent(message_id: UUID) -> bool:
-        return bool(parts.messages.unsent(parts.messages.find_many([message_id])))
-
-    return submit_once(parts.replies, call, act, answer, is_unsent)
+    key, parts = context.idempotency_key, context.service.parts
+    draft = caller.own(new.draft(None if key is None else caller.own_key(key)))
+    with context.traced():
+        entry = parts.submitter.entered(draft, parts.own_transaction)
+    message = entry.answer()
+    headers = {"Location": f"{context.root}/v1/messages/{message.id}"}
+    if not entry.is_new:
+        headers["Idempotency-Replayed"] = "true"
+    return Answer(201, context.shown(message).text(), headers).response()
 
 
 def plan(context: CallContext) -> Response:

@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from dispatcher.store import Pause
 from dispatcher.web import models
+from dispatcher.web.answers import Answer
 from dispatcher.web.context import CallContext, Context
-from dispatcher.web.replies import Answer
 
 _LONGEST_LOAD_HOURS = 168
 _MOST_REFUSALS = 1_000
@@ -27,13 +27,13 @@ def pauses(context: CallContext) -> Response:
 def pause(context: CallContext, kind: str, name: str) -> Response:
     """Send nothing of a `channel`, `recipient`, `campaign` or scope; return all pauses."""
     context.admit().check_unbound()
-    return context.once(lambda: _paused(context, context.dispatcher.pause(kind, name)))
+    return _paused(context, context.dispatcher.pause(kind, name)).response()
 
 
 def resume(context: CallContext, kind: str, name: str) -> Response:
     """End a pause; return those that remain."""
     context.admit().check_unbound()
-    return context.once(lambda: _paused(context, context.dispatcher.resume(kind, name)))
+    return _paused(context, context.dispatcher.resume(kind, name)).response()
 
 
 def status(context: CallContext) -> Response:

@@ -12,8 +12,8 @@ from dispatcher.errors import InvalidDraft, quoted
 from dispatcher.reservation import Timeline
 from dispatcher.times import send_time
 from dispatcher.web import models
+from dispatcher.web.answers import Answer
 from dispatcher.web.context import CallContext, Context
-from dispatcher.web.replies import Answer
 
 _LONGEST_TIMELINE_DAYS = 366
 _RECIPIENT, _CHANNEL = "recipient", "channel"

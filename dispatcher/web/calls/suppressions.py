@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from dispatcher.store import Suppression
 from dispatcher.web import models
+from dispatcher.web.answers import Answer
 from dispatcher.web.context import CallContext, Context
-from dispatcher.web.replies import Answer
 
 
 def suppressions(context: CallContext, recipient: str) -> Response:
@@ -25,32 +25,23 @@ def suppress(context: CallContext, recipient: str) -> Response:
     """Opt a recipient out of one channel or of all; cancels its scheduled messages."""
     context.admit().check_unbound()
     channel = context.payload(models.SuppressionIn).channel if context.raw else None
-
-    def act() -> Answer:
-        many = context.dispatcher.suppress(recipient, channel=channel)
-        return Answer(200, models.SuppressedOut(cancelled=many).text())
-
-    return context.once(act)
+    cancelled = context.dispatcher.suppress(recipient, channel=channel)
+    return Answer(200, models.SuppressedOut(cancelled=cancelled).text()).response()
 
 
 def unsuppress(context: CallContext, recipient: str, channel: str | None = None) -> Response:
     """Revoke an opt-out; return those that remain."""
     context.admit().check_unbound()
-    return context.once(
-        lambda: _answer(context, context.dispatcher.unsuppress(recipient, channel=channel))
-    )
+    left = context.dispatcher.unsuppress(recipient, channel=channel)
+    return _answer(context, left).response()
 
 
 def erase(context: CallContext) -> Response:
     """Erase what is stored of a recipient; messages under way are left to another call."""
     context.admit().check_unbound()
     payload = context.payload(models.ErasureIn)
-
-    def act() -> Answer:
-        done = context.dispatcher.erase(payload.recipient, keep_opt_out=payload.keep_opt_out)
-        return Answer(200, models.ErasedOut.model_validate(asdict(done)).text())
-
-    return context.once(act)
+    done = context.dispatcher.erase(payload.recipient, keep_opt_out=payload.keep_opt_out)
+    return Answer(200, models.ErasedOut.model_validate(asdict(done)).text()).response()
 
 
 def _answer(context: Context, found: Iterable[Suppression]) -> Answer:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 from uuid import UUID
@@ -19,7 +17,6 @@ from dispatcher.errors import (
     InvalidDraft,
     InvalidValue,
     MessageChanged,
-    StoreUnavailable,
     TooLate,
 )
 from dispatcher.message import Message, Status, reason_of
@@ -30,8 +27,6 @@ from dispatcher.submission.changes import NewTime
 from dispatcher.web.access import Right
 from dispatcher.web.pages.messages import FILTERS, filters_of, said, wanted_of
 from dispatcher.web.pages.site import SCOPE, Fields, PageRoute, Visit
-from dispatcher.web.problems import Refused
-from dispatcher.web.replies import KeyedCall
 
 MOST = 1_000
 """How many messages one confirmation changes at most."""
@@ -149,7 +144,7 @@ def confirm(visit: Visit) -> Response:
         ended_early=further is not None and len(found) < MOST,
         messages=CountedMessages.of(found).written(),
         some=[shown[each].message for each in first if each in shown], most=MOST,
-        said=said(visit, wanted), filters=filters_of(visit.query), once=secrets.token_urlsafe(16),
+        said=said(visit, wanted), filters=filters_of(visit.query),
     )  # fmt: skip
 
 
@@ -157,14 +152,13 @@ def act(visit: Visit) -> Response:
     """Change the messages that were confirmed, as far as they are what they were then."""
     action, _ = _asked(visit, visit.form)
     confirmed = CountedMessages.read(visit.form["messages"])
-    with _once(visit):
-        found = visit.parts.messages.movables(list(confirmed.marks))
-        own = {
-            each: movable for each, movable in found.items()
-            if movable.message.status is action.status and visit.caller.sees(movable.message)
-        }  # fmt: skip
-        same = confirmed.unchanged(own)
-        answers = action.change(visit, same)
+    found = visit.parts.messages.movables(list(confirmed.marks))
+    own = {
+        each: movable for each, movable in found.items()
+        if movable.message.status is action.status and visit.caller.sees(movable.message)
+    }  # fmt: skip
+    same = confirmed.unchanged(own)
+    answers = action.change(visit, same)
     errors = [
         (movable.message, each)
         for movable, each in zip(same, answers, strict=True)
@@ -194,25 +188,6 @@ def _asked(visit: Visit, given: Fields) -> tuple[Action, Selection]:
     return action, visit.selection(wanted)
 
 
-@contextmanager
-def _once(visit: Visit) -> Iterator[None]:
-    """Refuse a form that was sent before, or is sent twice at once. Raises Refused.
-
-    One that failed may be sent again: messages that it has changed are not what they were.
-    """
-    call = KeyedCall(f"page/{visit.caller.identity}", visit.form["once"], secrets.token_hex())
-    replies = visit.parts.replies
-    noted = replies.begin(call.id, fingerprint=call.fingerprint, seen=None)
-    if noted.fingerprint != call.fingerprint:
-        raise Refused(409, "repeated", "this was confirmed before; nothing was done again")
-    try:
-        yield
-    except DispatcherError:
-        with suppress(StoreUnavailable):
-            replies.forget(call.id, fingerprint=call.fingerprint)
-        raise
-
-
 def _reason(error: DispatcherError) -> str:
     if isinstance(error, MessageChanged):
         return _CHANGED
@@ -228,7 +203,6 @@ PAGES = (
         names=(
             "do",
             "messages",
-            "once",
             *FILTERS,
             SCOPE,
             "later",

@@ -18,10 +18,10 @@ from dispatcher.store import Movable
 from dispatcher.submission import coming
 from dispatcher.times.send_time import from_ms
 from dispatcher.web.access import Right
+from dispatcher.web.answers import Version
 from dispatcher.web.pages.site import SCOPE, Fields, PageRoute, Visit
 from dispatcher.web.pages.times import local_text
 from dispatcher.web.problems import forbidden
-from dispatcher.web.replies import Version
 
 _LISTED = 50
 _ORDERS = ("newest", "oldest")

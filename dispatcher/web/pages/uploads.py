@@ -28,9 +28,9 @@ from dispatcher.message import Draft, OnConflict, Plan, Progress, Rejection, che
 from dispatcher.submission.rows import BadRow, Format, Source, read
 from dispatcher.times.clock import Clock
 from dispatcher.web.access import Caller
+from dispatcher.web.answers import LONGEST_KEY
 from dispatcher.web.pages.histogram import Histogram, histogram
 from dispatcher.web.problems import Refused
-from dispatcher.web.replies import LONGEST_KEY
 
 log = logging.getLogger(__name__)
 
