@@ -86,16 +86,14 @@ class Templates:
         with self._reading:
             if channel not in self._read:
                 field = f"channels.{channel}"
-                self._read[channel] = _ChannelTemplates(
-                    field, self._channels[channel], self._max_bytes
-                )
+                self._read[channel] = _ChannelTemplates(field, self._channels[channel])
             return self._read[channel]
 
 
 class _ChannelTemplates:
     """The templates of one channel: their texts, and each as it was compiled."""
 
-    def __init__(self, field: str, channel: ChannelSettings, most: int) -> None:
+    def __init__(self, field: str, channel: ChannelSettings) -> None:
         self._field = field
         self._sources: dict[str, tuple[str, Any]] = {
             name: (f"{field}.templates.{name}", body) for name, body in channel.templates.items()
@@ -103,7 +101,6 @@ class _ChannelTemplates:
         if channel.templates_dir is not None:
             self._read_files(channel.templates_dir)
         self._directory = channel.templates_dir
-        self._most = most
         self._compiled: dict[str, Any] = {}
 
     @property
@@ -149,8 +146,8 @@ class _ChannelTemplates:
             from dispatcher.templating.sandbox import Sandbox  # noqa: PLC0415 - needs the extra
         loader = None if self._directory is None else FileSystemLoader(self._directory)
         return (
-            Sandbox(escapes=False, loader=loader, most=self._most),
-            Sandbox(escapes=True, loader=loader, most=self._most),
+            Sandbox(escapes=False, loader=loader),
+            Sandbox(escapes=True, loader=loader),
         )
 
 
