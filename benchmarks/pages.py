@@ -265,7 +265,7 @@ def addresses(dispatcher: Dispatcher) -> tuple[dict[str, str], dict[str, str]]:
         "load of a day": "/load?within=day",
         "load of a week": "/load?within=week",
         "refusals": "/refusals",
-        "1,000 refusals replayed": "/refusals?what_if=6/hour",
+        "1,000 refusals": "/refusals",
         "campaigns": "/campaigns",
         "campaign": "/campaigns?campaign=mailing",
         "a week's campaign": f"/campaigns?campaign={week}",

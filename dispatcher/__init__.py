@@ -63,7 +63,7 @@ if typing.TYPE_CHECKING:
         Tops,
     )
     from dispatcher.operations.verification import Difference, Fault, Verified
-    from dispatcher.reservation import LastRefusal, Refusals, Replay, RuleRefusals, Timeline
+    from dispatcher.reservation import LastRefusal, Refusals, RuleRefusals, Timeline
     from dispatcher.selection import Page, Wanted
     from dispatcher.settings import Settings
     from dispatcher.store import Counts, Load, OverdueFigure, Pause, Suppression
@@ -121,7 +121,6 @@ __all__ = [
     "QuotaExceeded",
     "Refusals",
     "Rejection",
-    "Replay",
     "Reservation",
     "ReservationsUnavailable",
     "RuleRefusals",
@@ -157,7 +156,7 @@ _MODULES = {
         "ChannelLoad", "FullestQuota", "LoadToCome", "LoadedMinute", "Overview", "Top", "Tops",
     ),
     "operations.verification": ("Difference", "Fault", "Verified"),
-    "reservation": ("LastRefusal", "Refusals", "Replay", "RuleRefusals", "Timeline"),
+    "reservation": ("LastRefusal", "Refusals", "RuleRefusals", "Timeline"),
     "selection": ("Page", "Wanted"),
     "settings": ("Settings",),
     "store": ("Counts", "Load", "OverdueFigure", "Pause", "Suppression"),

@@ -376,8 +376,6 @@ class App:
         """The refused submits, noted and read."""
         return RefusalLog(
             self.plain_redis,
-            self.windows,
-            self.settings.quotas_of,
             namespace=self.settings.namespace,
             clock=self.clock,
             digest=digest_with(self.settings.log_key),

@@ -971,18 +971,15 @@ class Dispatcher:
         *,
         since: timedelta = timedelta(days=1),
         quota: str | None = None,
-        what_if: str | None = None,
         last: int = 20,
     ) -> Refusals:
         """Return which rules refused how many submits, and how far away the next slots were.
 
         ``since`` is at most 7 days; with ``quota`` (``"5/hour"``) only the refusals by that quota.
-        ``last`` is how many of the last refusals are listed. With ``what_if``, such as
-        ``"6/hour"``, the last 1,000 refusals are replayed as if it stood for the quota of each:
-        judged by what was booked then, and by the refusals that it would have accepted before.
-        Moves and plans are not counted. Raises InvalidValue and ReservationsUnavailable.
+        ``last`` is how many of the last refusals are listed. Moves and plans are not counted.
+        Raises InvalidValue and ReservationsUnavailable.
         """
-        return self._app.refusals.read(since=since, quota=quota, what_if=what_if, last=last)
+        return self._app.refusals.read(since=since, quota=quota, last=last)
 
     def top(
         self,

@@ -16,7 +16,7 @@ from dispatcher.client import Dispatcher
 from dispatcher.message import visible_text
 from dispatcher.operations.overview import LoadToCome
 from dispatcher.quota import parse_length
-from dispatcher.reservation import Refusals, Replay
+from dispatcher.reservation import Refusals
 
 _MINUTE = timedelta(minutes=1)
 _BARS = 48
@@ -54,23 +54,20 @@ def load(
 @group.command(
     epilog=examples(
         "dispatcher refusals",
-        "dispatcher refusals --quota 5/hour --what-if 6/hour",
+        "dispatcher refusals --quota 5/hour",
         'dispatcher refusals --since "7 days" --last 100 --json',
     )
 )
 def refusals(
     since: Annotated[str, typer.Option(help="How far back, at most 7 days.")] = "1 day",
     quota: Annotated[str | None, typer.Option(help="Only refusals by this quota.")] = None,
-    what_if: Annotated[
-        str | None, typer.Option(help="Replay the last ones as if this were the quota: 6/hour.")
-    ] = None,
     last: Annotated[int, typer.Option(help="How many of the last ones to list.")] = 10,
     as_json: AsJson = False,
 ) -> None:
     """Show which rules refused how many submits, and how far away the next slots were."""
     length = parse_length(since, "since")
     with Dispatcher() as dispatcher:
-        found = dispatcher.refusals(since=length, quota=quota, what_if=what_if, last=last)
+        found = dispatcher.refusals(since=length, quota=quota, last=last)
     if as_json:
         output.as_json(found)
     else:
@@ -148,8 +145,6 @@ def refusals_picture(found: Refusals) -> RenderableType:
     ]
     names = ("rule", "refused", "next slot within, p50", "p95")
     lines += [output.listed(names, rules, right=names[1:]), ""]
-    if found.replay is not None:
-        lines += [Text(replay_text(found.replay)), ""]
     last = [
         (
             output.second_text(each.at),
@@ -171,15 +166,3 @@ def rule_text(kind: str, quota: str | None) -> str:
     if quota is None:
         return "quiet hours"
     return f"{quota} of each {kind}" if kind else quota
-
-
-def replay_text(replay: Replay) -> str:
-    """Return the result of a replay in one sentence."""
-    if replay.since is None:
-        return f"no refusal is kept that could be replayed with {replay.what_if}"
-    unknown = f", and of {replay.unknown:,} it is not known" if replay.unknown else ""
-    return (
-        f"of the last {replay.examined:,} refusals by quotas, since "
-        f"{output.second_text(replay.since)} UTC, {replay.accepted:,} would fit with "
-        f"{replay.what_if} and {replay.refused:,} would not{unknown}"
-    )

@@ -26,7 +26,6 @@ from dispatcher.reservation.refusals import (
     LastRefusal,
     RefusalLog,
     Refusals,
-    Replay,
     RuleRefusals,
 )
 from dispatcher.reservation.shards import CLOSED
@@ -67,7 +66,6 @@ __all__ = [
     "RedisSurvey",
     "RefusalLog",
     "Refusals",
-    "Replay",
     "Reservation",
     "Reserved",
     "RuleRefusals",

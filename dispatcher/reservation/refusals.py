@@ -1,9 +1,4 @@
-"""Refused submits: counted by rule and hour, and the last ones replayed against other quotas.
-
-With each of the last refusals the log keeps the booked times around the time asked for, of each of
-its scopes, as they were. So a replay judges by what the windows held then, exactly, or says that it
-does not know. ``lua/rule.lua`` has the rule; ``test_refusals.py`` compares both.
-"""
+"""Refused submits: counted by rule and hour, and the last ones."""
 
 from __future__ import annotations
 
@@ -11,7 +6,6 @@ import hashlib
 import json
 import logging
 import math
-from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,14 +23,11 @@ from dispatcher.errors import (
     SlotRefused,
     quoted,
 )
-from dispatcher.quota import Quota, parse_quota
+from dispatcher.quota import parse_quota
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import RefusalKeys
 from dispatcher.redis.scripts import replies_of, script
 from dispatcher.reservation.booking import BookingRequest
-from dispatcher.reservation.terms import AnyQuota, longest_ms
-from dispatcher.reservation.windows import Windows
-from dispatcher.scope import Scope
 from dispatcher.times.clock import Clock
 from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.send_time import from_ms, to_ms
@@ -47,18 +38,14 @@ LONGEST = timedelta(days=7)
 """How far back refusals are counted."""
 _LIFE_MS = (LONGEST + timedelta(days=1)) // MILLISECOND
 _KEPT = 1_000
-"""How many refusals are kept for a replay."""
+"""How many refusals are kept."""
 _KEPT_OF_A_BATCH = 100
 _PAGE = 100
-"""How many refusals one command reads: a record has up to 9 KB, and Redis serves no other then."""
-_NEAR = 100
-"""How many booked times are kept on either side of the time asked for, of each scope."""
+"""How many refusals one command reads."""
 _HOUR_MS = 3_600_000
 _STEPS = 8
 """Waits are counted in steps of the eighth root of two: 9 % apart."""
-_ID_BYTES = 16
 _SECOND = timedelta(seconds=1)
-_EVER = 10**15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,25 +83,8 @@ class LastRefusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
-    """The result that the last refusals would have had, had ``what_if`` stood for their quotas.
-
-    Of ``examined`` refusals, the earliest of which was made ``since``, some would be ``accepted``
-    and some ``refused``; of the rest it is not known: more times were booked around them than are
-    kept, or their windows changed while they were judged.
-    """
-
-    what_if: str
-    since: datetime | None
-    examined: int
-    accepted: int
-    refused: int
-    unknown: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Refusals:
-    """The refused submits from ``since`` on: counts by rule, the last ones, and a replay.
+    """The refused submits from ``since`` on: counts by rule, and the last ones.
 
     The hour in which ``since`` lies counts as a whole.
     """
@@ -122,17 +92,6 @@ class Refusals:
     since: datetime
     rules: tuple[RuleRefusals, ...]
     last: tuple[LastRefusal, ...]
-    replay: Replay | None
-
-
-class _Booked(NamedTuple):
-    """What was booked of one scope: times in ms, and from when until when these are all of them."""
-
-    kind: str
-    scope: str
-    times: list[int]
-    complete_from: int
-    complete_until: int
 
 
 class _Record(NamedTuple):
@@ -143,16 +102,14 @@ class _Record(NamedTuple):
     slot: int
     kind: str
     quota: str
-    zone: str
-    may_shift: bool
     full: int
-    booked: list[_Booked]
+    scopes: list[str]
+    """Their digests."""
     quiet_hours: str = ""
 
     @classmethod
     def read(cls, text: bytes) -> _Record:
-        found = cls(*json.loads(text)[: len(cls._fields)])  # a newer server may note more
-        return found._replace(booked=[_Booked(*each) for each in found.booked])
+        return cls(*json.loads(text)[: len(cls._fields)])  # a newer server may note more
 
     def text(self) -> str:
         return json.dumps(self, separators=(",", ":"))
@@ -167,16 +124,12 @@ class RefusalLog:
     def __init__(
         self,
         client: redis.Redis,
-        windows: Windows,
-        quotas: Mapping[str, Sequence[AnyQuota]],
         *,
         namespace: str,
         clock: Clock,
         digest: Callable[[str], str] | None,
     ) -> None:
         self._client = client
-        self._windows = windows
-        self._quotas = quotas
         self._keys = RefusalKeys(namespace)
         self._clock = clock
         self._is_digest_shown = digest is not None
@@ -191,9 +144,7 @@ class RefusalLog:
         except Exception as error:  # noqa: BLE001 - no note may fail a submit
             log.debug("%d refusals are not counted: %s", len(refused), error)
 
-    def read(
-        self, *, since: timedelta, quota: str | None, what_if: str | None, last: int
-    ) -> Refusals:
+    def read(self, *, since: timedelta, quota: str | None, last: int) -> Refusals:
         """Return the refusals within ``since``, all or those by one quota.
 
         Raises InvalidValue and ReservationsUnavailable.
@@ -204,7 +155,6 @@ class RefusalLog:
         if not isinstance(last, int) or not 0 <= last <= _KEPT:
             raise InvalidValue("last", quoted(last), f"0 to {_KEPT}")
         wanted = None if quota is None else str(parse_quota(quota))
-        other = None if what_if is None else _other_quota(what_if)
         now = self._clock.now()
         first = now - since
         with translated(ReservationsUnavailable):
@@ -222,7 +172,6 @@ class RefusalLog:
             since=first,
             rules=_by_rule(hours, wanted),
             last=tuple(self._shown(each) for each in islice(records, last)),
-            replay=None if other is None else self._replayed(records[::-1], other),
         )
 
     def of(self, scopes: Sequence[str], *, last: int) -> tuple[LastRefusal, ...]:
@@ -252,70 +201,30 @@ class RefusalLog:
             wait_ms = to_ms(error.next_slot) - to_ms(error.send_at)
             counts[f"{_step_of(wait_ms)} {kind} {quota}"] += 1
         pairs = [word for pair in counts.items() for word in pair]
-        kept = [each.text() for each in self._records(refused[:_KEPT_OF_A_BATCH], now_ms)]
+        kept = [self._record(*each, now_ms).text() for each in refused[:_KEPT_OF_A_BATCH]]
         keys = [self._keys.hour(now_ms // _HOUR_MS), self._keys.last]
         words = [_LIFE_MS, _KEPT, len(counts), *pairs, *kept]
         replies_of(self._client, self._note, [(keys, words)])
 
-    def _records(
-        self, refused: Sequence[tuple[BookingRequest, SlotRefused]], now_ms: int
-    ) -> Iterable[_Record]:
-        """Return refusals with what is booked around the times asked for."""
-        pipeline = self._client.pipeline(transaction=False)
-        for request, _ in refused:
-            for leg in self._windows.legs(request.terms):
-                for window in leg.windows:
-                    at = request.asked_ms
-                    pipeline.zrevrangebyscore(
-                        window, f"({at}", "-inf", start=0, num=_NEAR, withscores=True
-                    )
-                    pipeline.zrangebyscore(window, at, "+inf", start=0, num=_NEAR, withscores=True)
-        replies = iter(pipeline.execute())
-        for request, error in refused:
-            kind, quota, index = _rule_of(request, error)
-            scopes = [scope for leg in self._windows.legs(request.terms) for scope in leg.scopes]
-            yield _Record(
-                at=now_ms,
-                asked_ms=request.asked_ms,
-                slot=to_ms(error.next_slot),
-                kind=kind,
-                quota=quota,
-                zone=request.terms.zone,
-                may_shift=request.latest_ms > request.asked_ms,
-                full=scopes.index(request.terms.scopes[index]) if index >= 0 else index,
-                booked=[
-                    self._booked(request, each, next(replies), next(replies), now_ms=now_ms)
-                    for each in scopes
-                ],
-                quiet_hours=f"{error.quiet_hours} of {error.zone}"
-                if isinstance(error, QuietHours)
-                else "",
-            )
-
-    def _booked(
-        self,
-        request: BookingRequest,
-        scope: Scope,
-        before: list[tuple[bytes, float]],
-        after: list[tuple[bytes, float]],
-        *,
-        now_ms: int,
-    ) -> _Booked:
-        """Return what a window held when a request was judged: ids rise, so none is later."""
-        own = request.message_id.bytes
-        reach = longest_ms(self._quotas[scope.kind])
-        return _Booked(
-            scope.kind,
-            self._digest(str(scope)),
-            sorted(int(score) for member, score in (*before, *after) if member[:_ID_BYTES] < own),
-            # Older times may have been deleted: no quota counts them any more.
-            max(now_ms - reach, int(before[-1][1]) + 1 if len(before) == _NEAR else 0),
-            int(after[-1][1]) if len(after) == _NEAR else _EVER,
+    def _record(self, request: BookingRequest, error: SlotRefused, now_ms: int) -> _Record:
+        kind, quota, full = _rule_of(request, error)
+        quiet_hours = ""
+        if isinstance(error, QuietHours):
+            quiet_hours = f"{error.quiet_hours} of {error.zone}"
+        return _Record(
+            at=now_ms,
+            asked_ms=request.asked_ms,
+            slot=to_ms(error.next_slot),
+            kind=kind,
+            quota=quota,
+            full=full,
+            scopes=[self._digest(str(scope)) for scope in request.terms.scopes],
+            quiet_hours=quiet_hours,
         )
 
     def _shown(self, record: _Record, names: Mapping[str, str] | None = None) -> LastRefusal:
         """Return a record as callers see it. ``names`` are those of digests."""
-        scope = record.booked[record.full].scope if record.full >= 0 else ""
+        scope = record.scopes[record.full] if record.full >= 0 else ""
         if names is not None:
             scope = names.get(scope, "")
         elif not self._is_digest_shown:
@@ -330,68 +239,6 @@ class RefusalLog:
             quiet_hours=record.quiet_hours or None,
         )
 
-    def _replayed(self, records: Sequence[_Record], what_if: AnyQuota) -> Replay:
-        """Judge refusals again, the oldest first: each sees those that would be accepted."""
-        more: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-        found: Counter[bool | None] = Counter()
-        examined = [each for each in records if each.quota]
-        for record in examined:
-            accepted = self._accepts(record, what_if, more)
-            found[accepted] += 1
-            if accepted:
-                for each in record.booked:
-                    insort(more[each.kind, each.scope], record.asked_ms)
-        return Replay(
-            what_if=str(what_if),
-            since=from_ms(examined[0].at) if examined else None,
-            examined=len(examined),
-            accepted=found[True],
-            refused=found[False],
-            unknown=found[None],
-        )
-
-    def _accepts(
-        self,
-        record: _Record,
-        what_if: AnyQuota,
-        more: Mapping[tuple[str, str], list[int]],
-    ) -> bool | None:
-        """Return whether a refused time would fit; None where that is not known."""
-        quotas = {kind: [*some] for kind, some in self._quotas.items()}
-        full = record.booked[record.full]
-        real = [each for each in quotas.get(record.kind, ()) if str(each) == record.quota]
-        if not real or not _is_full(real[0], full, full.times, record):
-            return None
-        quotas[record.kind].remove(real[0])
-        quotas[record.kind].append(what_if)
-        verdicts: set[bool | None] = set()
-        for each in record.booked:
-            times = sorted([*each.times, *more.get((each.kind, each.scope), ())])
-            verdicts |= {
-                _is_full(quota, each, times, record) for quota in quotas.get(each.kind, ())
-            }
-        if True in verdicts:
-            return None if record.may_shift else False
-        return None if None in verdicts else True
-
-
-def _is_full(
-    quota: AnyQuota, booked: _Booked, times: Sequence[int], record: _Record
-) -> bool | None:
-    """Return whether a quota refuses the time asked for; None where too few times are known."""
-    at, count = record.asked_ms, quota.count
-    if isinstance(quota, Quota):
-        start, end = at - quota.length_ms + 1, at + quota.length_ms
-        near = times[bisect_left(times, start) : bisect_left(times, end)]
-        runs = zip(near, near[count - 1 :], strict=False)
-        is_full = any(last - first < quota.length_ms for first, last in runs)
-    else:
-        start, end = quota.bounds(at, quota.zone or record.zone, 1)
-        is_full = bisect_left(times, end) - bisect_left(times, start) >= count
-    if is_full:
-        return True
-    return False if booked.complete_from <= start and end <= booked.complete_until else None
-
 
 def _rule_of(request: BookingRequest, error: SlotRefused) -> tuple[str, str, int]:
     """Return the kind of scope and the quota that refused, and the index of the scope."""
@@ -401,13 +248,6 @@ def _rule_of(request: BookingRequest, error: SlotRefused) -> tuple[str, str, int
         if str(scope) == error.scope:
             return scope.kind, error.quota, index
     return "", error.quota, -1
-
-
-def _other_quota(what_if: str) -> AnyQuota:
-    try:
-        return parse_quota(what_if)
-    except InvalidValue as refused:
-        raise InvalidValue("what_if", refused.problem, refused.accepted) from None
 
 
 def _step_of(wait_ms: int) -> int:

@@ -621,24 +621,12 @@ class RefusalOut(Out):
     quiet_hours: str | None
 
 
-class ReplayOut(Out):
-    """The result that the last refusals would have had with another quota."""
-
-    what_if: str
-    since: datetime | None
-    examined: int
-    accepted: int
-    refused: int
-    unknown: int
-
-
 class RefusalsOut(Out):
     """The refused submits from `since` on."""
 
     since: datetime
     rules: list[RuleOut]
     last: list[RefusalOut]
-    replay: ReplayOut | None
 
     @classmethod
     def of(cls, found: Refusals) -> Self:
@@ -656,7 +644,6 @@ class RefusalsOut(Out):
                 for each in found.rules
             ],
             last=[RefusalOut(**asdict(each)) for each in found.last],
-            replay=None if found.replay is None else ReplayOut(**asdict(found.replay)),
         )
 
 

@@ -133,12 +133,11 @@ def test_refusals_are_noted_with_the_windows_of_several_shards(house: House) -> 
     with pytest.raises(QuotaExceeded):
         house.submit("fay", **asked)
     house.dispatcher.submit_many(drafts)
-    found = house.dispatcher.refusals(what_if="5/minute")
+    found = house.dispatcher.refusals()
     assert [(each.kind, each.quota, each.refused) for each in found.rules] == [
         ("channel.memory", "3/minute", 3)
     ]
-    assert found.replay is not None
-    assert (found.replay.accepted, found.replay.refused, found.replay.unknown) == (2, 1, 0)
+    assert len(found.last) == 3
 
 
 def test_a_message_moves(house: House) -> None:

@@ -187,7 +187,7 @@ def test_changes_and_lists_take_the_value(build: Build, odd: Odd) -> None:
     [window] = client.timeline(odd("acme"), kind=odd("tenant")).windows
     assert (window.scope, window.exists) == ("tenant:acme", True)
     assert type(client.top(odd("recipient"), by=odd("fill")).of) is str  # type: ignore[arg-type]  # texts
-    assert client.refusals(quota=odd("9/minute"), what_if=odd("10/minute")).last == ()
+    assert client.refusals(quota=odd("9/minute")).last == ()
     later = odd((FAR + timedelta(minutes=90)).isoformat())
     moved = client.reschedule(message.id, send_at=later, set_zone=odd("Europe/Paris"))
     assert (moved.zone, type(moved.zone)) == ("Europe/Paris", str)

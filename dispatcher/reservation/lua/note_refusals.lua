@@ -1,4 +1,4 @@
--- Count refused submits, and keep the last ones for a replay.
+-- Count refused submits, and keep the last ones.
 --
 -- KEYS  1 counts of one hour HASH   2 last refusals LIST, newest first
 -- ARGV  1 life of both, ms   2 most refusals that are kept

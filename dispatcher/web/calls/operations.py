@@ -55,17 +55,11 @@ def refusals(
     context: CallContext,
     hours: Annotated[float, Query(gt=0, le=_LONGEST_LOAD_HOURS)] = 24,
     quota: str | None = None,
-    what_if: str | None = None,
     last: Annotated[int, Query(ge=0, le=_MOST_REFUSALS)] = 20,
 ) -> Response:
-    """Return which rules refused how many submits, and how far away the next slots were.
-
-    `what_if` replays the last refusals as if it stood for the quota of each: `6/hour`.
-    """
+    """Return which rules refused how many submits, and how far away the next slots were."""
     context.admit().check_unbound()
-    found = context.dispatcher.refusals(
-        since=timedelta(hours=hours), quota=quota, what_if=what_if, last=last
-    )
+    found = context.dispatcher.refusals(since=timedelta(hours=hours), quota=quota, last=last)
     return Answer(200, models.RefusalsOut.of(found).text()).response()
 
 

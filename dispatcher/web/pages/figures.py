@@ -1,4 +1,4 @@
-"""What is to come and what was refused: the load, the busiest, refusals by rule, what if."""
+"""What is to come and what was refused: the load, the busiest, refusals by rule."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def top(visit: Visit) -> Response:
 
 
 def refusals(visit: Visit) -> Response:
-    """Show which rules refused how many, and what another quota would have done."""
+    """Show which rules refused how many."""
     visit.caller.check_unbound()
     given = visit.query
     since = given.one_of(_SINCE, "since", "24")
@@ -65,7 +65,6 @@ def refusals(visit: Visit) -> Response:
         found = visit.dispatcher.refusals(
             since=timedelta(hours=int(since)),
             quota=given.get("quota"),
-            what_if=given.get("what_if"),
             last=_LAST,
         )
     except (InvalidValue, ReservationsUnavailable) as refused:
@@ -85,7 +84,7 @@ PAGES = (
     PageRoute(
         path="/refusals",
         answer=refusals,
-        names=("since", "quota", "what_if"),
+        names=("since", "quota"),
         rights=(Right.OPERATE,),
     ),
 )

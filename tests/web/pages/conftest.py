@@ -70,7 +70,7 @@ def paths(house: House) -> dict[str, str]:
         "/campaigns": "/campaigns?campaign=summer",
         "/load": "/load",
         "/top": "/top",
-        "/refusals": "/refusals?what_if=2/minute",
+        "/refusals": "/refusals?quota=1/minute",
         "/suppressions": "/suppressions",
         "/pauses": "/pauses",
         "/doctor": "/doctor",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Callable
 from datetime import timedelta
 from html import unescape
 
@@ -16,7 +15,6 @@ from dispatcher.telemetry.liveness import LOST_AFTER, Kind
 from dispatcher.web import Right
 from dispatcher.web.pages.cached_figures import CachedFigures
 from dispatcher.web.problems import Refused
-from tests.support.browser import Tab
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
 from tests.web.pages.conftest import Visit, at_present, paths
@@ -162,7 +160,7 @@ def refused(house: House) -> House:
     return house
 
 
-def test_refusals_are_shown_by_rule_and_replayed(refused: House, visit: Visit) -> None:
+def test_refusals_are_shown_by_rule(refused: House, visit: Visit) -> None:
     client = visit(of=refused)
     shown = client.get("/refusals").text
     assert re.search(r'<th scope="row">1/minute</th><td class="n">3</td>', shown)
@@ -172,10 +170,7 @@ def test_refusals_are_shown_by_rule_and_replayed(refused: House, visit: Visit) -
     shown = client.get("/refusals").text
     assert '<th scope="row">quiet hours</th><td class="n">1</td>' in shown
     assert "<td>quiet hours 12:00-14:00 of UTC</td>" in shown
-    asked = client.get("/refusals", params={"what_if": "3/minute", "quota": "1/minute"}).text
-    assert "With 3/minute, 2 of 3 would have fitted" in asked
-    assert "1 would have been refused still" in asked
-    wrong = client.get("/refusals?what_if=often")
+    wrong = client.get("/refusals?quota=often")
     assert (wrong.status_code, "cannot read" in wrong.text) == (422, True)
 
 
@@ -248,17 +243,6 @@ def test_a_channel_or_a_quota_that_has_left_the_settings_may_be_chosen(
     assert re.search(r"<h2[^>]*>sms</h2>", day)
     assert "<option selected>sms</option>" in day
     assert "<option selected>7/hour</option>" in client.get("/refusals?quota=7/hour").text
-
-
-@pytest.mark.long
-def test_a_what_if_replay_in_a_browser(refused: House, opened_tab: Callable[..., Tab]) -> None:
-    tab = opened_tab()
-    page = tab.go("/refusals")
-    page.get_by_label("What if it were").fill("2/minute")
-    page.keyboard.press("Enter")
-    page.get_by_role("heading", name="With 2/minute, 1 of 3 would have fitted").wait_for()
-    assert tab.violations() == []
-    assert tab.errors == []
 
 
 def test_every_page_is_shown_in_full_and_while_redis_is_away(build: Build, visit: Visit) -> None:
