@@ -19,9 +19,10 @@ import redis
 import redis.asyncio
 from redis._parsers import Encoder
 from redis.connection import PythonRespSerializer
-from sqlalchemy import Engine, event, make_url
+from sqlalchemy import Connection, Engine, event, make_url
 from sqlalchemy.engine import URL
 
+from dispatcher.store.engines.types import with_present
 from dispatcher.times.clock import SystemClock
 
 Now = Callable[[], datetime]
@@ -32,12 +33,6 @@ _CUTOFF = 6_000
 _UNKNOWN = "0" * 40
 """The digest of no script."""
 CLOCK_KEY = "clock-of-a-test"
-_PRESENT = {
-    "sqlite": ("strftime('%Y-%m-%d %H:%M:%f', 'now')", "'{}'", "milliseconds"),
-    "postgresql": ("statement_timestamp()", "timestamptz '{}+00'", "microseconds"),
-    "mysql": ("UTC_TIMESTAMP(6)", "CAST('{}' AS DATETIME(6))", "microseconds"),
-}
-"""How each kind of database is asked for the present, and the literal that takes its place."""
 
 
 class TravelClock:
@@ -72,12 +67,10 @@ def sql_time(url: str, now: Now) -> Iterator[None]:
     database = _place(make_url(url))
 
     def to_present(
-        connection: Any, _cursor: object, statement: str, parameters: Any, *_: object
+        connection: Connection, _cursor: object, statement: str, parameters: Any, *_: object
     ) -> tuple[str, Any]:
-        word, literal, precision = _PRESENT.get(connection.dialect.name, _PRESENT["mysql"])
-        if word in statement and _place(connection.engine.url) == database:
-            present = now().replace(tzinfo=None).isoformat(" ", precision)
-            statement = statement.replace(word, literal.format(present))
+        if _place(connection.engine.url) == database:
+            statement = with_present(connection, statement, now())
         return statement, parameters
 
     event.listen(Engine, "before_cursor_execute", to_present, retval=True)
@@ -89,10 +82,8 @@ def sql_time(url: str, now: Now) -> Iterator[None]:
 
 @cache
 def _place(url: URL) -> tuple[object, ...]:
-    """Return where a URL leads, whatever the driver."""
-    if url.get_backend_name() == "sqlite":
-        return (Path(url.database or "").resolve(),)
-    return url.get_backend_name(), url.host, url.port, url.database
+    """Return where a URL leads, whatever the driver; a database may be a file."""
+    return url.host, url.port, Path(url.database or "").resolve()
 
 
 class RedisTime:

@@ -215,7 +215,7 @@ def test_a_caller_learns_whether_to_repeat_a_submit_or_to_ask(  # noqa: PLR0917 
     def broken(*_: object, **__: object) -> NoReturn:
         raise error
 
-    monkeypatch.setattr(house.parts.submitter, "submit", broken)
+    monkeypatch.setattr(house.parts.submitter, "entered", broken)
     for headers in ({}, {"Idempotency-Key": "k"}):
         answer = shop.post("/v1/messages", json=new(), headers=headers)
         problem = answer.json()

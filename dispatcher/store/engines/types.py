@@ -16,6 +16,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     ColumnElement,
+    Connection,
     DateTime,
     Dialect,
     String,
@@ -196,6 +197,12 @@ _SPELT = {
     },
 }
 _SPELT["mariadb"] = _SPELT["mysql"]
+_INSTANTS = {
+    "sqlite": ("'{}'", "milliseconds"),
+    "mysql": ("CAST('{}' AS DATETIME(6))", "microseconds"),
+    "mariadb": ("CAST('{}' AS DATETIME(6))", "microseconds"),
+    "postgresql": ("timestamptz '{}+00'", "microseconds"),
+}
 
 
 @compiles(_DatabaseNow)
@@ -211,6 +218,14 @@ def _spell(element: FunctionElement[Any], compiler: SQLCompiler, **kw: Any) -> s
 def database_now() -> ColumnElement[datetime]:
     """Return the present instant by the database's clock, the same throughout a statement."""
     return _DatabaseNow()
+
+
+def with_present(connection: Connection, statement: str, instant: datetime) -> str:
+    """Return a statement in which ``instant`` stands for :func:`database_now`."""
+    name = connection.dialect.name
+    literal_of, precision = _INSTANTS[name]
+    text = instant.astimezone(UTC).replace(tzinfo=None).isoformat(" ", precision)
+    return statement.replace(_SPELT[name]["now"], literal_of.format(text))
 
 
 def later(
