@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
@@ -11,15 +10,12 @@ from rich.text import Text
 
 from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, examples
-from dispatcher.cli.status import length_text, sparkline
+from dispatcher.cli.status import length_text
 from dispatcher.client import Dispatcher
 from dispatcher.message import visible_text
 from dispatcher.operations.overview import LoadToCome
 from dispatcher.quota import parse_length
 from dispatcher.reservation import Refusals
-
-_MINUTE = timedelta(minutes=1)
-_BARS = 48
 
 group = typer.Typer(rich_markup_mode="rich")
 
@@ -75,27 +71,18 @@ def refusals(
 
 
 def load_picture(found: LoadToCome, *, limit: int) -> RenderableType:
-    """Return a load for a terminal: of each channel a row of bars, and its fullest minutes."""
+    """Return a load for a terminal: of each channel its fullest minutes."""
     lines: list[RenderableType] = []
-    total = (found.end - found.start) // _MINUTE
-    step = -(-total // _BARS)
     for channel in found.channels:
-        bars = [0] * -(-total // step)
-        for each in channel.minutes:
-            bars[(each.at - found.start) // _MINUTE // step] += each.due
         overbooked = [each for each in channel.minutes if each.overbooked]
+        due = sum(minute.due for minute in channel.minutes)
         late = f", {channel.late:,} late" if channel.late else ""
         most = f"; {len(overbooked):,} minutes are overbooked" if overbooked else ""
         lines += [
             Text.assemble(
                 (visible_text(channel.channel), "bold"),
-                f"  {sum(bars):,} due{late}; {', '.join(channel.limits) or 'no limits'}",
+                f"  {due:,} due{late}; {', '.join(channel.limits) or 'no limits'}",
                 (most, "red"),
-            ),
-            Text(sparkline(bars), style="cyan"),
-            Text(
-                f"{found.start:%m-%d %H:%M}".ljust(len(bars) - 11) + f"{found.end:%m-%d %H:%M}",
-                style="dim",
             ),
         ]
         fullest = sorted(channel.minutes, key=lambda each: (not each.overbooked, -each.due))[:limit]

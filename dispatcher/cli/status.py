@@ -29,7 +29,6 @@ from dispatcher.times.clock import SystemClock
 
 _LIVE = (Status.SCHEDULED, Status.SENDING, Status.HELD)
 _ENDED = (Status.SENT, Status.FAILED, Status.EXPIRED, Status.CANCELLED)
-_LEVELS = "▁▂▃▄▅▆▇█"
 _BAR = 16
 _LATE_DUTY = timedelta(seconds=30)
 _NEARLY = 0.8
@@ -115,7 +114,7 @@ def _overview(dispatcher: Dispatcher, since: timedelta) -> _Shown:
     found = dispatcher.status(since=since)
     return (
         partial(overview_data, found),
-        lambda: overview_picture(found, width=output.out.width),
+        lambda: overview_picture(found),
     )
 
 
@@ -158,14 +157,14 @@ def _repeat(look: Callable[[], object], every: timedelta, stopped: Event) -> Non
         stopped.wait(max(every.total_seconds() - took, _PAUSE * took))
 
 
-def overview_picture(found: Overview, *, width: int) -> RenderableType:
-    """Return an overview for a terminal with ``width`` columns."""
+def overview_picture(found: Overview) -> RenderableType:
+    """Return an overview for a terminal."""
     lines: list[RenderableType] = [
         Text.assemble(("dispatcher status", "bold"), f"  {output.second_text(found.now)} UTC"),
         "",
         _counts(found),
         "",
-        *_load(found, width),
+        _load(found),
         "",
         *_troubles(found),
         "",
@@ -179,14 +178,6 @@ def overview_picture(found: Overview, *, width: int) -> RenderableType:
     else:
         lines += [*_signs("worker", found.workers), *_signs("beat", found.beats), _duties(found)]
     return Group(*lines)
-
-
-def sparkline(numbers: Sequence[int]) -> str:
-    """Return a row of bars, one a number; a dot stands for 0."""
-    most = max(numbers, default=0)
-    return "".join(
-        _LEVELS[(number * len(_LEVELS) - 1) // most] if number else "·" for number in numbers
-    )
 
 
 def counts_picture(counts: Mapping[str, Mapping[Status, int]]) -> RenderableType:
@@ -219,18 +210,14 @@ def _counts(found: Overview) -> RenderableType:
     return Group(table, Text(ended, style="dim italic"))
 
 
-def _load(found: Overview, width: int) -> list[RenderableType]:
+def _load(found: Overview) -> Text:
     load = found.load
-    minutes = load.minutes if width >= len(load.minutes) + 2 else load.minutes[: max(10, width - 2)]
-    total, most = sum(minutes), max(minutes)
-    head = Text.assemble(
-        (f"next {len(minutes)} minutes", "bold"),
-        f"  {total:,} due" + (f", at most {most:,} a minute" if total else "")
+    total = sum(load.minutes)
+    return Text.assemble(
+        (f"next {len(load.minutes)} minutes", "bold"),
+        f"  {total:,} due" + (f", at most {max(load.minutes):,} a minute" if total else "")
         + ("" if load.complete else ", and more"),
     )  # fmt: skip
-    axis = f"{load.start:%H:%M}".ljust(len(minutes) - 5)
-    axis += f"{load.start + timedelta(minutes=len(minutes)):%H:%M}"
-    return [head, Text(sparkline(minutes), style="cyan"), Text(axis, style="dim")]
 
 
 def _troubles(found: Overview) -> list[Text]:

@@ -1,14 +1,14 @@
-"""``dispatcher timeline``: the booked, blocked and free times of a scope, as a picture."""
+"""``dispatcher timeline``: the booked, blocked and free times of a scope, as a table."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterable, Sequence
 from datetime import datetime, timedelta
-from itertools import groupby, pairwise
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dispatcher.cli import output
@@ -17,20 +17,10 @@ from dispatcher.cli.filters import scopes_of
 from dispatcher.cli.messages import Scopes, left_out_without_channel
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidDraft, quoted
-from dispatcher.reservation import CELLS, Fill, QuotaTimeline, Span, Timeline
+from dispatcher.reservation import Fill, QuotaTimeline, Span, Timeline, WindowTimeline
 from dispatcher.times import zones
 
-_BARS = (8, 6, 4, 3, 0)
-_MOST_EMPTY = 3
-_LABEL = len("Fri 20 14:00")
-_LEAST_WIDTH = 80
-_SEVERAL = 2
-_MOST_COUNTED = 9
-_LEGENDS = (
-    "● booked (2-9, + several)  x blocked  - partly blocked  z quiet hours  . free",
-    "behind a count, x and -: this quota blocks all, or a part, of that row",
-)
-
+_MARKS = "x: refuses all of that row, -: a part of it"
 
 group = typer.Typer(rich_markup_mode="rich")
 
@@ -92,8 +82,7 @@ def timeline(
     if as_json:
         output.as_json(timeline_data(found))
         return
-    for line in picture(found, width=max(_LEAST_WIDTH, output.out.width)):
-        output.out.print(line, no_wrap=True, overflow="ignore", crop=False)
+    output.out.print(shown(found))
     for each in hints:
         output.out.print(Text(each, style="yellow"))
 
@@ -159,164 +148,62 @@ def _spans(spans: Iterable[Span | Fill]) -> list[dict[str, Any]]:
     ]
 
 
-def picture(timeline: Timeline, *, width: int) -> list[Text]:
-    """Return the lines of a timeline, for a terminal with ``width`` columns."""
-    columns, bar, hidden = _columns(timeline, width - _LABEL - CELLS - 2)
-    headings = "".join(each.heading(bar) for each in columns)
-    lines = [
-        *_about(
-            Text(timeline.windows[0].scope, style="bold"),
-            f" {_local(timeline.start, timeline):%a %d %b %Y %H:%M}"
-            f" to {_local(timeline.end, timeline):%a %d %b %Y %H:%M}"
-            f"  {timeline.zone}",
-            width,
-        ),
-        *(Text(each, style="dim") for each in _LEGENDS),
-        *(Text(each.legend, style="dim") for each in columns if each.legend),
-        *(
-            line
-            for each in hidden
-            for line in _about(Text(each, style="dim"), "is not shown: too narrow", width)
-        ),
-        Text((" " * (_LABEL + CELLS + 1) + headings).rstrip()),
+def shown(timeline: Timeline) -> RenderableType:
+    """Return a timeline for a terminal: a row for each stretch in which something is."""
+    several = len(timeline.windows) > 1
+    quotas = [(window.scope, quota) for window in timeline.windows for quota in window.quotas]
+    names = [
+        f"{quota.quota} of {scope}" if several else str(quota.quota) for scope, quota in quotas
     ]
-    before: datetime | None = None
-    for is_empty, rows in groupby(timeline.steps, key=lambda row: _is_empty(timeline, row)):
-        many = list(rows)
-        shown = many[:1] if is_empty and len(many) > _MOST_EMPTY else many
-        for row in shown:
-            lines.append(_row(timeline, row, columns, bar, before))
-            before = row.begins_at
-        if len(shown) < len(many):
-            until = f"{_local(many[-1].ends_at, timeline):%a %d %H:%M}"
-            lines.append(Text(f"{'':{_LABEL + 1}}nothing booked until {until}", style="dim"))
-    for each in timeline.windows:
-        notes = [
-            "too many to read, so they are counted; ? may be blocked or free" * (not each.complete),
-            "nothing is booked, at any time" * (not each.exists),
-        ]
-        for text in filter(None, notes):
-            lines += _about(Text(f"{each.scope}:", style="yellow"), text, width)
-    return [*lines, *_slots(timeline)]
-
-
-def _about(name: Text, about: str, width: int) -> list[Text]:
-    """Return a name and a text about it: on one line, or below each other."""
-    line = Text.assemble(name, " ", about)
-    return [line] if line.cell_len <= width else [name, Text(f"  {about}")]
-
-
-class _Column(NamedTuple):
-    """One quota of one scope."""
-
-    name: str
-    legend: str
-    quota: QuotaTimeline
-
-    @property
-    def _count_width(self) -> int:
-        return max(len(_count(most, self.quota)) for most in (self._most, self.quota.quota.count))
-
-    @property
-    def _most(self) -> int:
-        return max((fill.booked for fill in self.quota.fills), default=0)
-
-    @property
-    def fullness(self) -> float:
-        return self._most / self.quota.quota.count
-
-    def width(self, bar: int) -> int:
-        return 2 + max(len(self.name), bar + bool(bar) + self._count_width + 1)
-
-    def heading(self, bar: int) -> str:
-        return f"  {self.name}".ljust(self.width(bar))
-
-    def cell(self, row: Span, bar: int) -> Text:
-        booked = _most_in(self.quota, row)
-        most = self.quota.quota.count
-        full = min(bar, max(bar * booked // most, min(booked, 1)))
-        mark = "-" if _within(self.quota.blocked, row) else ""
-        if _covers(self.quota.blocked, row):
-            mark = "x"
-        style = "red" if mark else "yellow" if booked else "dim"
-        text = Text("  ")
-        if bar:
-            text.append("█" * full, style=style).append("░" * (bar - full) + " ", style="dim")
-        text.append(_count(booked, self.quota).rjust(self._count_width) + mark, style=style)
-        text.pad_right(self.width(bar) - len(text.plain))
-        return text
-
-
-def _columns(timeline: Timeline, width: int) -> tuple[list[_Column], int, list[str]]:
-    """Return the fullest quotas that fit, the length of their bars, and the quotas left out."""
-    every = [(each.scope, quota) for each in timeline.windows for quota in each.quotas]
-    named = len(timeline.windows) > 1 or any(len(str(q.quota)) > 2 * _BARS[0] for _, q in every)
-    columns = [
-        _Column(chr(ord("a") + n % 26), f"{chr(ord('a') + n % 26)}  {q.quota} of {scope}", q)
-        if named
-        else _Column(str(q.quota), "", q)
-        for n, (scope, q) in enumerate(every)
-    ]
-    for bar in _BARS:
-        if sum(each.width(bar) for each in columns) <= width:
-            return columns, bar, []
-    kept = list(columns)
-    while len(kept) > 1 and sum(each.width(0) for each in kept) > width:
-        kept.remove(min(kept, key=lambda each: each.fullness))
-    hidden = [each.legend or each.name for each in columns if each not in kept]
-    return kept, 0, hidden
-
-
-def _row(
-    timeline: Timeline, row: Span, columns: Sequence[_Column], bar: int, before: datetime | None
-) -> Text:
-    begins = _local(row.begins_at, timeline)
-    new_day = before is None or _local(before, timeline).date() != begins.date()
-    long = row.ends_at - row.begins_at >= timedelta(days=1)
-    day = "" if not new_day else f"{begins:%d %b}" if long else f"{begins:%a %d}"
-    refused, quiet = _covers(timeline.blocked, row), _covers(timeline.quiet, row)
-    style = "red" if refused else "dim" if quiet else ""
-    text = Text(f"{day:6} {begins:%H:%M} ", style=style)
-    length = (row.ends_at - row.begins_at) / CELLS
-    edges = [row.begins_at + n * length for n in range(CELLS)] + [row.ends_at]
-    strip = Text()
-    for cell in pairwise(edges):
-        strip.append(*_cell(timeline, Span(*cell)))
-    line = Text.assemble(text, strip)
-    for column in columns:
-        line.append_text(column.cell(row, bar))
-    line.rstrip()
-    return line
-
-
-def _is_empty(timeline: Timeline, row: Span) -> bool:
-    """Whether a row has no booking, no count and no blocked time."""
-    spans = (timeline.refused, timeline.unknown)
-    return not any(_within(each, row) for each in spans) and not any(
-        _most_in(quota, row) for window in timeline.windows for quota in window.quotas
+    head = Text.assemble(
+        (timeline.windows[0].scope, "bold"),
+        f"  {_local(timeline.start, timeline):%a %d %b %Y %H:%M}"
+        f" to {_local(timeline.end, timeline):%a %d %b %Y %H:%M}  {timeline.zone}",
     )
+    rows = [
+        (
+            f"{_local(step.begins_at, timeline):%a %d %b %H:%M}",
+            str(_booked(timeline.windows[0], step) or ""),
+            *(_cell(quota, step) for _, quota in quotas),
+            "quiet hours" if _within(timeline.quiet, step) else "",
+        )
+        for step in timeline.steps
+        if not _is_empty(timeline, step)
+    ]
+    columns = ("from", "booked", *map(output.as_it_is, names), "")
+    notes = [
+        Text(f"{window.scope}: nothing is booked, at any time", style="yellow")
+        for window in timeline.windows
+        if not window.exists
+    ]
+    table = output.listed(columns, rows, right=columns[1:-1]) if rows else Text("nothing booked")
+    return Group(head, table, Text(_MARKS, style="dim"), *notes, *_slots(timeline))
 
 
-def _cell(timeline: Timeline, cell: Span) -> tuple[str, str]:
-    """Return the mark for a cell, and its style."""
-    booked, counts = timeline.windows[0].booked, timeline.windows[0].counts
-    first = bisect_left(booked, cell.begins_at, key=lambda each: each.at)
-    many = bisect_left(booked, cell.ends_at, key=lambda each: each.at) - first
-    middle = cell.begins_at + (cell.ends_at - cell.begins_at) / 2
-    many += sum(each.booked for each in _within(counts, Span(middle, middle)))
-    whole, partly = _covers(timeline.blocked, cell), bool(_within(timeline.blocked, cell))
-    if many:
-        mark = "●" if many < _SEVERAL else str(many) if many <= _MOST_COUNTED else "+"
-        return mark, "bold red" if partly else "bold"
-    if whole:
-        return "x", "red"
-    if _covers(timeline.quiet, cell):
-        return "z", "dim"
-    if _within(timeline.unknown, cell):
-        return "?", "yellow"
-    if partly or _within(timeline.quiet, cell):
-        return "-", "red" if partly else "dim"
-    return ".", "dim"
+def _cell(quota: QuotaTimeline, step: Span) -> str:
+    booked = max((fill.booked for fill in _within(quota.fills, step)), default=0)
+    blocked = _within(quota.blocked, step)
+    covers = any(
+        span.begins_at <= step.begins_at and step.ends_at <= span.ends_at for span in blocked
+    )
+    mark = "x" if covers else "-" if blocked else ""
+    count = f"{booked}/{quota.quota.count}{mark}"
+    return f"[red]{count}[/]" if mark else count
+
+
+def _booked(window: WindowTimeline, step: Span) -> int:
+    first = bisect_left(window.booked, step.begins_at, key=lambda booking: booking.at)
+    return bisect_left(window.booked, step.ends_at, key=lambda booking: booking.at) - first
+
+
+def _is_empty(timeline: Timeline, step: Span) -> bool:
+    """Whether nothing is booked, counted or refused in a step."""
+    return not _within(timeline.refused, step) and not any(
+        fill.booked
+        for window in timeline.windows
+        for quota in window.quotas
+        for fill in _within(quota.fills, step)
+    )
 
 
 def _slots(timeline: Timeline) -> list[Text]:
@@ -330,25 +217,10 @@ def _slots(timeline: Timeline) -> list[Text]:
     return lines
 
 
-def _most_in(quota: QuotaTimeline, row: Span) -> int:
-    return max((fill.booked for fill in _within(quota.fills, row)), default=0)
-
-
-def _covers(spans: Sequence[Span], stretch: Span) -> bool:
-    return any(
-        each.begins_at <= stretch.begins_at and stretch.ends_at <= each.ends_at
-        for each in _within(spans, stretch)
-    )
-
-
 def _within(spans: Sequence[Any], stretch: Span) -> Sequence[Any]:
     """Return those of some sorted, disjoint spans that overlap ``stretch``."""
     first = bisect_right(spans, stretch.begins_at, key=lambda each: each.ends_at)
     return spans[first : bisect_left(spans, stretch.ends_at, key=lambda each: each.begins_at)]
-
-
-def _count(booked: int, quota: QuotaTimeline) -> str:
-    return f"{booked}/{quota.quota.count}"
 
 
 def _local(instant: datetime, timeline: Timeline) -> datetime:

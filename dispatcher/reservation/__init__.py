@@ -37,7 +37,15 @@ from dispatcher.reservation.survey import (
     RedisSurvey,
 )
 from dispatcher.reservation.terms import Rules, Terms, longest_ms
-from dispatcher.reservation.timeline import CELLS, Fill, QuotaTimeline, Span, Timeline, Timelines
+from dispatcher.reservation.timeline import (
+    CELLS,
+    Fill,
+    QuotaTimeline,
+    Span,
+    Timeline,
+    Timelines,
+    WindowTimeline,
+)
 from dispatcher.reservation.upkeep import Rebuild, Reserved, Unconfirmed, Upkeep
 from dispatcher.reservation.windows import Windows
 
@@ -77,6 +85,7 @@ __all__ = [
     "Timelines",
     "Unconfirmed",
     "Upkeep",
+    "WindowTimeline",
     "Windows",
     "is_planned_id",
     "longest_ms",

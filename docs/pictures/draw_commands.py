@@ -91,7 +91,7 @@ def status_svg() -> str:
     """Draw the overview."""
     return drawn(
         "dispatcher status",
-        lambda console: console.print(overview_picture(overview(), width=WIDTH)),
+        lambda console: console.print(overview_picture(overview())),
     )
 
 
@@ -111,11 +111,10 @@ def timeline_svg(house: House) -> str:
         "ada", channel="sms", zone="Europe/Berlin", start=start, length=28 * _HOUR
     )
 
-    def say(console: output.Terminal) -> None:
-        for line in timeline.picture(found, width=WIDTH):
-            console.print(line, no_wrap=True, overflow="ignore", crop=False)
-
-    return drawn("dispatcher timeline ada --channel sms --hours 28", say)
+    return drawn(
+        "dispatcher timeline ada --channel sms --hours 28",
+        lambda console: console.print(timeline.shown(found)),
+    )
 
 
 def demo_svg() -> str:

@@ -16,7 +16,6 @@ import pytest
 
 from dispatcher import Message, Settings
 from dispatcher.app import App
-from dispatcher.cli.status import sparkline
 from dispatcher.telemetry.liveness import LOST_AFTER, Kind
 from tests.cli.conftest import Run
 from tests.support.house import House
@@ -216,14 +215,6 @@ def test_top_by_fill_puts_the_fullest_first(house: House, run: Run) -> None:
 def test_nothing_due_is_said_so(house: House, run: Run) -> None:
     assert "nothing is due within 1 day" in run("top").out
     assert run("top", "--limit", "0").code == 2
-
-
-@pytest.mark.parametrize(
-    ("numbers", "line"),
-    [([], ""), ([0, 0], "··"), ([1, 8], "▁█"), ([0, 1, 2, 4, 8], "·▁▂▄█"), ([7], "█")],
-)
-def test_a_sparkline_is_as_high_as_its_numbers(numbers: list[int], line: str) -> None:
-    assert sparkline(numbers) == line
 
 
 def test_the_load_to_come_by_channel(house: House, run: Run, some: list[Message]) -> None:
