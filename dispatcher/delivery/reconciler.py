@@ -10,12 +10,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from dispatcher.delivery.sweep import BATCH, in_batches
-from dispatcher.errors import (
-    InvalidValue,
-    LimitersUnavailable,
-    ReservationsUnavailable,
-    StoreUnavailable,
-)
+from dispatcher.errors import InvalidValue, LimitersUnavailable, StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.limiters import Permit, Permits
 from dispatcher.redis.keys import ShardKeys
@@ -87,7 +82,6 @@ class Reconciler:
         - look up reservations that were not confirmed within the grace;
         - release the reservations of cancelled and expired messages;
         - delete reservations that no quota counts any more;
-        - rename keys with names of windows that are not windows, and rebuild their shards;
         - bring snoozed messages forward when permits were given back, and all of them when the
           permit logs were rebuilt.
 
@@ -97,23 +91,15 @@ class Reconciler:
         ``settle`` is how long to let submits that are under way finish before a rebuild reads the
         store (default: the setting). Raises ReservationsUnavailable and StoreUnavailable.
         """
-        try:
-            return self._reconcile(self._settings.settle if settle is None else settle)
-        except ReservationsUnavailable:
-            # One key that is not ours fails every run.
-            self._upkeep.set_aside()
-            raise
-
-    def _reconcile(self, settle: timedelta) -> ReconcileResult:
         rebuild = self._upkeep.begin()
         rebuilt = 0
         if rebuild is not None:
-            rebuilt = self._rebuild(rebuild, settle)
+            rebuilt = self._rebuild(rebuild, self._settings.settle if settle is None else settle)
         restored = self._restore_missing()
         unconfirmed = self._settle_unconfirmed()
         released = in_batches(self._release_unneeded)
-        self._upkeep.tidy(keys_at_once=_TIDY_KEYS)
         self._bring_forward()
+        self._upkeep.tidy(keys_at_once=_TIDY_KEYS)
         if rebuild is not None and rebuild.failure is not None:
             raise rebuild.failure
         return ReconcileResult(

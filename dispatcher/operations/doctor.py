@@ -80,7 +80,7 @@ class Doctor:
         found = [
             *_of_server("redis", redis, server_checks.OF_REDIS),
             _looked(server_checks.redis_complete, self._redis.readiness, after=redis),
-            _looked(server_checks.redis_foreign, self._redis.foreign, after=redis),
+            _looked(server_checks.redis_foreign, self._redis.taken, after=redis),
             *self._of_store(store),
             _looked(server_checks.store_writes, self._refused_write, after=migrated),
             *self._of_housekeeping(migrated),

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from dispatcher.broker.survey import AppFacts, BrokerFacts
-from dispatcher.errors import InvalidSettings
+from dispatcher.errors import DELETE_TAKEN, InvalidSettings
 from dispatcher.operations.findings import (
     Check,
     Finding,
@@ -20,7 +20,7 @@ from dispatcher.operations.findings import (
     skipped,
     warning,
 )
-from dispatcher.reservation import ForeignFacts, Readiness, RedisFacts
+from dispatcher.reservation import Readiness, RedisFacts
 from dispatcher.settings import Settings
 from dispatcher.store import Durability, SchemaStanding
 from dispatcher.times.clock import Clock
@@ -30,6 +30,7 @@ from dispatcher.times.clock import Clock
 _BY_SEVERITY = (Level.SKIPPED, Level.OK, Level.WARNING, Level.ERROR)
 _OLDEST = (6, 2)
 _NEARLY_FULL = 0.8
+_MOST_NAMED = 10
 _VULNERABILITIES = "CVE-2025-49844, CVE-2025-46817, CVE-2025-46818 and CVE-2025-46819"
 _FIXED: Mapping[str, Mapping[tuple[int, ...], int]] = {
     "Redis": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
@@ -191,21 +192,16 @@ def redis_complete(seen: Readiness) -> Finding:
 
 
 @check("redis.foreign")
-def redis_foreign(seen: ForeignFacts) -> Finding:
-    """Warn of keys with names of windows that the dispatcher did not write."""
-    remedy = "find the writer of these keys, and give the dispatcher a Redis of its own"
-    if seen.there:
-        return error(
-            f"{seen.there} keys with names of windows are not windows, or have members that are "
-            "not ids: submits to those scopes may be refused",
-            f"the sweep sets them aside and rebuilds their shards; {remedy}",
-        )
-    if seen.set_aside:
-        return warning(
-            f"{seen.set_aside} keys that were no windows are set aside",
-            f"look at them (redis-cli --scan --pattern '*}}:foreign:*'); {remedy}; delete them",
-        )
-    return ok("every key with the name of a window is a window")
+def redis_foreign(taken: Sequence[str]) -> Finding:
+    """Find keys of reservations that other programs wrote."""
+    if not taken:
+        return ok("every key with the name of a window is a window")
+    names = ", ".join(taken[:_MOST_NAMED]) + ", …" * (len(taken) > _MOST_NAMED)
+    return error(
+        f"another program wrote {len(taken)} keys of reservations, so that calls which need "
+        f"one fail: {names}",
+        DELETE_TAKEN,
+    )
 
 
 def _on_each(one: Check[RedisFacts]) -> Check[Sequence[RedisFacts]]:

@@ -131,7 +131,7 @@ class Verification:
         """Compare everything. Raises ReservationsUnavailable and StoreUnavailable."""
         opened = self._contents.opened()
         found = _Found()
-        for window in self._contents.foreign():
+        for window in self._contents.taken():
             self._note_foreign(found, window)
         self._look_for_missing(opened, found)
         self._look_for_more(opened, found)

@@ -251,12 +251,6 @@ def room_of(log: str) -> str:
     return f"{tag}{brace}:room"
 
 
-def aside_of(name: str, token: str) -> str:
-    """Return the name to which a foreign key under one of our names is moved."""
-    tag, brace, rest = name.partition("}")
-    return f"{tag}{brace}:foreign:{token}{rest}"
-
-
 def epoch_of(tag: str) -> str:
     """Return the name of the epoch of the part with that hash tag."""
     return f"{tag}:epoch"
@@ -283,6 +277,11 @@ def scope_of(window: bytes) -> tuple[str, str] | None:
     """Return kind and name of the scope that a window belongs to; None for any other key."""
     found = _WINDOW.match(window)
     return ((found[1] or b"").decode(), found[2].decode("utf-8", "replace")) if found else None
+
+
+def is_of_reservations(name: bytes) -> bool:
+    """Whether a key has the name of a window or of a ``pending``, and so must be a ZSET."""
+    return scope_of(name) is not None or name == pending_of(tag_of(name)).encode()
 
 
 def scope_kind_of(window: bytes) -> str:

@@ -4,7 +4,6 @@
 over several shards; ``plan`` books in copies of windows. ``upkeep`` rebuilds windows from the store
 and settles what the store did not confirm, ``fence`` closes those of a server that may have lost
 data. ``contents``, ``timeline`` and ``survey`` read; ``refusals`` notes refused submits;
-``foreign_keys`` sets aside keys that others wrote.
 ``booking`` has the values, ``terms`` what a time is judged by.
 """
 
@@ -31,7 +30,6 @@ from dispatcher.reservation.refusals import (
 from dispatcher.reservation.shards import CLOSED
 from dispatcher.reservation.survey import (
     ClusterFacts,
-    ForeignFacts,
     Readiness,
     RedisFacts,
     RedisSurvey,
@@ -60,7 +58,6 @@ __all__ = [
     "Copies",
     "Fence",
     "Fill",
-    "ForeignFacts",
     "Held",
     "LastRefusal",
     "MemberState",

@@ -10,10 +10,17 @@ import redis
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.redis.client import now_ms
 from dispatcher.redis.errors import translated
-from dispatcher.redis.keys import ShardKeys, all_of, epoch_of, pending_of, scope_of, tag_of
+from dispatcher.redis.keys import (
+    ShardKeys,
+    all_of,
+    epoch_of,
+    is_of_reservations,
+    pending_of,
+    scope_of,
+    tag_of,
+)
 from dispatcher.redis.scripts import Call, replies_of, script
 from dispatcher.reservation.fence import Fence
-from dispatcher.reservation.foreign_keys import ForeignKeys
 from dispatcher.reservation.shards import closed
 
 _PAGE = 1_000
@@ -21,6 +28,7 @@ _MOST_AT_ONCE = 250
 _NAMES_AT_ONCE = 500
 _FIRST_PAGE = 20
 """How many members of each of many windows are read together; few windows hold more."""
+_OTHER_TYPES = ("string", "list", "set", "hash", "stream")
 
 Member = tuple[bytes, int]
 """What stands in a window, a message's id or a hold that begins with it, and its time in ms."""
@@ -41,6 +49,13 @@ class MemberState(NamedTuple):
     pending_since_ms: int | None
 
 
+def taken_keys(client: redis.Redis, namespace: str) -> Iterator[bytes]:
+    """Yield the keys of reservations that are of another type: other programs wrote them."""
+    for kind in _OTHER_TYPES:
+        names = client.scan_iter(match=all_of(namespace), count=_NAMES_AT_ONCE, _type=kind)
+        yield from filter(is_of_reservations, names)
+
+
 class Contents:
     """Reads windows. Every call raises ReservationsUnavailable like Windows.
 
@@ -50,7 +65,6 @@ class Contents:
     def __init__(self, client: redis.Redis, fence: Fence) -> None:
         self._client = client
         self.fence = fence
-        self._foreign_keys = ForeignKeys(client, fence)
         self._look = script("reservation/look")
         self._page = script("reservation/page")
 
@@ -126,10 +140,11 @@ class Contents:
                 seen[number] = MemberState(*each)
         return seen
 
-    def foreign(self) -> set[bytes]:
+    def taken(self) -> set[bytes]:
         """Return the windows that are of another type than a window."""
         with translated(ReservationsUnavailable):
-            return set(self._foreign_keys.names())
+            keys = taken_keys(self._client, self.fence.namespace)
+            return {name for name in keys if scope_of(name) is not None}
 
     def everything(self) -> Iterator[list[Held]]:
         """Yield all members of all windows of the namespace, in pages.

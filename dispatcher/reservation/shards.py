@@ -257,7 +257,7 @@ class Shards:
         if index == 0:
             return Blocked(until_ms, None, None, (), is_slot)
         scope = leg.scopes[index - 1]
-        # What is shorter is no id: it counts, and the sweep sets its window aside.
+        # What is shorter is no id. It counts.
         conflicting = tuple(UUID(bytes=each) for each in members if len(each) == _ID_BYTES)
         return Blocked(until_ms, scope, self._rules.quota(scope, number), conflicting, is_slot)
 

@@ -19,8 +19,8 @@ from dispatcher.file_modes import open_to_others
 from dispatcher.redis.client import Cluster, masters_of, now_ms
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import PermitKeys, ShardKeys
+from dispatcher.reservation.contents import taken_keys
 from dispatcher.reservation.fence import Fence, Part, server_of
-from dispatcher.reservation.foreign_keys import ForeignKeys
 from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.send_time import from_ms
 
@@ -72,20 +72,12 @@ class Readiness(NamedTuple):
     closed: tuple[str, ...]
 
 
-class ForeignFacts(NamedTuple):
-    """How many keys with names of windows are not ours, and how many are set aside."""
-
-    there: int
-    set_aside: int
-
-
 class RedisSurvey:
     """Asks Redis. Every call raises ReservationsUnavailable."""
 
     def __init__(self, client: redis.Redis, fence: Fence) -> None:
         self._client = client
         self._fence = fence
-        self._foreign_keys = ForeignKeys(client, fence)
 
     def clocks(self) -> list[Callable[[], datetime]]:
         """Return what tells the present by each clock that decides about permits."""
@@ -153,10 +145,11 @@ class RedisSurvey:
                 pipeline.zcount(keys.pending, "-inf", before)
             return sum(pipeline.execute())
 
-    def foreign(self) -> ForeignFacts:
-        """Return how many keys with names of windows are not ours."""
+    def taken(self) -> tuple[str, ...]:
+        """Return the keys of reservations that other programs wrote."""
         with translated(ReservationsUnavailable):
-            return ForeignFacts(self._foreign_keys.there(), self._foreign_keys.kept())
+            keys = taken_keys(self._client, self._fence.namespace)
+            return tuple(name.decode("utf-8", "backslashreplace") for name in sorted(keys))
 
     def _is_complete(self, part: Part, epoch: Mapping[bytes, bytes], server: str) -> bool:
         shards, *reaches = self._fence.layout(part)

@@ -29,7 +29,6 @@ from dispatcher.redis.keys import (
 )
 from dispatcher.redis.scripts import Call, replies_of, script
 from dispatcher.reservation.fence import Fence, Part
-from dispatcher.reservation.foreign_keys import ForeignKeys
 from dispatcher.reservation.plan import LIFE_MS
 from dispatcher.scope import Scope
 from dispatcher.times.lengths import MILLISECOND
@@ -144,7 +143,6 @@ class Upkeep:
     ) -> None:
         self._client = client
         self._fence = fence
-        self._foreign_keys = ForeignKeys(client, fence)
         self._under_way_ms = under_way // MILLISECOND
         self._marker_life_ms = marker_life // MILLISECOND
         self._keep_ms = max(fence.reaches_ms.values()) + KEEP_MS
@@ -352,14 +350,6 @@ class Upkeep:
                 [([keys.epoch], [to_ms(opened_at)]) for keys, opened_at in shards.items()],
             )
 
-    def set_aside(self) -> int:
-        """Set aside keys with names of windows that are not windows; return how many keys.
-
-        Their shards are closed in the same step, and rebuilt by the next :meth:`begin`.
-        """
-        with translated(ReservationsUnavailable):
-            return self._foreign_keys.set_all_aside()
-
     # Reservations
 
     def unconfirmed(
@@ -384,8 +374,9 @@ class Upkeep:
             for keys, entries in zip(self._fence.keys, replies, strict=True)
             for entry in entries
         ][:limit]
-        if any(start < 0 for _, start, _ in found):
-            raise ReservationsUnavailable("the pending set has an entry of another program")
+        for _, start, keys in found:
+            if start < 0:
+                raise ReservationsUnavailable.taken(keys.pending.encode())
         return [
             Unconfirmed(UUID(bytes=entry[:16]), entry[:start], entry[start:], keys, before)
             for entry, start, keys in found
@@ -486,8 +477,7 @@ class Upkeep:
     def tidy(self, *, keys_at_once: int) -> int:
         """Delete what no quota counts any more in the windows among the next so many keys.
 
-        Of each server. Goes on where the last call ended. Foreign keys among them are set aside.
-        Return how many members were deleted.
+        Of each server. Goes on where the last call ended. Return how many members were deleted.
         """
         with translated(ReservationsUnavailable):
             found = []
@@ -499,7 +489,6 @@ class Upkeep:
                 )
                 found += [(name, self._fence.shard_of(name)) for name in cast("list[bytes]", names)]
             windows = [(name, keys) for name, keys in found if keys is not None]
-            self._foreign_keys.set_aside(windows)
             deleted = self._tidied(windows)
             for name, keys in found:
                 # What a killed plan left behind gets a life that ends.
