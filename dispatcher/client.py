@@ -16,6 +16,7 @@ from collections.abc import (
     Sized,
 )
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -63,7 +64,7 @@ from dispatcher.scope import of_channel, of_scope_on
 from dispatcher.selection import Page, Selection, Wanted, id_of, ids_of
 from dispatcher.settings import Settings
 from dispatcher.store import Of, Pause, Suppression
-from dispatcher.store.loop_session import LoopSession, in_own_thread
+from dispatcher.store.event_loop import session_of_loop
 from dispatcher.store.outbox import connection_of
 from dispatcher.submission import (
     Erased,
@@ -103,8 +104,9 @@ def awaited(
 ) -> Callable[Concatenate[Dispatcher, P], Coroutine[Any, Any, T]]:
     """Return a call as a coroutine function with the same parameters, result and errors.
 
-    It runs in a thread, in the caller's context: so each call has one implementation. A
-    ``session`` is an AsyncSession or an AsyncConnection: its statements run in the loop.
+    It runs in a thread, in the caller's context: so each call has one implementation. With a
+    ``session``, an AsyncSession or an AsyncConnection, its statements run in the loop, and what
+    waits for other servers in threads.
     """
 
     @wraps(call)
@@ -113,13 +115,18 @@ def awaited(
         if session is None:
             async with self._turn(None, _MOST_BEGUN):
                 return await wrap_future(self._in_thread(partial(call, self, *args, **kwargs)))
-        in_loop = LoopSession(session)
-        kwargs["session"] = in_loop
-        async with self._turn(session, 1):
+
+        def joins(of_loop: object) -> T:
             # A call waits for its connection before it has a thread: so there are never more
             # threads of such calls than connections of the caller's.
-            await in_loop.prepare(connection_of)
-            return await in_loop.until_done(self._joining(partial(call, self, *args, **kwargs)))
+            connection_of(of_loop)
+            kwargs["session"] = of_loop
+            return call(self, *args, **kwargs)
+
+        in_loop = session_of_loop(session)
+        async with self._turn(session, 1):
+            with self._joining():
+                return await in_loop.run_sync(joins)
 
     waits.__doc__ = f"Await :meth:`{getattr(call, '__name__', 'call')}`, which runs in a thread."
     return waits
@@ -177,7 +184,7 @@ class Dispatcher:
     def _renew(self) -> None:
         """Begin without threads and locks; a forked child calls it. No calls are under way then."""
         self._threads = _threads(_MOST_AWAITED)
-        self._joined: set[Future[Any]] = set()
+        self._joined = set[Future[None]]()
         self._lent = WeakSet[ThreadPoolExecutor]()
         self._state_lock = Lock()
         self._turns: dict[
@@ -245,19 +252,19 @@ class Dispatcher:
                 raise _closed()
             return self._threads.submit(copy_context().run, called, work)
 
-    def _joining(self, work: Callable[[], T]) -> Future[T]:
-        """Begin work in a caller's transaction, which waits for no other awaited call.
-
-        Calls that wait for locks of the transaction could have all threads and turns.
-        """
-        joined = self._joined
+    @contextmanager
+    def _joining(self) -> Iterator[None]:
+        """Let :meth:`close` wait for a call in a caller's transaction."""
+        running, joined = Future[None](), self._joined
         with self._state_lock:
             if self._is_closed:
                 raise _closed()
-            running = in_own_thread(work)
             joined.add(running)
-        running.add_done_callback(joined.discard)
-        return running
+        try:
+            yield
+        finally:
+            joined.discard(running)
+            running.set_result(None)
 
     def _while_open(self, every: Iterable[T]) -> Iterator[T]:
         """Yield them until this is closed, then raise RuntimeError: what is read would connect."""
@@ -1022,13 +1029,12 @@ class Dispatcher:
     """Await :meth:`submit`, which runs in a thread, so that the loop is not blocked.
 
     Every call above has such a twin, with its parameters, results and errors. At most four
-    awaited calls run at a time, and others wait; one with ``session`` has a thread of its own.
+    awaited calls run at a time, and others wait; one with ``session`` waits for none of them.
     ``session`` is an AsyncSession or an AsyncConnection of SQLAlchemy: see docs/transactions.md.
 
     A call that is cancelled before it begins is not made. One under way continues; submit again
-    with the same idempotency key to get its message. With a ``session`` the cancellation waits
-    until the call has ended, so that nothing uses the session afterwards.
-    :meth:`close` and :meth:`aclose` wait for calls under way.
+    with the same idempotency key to get its message. With a ``session`` a call that is cancelled
+    ends, and gives its reservation back. :meth:`close` and :meth:`aclose` wait for calls under way.
     """
 
     asubmit_many = awaited(listed(submit_many))

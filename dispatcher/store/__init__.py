@@ -40,7 +40,7 @@ from dispatcher.store.maintenance import (
 from dispatcher.store.messages import CancelResult, GivenUp, Messages, NewSlot
 from dispatcher.store.migrate import SchemaStanding, migrate
 from dispatcher.store.notifications import Notifications
-from dispatcher.store.outbox import Joinable, JoinedMessages, JoinedTransaction
+from dispatcher.store.outbox import JoinedMessages, JoinedTransaction
 from dispatcher.store.pauses import Pause, Pauses
 from dispatcher.store.reservations import (
     ReservationRow,
@@ -87,7 +87,6 @@ __all__ = [
     "GivenUp",
     "HeldMessages",
     "Housekeeping",
-    "Joinable",
     "JoinedMessages",
     "JoinedTransaction",
     "LateCount",

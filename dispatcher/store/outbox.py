@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 from weakref import WeakSet, ref
 
@@ -27,7 +27,7 @@ from dispatcher.store.database import Database
 from dispatcher.store.engines import StoreEngine
 from dispatcher.store.engines.base import Location, files_of
 from dispatcher.store.engines.errors import refused_by_driver, unavailable
-from dispatcher.store.loop_session import beside_the_loop
+from dispatcher.store.event_loop import beside_the_loop
 from dispatcher.store.messages import (
     free_key,
     free_key_without_message,
@@ -39,14 +39,9 @@ from dispatcher.store.messages import (
 from dispatcher.store.schema import AS_NAMED, KEYED, Addition, Tables, to_message, to_row
 from dispatcher.store.suppressions import is_suppressed
 
-if TYPE_CHECKING:
-    from sqlalchemy.orm import Session  # a caller that passes one has imported it; others need not
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Joinable: TypeAlias = "Session | Connection"
-"""An object with a transaction that messages can join."""
 
 _ACCEPTED = "a Session or a Connection of SQLAlchemy"
 
@@ -212,7 +207,7 @@ class JoinedMessages:
         self._identity = _Identity(database)
 
     def join(
-        self, session: Joinable, on_end: Callable[[Sequence[T], bool], None]
+        self, session: object, on_end: Callable[[Sequence[T], bool], None]
     ) -> JoinedTransaction[T]:
         """Return the transaction that ``session`` is in; begin one if it is in none.
 

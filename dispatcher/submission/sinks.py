@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from asyncio import CancelledError
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import Protocol
 from uuid import UUID
 
 from dispatcher.errors import (
@@ -24,13 +25,12 @@ from dispatcher.reservation import Booked, BookingRequest, Copies, PlannedKey, p
 from dispatcher.settings import Settings
 from dispatcher.store import (
     GivenUp,
-    Joinable,
     JoinedMessages,
     JoinedTransaction,
     Messages,
     Suppressions,
 )
-from dispatcher.store.loop_session import LoopSession
+from dispatcher.store.event_loop import beside_the_loop
 from dispatcher.submission.batch import (
     Batch,
     Entry,
@@ -45,8 +45,6 @@ from dispatcher.submission.reserver import Reserver
 from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _TRIES = 3
 _NO_GRACE = timedelta(0)
@@ -307,10 +305,27 @@ class _Joined:
 _Transaction = JoinedTransaction[_Joined]
 
 
-class _Run(Protocol):
-    """Runs statements in a caller's transaction, where its session allows it."""
+class _BesideTheLoop:
+    """The reservations of a caller's transaction: Redis does not hold the loop of its session."""
 
-    def __call__(self, statements: Callable[[Joinable], T], /) -> T: ...
+    def __init__(self, reserver: Reserver) -> None:
+        self._reserver = reserver
+
+    def reserve(
+        self, requests: Sequence[BookingRequest], *, grace: timedelta
+    ) -> list[Booked | DispatcherError]:
+        reserve = partial(self._reserver.reserve, requests, grace=grace)
+        try:
+            return beside_the_loop(reserve, to_its_end=True)
+        except CancelledError:
+            self.withdraw(requests)
+            raise
+
+    def withdraw(self, requests: Sequence[BookingRequest]) -> None:
+        beside_the_loop(partial(self._reserver.withdraw, requests))
+
+    def note(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None:
+        beside_the_loop(partial(self._reserver.note, refused))
 
 
 class CallersTransactions:
@@ -337,32 +352,30 @@ class CallersTransactions:
         self._store = store
         self._reserver = reserver
         self._enqueuer = enqueuer
+        self.reservations = _BesideTheLoop(reserver)
 
     def of(self, session: object) -> CallersTransaction:
         """Return the sink that stores in the transaction of ``session``."""
-        return CallersTransaction(self, session, self._reserver, self._settings.transaction_grace)
+        return CallersTransaction(self, session, self._settings.transaction_grace)
 
-    def join(self, run: _Run) -> _Transaction:
-        """Join the transaction in which ``run`` runs statements.
-
-        Raises like :meth:`JoinedMessages.join`.
-        """
-        transaction = run(lambda session: self._store.join(session, self._ended))
-        self._withdraw_undone(transaction, run)
+    def join(self, session: object) -> _Transaction:
+        """Join the transaction of ``session``. Raises like :meth:`JoinedMessages.join`."""
+        transaction = self._store.join(session, self._ended)
+        self._withdraw_undone(transaction)
         return transaction
 
-    def _withdraw_undone(self, transaction: _Transaction, run: _Run) -> None:
+    def _withdraw_undone(self, transaction: _Transaction) -> None:
         """Withdraw what a savepoint took away, because it would block the next message."""
         watch = transaction.watch
         if not watch.undone or not watch.joined:
             return
         joined = [each.message.id for each in watch.joined]
-        present = run(lambda _: transaction.present(joined))
+        present = transaction.present(joined)
         gone = [each for each in watch.joined if each.message.id not in present]
         for each in gone:
             watch.joined.remove(each)
         if gone:
-            self._reserver.withdraw(requests_of(each.entry for each in gone))
+            self.reservations.withdraw(requests_of(each.entry for each in gone))
         watch.undone = False
 
     def _ended(self, joined: Sequence[_Joined], is_certain: bool) -> None:
@@ -396,16 +409,12 @@ class CallersTransaction:
     """
 
     def __init__(
-        self,
-        transactions: CallersTransactions,
-        session: object,
-        reserver: Reserver,
-        grace: timedelta,
+        self, transactions: CallersTransactions, session: object, grace: timedelta
     ) -> None:
         self._transactions = transactions
         self._session = session
         self._transaction: _Transaction | None = None
-        self.reservations = reserver
+        self.reservations = transactions.reservations
         self.grace = grace
 
     def ids(self, fresh: Sequence[UUID]) -> Sequence[UUID]:
@@ -417,16 +426,16 @@ class CallersTransaction:
         transaction = self._join()
         if not keyed:
             return {}
-        found = self._run(lambda _: [(key, transaction.with_key(key)) for key in keyed])
+        found = [(key, transaction.with_key(key)) for key in keyed]
         known = {key: of_key for key, of_key in found if of_key is not None}
-        return occupied(keyed, known, lambda ended: self._run(lambda _: transaction.unsent(ended)))
+        return occupied(keyed, known, transaction.unsent)
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
         """Look the recipients up, as seen from inside."""
         transaction, found = self._join(), set()
         for each in recipients:
             try:
-                self._run(partial(_check_not_suppressed, transaction, each))
+                transaction.check_not_suppressed(*each)
             except Suppressed:
                 found.add(each)
         return found
@@ -457,20 +466,15 @@ class CallersTransaction:
     def _join(self) -> _Transaction:
         """Return the caller's transaction, joined at the first call."""
         if self._transaction is None:
-            self._transaction = self._transactions.join(self._run)
+            self._transaction = self._transactions.join(self._session)
         return self._transaction
-
-    def _run(self, statements: Callable[[Joinable], T], /) -> T:
-        if isinstance(self._session, LoopSession):
-            return self._session.run(statements)
-        return statements(cast("Joinable", self._session))
 
     def _stored(self, entry: Entry, transaction: _Transaction) -> Message:
         """Store a message and return it, or what has its key."""
         message = entry.addition.message
         key = message.idempotency_key
         for _ in range(_TRIES):
-            if self._run(lambda _: transaction.add(entry.addition)):
+            if transaction.add(entry.addition):
                 return message
             known = None if key is None else recalled(entry.valid, self.recall({key: entry}))
             if known is not None:
@@ -481,12 +485,6 @@ class CallersTransaction:
     def _forget(self, joined: _Joined, transaction: _Transaction) -> None:
         transaction.watch.joined.remove(joined)
         self.reservations.withdraw(requests_of([joined.entry]))
-
-
-def _check_not_suppressed(
-    transaction: _Transaction, recipient_on_channel: tuple[str, str], _: Joinable
-) -> None:
-    transaction.check_not_suppressed(*recipient_on_channel)
 
 
 class DryRun:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dispatcher.errors import (
@@ -18,6 +19,7 @@ from dispatcher.faults import fault
 from dispatcher.message import Draft, Message, new_ids
 from dispatcher.settings import Settings
 from dispatcher.store import Addition, GivenUp
+from dispatcher.store.event_loop import beside_the_loop
 from dispatcher.submission.batch import Batch, Entry, compose, recalled, requests_of
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.sinks import Sink
@@ -96,7 +98,7 @@ class Submitter:
         OutcomeUnknown as the sink does.
         """
         now = self._clock.now()
-        self._validate(batch, now)
+        beside_the_loop(partial(self._validate, batch, now))
         self._recall(batch, sink, now)
         self._reserve(batch, sink)
         self._store(batch, sink)

@@ -26,8 +26,8 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session
 from sqlalchemy.util import greenlet_spawn
 
-from dispatcher import InvalidDraft, Message, QuotaExceeded, StoreUnavailable
-from dispatcher.store.loop_session import LoopSession, beside_the_loop
+from dispatcher import InvalidDraft, Message, QuotaExceeded
+from dispatcher.store.event_loop import beside_the_loop
 from dispatcher.store.outbox import watch_of
 from tests.support.callers import SOON, metadata, ordered, orders, queued
 from tests.support.environment import frozen
@@ -202,6 +202,36 @@ def test_a_cancelled_call_leaves_the_session_to_its_caller(
     assert numbers(house) == [1, 2]
     assert house.rows() == []
     assert not house.all_members()
+
+
+@on_postgresql
+def test_a_call_that_is_cancelled_in_a_statement_leaves_a_session_to_roll_back(
+    house: House,
+) -> None:
+    async def story() -> None:
+        async with (
+            callers(house) as engine,
+            AsyncSession(engine) as first,
+            AsyncSession(engine) as caller,
+        ):
+            await remind(house, first, idempotency_key="key")
+            await order(caller)
+            task = asyncio.create_task(remind(house, caller, "ben", idempotency_key="key"))
+            await asyncio.to_thread(wait_until, lambda: blocked(house) == 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await caller.rollback()
+            assert set(house.all_members()) == {"ada"}
+            await remind(house, caller, "cyd")
+            await order(caller, 2)
+            await caller.commit()
+            await first.commit()
+
+    asyncio.run(story())
+    assert numbers(house) == [2]
+    assert house.reservations() == house.all_members()
+    assert set(house.all_members()) == {"ada", "cyd"}
 
 
 @on_postgresql
@@ -387,24 +417,6 @@ def test_closing_waits_for_a_call_with_a_session(
 
     asyncio.run(story())
     assert len(house.rows()) == 1
-
-
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # its loop is closed
-def test_a_thread_does_not_wait_for_a_loop_that_was_closed_before_it_ran_the_statements() -> None:
-    loop = asyncio.new_event_loop()
-    engine = create_async_engine("sqlite+aiosqlite://")
-
-    async def begun() -> LoopSession:
-        return LoopSession(AsyncSession(engine))
-
-    session = loop.run_until_complete(begun())
-    with ThreadPoolExecutor(1) as threads:
-        running = threads.submit(session.run, lambda _: None)
-        wait_until(lambda: bool(loop._ready))  # type: ignore[attr-defined]
-        loop.close()
-        assert isinstance(running.exception(DEADLINE), StoreUnavailable)
-    del running
-    gc.collect()  # now, where the warning is ignored
 
 
 def test_work_beside_the_loop_waits_for_no_thread_and_is_done_though_its_task_is_cancelled() -> (
