@@ -1,10 +1,10 @@
 """Exact quotas over promised times: the windows in Redis.
 
-``windows`` books, moves and releases messages leg by leg through ``shards``; ``steps`` books many
-over several shards; ``plan`` books in copies of windows. ``upkeep`` rebuilds windows from the store
-and settles what the store did not confirm, ``fence`` closes those of a server that may have lost
-data. ``contents``, ``timeline`` and ``survey`` read; ``refusals`` notes refused submits;
-``booking`` has the values, ``terms`` what a time is judged by.
+``windows`` books, moves and releases messages leg by leg through ``shards``; ``plan`` books in
+copies of windows. ``upkeep`` rebuilds windows from the store and settles what the store did not
+confirm, ``fence`` closes those of a server that may have lost data. ``contents``, ``timeline`` and
+``survey`` read; ``refusals`` notes refused submits; ``booking`` has the values, ``terms`` what a
+time is judged by.
 """
 
 from dispatcher.reservation.booking import (

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import groupby
 from uuid import UUID
 
 import redis
@@ -40,7 +41,6 @@ from dispatcher.reservation.booking import (
     new_hold,
 )
 from dispatcher.reservation.shards import ENDLESS, Shards
-from dispatcher.reservation.steps import Found, Steps
 from dispatcher.reservation.terms import Rules, Terms
 from dispatcher.scope import Scope
 from dispatcher.times.lengths import MILLISECOND
@@ -133,40 +133,22 @@ class Windows:
     ) -> list[Booked | DispatcherError]:
         """Return for each message when it is booked, or why it is not, in order.
 
-        A message counts those before it, so that the answers are the same as one by one. Where
-        scopes lie in several shards, the next slot of a refusal is free beside all of them.
-        ``grace`` is how much longer than usual the store may take to confirm them. Raises
-        ReservationsUnavailable: then some may be booked, and the caller withdraws all.
+        A message counts those before it, so that the answers are the same as one by one: those with
+        several legs are booked one by one, the others between them together. ``grace`` is how much
+        longer than usual the store may take to confirm them. Raises ReservationsUnavailable: then
+        some may be booked, and the caller withdraws all.
         """
-        legs = [self.legs(each.terms) for each in requests]
-        found: Sequence[Found]
-        if max(map(len, legs), default=1) == 1:  # the scripts decide in order
-            asked = [
-                LegRequest(leg, message_id, asked_ms, latest_ms, submit)
-                for (message_id, _, asked_ms, latest_ms, submit), [leg] in zip(
-                    requests, legs, strict=True
-                )
-            ]
-            found = self.shards.book(asked, pending_grace_ms=grace // MILLISECOND)
-        elif len(requests) == 1:
-            found = [self._found_alone(requests[0], grace)]
-        else:
-            found = self._in_steps(requests, legs)
+        asked = [(request, self.legs(request.terms)) for request in requests]
         answers: list[Booked | DispatcherError] = []
         try:
-            for request, each in zip(requests, found, strict=True):
-                if isinstance(each, Blocked):
-                    answers.append(
-                        self.refusal(
-                            request.terms, request.asked_ms, each, latest_ms=request.latest_ms
-                        )
-                    )
-                elif isinstance(each, Reservation) and each.message_id == request.message_id:
-                    answers.append(each.at_ms)
+            for in_one_shard, some in groupby(asked, lambda each: len(each[1]) == 1):
+                if in_one_shard:
+                    answers += self._booked_together([*some], grace)
                 else:
-                    answers.append(each)
+                    for request, _ in some:
+                        answers.append(self._booked_alone(request, grace))
         except BaseException:
-            self._withdraw_renewed([each.request for each in found if isinstance(each, Rebooked)])
+            self._withdraw_renewed([each.request for each in answers if isinstance(each, Rebooked)])
             raise
         return answers
 
@@ -343,24 +325,34 @@ class Windows:
             latest=latest,
         )
 
-    def _found_alone(self, request: BookingRequest, grace: timedelta) -> Found:
+    def _booked_together(
+        self, asked: Sequence[tuple[BookingRequest, Sequence[Leg]]], grace: timedelta
+    ) -> list[Booked | DispatcherError]:
+        found = self.shards.book(
+            [
+                LegRequest(leg, message_id, asked_ms, latest_ms, submit)
+                for (message_id, _, asked_ms, latest_ms, submit), [leg] in asked
+            ],
+            pending_grace_ms=grace // MILLISECOND,
+        )
+        return [
+            self.refusal(request.terms, request.asked_ms, each, latest_ms=request.latest_ms)
+            if isinstance(each, Blocked)
+            else each
+            for (request, _), each in zip(asked, found, strict=True)
+        ]
+
+    def _booked_alone(self, request: BookingRequest, grace: timedelta) -> Booked | DispatcherError:
         try:
-            return self.book_alone(request, grace=grace)
+            found = self.book_alone(request, grace=grace)
         except DuplicateUnderWay as error:
             self.withdraw([request])
             return error
         except (SlotRefused, IdempotencyConflict) as error:
             return error
-
-    def _in_steps(
-        self, requests: Sequence[BookingRequest], legs: Sequence[Sequence[Leg]]
-    ) -> list[Found]:
-        steps = Steps(requests, legs, self)
-        try:
-            return steps.booked()
-        except BaseException:
-            self._withdraw_renewed(steps.renewed())
-            raise
+        if isinstance(found, Reservation) and found.message_id == request.message_id:
+            return found.at_ms
+        return found
 
     def _withdraw_renewed(self, requests: Sequence[BookingRequest]) -> None:
         """Withdraw renewed requests of a call that fails: its caller withdraws those it knows."""
