@@ -118,7 +118,6 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
                 "scope": each.scope,
                 "complete": each.complete,
                 "exists": each.exists,
-                "counts": _spans(count for count in each.counts if count.booked),
                 "booked": [
                     {"id": one.message_id, "at": one.at, "held": one.held} for one in each.booked
                 ],
@@ -127,7 +126,6 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
                         "quota": str(quota.quota),
                         "fills": _spans(quota.fills),
                         "blocked": _spans(quota.blocked),
-                        "unknown": _spans(quota.unknown),
                     }
                     for quota in each.quotas
                 ],
@@ -172,9 +170,13 @@ def shown(timeline: Timeline) -> RenderableType:
     ]
     columns = ("from", "booked", *map(output.as_it_is, names), "")
     notes = [
-        Text(f"{window.scope}: nothing is booked, at any time", style="yellow")
+        Text(f"{window.scope}: {text}", style="yellow")
         for window in timeline.windows
-        if not window.exists
+        for text in (
+            "nothing is booked, at any time" * (not window.exists),
+            "too much is booked to be listed" * (not window.complete),
+        )
+        if text
     ]
     table = output.listed(columns, rows, right=columns[1:-1]) if rows else Text("nothing booked")
     return Group(head, table, Text(_MARKS, style="dim"), *notes, *_slots(timeline))

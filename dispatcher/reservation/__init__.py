@@ -36,7 +36,6 @@ from dispatcher.reservation.survey import (
 )
 from dispatcher.reservation.terms import Rules, Terms, longest_ms
 from dispatcher.reservation.timeline import (
-    CELLS,
     Fill,
     QuotaTimeline,
     Span,
@@ -48,7 +47,6 @@ from dispatcher.reservation.upkeep import Rebuild, Reserved, Unconfirmed, Upkeep
 from dispatcher.reservation.windows import Windows
 
 __all__ = [
-    "CELLS",
     "CLOSED",
     "Blocked",
     "Booked",

@@ -9,7 +9,7 @@ intervals are pairs (from, until), ``until`` not belonging to them.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -30,9 +30,6 @@ from dispatcher.times.send_time import from_ms, to_ms
 
 MOST_READ = 10_000
 """Most booked times that are read of one window before the start, and from the start on."""
-CELLS = 12
-"""Into how many pieces a step is cut, to be drawn and to be counted."""
-_MOST_CELLS = 600
 _MOST_STEPS = 54
 _MOST_SLOTS = 5
 _ID_BYTES = 16
@@ -46,7 +43,6 @@ _STEPS: tuple[tuple[CalendarUnit, int], ...] = (
 
 StretchCount = tuple[int, int, int]
 """The start and the end of a stretch, and how many times are counted together there."""
-Count = Callable[[Sequence[Interval]], list[StretchCount]]
 
 
 class Span(NamedTuple):
@@ -80,15 +76,14 @@ class Fill(NamedTuple):
 class QuotaTimeline:
     """How full one quota of one scope is, and where it refuses a new message.
 
-    Calendar periods without a booked time are left out of ``fills``. Where the window was counted
-    and not read, a fill is the most that was counted in its step, and in ``unknown`` the quota may
-    refuse or not.
+    Calendar periods without a booked time are left out of ``fills``. Where the window was not read,
+    there is one fill, of the period or the length that begins at the start, and ``blocked`` is
+    empty.
     """
 
     quota: AnyQuota
     fills: tuple[Fill, ...]
     blocked: tuple[Span, ...]
-    unknown: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +92,13 @@ class WindowTimeline:
 
     ``booked`` are the reservations from the start of the timeline to its end. Where there is too
     much to read (more than 10,000 times before the start that still count, or from it on), it is
-    not ``complete``: then ``booked`` has none, and ``counts`` tells how many there are in each
-    twelfth of a step. ``many`` are booked in all, whenever it may be.
+    not ``complete``: then ``booked`` has none. ``many`` are booked in all, whenever it may be.
     """
 
     scope: str
     booked: tuple[Booked, ...]
     quotas: tuple[QuotaTimeline, ...]
     complete: bool
-    counts: tuple[Fill, ...] = ()
     many: int = 0
 
     @property
@@ -142,14 +135,9 @@ class Timeline:
         """Where a new message is refused, by a quota or because of quiet hours."""
         return _united_spans((*self.blocked, *self.quiet))
 
-    @cached_property
-    def unknown(self) -> tuple[Span, ...]:
-        """Where some quota may refuse a new message, and the window was too long to be read."""
-        return _united_spans(span for each in self._quotas for span in each.unknown)
-
     @property
     def complete(self) -> bool:
-        """Whether all booked times that count were read, so that nothing is unknown."""
+        """Whether all booked times that count were read, so that ``blocked`` is all."""
         return all(each.complete for each in self.windows)
 
     def refuses(self, instant: datetime) -> bool:
@@ -157,6 +145,9 @@ class Timeline:
         if not self.start <= instant < self.end:
             accepted = f"from {self.start.isoformat()} until before {self.end.isoformat()}"
             raise InvalidValue("instant", f"{instant.isoformat()} is not covered", accepted)
+        if not self.complete:
+            problem = "is not known to be free: too much is booked to be read"
+            raise InvalidValue("instant", problem, "the times of slots, or next_slot")
         index = bisect_right(self.refused, (instant, self.end)) - 1
         return index >= 0 and instant < self.refused[index].ends_at
 
@@ -208,18 +199,16 @@ class Timelines:
 
         *near, ever = count([(earliest, start), (start, latest), _EVER])
         if any(many > MOST_READ for _, _, many in near):
-            cells = _cells(edges)
+            spans = [_first_span(quota, zone, start) for quota in quotas]
+            fills = _fills(count(spans))
             return WindowTimeline(
                 scope=str(scope),
                 booked=(),
                 quotas=tuple(
-                    _counted_periods(each, count, zone, cells)
-                    if isinstance(each, CalendarQuota)
-                    else _counted_spans(each, count, cells, edges)
-                    for each in quotas
+                    QuotaTimeline(quota, (fill,), ())
+                    for quota, fill in zip(quotas, fills, strict=True)
                 ),
                 complete=False,
-                counts=_fills(count(cells)),
                 many=ever[2],
             )
         members = self._contents.members(window, earliest, latest)
@@ -301,63 +290,12 @@ def _period_counts(times: Sequence[int], quota: CalendarQuota, zone: str) -> Ite
         index = after
 
 
-def _counted_periods(
-    quota: CalendarQuota, count: Count, zone: str, cells: Sequence[Interval]
-) -> QuotaTimeline:
-    """Judge the calendar periods in which the cells begin."""
-    periods = sorted({quota.bounds(start, quota.zone or zone, 1) for start, _ in cells})
-    fills = count([(start, end) for start, end in periods])
-    start, end = cells[0][0], cells[-1][1]
-    unknown = _between([each[:2] for each in fills], start, end)
-    blocked = _blocked_by_periods(fills, quota)
-    return QuotaTimeline(quota, _fills(fills), _spans(_cut(blocked, start, end)), _spans(unknown))
-
-
-def _counted_spans(
-    quota: Quota, count: Count, cells: Sequence[Interval], edges: Sequence[int]
-) -> QuotaTimeline:
-    """Judge the cells by what is counted within the length of the quota around them.
-
-    N times in one span of the length block all of it. Fewer than N from a length before a cell to
-    a length behind it block nothing of the cell.
-    """
-    start, end, length = cells[0][0], cells[-1][1], quota.length_ms
-    apart = max(1, min(cells[0][1] - cells[0][0], length))
-    ends = [
-        *(each[1] for each in cells),
-        *range(end, end + length, max(apart, length // _MOST_CELLS)),
-    ]
-    ending = count([(each - length, each) for each in sorted(set(ends))])
-    near = count([(each[0] - length + 1, each[1] + length - 1) for each in cells])
-    blocked = _united(each[:2] for each in ending if each[2] >= quota.count)
-    free = [cell for cell, each in zip(cells, near, strict=True) if each[2] < quota.count]
-    fills = [
-        (first, last, max((each[2] for each in ending if first < each[1] <= last), default=0))
-        for first, last in pairwise(edges)
-    ]
-    return QuotaTimeline(
-        quota,
-        _fills(fills),
-        _spans(_cut(blocked, start, end)),
-        _spans(_between(_united([*blocked, *free]), start, end)),
-    )
-
-
-def _cells(edges: Sequence[int]) -> list[Interval]:
-    """Cut each step into twelve."""
-    return [
-        (start + (end - start) * n // CELLS, start + (end - start) * (n + 1) // CELLS)
-        for start, end in pairwise(edges)
-        for n in range(CELLS)
-        if (end - start) * n // CELLS < (end - start) * (n + 1) // CELLS
-    ]
-
-
-def _between(known: Sequence[Interval], start: int, end: int) -> list[Interval]:
-    """Return what lies between sorted stretches, and before and behind them."""
-    edges = [start, *(edge for each in known for edge in each), end]
-    pairs = zip(edges[::2], edges[1::2], strict=True)
-    return _cut([(first, last) for first, last in pairs if first < last], start, end)
+def _first_span(quota: AnyQuota, zone: str, start: int) -> Interval:
+    """Return the period of a quota in which ``start`` lies, or its length from there on."""
+    if isinstance(quota, Quota):
+        return start, start + quota.length_ms
+    first, last = quota.bounds(start, quota.zone or zone, 1)
+    return first, last
 
 
 def _reach(quotas: Sequence[AnyQuota], zone: str, start: int, end: int) -> tuple[int, int]:

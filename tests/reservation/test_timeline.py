@@ -196,13 +196,10 @@ def test_a_further_kind_is_looked_at_alone(build: Build) -> None:
     assert not house.dispatcher.timeline("ben").refuses(FAR + HOUR)
 
 
-@pytest.mark.parametrize(
-    "quotas", ["4/hour, 1/minute", "100/day", "40/day in UTC, 400/week", "300/day"]
-)
-def test_a_timeline_of_too_many_bookings_counts_them(
-    build: Build, monkeypatch: pytest.MonkeyPatch, quotas: str
+def test_a_timeline_of_too_many_bookings_tells_slots_and_fills(
+    build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = build(quotas=quotas)
+    house = build(quotas="100/day, 40/day in UTC")
     filled(house, Terms.own("ada"), FAR, many=400, seed=5)
     asked: dict[str, Any] = {"start": FAR + DAY, "length": DAY}
     whole = house.dispatcher.timeline("ada", **asked)
@@ -210,19 +207,16 @@ def test_a_timeline_of_too_many_bookings_counts_them(
     part = house.dispatcher.timeline("ada", **asked)
     assert (whole.complete, part.complete) == (True, False)
     [window] = part.windows
-    assert window.booked == ()
-    assert sum(each.booked for each in window.counts) == len(whole.windows[0].booked)
-    told = 0
-    for instant in sampled(part, many=200, seed=6):
-        if any(each.begins_at <= instant < each.ends_at for each in part.unknown):
-            continue
-        told += 1
-        assert part.refuses(instant) == whole.refuses(instant)
-    assert told > 100 or "1/minute" in quotas
-    for counted, known in zip(window.quotas, whole.windows[0].quotas, strict=True):
-        assert max(each.booked for each in counted.fills) <= max(
-            each.booked for each in known.fills
-        )
+    assert (window.booked, window.many) == ((), len(house.members()))
+    assert part.slots[0] == whole.slots[0]
+    rolling, calendar = (quota.fills for quota in window.quotas)
+    times = [from_ms(at_ms) for at_ms in house.members().values()]
+    for fills in (rolling, calendar):
+        [fill] = fills
+        assert fill.booked == sum(fill.begins_at <= at < fill.ends_at for at in times)
+    assert calendar[0].begins_at <= FAR + DAY == rolling[0].begins_at
+    with pytest.raises(InvalidValue, match="too much is booked"):
+        part.refuses(FAR + DAY)
 
 
 def test_many_at_one_instant_are_read_once_each_over_all_pages(

@@ -396,7 +396,7 @@ def _is_within(instant: datetime, spans: Iterable[Span]) -> bool:
 def _count(timeline: Timeline, drawn: picture.Picture) -> int:
     """Return how many rows all that the picture shows has."""
     lanes = [each.timeline for each in drawn.lanes]
-    spans = (*(each.blocked for each in lanes), *(each.unknown for each in lanes), timeline.quiet)
+    spans = (*(each.blocked for each in lanes), timeline.quiet)
     booked = timeline.windows[0].booked
     return sum(map(len, (*spans, booked, drawn.changes, timeline.slots)))
 
@@ -409,16 +409,15 @@ def _entries(visit: Visit, timeline: Timeline, drawn: picture.Picture) -> list[T
         for each in islice(booked, _MOST_ROWS)
     ]
     for lane in drawn.lanes:
-        for spans, what in ((lane.timeline.blocked, "blocked"), (lane.timeline.unknown, "unknown")):
-            entries += [
-                TableRow(
-                    *span,
-                    what,
-                    f"{lane.quota} of {visit.scope_text(lane.scope)}",
-                    f"q{lane.pattern}",
-                )
-                for span in islice(spans, _MOST_ROWS)
-            ]
+        entries += [
+            TableRow(
+                *span,
+                "blocked",
+                f"{lane.quota} of {visit.scope_text(lane.scope)}",
+                f"q{lane.pattern}",
+            )
+            for span in islice(lane.timeline.blocked, _MOST_ROWS)
+        ]
     entries += [TableRow(*span, "quiet hours", "", "quiet") for span in timeline.quiet]
     entries += [
         TableRow(each.begins_at, None, "clock change", picture.change_text(each))

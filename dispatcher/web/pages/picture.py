@@ -236,7 +236,6 @@ class _Drawing:
         for number, lane in enumerate(self._lanes):
             top = y + BOOKED + number * LANE
             row.blocks += self._blocks(row, lane.timeline.blocked, top, f"q{lane.pattern}")
-            row.blocks += self._blocks(row, lane.timeline.unknown, top, "unknown")
         top = y + BOOKED + len(self._lanes) * LANE
         row.blocks += self._blocks(row, self._timeline.quiet, top, "quiet")
         row.marks = list(self._marks(row))
