@@ -24,6 +24,7 @@ from dispatcher.settings import Settings
 from dispatcher.store import Database, migrate
 
 _POLL_SECONDS = 0.002
+_MIGRATED: set[str] = set()
 _UNTIL_THE_PIPE_CLOSES = '"$@" & read _; kill $!; wait'
 """A shell that runs a command until its standard input ends, as it does when this process dies."""
 
@@ -94,11 +95,13 @@ def _template(prefix: str) -> Path:
     return path
 
 
-def emptied_database(settings: Settings) -> None:
+def empty_database(settings: Settings) -> None:
     """Migrate the database of these settings, and delete all rows of the dispatcher's tables."""
     database = Database.of(settings)
     try:
-        migrate(database)
+        if settings.database_url not in _MIGRATED:
+            migrate(database)
+            _MIGRATED.add(settings.database_url)
         with database.engine.begin() as connection:
             for table in reversed(database.tables.metadata.sorted_tables):
                 connection.execute(table.delete())

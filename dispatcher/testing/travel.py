@@ -27,7 +27,7 @@ from dispatcher.selection import Selection
 from dispatcher.settings import Settings
 from dispatcher.testing.app import TestApp
 from dispatcher.testing.clock import RedisTime, TravelClock, sql_time
-from dispatcher.testing.servers import emptied_database, new_database, servers
+from dispatcher.testing.servers import empty_database, new_database, servers
 from dispatcher.times import send_time
 from dispatcher.times.clock import SystemClock
 
@@ -292,7 +292,7 @@ class MemoryDispatcher(Dispatcher):
         _OPEN.add(self)
         self._parts.enter_context(sql_time(self.settings.database_url, clock.now))
         if database_url is not None:
-            emptied_database(self.settings)
+            empty_database(self.settings)
         app = TestApp(self.settings, clock, transport=self.outbox, redis_time=redis_time, seed=seed)
         self._app: TestApp = app
         if (rebuild := app.upkeep.begin()) is not None:
