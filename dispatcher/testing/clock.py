@@ -32,7 +32,6 @@ _CUTOFF = 6_000
 """How many bytes of a command redis-py joins."""
 _UNKNOWN = "0" * 40
 """The digest of no script."""
-CLOCK_KEY = "clock-of-a-test"
 
 
 class TravelClock:
@@ -89,15 +88,12 @@ def _place(url: URL) -> tuple[object, ...]:
 class RedisTime:
     """Lets the scripts of clients of the Redis at a socket find that it is ``now``."""
 
-    _told: ClassVar[dict[str, tuple[RedisTime, datetime]]] = {}
-    """Who has told each server the time last."""
     _shas: ClassVar[dict[str, str]] = {}
     """The digests of scripts that were changed, by those that their callers know."""
 
     def __init__(self, socket: Path, now: Now) -> None:
         self._socket = str(socket)
         self._present = now
-        self._server = redis.Redis(unix_socket_path=self._socket)
 
     def told_by(self, client: redis.Redis) -> redis.Redis:
         """Return a client that has no connections yet, from now on by this time."""
@@ -116,10 +112,6 @@ class RedisTime:
         )
         return redis.asyncio.Redis.from_pool(pool)
 
-    def close(self) -> None:
-        """Close the connection by which scripts are told the time."""
-        self._server.close()
-
     def now(self) -> tuple[int, int]:
         """Return the present as ``TIME`` does."""
         passed = self._present() - _EPOCH
@@ -129,18 +121,14 @@ class RedisTime:
         """Return a command whose script asks for this time; others as they are."""
         name, *rest = words
         match [*str(name).split(), *rest]:
-            case ["FLUSHALL" | "FLUSHDB", *_]:
-                self._told.pop(self._socket, None)
             case ["SCRIPT", "LOAD", text]:
                 return "SCRIPT", "LOAD", self._known(text)
             case ["SCRIPT", "EXISTS", *shas]:
                 return "SCRIPT", "EXISTS", *map(self._sha, shas)
             case ["EVAL", text, *others]:
-                self._tell()
-                return "EVAL", self._known(text), *others
+                return "EVAL", self._known(text), *others, self._word()
             case ["EVALSHA", sha, *others]:
-                self._tell()
-                return "EVALSHA", self._sha(sha), *others
+                return "EVALSHA", self._sha(sha), *others, self._word()
         return words
 
     def _sha(self, sha: str | bytes) -> str:
@@ -153,12 +141,10 @@ class RedisTime:
         self._shas.update({_sha(text): sha, sha: sha})
         return changed
 
-    def _tell(self) -> None:
-        told = self, self._present()
-        if self._told.get(self._socket) != told:
-            seconds, micros = self.now()
-            self._server.set(CLOCK_KEY, f"{seconds} {micros}")
-            self._told[self._socket] = told
+    def _word(self) -> str:
+        """Return the present as a script reads it behind its own arguments."""
+        seconds, micros = self.now()
+        return f"{seconds} {micros}"
 
 
 class _Packer:
@@ -192,4 +178,4 @@ def _sha(text: str) -> str:
 @cache
 def _prelude() -> str:
     file = files(__package__) / "lua" / "travel.lua"
-    return file.read_text(encoding="utf-8").replace("'CLOCK'", f"'{CLOCK_KEY}'")
+    return file.read_text(encoding="utf-8")

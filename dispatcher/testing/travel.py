@@ -285,7 +285,6 @@ class MemoryDispatcher(Dispatcher):
         self._parts = ExitStack()
         self.settings = _settings_of_test(self.settings, database_url)
         redis_time = RedisTime(servers().socket, clock.now)
-        self._parts.callback(redis_time.close)
         if not _OPEN:
             with redis_time.client() as client:
                 client.flushall()  # keys of limiters, too, which have no namespace

@@ -5,25 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from sqlalchemy.exc import SQLAlchemyError
+
+from dispatcher.app import App
 from dispatcher.errors import DispatcherError, MessageNotFound, OutcomeUnknown, TooLate
 from dispatcher.message import Draft, Message, Rejection, Status
-from dispatcher.submission import (
-    Batches,
-    CallersTransactions,
-    Cancellation,
-    Changes,
-    NewTime,
-    OwnTransaction,
-    Submitter,
-    SuppressionList,
-)
+from dispatcher.submission import NewTime
 from dispatcher.submission.reserver import LOOKING_SECONDS
-from dispatcher.testing.memory.tables import OPEN
 from tests.simulation.facts import Asked
-from tests.simulation.joined import Session
+from tests.simulation.joined import CallersSession
 from tests.simulation.scheduler import Process
 from tests.simulation.setting import SCOPES, TENANTS
 
@@ -37,6 +30,7 @@ _USUAL, _RESTLESS = (5, 4, 1), (4, 8, 1)
 """How often callers cancel, move and opt out; ``restless`` ones move the same messages about."""
 _OF_ALL_CHANNELS = 0.2
 _COMMITS = 0.8
+_OPEN = (Status.SENDING, Status.HELD)
 
 
 @dataclass(slots=True)
@@ -47,23 +41,10 @@ class Known:
     ids: list[UUID] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class UseCases:
-    """What a client may ask for."""
-
-    submitter: Submitter
-    own: OwnTransaction
-    callers: CallersTransactions
-    batches: Batches
-    changes: Changes
-    cancellation: Cancellation
-    suppression_list: SuppressionList
-
-
 class Caller:
     """One who asks in one process."""
 
-    def __init__(self, world: World, process: Process, cases: UseCases, known: Known) -> None:
+    def __init__(self, world: World, process: Process, cases: App, known: Known) -> None:
         self._world = world
         self._process = process
         self._cases = cases
@@ -91,7 +72,7 @@ class Caller:
         begun = self._process.monotonic()
         self._tell("asks: submit", f"{draft.recipient} key {draft.idempotency_key}")
         try:
-            message = self._cases.submitter.submit(draft, self._cases.own)
+            message = self._cases.submitter.submit(draft, self._cases.own_transaction)
         except OutcomeUnknown as error:
             asked.told = "unknown"
             self._tell("is told", f"{type(error).__name__} {error.message_id}")
@@ -168,12 +149,12 @@ class Caller:
             self._no_trace(every, "a transaction")
         self._world.scheduler.running().seed = None
 
-    def _joined(self, session: Session, drafts: Sequence[Draft]) -> list[Message | None]:
+    def _joined(self, session: CallersSession, drafts: Sequence[Draft]) -> list[Message | None]:
         """Submit in a transaction; return what is stored if it commits."""
         messages: list[Message | None] = [None] * len(drafts)
         for place, draft in enumerate(drafts):
             try:
-                sink = self._cases.callers.of(cast(Any, session))
+                sink = self._cases.callers_transactions.of(session)
                 messages[place] = self._cases.submitter.submit(draft, sink)
             except DispatcherError as error:
                 self._tell("is told", type(error).__name__)
@@ -182,17 +163,21 @@ class Caller:
             self._process.sleep(self._rng.choice([0, 0, 0.5, 3.0]) * self._rng.random())
         return messages
 
-    def _ended(self, session: Session) -> str:
+    def _ended(self, session: CallersSession) -> str:
         """Commit, most often; return what the caller knows then."""
         if not session.is_open or self._rng.random() > _COMMITS:
             session.rollback()
-            return "refused"
-        try:
-            session.commit()
-        except DispatcherError as error:
-            self._tell("is told", type(error).__name__)
-            return "unknown"
-        return "accepted"
+            told = "refused"
+        else:
+            try:
+                session.commit()
+            except SQLAlchemyError as error:
+                self._tell("is told", type(error).__name__)
+                told = "unknown"
+            else:
+                told = "accepted"
+        self._world.scheduler.running()
+        return told
 
     def _all_or_none(self, every: Sequence[Asked], results: Sequence[Message | Rejection]) -> None:
         some = [each.id for each in results if isinstance(each, Message)]
@@ -243,10 +228,10 @@ class Caller:
         is_keyed = any(asked.key is not None for asked in every)
         if is_keyed or first.leaks or first.server != world.server.number:
             return
-        members = {id_ for window in world.server.holds.windows.values() for id_ in window}
-        stored = world.tables.messages.keys() | world.facts.pruned.keys()
+        windows = world.server.windows() if first.ids else {}
+        members = {id_ for window in windows.values() for id_ in window}
         for id_ in first.ids:
-            if id_.bytes in members and id_ not in stored:
+            if id_.bytes in members and not (id_ in world.facts.pruned or world.store.row(id_)):
                 world.facts.wrong.append(f"{id_} was refused with {why} and has a reservation")
 
     def _draft(self, keyed: float = 0.5) -> Draft:
@@ -299,9 +284,9 @@ class Caller:
                 return
 
     def _told_too_late(self, id_: UUID, error: DispatcherError) -> None:
-        row = self._world.tables.messages.get(id_)
+        row = self._world.store.row(id_)
         # One that was being sent may have been put back since, and cancelled by another caller.
-        was_final = not isinstance(error, TooLate) or error.status not in OPEN
+        was_final = not isinstance(error, TooLate) or error.status not in _OPEN
         if was_final and row is not None and row.status is Status.CANCELLED:
             wrong = f"{id_} is cancelled, but its caller was told {error}"
             self._world.facts.wrong.append(wrong)

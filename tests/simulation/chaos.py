@@ -20,7 +20,6 @@ class Chaos:
     def __init__(self, world: World) -> None:
         self._world = world
         self._rng = world.rng
-        self._old = world.server.snapshot()
 
     def work(self) -> None:
         """Do it; a thread of its own."""
@@ -46,8 +45,8 @@ class Chaos:
         one = self._rng.choice([each for each in self._world.everybody if each.name not in names])
         return [
             ("redis is emptied", server.flush),
-            ("redis fails over to older data", lambda: server.fail_over(self._old)),
-            ("a replica begins to lag", self._keep),
+            ("redis fails over to older data", lambda: server.fail_over(self._world.fence)),
+            ("a replica begins to lag", server.keep),
             (f"{one.name} is killed", lambda: scheduler.kill(one)),
             (f"{one.name} freezes", lambda: self._freeze(one)),
             (f"the clock of {one.name} jumps", lambda: self._shift(one)),
@@ -57,9 +56,6 @@ class Chaos:
             ("the system gives no more threads", self._no_threads),
             ("a worker is told to end", self._stop),
         ]
-
-    def _keep(self) -> None:
-        self._old = self._world.server.snapshot()
 
     def _freeze(self, one: Process) -> None:
         length_us = int(self._rng.choice([1, 6, 12]) * _SECOND)
@@ -83,6 +79,6 @@ class Chaos:
         if not self._world.workers:
             return
         worker = self._rng.choice(list(self._world.workers))
-        self._world.workers[worker]._delivery.shared.stop_flag[0] = 1
+        self._world.workers[worker].delivery.shared.stop_flag[0] = 1
         self._world.scheduler.wait(3 * self._rng.random())
         self._world.scheduler.kill(worker)

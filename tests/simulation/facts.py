@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
-from dispatcher.message import Outcome, Status
-from dispatcher.store import Claim, Failure, Success
-from dispatcher.testing.memory.claims import MemoryClaims
-from dispatcher.testing.memory.store_maintenance import MemoryStoreMaintenance
-from dispatcher.testing.memory.tables import AttemptRow, CatchUpRules, Row, Tables
+from dispatcher.message import Message, Outcome, Status
+from dispatcher.store import Claim, Claims, Database, Failure, StoreMaintenance, Success
 from tests.simulation.setting import RETENTION
+from tests.simulation.store import Row, Store, Try
 
 _OptOut = tuple[str, str | None]
 """Who gets nothing, and on which channel: None stands for all."""
@@ -69,7 +68,7 @@ class OptOuts:
         finally:
             self._under_way[who] -= 1
 
-    def has(self, row: Row, among: Iterable[_OptOut]) -> bool:
+    def has(self, row: Row | Message, among: Iterable[_OptOut]) -> bool:
         """Whether a message is one of those who get nothing."""
         return not {(row.recipient, row.channel), (row.recipient, None)}.isdisjoint(among)
 
@@ -79,7 +78,7 @@ class Pruned:
     """A message that is not stored any more."""
 
     row: Row
-    attempts: dict[int, AttemptRow]
+    tries: list[Try]
     at: datetime
 
 
@@ -100,37 +99,37 @@ class Facts:
     wrong: list[str] = field(default_factory=list)
     known_then: dict[UUID, list[Outcome | None]] = field(default_factory=dict)
     """What SQL said of each try of a message when the message was next claimed."""
-    ended: dict[UUID, tuple[Status, datetime | None]] = field(default_factory=dict)
+    ended: dict[str, tuple[str, str | None]] = field(default_factory=dict)
 
 
-class WatchedClaims(MemoryClaims):
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The store of a story, and what is written down of it."""
+
+    store: Store
+    facts: Facts
+
+
+class WatchedClaims(Claims):
     """Claims. What is known of earlier tries when a message is claimed again is written down.
 
     And whether a claim is ended by one that is not the last: by a success alone.
     """
 
-    def __init__(
-        self, tables: Tables, facts: Facts, *, ttl: timedelta, kept_back: CatchUpRules
-    ) -> None:
-        super().__init__(tables, ttl=ttl, kept_back=kept_back)
-        self._rows = tables
-        self._facts = facts
+    def __init__(self, database: Database, watched: Watched, **options: Any) -> None:
+        super().__init__(database, **options)
+        self._watched = watched
 
-    def claim(
-        self,
-        message_ids: Sequence[UUID],
-        *,
-        ahead: timedelta = timedelta(0),
-        mark: UUID | None = None,
-    ) -> list[Claim]:
-        claims = super().claim(message_ids, ahead=ahead, mark=mark)
+    def claim(self, message_ids: Sequence[UUID], **options: Any) -> list[Claim]:
+        claims = super().claim(message_ids, **options)
+        store, facts = self._watched.store, self._watched.facts
         for claim in claims:
-            known = self._rows.outcomes(claim.message.id, before=claim.token)
-            then = self._facts.known_then.setdefault(claim.message.id, [])
+            known = store.outcomes(claim.message.id, before=claim.token)
+            then = facts.known_then.setdefault(claim.message.id, [])
             then[len(then) :] = known[len(then) :]
-            opt_outs = self._facts.opt_outs
-            if opt_outs.has(self._rows.messages[claim.message.id], opt_outs.certain):
-                self._facts.wrong.append(f"{claim.message.id} was claimed for one who opted out")
+            opt_outs = facts.opt_outs
+            if opt_outs.has(claim.message, opt_outs.certain):
+                facts.wrong.append(f"{claim.message.id} was claimed for one who opted out")
         return claims
 
     def record(
@@ -149,36 +148,37 @@ class WatchedClaims(MemoryClaims):
         super().put_back(given, enqueue_in=enqueue_in)
         self._look_again(others)
 
-    def _of_others(self, claims: Iterable[Claim]) -> list[Row]:
-        """Return the rows that somebody else has claimed since."""
-        rows = ((self._rows.messages.get(each.message.id), each.token) for each in claims)
+    def _of_others(self, claims: Iterable[Claim]) -> list[UUID]:
+        """Return the messages that somebody else has claimed since."""
+        rows = ((self._watched.store.row(each.message.id), each.token) for each in claims)
         return [
-            row for row, token in rows
+            row.id for row, token in rows
             if row and row.status is Status.SENDING and row.claim_token != token
         ]  # fmt: skip
 
-    def _look_again(self, rows: Iterable[Row]) -> None:
-        for row in rows:
-            if row.status is not Status.SENDING:
-                self._facts.wrong.append(f"the claim of {row.id} was ended by an older one")
+    def _look_again(self, message_ids: Iterable[UUID]) -> None:
+        for each in message_ids:
+            row = self._watched.store.row(each)
+            if row is None or row.status is not Status.SENDING:
+                self._watched.facts.wrong.append(f"the claim of {each} was ended by an older one")
 
 
-class WatchedMaintenance(MemoryStoreMaintenance):
+class WatchedMaintenance(StoreMaintenance):
     """The store of the sweep. What it deletes is kept for the judge."""
 
-    def __init__(self, tables: Tables, facts: Facts, *, kept_back: CatchUpRules) -> None:
-        super().__init__(tables, kept_back=kept_back)
-        self._rows = tables
-        self._facts = facts
+    def __init__(self, database: Database, watched: Watched, **options: Any) -> None:
+        super().__init__(database, **options)
+        self._watched = watched
 
     def prune(self, *, older_than: timedelta, limit: int) -> int:
-        before = dict(self._rows.messages)
-        tries = {id_: self._rows.attempts.get(id_, {}) for id_ in before}
+        store, facts = self._watched.store, self._watched.facts
+        before = [(Row.of(values), store.tries(UUID(values[0]))) for values in store.values()]
         many = super().prune(older_than=older_than, limit=limit)
-        now = self._rows.now()
-        for id_ in before.keys() - self._rows.messages.keys():
-            self._facts.pruned[id_] = Pruned(before[id_], tries[id_], now)
-            finished_at = before[id_].finished_at
-            if finished_at is None or finished_at > now - RETENTION:
-                self._facts.wrong.append(f"{id_} was deleted while it was {before[id_].status}")
+        now, left = store.now(), store.ids()
+        for row, tries in before:
+            if row.id in left:
+                continue
+            facts.pruned[row.id] = Pruned(row, tries, now)
+            if row.finished_at is None or row.finished_at > now - RETENTION:
+                facts.wrong.append(f"{row.id} was deleted while it was {row.status}")
         return many

@@ -100,7 +100,10 @@ _SERVER_OF = {"store": "store", "windows": "redis", "permits": "redis", "queue":
 
 
 class Reached:
-    """A part as one process reaches it: each call is a step at which others may come between."""
+    """A part as one process reaches it: each call is a step at which others may come between.
+
+    ``breaks`` is called where the line breaks.
+    """
 
     def __init__(
         self,
@@ -112,6 +115,7 @@ class Reached:
         scheduler: Scheduler,
         weather: Weather,
         tell: Tell,
+        breaks: Callable[[], object] | None = None,
     ) -> None:
         self._part = part
         self._room = room
@@ -121,6 +125,7 @@ class Reached:
         self._scheduler = scheduler
         self._weather = weather
         self._tell = tell
+        self._breaks = breaks
 
     def __getattr__(self, name: str) -> Any:
         target = getattr(self._part, name)
@@ -208,6 +213,8 @@ class Reached:
         self._scheduler.spawn(self._network, "a copy", arrive, after=late)
 
     def _error(self) -> DispatcherError:
+        if self._breaks is not None:
+            self._breaks()
         return _ROOMS[self._room]()
 
     def _freeze(self) -> None:
@@ -233,6 +240,10 @@ class MessagesLine:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reached, name)
+
+    def lacks(self, _: str) -> bool:
+        """SQLite stores all characters: it is not asked."""
+        return False
 
     def add_together(self, additions: Iterable[Addition], **more: bool) -> bool | None:
         every = list(additions)

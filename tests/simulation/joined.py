@@ -1,108 +1,89 @@
-"""Transactions of callers in memory: what joins them is stored if and when they commit."""
+"""Transactions of callers, on lines that break and in processes that die."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
+
 from dispatcher.errors import StoreUnavailable
-from dispatcher.message import Message
-from dispatcher.store import Addition
-from dispatcher.testing.memory.joined import MemoryTransaction
-from dispatcher.testing.memory.tables import Tables
+from dispatcher.store import JoinedMessages
+from tests.simulation.scheduler import Killed, Process
 
 OnEnd = Callable[[Sequence[Any], bool], None]
+Reach = Callable[..., Any]
 
 
-@dataclass(slots=True)
-class Watch:
-    """What the use case remembers of a transaction."""
+@dataclass(frozen=True, slots=True)
+class _End:
+    """What a process does at the end of a transaction; nothing once it is dead."""
 
-    joined: list[Any] = field(default_factory=list)
-    undone: bool = False
+    process: Process
+    on_end: OnEnd
+
+    def __call__(self, joined: Sequence[Any], is_certain: bool) -> None:
+        with suppress(Killed):  # the pool gets its connection back
+            if self.process.alive:
+                self.on_end(joined, is_certain)
 
 
-class Session:
-    """A caller's session as its process reaches it. A line that breaks ends its transaction."""
+class JoinedLine:
+    """The messages of transactions as a process reaches them. A line that breaks ends the one on it."""
 
-    def __init__(self, transaction: MemoryTransaction, reached: Any) -> None:
-        self._transaction = transaction
+    def __init__(self, real: JoinedMessages, process: Process, reached: Reach) -> None:
+        self._real = real
+        self._process = process
         self._reached = reached
-        self._on_end: OnEnd | None = None
-        self.watch = Watch()
+
+    def join(self, session: Session, on_end: OnEnd) -> Any:
+        transaction = self._real.join(session, _End(self._process, on_end))
+        return self._reached(transaction, breaks=session.connection().invalidate)
+
+    def stored(self, message_ids: Sequence[UUID]) -> Any:
+        return self._reached(self._real).stored(message_ids)
+
+
+class CallersSession(Session):
+    """A session that one process uses."""
+
+    def __init__(self, connection: Connection, process: Process) -> None:
+        super().__init__(connection)
+        self._line = connection
+        self._process = process
 
     @property
     def is_open(self) -> bool:
-        """Whether the transaction is under way."""
-        return self._transaction.is_open
-
-    def join(self, on_end: OnEnd) -> Session:
-        """Let the use case be told of the end."""
-        self._on_end = on_end
-        return self
-
-    def with_key(self, idempotency_key: str) -> Any:
-        return self._do(lambda: self._reached.with_key(idempotency_key))
-
-    def unsent(self, messages: Sequence[Message]) -> Any:
-        return self._do(lambda: self._reached.unsent(messages))
-
-    def add(self, addition: Addition) -> Any:
-        return self._do(lambda: self._reached.insert(addition))
-
-    def check_not_suppressed(self, recipient: str, channel: str) -> None:
-        self._do(lambda: self._reached.check_not_suppressed(recipient, channel))
-
-    def present(self, message_ids: Sequence[UUID]) -> Any:
-        return self._do(lambda: self._reached.present(message_ids))
-
-    def commit(self) -> None:
-        """Commit, and tell the use case. Raises StoreUnavailable where no answer came."""
-        try:
-            self._reached.commit()
-        except StoreUnavailable:
-            self._end(is_certain=False)
-            raise
-        self._end(is_certain=True)
-
-    def rollback(self) -> None:
-        """End it without a trace, and tell the use case."""
-        self._end(is_certain=True)
+        """Whether its line has not broken."""
+        return not self._line.invalidated
 
     def close(self) -> None:
-        """Let the database see that nobody is there any more."""
-        self._transaction.close()
-
-    def _do(self, statement: Callable[[], Any]) -> Any:
-        try:
-            return statement()
-        except StoreUnavailable as error:
-            if not error.refused:
-                self.close()
-            raise
-
-    def _end(self, *, is_certain: bool) -> None:
-        self.close()
-        on_end, self._on_end = self._on_end, None
-        if on_end is not None:
-            on_end(self.watch.joined, is_certain)
+        """Close it and its connection, also in a process that has died."""
+        if not self._process.alive and self.is_open:
+            self._line.invalidate()
+        super().close()
+        self._line.close()
 
 
-class MemoryJoined:
-    """Stands in for ``dispatcher.store.JoinedMessages`` with such sessions."""
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The COMMIT of one transaction; how it ends is what the driver says."""
 
-    def __init__(self, tables: Tables, reached: Callable[[object], Any]) -> None:
-        self._tables = tables
-        self._reached = reached(self)
+    line: Any
 
-    def join(self, session: Session, on_end: OnEnd) -> Session:
-        return session.join(on_end)
+    def commit(self) -> None:
+        self.line.commit()
 
-    def stored(self, message_ids: Sequence[UUID]) -> Any:
-        return self._reached.look(message_ids)
 
-    def look(self, message_ids: Sequence[UUID]) -> set[UUID]:
-        """Return those that are committed."""
-        return {each for each in message_ids if each in self._tables.messages}
+def committed(line: Any, reached: Any) -> None:
+    """Commit on a line that may break."""
+    try:
+        reached.commit()
+    except StoreUnavailable:
+        line.driver_connection.close()
+        raise sqlite3.ProgrammingError("Cannot operate on a closed database.") from None

@@ -10,12 +10,11 @@ from uuid import UUID
 
 from dispatcher.message import Outcome, Status
 from dispatcher.quota import Quota
-from dispatcher.redis.keys import scope_of
 from dispatcher.store import ReservationRow
 from dispatcher.store.schema import UNSENT_STATUSES
-from dispatcher.testing.memory.tables import NO_RESERVATION, AttemptRow, Row
 from dispatcher.times.send_time import to_ms
 from tests.simulation.setting import CHANNEL_LIMITS, QUOTAS, settings
+from tests.simulation.store import NO_RESERVATION, Row, Try
 from tests.simulation.world import World
 from tests.support.checks import History, Stored, Windows, broken_promises, false_windows
 from tests.support.ledger import Line
@@ -52,13 +51,12 @@ def judge(world: World) -> list[str]:
 def _rows(world: World) -> list[Row]:
     """Return all that was ever stored and kept, and what was deleted when it was old."""
     pruned = (each.row for each in world.facts.pruned.values())
-    return [*world.tables.messages.values(), *pruned]
+    return [*world.store.rows(), *pruned]
 
 
-def _tries(world: World, id_: UUID) -> list[AttemptRow]:
+def _tries(world: World, id_: UUID) -> list[Try]:
     pruned = world.facts.pruned.get(id_)
-    found = world.tables.attempts.get(id_, {}) if pruned is None else pruned.attempts
-    return [found[token] for token in sorted(found)]
+    return world.store.tries(id_) if pruned is None else pruned.tries
 
 
 def _outcomes(world: World, id_: UUID) -> list[Outcome | None]:
@@ -276,8 +274,8 @@ def _keys(world: World) -> Iterator[str]:
 
 def _is_free(world: World, row: Row) -> bool:
     """Whether a message ended unsent: another one may have its key."""
-    ended = row.status in UNSENT_STATUSES
-    return ended and (row.id in world.facts.pruned or world.tables.is_unsent(row.id))
+    was_pruned = row.id in world.facts.pruned and row.status in UNSENT_STATUSES
+    return was_pruned or world.store.is_unsent(row)
 
 
 def _attempts(world: World) -> Iterator[str]:
@@ -295,11 +293,9 @@ def _windows(world: World) -> Windows:
     found: dict[str, dict[UUID, int]] = defaultdict(dict)
     pruned = world.facts.pruned
     old = {id_ for id_, each in pruned.items() if each.row.status not in NO_RESERVATION}
-    for name, window in world.server.holds.windows.items():
-        scope = scope_of(name.encode())
-        if scope is not None:
-            ids = {UUID(bytes=member[:16]): int(at) for member, at in window.items()}
-            found[":".join(scope)] = {id_: at for id_, at in ids.items() if id_ not in old}
+    for scope, window in world.server.windows().items():
+        ids = {UUID(bytes=member[:16]): at for member, at in window.items()}
+        found[scope] = {id_: at for id_, at in ids.items() if id_ not in old}
     return {scope: window for scope, window in found.items() if window}
 
 
@@ -307,30 +303,35 @@ def _places(world: World) -> list[Stored]:
     """Return what the windows are to hold, one for each place of a message."""
     return [
         replace(_stored(world, row), scope=scope)
-        for row in world.tables.messages.values()
+        for row in world.store.rows()
         for scope in _scopes(row)
     ]
 
 
 def _leftovers(world: World) -> Iterator[str]:
-    for name, window in world.server.holds.windows.items():
+    for name, window in world.server.windows().items():
         for member in window:
             if len(member) > 16:
                 yield f"{name} still has a hold of {UUID(bytes=member[:16])}"
-    waiting = sum(len(entries) for entries in world.server.holds.pending.values())
+    waiting = world.server.unconfirmed(world.fence)
     if waiting:
         yield f"{waiting} reservations are not confirmed"
 
 
 def _permits(world: World) -> Iterator[str]:
     """Each send still counts where a limit looks for it, not from earlier than it began."""
-    memory_ms = world.wiring.permits.memory.total_seconds() * 1_000
+    permits = world.wiring.parts.permits
+    memory_ms = permits.memory.total_seconds() * 1_000
     end_ms = world.server.now_ms()
+    logs: dict[str, dict[bytes, float]] = {}
     for line in world.provider.lines:
         at_ms = world.redis_ms_of(line.at_us)
         if line.event != "begin" or at_ms < end_ms - memory_ms:
             continue
-        log = world.wiring.permits.scope_log(line.scope)
+        log = logs.get(line.scope)
+        if log is None:
+            name = permits._keys_of(line.scope).scope(line.scope)
+            log = logs[line.scope] = world.server.scores(name)
         scores = [at for member, at in log.items() if member[:16] == line.id.bytes]
         if not any(score >= at_ms for score in scores):
             yield f"try {line.attempt} of {line.id} has no permit"

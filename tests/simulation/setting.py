@@ -9,7 +9,6 @@ from typing import Any
 from dispatcher.channel import ChannelSettings, ScopeKind
 from dispatcher.quota import Limit, Quota
 from dispatcher.settings import Settings
-from dispatcher.testing.memory.tables import CatchUpRules
 
 QUOTAS = (Quota(2, 3_000), Quota(5, 15_000))
 CHANNEL_QUOTAS = (Quota(4, 5_000),)
@@ -53,9 +52,3 @@ def settings() -> Settings:
     # Nobody waits an hour here: it is longer than the longest quota, which is what counts.
     return made.model_copy(update={"retention": RETENTION})
 
-
-def catching_up(made: Settings) -> CatchUpRules:
-    """Return what the store is told of the channels that catch up."""
-    return CatchUpRules(
-        made.overdue_after, made.caught_up_by("expire"), made.caught_up_by("reslot")
-    )

@@ -24,7 +24,7 @@ FAULTS = examples(5_000)
 
 def test_a_sweeper_does_every_duty_but_that_of_status_webhooks() -> None:
     world = World(1)
-    duties = world.wiring.duties(Process(world.scheduler, "sweeper"))
+    duties = world.wiring.duties(world.wiring.app(Process(world.scheduler, "sweeper")))
     assert set(duties) == set(DUTIES) - {"notify"}
 
 

@@ -8,12 +8,14 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from unittest.mock import patch
 from uuid import UUID
 
+from dispatcher import faults
+from dispatcher.app import App
 from dispatcher.broker.queue import TaskGroup
 from dispatcher.delivery import (
-    GroupQueue,
     destinations,
     recorder,
     sender,
@@ -23,10 +25,9 @@ from dispatcher.delivery import (
 )
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.reservation import booking, windows
+from dispatcher.reservation import Fence, booking, shards, windows
+from dispatcher.store import database, maintenance
 from dispatcher.submission import batch, submitter
-from dispatcher.testing.memory.server import Server
-from dispatcher.testing.memory.tables import Row, Tables
 from dispatcher.times.send_time import to_ms
 from tests.simulation.broker import Broker, begins_in
 from tests.simulation.callers import Caller, Known
@@ -35,13 +36,17 @@ from tests.simulation.facts import Asked, Facts
 from tests.simulation.faults import Weather
 from tests.simulation.ledger import Provider
 from tests.simulation.scheduler import START, Process, Scheduler, Threading
+from tests.simulation.server import Server
 from tests.simulation.setting import settings
+from tests.simulation.store import Store
 from tests.simulation.wiring import Wiring
 
 _SECOND = 1_000_000
 _CALM_SECONDS = 400
 _BATCH = 3
 """Drafts of a bulk submit that are booked and stored together."""
+_AT_POINTS = 0.1
+"""How often something happens at a fault point."""
 _SETTINGS = settings()
 
 
@@ -57,16 +62,12 @@ class World:
         self.settings = _SETTINGS
         self.facts = Facts()
         self._shifts_us = [self.rng.randrange(-2 * _SECOND, 2 * _SECOND) for _ in range(2)]
-        self.tables = Tables(self._server_clock(0))
-        self.server = Server(
-            self._server_clock(1),
-            namespace="sim",
-            shards=_SETTINGS.shards,
-        )
+        self.store = Store(self._server_clock(0))
+        self.server = Server(self._server_clock(1))
         self.provider = Provider()
         self.broker = Broker(self.scheduler, self.weather)
         self.broker.take = self._take
-        self.workers: dict[Process, GroupQueue] = {}
+        self.workers: dict[Process, App] = {}
         self._numbers = 0
         self._pace = 0.5 + 12 * self.weather.often
         self.is_restless = self.rng.random() < 0.3  # callers move the same messages about
@@ -84,7 +85,7 @@ class World:
             self._calm()
             self._pass(14)  # callers who were asking, or frozen, still get their answers
             end_us = self.scheduler.now_us + _CALM_SECONDS * _SECOND
-            while self.scheduler.now_us < end_us and not self._is_settled():
+            while self.scheduler.now_us < end_us and not self.store.is_settled():
                 self._pass(1)
             # What nobody confirmed is looked up once its grace is over, what was rebuilt later too.
             grace = 2 * int(_SETTINGS.reconcile_grace.total_seconds() + 4)
@@ -101,9 +102,14 @@ class World:
         """Go on with the story."""
         self.story.append((self.scheduler.now_us, who, what, detail))
 
+    @property
+    def fence(self) -> Fence:
+        """The layout of the parts in Redis."""
+        return self.wiring.parts.fence
+
     def db_ms(self) -> int:
         """Return the present by the database's clock."""
-        return to_ms(self.tables.now())
+        return to_ms(self.store.now())
 
     @property
     def db_shift_us(self) -> int:
@@ -120,14 +126,26 @@ class World:
         But for what has failed, and turns out to have been sent when its worker tells so late.
         """
         self.scheduler.run(self.scheduler.now_us + seconds * _SECOND)
-        for row in self.tables.messages.values():
-            if row.status.is_final or row.id in self.facts.ended:
-                now = row.status, row.finished_at
-                before = self.facts.ended.get(row.id, now)[0]
-                if (before, row.status) == (Status.FAILED, Status.SENT):
-                    self.facts.ended[row.id] = now
-                if self.facts.ended.setdefault(row.id, now) != now:
-                    self.facts.wrong.append(f"{row.id} was {before} and is {row.status} now")
+        ended = self.facts.ended
+        for id_, status, at in self.store.new_ends():
+            if at is not None or id_ in ended:
+                before = ended.setdefault(id_, (status, at))
+                if (before[0], status) == (Status.FAILED, Status.SENT):
+                    ended[id_] = before = status, at
+                if before != (status, at):
+                    self.facts.wrong.append(f"{id_} was {before[0]} and is {status} now")
+
+    def pass_by(self, point: str) -> None:
+        """Pass a fault point; inside a transaction a process may die or be slow."""
+        if point.endswith("in_transaction") and not self.weather.calm:
+            luck = self.rng.random()
+            if luck < _AT_POINTS:
+                process = self.scheduler.running().process
+                self.weather.note("a transaction goes wrong")
+                self.tell(process.name, point, "! its process is slow, or dies")
+                if luck < _AT_POINTS / 2:
+                    self.scheduler.kill(process)
+                self.scheduler.wait(self.rng.random())
 
     # Who there is
 
@@ -148,21 +166,19 @@ class World:
 
     def _worker(self, number: int) -> None:
         process = self._process(f"worker {number}", self.rng.choice([0.01, 1, 3_600]))
-        self.workers[process] = GroupQueue(
-            self.wiring.delivery(process, self._is_claimed), at_once=self.settings.groups_at_once
-        )
+        self.workers[process] = self.wiring.app(process, self._is_claimed)
         self._reborn(process, lambda: self._worker(number))
         self.broker.offer()
 
     def _is_claimed(self, message: Message) -> None:
         """Nothing is sent but under the claim that holds, by the database's clock."""
-        row = self.tables.messages.get(message.id)
+        row = self.store.row(message.id)
         ends_at = None if row is None else row.claim_expires_at
         if row is not None and row.status is Status.SENT:
-            last = self.tables.attempts[message.id].get(row.claim_token)
-            if last is not None and last.outcome is Outcome.UNKNOWN:
+            tries = {each.token: each.outcome for each in self.store.tries(message.id)}
+            if tries.get(row.claim_token) is Outcome.UNKNOWN:
                 return  # an earlier try was told to be sent after this one was claimed
-        if row is None or ends_at is None or ends_at <= self.tables.now():
+        if row is None or ends_at is None or ends_at <= self.store.now():
             self.facts.wrong.append(f"{message.id} was sent after its claim had ended")
         elif row.attempt_count != message.attempt_count:
             self.facts.wrong.append(f"{message.id} was sent under an old claim")
@@ -172,7 +188,7 @@ class World:
         if not alive:
             return False
         process = self.rng.choice(alive)
-        own = self.workers[process]
+        own = self.workers[process].group_queue
         wait = begins_in(task, process.now())
         late = 0.0 if self.weather.calm or self.rng.random() > 0.05 else 8 * self.rng.random()
         if late:
@@ -193,7 +209,7 @@ class World:
 
     def _sweeper(self, number: int) -> None:
         process = self._process(f"sweeper {number}", self.rng.choice([0.01, 3_600]))
-        duties = self.wiring.duties(process)
+        duties = self.wiring.duties(self.wiring.app(process))
 
         def every(duty: Callable[[], object], name: str) -> Callable[[], None]:
             def work() -> None:
@@ -209,7 +225,7 @@ class World:
 
     def _client(self, number: int) -> None:
         process = self._process(f"client {number}", 2.0)
-        caller = Caller(self, process, self.wiring.use_cases(process), self._known)
+        caller = Caller(self, process, self.wiring.app(process), self._known)
 
         def work() -> None:
             while not self.weather.calm:
@@ -255,12 +271,6 @@ class World:
         for process in self.everybody:
             process.frozen_until_us = 0
 
-    def _is_settled(self) -> bool:
-        return all(row.status.is_final or row.status is Status.HELD for row in self._rows())
-
-    def _rows(self) -> list[Row]:
-        return list(self.tables.messages.values())
-
     def number(self) -> int:
         """Return the next number of the story."""
         self._numbers += 1
@@ -303,8 +313,17 @@ def patched(world: World) -> Iterator[None]:
         stack.enter_context(patch.object(sweep, "random", world.rng))
         stack.enter_context(patch.object(submitter, "new_ids", world.new_ids))
         stack.enter_context(patch.object(batch, "BATCH", _BATCH))
-        stack.enter_context(patch.object(windows, "new_hold", world.new_hold))
+        for module in (windows, shards):
+            stack.enter_context(patch.object(module, "new_hold", world.new_hold))
         stack.enter_context(patch.object(booking, "new_id", world.new_id))
+        stack.enter_context(world.store.told_the_time())
+        stack.enter_context(patch.object(world.store.callers.dialect, "do_commit", world.wiring.commit))
+        # Tries again in simulated time; what reads ahead does not do so in a thread.
+        sleep = SimpleNamespace(sleep=world.scheduler.wait)
+        stack.enter_context(patch.object(database, "time", sleep))
+        stack.enter_context(patch.object(database, "random", world.rng))
+        stack.enter_context(patch.object(maintenance, "_ahead", lambda pages: pages))
+        stack.enter_context(patch.object(faults, "_armed", world))
         log.setLevel(logging.CRITICAL + 1)
         try:
             yield

@@ -30,7 +30,7 @@ from dispatcher.limiters import (
     SlidingList,
     SlidingLog,
 )
-from dispatcher.testing.clock import CLOCK_KEY, RedisTime
+from dispatcher.testing.clock import RedisTime
 
 _GONE = -2
 MS = timedelta(milliseconds=1)
@@ -63,7 +63,7 @@ class Clocked(redis.Redis):
         return {
             key: self.dump(key)
             for key in keys
-            if key != CLOCK_KEY.encode() and self.left(key) != _GONE
+            if self.left(key) != _GONE
         }
 
     def left(self, key: bytes | str) -> int:

@@ -1,13 +1,17 @@
--- Goes before a script of a dispatcher whose time a test moves: its TIME is the string CLOCK, which
--- holds seconds and microseconds, and its keys expire by it.
+-- Goes before a script of a dispatcher whose time a test moves: its TIME is that of the test, and its
+-- keys expire by it.
 --
 -- The server keeps the expiry of such a key as FACTOR times its instant. So none comes in the time of
 -- the machine, and the milliseconds that pass between two commands do not change it.
+--
+-- KEYS  those of the script; one whose time is over is deleted
+-- ARGV  those of the script, then seconds and microseconds of the present, which are taken away
+-- Reply none: the script follows.
 
 local redis = (function(server)
   local FACTOR, EARLIEST = 64, 1e13
   local call = server.call
-  local seconds, micros = string.match(call('GET', 'CLOCK'), '(%d+) (%d+)')
+  local seconds, micros = string.match(table.remove(ARGV), '(%d+) (%d+)')
   local now = seconds * 1000 + math.floor(micros / 1000)
 
   local function expiry(key)

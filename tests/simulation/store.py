@@ -1,0 +1,185 @@
+"""The database of a story: a SQLite file, and what it holds as the judge reads it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Engine, NullPool, create_engine, event
+
+from dispatcher.message import Outcome, Status
+from dispatcher.store import Database
+from dispatcher.store.schema import UNSENT_STATUSES, VOID
+from dispatcher.testing.clock import sql_time
+from dispatcher.testing.servers import new_database
+from tests.simulation.setting import settings
+
+NO_RESERVATION = (Status.CANCELLED, Status.EXPIRED)
+_QUICK = ("synchronous=OFF", "busy_timeout=0", "foreign_keys=ON")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A message as SQL has it."""
+
+    id: UUID
+    status: Status
+    channel: str
+    recipient: str
+    scope: str
+    scopes: dict[str, str] | None
+    send_at: datetime
+    next_attempt_at: datetime
+    created_at: datetime
+    finished_at: datetime | None
+    expires_at: datetime | None
+    claim_expires_at: datetime | None
+    claim_token: int
+    attempt_count: int
+    max_attempts: int
+    idempotency_key: str | None
+    last_error: str | None
+    on_unknown: str | None
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> Row:
+        """Return the row with these values of SQLite."""
+        id_, status, channel, recipient, scope, scopes, *rest = values
+        instants = [None if each is None else _instant(each) for each in rest[:6]]
+        scopes = json.loads(scopes) if scopes else None
+        return cls(UUID(id_), Status(status), channel, recipient, scope, scopes, *instants, *rest[6:])
+
+
+class Try(NamedTuple):
+    """An attempt as SQL has it."""
+
+    token: int
+    finished_at: datetime | None
+    outcome: Outcome | None
+
+
+_COLUMNS = ", ".join(Row.__dataclass_fields__)
+
+
+@cache
+def _files() -> tuple[Database, Engine, Path, Path]:
+    """Return the database of this process's stories, an engine of callers, its file, an empty one."""
+    database = Database(new_database(settings()))
+    callers = create_engine(database.url, poolclass=NullPool)
+    for engine in (database.engine, callers):
+        event.listen(engine, "connect", _prepare)
+    file = database.backend.file
+    assert file is not None
+    empty = file.with_suffix(".empty")
+    shutil.copyfile(file, empty)
+    return database, callers, file, empty
+
+
+def _prepare(connection: Any, _record: object) -> None:
+    for words in _QUICK:
+        connection.execute(f"PRAGMA {words}")
+
+
+class Store:
+    """The database of a story. A lock is not waited for: nobody lets go of it meanwhile."""
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        self.database, self.callers, file, empty = _files()
+        self._now = now
+        self.database.close()
+        for end in ("-wal", "-shm"):
+            file.with_name(file.name + end).unlink(missing_ok=True)
+        shutil.copyfile(empty, file)
+        self._view = sqlite3.connect(file, isolation_level=None)
+        self._version = 0
+
+    @contextmanager
+    def told_the_time(self) -> Iterator[None]:
+        """Let the database go by the clock of its story."""
+        with sql_time(self.database.url.render_as_string(hide_password=False), self._now):
+            try:
+                yield
+            finally:
+                self._keep()
+
+    def _keep(self) -> None:
+        """Read from a copy from now on: the file is for the next story."""
+        copy = sqlite3.connect(":memory:")
+        with closing(self._view):
+            self._view.backup(copy)
+        self._view = copy
+
+    def now(self) -> datetime:
+        """Return the present by the database's clock."""
+        now = self._now()
+        return now.replace(microsecond=now.microsecond // 1_000 * 1_000)
+
+    def rows(self) -> list[Row]:
+        """Return all messages."""
+        return [Row.of(each) for each in self.values()]
+
+    def row(self, message_id: UUID) -> Row | None:
+        """Return a message."""
+        found = self._read(f"SELECT {_COLUMNS} FROM dispatcher_messages WHERE id = ? AND status <> ?",
+                           message_id.hex, VOID)  # fmt: skip
+        return Row.of(found[0]) if found else None
+
+    def values(self) -> list[tuple[Any, ...]]:
+        """Return all messages in SQLite's values: the first one is the id in hex."""
+        return self._read(f"SELECT {_COLUMNS} FROM dispatcher_messages WHERE status <> ?", VOID)
+
+    def ids(self) -> set[UUID]:
+        """Return the ids of all messages."""
+        return {UUID(each) for (each,) in
+                self._read("SELECT id FROM dispatcher_messages WHERE status <> ?", VOID)}  # fmt: skip
+
+    def new_ends(self) -> list[tuple[str, str, str | None]]:
+        """Return id, status and end of all messages; nothing where no row has changed."""
+        [(version,)] = self._read("PRAGMA data_version")
+        if version == self._version:
+            return []
+        self._version = version
+        return self._read(
+            "SELECT id, status, finished_at FROM dispatcher_messages WHERE status <> ?", VOID
+        )
+
+    def is_settled(self) -> bool:
+        """Whether all messages have ended, or are held."""
+        open_ones = "SELECT 1 FROM dispatcher_messages WHERE status IN ('scheduled', 'sending')"
+        return not self._read(f"{open_ones} LIMIT 1")
+
+    def tries(self, message_id: UUID, *, before: int = 2**31) -> list[Try]:
+        """Return the attempts of a message, first one first, up to a token."""
+        found = self._read(
+            "SELECT token, finished_at, outcome FROM dispatcher_attempts "
+            "WHERE message_id = ? AND token < ? ORDER BY token", message_id.hex, before,
+        )  # fmt: skip
+        return [Try(token, end and _instant(end), outcome and Outcome(outcome))
+                for token, end, outcome in found]  # fmt: skip
+
+    def outcomes(self, message_id: UUID, *, before: int = 2**31) -> list[Outcome | None]:
+        """Return what came of the attempts of a message, up to a token."""
+        return [each.outcome for each in self.tries(message_id, before=before)]
+
+    def is_unsent(self, row: Row) -> bool:
+        """Return whether a message has ended, and surely was not sent."""
+        perhaps = (None, Outcome.SENT, Outcome.UNKNOWN)
+        return row.status in UNSENT_STATUSES and not any(
+            each in perhaps for each in self.outcomes(row.id)
+        )
+
+    def _read(self, query: str, *values: Any) -> list[Any]:
+        return self._view.execute(query, values).fetchall()
+
+
+def _instant(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
