@@ -174,7 +174,7 @@ class Reached:
         if fault is Fault.REFUSED:
             if self._room == "store" and rng.random() < 0.1:
                 raise StoreUnavailable("the database answered DataError", refused=True)
-            if _is_one(name, about) and rng.random() < 0.3:
+            if self._is_one(name, about) and rng.random() < 0.3:
                 raise OutcomeUnknown("the connection to the database broke", about[0].message.id)
             raise self._error()
         if fault is Fault.SLOW_BEFORE:
@@ -188,7 +188,7 @@ class Reached:
         rng = self._scheduler.rng
         if fault is Fault.LOST:
             self._scheduler.wait(0.01)
-            if _is_one(name, about):
+            if self._is_one(name, about):
                 raise OutcomeUnknown("the connection to the database broke", about[0].message.id)
             raise self._error()
         if fault is Fault.SLOW_AFTER:
@@ -212,6 +212,10 @@ class Reached:
         late = rng.choice([0.01, 1.0, 12.0]) * rng.random()
         self._scheduler.spawn(self._network, "a copy", arrive, after=late)
 
+    def _is_one(self, name: str, about: tuple[Any, ...]) -> bool:
+        """Whether a call adds one message, which may be stored where no answer comes."""
+        return name == "add" and isinstance(about[0], Addition) and self._breaks is None
+
     def _error(self) -> DispatcherError:
         if self._breaks is not None:
             self._breaks()
@@ -225,11 +229,6 @@ class Reached:
     def _die(self) -> None:
         self._scheduler.kill(self._process)
         self._scheduler.wait(0.0)
-
-
-def _is_one(name: str, about: tuple[Any, ...]) -> bool:
-    """Whether a call adds one message, which may be stored where no answer comes."""
-    return name == "add" and isinstance(about[0], Addition)
 
 
 class MessagesLine:
