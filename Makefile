@@ -3,7 +3,7 @@
 PYTHON ?= python3
 SEED ?= 1
 MINUTES ?= 2
-FAULTS ?= 200000
+FAULTS ?= 50000
 REDIS ?= one
 VENV := .venv
 BIN := $(VENV)/bin

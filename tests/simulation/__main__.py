@@ -1,7 +1,7 @@
 """Play one seed again, or many: ``python -m tests.simulation SEED [WORD]``.
 
-Without a seed it plays stories until FAULTS (default 200,000) things have gone wrong:
-``python -m tests.simulation --faults 200000``.
+Without a seed it plays stories until FAULTS (default 50,000) things have gone wrong:
+``python -m tests.simulation --faults 50000``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main() -> int:
     asked = argparse.ArgumentParser(prog="python -m tests.simulation")
     asked.add_argument("seed", type=int, nargs="?", help="the story to tell")
     asked.add_argument("about", nargs="?", default="", help="only the lines that name this")
-    asked.add_argument("--faults", type=int, default=200_000)
+    asked.add_argument("--faults", type=int, default=50_000)
     asked.add_argument("--first", type=int, default=0, help="the seed to begin with")
     given = asked.parse_args()
     if given.seed is not None:

@@ -34,7 +34,7 @@ class _End:
 
 
 class JoinedLine:
-    """The messages of transactions as a process reaches them. A line that breaks ends the one on it."""
+    """The messages of transactions as a process reaches them; one ends where its line breaks."""
 
     def __init__(self, real: JoinedMessages, process: Process, reached: Reach) -> None:
         self._real = real

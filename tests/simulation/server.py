@@ -86,7 +86,7 @@ class Server:
 
     def unconfirmed(self, fence: Fence) -> int:
         """Return how many reservations the store has not confirmed."""
-        return sum(cast(int, self.client.zcard(keys.pending)) for keys in fence.keys)
+        return sum(int(cast("Any", self.client.zcard(keys.pending))) for keys in fence.keys)
 
     def scores(self, name: str) -> dict[bytes, float]:
         """Return the members of a ZSET with their scores."""

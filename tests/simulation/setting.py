@@ -51,4 +51,3 @@ def settings() -> Settings:
     )
     # Nobody waits an hour here: it is longer than the longest quota, which is what counts.
     return made.model_copy(update={"retention": RETENTION})
-

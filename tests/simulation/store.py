@@ -18,7 +18,7 @@ from sqlalchemy import Engine, NullPool, create_engine, event
 
 from dispatcher.message import Outcome, Status
 from dispatcher.store import Database
-from dispatcher.store.schema import UNSENT_STATUSES, VOID
+from dispatcher.store.schema import UNSENT_STATUSES
 from dispatcher.testing.clock import sql_time
 from dispatcher.testing.servers import new_database
 from tests.simulation.setting import settings
@@ -54,9 +54,11 @@ class Row:
     def of(cls, values: Sequence[Any]) -> Row:
         """Return the row with these values of SQLite."""
         id_, status, channel, recipient, scope, scopes, *rest = values
-        instants = [None if each is None else _instant(each) for each in rest[:6]]
+        instants: list[Any] = [each and _instant(each) for each in rest[:6]]
         scopes = json.loads(scopes) if scopes else None
-        return cls(UUID(id_), Status(status), channel, recipient, scope, scopes, *instants, *rest[6:])
+        return cls(
+            UUID(id_), Status(status), channel, recipient, scope, scopes, *instants, *rest[6:]
+        )
 
 
 class Try(NamedTuple):
@@ -67,12 +69,17 @@ class Try(NamedTuple):
     outcome: Outcome | None
 
 
-_COLUMNS = ", ".join(Row.__dataclass_fields__)
+_MESSAGES = "FROM dispatcher_messages WHERE status <> 'void'"
+_ROWS = f"SELECT {', '.join(Row.__dataclass_fields__)} {_MESSAGES}"
+_TRIES = (
+    "SELECT token, finished_at, outcome FROM dispatcher_attempts "
+    "WHERE message_id = ? AND token < ? ORDER BY token"
+)
 
 
 @cache
 def _files() -> tuple[Database, Engine, Path, Path]:
-    """Return the database of this process's stories, an engine of callers, its file, an empty one."""
+    """Return the database of all stories, an engine for callers, its file, and an empty one."""
     database = Database(new_database(settings()))
     callers = create_engine(database.url, poolclass=NullPool)
     for engine in (database.engine, callers):
@@ -129,18 +136,16 @@ class Store:
 
     def row(self, message_id: UUID) -> Row | None:
         """Return a message."""
-        found = self._read(f"SELECT {_COLUMNS} FROM dispatcher_messages WHERE id = ? AND status <> ?",
-                           message_id.hex, VOID)  # fmt: skip
-        return Row.of(found[0]) if found else None
+        rows = self._read(f"{_ROWS} AND id = ?", message_id.hex)
+        return Row.of(rows[0]) if rows else None
 
     def values(self) -> list[tuple[Any, ...]]:
         """Return all messages in SQLite's values: the first one is the id in hex."""
-        return self._read(f"SELECT {_COLUMNS} FROM dispatcher_messages WHERE status <> ?", VOID)
+        return self._read(_ROWS)
 
     def ids(self) -> set[UUID]:
         """Return the ids of all messages."""
-        return {UUID(each) for (each,) in
-                self._read("SELECT id FROM dispatcher_messages WHERE status <> ?", VOID)}  # fmt: skip
+        return {UUID(row[0]) for row in self._read(f"SELECT id {_MESSAGES}")}
 
     def new_ends(self) -> list[tuple[str, str, str | None]]:
         """Return id, status and end of all messages; nothing where no row has changed."""
@@ -148,23 +153,18 @@ class Store:
         if version == self._version:
             return []
         self._version = version
-        return self._read(
-            "SELECT id, status, finished_at FROM dispatcher_messages WHERE status <> ?", VOID
-        )
+        return self._read(f"SELECT id, status, finished_at {_MESSAGES}")
 
     def is_settled(self) -> bool:
         """Whether all messages have ended, or are held."""
-        open_ones = "SELECT 1 FROM dispatcher_messages WHERE status IN ('scheduled', 'sending')"
-        return not self._read(f"{open_ones} LIMIT 1")
+        return not self._read(f"{_ROWS} AND status IN ('scheduled', 'sending') LIMIT 1")
 
     def tries(self, message_id: UUID, *, before: int = 2**31) -> list[Try]:
         """Return the attempts of a message, first one first, up to a token."""
-        found = self._read(
-            "SELECT token, finished_at, outcome FROM dispatcher_attempts "
-            "WHERE message_id = ? AND token < ? ORDER BY token", message_id.hex, before,
-        )  # fmt: skip
-        return [Try(token, end and _instant(end), outcome and Outcome(outcome))
-                for token, end, outcome in found]  # fmt: skip
+        return [
+            Try(token, end and _instant(end), outcome and Outcome(outcome))
+            for token, end, outcome in self._read(_TRIES, message_id.hex, before)
+        ]
 
     def outcomes(self, message_id: UUID, *, before: int = 2**31) -> list[Outcome | None]:
         """Return what came of the attempts of a message, up to a token."""

@@ -34,7 +34,7 @@ class _Parts(App):
     def __init__(self, world: World) -> None:
         super().__init__(world.settings, world.network)
         self._world = world
-        self.redis = world.server.client  # type: ignore[assignment]
+        self.redis = world.server.client
         self._watched = Watched(world.store, world.facts)
 
     @built_once

@@ -215,7 +215,7 @@ class World:
             def work() -> None:
                 while True:
                     self._try(process, name, duty)
-                    process.sleep((5.0 if name == "prune" else 1.0) + self.weather.calm)
+                    process.sleep((5.0 if name == "prune" else 1.5) + self.weather.calm)
 
             return work
 
@@ -302,28 +302,27 @@ class World:
 
 @contextmanager
 def patched(world: World) -> Iterator[None]:
-    """Let the use cases take threads, ids and luck from the world."""
+    """Let the package take threads, ids, luck and time from the world."""
     threading = Threading(world.scheduler)
     log = logging.getLogger("dispatcher")
     level = log.level
+    seams: list[tuple[object, str, object]] = [
+        *((module, "threading", threading)
+          for module in (destinations, recorder, sender, sender_pool, task)),
+        *((module, "random", world.rng) for module in (destinations, sweep, database)),
+        *((module, "new_hold", world.new_hold) for module in (windows, shards)),
+        (submitter, "new_ids", world.new_ids),
+        (booking, "new_id", world.new_id),
+        (batch, "BATCH", _BATCH),
+        (database, "time", SimpleNamespace(sleep=world.scheduler.wait)),
+        (maintenance, "_ahead", lambda pages: pages),  # no thread of the machine
+        (faults, "_armed", world),
+        (world.store.callers.dialect, "do_commit", world.wiring.commit),
+    ]  # fmt: skip
     with ExitStack() as stack:
-        for module in (destinations, recorder, sender, sender_pool, task):
-            stack.enter_context(patch.object(module, "threading", threading))
-        stack.enter_context(patch.object(destinations, "random", world.rng))
-        stack.enter_context(patch.object(sweep, "random", world.rng))
-        stack.enter_context(patch.object(submitter, "new_ids", world.new_ids))
-        stack.enter_context(patch.object(batch, "BATCH", _BATCH))
-        for module in (windows, shards):
-            stack.enter_context(patch.object(module, "new_hold", world.new_hold))
-        stack.enter_context(patch.object(booking, "new_id", world.new_id))
+        for part, name, value in seams:
+            stack.enter_context(patch.object(part, name, value))
         stack.enter_context(world.store.told_the_time())
-        stack.enter_context(patch.object(world.store.callers.dialect, "do_commit", world.wiring.commit))
-        # Tries again in simulated time; what reads ahead does not do so in a thread.
-        sleep = SimpleNamespace(sleep=world.scheduler.wait)
-        stack.enter_context(patch.object(database, "time", sleep))
-        stack.enter_context(patch.object(database, "random", world.rng))
-        stack.enter_context(patch.object(maintenance, "_ahead", lambda pages: pages))
-        stack.enter_context(patch.object(faults, "_armed", world))
         log.setLevel(logging.CRITICAL + 1)
         try:
             yield
