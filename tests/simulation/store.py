@@ -103,7 +103,7 @@ class Store:
         self.database, self.callers, file, empty = _files()
         self._now = now
         self.database.close()
-        for end in ("-wal", "-shm"):
+        for end in ("", "-wal", "-shm"):  # a new file, whoever has the one of an earlier story open
             file.with_name(file.name + end).unlink(missing_ok=True)
         shutil.copyfile(empty, file)
         self._view = sqlite3.connect(file, isolation_level=None)
