@@ -104,9 +104,8 @@ def awaited(
 ) -> Callable[Concatenate[Dispatcher, P], Coroutine[Any, Any, T]]:
     """Return a call as a coroutine function with the same parameters, result and errors.
 
-    It runs in a thread, in the caller's context: so each call has one implementation. With a
-    ``session``, an AsyncSession or an AsyncConnection, its statements run in the loop, and what
-    waits for other servers in threads.
+    It runs in a thread, in the caller's context: so each call has one implementation. A
+    ``session`` is an AsyncSession or an AsyncConnection: its statements run in the loop.
     """
 
     @wraps(call)
@@ -184,7 +183,7 @@ class Dispatcher:
     def _renew(self) -> None:
         """Begin without threads and locks; a forked child calls it. No calls are under way then."""
         self._threads = _threads(_MOST_AWAITED)
-        self._joined = set[Future[None]]()
+        self._joined = WeakSet[Future[None]]()
         self._lent = WeakSet[ThreadPoolExecutor]()
         self._state_lock = Lock()
         self._turns: dict[
@@ -200,7 +199,7 @@ class Dispatcher:
         """
         with self._state_lock:
             self._is_closed = True  # else a call could begin in threads that are being shut down
-            joined, lent = self._joined.copy(), [*self._lent]
+            joined, lent = [*self._joined], [*self._lent]
         for each in (self._threads, *lent):
             each.shutdown()
         wait(joined)
@@ -255,15 +254,14 @@ class Dispatcher:
     @contextmanager
     def _joining(self) -> Iterator[None]:
         """Let :meth:`close` wait for a call in a caller's transaction."""
-        running, joined = Future[None](), self._joined
+        running = Future[None]()
         with self._state_lock:
             if self._is_closed:
                 raise _closed()
-            joined.add(running)
+            self._joined.add(running)
         try:
             yield
         finally:
-            joined.discard(running)
             running.set_result(None)
 
     def _while_open(self, every: Iterable[T]) -> Iterator[T]:

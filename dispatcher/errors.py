@@ -48,11 +48,6 @@ from uuid import UUID
 T = TypeVar("T")
 ErrorT = TypeVar("ErrorT", bound=BaseException)
 
-DELETE_TAKEN = (
-    "find that program, then delete the key by `dispatcher windows rebuild`, which fills the "
-    "windows again"
-)
-"""What helps where another program has written a key of reservations."""
 _SHOWN_CONFLICTS = 3
 _LONGEST_VALUE = 80
 _LONGEST_PROBLEM = 400
@@ -341,27 +336,17 @@ class ReservationsUnavailable(Unavailable):
     """Redis cannot make a reservation now. Nothing was stored.
 
     ``retry_after`` is how long to wait before the next try; None where that is unknown. It is known
-    while the windows are being rebuilt. ``redis_key`` is the key that another program has written,
-    where that is the reason; it may name a recipient, so the text does not tell it.
+    while the windows are being rebuilt. ``redis_key`` is a key of another program in their place.
     """
 
     what = "reservations"
-    redis_key: str = ""
+    redis_key = ""
 
     def __init__(
         self, reason: str, *, remedy: str = "", retry_after: timedelta | None = None
     ) -> None:
         super().__init__(reason, remedy=remedy)
         self.retry_after = retry_after
-
-    @classmethod
-    def taken(cls, redis_key: bytes) -> ReservationsUnavailable:
-        """Return the error for a key of reservations that another program has written."""
-        name = redis_key.decode("utf-8", "backslashreplace")
-        start = name[: name.index("}") + 1]
-        error = cls(f"another program wrote a key of {start} (WRONGTYPE)", remedy=DELETE_TAKEN)
-        error.redis_key = name
-        return error
 
 
 class DuplicateUnderWay(ReservationsUnavailable):

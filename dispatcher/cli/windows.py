@@ -12,7 +12,6 @@ from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, OptionNames, confirm, examples
 from dispatcher.cli.progress import bar
 from dispatcher.client import Dispatcher
-from dispatcher.errors import DELETE_TAKEN
 from dispatcher.operations.verification import Difference, Verified
 from dispatcher.times.send_time import as_text
 
@@ -127,5 +126,5 @@ def _detail(each: Difference) -> str:
         if at is not None
     ]
     if not times:
-        return f"{each.fault.value}: {DELETE_TAKEN}"
+        return f"{each.fault.value}: not written by the dispatcher; a rebuild deletes it"
     return f"{each.fault.value}: {', '.join(times)}"

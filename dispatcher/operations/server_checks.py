@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from dispatcher.broker.survey import AppFacts, BrokerFacts
-from dispatcher.errors import DELETE_TAKEN, InvalidSettings
+from dispatcher.errors import InvalidSettings
 from dispatcher.operations.findings import (
     Check,
     Finding,
@@ -21,6 +21,7 @@ from dispatcher.operations.findings import (
     warning,
 )
 from dispatcher.reservation import Readiness, RedisFacts
+from dispatcher.reservation.taken_keys import REMEDY
 from dispatcher.settings import Settings
 from dispatcher.store import Durability, SchemaStanding
 from dispatcher.times.clock import Clock
@@ -200,7 +201,7 @@ def redis_foreign(taken: Sequence[str]) -> Finding:
     return error(
         f"another program wrote {len(taken)} keys of reservations, so that calls which need "
         f"one fail: {names}",
-        DELETE_TAKEN,
+        REMEDY,
     )
 
 

@@ -279,11 +279,6 @@ def scope_of(window: bytes) -> tuple[str, str] | None:
     return ((found[1] or b"").decode(), found[2].decode("utf-8", "replace")) if found else None
 
 
-def is_of_reservations(name: bytes) -> bool:
-    """Whether a key has the name of a window or of a ``pending``, and so must be a ZSET."""
-    return scope_of(name) is not None or name == pending_of(tag_of(name)).encode()
-
-
 def scope_kind_of(window: bytes) -> str:
     """Return the kind of the scope that a window belongs to."""
     kind, _ = scope_of(window) or ("", "")

@@ -20,10 +20,8 @@ from redis.backoff import FullJitterBackoff
 from redis.exceptions import NoScriptError
 from redis.retry import Retry
 
-from dispatcher.errors import ReservationsUnavailable
 from dispatcher.redis.client import Cluster, by_server
 from dispatcher.redis.errors import REPLICA, reason
-from dispatcher.redis.keys import is_of_reservations
 
 _PARTS = "-- @parts\n"
 Call = tuple[Sequence[bytes | str], Sequence[Any]]
@@ -97,35 +95,20 @@ def replies_of(client: redis.Redis, script: Script, calls: Sequence[Call]) -> li
 
     On a cluster: one round trip for each node that has some of the keys, one after the other.
     ``script`` may be run again: where replies are lost all calls are repeated. Raises
-    redis.RedisError and, on a cluster, RedisClusterException; and ReservationsUnavailable for a
-    window of another type, because the reply does not name it.
+    redis.RedisError and, on a cluster, RedisClusterException.
     """
     if isinstance(client, Cluster):
         replies = _on_cluster(client, script, calls)
     else:
         replies = _on_one_server(client, script, calls)
-    for reply, (names, _) in zip(replies, calls, strict=True):
+    for reply in replies:
         if isinstance(reply, Exception):
-            if "WRONGTYPE" in str(reply):
-                _refuse_taken(client, names)
             is_demoted = isinstance(reply, redis.RedisError) and reason(reply) == REPLICA
             if is_demoted and not isinstance(client, Cluster):
                 # Its name may lead to the master by now. Other threads read from those in use.
                 client.connection_pool.disconnect(inuse_connections=False)
             raise reply
     return replies
-
-
-def _refuse_taken(client: redis.Redis, names: Sequence[bytes | str]) -> None:
-    """Raise ReservationsUnavailable for the first key of reservations that is of another type."""
-    encoded = [name.encode() if isinstance(name, str) else name for name in names]
-    ours = [name for name in encoded if is_of_reservations(name)]
-    pipeline = client.pipeline(transaction=False)
-    for name in ours:
-        pipeline.type(name)
-    for name, kind in zip(ours, pipeline.execute(), strict=True):
-        if kind not in {b"zset", b"none"}:
-            raise ReservationsUnavailable.taken(name)
 
 
 def _on_cluster(client: Any, script: Script, calls: Sequence[Call]) -> list[Any]:

@@ -10,25 +10,17 @@ import redis
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.redis.client import now_ms
 from dispatcher.redis.errors import translated
-from dispatcher.redis.keys import (
-    ShardKeys,
-    all_of,
-    epoch_of,
-    is_of_reservations,
-    pending_of,
-    scope_of,
-    tag_of,
-)
-from dispatcher.redis.scripts import Call, replies_of, script
+from dispatcher.redis.keys import ShardKeys, all_of, epoch_of, pending_of, scope_of, tag_of
+from dispatcher.redis.scripts import Call, script
 from dispatcher.reservation.fence import Fence
 from dispatcher.reservation.shards import closed
+from dispatcher.reservation.taken_keys import replies_of, taken_keys
 
 _PAGE = 1_000
 _MOST_AT_ONCE = 250
 _NAMES_AT_ONCE = 500
 _FIRST_PAGE = 20
 """How many members of each of many windows are read together; few windows hold more."""
-_OTHER_TYPES = ("string", "list", "set", "hash", "stream")
 
 Member = tuple[bytes, int]
 """What stands in a window, a message's id or a hold that begins with it, and its time in ms."""
@@ -47,13 +39,6 @@ class MemberState(NamedTuple):
 
     at_ms: int | None
     pending_since_ms: int | None
-
-
-def taken_keys(client: redis.Redis, namespace: str) -> Iterator[bytes]:
-    """Yield the keys of reservations that are of another type: other programs wrote them."""
-    for kind in _OTHER_TYPES:
-        names = client.scan_iter(match=all_of(namespace), count=_NAMES_AT_ONCE, _type=kind)
-        yield from filter(is_of_reservations, names)
 
 
 class Contents:

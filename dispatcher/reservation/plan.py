@@ -15,9 +15,10 @@ import redis
 from dispatcher.errors import DispatcherError, ReservationsUnavailable, SlotRefused
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import PlanKeys, ShardKeys, digest_of
-from dispatcher.redis.scripts import Call, replies_of, script
+from dispatcher.redis.scripts import Call, script
 from dispatcher.reservation.booking import Booked, BookingRequest
 from dispatcher.reservation.shards import CLOSED
+from dispatcher.reservation.taken_keys import replies_of
 from dispatcher.reservation.terms import Rules
 from dispatcher.reservation.windows import Windows
 from dispatcher.times.clock import Clock

@@ -18,7 +18,7 @@ import redis
 
 from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
 from dispatcher.redis.errors import translated
-from dispatcher.redis.scripts import Call, Script, packed, replies_of, script
+from dispatcher.redis.scripts import Call, Script, packed, script
 from dispatcher.reservation.booking import (
     Blocked,
     Leg,
@@ -28,6 +28,7 @@ from dispatcher.reservation.booking import (
     Submit,
     new_hold,
 )
+from dispatcher.reservation.taken_keys import replies_of
 from dispatcher.reservation.terms import Blackouts, Judged, Rules, RuleSet
 from dispatcher.times.send_time import to_ms
 

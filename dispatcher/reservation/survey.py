@@ -19,8 +19,8 @@ from dispatcher.file_modes import open_to_others
 from dispatcher.redis.client import Cluster, masters_of, now_ms
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import PermitKeys, ShardKeys
-from dispatcher.reservation.contents import taken_keys
 from dispatcher.reservation.fence import Fence, Part, server_of
+from dispatcher.reservation.taken_keys import taken_keys
 from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.send_time import from_ms
 

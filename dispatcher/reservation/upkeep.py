@@ -27,9 +27,10 @@ from dispatcher.redis.keys import (
     start_of,
     tag_of,
 )
-from dispatcher.redis.scripts import Call, replies_of, script
+from dispatcher.redis.scripts import Call, script
 from dispatcher.reservation.fence import Fence, Part
 from dispatcher.reservation.plan import LIFE_MS
+from dispatcher.reservation.taken_keys import replies_of, taken
 from dispatcher.scope import Scope
 from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.send_time import from_ms, to_ms
@@ -376,7 +377,7 @@ class Upkeep:
         ][:limit]
         for _, start, keys in found:
             if start < 0:
-                raise ReservationsUnavailable.taken(keys.pending.encode())
+                raise taken(keys.pending.encode())
         return [
             Unconfirmed(UUID(bytes=entry[:16]), entry[:start], entry[start:], keys, before)
             for entry, start, keys in found

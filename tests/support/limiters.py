@@ -60,11 +60,7 @@ class Clocked(redis.Redis):
     def everything(self) -> dict[bytes, bytes | None]:
         """Return all that limiters keep and that has not expired."""
         keys = cast("list[bytes]", self.keys("*"))
-        return {
-            key: self.dump(key)
-            for key in keys
-            if self.left(key) != _GONE
-        }
+        return {key: self.dump(key) for key in keys if self.left(key) != _GONE}
 
     def left(self, key: bytes | str) -> int:
         """Return the PTTL of a key by this time."""

@@ -11,7 +11,8 @@
 local redis = (function(server)
   local FACTOR, EARLIEST = 64, 1e13
   local call = server.call
-  local seconds, micros = string.match(table.remove(ARGV), '(%d+) (%d+)')
+  local seconds, micros = string.match(ARGV[#ARGV], '(%d+) (%d+)')
+  ARGV[#ARGV] = nil
   local now = seconds * 1000 + math.floor(micros / 1000)
 
   local function expiry(key)
