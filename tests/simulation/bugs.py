@@ -147,7 +147,11 @@ def _tried_too(real: Any) -> Any:
 
 def _row_only(real: Any) -> Any:
     def move(self: Any, order: Any) -> Any:
-        return self._changed([order], {0: order.send_at}, {}, [None])[0].message
+        answers: list[Any] = [None]
+        rows = self._changed([order], {0: order.send_at}, {}, answers)
+        if answers[0] is not None:
+            raise answers[0]
+        return rows[0].message if rows else None
 
     def moved(self: Any, movable: Any, now: Any) -> Any:
         with patch.object(Moves, "move", move):

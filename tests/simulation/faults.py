@@ -56,7 +56,7 @@ class Weather:
         self.calm = False
         self.outages: set[str] = set()
         self.counts: Counter[str] = Counter()
-        self.often = rng.choice([0.08, 0.15, 0.25, 0.35])
+        self.often = rng.choice([0.04, 0.1, 0.2, 0.35])
         self._kinds = list(_KINDS)
         # Each story has its own mixture, some lack whole kinds of faults.
         self._weights = [weight * rng.choice([0, 0.3, 1, 3]) for weight in _KINDS.values()]

@@ -45,7 +45,7 @@ _SECOND = 1_000_000
 _CALM_SECONDS = 400
 _BATCH = 3
 """Drafts of a bulk submit that are booked and stored together."""
-_AT_POINTS = 0.1
+_AT_POINTS = 0.3
 """How often something happens at a fault point."""
 _SETTINGS = settings()
 
