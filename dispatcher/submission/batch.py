@@ -65,7 +65,8 @@ class Entry:
     @property
     def is_new(self) -> bool:
         """Whether its message was stored by this submit, and not by an earlier one."""
-        return self.request is not None and self.result is self.addition.message
+        addition = getattr(self, "addition", None)  # unset before it is about to be stored
+        return addition is not None and self.result is addition.message
 
     def answer(self) -> Message:
         """Return the message, or raise why there is none."""
