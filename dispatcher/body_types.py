@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, is_dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -124,7 +123,7 @@ class BodyType:
         Raises InvalidDraft.
         """
 
-        def written() -> tuple[Any, Any, _Path | None]:
+        def written() -> tuple[Any, Any]:
             if is_dataclass(body) and not (
                 isinstance(body, type) or is_pydantic_dataclass(type(body))
             ):
@@ -133,27 +132,16 @@ class BodyType:
                 value = self._adapter.validate_python(body)
             whole = self._write(value)
             made = _made(value)
-            compared = self._write(value, exclude=made) if made else whole
-            return whole, compared, self._lost_in(value, whole)
+            return whole, self._write(value, exclude=made) if made else whole
 
-        whole, compared, lost = self._guarded(written)
-        self._check_kept(lost)
-        return whole, compared
+        return self._guarded(written)
 
     def read_json(self, text: str) -> Any:
         """Validate a body that is JSON; return its JSON as the type writes it.
 
         Raises InvalidDraft.
         """
-
-        def written() -> tuple[Any, _Path | None]:
-            value = self._adapter.validate_json(text)
-            whole = self._write(value)
-            return whole, self._lost_in(value, whole)
-
-        whole, lost = self._guarded(written)
-        self._check_kept(lost)
-        return whole
+        return self._guarded(lambda: self._write(self._adapter.validate_json(text)))
 
     def json_schema(self, ref_template: str = REF_TEMPLATE) -> dict[str, Any]:
         """Return the JSON Schema of what :meth:`read_json` accepts. Raises InvalidValue."""
@@ -167,17 +155,6 @@ class BodyType:
         return self._adapter.dump_python(
             value, mode="json", by_alias=True, warnings="error", exclude=exclude
         )
-
-    def _lost_in(self, value: object, written: object) -> _Path | None:
-        """Return where a number that is not finite was written as null; None where all is kept."""
-        kept = self._adapter.dump_python(value, by_alias=True, warnings="none")
-        return next(_nulls_of_numbers(kept, written), None)
-
-    def _check_kept(self, lost: _Path | None) -> None:
-        """Refuse a number that JSON has not: in a field of any type pydantic accepts it."""
-        if lost is not None:
-            field = self._field(lost)
-            raise InvalidDraft(field, "a number that is not finite", f"what {self._name} accepts")
 
     def _guarded(self, work: Callable[[], T]) -> T:
         try:
@@ -330,23 +307,6 @@ def _made(value: object) -> dict[Any, Any]:
         if name not in found and (inner := _made(part)):
             found[name] = inner
     return found
-
-
-def _nulls_of_numbers(value: object, written: object, path: _Path = ()) -> Iterator[_Path]:
-    """Yield where numbers that are not finite, of which JSON has none, were written as null."""
-    if isinstance(value, float) and not math.isfinite(value) and written is None:
-        yield path
-    elif isinstance(value, Mapping) and isinstance(written, Mapping):
-        for each, (name, one) in zip(value.values(), written.items(), strict=False):
-            yield from _nulls_of_numbers(each, one, (*path, name))
-    elif isinstance(value, set | frozenset) and isinstance(written, list):
-        # A copied set has another order: its numbers and what was written cannot be paired.
-        has_nulls = written.count(None) > sum(each is None for each in value)
-        if has_nulls and any(isinstance(n, float) and not math.isfinite(n) for n in value):
-            yield path
-    elif isinstance(value, list | tuple) and isinstance(written, list):
-        for number, (each, one) in enumerate(zip(value, written, strict=False)):
-            yield from _nulls_of_numbers(each, one, (*path, number))
 
 
 def _setting(channel: str) -> str:
