@@ -55,7 +55,6 @@ from dispatcher.store import (
     Listing,
     Messages,
     Notifications,
-    Overdue,
     Pauses,
     Sessions,
     StoreMaintenance,
@@ -69,7 +68,6 @@ from dispatcher.submission import (
     Bodies,
     CallersTransactions,
     Cancellation,
-    CatchUp,
     Changes,
     Decisions,
     DryRun,
@@ -573,12 +571,13 @@ class App:
     @built_once
     def claims(self) -> Claims:
         """The claims of messages in the store."""
-        return Claims(self.database, ttl=self.settings.claim_ttl, kept_back=self._kept_back)
+        kept_back = or_(self._to_expire, self._paused)
+        return Claims(self.database, ttl=self.settings.claim_ttl, kept_back=kept_back)
 
     @built_once
     def store_maintenance(self) -> StoreMaintenance:
         """What the sweep reads and writes in the store."""
-        return StoreMaintenance(self.database, kept_back=self._kept_back)
+        return StoreMaintenance(self.database, to_expire=self._to_expire, paused=self._paused)
 
     @built_once
     def delivery(self) -> Delivery:
@@ -607,7 +606,7 @@ class App:
 
     @built_once
     def sweep(self) -> Sweep:
-        """The duties ``enqueue_due``, ``rescue``, ``notify`` and ``prune``."""
+        """The duties of the sweep but ``reconcile``."""
         return Sweep(
             settings=self.settings,
             clock=self.clock,
@@ -644,34 +643,12 @@ class App:
             permits=self.permits,
         )
 
-    @built_once
-    def overdue(self) -> Overdue:
-        """The overdue messages that ``catch_up`` handles, in the store."""
-        return Overdue(
-            self.database,
-            after=self.settings.overdue_after,
-            expire=self.settings.caught_up_by("expire"),
-            reslot=self.settings.caught_up_by("reslot"),
-            kept_back=self._paused,
-        )
-
-    @built_once
-    def catch_up(self) -> CatchUp:
-        """The duty that expires or moves overdue messages."""
-        return CatchUp(
-            settings=self.settings,
-            store=self.overdue,
-            moves=self.moves,
-            enqueuer=self.enqueuer,
-            journal=self.journal,
-        )
-
     @property
-    def _kept_back(self) -> ColumnElement[bool]:
-        """The condition of the messages that are not to be sent: paused, or for ``catch_up``."""
-        ways = self.settings.caught_up_by("expire") + self.settings.caught_up_by("reslot")
-        late = overdue(self.database.tables, ways, self.settings.overdue_after) if ways else false()
-        return or_(self._paused, late)
+    def _to_expire(self) -> ColumnElement[bool]:
+        """The condition of the overdue messages that are to expire."""
+        names = self.settings.expiring_channels
+        after = self.settings.overdue_after
+        return overdue(self.database.tables, names, after) if names else false()
 
     @property
     def _paused(self) -> ColumnElement[bool]:

@@ -37,9 +37,7 @@ DUTIES: Mapping[str, Duty] = {
     "rescue": Duty(),
     "reconcile": Duty(),
     "prune": Duty("prune_interval"),
-    "catch_up": Duty(
-        is_needed=lambda settings: len(settings.caught_up_by("send")) < len(settings.channels)
-    ),
+    "catch_up": Duty(is_needed=lambda settings: bool(settings.expiring_channels)),
     "notify": Duty(is_needed=lambda settings: bool(settings.status_channel)),
 }
 """Every duty of the sweep; beat starts those that the settings need."""

@@ -33,7 +33,7 @@ from dispatcher.quota import (
 )
 from dispatcher.times.quiet_hours import Hours
 
-CatchUp = Literal["send", "expire", "reslot"]
+CatchUp = Literal["send", "expire"]
 TEMPLATE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
@@ -152,8 +152,7 @@ class ChannelSettings(BaseModel):
     catch_up: CatchUp = "send"
     """What happens to overdue messages: those that no worker claimed for ``overdue_after``.
 
-    ``send``: they are sent late. ``expire``: they end as expired. ``reslot``: they are booked
-    again, in the order of their times, at the first slots from now on that fit every quota.
+    ``send``: they are sent late, not in quiet hours. ``expire``: they end as expired.
     """
 
     @cached_property

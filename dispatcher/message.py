@@ -209,9 +209,9 @@ class Message:
     error of the last failed attempt. ``scopes`` are the further scopes it counts against, by kind;
     ``zone`` and ``quiet_hours`` are its own, None where those of the settings apply.
     ``on_unknown`` says what follows an attempt with an unknown outcome. With ``expire_after`` a
-    reschedule moves ``expires_at`` along. ``asked_at`` is the time asked for, where a shift or a
-    catch-up changed ``send_at``, else None. ``trace`` is the W3C traceparent of the span of the
-    submit, None without tracing. ``campaign`` is a label by which messages are found together.
+    reschedule moves ``expires_at`` along. ``asked_at`` is the time asked for, where a shift
+    changed ``send_at``, else None. ``trace`` is the W3C traceparent of the span of the submit, None
+    without tracing. ``campaign`` is a label by which messages are found together.
 
     ``enqueued_at`` is when the message was last enqueued: by the submitter's clock (like
     ``created_at``) where the submit did it, else by the database's. It is None before that, and

@@ -46,7 +46,6 @@ from dispatcher.body_types import BodyTypes
 from dispatcher.channel import (
     AnyLimit,
     AnyQuota,
-    CatchUp,
     ChannelSettings,
     Length,
     Quotas,
@@ -213,9 +212,9 @@ class Settings(BaseSettings):
     """The channels by name: :class:`ChannelSettings`."""
     hooks: Annotated[str, Field(pattern=r"^([\w.]+:\w+)?$")] = ""
     """``package.module:attribute`` of a class or an object with methods for messages' transitions:
-    ``on_scheduled``, ``on_rescheduled``, ``on_reslotted``, ``on_enqueued``, ``on_snoozed``,
-    ``on_sent``, ``on_failed``, ``on_retry``, ``on_held``, ``on_expired``, ``on_cancelled``, each
-    called with the message, at most once, after the commit. Empty: no hooks."""
+    ``on_scheduled``, ``on_rescheduled``, ``on_enqueued``, ``on_snoozed``, ``on_sent``,
+    ``on_failed``, ``on_retry``, ``on_held``, ``on_expired``, ``on_cancelled``, each called with the
+    message, at most once, after the commit. Empty: no hooks."""
     allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)] = ()
     """The names in ``Host`` by which the HTTP API and the page may be called: ``shop.example``,
     ``*.shop.example``. Others are answered by 400. Empty: any name."""
@@ -409,9 +408,10 @@ class Settings(BaseSettings):
         """Return the Celery queue of a channel; that of the sweep for an unknown channel."""
         return f"{self.queue}.{channel}" if channel in self.channels else self.queue
 
-    def caught_up_by(self, way: CatchUp) -> tuple[str, ...]:
-        """Return the channels with this ``catch_up``."""
-        return tuple(name for name, each in self.channels.items() if each.catch_up == way)
+    @property
+    def expiring_channels(self) -> tuple[str, ...]:
+        """The channels whose overdue messages expire."""
+        return tuple(name for name, each in self.channels.items() if each.catch_up == "expire")
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with some fields replaced, which are not validated."""

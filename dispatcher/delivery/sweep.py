@@ -1,7 +1,7 @@
-"""The periodic maintenance that beat starts: enqueue, rescue, notify, prune.
+"""The periodic maintenance that beat starts: enqueue, rescue, catch up, notify, prune.
 
-The other duties are ``reconcile`` (``reconciler.py``) and ``catch_up``, which books again
-(``submission/catch_up.py``). ``Ticks`` keeps late tasks from repeating the work.
+The other duty is ``reconcile`` (``reconciler.py``). ``Ticks`` keeps late tasks from repeating the
+work.
 """
 
 from __future__ import annotations
@@ -206,6 +206,24 @@ class Sweep:
         tell(Transition.RESCUED, attempt=attempt)
         if status in _ENDS:
             tell(_ENDS[status], attempt=attempt, outcome=outcome)
+
+    def catch_up(self) -> int:
+        """Expire the overdue messages of channels that do not send them. Raises StoreUnavailable.
+
+        Claims and ``enqueue_due`` skip such messages.
+        """
+        if not self._settings.expiring_channels:
+            return 0
+        expired = in_batches(self._expire_overdue)
+        if expired:
+            log.warning("%d overdue messages expired", expired)
+        return expired
+
+    def _expire_overdue(self, limit: int) -> int:
+        expired = self._store.expire_overdue(limit=limit)
+        for message_id, channel in expired.items():
+            self._journal.tell_of(Transition.EXPIRED, message_id, channel)
+        return len(expired)
 
     def notify(self) -> int:
         """Make status messages, due at once, for the callers who asked for them.

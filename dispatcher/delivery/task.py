@@ -22,8 +22,12 @@ from dispatcher.delivery.sender import NO_WAIT, Group, Sender, Shared
 from dispatcher.delivery.sender_pool import SenderPool
 from dispatcher.errors import LimitersUnavailable, StoreUnavailable
 from dispatcher.faults import fault
+from dispatcher.settings import Settings
 from dispatcher.store import Claim
 from dispatcher.telemetry.journal import Transition
+from dispatcher.times.quiet_hours import read_hours
+from dispatcher.times.send_time import from_ms, to_ms
+from dispatcher.times.zones import known_zone
 from dispatcher.transports import Transport
 
 log = logging.getLogger(__name__)
@@ -123,6 +127,7 @@ class Delivery:
         """Acquire permits, send and record; return the successes. Raises the error of the group."""
         ask_until = recorder.ask_at + _LONGEST_ASKING_SECONDS
         try:
+            self._put_quiet_back(recorder)
             self._send_permitted(recorder, ask_until)
             while recorder.step():
                 if not to_the_end and recorder.has_lasting_sends() and self._lasting.take(recorder):
@@ -135,6 +140,14 @@ class Delivery:
         if recorder.error:
             raise recorder.error
         return recorder.sent
+
+    def _put_quiet_back(self, recorder: Recorder) -> None:
+        """Put back late messages that are in their quiet hours, due when these end."""
+        waits = [(claim, _quiet_wait(claim, self.shared.settings)) for claim in recorder.waiting]
+        quiet = [(claim, wait) for claim, wait in waits if wait]
+        if quiet:
+            recorder.waiting = [claim for claim, wait in waits if not wait]
+            recorder.snooze(quiet)
 
     def _send_permitted(self, recorder: Recorder, ask_until: float) -> None:
         """Send the messages that get a permit; snooze those that get none until ``ask_until``."""
@@ -234,6 +247,25 @@ class Delivery:
         return SenderPool(
             f"send {name}", send, shared.clock, most=channel.senders, destinations=destinations
         )
+
+
+def _quiet_wait(claim: Claim, settings: Settings) -> timedelta:
+    """Return how long a late message waits for the end of its quiet hours; no time for others.
+
+    It is late by more than ``enqueue_grace`` at the instant at which it would be sent.
+    """
+    message = claim.message
+    quiet = settings.channels[message.channel].quiet
+    if message.quiet_hours is not None:
+        quiet = read_hours(message.quiet_hours)
+    late_by = timedelta(seconds=claim.late_by + claim.due_in)
+    if quiet is None or late_by <= settings.enqueue_grace:
+        return NO_WAIT
+    zone = known_zone(message.zone) or settings.zone
+    ends_ms = quiet.end(zone, to_ms(message.send_at + late_by))
+    if ends_ms is None:
+        return NO_WAIT
+    return from_ms(ends_ms) - message.send_at - timedelta(seconds=claim.late_by)
 
 
 @dataclass(slots=True)

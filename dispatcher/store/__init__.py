@@ -31,7 +31,6 @@ from dispatcher.store.listing import (
 from dispatcher.store.maintenance import (
     MOST_GRACES,
     Due,
-    Overdue,
     RescuedMessage,
     StoreMaintenance,
     UnbegunClaim,
@@ -97,7 +96,6 @@ __all__ = [
     "NewSlot",
     "Notifications",
     "Of",
-    "Overdue",
     "OverdueFigure",
     "Pause",
     "Pauses",

@@ -108,7 +108,7 @@ class Claims:
     """Takes messages to deliver them and records their outcomes.
 
     The database's clock alone decides what is due. Every call may be run again. ``kept_back`` is
-    the condition of messages that are paused or left to ``catch_up``: they are not taken.
+    the condition of messages that are paused or overdue and to expire: they are not taken.
     """
 
     def __init__(

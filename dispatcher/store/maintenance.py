@@ -25,7 +25,6 @@ from sqlalchemy import (
     false,
     func,
     literal,
-    not_,
     or_,
     select,
     true,
@@ -34,7 +33,7 @@ from sqlalchemy import (
 )
 
 from dispatcher.faults import fault
-from dispatcher.message import Message, Outcome, Status
+from dispatcher.message import Outcome, Status
 from dispatcher.store.changes import NOT_BEGUN, ClaimChanges, Given, GivenRow, GuardedChange
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, later
@@ -48,14 +47,14 @@ from dispatcher.store.reservations import (
     reservation_columns,
     time_columns,
 )
-from dispatcher.store.schema import CLOCK_STEP, Movable, Tables, to_movable
+from dispatcher.store.schema import CLOCK_STEP, Tables
 from dispatcher.times.send_time import to_ms
 
 T = TypeVar("T")
 # Stored in last_error, and compared with it (_is_suspect): a row with another text is no suspect.
 UNKNOWN = "the outcome of the last attempt is unknown: its worker died or lost its connection"
 OVERDUE = "overdue: no worker took it in time"
-NO_SLOT = "overdue: no slot was left for it"
+_NONE = false()
 _LATE = (8, 4)
 MOST_GRACES = 2 * _LATE[0]
 """After so many times ``enqueue_grace`` an unclaimed message is enqueued again at the latest."""
@@ -103,16 +102,23 @@ class UnbegunClaim(NamedTuple):
 class StoreMaintenance:
     """The statements of periodic maintenance. Any number of sweeps may run side by side.
 
-    ``kept_back`` is the condition of messages that are paused or left to ``catch_up``: they are not
-    enqueued.
+    ``to_expire`` is the condition of overdue messages that are to expire, ``paused`` that of
+    messages that are paused. Neither are enqueued.
     """
 
-    def __init__(self, database: Database, *, kept_back: ColumnElement[bool] | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        to_expire: ColumnElement[bool] = _NONE,
+        paused: ColumnElement[bool] = _NONE,
+    ) -> None:
         self._database = database
         self._tables = database.tables
         self._changes = ClaimChanges(database)
         self._freed = GuardedChange(database.backend, partial(_freed, database.tables))
-        self._not_kept_back = true() if kept_back is None else ~kept_back
+        self._to_expire = and_(to_expire, ~paused)
+        self._not_kept_back = and_(~to_expire, ~paused)
         row, now = database.tables.messages.c, database_now()
         self._is_suspect = func.coalesce(row.last_error, "").in_([UNKNOWN, NOT_BEGUN])
         self._is_put_off = (
@@ -519,6 +525,17 @@ class StoreMaintenance:
         )
         return {row.id for row in self._database.read(come)}
 
+    def expire_overdue(self, *, limit: int) -> dict[UUID, str]:
+        """Expire overdue messages; return their ids with their channels."""
+        messages = self._tables.messages
+        now = database_now()
+        first = _first(self._tables, messages.c.enqueue_at, limit)
+        wanted = first.where(self._to_expire, messages.c.enqueue_at <= now)
+        expired = {"status": Status.EXPIRED.value, "finished_at": now, "last_error": OVERDUE}
+        end = update(messages).where(self._to_expire).values(**expired)
+        rows = self._database.update_returning(wanted, end, messages.c.id, messages.c.channel)
+        return dict(tuple(row) for row in rows)
+
     def _pages(
         self, query: Select[Any], key: tuple[Column[Any], ...], batch: int
     ) -> Iterator[Sequence[Row[Any]]]:
@@ -543,13 +560,6 @@ class StoreMaintenance:
         return self._database.read_of(query, self._tables.messages.c.id, message_ids)
 
 
-class OverdueBatch(NamedTuple):
-    """Overdue messages in the order of their times, and the database's present instant."""
-
-    found: list[Movable]
-    now: datetime
-
-
 def overdue(tables: Tables, channels: Collection[str], after: timedelta) -> ColumnElement[bool]:
     """Return the condition that a message is overdue on one of ``channels``.
 
@@ -564,108 +574,6 @@ def overdue(tables: Tables, channels: Collection[str], after: timedelta) -> Colu
         messages.c.attempt_count == 0,
         messages.c.channel.in_(sorted(channels)),
     )
-
-
-class Overdue:
-    """The statements of ``catch_up``. Any number of sweeps may run side by side.
-
-    ``expire`` and ``reslot`` are the channels whose overdue messages expire, or are booked again.
-    ``kept_back`` is the condition of messages that are paused: they are left as they are.
-    """
-
-    def __init__(
-        self,
-        database: Database,
-        *,
-        after: timedelta,
-        expire: Collection[str] = (),
-        reslot: Collection[str] = (),
-        kept_back: ColumnElement[bool] | None = None,
-    ) -> None:
-        self._database = database
-        self._tables = database.tables
-        handled = true() if kept_back is None else ~kept_back
-        self._to_expire = and_(overdue(self._tables, expire, after), handled)
-        self._to_reslot = and_(overdue(self._tables, reslot, after), handled)
-
-    def expire(self, *, limit: int) -> dict[UUID, str]:
-        """Expire overdue messages of ``expire``, and those of ``reslot`` past their expiry.
-
-        Return the ids with their channels.
-        """
-        messages = self._tables.messages
-        now = database_now()
-        too_late = and_(self._to_reslot, messages.c.expires_at <= now)
-        ends = or_(self._to_expire, too_late)
-        first = _first(self._tables, messages.c.enqueue_at, limit)
-        wanted = first.where(ends, messages.c.enqueue_at <= now)
-        expired = {"status": Status.EXPIRED.value, "finished_at": now, "last_error": OVERDUE}
-        end = update(messages).where(ends).values(**expired)
-        rows = self._database.update_returning(wanted, end, messages.c.id, messages.c.channel)
-        return dict(tuple(row) for row in rows)
-
-    def take(self, *, limit: int, ttl: timedelta) -> OverdueBatch | None:
-        """Take overdue messages of ``reslot``, in the order of their send times.
-
-        No other sweep takes them until ``ttl`` is over. The batch ends before the first message
-        that another sweep has taken, to keep the order. None where no message is left.
-        """
-        tables = self._tables
-        messages = tables.messages
-        now = database_now()
-        free = and_(self._to_reslot, messages.c.enqueue_at <= now)
-        ordered = select(messages.c.id).order_by(messages.c.send_at, messages.c.id).limit(limit)
-        these = free
-        if self._database.backend.locks_what_it_sorts:
-            first = ordered.where(free)
-            ids = self._database.run(lambda connection: connection.scalars(first).all())
-            these = and_(free, messages.c.id.in_(ids))
-        wanted = ordered.where(these).with_for_update(skip_locked=True)
-        taken_until = later(now, ttl)
-        put_off = update(messages).where(tables.is_live).values(enqueue_at=taken_until)
-        rows = self._database.update_returning(wanted, put_off, *tables.movable_columns)
-        if not rows:
-            return None
-        found = [to_movable(row) for row in rows]
-        found.sort(key=lambda each: (each.message.send_at, each.message.id))
-        # Two sweeps lock row by row, so that each may have some of the same span. Nothing is booked
-        # again before an earlier message that another sweep has, also one not yet put off.
-        others = select(func.min(messages.c.send_at)).where(
-            self._to_reslot,
-            messages.c.enqueue_at <= taken_until,
-            not_(self._database.one_of(messages.c.id, [each.message.id for each in found])),
-        )
-        first_other = self._database.run(lambda connection: connection.scalar(others))
-        if first_other is not None:
-            later_ones = [each for each in found if each.message.send_at > first_other]
-            if later_ones:
-                self.put_back([each.message for each in later_ones])
-                found = found[: -len(later_ones)]
-        if not found:
-            return None
-        return OverdueBatch(found, rows[0].read_at)
-
-    def put_back(self, taken: Sequence[Message]) -> None:
-        """Let the next sweep take messages that were not booked again."""
-        messages = self._tables.messages
-        these = messages.c.id.in_([each.id for each in taken])
-        again = update(messages).where(these, self._to_reslot)
-        self._database.execute(again.values(enqueue_at=database_now()))
-
-    def give_up(self, message: Message) -> bool:
-        """Expire a message without a slot, unless it was changed since it was taken.
-
-        Return whether it has expired for that reason.
-        """
-        messages = self._tables.messages
-        this = messages.c.id == message.id
-        statement = (
-            update(messages)
-            .where(this, messages.c.send_at == message.send_at, self._to_reslot)
-            .values(status=Status.EXPIRED.value, finished_at=database_now(), last_error=NO_SLOT)
-        )
-        ended = (messages.c.status == Status.EXPIRED.value, messages.c.last_error == NO_SLOT)
-        return bool(self._database.change(statement, select(messages.c.id).where(this, *ended)))
 
 
 def _freed(tables: Tables, given: Given) -> Delete:

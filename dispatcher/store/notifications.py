@@ -15,7 +15,7 @@ from dispatcher.scope import NO_SCOPE
 from dispatcher.store.database import Database
 from dispatcher.store.decisions import DROPPED
 from dispatcher.store.engines.types import database_now
-from dispatcher.store.maintenance import NO_SLOT, OVERDUE
+from dispatcher.store.maintenance import OVERDUE
 from dispatcher.store.suppressions import REASON
 from dispatcher.times.send_time import as_text
 
@@ -34,7 +34,6 @@ class Reason(StrEnum):
     DROPPED = "dropped"
     EXPIRY = "expiry"
     OVERDUE = "overdue"
-    NO_SLOT = "no_slot"
     REQUESTED = "requested"
     SUPPRESSED = "suppressed"
     OUTCOME_UNKNOWN = "outcome_unknown"
@@ -164,8 +163,7 @@ def _reason(row: Row[Any], outcome: str | None) -> Reason | None:
             usual = Reason.REFUSED if is_refused else Reason.ATTEMPTS_USED_UP
             return Reason.DROPPED if (row.last_error or "").startswith(DROPPED) else usual
         case Status.EXPIRED:
-            ours = {OVERDUE: Reason.OVERDUE, NO_SLOT: Reason.NO_SLOT}
-            return ours.get(row.last_error, Reason.EXPIRY)
+            return Reason.OVERDUE if row.last_error == OVERDUE else Reason.EXPIRY
         case Status.CANCELLED:
             return Reason.SUPPRESSED if row.last_error == REASON else Reason.REQUESTED
         case Status.HELD:

@@ -6,15 +6,14 @@
 judges its fields, ``reserver`` reserves, releases and looks again, ``enqueuer`` enqueues messages
 inside the horizon. ``changes`` cancels, reschedules and updates messages, ``moves`` gives them
 other times, ``cancellation`` cancels many, ``decisions`` retries failed messages and releases or
-drops held ones, ``catch_up`` expires or moves overdue messages, ``suppression`` keeps the
-suppression list, ``erasure`` erases recipients, ``pauses`` the list of pauses.
-``timeline`` reads which times of a scope fit, ``story`` all about one message.
+drops held ones, ``suppression`` keeps the suppression list, ``erasure`` erases recipients,
+``pauses`` the list of pauses. ``timeline`` reads which times of a scope fit, ``story`` all about
+one message.
 """
 
 from dispatcher.submission.batch import OnProgress, Result
 from dispatcher.submission.bodies import Bodies
 from dispatcher.submission.cancellation import Cancellation
-from dispatcher.submission.catch_up import CatchUp, CatchUpResult
 from dispatcher.submission.changes import Changes, NewTime
 from dispatcher.submission.decisions import Decisions
 from dispatcher.submission.enqueuer import Enqueuer
@@ -41,8 +40,6 @@ __all__ = [
     "Bodies",
     "CallersTransactions",
     "Cancellation",
-    "CatchUp",
-    "CatchUpResult",
     "Changes",
     "Decisions",
     "DryRun",

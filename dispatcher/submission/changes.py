@@ -289,7 +289,6 @@ class Changes:
             zone=message.zone if new_time.set_zone is None else valid.zone,
             expires_at=valid.expires_at,
             expire_after=valid.expire_after,
-            asked_at=valid.send_at,
             if_unchanged=new_time.if_unchanged is not None,
         )
 

@@ -52,9 +52,8 @@ MoveResult = Message | DispatcherError | None
 class ValidMove(NamedTuple):
     """A message as it was read, and its wanted time: ``send_at``, or a slot up to ``latest``.
 
-    ``expires_at`` wins over ``expire_after``, which counts from the booked time. ``asked_at`` is
-    the time that a caller first asked for; it may differ from ``send_at``. With ``if_unchanged``
-    another change that comes between refuses the move.
+    ``expire_after`` counts from the booked time; with it there is no ``expires_at``. With
+    ``if_unchanged`` another change that comes between refuses the move.
     """
 
     found: Movable
@@ -64,7 +63,6 @@ class ValidMove(NamedTuple):
     zone: str | None
     expires_at: datetime | None
     expire_after: timedelta | None
-    asked_at: datetime
     if_unchanged: bool = False
 
     @property
@@ -77,14 +75,12 @@ class ValidMove(NamedTuple):
     def request(self) -> BookingRequest:
         """The request to the windows."""
         asked_ms = to_ms(self.send_at)
-        latest_ms = max(asked_ms, to_ms(self.latest)) if self.latest else asked_ms
+        latest_ms = to_ms(self.latest) if self.latest else asked_ms
         return BookingRequest(self.found.message.id, self.terms, asked_ms, latest_ms)
 
     def expiry(self, send_at: datetime) -> datetime | None:
         """Return when it expires if it is to go at ``send_at``."""
-        if self.expires_at is None and self.expire_after is not None:
-            return send_at + self.expire_after
-        return self.expires_at
+        return self.expires_at if self.expire_after is None else send_at + self.expire_after
 
 
 class Moves:
@@ -113,19 +109,11 @@ class Moves:
             kind: longest_ms(quotas) for kind, quotas in settings.quotas_of.items() if quotas
         }
 
-    def move(self, valid: ValidMove) -> Message | None:
-        """Return the moved message, or None where it was changed concurrently.
-
-        Raises SlotRefused, ReservationsUnavailable, TooLate, MessageNotFound: then nothing has
-        changed; StoreUnavailable: the message has the old time or the new one.
-        """
-        [answer] = self.move_many([valid])
-        if isinstance(answer, DispatcherError):
-            raise answer
-        return answer
-
     def move_many(self, valid_moves: Sequence[ValidMove]) -> list[MoveResult]:
-        """Return for each what :meth:`move` would return or raise.
+        """Return the moved messages, or why they were not moved.
+
+        After StoreUnavailable a message has the old time or the new one, after another error the
+        old one.
 
         Each is judged after those before it have moved: one that was refused or shifted near a time
         that an earlier one leaves is judged again, in ten turns at most.
@@ -284,7 +272,7 @@ class Moves:
             zone=valid.zone,
             expires_at=valid.expiry(send_at),
             expire_after=valid.expire_after,
-            asked_at=valid.asked_at if valid.asked_at != send_at else None,
+            asked_at=valid.send_at if valid.send_at != send_at else None,
         )
 
     def _take(

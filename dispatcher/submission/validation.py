@@ -33,10 +33,7 @@ from dispatcher.scope import WITHOUT, Scope, counted
 from dispatcher.settings import Settings
 from dispatcher.times import send_time
 from dispatcher.times.lengths import MILLISECOND
-from dispatcher.times.quiet_hours import Hours
-
-NO_HOURS = "none"
-"""The quiet hours of a message that has none, whatever its channel has."""
+from dispatcher.times.quiet_hours import NO_HOURS, Hours, read_hours
 
 Check = Callable[[str, str, Body], object]
 """Takes channel, recipient and body; raises InvalidDraft for a message that could never be sent."""
@@ -341,11 +338,6 @@ def own_hours(quiet_hours: str | None, send_window: str | None) -> str | None:
         raise InvalidDraft(refused.field, refused.problem, refused.accepted) from None
     quiet = hours[1].complement if hours[1] else hours[0]
     return str(quiet) if quiet else NO_HOURS
-
-
-def read_hours(text: str) -> Hours | None:
-    """Return the hours of a text that :func:`own_hours` returned."""
-    return None if text == NO_HOURS else Hours.parse(text)
 
 
 def known_channel(channel: object, settings: Settings) -> str:

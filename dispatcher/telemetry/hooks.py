@@ -26,13 +26,12 @@ log = logging.getLogger(__name__)
 _MOST_WAITING = 10_000
 _LAST_WORDS_SECONDS = 2.0
 _AT_ONCE = 500
-_AT_HAND = frozenset({Transition.SCHEDULED, Transition.RESCHEDULED, Transition.RESLOTTED})
+_AT_HAND = frozenset({Transition.SCHEDULED, Transition.RESCHEDULED})
 """Reported with the message that the statement returned: nothing is read."""
 _RETRY = dict.fromkeys((Status.SCHEDULED, Status.SENDING), "on_retry")
 _NAMES: dict[Transition, dict[Status, str]] = {
     Transition.SCHEDULED: dict.fromkeys(Status, "on_scheduled"),
     Transition.RESCHEDULED: dict.fromkeys(Status, "on_rescheduled"),
-    Transition.RESLOTTED: dict.fromkeys(Status, "on_reslotted"),
     Transition.ENQUEUED: dict.fromkeys(_RETRY, "on_enqueued"),
     Transition.SENT: {Status.SENT: "on_sent"},
     Transition.RETRIED: _RETRY,

@@ -61,7 +61,7 @@ class Transition(StrEnum):
     RETRIED = "retried"
     """Tried without success, or given another round by a person: to be tried again."""
     SNOOZED = "snoozed"
-    """Put back by a limiter; no attempt counts."""
+    """Put back by a limiter, or late in quiet hours; no attempt counts."""
     FAILED = "failed"
     HELD = "held"
     """The outcome is unknown, and a person decides."""
@@ -73,8 +73,6 @@ class Transition(StrEnum):
     """Taken back from a worker that died or froze."""
     RESCHEDULED = "rescheduled"
     """Given another time by its caller."""
-    RESLOTTED = "reslotted"
-    """Overdue after an outage, and booked again by a sweep."""
 
 
 _LEVELS = {

@@ -239,7 +239,7 @@ class Travel:
         if self._is_broken_off:
             app.sweep.rescue()
             self._is_broken_off = app.listing.count(_SENDING) > 0
-        app.catch_up.run()
+        app.sweep.catch_up()
         app.sweep.enqueue_due()
         if app.needs_reconcile():
             app.reconciler.reconcile()

@@ -21,6 +21,7 @@ _MOST_ITEMS = 32  # bounds what a script must search
 _WEEK = 7 * _DAY
 _MINUTE_MS = 60_000
 _WEEK_MS = _WEEK * _MINUTE_MS
+_LONGEST_MS = 8 * zones.DAY_MS
 _FIRST_MONDAY_MS = 4 * zones.DAY_MS  # 1970-01-05, UTC
 _ITEM = re.compile(
     r"(?:([a-z]+(?:\s*[,-]\s*[a-z]+)*)\s+)?(\d\d):(\d\d)\s*-\s*(\d\d):(\d\d)",
@@ -30,6 +31,9 @@ _ACCEPTED = (
     "HH:MM-HH:MM, with the days before it if not all (mon-fri 21:00-08:00), "
     "several separated by semicolons"
 )
+
+NO_HOURS = "none"
+"""What a message stores as its quiet hours where it has none, whatever its channel has."""
 
 Interval = tuple[int, int]
 
@@ -95,12 +99,26 @@ class Hours:
             if max(from_ms, start_ms) < min(until_ms, end_ms)
         )
 
+    def end(self, zone: str, at_ms: int) -> int | None:
+        """Return when the span that holds an instant ends, in ms since 1970; None outside of all.
+
+        Eight days after the instant at the latest.
+        """
+        spans = self.inside(zone, at_ms, at_ms + _LONGEST_MS)
+        return spans[0][1] if spans and spans[0][0] == at_ms else None
+
     def __str__(self) -> str:
         days_of: dict[Interval, list[int]] = {}
         for start, end in sorted(_items(self.spans)):
             day, begins = divmod(start, _DAY)
             days_of.setdefault((begins, end - start), []).append(day)
         return "; ".join(_item_text(days, *times) for times, days in days_of.items())
+
+
+@lru_cache(maxsize=1 << 10)
+def read_hours(text: str) -> Hours | None:
+    """Return the quiet hours of a stored message; None where it has none, by ``NO_HOURS``."""
+    return None if text == NO_HOURS else Hours.parse(text)
 
 
 def _read_item(item: str, field: str) -> Iterator[Interval]:

@@ -31,7 +31,6 @@ from dispatcher.celery_app import settings_of, tasks_dropped
 from dispatcher.delivery import StopFlag
 from dispatcher.delivery.reconciler import ReconcileResult
 from dispatcher.errors import DispatcherError, Unavailable
-from dispatcher.submission import CatchUpResult
 from dispatcher.telemetry.liveness import EVERY, Kind
 
 log = logging.getLogger(__name__)
@@ -182,7 +181,7 @@ def _is_news(text: str) -> bool:
 def _counts(did: object) -> dict[str, int]:
     if isinstance(did, int):
         return {"messages": did}
-    return asdict(cast("ReconcileResult | CatchUpResult", did))
+    return asdict(cast("ReconcileResult", did))
 
 
 @worker_ready.connect
@@ -243,8 +242,8 @@ def reconcile() -> None:
 
 @shared_task(name="dispatcher.catch_up", **OPTIONS)
 def catch_up() -> None:
-    """Expire overdue messages, or book them again, as their channel says."""
-    _run("catch_up", here().catch_up.run)
+    """Expire overdue messages where their channel says so."""
+    _run("catch_up", here().sweep.catch_up)
 
 
 @shared_task(name="dispatcher.notify", **OPTIONS)

@@ -49,7 +49,7 @@ WAYS = (
     Way(NONE, _S.SCHEDULED, "submit", ((230, 196), (230, 278)), (230, 222)),
     Way(_S.SCHEDULED, DELETED, "look again: slot lost", ((172, 278), (66, 197)), (106, 240)),
     Way(
-        _S.SCHEDULED, _S.SCHEDULED, "enqueue, reschedule, catch up",
+        _S.SCHEDULED, _S.SCHEDULED, "enqueue, reschedule",
         ((168, 290), (80, 275), (80, 345), (168, 312)), (112, 350),
     ),
     Way(_S.SCHEDULED, _S.SENDING, "claim", ((292, 290), (538, 290)), (415, 284)),

@@ -18,14 +18,14 @@ OVERDUE_AFTER = timedelta(seconds=6)
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_overdue_messages_expire_or_are_booked_again_as_their_channel_says(
+def test_overdue_messages_expire_or_are_sent_late_as_their_channel_says(
     environment: Maker, folder: Path
 ) -> None:
     def channel(way: str) -> dict[str, Any]:
         options = {"path": str(folder / "ledger")}
         return {"transport": "tests.support.ledger:Ledger", "options": options, "catch_up": way}
 
-    channels = {CHANNEL: channel("reslot"), "codes": channel("expire")}
+    channels = {CHANNEL: channel("send"), "codes": channel("expire")}
     running = environment(overdue_after=OVERDUE_AFTER.total_seconds(), channels=channels)
     running.down("worker")
 
@@ -33,7 +33,7 @@ def test_overdue_messages_expire_or_are_booked_again_as_their_channel_says(
         due = timedelta(seconds=after)
         return running.dispatcher.submit(channel=channel, recipient=name, body={}, send_in=due)
 
-    again = [submit(name, CHANNEL, after) for name in ("ada", "ben") for after in (1.0, 1.1)]
+    late = [submit(name, CHANNEL, after) for name in ("ada", "ben") for after in (1.0, 1.1)]
     codes = [submit(name, "codes", 1.0) for name in ("cyd", "dan")]
     back_at = codes[-1].send_at + OVERDUE_AFTER + timedelta(seconds=0.3)
     wait_until(lambda: datetime.now(UTC) > back_at)
@@ -42,12 +42,10 @@ def test_overdue_messages_expire_or_are_booked_again_as_their_channel_says(
 
     assert {running.dispatcher.get(each.id).status for each in codes} == {Status.EXPIRED}
     assert not any(line.id == each.id for line in running.ledger() for each in codes)
-    for each in again:
-        now = running.dispatcher.get(each.id)
-        assert now.status is Status.SENT
-        assert now.send_at > back_at
+    for each in late:
+        assert running.dispatcher.get(each.id).status is Status.SENT
         [begun] = [
             line for line in running.ledger() if line.id == each.id and line.event == "begin"
         ]
-        assert begun.at_us >= now.send_at.timestamp() * 1_000_000, "at its new time, not before"
+        assert begun.at_us >= back_at.timestamp() * 1_000_000
     wait_until(lambda: not running.false_windows(), every=0.1)

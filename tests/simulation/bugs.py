@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
-from unittest.mock import patch
 
 from sqlalchemy import and_
 
@@ -15,7 +14,6 @@ from dispatcher.errors import OutcomeUnknown, StoreUnavailable, TooLate
 from dispatcher.message import Status
 from dispatcher.reservation import BookingRequest
 from dispatcher.store.changes import ClaimChanges, change
-from dispatcher.submission import Moves
 from dispatcher.submission.batch import requests_of
 from tests.simulation.runs import Found, search
 from tests.support.planting import Seams, nothing, planted
@@ -145,21 +143,6 @@ def _tried_too(real: Any) -> Any:
     return overdue
 
 
-def _row_only(real: Any) -> Any:
-    def move(self: Any, order: Any) -> Any:
-        answers: list[Any] = [None]
-        rows = self._changed([order], {0: order.send_at}, {}, answers)
-        if answers[0] is not None:
-            raise answers[0]
-        return rows[0].message if rows else None
-
-    def moved(self: Any, movable: Any, now: Any) -> Any:
-        with patch.object(Moves, "move", move):
-            return real(self, movable, now)
-
-    return moved
-
-
 _WITHDRAW = "submission.Reserver.withdraw"
 
 BUGS: Mapping[str, Seams] = {
@@ -200,9 +183,5 @@ BUGS: Mapping[str, Seams] = {
     },
     "only the first shard withdrawn": {"reservation.Windows.withdraw": _first_legs},
     "suppressed recipients are claimed": {"store.claims._ClaimSteps.__init__": _suppressed_too},
-    "tried messages count as overdue": {
-        "store.maintenance.overdue": _tried_too,
-        "app.overdue": _tried_too,
-    },
-    "a message booked again gets no reservation": {"submission.CatchUp._moved": _row_only},
+    "tried messages count as overdue": {"app.overdue": _tried_too},
 }

@@ -197,9 +197,8 @@ def _may_have_expired(world: World, row: Row) -> bool:
     if row.finished_at is None or not (row.last_error or "").startswith(_OVERDUE):
         return row.expires_at is not None
     was_due = row.next_attempt_at + world.settings.overdue_after <= row.finished_at
-    catches_up = world.settings.channels[row.channel].catch_up
-    ends = catches_up == "expire" or (catches_up == "reslot" and row.expires_at is not None)
-    return was_due and ends and row.attempt_count == 0
+    expires = row.channel in world.settings.expiring_channels
+    return was_due and expires and row.attempt_count == 0
 
 
 def _quotas(world: World) -> Iterator[str]:

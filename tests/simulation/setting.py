@@ -20,7 +20,7 @@ RETENTION = timedelta(seconds=40)
 
 
 def settings() -> Settings:
-    """Return them. Two channels do not simply send what is overdue."""
+    """Return them. One channel does not send what is overdue."""
     channel: dict[str, Any] = {
         "transport": "memory", "max_attempts": 4, "senders": 2,
         "backoff_base": 0.5, "backoff_longest": 2.0,
@@ -33,7 +33,7 @@ def settings() -> Settings:
         channels={
             "sms": ChannelSettings(**channel, limits=CHANNEL_LIMITS),
             "mail": ChannelSettings(**channel, on_unknown="hold", quotas=CHANNEL_QUOTAS),
-            "push": ChannelSettings(**channel | {"max_attempts": 2}, catch_up="reslot"),
+            "push": ChannelSettings(**channel | {"max_attempts": 2}),
             "page": ChannelSettings(**channel | {"max_attempts": 1}, catch_up="expire"),
         },
         scopes={"tenant": ScopeKind(quotas=TENANT_QUOTAS)},

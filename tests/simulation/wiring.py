@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from sqlalchemy import or_
+
 from dispatcher.app import App, built_once
 from dispatcher.message import Message
 from dispatcher.store import Claims, Database, StoreMaintenance
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 _GIVES_BACK = ("windows.release", "windows.release_many", "store.stored")
-_IN_STORE = ("messages", "claims", "store_maintenance", "overdue", "suppressions")
+_IN_STORE = ("messages", "claims", "store_maintenance", "suppressions")
 
 
 class _Parts(App):
@@ -44,12 +46,17 @@ class _Parts(App):
     @built_once
     def claims(self) -> Claims:
         return WatchedClaims(
-            self.database, self._watched, ttl=self.settings.claim_ttl, kept_back=self._kept_back
+            self.database,
+            self._watched,
+            ttl=self.settings.claim_ttl,
+            kept_back=or_(self._to_expire, self._paused),
         )
 
     @built_once
     def store_maintenance(self) -> StoreMaintenance:
-        return WatchedMaintenance(self.database, self._watched, kept_back=self._kept_back)
+        return WatchedMaintenance(
+            self.database, self._watched, to_expire=self._to_expire, paused=self._paused
+        )
 
 
 class Wiring:
@@ -99,7 +106,6 @@ class Wiring:
             bodies=SimpleNamespace(prepare=PreparedDraft),
             checks=lambda *_: None,
             refusals=None,
-            replies=None,
         )
         made["messages"] = MessagesLine(made["messages"])
         made["upkeep"] = reached(app.upkeep, "windows")
@@ -113,7 +119,7 @@ class Wiring:
         return {
             "enqueue_due": app.sweep.enqueue_due, "rescue": app.sweep.rescue,
             "prune": app.sweep.prune, "reconcile": app.reconciler.reconcile,
-            "catch_up": app.catch_up.run,
+            "catch_up": app.sweep.catch_up,
         }  # fmt: skip
 
     def session(self, process: Process) -> CallersSession:

@@ -201,10 +201,8 @@ class World:
                 lambda: own.deliver(task.message_ids, task.channel, is_first=task.is_first),
             )
 
-        # One whose clock is behind waits too long. In the end for less than it takes to be overdue,
-        # or what is then booked again would be so for ever.
-        longest = 3.0 if self.weather.calm else 10.0
-        self.scheduler.spawn(process, "task", deliver, after=0.001 + min(wait, longest) + late)
+        # One whose clock is behind waits too long.
+        self.scheduler.spawn(process, "task", deliver, after=0.001 + min(wait, 10.0) + late)
         return True
 
     def _sweeper(self, number: int) -> None:

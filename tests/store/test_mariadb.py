@@ -20,8 +20,8 @@ from dispatcher.store import (
     Database,
     HeldMessages,
     Messages,
-    Overdue,
     StoreMaintenance,
+    overdue,
 )
 from tests.support import rows
 from tests.support.tables import messages
@@ -343,13 +343,9 @@ def _held(database: Database) -> None:
     )
 
 
-def _catching_up(database: Database, **ways: Any) -> Overdue:
-    return Overdue(database, after=timedelta(minutes=5), **ways)
-
-
-def _taken(database: Database) -> int:
-    taken = _catching_up(database, reslot=["sms"]).take(limit=9, ttl=rows.SOON)
-    return len(taken.found) if taken else 0
+def _expired(database: Database) -> int:
+    to_expire = overdue(database.tables, ["sms"], timedelta(minutes=5))
+    return len(StoreMaintenance(database, to_expire=to_expire).expire_overdue(limit=9))
 
 
 LOOKS: dict[str, tuple[Callable[[Database], object], Callable[[Database], int]]] = {
@@ -369,11 +365,7 @@ LOOKS: dict[str, tuple[Callable[[Database], object], Callable[[Database], int]]]
         _cancelled,
         lambda database: len(StoreMaintenance(database).unreleased(limit=9)),
     ),
-    "expire": (
-        _overdue,
-        lambda database: len(_catching_up(database, expire=["sms"]).expire(limit=9)),
-    ),
-    "take": (_overdue, _taken),
+    "expire": (_overdue, _expired),
     "overdue": (_overdue, lambda database: len(rows.listed(database, overdue=True))),
     "listed": (_held, lambda database: len(rows.listed(database, limit=9, status=Status.HELD))),
     "held": (_held, lambda database: len(HeldMessages(database).find(limit=9))),

@@ -24,10 +24,10 @@ from dispatcher.store import (
     JoinedMessages,
     Messages,
     Notifications,
-    Overdue,
     StoreMaintenance,
     Success,
     Suppressions,
+    overdue,
 )
 from dispatcher.store.changes import ClaimChanges
 from dispatcher.store.claims import claim_at_once
@@ -149,15 +149,10 @@ def dropped(database: Database) -> UUID:
     return HeldMessages(database).drop(Messages(database).get(message.id)).id
 
 
-def overdue(database: Database) -> UUID:
+def never_taken(database: Database) -> UUID:
     message = asked(database)
-    Overdue(database, after=NO_WAIT, expire=["sms"]).expire(limit=9)
-    return message.id
-
-
-def without_slot(database: Database) -> UUID:
-    message = asked(database)
-    assert Overdue(database, after=NO_WAIT, reslot=["sms"]).give_up(message)
+    to_expire = overdue(database.tables, ["sms"], NO_WAIT)
+    StoreMaintenance(database, to_expire=to_expire).expire_overdue(limit=9)
     return message.id
 
 
@@ -186,8 +181,7 @@ def expired_after_a_try(database: Database) -> UUID:
         (rescued, "failed", "unknown", "attempts_used_up"),
         (dropped, "failed", "unknown", "dropped"),
         (expired_after_a_try, "expired", "temporary", "expiry"),
-        (overdue, "expired", None, "overdue"),
-        (without_slot, "expired", None, "no_slot"),
+        (never_taken, "expired", None, "overdue"),
         (suppressed, "cancelled", None, "suppressed"),
     ],
 )  # fmt: skip

@@ -10,8 +10,7 @@ import pytest
 
 from dispatcher import Draft, Message
 from dispatcher.submission import submitter
-from tests.support.house import BODY, FAR, House, hour_ago
-from tests.support.house_fixtures import Build
+from tests.support.house import BODY, FAR, House
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 LATER = FAR + HOUR
@@ -74,13 +73,3 @@ def test_a_move_to_a_time_that_fits_forgets_it(house: House) -> None:
     shifted = house.submit(send_at=LATER, on_conflict="shift")
     moved = house.dispatcher.reschedule(shifted.id, send_at=LATER + HOUR)
     assert (moved.asked_at, house.again(moved).asked_at) == (None, None)
-
-
-def test_a_reslotted_message_keeps_its_asked_time(build: Build) -> None:
-    channels = {"memory": {"transport": "memory", "catch_up": "reslot"}}
-    house = build(clock=hour_ago(), channels=channels)
-    message = house.submit()
-    house.parts.catch_up.run()
-    moved = house.again(message)
-    assert moved.send_at > message.send_at
-    assert moved.asked_at == message.send_at

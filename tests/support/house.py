@@ -32,7 +32,7 @@ FAR = datetime(2100, 1, 1, 11, 0, tzinfo=UTC)
 _USE_CASES = (
     "reserver", "submitter", "own_transaction", "callers_transactions", "batches", "enqueuer",
     "changes", "delivery", "sweep", "reconciler", "timeline_reader", "verification", "decisions",
-    "catch_up", "suppression_list", "cancellation",
+    "suppression_list", "cancellation",
 )  # fmt: skip
 BODY = {"text": canaries.BODY}
 

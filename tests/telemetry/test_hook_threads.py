@@ -61,7 +61,7 @@ def tell(hooks: Hooks, transition: Transition, *messages: Message) -> None:
     """Tell what a journal tells, which has no more than the ids of some."""
     journal = Journal(listeners=[hooks.on_event])
     for each in messages:
-        if transition in (Transition.SCHEDULED, Transition.RESCHEDULED, Transition.RESLOTTED):
+        if transition in (Transition.SCHEDULED, Transition.RESCHEDULED):
             journal.tell(transition, each)
         else:
             journal.tell_of(transition, each.id, each.channel)
@@ -116,7 +116,6 @@ TOLD_OF = {
     Transition.CANCELLED: (Status.CANCELLED, "on_cancelled"),
     Transition.RESCUED: (Status.SCHEDULED, "on_retry"),
     Transition.RESCHEDULED: (Status.SCHEDULED, "on_rescheduled"),
-    Transition.RESLOTTED: (Status.SCHEDULED, "on_reslotted"),
 }
 
 

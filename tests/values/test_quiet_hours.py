@@ -237,6 +237,27 @@ def test_the_wall_clock_decides(
     assert inside(text, zone, start, end) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "at", "ends"),
+    [
+        (NIGHTS, "2026-11-24T19:59:59.999", None),
+        (NIGHTS, "2026-11-24T20:00", "2026-11-25T07:00"),
+        (NIGHTS, "2026-11-25T06:59:59.999", "2026-11-25T07:00"),
+        (NIGHTS, "2026-11-25T07:00", None),
+        (NIGHTS, "2026-03-28T22:00", "2026-03-29T06:00"),
+        (NIGHTS, "2026-10-24T22:00", "2026-10-25T07:00"),
+        ("mon 09:00-24:00; tue-sun 00:00-24:00", "2026-11-23T08:00", "2026-11-29T23:00"),
+        ("mon-sat 00:00-24:00; sun 00:00-02:00; sun 03:00-24:00", "2026-03-22T02:00",
+         "2026-03-30T02:00"),
+    ],
+    ids=["before", "first", "last", "after", "skipped hour", "repeated hour", "days",
+         "longer than eight days"],
+)  # fmt: skip
+def test_when_the_span_around_an_instant_ends(text: str, at: str, ends: str | None) -> None:
+    found = Hours.parse(text).end(BERLIN, ms(at))
+    assert found == (None if ends is None else ms(ends))
+
+
 def test_an_unknown_zone_is_refused() -> None:
     with pytest.raises(InvalidValue, match="no zone 'Mars/Olympus'"):
         Hours.parse(NIGHTS).inside("Mars/Olympus", 0, 1)

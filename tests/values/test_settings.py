@@ -421,7 +421,7 @@ def test_another_process_loads_the_same_settings_from_the_environment(
         namespace="n", redis_url="redis://h/1", database_url="postgresql://h/d", shards=3,
         quotas=["2/30 second", "7/week"], horizon=12.5, data_dir=tmp_path / "data",
         channels=channel(options={"path": "a b"}, limits=["5/second"], backoff_base=1.5,
-                         on_unknown="hold", expire_after="2 hours", catch_up="reslot"),
+                         on_unknown="hold", expire_after="2 hours", catch_up="expire"),
     )  # fmt: skip
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)

@@ -236,8 +236,6 @@ class StoreEngine(ABC):
     """Whether ended messages lie in partitions of their own: an id is unique in each one alone."""
     has_encodings: ClassVar[bool] = False
     """Whether a database may have an encoding that lacks characters, and says so when asked."""
-    locks_what_it_sorts: ClassVar[bool] = False
-    """Whether ``FOR UPDATE`` locks what it reads to find the first rows, not those rows alone."""
     rebuilds_tables: ClassVar[bool] = False
     """Whether a migration changes a table by making it anew."""
 

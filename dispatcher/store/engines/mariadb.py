@@ -174,7 +174,6 @@ class MariaDBEngine(StoreEngine):
     changes_at_once = False
     sees_a_snapshot = True
     has_partial_indexes = False
-    locks_what_it_sorts = True
 
     def prepare(self, engine: Engine) -> None:
         """Make connections by :func:`_connect`."""
