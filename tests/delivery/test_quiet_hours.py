@@ -35,6 +35,13 @@ def submit(memory: MemoryDispatcher, **asked: Any) -> Message:
     return memory.submit(**usual | asked)
 
 
+def change(memory: MemoryDispatcher, message: Message, **values: Any) -> None:
+    """Write into the row of a message."""
+    database = memory._app.database
+    row = database.tables.messages
+    database.execute(update(row).where(row.c.id == message.id).values(**values))
+
+
 def sent_after_an_outage(memory: MemoryDispatcher, *, until: datetime, **asked: Any) -> datetime:
     """Submit a message, keep back what is due until then; return when it was sent."""
     message = submit(memory, **asked)
@@ -62,13 +69,6 @@ def sent_after_an_outage(memory: MemoryDispatcher, *, until: datetime, **asked: 
          MORNING - 2 * HOUR),
     ],
 )  # fmt: skip
-def change(memory: MemoryDispatcher, message: Message, **values: Any) -> None:
-    """Write into the row of a message."""
-    database = memory._app.database
-    row = database.tables.messages
-    database.execute(update(row).where(row.c.id == message.id).values(**values))
-
-
 def test_after_an_outage_it_is_sent_once_when_they_end(
     channel: dict[str, Any], asked: dict[str, Any], opens: datetime
 ) -> None:
