@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from dispatcher.cli import output, shop
+from dispatcher.cli import output
 from dispatcher.cli.app import examples, say_error
 from dispatcher.cli.progress import until_stopped
 from dispatcher.cli.serve import page_beside
@@ -29,6 +30,8 @@ QUOTAS = "1/20 second, 5/hour, 10/day"
 _DEADLINE_SECONDS = 60.0
 _LEAD = timedelta(seconds=4)
 _SECOND = timedelta(seconds=1)
+_PEOPLE = ("ada", "ben", "cleo")
+_HOURS = 4
 
 
 group = typer.Typer(rich_markup_mode="rich")
@@ -57,7 +60,7 @@ class _DemoRun:
 @group.command(epilog=examples("dispatcher demo", "dispatcher demo --stay"))
 def demo(
     stay: Annotated[
-        bool, typer.Option("--stay", help="Play a shop instead, with its page, until Ctrl-C.")
+        bool, typer.Option("--stay", help="Keep it running, with its page, until Ctrl-C.")
     ] = False,
 ) -> None:
     """Play a short scenario on real servers and show what happens. Leaves nothing behind."""
@@ -68,9 +71,6 @@ def demo(
             until_stopped() as stopped,
             tempfile.TemporaryDirectory(prefix="dispatcher-demo-") as folder,
         ):
-            if stay:
-                _stay(folder, stopped)
-                return
             output.out.print("starting Redis, SQLite, one Celery worker and one beat …")
             with (
                 environment(
@@ -80,33 +80,22 @@ def demo(
                     channels={"file": {"transport": "file"}},
                 ) as to,
                 Dispatcher(to) as dispatcher,
+                page_beside(to, signs_in=False) if stay else nullcontext() as sentence,
             ):
+                has_page = sentence is not None
+                _require(has_page or not stay, f"the page needs an extra: {install_line('web')}")
                 play = _DemoRun(dispatcher, stopped)
                 output.out.print(f"quotas for each recipient: [bold]{QUOTAS}[/]\n")
                 _submit_all(play)
                 _deliver(play)
                 _check(play, to.data_dir / "sent" / "file.jsonl")
+                if sentence is None:
+                    _say_what_is_next()
+                else:
+                    _stay(play, sentence)
     except _StepFailed as failed:
         output.out.print(f"[red]✗ {escape(str(failed))}[/]")
         raise typer.Exit(1) from None
-
-
-def _stay(folder: str, stopped: Event) -> None:
-    """Play a shop until the event is set. Raises InvalidSettings without the extra of the page."""
-    from dispatcher.embedded import environment  # noqa: PLC0415 - workers need no servers
-
-    output.out.print("starting Redis, SQLite, one Celery worker and one beat …")
-    with (
-        environment(folder, tell=say_error, **shop.SETTINGS) as to,
-        Dispatcher(to) as dispatcher,
-        page_beside(to, signs_in=False) as sentence,
-    ):
-        if sentence is None:
-            raise _StepFailed(f"the page needs an extra: {install_line('web')}")
-        made = shop.Shop(dispatcher)
-        made.open()
-        output.out.print(f"{sentence} – Ctrl-C ends it")
-        made.run(stopped)
 
 
 def _submit_all(play: _DemoRun) -> None:
@@ -183,9 +172,27 @@ def _check(play: _DemoRun, path: Path) -> None:
         )  # fmt: skip
     _require(not sent, "a message was sent that was not submitted")
     output.out.print(table)
-    output.out.print("\n[green]✓ every promise was kept[/]\n\nNext:")
-    output.out.print("  [bold]dispatcher demo --stay[/]  a shop that keeps sending, with its page")
+    output.out.print("\n[green]✓ every promise was kept[/]")
+
+
+def _say_what_is_next() -> None:
+    output.out.print("\nNext:")
+    output.out.print("  [bold]dispatcher demo --stay[/]  the same, and its page stays open")
     output.out.print("  [bold]dispatcher up[/]           servers for your own messages")
+
+
+def _stay(play: _DemoRun, sentence: str) -> None:
+    """Book a message for each person in each of the next hours, and leave the page open."""
+    for hour in range(_HOURS):
+        for number, name in enumerate(_PEOPLE):
+            play.dispatcher.submit(
+                channel="file",
+                recipient=name,
+                body={"text": "Your appointment is soon"},
+                send_in=timedelta(hours=hour, minutes=20 * (number + 1)),
+            )
+    output.out.print(f"\n{sentence} – Ctrl-C ends it")
+    play.stopped.wait()
 
 
 def _refusal(play: _DemoRun, name: str, text: str, at: datetime) -> QuotaExceeded:

@@ -1,7 +1,7 @@
 """Takes the screenshots of the page: docs/pictures/page-*.png.
 
-Run ``python -m docs.pictures.draw_page``: it plays the shop of ``dispatcher demo --stay`` on real
-servers, and looks at it with Chromium.
+Run ``python -m docs.pictures.draw_page``: it plays ``examples/shop.py`` on real servers, and
+looks at it with Chromium.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
 
 from dispatcher import Dispatcher, Status
-from dispatcher.cli import shop
 from dispatcher.embedded import environment
 from dispatcher.message import Message
 from dispatcher.web import Loopback, Right, page
 from dispatcher.web.serving import beside
+from examples import shop
 from tests.support.browser import chromium
 from tests.support.waiting import wait_until
 

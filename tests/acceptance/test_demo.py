@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-from datetime import UTC, datetime
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
-from tests.support.browser import Tab, chromium
 from tests.support.environment import child_environment, dispatcher_command
 from tests.support.waiting import wait_until
 from tests.support.workplace import inhabitants
@@ -96,75 +95,22 @@ def test_a_demo_without_any_redis_says_so_in_one_sentence(cwd: Path, folder: Pat
     assert nothing_is_left(cwd), inhabitants(cwd.parent)
 
 
-def test_a_shop_stays_open_with_its_page(cwd: Path) -> None:
-    """Its page alone tells why a message is refused, and when it could go.
-
-    It has three channels, a campaign that overbooks a minute, two tenants, and a provider that
-    fails.
-    """
+def test_a_demo_that_stays_leaves_its_page_open(cwd: Path) -> None:
     said = cwd.parent / "said"
-    with chromium() as browser, said.open("w") as out:
+    with said.open("w") as out:
         running = subprocess.Popen(
             dispatcher_command("demo", "--stay"), cwd=cwd, env=demo_environment(cwd),
             stdout=out, stderr=out,
         )  # fmt: skip
         try:
-            found = wait_until(lambda: re.search(r"page: (http://[^/]*)/", said.read_text()))
+            found = wait_until(lambda: re.search(r"page: (http://\S*)", said.read_text()), 90)
             assert found is not None
-            tab = Tab(browser.new_page(), found[1])
-            page = tab.go("/messages?status=scheduled&channel=email")
-            row = page.locator("tbody tr").last
-            recipient = row.locator("td").nth(3).inner_text()
-            promised = row.locator("time").first.get_attribute("datetime") or ""
-            page = tab.go("/")
-            page.get_by_label("Recipient").fill(recipient)
-            page.get_by_role("textbox", name="At 10:40").fill(promised)
-            page.keyboard.press("Enter")
-            page.get_by_role("heading", name="is refused").wait_for()
-            told = page.locator(".verdict").inner_text()
-            assert "It would break the quota" in told
-            assert "It could go at" in told
-            channels = tab.go("/").locator("table").first.locator("th[scope=row]")
-            assert channels.all_inner_texts() == ["email", "push", "sms"]
-            load = tab.go("/load?within=day&channel=email").locator("section").inner_text()
-            assert "1 minute is overbooked" in load
-            booked = tab.go("/campaigns?campaign=advent").locator("section td a")
-            assert sum(int(each) for each in booked.all_inner_texts()) > 0
-            ids = {
-                tenant: set(
-                    tab.go(f"/messages?count.tenant={tenant}").locator("code").all_inner_texts()
-                )
-                for tenant in ("bakery", "bookshop")
-            }
-            assert all(ids.values())
-            assert not ids["bakery"] & ids["bookshop"]
-            tab.go(wait_until(lambda: story_of_a_failure(tab), 300, every=1))
-            told = tab.page.locator(".steps").inner_text()
-            assert re.search(
-                "temporary.* 503 the provider is overloaded|unknown.* the line broke", told
-            )
-            assert tab.errors == []
-            tab.page.context.close()
+            url = f"{found[1]}messages?status=scheduled"
+            with urlopen(url, timeout=10) as answer:  # noqa: S310 - our own, on loopback
+                page = answer.read().decode()
+            assert page.count('class="status s-scheduled"') == 12
+            assert "every promise was kept" in said.read_text()
         finally:
             running.send_signal(signal.SIGINT)
             assert running.wait(60) == 0, said.read_text()
     assert nothing_is_left(cwd), inhabitants(cwd.parent)
-
-
-def story_of_a_failure(tab: Tab) -> str:
-    """Return the path of the story of a message that the provider of ``sms`` did not take at once.
-
-    Such a message is held, waits for a further attempt, or was sent by one.
-    """
-    now = datetime.now(UTC)
-    for wanted in (
-        "status=held",
-        f"status=scheduled&until={now:%Y-%m-%dT%H:%M:%SZ}",
-        "status=sent",
-    ):
-        page = tab.go(f"/messages?channel=sms&{wanted}")
-        is_sent = wanted == "status=sent"
-        rows = page.locator("tbody tr").filter(has_text="2 of 3" if is_sent else "1 of 3")
-        if rows.count():
-            return rows.first.get_by_role("link").get_attribute("href") or ""
-    return ""

@@ -1,19 +1,37 @@
-"""A made-up shop that keeps a page alive: ``dispatcher demo --stay``."""
+"""A made-up shop that keeps sending, with its page, on servers of its own.
+
+::
+
+    pip install '<path of the clone>[embedded,web]'
+    python -m examples.shop
+
+It has three channels, two tenants, a mailing that overbooks a minute, and a provider on a bad day.
+"""
 
 from __future__ import annotations
 
 import random
+import signal
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from threading import Event
 from typing import Any
 
-from dispatcher.client import Dispatcher
-from dispatcher.errors import DispatcherError, PerhapsSent, PermanentFailure, TemporaryFailure
-from dispatcher.message import Draft, Message
-from dispatcher.times.clock import SystemClock
+from dispatcher import (
+    Dispatcher,
+    DispatcherError,
+    Draft,
+    Message,
+    PerhapsSent,
+    PermanentFailure,
+    TemporaryFailure,
+)
+from dispatcher.embedded import environment
 from dispatcher.transports import MemoryTransport
+from dispatcher.web import Loopback, Right, page
+from dispatcher.web.serving import beside
 
 ZONE = "Europe/Berlin"
 SETTINGS: Mapping[str, Any] = {
@@ -25,7 +43,7 @@ SETTINGS: Mapping[str, Any] = {
         "email": {"transport": "file", "recipients": "email", "limits": ["2/second"]},
         "sms": {
             "recipients": "phone",
-            "transport": "dispatcher.cli.shop:FailingTransport",
+            "transport": "examples.shop:FailingTransport",
             "quotas": "200/hour",
             "limits": ["2/second"],
             "max_attempts": 3,
@@ -118,7 +136,7 @@ def _recipient(channel: str, number: int) -> str:
 
 def _mailing() -> list[Draft]:
     """Return mails for one time, more than their channel may send within that minute."""
-    at = (SystemClock().now() + _BEFORE_THE_MAILING).replace(minute=0, second=0, microsecond=0)
+    at = (datetime.now(UTC) + _BEFORE_THE_MAILING).replace(minute=0, second=0, microsecond=0)
     first = len(_REGULARS)
     return [
         Draft(
@@ -131,3 +149,24 @@ def _mailing() -> list[Draft]:
         )
         for number in range(first, first + _MAILING)
     ]
+
+
+def main() -> None:
+    """Play it until Ctrl-C."""
+    stopped = Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: stopped.set())
+    with (
+        tempfile.TemporaryDirectory(prefix="dispatcher-shop-") as folder,
+        environment(folder, **SETTINGS) as settings,
+        Dispatcher(settings) as dispatcher,
+        beside(page(dispatcher, access=Loopback(name="shop", rights=Right))) as address,
+    ):
+        shop = Shop(dispatcher)
+        shop.open()
+        print(f"page: {address} – Ctrl-C ends it", flush=True)  # noqa: T201 - a command
+        shop.run(stopped)
+
+
+if __name__ == "__main__":
+    main()
