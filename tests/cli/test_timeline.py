@@ -7,10 +7,11 @@ import re
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from typing import Any
+from unittest.mock import patch
 
 import pytest
-from rich.console import Console
 
+from dispatcher.cli import output
 from dispatcher.cli.timeline import shown
 from dispatcher.errors import InvalidDraft
 from dispatcher.times.send_time import as_text
@@ -26,7 +27,9 @@ def lines_of(house: House, *, width: int = 80, **asked: Any) -> list[str]:
     """Return a table as a terminal without colour shows it."""
     text = StringIO()
     found = house.dispatcher.timeline(**{"scope": "ada", "start": DAY, **asked})
-    Console(file=text, width=width, color_system=None).print(shown(found))
+    terminal = output.Terminal(file=text, width=width, color_system=None)
+    with patch.object(output, "out", terminal):
+        terminal.print(shown(found))
     return text.getvalue().splitlines()
 
 

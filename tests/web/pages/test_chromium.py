@@ -30,7 +30,7 @@ FILLED = {
     "/campaigns": "section table",
     "/load": ".chart",
     "/top": "tbody tr",
-    "/refusals": ".verdict",
+    "/refusals": "tbody tr",
     "/suppressions": "tbody tr",
     "/pauses": "tbody tr",
 }
