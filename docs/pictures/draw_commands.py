@@ -14,6 +14,7 @@ from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 from uuid import UUID
 
 from dispatcher.celery_app import DUTIES
@@ -111,10 +112,11 @@ def timeline_svg(house: House) -> str:
         "ada", channel="sms", zone="Europe/Berlin", start=start, length=28 * _HOUR
     )
 
-    return drawn(
-        "dispatcher timeline ada --channel sms --hours 28",
-        lambda console: console.print(timeline.shown(found)),
-    )
+    def say(console: output.Terminal) -> None:
+        with patch.object(output, "out", console):
+            console.print(timeline.shown(found))
+
+    return drawn("dispatcher timeline ada --channel sms --hours 28", say)
 
 
 def demo_svg() -> str:
