@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, cast
 
 from redis import Redis
-from sqlalchemy import event, func, select
+from sqlalchemy import Select, event, func, select
 
 from dispatcher.app import App, built_once
 from dispatcher.broker.queue import Queue
@@ -138,11 +138,14 @@ class TestApp(App):
 
     def next_to_enqueue(self) -> datetime | None:
         """Return when the first scheduled message is to be enqueued; None without one."""
+        at: datetime | None = self.database.read(self._first_to_enqueue)[0][0]
+        return at
+
+    @built_once
+    def _first_to_enqueue(self) -> Select[Any]:
         tables, row = self.database.tables, self.database.tables.messages.c
         waiting = (tables.is_live, row.status == Status.SCHEDULED.value, ~self._paused)
-        first = select(func.min(row.enqueue_at)).where(*waiting)
-        at: datetime | None = self.database.read(first)[0][0]
-        return at
+        return select(func.min(row.enqueue_at)).where(*waiting)
 
 
 def _unsynchronised(connection: Any, _record: object) -> None:

@@ -203,6 +203,9 @@ class Travel:
             clock.move_to(at)
             if self._is_to_be_swept(waiting):
                 self._sweep()
+            if self.now >= self._prune_at:
+                app.sweep.prune()
+                self._prune_at = self.now + _PRUNE_EVERY
             while (begins_at := queue.next_at()) is not None and begins_at <= clock.now():
                 task = queue.take()
                 try:
@@ -230,7 +233,7 @@ class Travel:
 
     def _is_to_be_swept(self, waiting: datetime | None) -> bool:
         is_waiting = waiting is not None and waiting <= self.now
-        return is_waiting or self._is_broken_off or self.now >= self._prune_at
+        return is_waiting or self._is_broken_off
 
     def _sweep(self) -> None:
         """Do the duties of the sweep."""
@@ -246,9 +249,6 @@ class Travel:
         if app.sweep.notify():
             app.sweep.enqueue_due()
         app.is_settled = True
-        if self.now >= self._prune_at:
-            app.sweep.prune()
-            self._prune_at = self.now + _PRUNE_EVERY
 
 
 class MemoryDispatcher(Dispatcher):
