@@ -44,8 +44,7 @@ OF_VERSIONS := tests/worker tests/store tests/limiters/test_conformance.py \
 	tests/telemetry/test_traces.py tests/cli/test_commands.py tests/acceptance/test_celery_ways.py \
 	tests/acceptance/test_delivery.py tests/acceptance/test_installed_app.py \
 	tests/acceptance/test_poisoned_items.py tests/web/test_frameworks.py tests/testing \
-	tests/submission/test_async_sessions.py tests/submission/test_typed_bodies.py \
-	tests/limiters/test_memory.py
+	tests/submission/test_async_sessions.py tests/submission/test_typed_bodies.py
 
 # A set of versions in an environment of its own, with the first of these interpreters that runs.
 # uv installs it in seconds, pip in minutes.

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _WHOLE = "tests/acceptance/"
 APART = (
-    "tests/property/test_memory_state.py",
     "tests/web/test_killed_servers.py",
     "tests/web/test_openapi.py",
 )
