@@ -110,10 +110,11 @@ def test_a_limiter_goes_by_the_time_of_the_test(memory: MemoryDispatcher) -> Non
     limit, travel = FixedWindow(5, "minute"), memory.travel
     logins = limit.on(travel.redis(), clock=travel.clock)
     assert [logins.acquire("ada").allowed for _ in range(6)] == [True] * 5 + [False]
-    awaited: AsyncLimiter = limit.on(travel.awaited_redis())
 
     async def look() -> Decision:
-        return await awaited.peek("ada")
+        async with travel.awaited_redis() as client:
+            awaited: AsyncLimiter = limit.on(client)
+            return await awaited.peek("ada")
 
     assert asyncio.run(look()).remaining == 0
     travel(minutes=1)
