@@ -27,8 +27,8 @@ from tests.support.reserving import value_of
 
 WHO = "Ada.Lovelace@Example.org"
 SPELT = "Ada.Lovelace@example.org"
-BODY = {"text": "Dear Ada Lovelace, your code is 4711"}
-TRACES = ("lovelace", "4711", "key of her", "receipt of her")
+BODY = {"text": "Dear Ada Lovelace, your code is quince"}
+TRACES = ("lovelace", "quince", "key of her", "receipt of her")
 MANY = ["100/day"]
 SETTINGS: dict[str, Any] = {
     "quotas": MANY,
