@@ -149,8 +149,8 @@ class WatchedClaims(Claims):
         self._look_again(others)
 
     def _of_others(self, claims: Iterable[Claim]) -> list[UUID]:
-        """Return the messages that somebody else has claimed since."""
-        rows = ((self._watched.store.row(each.message.id), each.token) for each in claims)
+        """Return the ids of the messages that carry a newer claim."""
+        rows = ((self._watched.store.row(claim.message.id), claim.token) for claim in claims)
         return [
             row.id for row, token in rows
             if row and row.status is Status.SENDING and row.claim_token != token

@@ -156,7 +156,7 @@ class Store:
         return self._read(f"SELECT id, status, finished_at {_MESSAGES}")
 
     def is_settled(self) -> bool:
-        """Whether all messages have ended, or are held."""
+        """Return whether no message is scheduled or being sent."""
         return not self._read(f"{_ROWS} AND status IN ('scheduled', 'sending') LIMIT 1")
 
     def tries(self, message_id: UUID, *, before: int = 2**31) -> list[Try]:
