@@ -190,7 +190,6 @@ class App:
 
     @built_once
     def database(self) -> Database:
-        """The database of the store."""
         return Database.of(self.settings)
 
     @built_once
@@ -218,7 +217,6 @@ class App:
 
     @built_once
     def events(self) -> EventStream:
-        """The stream of the last transitions."""
         return EventStream(
             lambda: self.plain_redis,
             namespace=self.settings.namespace,
@@ -250,19 +248,16 @@ class App:
 
     @built_once
     def pulse(self) -> Pulse:
-        """The signs of life of this process."""
         return Pulse(lambda: self.signs, clock=self.clock)
 
     # Windows and permits.
 
     @built_once
     def rules(self) -> Rules:
-        """The quotas of every kind of scope."""
         return Rules(self.settings.quotas_of)
 
     @built_once
     def windows(self) -> Windows:
-        """The windows of reservations."""
         return Windows(
             self.redis,
             self.rules,
@@ -272,7 +267,6 @@ class App:
 
     @built_once
     def upkeep(self) -> Upkeep:
-        """Rebuilding and settling of the windows."""
         return Upkeep(
             self.redis,
             self.fence,
@@ -282,7 +276,6 @@ class App:
 
     @built_once
     def contents(self) -> Contents:
-        """The reader of the windows."""
         return Contents(self.redis, self.fence)
 
     @built_once
@@ -292,7 +285,6 @@ class App:
 
     @built_once
     def permits(self) -> Permits:
-        """The limits of sends."""
         return Permits(
             self.redis,
             namespace=self.settings.namespace,
@@ -304,13 +296,11 @@ class App:
 
     @property
     def scope_limits(self) -> list[Limit]:
-        """The sends of a scope are limited by the numbers of its rolling quotas."""
         rolling = (each for each in self.settings.quotas if isinstance(each, Quota))
         return [Limit(each.count, each.length_ms) for each in rolling]
 
     @property
     def channel_limits(self) -> dict[str, tuple[LogLimit, ...]]:
-        """The limits of each channel, with that of sends in hand."""
         return {
             name: (*each.limits, InHand(each.concurrency)) if each.concurrency else each.limits
             for name, each in self.settings.channels.items()
@@ -320,7 +310,6 @@ class App:
 
     @built_once
     def messages(self) -> Messages:
-        """Messages in the store."""
         return Messages(self.database)
 
     @built_once
@@ -330,12 +319,10 @@ class App:
 
     @built_once
     def checks(self) -> Checks:
-        """The checks of drafts by their transports."""
         return Checks(self.settings.channels)
 
     @built_once
     def templates(self) -> Templates:
-        """The templates of the channels."""
         return Templates(
             self.settings.channels,
             max_bytes=self.settings.body_max_bytes,
@@ -344,7 +331,6 @@ class App:
 
     @built_once
     def bodies(self) -> Bodies:
-        """The bodies of drafts, as they are stored."""
         return Bodies(self.settings, self.templates)
 
     @built_once
@@ -360,7 +346,6 @@ class App:
 
     @built_once
     def reserver(self) -> Reserver:
-        """The reservations of messages that are submitted."""
         return Reserver(
             clock=self.clock,
             windows=self.windows,
@@ -407,7 +392,6 @@ class App:
 
     @built_once
     def joined_messages(self) -> JoinedMessages:
-        """Messages in transactions of callers."""
         return JoinedMessages(self.database)
 
     @built_once
@@ -422,7 +406,6 @@ class App:
         )
 
     def copies(self) -> Copies:
-        """Return copies of the windows for one plan."""
         return Copies(
             self.redis,
             self.rules,
@@ -444,13 +427,11 @@ class App:
 
     @built_once
     def timeline_reader(self) -> TimelineReader:
-        """The use case of ``timeline``."""
         timelines = Timelines(self.contents, self.windows, self.settings.quotas_of)
         return TimelineReader(settings=self.settings, clock=self.clock, timelines=timelines)
 
     @built_once
     def moves(self) -> Moves:
-        """The moves of messages to other times."""
         return Moves(
             settings=self.settings,
             clock=self.clock,
@@ -490,12 +471,10 @@ class App:
 
     @built_once
     def failed_messages(self) -> FailedMessages:
-        """Failed messages in the store."""
         return FailedMessages(self.database)
 
     @built_once
     def held_messages(self) -> HeldMessages:
-        """Held messages in the store."""
         return HeldMessages(self.database)
 
     @built_once
@@ -526,7 +505,6 @@ class App:
 
     @built_once
     def api_keys(self) -> ApiKeys:
-        """The keys of the HTTP API."""
         return ApiKeys(self.database)
 
     @built_once
@@ -557,7 +535,6 @@ class App:
 
     @built_once
     def transports(self) -> Mapping[str, Transport]:
-        """The transport of each channel."""
         return {
             name: load(name, channel, self.settings)
             for name, channel in self.settings.channels.items()
@@ -570,7 +547,6 @@ class App:
 
     @built_once
     def claims(self) -> Claims:
-        """The claims of messages in the store."""
         kept_back = or_(self._to_expire, self._paused)
         return Claims(self.database, ttl=self.settings.claim_ttl, kept_back=kept_back)
 
@@ -658,7 +634,6 @@ class App:
 
     @built_once
     def pauses(self) -> Pauses:
-        """The pauses, in the store."""
         return Pauses(self.database)
 
     @built_once
@@ -674,7 +649,6 @@ class App:
 
     @built_once
     def story_reader(self) -> StoryReader:
-        """The use case of ``story``."""
         return StoryReader(
             settings=self.settings,
             listing=self.listing,
@@ -712,7 +686,6 @@ class App:
 
     @built_once
     def broker_probe(self) -> BrokerProbe:
-        """The question whether the broker answers."""
         return BrokerProbe(self.publisher)
 
     def health(self, kind: Kind) -> Health:

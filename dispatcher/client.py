@@ -1039,100 +1039,37 @@ class Dispatcher:
     """Await :meth:`submit_many`. The result is a list, for any iterable of drafts."""
 
     aplan = awaited(plan)
-    """Await :meth:`plan`."""
-
     acancel = awaited(cancel)
-    """Await :meth:`cancel`."""
-
     acancel_many = awaited(cancel_many)
-    """Await :meth:`cancel_many`."""
-
     areschedule = awaited(reschedule)
-    """Await :meth:`reschedule`."""
-
     areschedule_many = awaited(reschedule_many)
-    """Await :meth:`reschedule_many`."""
-
     aupdate = awaited(update)
-    """Await :meth:`update`."""
-
     aretry = awaited(retry)
-    """Await :meth:`retry`."""
-
     aretry_many = awaited(retry_many)
-    """Await :meth:`retry_many`."""
-
     arelease = awaited(release)
-    """Await :meth:`release`."""
-
     adrop = awaited(drop)
-    """Await :meth:`drop`."""
-
     asuppress = awaited(suppress)
-    """Await :meth:`suppress`."""
-
     aunsuppress = awaited(unsuppress)
-    """Await :meth:`unsuppress`."""
-
     aerase = awaited(erase)
-    """Await :meth:`erase`."""
-
     asuppressed = streamed(suppressed)
-    """Read :meth:`suppressed` with ``async for``."""
-
     apause = awaited(pause)
-    """Await :meth:`pause`."""
-
     aresume = awaited(resume)
-    """Await :meth:`resume`."""
-
     averify_windows = awaited(verify_windows)
-    """Await :meth:`verify_windows`."""
-
     arebuild_windows = awaited(rebuild_windows)
-    """Await :meth:`rebuild_windows`."""
-
     aget = awaited(get)
-    """Await :meth:`get`."""
-
     aattempts = awaited(attempts)
-    """Await :meth:`attempts`."""
-
     astory = awaited(story)
-    """Await :meth:`story`."""
-
     aheld = awaited(held)
-    """Await :meth:`held`."""
-
     acount = awaited(count)
-    """Await :meth:`count`."""
-
     acounts = awaited(counts)
-    """Await :meth:`counts`."""
-
     aselect = streamed(select)
-    """Read :meth:`select` with ``async for``."""
-
     anext_slot = awaited(next_slot)
-    """Await :meth:`next_slot`."""
-
     atimeline = awaited(timeline)
-    """Await :meth:`timeline`."""
-
     astatus = awaited(status)
-    """Await :meth:`status`."""
-
     aload = awaited(load)
-    """Await :meth:`load`."""
-
     arefusals = awaited(refusals)
-    """Await :meth:`refusals`."""
-
     atop = awaited(top)
-    """Await :meth:`top`."""
-
     alist = awaited(list)  # noqa: A003 - the method
-    """Await :meth:`list`."""
 
 
 class _ClosedApp:

@@ -22,7 +22,6 @@ def planned_id(message_id: UUID) -> UUID:
 
 
 def is_planned_id(message_id: UUID) -> bool:
-    """Whether an id is that of a draft of a plan."""
     return message_id.version == 8  # noqa: PLR2004
 
 
@@ -60,7 +59,6 @@ class Leg(NamedTuple):
 
     @property
     def windows(self) -> list[str]:
-        """The names of the windows, in the order of the scopes."""
         return [self.keys.window(scope.name, scope.kind) for scope in self.scopes]
 
 

@@ -51,7 +51,6 @@ def server_of(info: Info) -> str:
 
 
 def _fields(info: Info) -> dict[str, str]:
-    """Return the fields of a reply to INFO."""
     if isinstance(info, Mapping):
         return {name: str(value) for name, value in info.items()}
     text = info.decode() if isinstance(info, bytes) else info
@@ -106,11 +105,9 @@ class Fence:
             _answers(connection, [("DEL", part.epoch) for part in self.parts])
 
     def keys_of(self, scope: Scope) -> ShardKeys:
-        """Return the keys of the shard in which the window of a scope lies."""
         return self.keys[shard_of(scope.home, len(self.keys))]
 
     def window_of(self, scope: Scope) -> tuple[ShardKeys, bytes]:
-        """Return the shard of a scope and the name of its window."""
         keys = self.keys_of(scope)
         return keys, keys.window(scope.name, scope.kind).encode()
 
@@ -125,7 +122,6 @@ class Fence:
         return len(self.keys), *words
 
     def parts_by_server(self, client: redis.Redis) -> list[list[Part]]:
-        """Return the parts that each server holds. Raises redis.RedisError."""
         numbers = by_server(client, [part.epoch for part in self.parts]).values()
         return [[self.parts[number] for number in some] for some in numbers]
 
@@ -156,7 +152,6 @@ class Fence:
         parts: Sequence[Part],
         identify: Callable[[Info], str] = identity,
     ) -> dict[Part, str]:
-        """Return of each part what ``identify`` says of its server. Raises what that raises."""
         found: dict[Part, str] = {}
         for server, numbers in by_server(client, [part.epoch for part in parts]).items():
             info = server.info()

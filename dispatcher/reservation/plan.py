@@ -176,7 +176,6 @@ class Copies(AbstractContextManager["Copies"]):
             states = self._copy_some(left, _STEP)
 
     def _copy_some(self, copies: Sequence[_Copy], most: int) -> list[bytes]:
-        """Copy some members more of each window."""
         calls: list[Call] = [
             (
                 [each.window, each.name, each.keys.copies, each.real.epoch],
@@ -218,7 +217,6 @@ class Copies(AbstractContextManager["Copies"]):
                 pipeline.execute()
 
     def _names(self) -> Iterator[list[bytes]]:
-        """Yield the names of all copies, some at a time."""
         for keys in self._touched:
             names = self._client.hscan_iter(keys.copies, count=_AT_ONCE)
             while some := [name for name, _ in islice(names, _AT_ONCE)]:

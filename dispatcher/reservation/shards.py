@@ -161,7 +161,6 @@ class Shards:
         return [taken == 1 for taken in self._run(self._take, calls)]
 
     def drop(self, holds: Sequence[tuple[Leg, bytes]]) -> None:
-        """Give up holds."""
         calls: list[Call] = [([leg.keys.pending, *leg.windows], [hold, ""]) for leg, hold in holds]
         self._run(self._release, calls)
 
@@ -170,7 +169,6 @@ class Shards:
         return self.release_many([(leg, message_id, submit)])[0]
 
     def release_many(self, booked: Iterable[tuple[Leg, UUID, Submit | None]]) -> list[bool]:
-        """Release reservations; return of each whether it is free."""
         calls: list[Call] = []
         for leg, message_id, submit in booked:
             names = [leg.keys.pending]
@@ -344,7 +342,6 @@ class Arguments:
         return names, [*words, encode(tuple(numbers)), *messages]
 
     def move(self, request: LegRequest, *, step: int = 0) -> Call:
-        """Encode ``move.lua``."""
         leg, message_id, asked_ms, latest_ms, _, hold, beside = request
         words = [message_id.bytes, hold, beside, asked_ms, latest_ms]
         names = [leg.keys.pending, leg.keys.epoch, *leg.windows]

@@ -90,7 +90,6 @@ class RedisSurvey:
             return [partial(now, server) for server in masters_of(self._client).values()]
 
     def servers(self) -> list[RedisFacts]:
-        """Return what each server says of itself."""
         with translated(ReservationsUnavailable):
             return [self._facts(*each) for each in masters_of(self._client).items()]
 

@@ -24,7 +24,6 @@ _OTHER_TYPES = ("string", "list", "set", "hash", "stream")
 
 
 def taken_keys(client: redis.Redis, namespace: str) -> Iterator[bytes]:
-    """Yield the keys of reservations that are of another type."""
     for kind in _OTHER_TYPES:
         names = client.scan_iter(match=all_of(namespace), count=_AT_ONCE, _type=kind)
         yield from filter(_is_ours, names)

@@ -83,11 +83,9 @@ class Rules:
 
     @property
     def kinds(self) -> Iterable[str]:
-        """The kinds of scopes that have quotas."""
         return self._rolling
 
     def quota(self, scope: Scope, index: int) -> AnyQuota:
-        """Return a quota by its 1-based index in the rule set of its scope."""
         ordered: tuple[AnyQuota, ...] = self._rolling[scope.kind]
         ordered += self._calendars[scope.kind]
         return ordered[index - 1]

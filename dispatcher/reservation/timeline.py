@@ -103,7 +103,6 @@ class WindowTimeline:
 
     @property
     def exists(self) -> bool:
-        """Whether anything is booked at all."""
         return self.many > 0
 
 
@@ -260,7 +259,6 @@ def _blocked_by_runs(times: Sequence[int], quota: Quota) -> list[Interval]:
 
 
 def _blocked_by_periods(periods: Iterable[StretchCount], quota: CalendarQuota) -> list[Interval]:
-    """Return the periods in which a calendar quota refuses a new time."""
     return _united((start, end) for start, end, count in periods if count >= quota.count)
 
 

@@ -92,7 +92,6 @@ class Rebuild:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts being rebuilt."""
         return tuple(self.holders)
 
     def marker(self, part: Part) -> str:
@@ -101,12 +100,10 @@ class Rebuild:
 
     @property
     def shards(self) -> tuple[ShardKeys, ...]:
-        """The shards of the windows among the parts."""
         return tuple(part for part in self.parts if isinstance(part, ShardKeys))
 
     @property
     def of_windows(self) -> Rebuild:
-        """The rebuild of the windows alone."""
         return self._only(ShardKeys)
 
     @property
@@ -116,7 +113,6 @@ class Rebuild:
 
     @property
     def of_permits(self) -> Rebuild:
-        """The rebuild of the permit logs alone."""
         return self._only(PermitKeys)
 
     def _only(self, kind: type[Part]) -> Rebuild:

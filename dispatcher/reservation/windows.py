@@ -68,7 +68,6 @@ class _Booking:
         return self.request.message_id if self.hold else None
 
     def moving(self, reservation: Reservation) -> Moving:
-        """Return the hold at ``reservation`` as a value."""
         message_id, terms, *_ = self.request
         return Moving(
             message_id, terms, from_ms(reservation.at_ms), self.hold, reservation.held_at_ms
@@ -286,7 +285,6 @@ class Windows:
         return taken
 
     def drop(self, *held: Moving) -> None:
-        """Give holds up."""
         self.shards.drop([(leg, each.hold) for each in held for leg in self.legs(each.terms)])
 
     def refusal(

@@ -69,14 +69,12 @@ class Entry:
         return addition is not None and self.result is addition.message
 
     def answer(self) -> Message:
-        """Return the message, or raise why there is none."""
         result = self.result
         if isinstance(result, Message):
             return result
         raise result or RuntimeError("a draft was not decided")
 
     def ask(self, message_id: UUID) -> BookingRequest:
-        """Return the request for a reservation under a new id."""
         valid, submit = self.valid, None
         self.is_duplicate = False
         if valid.idempotency_key is not None:
@@ -108,7 +106,6 @@ class Batch:
 
     @property
     def is_refused(self) -> bool:
-        """Whether any draft is refused."""
         return any(isinstance(each.result, DispatcherError) for each in self.entries)
 
     def undecided(self) -> list[Entry]:
@@ -118,7 +115,6 @@ class Batch:
     def note_answers(
         self, entries: Sequence[Entry], answers: Sequence[Booked | DispatcherError]
     ) -> None:
-        """Note the answer to the request of each of these entries, in order."""
         for entry, each in zip(entries, answers, strict=True):
             if isinstance(each, DispatcherError):
                 entry.result = each
@@ -152,7 +148,6 @@ class Batch:
         return list(found.values())
 
     def share_results(self) -> None:
-        """Give each entry whose key an earlier one has the message of that one."""
         for entry in self.entries:
             first = entry.same_as
             if first is None:
@@ -201,7 +196,6 @@ def _until_heavy(drafts: Iterable[Draft]) -> Iterator[Draft]:
 
 
 def batch_of(drafts: Iterable[Draft], first: int = 0, *, atomic: bool = False) -> Batch:
-    """Return drafts as one batch, numbered from ``first``."""
     return Batch([Entry(number, each) for number, each in enumerate(drafts, first)], atomic)
 
 

@@ -90,7 +90,6 @@ class Decisions:
         return [answers[each] for each in message_ids]
 
     def held(self, *, limit: int) -> list[Message]:
-        """Return the held messages, oldest first."""
         return self._held.find(limit=limit)
 
     def release(self, message_id: UUID, *, if_unchanged: Message | None = None) -> Message:

@@ -73,13 +73,11 @@ class ValidMove(NamedTuple):
 
     @property
     def request(self) -> BookingRequest:
-        """The request to the windows."""
         asked_ms = to_ms(self.send_at)
         latest_ms = to_ms(self.latest) if self.latest else asked_ms
         return BookingRequest(self.found.message.id, self.terms, asked_ms, latest_ms)
 
     def expiry(self, send_at: datetime) -> datetime | None:
-        """Return when it expires if it is to go at ``send_at``."""
         return self.expires_at if self.expire_after is None else send_at + self.expire_after
 
 
@@ -132,7 +130,6 @@ class Moves:
         return answers
 
     def release(self, cancelled: Sequence[Message]) -> None:
-        """Release the reservations of cancelled messages."""
         requests = []
         for message in cancelled:
             at_ms, terms = to_ms(message.send_at), self._terms_of(message)

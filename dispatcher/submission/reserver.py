@@ -87,7 +87,6 @@ class Reserver:
             )  # fmt: skip
 
     def note(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None:
-        """Note requests that were refused, for operators."""
         if self._refusals is not None:
             self._refusals.note(refused)
 

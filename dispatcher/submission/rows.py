@@ -105,7 +105,6 @@ class Source(AbstractContextManager["Source"]):
         return stream
 
     def _checked_lines(self, stream: IO[bytes]) -> int:
-        """Check the encoding and return the number of lines."""
         decoder = codecs.getincrementaldecoder("utf-8")()
         lines, ended = 0, True
         self._check_start(stream.read(_CHUNK))

@@ -59,13 +59,9 @@ class Reservations(Protocol):
         """Return the answer to each request, in order. Raises ReservationsUnavailable."""
         ...
 
-    def withdraw(self, requests: Sequence[BookingRequest]) -> None:
-        """Release the reservations of these requests."""
-        ...
+    def withdraw(self, requests: Sequence[BookingRequest]) -> None: ...
 
-    def note(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None:
-        """Note requests that were refused. Raises nothing."""
-        ...
+    def note(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None: ...
 
 
 class Sink(Protocol):
@@ -75,9 +71,7 @@ class Sink(Protocol):
     """
 
     @property
-    def reservations(self) -> Reservations:
-        """Where the pipeline reserves."""
-        ...
+    def reservations(self) -> Reservations: ...
 
     @property
     def grace(self) -> timedelta:
@@ -110,9 +104,7 @@ class Sink(Protocol):
         """
         ...
 
-    def enqueue(self, batch: Batch) -> None:
-        """Enqueue, once the batch is committed."""
-        ...
+    def enqueue(self, batch: Batch) -> None: ...
 
 
 class OwnTransaction:
@@ -142,7 +134,6 @@ class OwnTransaction:
         self.reservations = reserver
 
     def ids(self, fresh: Sequence[UUID]) -> Sequence[UUID]:
-        """Return them: they are those of messages."""
         return fresh
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
@@ -355,7 +346,6 @@ class CallersTransactions:
         self.reservations = _BesideTheLoop(reserver)
 
     def of(self, session: object) -> CallersTransaction:
-        """Return the sink that stores in the transaction of ``session``."""
         return CallersTransaction(self, session, self._settings.transaction_grace)
 
     def join(self, session: object) -> _Transaction:
@@ -418,7 +408,6 @@ class CallersTransaction:
         self.grace = grace
 
     def ids(self, fresh: Sequence[UUID]) -> Sequence[UUID]:
-        """Return them: they are those of messages."""
         return fresh
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
@@ -441,12 +430,10 @@ class CallersTransaction:
         return found
 
     def refuses_suppressed(self, batch: Batch) -> bool:
-        """Whether :meth:`store` refuses them: it does."""
         del batch
         return True
 
     def store(self, batch: Batch) -> None:
-        """Store what is reserved, to be committed by the caller."""
         for entry in batch.booked:
             transaction = self._join()
             joined = _Joined(entry, batch.started)
@@ -464,13 +451,11 @@ class CallersTransaction:
         """Do nothing: the transaction has not ended."""
 
     def _join(self) -> _Transaction:
-        """Return the caller's transaction, joined at the first call."""
         if self._transaction is None:
             self._transaction = self._transactions.join(self._session)
         return self._transaction
 
     def _stored(self, entry: Entry, transaction: _Transaction) -> Message:
-        """Store a message and return it, or what has its key."""
         message = entry.addition.message
         key = message.idempotency_key
         for _ in range(_TRIES):
@@ -526,12 +511,10 @@ class DryRun:
         return self._suppressions.among(recipients)
 
     def refuses_suppressed(self, batch: Batch) -> bool:
-        """Whether :meth:`store` refuses them: it does not."""
         del batch
         return False
 
     def store(self, batch: Batch) -> None:
-        """Remember the idempotency keys of what would be stored."""
         self.reservations.remember(
             PlannedKey(
                 each.valid.idempotency_key, each.reservation.message_id, each.valid.fingerprint

@@ -95,7 +95,6 @@ class StoryReader:
         self._pauses = pauses
 
     def read(self, message_id: UUID) -> Story:
-        """Return the story of a message. Raises MessageNotFound and StoreUnavailable."""
         found = self._listing.details(message_id)
         message = found.message
         is_scheduled = message.status is Status.SCHEDULED

@@ -67,7 +67,6 @@ class Submitter:
         self._spans = spans
 
     def submit(self, draft: Draft, sink: Sink) -> Message:
-        """Accept one draft, or raise as :meth:`entered` does."""
         return self.entered(draft, sink).answer()
 
     def entered(self, draft: Draft, sink: Sink) -> Entry:
@@ -161,7 +160,6 @@ class Submitter:
                 entry.same_as = None
 
     def _refuse_suppressed(self, entries: Iterable[Entry], sink: Sink) -> None:
-        """Refuse the entries whose recipients have opted out."""
         named = [(entry, (entry.valid.recipient, entry.valid.channel)) for entry in entries]
         if named:
             found = sink.suppressed([each for _, each in named])

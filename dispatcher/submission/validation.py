@@ -101,7 +101,6 @@ class ValidDraft(NamedTuple):
         return [(name, text) for name, text in texts.items() if text and not text.isascii()]
 
     def expiry(self, send_at: datetime) -> datetime | None:
-        """Return when it expires if it is to go at ``send_at``."""
         if self.expires_at is None and self.expire_after is not None:
             return send_at + self.expire_after
         return self.expires_at
@@ -315,7 +314,6 @@ def terms_for(
 
 
 def scopes_of(message: Message, settings: Settings) -> tuple[Scope, ...]:
-    """Return the scopes that a stored message counts against."""
     return counted(
         settings.quotas_of, scope=message.scope, channel=message.channel, scopes=message.scopes
     )
@@ -341,7 +339,6 @@ def own_hours(quiet_hours: str | None, send_window: str | None) -> str | None:
 
 
 def known_channel(channel: object, settings: Settings) -> str:
-    """Return the name of a channel. Raises UnknownChannel."""
     channel = plain(channel)
     if not isinstance(channel, str) or channel not in settings.channels:
         raise UnknownChannel(channel, sorted(settings.channels))
