@@ -16,12 +16,18 @@ A limit is a plain value; ``on`` puts it on a client. Time is always Redis ``TIM
 
 from dispatcher.errors import LimitersUnavailable, LimitReached
 from dispatcher.limiters.algorithm import Algorithm
-from dispatcher.limiters.concurrency import Concurrency
-from dispatcher.limiters.cool_down import CoolDown
+from dispatcher.limiters.algorithms import (
+    GCRA,
+    Concurrency,
+    CoolDown,
+    CounterPerKey,
+    FixedWindow,
+    SlidingCounter,
+    SlidingList,
+    SlidingLog,
+)
 from dispatcher.limiters.decision import Decision, Refusal, State
 from dispatcher.limiters.fills import ChannelFill, Fills, LimitFill
-from dispatcher.limiters.fixed_window import CounterPerKey, FixedWindow
-from dispatcher.limiters.gcra import GCRA
 from dispatcher.limiters.limiter import AsyncLimiter, Limiter
 from dispatcher.limiters.limits import Limits, parse
 from dispatcher.limiters.operations import Request
@@ -34,8 +40,6 @@ from dispatcher.limiters.permit_logs import (
     PermitLogs,
 )
 from dispatcher.limiters.permits import Permit, Permits, reaches_ms
-from dispatcher.limiters.sliding_counter import SlidingCounter
-from dispatcher.limiters.sliding_log import SlidingList, SlidingLog
 
 __all__ = [
     "GCRA",

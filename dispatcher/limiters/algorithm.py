@@ -107,12 +107,8 @@ class Algorithm(Bindable):
     """Name of the algorithm's part in ``limiters/lua``."""
     knows_permits: ClassVar[bool] = False
     """Whether its state has the ids of its permits, so that they need not be remembered."""
-    holds: ClassVar[bool] = False
-    """Whether its permits are holds, which end when they are returned."""
     keeps_each: ClassVar[bool] = False
     """Whether each permit is an entry of its own, so that the work grows with their number."""
-    closes: ClassVar[bool] = False
-    """Whether it can be closed for a while."""
 
     name: str | None
 
@@ -126,8 +122,30 @@ class Algorithm(Bindable):
         return (self,)
 
     @property
+    @abstractmethod
+    def numbers(self) -> Sequence[int | str]:
+        """What limits without a name must have in common to count together."""
+
+    @property
+    def scale(self) -> Sequence[int | str]:
+        """What limits of one name must have in common, so that they can share their state."""
+        return self.numbers[1:]
+
+    @property
+    def label(self) -> str:
+        """Its name in Redis keys: its algorithm, and its numbers or its scale and name."""
+        parts = self.numbers if self.name is None else self.scale
+        label = "-".join(map(str, (self.kind, *parts)))
+        return label if self.name is None else f"{label}={self.name}"
+
+    @property
+    @abstractmethod
+    def most(self) -> int:
+        """How many permits it can ever give in one call; 0 where it counts nothing."""
+
+    @property
     def aligned(self) -> bool:
-        """Whether its arguments depend on the time."""
+        """Whether its words depend on the time."""
         return False
 
     @property
@@ -137,7 +155,7 @@ class Algorithm(Bindable):
 
     @property
     def hold_ms(self) -> int:
-        """How long a hold of it lasts, in ms."""
+        """How long a permit is held, in ms; 0 where permits do not end when they are returned."""
         return 0
 
     @property
@@ -145,39 +163,12 @@ class Algorithm(Bindable):
         """How far apart its permits are on average, in ms; 0 where it has no period."""
         return 0.0
 
-    @property
-    @abstractmethod
-    def most(self) -> int:
-        """How many permits it can ever give in one call; 0 where it counts nothing."""
-
-    @property
-    @abstractmethod
-    def words(self) -> Sequence[int | bytes]:
-        """The arguments of its part of the scripts."""
-
-    def words_at(self, now_ms: int, further: int = 0) -> Sequence[int | bytes]:  # noqa: ARG002 - for aligned windows
-        """Return its words at about that time (ms since 1970), where they depend on it.
+    def words(self, now_ms: int, further: int = 0) -> Sequence[str | int | bytes]:  # noqa: ARG002 - for aligned windows
+        """Return the arguments of its part of the scripts, at about that time (ms since 1970).
 
         ``further`` is how many windows after the next one the script may give as a turn.
         """
-        return self.words
-
-    @property
-    def scale(self) -> Sequence[object]:
-        """What limits of one name must have in common, so that they can share their state."""
-        return ()
-
-    @property
-    def numbers(self) -> Sequence[object]:
-        """What limits without a name must have in common to count together."""
-        return self.scale
-
-    @property
-    def label(self) -> str:
-        """Its name in Redis keys: its algorithm, and its numbers or its scale and name."""
-        parts = self.numbers if self.name is None else self.scale
-        label = "-".join(map(str, (self.kind, *parts)))
-        return label if self.name is None else f"{label}={self.name}"
+        return self.numbers
 
 
 def check_count(count: int) -> None:
@@ -230,19 +221,9 @@ class CountPerLength(Algorithm):
         return self.count
 
     @property
-    def words(self) -> Sequence[int | bytes]:
+    def numbers(self) -> Sequence[int | str]:
         """Its count and its period in ms."""
         return (self.count, self.length_ms)
-
-    @property
-    def scale(self) -> Sequence[object]:
-        """Its period in ms."""
-        return (self.length_ms,)
-
-    @property
-    def numbers(self) -> Sequence[object]:
-        """Its count and its scale."""
-        return (self.count, *self.scale)
 
     def _normal_period(self) -> timedelta | str:
         if isinstance(self.period, str):

@@ -211,7 +211,7 @@ class LimitSet:
         """
         words: list[str | int | bytes] = []
         for part, further in zip(parts, turns or [0] * len(parts), strict=True):
-            words += (part.kind, *part.words_at(now_ms, further))
+            words += (part.kind, *part.words(now_ms, further))
         return words
 
     def decision(

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 from dispatcher.errors import InvalidValue, quoted
 from dispatcher.limiters.algorithm import Algorithm, Bindable, CountPerLength
-from dispatcher.limiters.fixed_window import FixedWindow
-from dispatcher.limiters.gcra import GCRA
-from dispatcher.limiters.sliding_log import SlidingList
+from dispatcher.limiters.algorithms import GCRA, FixedWindow, SlidingList
 from dispatcher.quota import lacks_zone
 
 _ACCEPTED = (

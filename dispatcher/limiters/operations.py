@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable, LimitReached, kind_of, quoted
 from dispatcher.limiters.decision import Decision, State
@@ -93,7 +93,7 @@ def enter(
             others=tuple(each.limit for each in decision.refusals[1:]),
             retry_after=decision.retry_after,
             reset_at=decision.reset_at,
-            is_upper_bound=limit_set.parts[decision.position].holds,
+            is_upper_bound=limit_set.parts[decision.position].hold_ms > 0,
         )
     return decision
 
@@ -204,7 +204,7 @@ def _waits(limit_set: LimitSet, refused: Decision) -> tuple[float, float]:
     """
     seconds, held = 0.0, 0.0
     for each in refused.refusals:
-        if limit_set.parts[each.index].holds:
+        if limit_set.parts[each.index].hold_ms:
             held = max(held, each.retry_after.total_seconds())
         else:
             seconds = max(seconds, each.retry_after.total_seconds())
@@ -216,25 +216,25 @@ def _waits(limit_set: LimitSet, refused: Decision) -> tuple[float, float]:
 
 def has_holds(limit_set: LimitSet) -> bool:
     """Whether permits are holds, which must be renewed and ended."""
-    return any(each.holds for each in limit_set.parts)
+    return any(each.hold_ms for each in limit_set.parts)
 
 
 def renew_every(limit_set: LimitSet) -> float:
     """How often holds should be renewed, in seconds."""
-    return min(each.hold_ms for each in limit_set.parts if each.holds) / 3_000
+    return min(each.hold_ms for each in limit_set.parts if each.hold_ms) / 3_000
 
 
 def renew(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[bool]:
     """Renew the holds of one id; return False if one has ended."""
-    names = _state_names(limit_set, keys, "holds", "a Concurrency")
-    lengths = [each.hold_ms for each in limit_set.parts if each.holds]
+    names = _state_names(limit_set, keys, "concurrency", "a Concurrency")
+    lengths = [each.hold_ms for each in limit_set.parts if each.hold_ms]
     [done] = yield ScriptCall("limits_renew", names, (checked(permit), *lengths))
     return done == 1
 
 
 def end_holds(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
     """End the holds of one id; its other permits stay taken."""
-    names = _state_names(limit_set, keys, "holds", "a Concurrency")
+    names = _state_names(limit_set, keys, "concurrency", "a Concurrency")
     [ended] = yield ScriptCall("limits_end_holds", names, (checked(permit),))
     return ended
 
@@ -243,7 +243,7 @@ def close(
     limit_set: LimitSet, keys: Keys, *, length: timedelta | None, until: datetime | None
 ) -> Steps[datetime]:
     """Close cool-downs; return until when they are closed."""
-    names = _state_names(limit_set, keys, "closes", "a CoolDown")
+    names = _state_names(limit_set, keys, "cool_down", "a CoolDown")
     if (length is None) == (until is None):
         raise InvalidValue("until", "not exactly one of length and until", "one of the two")
     if until is not None and (not isinstance(until, datetime) or until.tzinfo is None):
@@ -258,11 +258,9 @@ def close(
     return from_ms(ends)
 
 
-def _state_names(
-    limit_set: LimitSet, keys: Keys, what: Literal["holds", "closes"], accepted: str
-) -> list[str]:
-    """Return the names of the states of the limits that hold or close. Raises InvalidValue."""
-    found = [index for index, each in enumerate(limit_set.parts) if getattr(each, what)]
+def _state_names(limit_set: LimitSet, keys: Keys, kind: str, accepted: str) -> list[str]:
+    """Return the names of the states of the limits of a kind. Raises InvalidValue."""
+    found = [index for index, each in enumerate(limit_set.parts) if each.kind == kind]
     if not found:
         raise InvalidValue("limits", f"none of them is {accepted}", f"{accepted} among them")
     states = limit_set.key_names.states(limit_set.key_names.each(keys))

@@ -46,7 +46,7 @@ def begins(limit: FixedWindow, first: datetime, last: datetime) -> list[int]:
     found: list[int] = []
     at = ms(first)
     while at < ms(last):
-        _, packed = limit.words_at(at)
+        _, packed = limit.words(at)
         assert isinstance(packed, bytes)
         around = [int(each) for each in struct.unpack("<5d", packed)]
         assert around[1] <= at < around[2], "the present window and one before it"
