@@ -131,7 +131,7 @@ def now_ms(client: redis.Redis) -> int:
 
 
 class _Nodes(NamedTuple):
-    """What a URL of several servers says: where they are, how to connect, and the path."""
+    """What a URL of several servers says; :meth:`of` raises ValueError."""
 
     addresses: tuple[tuple[str, int], ...]
     options: dict[str, Any]
@@ -139,7 +139,6 @@ class _Nodes(NamedTuple):
 
     @classmethod
     def of(cls, url: str, default_port: int) -> _Nodes:
-        """Read a URL. Raises ValueError."""
         parts = urlsplit(url)
         user, at, hosts = parts.netloc.rpartition("@")
         addresses = []
@@ -230,11 +229,9 @@ class Cluster:
         raise failure or redis.exceptions.ClusterDownError("no hash slots are served")
 
     def refresh(self) -> None:
-        """Ask the cluster again which server holds which keys."""
         self.connected().nodes_manager.initialize()
 
     def close(self) -> None:
-        """Close the connections."""
         with self._lock:
             if self._client is not None:
                 self._client.close()
@@ -247,7 +244,6 @@ class Cluster:
 
 
 def _master_of(nodes: _Nodes, options: dict[str, Any]) -> redis.Redis:
-    """Return a client of the master that sentinels name."""
     names_master = 1 <= len(nodes.path) <= 2  # noqa: PLR2004 - the master, and a database
     master, database = (*nodes.path, "0")[:2] if names_master else ("", "")
     if not database.isdigit():

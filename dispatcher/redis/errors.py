@@ -89,7 +89,6 @@ _CODES = {"OOM": "Redis is out of memory", "READONLY": REPLICA}
 
 
 def reason(error: redis.RedisError | redis.exceptions.RedisClusterException) -> str:
-    """Return the reason of an error."""
     if isinstance(error, UnfitServer) or str(error) in _BY_TEXT:
         return _BY_TEXT.get(str(error), str(error))
     if isinstance(error, redis.exceptions.RedisClusterException) and isinstance(
@@ -108,7 +107,6 @@ def reason(error: redis.RedisError | redis.exceptions.RedisClusterException) -> 
 
 
 def _kept_out(error: Exception) -> tuple[str, ...]:
-    """Return meaning and remedy where the client is not let in; nothing for another error."""
     text = f"{error} {error.__context__}"
     for kind, pattern, meaning, helps in _KEPT_OUT:
         if isinstance(error, kind) and re.search(pattern, text):
@@ -117,9 +115,7 @@ def _kept_out(error: Exception) -> tuple[str, ...]:
 
 
 def remedy(error: Exception) -> str:
-    """Return what helps where a client is not let in, or where no server is at the address.
-
-    "" for other errors.
+    """Return what helps where a client is not let in, or no server is there; "" for other errors.
 
     The embedded Redis, which `dispatcher up` runs, listens at a Unix socket.
     """
@@ -148,10 +144,7 @@ def is_silence(error: Unavailable) -> bool:
 
 
 def is_hash_slot_moving(error: Unavailable) -> bool:
-    """Return whether an error of :func:`translated` says that a hash slot is moving.
-
-    ClusterDownError is a ClusterError too, but never a cause (:func:`cause`).
-    """
+    # ClusterDownError is a ClusterError too, but never a cause.
     return isinstance(error.__cause__, redis.exceptions.ClusterError)
 
 
@@ -181,6 +174,5 @@ class translated:  # noqa: N801 - reads like a function
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Translate an error."""
         if isinstance(error, redis.RedisError | redis.exceptions.RedisClusterException):
             raise self._unavailable(reason(error), remedy=remedy(error)) from cause(error)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import re
 import zlib
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 from uuid import UUID
 
 _WORD = re.compile(rb":[a-z]+")
@@ -19,15 +19,19 @@ _WINDOW = re.compile(rb"\A\{[^}]*\}:window(?:@([a-z0-9_.-]+))?:(.*)\Z", re.DOTAL
 
 
 @dataclass(frozen=True)
-class _PartKeys(ABC):
-    """The keys by which a part of Redis is opened, closed and rebuilt."""
+class _PartKeys:
+    """The keys of a part of Redis that is opened, closed and rebuilt as a whole: a shard."""
 
     namespace: str
+    shard: int
 
-    @property
-    @abstractmethod
+    _start: ClassVar[str] = ""
+    _contents: ClassVar[str]
+
+    @cached_property
     def tag(self) -> str:
         """Hash tag that all keys of the part begin with."""
+        return f"{{{self.namespace}:{self._start}{self.shard}}}"
 
     @cached_property
     def epoch(self) -> str:
@@ -39,17 +43,17 @@ class _PartKeys(ABC):
         """STRING with the name of the process that rebuilds the part."""
         return f"{self.tag}:rebuild"
 
+    @cached_property
+    def contents(self) -> str:
+        """The beginning of the names of the windows or logs of the part."""
+        return f"{self.tag}:{self._contents}"
+
 
 @dataclass(frozen=True)
 class ShardKeys(_PartKeys):
     """The keys of one shard of the windows."""
 
-    shard: int
-
-    @cached_property
-    def tag(self) -> str:
-        """Hash tag that all keys of the shard begin with."""
-        return f"{{{self.namespace}:{self.shard}}}"
+    _contents = "window"
 
     @cached_property
     def pending(self) -> str:
@@ -58,11 +62,6 @@ class ShardKeys(_PartKeys):
         Member: message id, then the key of its window; score: when reserved, ms.
         """
         return pending_of(self.tag)
-
-    @cached_property
-    def contents(self) -> str:
-        """The beginning of the names of the windows of the shard."""
-        return f"{self.tag}:window"
 
     def window(self, scope: str, kind: str = "") -> str:
         """ZSET of one scope's reservations; member: message id, score: send_at, ms."""
@@ -81,17 +80,8 @@ class ShardKeys(_PartKeys):
 class PermitKeys(_PartKeys):
     """The keys of one shard of the permit logs."""
 
-    shard: int
-
-    @cached_property
-    def tag(self) -> str:
-        """Hash tag that all keys of the shard begin with."""
-        return f"{{{self.namespace}:permits:{self.shard}}}"
-
-    @cached_property
-    def contents(self) -> str:
-        """The beginning of the names of the logs."""
-        return f"{self.tag}:log"
+    _start = "permits:"
+    _contents = "log"
 
     def scope(self, scope: str) -> str:
         """ZSET of one scope's permits; member: permit id, score: time of the send, ms."""
@@ -150,23 +140,22 @@ class PlanKeys(ShardKeys):
     plan: str
 
     @cached_property
-    def _start(self) -> str:
+    def _plan(self) -> str:
         return f"{self.tag}:plan:{self.plan}"
 
     @cached_property
     def pending(self) -> str:
         """ZSET that scripts write and nothing reads."""
-        return f"{self._start}:pending"
+        return f"{self._plan}:pending"
 
     @cached_property
     def contents(self) -> str:
-        """The beginning of the names of the copies."""
-        return f"{self._start}:window"
+        return f"{self._plan}:window"
 
     @cached_property
     def copies(self) -> str:
         """HASH of the copies; field: name of the copy, value: ``complete`` or ``more``."""
-        return f"{self._start}:copies"
+        return f"{self._plan}:copies"
 
     @cached_property
     def answered(self) -> str:
@@ -174,11 +163,11 @@ class PlanKeys(ShardKeys):
 
         Field: digest of the key; value: message id, then fingerprint.
         """
-        return f"{self._start}:answered"
+        return f"{self._plan}:answered"
 
     def duplicates(self, idempotency_key: str) -> str:
         """HASH: a copy of the submits under way with one idempotency key."""
-        return f"{self._start}:duplicates:{digest_of(idempotency_key)}"
+        return f"{self._plan}:duplicates:{digest_of(idempotency_key)}"
 
 
 @dataclass(frozen=True)
@@ -193,11 +182,9 @@ class LimiterKeys:
     tag: str | None = None
 
     def hash_tag(self, key: str) -> str:
-        """Return the beginning of the names of all keys for a caller's key."""
         return f"{{{self.prefix}:{key}}}" if self.tag is None else f"{{{self.prefix}@{self.tag}}}"
 
     def state(self, label: str, key: str) -> str:
-        """Return the name of the state of the limit with that label for a caller's key."""
         start = f"{self.hash_tag(key)}:{label}"
         return start if self.tag is None else f"{start}:{key}"
 
@@ -220,8 +207,7 @@ def shard_of(name: str, shards: int) -> int:
 def permit_parts(namespace: str, shards: int) -> tuple[PermitKeys, ...]:
     """Return the keys of every shard of the permit logs.
 
-    The log of a scope lies in the shard of its name, what belongs to a channel in that of the
-    channel's name.
+    The log of a scope lies in the shard of its name, what belongs to a channel in that of its own.
     """
     return tuple(PermitKeys(namespace, shard) for shard in range(shards))
 
@@ -252,17 +238,14 @@ def room_of(log: str) -> str:
 
 
 def epoch_of(tag: str) -> str:
-    """Return the name of the epoch of the part with that hash tag."""
     return f"{tag}:epoch"
 
 
 def pending_of(tag: str) -> str:
-    """Return the name of the ``pending`` of the shard with that hash tag."""
     return f"{tag}:pending"
 
 
 def tag_of(name: bytes) -> str:
-    """Return the hash tag of a key."""
     return name.partition(b"}")[0].decode() + "}"
 
 
@@ -280,6 +263,5 @@ def scope_of(window: bytes) -> tuple[str, str] | None:
 
 
 def scope_kind_of(window: bytes) -> str:
-    """Return the kind of the scope that a window belongs to."""
     kind, _ = scope_of(window) or ("", "")
     return kind

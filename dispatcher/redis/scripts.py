@@ -26,9 +26,6 @@ from dispatcher.redis.errors import REPLICA, reason
 _PARTS = "-- @parts\n"
 Call = tuple[Sequence[bytes | str], Sequence[Any]]
 """Keys and arguments of one call of a script."""
-
-_NUMBERS = {int, bool}
-"""The types of the words that are encoded here."""
 Packable = float | tuple["Packable", ...]
 _REDIRECTED = (redis.exceptions.AskError, redis.exceptions.TryAgainError)
 """What a node answers that does not, or not yet, hold all keys of a call.
@@ -49,7 +46,6 @@ class Script(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Script:
-        """Return the script with that text."""
         return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -167,7 +163,6 @@ def _on_one_server(server: redis.Redis, script: Script, calls: Sequence[Call]) -
 
 
 def _pipelined(server: Any, commands: Sequence[Sequence[bytes | str]]) -> list[Any]:
-    """Return the reply to each command, which may be an error."""
     if len(commands) == 1:
         try:
             return [server.execute_command(*commands[0])]
@@ -187,6 +182,6 @@ def _command(
 
     hiredis, which would encode them, ends the process when a signal raises meanwhile.
     """
-    if not _NUMBERS.isdisjoint(map(type, words)):
+    if not {int, bool}.isdisjoint(map(type, words)):
         words = [b"%d" % word if isinstance(word, int) else word for word in words]
     return [word, text, b"%d" % len(names), *names, *words]

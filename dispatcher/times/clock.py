@@ -19,22 +19,18 @@ class Clock(Protocol):
 
     def now(self) -> datetime:
         """Return the present instant, aware UTC."""
-        ...
 
     def monotonic(self) -> float:
         """Return seconds that never go back, for measuring lengths."""
-        ...
 
     def sleep(self, seconds: float) -> None:
         """Return after ``seconds``."""
-        ...
 
 
 class SystemClock:
     """The machine's clock."""
 
     def now(self) -> datetime:
-        """Return the present instant, aware UTC."""
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
@@ -42,5 +38,4 @@ class SystemClock:
         return time.clock_gettime(_RUNNING)
 
     def sleep(self, seconds: float) -> None:
-        """Return after ``seconds``."""
         time.sleep(seconds)

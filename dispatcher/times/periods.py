@@ -56,7 +56,6 @@ FARTHEST_BACK_MS = 26 * UNIT_MS["hour"]
 
 
 def longest_ms(period: Period) -> int:
-    """Return how long such a period usually is at most."""
     return period if isinstance(period, int) else LONGEST_MS[period]
 
 

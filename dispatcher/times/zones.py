@@ -118,7 +118,6 @@ def known_zone(zone: str | None) -> str | None:
 
 
 def wall_at(instant_ms: int, zone: ZoneInfo) -> datetime:
-    """Return the wall time at an instant."""
     [(_, _, offset_ms)] = pieces(zone, instant_ms, instant_ms + 1)
     return _EPOCH + (instant_ms + offset_ms) * MILLISECOND
 
