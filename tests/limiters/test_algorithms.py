@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import cast
 
 import pytest
 import redis
@@ -119,24 +118,6 @@ def test_a_counter_is_a_number_that_get_shows(redis_client: redis.Redis) -> None
     limiter.acquire("ada", 3)
     assert redis_client.keys("*") == [b"{limits:ada}:counter_per_key-60000=hits"]
     assert redis_client.get("{limits:ada}:counter_per_key-60000=hits") == b"3"
-
-
-def test_a_list_is_a_fraction_of_a_log(redis_client: redis.Redis) -> None:
-    for limit in (SlidingLog(2_000, "hour", name="log"), SlidingList(2_000, "hour", name="list")):
-        limiter = limit.on(redis_client, remember=None)
-        for _ in range(2_000):
-            limiter.acquire("ada")
-    sizes = [
-        redis_client.memory_usage(f"{{limits:ada}}:sliding_{name}-3600000={name}", samples=0)
-        for name in ("list", "log")
-    ]
-    assert cast(int, sizes[0]) * 5 < cast(int, sizes[1])
-
-
-def test_a_permit_without_memory_is_counted_again(redis_client: redis.Redis) -> None:
-    limiter = FixedWindow(5, "minute").on(redis_client, remember=None)
-    assert [limiter.acquire("ada", permit="x").remaining for _ in range(2)] == [4, 3]
-    assert len(redis_client.keys("*")) == 1
 
 
 @pytest.mark.parametrize("make", [FixedWindow, GCRA, SlidingList, SlidingLog])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import struct
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
-from zoneinfo import ZoneInfo
 
 import pytest
 import redis
@@ -14,7 +11,6 @@ from dispatcher.limiters import FixedWindow, State
 from dispatcher.times.periods import CalendarUnit, bounds
 from tests.support.clock import MovableClock
 from tests.support.limiters import MS, Clocked, taken
-from tests.support.soak import a_third_of
 
 ZONES = [
     "Africa/Casablanca", "America/Havana", "America/New_York", "America/Santiago",
@@ -22,54 +18,10 @@ ZONES = [
     "Pacific/Apia",
 ]  # fmt: skip
 DAY, DAY_MS = timedelta(days=1), 86_400_000
-BEGIN = datetime(1970, 1, 10, tzinfo=UTC)
-END = datetime(2070, 1, 10, tzinfo=UTC)
 
 
 def ms(instant: datetime) -> int:
     return int(instant.timestamp() * 1_000)
-
-
-def stretches(rules: ZoneInfo) -> list[tuple[datetime, datetime]]:
-    """Return a month without changes, and the days around each change of a century's clocks."""
-    days = [BEGIN + number * DAY for number in range((END - BEGIN).days)]
-    offsets = [day.astimezone(rules).utcoffset() for day in days]
-    found = [(BEGIN, BEGIN + 30 * DAY)]
-    for (day, before), (_, after) in pairwise(zip(days, offsets, strict=True)):
-        if before != after:
-            found.append((day - 3 * DAY, day + 4 * DAY))
-    return found
-
-
-def begins(limit: FixedWindow, first: datetime, last: datetime) -> list[int]:
-    """Return where the windows begin, one after the other."""
-    found: list[int] = []
-    at = ms(first)
-    while at < ms(last):
-        _, packed = limit.words(at)
-        assert isinstance(packed, bytes)
-        around = [int(each) for each in struct.unpack("<5d", packed)]
-        assert around[1] <= at < around[2], "the present window and one before it"
-        found += [each for each in around[1:] if not found or each > found[-1]]
-        at = found[-2]
-    return found
-
-
-@pytest.mark.parametrize("zone", a_third_of([*ZONES]))
-def test_a_window_is_a_day_of_the_zone_for_a_century(zone: str) -> None:
-    limit, rules = FixedWindow(5, "day", align=zone), ZoneInfo(zone)
-    skipped, lengths = 0, set[int]()
-    for first, last in stretches(rules):
-        found = begins(limit, first, last)
-        shown = [datetime.fromtimestamp(each // 1_000, rules).date() for each in found]
-        before = [datetime.fromtimestamp(each // 1_000 - 1, rules).date() for each in found]
-        assert all(earlier < later for earlier, later in pairwise(shown))
-        assert all(last < first for last, first in zip(before, shown, strict=True))
-        skipped += sum((later - earlier).days - 1 for earlier, later in pairwise(shown))
-        lengths |= {later - earlier for earlier, later in pairwise(found)}
-    assert skipped == (1 if zone == "Pacific/Apia" else 0), "Samoa had no 30 December 2011"
-    assert DAY_MS in lengths
-    assert (zone == "Asia/Shanghai") or len(lengths) > 1, "some days are longer, some shorter"
 
 
 @pytest.mark.parametrize("zone", ZONES)

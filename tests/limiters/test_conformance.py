@@ -34,8 +34,6 @@ from dispatcher.limiters import (
 from tests.support.clock import MovableClock
 from tests.support.doubles import at_once
 from tests.support.limiters import ALL, COUNTED, MINUTE, MS, START_US, Clocked, Ways, taken
-from tests.support.processes import in_processes
-from tests.support.servers import RedisServer
 
 THREADS = 100
 PROCESSES = 8
@@ -91,22 +89,6 @@ def test_threads_together_get_exactly_the_limit(
     limiter = make(37, DAY).on(redis_client)
     answers = at_once([partial(taken, limiter, "ada", 3) for _ in range(THREADS)])
     assert sum(cast("list[int]", answers)) == 37
-
-
-def _take(gate: Any, number: int, path: str, name: str) -> int:
-    from dispatcher.limiters import Limits as Several  # noqa: PLC0415 - runs in another process
-    from tests.support.limiters import COUNTED as EVERY  # noqa: PLC0415
-
-    with redis.Redis(unix_socket_path=path) as client:
-        limiter = Several([EVERY[name](50, DAY)]).on(client)
-        gate.wait(60)
-        return taken(limiter, "ada", 20)
-
-
-@pytest.mark.parametrize("name", COUNTED)
-def test_processes_together_get_exactly_the_limit(name: str, redis_server: RedisServer) -> None:
-    answers = in_processes(PROCESSES, _take, str(redis_server.socket), name)
-    assert sum(answers) == 50
 
 
 @every

@@ -101,16 +101,91 @@ def test_a_line_that_breaks_before_the_reply_is_read_takes_one_permit(
     assert in_use(through) == 0
 
 
+class OnProxy:
+    """A limiter on clients of either kind behind a proxy, a new one for each call."""
+
+    def __init__(
+        self, proxy: Proxy, way: str, limit: FixedWindow | Limits, on: Any = None, **client: Any
+    ) -> None:
+        self.proxy, self.way, self.limit, self.on, self.client = proxy, way, limit, on or {}, client
+
+    def acquire(self, key: str, **asked: Any) -> Decision:
+        if self.way == "sync":
+            again = Retry(NoBackoff(), TRIES)
+            with redis.Redis(port=self.proxy.port, retry=again, **self.client) as client:
+                limiter: Limiter = self.limit.on(client, **self.on)
+                return limiter.acquire(key, **asked)
+        return asyncio.run(self._acquire(key, **asked))
+
+    async def _acquire(self, key: str, **asked: Any) -> Decision:
+        async with client_of(self.proxy, **self.client) as client:
+            limiter: AsyncLimiter = self.limit.on(client, **self.on)
+            decision = await limiter.acquire(key, **asked)
+            in_use = cast("Any", client.connection_pool)._in_use_connections
+            assert len(in_use) == (client.connection is not None), "but for one of its own"
+            return decision
+
+
+def client_of(proxy: Proxy, **more: Any) -> redis.asyncio.Redis:
+    retry = AsyncRetry(NoBackoff(), TRIES)
+    return redis.asyncio.Redis(port=proxy.port, retry=retry, socket_timeout=5, **more)
+
+
+both_ways = pytest.mark.parametrize("way", ["sync", "async"])
+
+
+@both_ways
 @pytest.mark.parametrize(("lost", "granted"), [(1, True), (TRIES, True), (99, False)])
 def test_a_call_is_made_as_often_as_redis_py_would_make_it(
-    lost: int, granted: bool, through: redis.Redis, proxy: Proxy
+    lost: int, granted: bool, way: str, proxy: Proxy
 ) -> None:
-    limiter = SEVERAL.on(through, on_error="unknown")
+    limiter = OnProxy(proxy, way, SEVERAL, {"on_error": "unknown"})
+    limiter.acquire("warm")
     proxy.drop_reply(b"{limits:ada}", times=lost)
     assert limiter.acquire("ada").allowed is granted
     assert proxy.dropped == min(lost, 1 + TRIES)
     proxy.pass_all()
-    assert limiter.peek("ada").remaining == 4
+    assert limiter.acquire("ada", n=0).remaining == 4
+
+
+@both_ways
+def test_a_call_that_is_not_remembered_goes_the_same_way(
+    way: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    past = calls(monkeypatch)
+    limiter = OnProxy(proxy, way, FIVE, {"remember": None})
+    limiter.acquire("ada")
+    assert len(past) == 1
+    proxy.drop_reply(b"{limits:ada}", times=1)
+    assert limiter.acquire("ada").remaining == 2, "it counts twice, as redis-py repeats it"
+    assert proxy.dropped == 1
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("kwargs", "directly"),
+    [
+        ({}, True),
+        ({"single_connection_client": True}, False),
+        ({"decode_responses": True}, True),
+        ({"protocol": 3}, True),
+    ],
+)
+def test_clients_of_any_kind_are_answered_alike(
+    kwargs: dict[str, Any],
+    directly: bool,
+    way: str,
+    *,
+    proxy: Proxy,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    past = calls(monkeypatch)
+    limiter = OnProxy(proxy, way, SEVERAL, **kwargs)
+    assert [limiter.acquire("ada").remaining for _ in range(4)] == [4, 3, 2, 1]
+    redis_client.script_flush()
+    assert [limiter.acquire("ada").remaining for _ in range(2)] == [0, 0]
+    assert bool(past) is directly
 
 
 class Backoff(NoBackoff):
@@ -172,17 +247,6 @@ def test_no_reply_is_taken_for_that_of_another_call(
     assert limiter.peek("ada").remaining == 4
 
 
-def test_a_pool_without_a_free_connection_is_reported(redis_server: RedisServer) -> None:
-    with redis.Redis(unix_socket_path=str(redis_server.socket), max_connections=1) as client:
-        limiter, lenient = FIVE.on(client), FIVE.on(client, on_error="unknown")
-        taken = client.connection_pool.get_connection()
-        for each in (limiter, lenient):
-            with pytest.raises(LimitersUnavailable, match="its pool is full"):
-                each.acquire("ada")
-        client.connection_pool.release(taken)
-        assert [limiter.acquire("ada").remaining for _ in range(3)] == [4, 3, 2]
-
-
 def test_an_error_reply_is_raised_and_keeps_the_connection(
     through: redis.Redis, proxy: Proxy
 ) -> None:
@@ -236,38 +300,6 @@ def test_a_call_that_is_repeated_keeps_its_connection(proxy: Proxy) -> None:
     assert found == [1]
 
 
-class Traced(redis.Redis):
-    """A client of the caller's own."""
-
-    seen = 0
-
-    def execute_command(self, *args: Any, **options: Any) -> Any:
-        self.seen += args[0] == "EVALSHA"
-        real: Any = super().execute_command
-        return real(*args, **options)
-
-
-def test_a_subclass_of_the_client_sees_every_call(
-    redis_server: RedisServer, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    past = calls(monkeypatch)
-    with Traced(unix_socket_path=str(redis_server.socket)) as traced:
-        limiter = FIVE.on(traced)
-        limiter.acquire("ada")
-        limiter.peek("ada")
-        assert (traced.seen >= 2, past) == (True, [])
-    limiter, seen = FIVE.on(redis_client), list[object]()
-    real: Any = redis_client.execute_command
-
-    def patched(*args: Any, **options: Any) -> Any:
-        seen.append(args[0])
-        return real(*args, **options)
-
-    monkeypatch.setattr(redis_client, "execute_command", patched)
-    limiter.acquire("ada")
-    assert ("EVALSHA" in seen, past) == (True, [])
-
-
 class Instrumented:
     """What tracers put in the place of a method: it looks like the method, and calls it."""
 
@@ -283,33 +315,57 @@ class Instrumented:
         return self._method(*args, **options)
 
 
-def test_an_instrumented_client_sees_every_call(
-    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+def replaced(method: Any, seen: list[object]) -> Any:
+    def call(*args: Any, **options: Any) -> Any:
+        seen.extend(args)  # a method of the class is given the client first
+        return method(*args, **options)
+
+    return call
+
+
+def wrapped(method: Any, seen: list[object]) -> Any:
+    return wraps(method)(replaced(method, seen))
+
+
+@pytest.mark.parametrize(
+    ("of_class", "replace"), [(False, replaced), (False, Instrumented), (True, wrapped)]
+)
+def test_a_client_whose_method_is_replaced_sees_every_call(
+    of_class: bool, replace: Any, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[object] = []
-    limiter = FIVE.on(redis_client)
+    limiter, seen = FIVE.on(redis_client), list[object]()
     limiter.acquire("ada")
     past = calls(monkeypatch)
-    instrumented = Instrumented(redis_client.execute_command, seen)
-    monkeypatch.setattr(redis_client, "execute_command", instrumented)
+    target: Any = redis.Redis if of_class else redis_client
+    monkeypatch.setattr(target, "execute_command", replace(target.execute_command, seen))
     limiter.acquire("ada")
     assert ("EVALSHA" in seen, past) == (True, [])
 
 
-def test_a_class_that_is_wrapped_sees_every_call(
-    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+@both_ways
+def test_a_subclass_of_the_client_sees_every_call(
+    way: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    past, seen = calls(monkeypatch), list[object]()
-    real: Any = redis.Redis.execute_command
+    past, seen, path = calls(monkeypatch), list[object](), str(redis_server.socket)
 
-    @wraps(real)
-    def traced(self: redis.Redis, *args: Any, **options: Any) -> Any:
-        seen.append(args[0])
-        return real(self, *args, **options)
+    class Traced(redis.Redis):
+        execute_command = replaced(redis.Redis.execute_command, seen)
 
-    monkeypatch.setattr(redis.Redis, "execute_command", traced)
-    FIVE.on(redis_client).acquire("ada")
-    assert ("EVALSHA" in seen, past) == (True, [])
+    class AsyncTraced(redis.asyncio.Redis):
+        execute_command = replaced(redis.asyncio.Redis.execute_command, seen)
+
+    async def story() -> None:
+        async with AsyncTraced(unix_socket_path=path) as client:
+            await FIVE.on(client).acquire("ada")
+            await FIVE.on(client).peek("ada")
+
+    if way == "async":
+        asyncio.run(story())
+    else:
+        with Traced(unix_socket_path=path) as client:
+            FIVE.on(client).acquire("ada")
+            FIVE.on(client).peek("ada")
+    assert (seen.count("EVALSHA") >= 2, past) == (True, [])
 
 
 def test_the_metrics_of_redis_py_count_every_call(
@@ -323,84 +379,6 @@ def test_the_metrics_of_redis_py_count_every_call(
     past = calls(monkeypatch)
     assert limiter.acquire("ada").remaining == 3
     assert len(past) == 1
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "directly"),
-    [
-        ({"single_connection_client": True}, False),
-        ({"decode_responses": True}, True),
-        ({"protocol": 3}, True),
-    ],
-)
-def test_clients_of_any_kind_are_answered_alike(
-    kwargs: dict[str, Any],
-    directly: bool,
-    redis_server: RedisServer,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    past = calls(monkeypatch)
-    with redis.Redis(unix_socket_path=str(redis_server.socket), **kwargs) as client:
-        limiter = SEVERAL.on(client)
-        assert [limiter.acquire("ada").remaining for _ in range(6)] == [4, 3, 2, 1, 0, 0]
-    assert bool(past) is directly
-
-
-@pytest.mark.parametrize("way", ["sync", "async"])
-def test_a_call_that_is_not_remembered_goes_the_same_way(
-    way: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    past = calls(monkeypatch)
-    with Proxy(redis_server.socket) as proxy:
-        limiter = Awaited(proxy, way, FIVE, remember=None)
-        limiter.acquire("ada")
-        assert len(past) == 1
-        proxy.drop_reply(b"{limits:ada}", times=1)
-        assert limiter.acquire("ada").remaining == 2, "it counts twice, as redis-py repeats it"
-        assert proxy.dropped == 1
-
-
-class Awaited:
-    """A limiter whose calls are made in an event loop of their own where that is the way."""
-
-    def __init__(self, proxy: Proxy, way: str, limit: FixedWindow, **more: Any) -> None:
-        self.proxy, self.way, self.limit, self.more = proxy, way, limit, more
-
-    def acquire(self, key: str, **asked: Any) -> Decision:
-        if self.way == "sync":
-            retry = Retry(NoBackoff(), TRIES)
-            with redis.Redis(port=self.proxy.port, retry=retry) as client:
-                limiter: Limiter = self.limit.on(client, **self.more)
-                return limiter.acquire(key, **asked)
-        return asyncio.run(self._acquire(key, **asked))
-
-    async def _acquire(self, key: str, **asked: Any) -> Decision:
-        async with client_of(self.proxy) as client:
-            limiter: AsyncLimiter = self.limit.on(client, **self.more)
-            return await limiter.acquire(key, **asked)
-
-
-def client_of(proxy: Proxy, **more: Any) -> redis.asyncio.Redis:
-    retry = AsyncRetry(NoBackoff(), TRIES)
-    return redis.asyncio.Redis(port=proxy.port, retry=retry, socket_timeout=5, **more)
-
-
-@pytest.mark.parametrize(("lost", "granted"), [(1, True), (TRIES, True), (99, False)])
-def test_an_awaited_call_is_made_as_often_as_redis_py_would_make_it(
-    lost: int, granted: bool, proxy: Proxy
-) -> None:
-    async def story() -> None:
-        async with client_of(proxy) as client:
-            limiter = SEVERAL.on(client, on_error="unknown")
-            await limiter.acquire("warm")
-            proxy.drop_reply(b"{limits:ada}", times=lost)
-            assert (await limiter.acquire("ada")).allowed is granted
-            assert proxy.dropped == min(lost, 1 + TRIES)
-            proxy.pass_all()
-            assert (await limiter.peek("ada")).remaining == 4
-            assert not cast(Any, client.connection_pool)._in_use_connections
-
-    asyncio.run(story())
 
 
 def test_a_cancelled_call_leaves_no_reply_to_another(proxy: Proxy) -> None:
@@ -418,52 +396,6 @@ def test_a_cancelled_call_leaves_no_reply_to_another(proxy: Proxy) -> None:
                 assert (await limiter.acquire(f"ada {steps}", permit="x")).remaining == 4
 
     asyncio.run(story())
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "directly"),
-    [
-        ({}, True),
-        ({"single_connection_client": True}, False),
-        ({"decode_responses": True}, True),
-        ({"protocol": 3}, True),
-    ],
-)
-def test_awaited_clients_of_any_kind_are_answered_alike(
-    kwargs: dict[str, Any], directly: bool, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    past = calls(monkeypatch)
-
-    async def story() -> None:
-        async with client_of(proxy, **kwargs) as client:
-            limiter = SEVERAL.on(client)
-            assert [(await limiter.acquire("ada")).remaining for _ in range(4)] == [4, 3, 2, 1]
-            await client.script_flush()
-            assert [(await limiter.acquire("ada")).remaining for _ in range(2)] == [0, 0]
-
-    asyncio.run(story())
-    assert bool(past) is directly
-
-
-def test_a_subclass_of_the_awaited_client_sees_every_call(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    past, seen = calls(monkeypatch), list[object]()
-
-    class AsyncTraced(redis.asyncio.Redis):
-        async def execute_command(self, *args: Any, **options: Any) -> Any:
-            seen.append(args[0])
-            real: Any = super().execute_command
-            return await real(*args, **options)
-
-    async def story() -> None:
-        async with AsyncTraced(unix_socket_path=str(redis_server.socket)) as client:
-            limiter = FIVE.on(client)
-            await limiter.acquire("ada")
-            await limiter.peek("ada")
-
-    asyncio.run(story())
-    assert (seen.count("EVALSHA") >= 2, past) == (True, [])
 
 
 @pytest.mark.parametrize("tag", [None, "t"])

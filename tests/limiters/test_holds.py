@@ -14,7 +14,7 @@ import pytest
 import redis
 import redis.asyncio
 
-from dispatcher import InvalidValue, LimitersUnavailable, LimitReached
+from dispatcher import InvalidValue, LimitReached
 from dispatcher.limiters import (
     Concurrency,
     CoolDown,
@@ -149,14 +149,6 @@ def test_a_permit_that_has_left_the_log_is_not_given_back(moved: Clocked) -> Non
     assert limiter.give_back("ada", "x") == 0
 
 
-def test_a_block_does_not_run_where_redis_does_not_answer(own_redis: RedisServer) -> None:
-    with own_redis.client() as client:
-        limiter = FixedWindow(5, "hour").on(client, on_error="unknown")
-        own_redis.stop()
-        with pytest.raises(LimitersUnavailable), limiter.permit("ada"):
-            pytest.fail("it ran")
-
-
 def test_a_wait_for_a_hold_lasts_until_its_timeout(redis_client: redis.Redis) -> None:
     clock = MovableClock()
     limits = [Concurrency(1), FixedWindow(2, "hour")]
@@ -229,13 +221,6 @@ def test_a_block_that_is_cancelled_at_its_end_stays_cancelled(redis_server: Redi
                     await asyncio.sleep(0.01)
 
     asyncio.run(story())
-
-
-def test_waiting_for_a_hold_ends_when_one_is_given_back(redis_client: redis.Redis) -> None:
-    limiter = Concurrency(1, hold=timedelta(hours=1)).on(redis_client)
-    held = limiter.acquire("provider")
-    threading.Timer(0.1, limiter.give_back, ("provider", held.permit)).start()
-    assert limiter.acquire("provider", wait=True, timeout=20).allowed
 
 
 def test_a_decorated_function_needs_a_permit_for_its_key(redis_client: redis.Redis) -> None:

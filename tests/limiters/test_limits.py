@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import pickle
 import subprocess
@@ -24,16 +23,13 @@ from dispatcher.limiters import (
     Concurrency,
     CoolDown,
     CounterPerKey,
-    Decision,
     FixedWindow,
     Limiter,
     Limits,
-    Refusal,
     Request,
     SlidingCounter,
     SlidingList,
     SlidingLog,
-    State,
     parse,
 )
 from dispatcher.redis.keys import LimiterKeys
@@ -265,30 +261,3 @@ def test_the_library_needs_no_settings_and_no_database() -> None:
         check=True,
     )
     assert found.stdout.strip() == "5/minute Limiter"
-
-
-DECISION = Decision(
-    allowed=False,
-    state=State.REFUSED,
-    limit=5,
-    remaining=2,
-    retry_after=timedelta(milliseconds=1_500),
-    reset_at=datetime(2026, 11, 20, 12, 0, 0, 7_000, tzinfo=UTC),
-    permit="p",
-    refusals=(Refusal("5/minute", 0, timedelta(seconds=1)), Refusal("x", 1, timedelta.max)),
-)
-
-
-def test_a_decision_is_copied_and_pickled_whole() -> None:
-    for other in (pickle.loads(pickle.dumps(DECISION)), copy.deepcopy(DECISION)):  # noqa: S301 - ours
-        assert other == DECISION
-        assert hash(other) == hash(DECISION)
-
-
-def test_a_decision_does_not_change() -> None:
-    decision: Any = DECISION
-    with pytest.raises(AttributeError):
-        decision.allowed = True
-    with pytest.raises(AttributeError):
-        del decision.limit
-    assert not decision

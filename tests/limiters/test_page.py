@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections import deque
-from collections.abc import Iterator
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import patch
 
 import pytest
 import redis
@@ -19,14 +16,13 @@ from celery.contrib.testing.worker import start_worker
 
 from dispatcher.limiters import FixedWindow, Request, SlidingList, SlidingLog, State, parse
 from dispatcher.limiters.algorithm import CountPerLength
-from docs.pictures.draw_limiters import ARRIVALS, PICTURE, decisions, limits, svg
+from docs.pictures.draw_limiters import PICTURE, decisions, limits, svg
 from tests.support.limiters import Clocked, exported_limits
 from tests.support.processes import in_processes
 from tests.support.servers import REDIS, RedisServer
 from tests.support.waiting import wait_until
 
 PAGE = Path(__file__).parents[2] / "docs/limiters.md"
-TASKS = 25
 FURTHER = 25
 _runs = count()  # Celery knows a task by its module's name
 
@@ -96,39 +92,6 @@ def test_a_batch_pauses_when_its_limit_is_reached(own_redis: RedisServer) -> Non
     assert (len(posted), len(letters)) == (1_000, 3), "nothing is sent without a permit"
 
 
-@pytest.fixture
-def logging_as_before() -> Iterator[None]:
-    """A worker in this process makes its logging its own, and tells children by variables."""
-    root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
-    with patch.dict(os.environ):
-        yield
-    root.setLevel(level)
-    root.handlers[:] = handlers
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("logging_as_before")
-def test_ten_a_second_per_customer_wherever_they_are_taken(names: dict[str, Any]) -> None:
-    sent: dict[str, list[int]] = {"acme": [], "globex": []}
-    names["deliver"] = lambda customer, number: sent[customer].append(number)
-    taken = names["per_customer"].acquire("acme", 10)
-    assert taken.allowed, "by another worker"
-    worker = start_worker(
-        names["app"], pool="threads", concurrency=4, perform_ping_check=False, shutdown_timeout=30
-    )
-    with worker:
-        for number in range(TASKS):
-            for customer in sent:
-                names["send_invoice"].delay(customer, number)
-        wait_until(lambda: all(len(each) == TASKS for each in sent.values()))
-    last = names["per_customer"].peek("acme").reset_at
-    assert last - taken.reset_at >= timedelta(seconds=2), "25 more take three further seconds"
-    assert [sorted(each) for each in sent.values()] == [list(range(TASKS))] * 2
-    day = parse("100000/day").on(redis.Redis.from_url(names["redis_url"]), prefix="shop")
-    assert [day.peek(each).remaining for each in sent] == [99_965, 99_975]
-
-
 def _work(gate: Any, number: int, url: str, broker_url: str) -> int:
     """Be one of several workers until all is delivered; return how many were delivered here."""
     names = run_page(url, broker_url)
@@ -175,16 +138,3 @@ def test_every_limit_has_a_row_and_a_paragraph_by_the_clock() -> None:
 
 def test_the_picture_is_the_one_that_the_script_draws(moved: Clocked) -> None:
     assert PICTURE.read_text(encoding="utf-8") == svg(decisions(moved))
-
-
-def test_the_picture_shows_the_burst_at_the_edge_of_a_window(moved: Clocked) -> None:
-    found = decisions(moved)
-
-    def within(name: str) -> int:
-        return sum(
-            allowed and 50 <= at <= 72 for at, allowed in zip(ARRIVALS, found[name], strict=True)
-        )
-
-    assert within('FixedWindow(5, "minute", align="UTC")') == 9
-    assert within('SlidingLog(5, "minute")') == 4
-    assert found['SlidingLog(5, "minute")'] == found['SlidingList(5, "minute")']

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from functools import partial
 from typing import Any, cast
 from uuid import uuid4
 
@@ -35,7 +34,6 @@ from dispatcher.redis.keys import PermitKeys, line_of
 from dispatcher.redis.scripts import Call, Script
 from dispatcher.scope import NO_SCOPE
 from dispatcher.times.clock import SystemClock
-from tests.support.doubles import at_once
 from tests.support.limiters import Clocked
 from tests.support.model import is_broken
 from tests.support.processes import in_processes
@@ -456,19 +454,6 @@ def test_a_permit_that_is_settled_again_never_counts_from_earlier(
 
 THREADS = 50
 PROCESSES = 6
-
-
-def test_threads_on_one_log_get_exactly_the_limit(redis_server: RedisServer) -> None:
-    with logs_on(redis_server, "20/hour", "100/day") as logs:
-        ids = [n.to_bytes(4, "big") for n in range(THREADS * 4)]
-        groups = [ids[n::THREADS] for n in range(THREADS)]
-        answers = at_once([partial(logs.acquire, *group) for group in groups])
-        decisions: list[PermitAnswer] = []
-        for answer in answers:
-            assert isinstance(answer, list)
-            decisions += answer
-        assert sum(each.allowed for each in decisions) == 20
-        assert len(logs.members()) == 20
 
 
 def _hammer(gate: Any, number: int, path: str) -> tuple[list[int], int]:
