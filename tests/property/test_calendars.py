@@ -21,7 +21,6 @@ from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.calendar_model import (
     CHANGES,
     DAY_MS,
-    DAYS,
     LONGEST_MS,
     MINUTE_MS,
     STEPS_MS,
@@ -181,20 +180,3 @@ def test_part_of_a_span_gives_part_of_the_intervals(
     assert hours.inside(zone, cut_from, cut_until) == [
         (since, until) for since, until in clipped if since < until
     ]
-
-
-@settings(max_examples=examples(100), deadline=None, database=None)
-@given(zoned)
-def test_a_local_day_is_what_lies_inside_its_whole_day(zoned: tuple[str, int]) -> None:
-    """Where no clock goes back over midnight, the two ways to find a day agree."""
-    zone, instant = zoned
-    begins, ends = CalendarQuota(1, "day", zone).bounds(instant, zone, 1)
-    shown = {
-        from_ms(each).astimezone(ZoneInfo(zone)).date()
-        for each in range(begins, ends, 15 * MINUTE_MS)
-    }
-    if len(shown) > 1:
-        return
-    day = from_ms(begins).astimezone(ZoneInfo(zone)).weekday()
-    hours = Hours.parse(f"{DAYS[day]} 00:00-24:00")
-    assert (begins, ends) in hours.inside(zone, begins - 2 * DAY_MS, ends + 2 * DAY_MS)

@@ -208,18 +208,3 @@ def test_a_lone_tight_run_is_seen_wherever_it_ends(redis_session: RedisServer, c
             one.next_slot(BASE, 0)
             if start in {-count, -count + 1, -1, 0, 1}:
                 one.reserve(BASE, 0)
-
-
-@pytest.mark.long  # test_slow_judging.py has small windows
-def test_a_lone_tight_run_is_seen_where_one_call_stops(redis_session: RedisServer) -> None:
-    count, calls = 5_000, Calls()
-    one = Filled(redis_session.url, [Quota(count, count)], lone(count, -count), calls=calls)
-    with one.real:
-        one.next_slot(BASE, 0)
-    assert calls.stopped
-    for end in (each + aside for each in calls.stopped for aside in range(-1, 2)):
-        start = end - BASE - count + 1
-        one = Filled(redis_session.url, [Quota(count, count)], lone(count, start))
-        with one.real:
-            one.next_slot(BASE, 0)
-            one.reserve(BASE, 0)

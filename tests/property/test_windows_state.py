@@ -62,23 +62,8 @@ class WindowsMachine(RuleBasedStateMachine):
     def members(self) -> list[int]:
         return sorted(self.booked.values())
 
-    @rule(time=times)
-    def book(self, time: int) -> None:
-        message_id = new_id()
-        if model.fits(self.members, time, self.rule):
-            booking = reserve(
-                self.windows, message_id, terms=Terms.own(SCOPE), send_at=from_ms(time)
-            )
-            assert (booking.message_id, to_ms(booking.send_at)) == (message_id, time)
-            self.booked[message_id] = time
-            self.unconfirmed.add(message_id)
-        else:
-            with pytest.raises(QuotaExceeded) as refused:
-                reserve(self.windows, message_id, terms=Terms.own(SCOPE), send_at=from_ms(time))
-            self.check_refusal(refused.value, time)
-
     @rule(time=times, room=rooms)
-    def shift(self, time: int, room: int) -> None:
+    def book(self, time: int, room: int) -> None:
         message_id = new_id()
         slot = model.next_slot(self.members, time, self.rule)
         asked = {

@@ -53,18 +53,58 @@ def test_every_error_has_the_one_root() -> None:
     assert issubclass(errors.InvalidValue, ValueError)
 
 
-def test_a_refused_value_says_field_problem_and_what_is_accepted() -> None:
-    error = errors.InvalidDraft("recipient", "256 characters", "1 to 255")
-    assert (error.field, error.problem, error.accepted) == (
-        "recipient", "256 characters", "1 to 255",
-    )  # fmt: skip
-    assert all(part in str(error) for part in ("recipient", "256 characters", "1 to 255"))
+SECONDS = timedelta(seconds=5)
+CARRYING: list[tuple[errors.DispatcherError, dict[str, object], list[str]]] = [
+    (
+        errors.InvalidDraft("recipient", "256 characters", "1 to 255"),
+        {"field": "recipient", "problem": "256 characters", "accepted": "1 to 255"},
+        ["recipient", "256 characters", "1 to 255"],
+    ),
+    (errors.InvalidSendTime("send_at", "past", "later"), {"field": "send_at"}, ["past", "later"]),
+    (
+        errors.UnknownChannel("fax", ["email", "sms"]),
+        {"channel": "fax", "known": ("email", "sms"), "field": "channel"},
+        ["fax", "email", "sms"],
+    ),
+    (
+        errors.QuotaExceeded(
+            quota="1/minute", scope="ann", send_at=NOON, conflicting=[ID], next_slot=NOON
+        ),
+        {"quota": "1/minute", "scope": "ann", "conflicting": (ID,), "next_slot": NOON},
+        ["1/minute", "ann"],
+    ),
+    (errors.IdempotencyConflict("k", ID), {"key": "k", "message_id": ID}, [str(ID)]),
+    (errors.MessageNotFound(ID), {"message_id": ID}, [str(ID)]),
+    (errors.TooLate(ID, "sent"), {"message_id": ID, "status": "sent"}, ["sent"]),
+    (errors.OutcomeUnknown("down", ID), {"message_id": ID}, [str(ID), "down"]),
+    (errors.TemporaryFailure("busy"), {"retry_after": None}, ["busy"]),
+    (errors.TemporaryFailure("busy", SECONDS), {"retry_after": SECONDS}, ["busy"]),
+    (errors.PermanentFailure("no"), {}, ["no"]),
+    *(
+        (kind("it is full"), {"reason": "it is full"}, [f"{kind.what} unavailable: it is full"])
+        for kind in (
+            errors.ReservationsUnavailable,
+            errors.LimitersUnavailable,
+            errors.QueueUnavailable,
+            errors.StoreUnavailable,
+        )
+    ),
+]
 
 
-def test_an_unknown_channel_names_the_known_ones() -> None:
-    error = errors.UnknownChannel("fax", ["email", "sms"])
-    assert (error.channel, error.known, error.field) == ("fax", ("email", "sms"), "channel")
-    assert all(name in str(error) for name in ("fax", "email", "sms"))
+@pytest.mark.parametrize(
+    ("error", "data", "said"), CARRYING, ids=[type(each).__name__ for each, _, _ in CARRYING]
+)
+def test_an_error_carries_its_data_says_it_and_survives_the_way_between_processes(
+    error: errors.DispatcherError, data: dict[str, object], said: list[str]
+) -> None:
+    """One that cannot be unpickled hangs a process pool and confuses Celery's workers."""
+    assert {name: getattr(error, name) for name in data} == data
+    assert all(part in str(error) for part in said)
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    assert type(copy) is type(error)
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)
 
 
 @pytest.mark.parametrize(("conflicts", "more"), [(1, None), (3, None), (5, "2 more")])
@@ -84,74 +124,6 @@ def test_a_quota_refusal_says_all_in_one_sentence(conflicts: int, more: str | No
     assert str(ids[0]) in text
     assert (more in text) if more else ("more" not in text)
     assert "\n" not in text
-
-
-def test_a_key_conflict_names_the_message_that_has_the_key() -> None:
-    error = errors.IdempotencyConflict("k", ID)
-    assert (error.key, error.message_id) == ("k", ID)
-    assert str(ID) in str(error)
-
-
-def test_errors_about_a_message_carry_its_id() -> None:
-    assert errors.MessageNotFound(ID).message_id == ID
-    assert str(ID) in str(errors.MessageNotFound(ID))
-    late = errors.TooLate(ID, "sent")
-    assert (late.message_id, late.status) == (ID, "sent")
-    assert "sent" in str(late)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        errors.ReservationsUnavailable,
-        errors.LimitersUnavailable,
-        errors.QueueUnavailable,
-        errors.StoreUnavailable,
-    ],
-)
-def test_unavailable_says_what_and_why(kind: type[errors.Unavailable]) -> None:
-    error = kind("it is out of memory")
-    assert error.reason == "it is out of memory"
-    assert str(error) == f"{kind.what} unavailable: it is out of memory"
-
-
-def test_an_unknown_outcome_names_the_message_to_look_up() -> None:
-    error = errors.OutcomeUnknown("the line broke", ID)
-    assert error.message_id == ID
-    assert str(ID) in str(error)
-    assert "the line broke" in str(error)
-
-
-def test_a_temporary_failure_may_name_a_wait() -> None:
-    assert errors.TemporaryFailure("busy").retry_after is None
-    assert errors.TemporaryFailure("busy", timedelta(seconds=5)).retry_after == timedelta(seconds=5)
-
-
-def everyone() -> list[errors.DispatcherError]:
-    """Return one of each kind that carries data."""
-    return [
-        errors.InvalidSendTime("send_at", "past", "later"),
-        errors.UnknownChannel("fax", ["sms"]),
-        errors.QuotaExceeded(
-            quota="1/minute", scope="ann", send_at=NOON, conflicting=[ID], next_slot=NOON
-        ),
-        errors.IdempotencyConflict("k", ID),
-        errors.MessageNotFound(ID),
-        errors.TooLate(ID, "sent"),
-        errors.StoreUnavailable("down"),
-        errors.OutcomeUnknown("down", ID),
-        errors.TemporaryFailure("busy", timedelta(seconds=5)),
-        errors.PermanentFailure("no"),
-    ]
-
-
-@pytest.mark.parametrize("error", everyone(), ids=lambda error: type(error).__name__)
-def test_an_error_survives_the_way_between_processes(error: errors.DispatcherError) -> None:
-    """One that cannot be unpickled hangs a process pool and confuses Celery's workers."""
-    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
-    assert type(copy) is type(error)
-    assert str(copy) == str(error)
-    assert vars(copy) == vars(error)
 
 
 @pytest.mark.parametrize(("value", "kind"), [(1, "an int"), ("x", "a str"), (None, "nothing")])
