@@ -54,6 +54,7 @@ def test_every_error_has_the_one_root() -> None:
 
 
 SECONDS = timedelta(seconds=5)
+NO_ROOM: dict[str, object] = {"reason": "it is full"}
 CARRYING: list[tuple[errors.DispatcherError, dict[str, object], list[str]]] = [
     (
         errors.InvalidDraft("recipient", "256 characters", "1 to 255"),
@@ -81,13 +82,9 @@ CARRYING: list[tuple[errors.DispatcherError, dict[str, object], list[str]]] = [
     (errors.TemporaryFailure("busy", SECONDS), {"retry_after": SECONDS}, ["busy"]),
     (errors.PermanentFailure("no"), {}, ["no"]),
     *(
-        (kind("it is full"), {"reason": "it is full"}, [f"{kind.what} unavailable: it is full"])
-        for kind in (
-            errors.ReservationsUnavailable,
-            errors.LimitersUnavailable,
-            errors.QueueUnavailable,
-            errors.StoreUnavailable,
-        )
+        (kind("it is full"), NO_ROOM, [f"{kind.what} unavailable: it is full"])
+        for kind in errors.Unavailable.__subclasses__()
+        if "what" in vars(kind)
     ),
 ]
 
