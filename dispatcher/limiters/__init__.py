@@ -31,15 +31,14 @@ from dispatcher.limiters.fills import ChannelFill, Fills, LimitFill
 from dispatcher.limiters.limiter import AsyncLimiter, Limiter
 from dispatcher.limiters.limits import Limits, parse
 from dispatcher.limiters.operations import Request
-from dispatcher.limiters.permit_logs import (
+from dispatcher.limiters.permits import (
     InHand,
-    LogKind,
     LogLimit,
+    Permit,
     PermitAnswer,
-    PermitLeg,
-    PermitLogs,
+    Permits,
+    reaches_ms,
 )
-from dispatcher.limiters.permits import Permit, Permits, reaches_ms
 
 __all__ = [
     "GCRA",
@@ -58,12 +57,9 @@ __all__ = [
     "Limiter",
     "LimitersUnavailable",
     "Limits",
-    "LogKind",
     "LogLimit",
     "Permit",
     "PermitAnswer",
-    "PermitLeg",
-    "PermitLogs",
     "Permits",
     "Refusal",
     "Request",

@@ -11,7 +11,7 @@ import redis
 
 from dispatcher.errors import LimitersUnavailable
 from dispatcher.limiters.limiter import translated
-from dispatcher.limiters.permit_logs import CLOSED, InHand, LogLimit
+from dispatcher.limiters.permits import CLOSED, InHand, LogLimit
 from dispatcher.quota import CalendarLimit, Limit
 from dispatcher.redis.client import now_ms
 from dispatcher.redis.keys import line_of, permit_parts, shard_of

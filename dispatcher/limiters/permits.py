@@ -1,33 +1,122 @@
-"""The permits of deliveries: which limits a message meets when it is sent."""
+"""The permits of deliveries: which limits a message meets when it is sent.
+
+They are kept in logs. A log is exact, also when a permit is used late: at most N messages are sent
+within any span shorter than the period, wherever the span begins. The price is memory: one member
+of a ZSET per message of the longest period. A refused request takes nothing. In a log with turns it
+gets one, so that a herd comes back one after the other.
+"""
 
 from __future__ import annotations
 
-from collections import deque
+import json
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple
+from itertools import count
+from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 import redis
 
 from dispatcher.errors import LimitersUnavailable
-from dispatcher.limiters.permit_logs import (
-    InHand,
-    LogKind,
-    LogLimit,
-    PermitAnswer,
-    PermitLeg,
-    PermitLogs,
-)
-from dispatcher.quota import Limit
-from dispatcher.redis.keys import PermitKeys, permit_parts, shard_of
+from dispatcher.limiters.limiter import translated
+from dispatcher.quota import CalendarLimit, Limit
+from dispatcher.redis.client import now_ms
+from dispatcher.redis.keys import PermitKeys, line_of, permit_parts, room_of, shard_of
+from dispatcher.redis.scripts import Call, replies_of, script
 from dispatcher.scope import NO_SCOPE
 from dispatcher.times.clock import Clock
+from dispatcher.times.lengths import MILLISECOND
+from dispatcher.times.send_time import to_ms
 
 _SCOPES = "scopes"
 _MOST_OWED = 1_000
 """The most permits remembered that Redis did not take back; others count until they end."""
+_TRIES = 3
+_MOST_AT_ONCE = 250
+"""One script restores at most twice as many permits; it then runs for a few milliseconds."""
+_PERIODS = 5  # the one before, the present one, and those in which turns are looked for
+_ROOM_NOTED_MS = 3_600_000
+CLOSED = "the permit logs are not complete; the sweep rebuilds them from the store"
+
+
+@dataclass(frozen=True, slots=True)
+class InHand:
+    """At most ``count`` permits that are granted and not settled, returned or too old to use."""
+
+    count: int
+
+
+LogLimit = Limit | CalendarLimit | InHand
+
+
+class Permit(NamedTuple):
+    """One leave to send: for one attempt of one message."""
+
+    message_id: UUID
+    token: int
+    scope: str
+    channel: str
+
+
+class PermitAnswer(NamedTuple):
+    """The answer to one request.
+
+    ``remaining`` is how many more permits the tightest limit would give now; ``retry_after`` is
+    how long to wait before asking again, zero when allowed.
+    """
+
+    allowed: bool
+    remaining: int
+    retry_after: timedelta
+
+
+class _Leg(NamedTuple):
+    """One permit wanted from logs of one shard, all or none.
+
+    ``permit_id`` makes it idempotent; it begins with the 16 bytes of the message's id. ``logs`` are
+    the names of the logs, each with its kind. ``closing`` names the key that says until when
+    nothing is granted.
+    """
+
+    permit_id: bytes
+    keys: PermitKeys
+    logs: dict[str, _LogKind]
+    closing: str | None = None
+
+
+_Legs = tuple[_Leg, ...]
+"""A request: its leg in the shard of its channel, and before that one the leg of its scope where
+that lies in another shard."""
+
+
+class _LogKind:
+    """What the logs of one kind have in common.
+
+    ``reach`` is the name under which the epoch says how far back they reach, where that is further
+    than these limits need. Where a log ``gives_turns`` a request that it refuses has its turn after
+    ``retry_after``, behind all that were refused before. Its message should come back then; one
+    that does not keeps others waiting, until a minute after its turn at most.
+    """
+
+    def __init__(
+        self, limits: Sequence[LogLimit], reach: str, *, gives_turns: bool = False
+    ) -> None:
+        rolling = [each for each in limits if isinstance(each, Limit)]
+        self._calendars = [each for each in limits if isinstance(each, CalendarLimit)]
+        self._lengths = [word for each in rolling for word in (each.count, each.length_ms)]
+        self._most = min((each.count for each in limits if isinstance(each, InHand)), default=0)
+        self._last = (reach, int(gives_turns))
+
+    def words(self, at_ms: int) -> list[object]:
+        """Return what ``take_permits.lua`` reads of it, at about that time (ms since 1970)."""
+        calendars = [
+            [each.count, *each.bounds(each.bounds(at_ms, 1)[0] - 1, _PERIODS)]
+            for each in self._calendars
+        ]
+        return [self._lengths, calendars, self._most, *self._last]
 
 
 def reaches_ms(
@@ -40,25 +129,12 @@ def reaches_ms(
     return {name: max(map(_reach_ms, some)) for name, some in kinds.items() if some}
 
 
-class Permit(NamedTuple):
-    """One leave to send: for one attempt of one message."""
-
-    message_id: UUID
-    token: int
-    scope: str
-    channel: str
-
-
-_Legs = tuple[PermitLeg, ...]
-"""A request: its leg in the shard of its channel, and before that one the leg of its scope where
-that lies in another shard."""
-
-
 class Permits:
     """Takes a permit for each send from the limits of its scope and of its channel.
 
-    Those of its channel alone where its scope is ``NO_SCOPE``. Raises LimitersUnavailable whenever
-    Redis cannot be trusted to answer.
+    Those of its channel alone where its scope is ``NO_SCOPE``. ``clock`` only guesses in which
+    calendar periods the time of Redis lies. Raises LimitersUnavailable whenever Redis cannot be
+    trusted to answer.
     """
 
     def __init__(
@@ -71,17 +147,20 @@ class Permits:
         channel_limits: Mapping[str, Sequence[LogLimit]],
         clock: Clock,
     ) -> None:
+        self._client = client
+        self._clock = clock
         self._shards = permit_parts(namespace, shards)
-        self._logs = PermitLogs(client, self._shards, clock=clock)
-        self._scope_kind = LogKind(scope_limits, _SCOPES) if scope_limits else None
+        self._scope_kind = _LogKind(scope_limits, _SCOPES) if scope_limits else None
         # A scope has no herd, and a cancelled message must not make the next one wait.
         self._channel_kinds = {
-            self._keys_of(name).channel(name): LogKind(limits, _channel(name), gives_turns=True)
+            self._keys_of(name).channel(name): _LogKind(limits, _channel(name), gives_turns=True)
             for name, limits in channel_limits.items()
             if limits
         }
-        self._of_channel: dict[str, PermitLeg] = {}
-        self._owed: deque[PermitLeg] = deque(maxlen=_MOST_OWED)
+        self._of_channel: dict[str, _Leg] = {}
+        self._owed: deque[_Leg] = deque(maxlen=_MOST_OWED)
+        # By how much the server of each shard is ahead of the clock, as far as that is known.
+        self._ahead_ms: dict[str, int] = {}
         longest = max(reaches_ms(scope_limits, channel_limits).values(), default=0)
         self.memory = timedelta(milliseconds=longest)
         """How far back sends still count against a limit."""
@@ -115,13 +194,13 @@ class Permits:
         for such a permit is not decided: by one script it would have met the room.
         """
         scope_legs = {each: legs[0] for each, legs in requests.items() if len(legs) > 1}
-        of_scopes = self._logs.acquire(scope_legs, within=within)
+        of_scopes = self._take(scope_legs, within)
         channel_legs = {
             each: legs[-1]
             for each, legs in requests.items()
             if each not in of_scopes or of_scopes[each].allowed
         }
-        answers = of_scopes | self._logs.acquire(channel_legs, within=within)
+        answers = of_scopes | self._take(channel_legs, within)
         returned = []
         for each in scope_legs.keys() & channel_legs.keys():
             if not answers[each].allowed:
@@ -129,7 +208,7 @@ class Permits:
             elif not channel_legs[each].logs or of_scopes[each].remaining < answers[each].remaining:
                 answers[each] = of_scopes[each]
         if returned:
-            self._logs.give_back(returned)
+            self._return(returned)
             freed = {log for leg in returned for log in leg.logs}
             for each in requests:
                 refused_by = channel_legs.get(each) or scope_legs[each]
@@ -137,15 +216,60 @@ class Permits:
                     del answers[each]
         return answers
 
+    def _take(self, legs: Mapping[int, _Leg], within: timedelta) -> dict[int, PermitAnswer]:
+        """Ask for permits in order; in each shard earlier ones count against later ones."""
+        answers: dict[int, PermitAnswer] = {}
+        shards: dict[str, dict[int, _Leg]] = defaultdict(dict)
+        for number, leg in legs.items():
+            shards[leg.keys.tag][number] = leg
+        tries = 0
+        while shards:
+            if tries == _TRIES:
+                raise LimitersUnavailable("the clock of Redis or of this machine keeps jumping")
+            tries += 1
+            local_ms = to_ms(self._clock.now())
+            calls = [
+                _take_call([*some.values()], within, local_ms + self._ahead_ms.get(tag, 0))
+                for tag, some in shards.items()
+            ]
+            replies = self._replies("take_permits", calls)
+            for tag, reply in zip([*shards], replies, strict=True):
+                if reply[0] == b"closed":
+                    raise LimitersUnavailable(CLOSED)
+                if reply[0] == b"elsewhere":
+                    self._ahead_ms[tag] = reply[1] - local_ms
+                    continue
+                numbers = shards.pop(tag)
+                for number, wait, left in zip(numbers, reply[::2], reply[1::2], strict=True):
+                    answers[number] = PermitAnswer(wait == 0, left, wait * MILLISECOND)
+        return answers
+
     def close(self, channel: str, length: timedelta) -> None:
-        """Grant nothing on a channel for ``length``: its provider asked for a pause."""
-        self._logs.close(self._keys_of(channel).closing(channel), length)
+        """Grant nothing on a channel for ``length``: its provider asked for a pause.
+
+        Closed before for longer, it stays so.
+        """
+        closing = self._keys_of(channel).closing(channel)
+        self._replies("limits_close", [([closing], [length // MILLISECOND, 0])])
 
     def settle(self, used: Sequence[tuple[Permit, timedelta]]) -> None:
-        """Note when permits were used: each with the time since its send ended."""
-        self._logs.settle(
-            [(leg, since) for permit, since in used for leg in self._legs(permit) if leg.logs]
-        )
+        """Note when permits were used: each with the time since its send ended.
+
+        Negative: how long it may still take until it is used.
+        """
+        shards: dict[str, list[tuple[_Leg, timedelta]]] = defaultdict(list)
+        for permit, since in used:
+            for leg in self._legs(permit):
+                if leg.logs:
+                    shards[leg.keys.tag].append((leg, since))
+        calls: list[Call] = []
+        for some in shards.values():
+            logs, numbers = _numbered([leg for leg, _ in some])
+            uses = [
+                [since // MILLISECOND, *map(numbers.__getitem__, leg.logs)] for leg, since in some
+            ]
+            calls.append(([*logs], [json.dumps(uses), *[leg.permit_id for leg, _ in some]]))
+        self._replies("settle_permits", calls)
 
     def extend(self, in_hand: Sequence[Permit], *, within: timedelta) -> None:
         """Let permits that were not used, or whose send lasts, be used ``within`` that time."""
@@ -154,8 +278,9 @@ class Permits:
     def give_back(self, unused: Sequence[Permit]) -> None:
         """Return permits that were not used; harmless for those that were not granted.
 
-        Where Redis does not take them back, the next call does this once more, and so does a
-        refusal: a permit without an attempt must make no message wait.
+        Room that this makes in a log for which messages wait is noted for :meth:`waiting`. Where
+        Redis does not take them back, the next call does this once more, and so does a refusal: a
+        permit without an attempt must make no message wait.
         """
         owed = [leg for permit in unused for leg in self._legs(permit) if leg.logs]
         with suppress(IndexError):  # other threads take from it, too
@@ -164,28 +289,69 @@ class Permits:
         if not owed:
             return
         try:
-            self._logs.give_back(owed)
+            self._return(owed)
         except LimitersUnavailable:
             self._owed.extend(owed)
             raise
+
+    def _return(self, unused: Sequence[_Leg]) -> None:
+        shards: dict[str, list[_Leg]] = defaultdict(list)
+        for leg in unused:
+            shards[leg.keys.tag].append(leg)
+        calls: list[Call] = []
+        for some in shards.values():
+            logs, numbers = _numbered(some)
+            numbers_of = [[*map(numbers.__getitem__, leg.logs)] for leg in some]
+            ids = [leg.permit_id for leg in some]
+            names = [some[0].keys.room, *logs, *map(line_of, logs)]
+            calls.append((names, [_ROOM_NOTED_MS, len(logs), json.dumps(numbers_of), *ids]))
+        self._replies("give_back_permits", calls)
 
     def waiting(self, *, logs: int, each: int) -> dict[str, list[UUID]]:
         """Return the messages for which returned permits made room: the first in line.
 
         By log, at most ``each`` of at most so many ``logs``. :meth:`give_turns` ends it.
         """
-        found = self._logs.waiting(logs=logs, each=each)
-        return {log: [UUID(bytes=member) for member in some] for log, some in found.items()}
+        with translated:
+            pipeline = self._client.pipeline(transaction=False)
+            for keys in self._shards:
+                pipeline.zrange(keys.room, 0, logs - 1, withscores=True)
+            rooms = [(room, name.decode()) for some in pipeline.execute() for name, room in some]
+            if not rooms:
+                return {}
+            now = now_ms(self._client)
+            pipeline = self._client.pipeline(transaction=False)
+            first = sorted(rooms)[:logs]
+            for room, name in first:
+                most = min(each, int(room))
+                pipeline.zrangebyscore(line_of(name), f"({now}", "+inf", start=0, num=most)
+            lines = pipeline.execute()
+        return {
+            name: [UUID(bytes=member) for member in line]
+            for (_, name), line in zip(first, lines, strict=True)
+        }
 
     def give_turns(self, waiting: Mapping[str, Sequence[UUID]], come: Collection[UUID]) -> None:
         """Give the messages in ``come`` their turn now, in the room made for them.
 
         The other ``waiting`` messages leave the line. Their room is for the next ones.
         """
-        self._logs.give_turns(
-            {log: [each.bytes for each in some] for log, some in waiting.items()},
-            {each.bytes for each in come},
-        )
+        with translated:
+            now = now_ms(self._client)
+            pipeline = self._client.pipeline(transaction=False)
+            for log, members in waiting.items():
+                called = [each.bytes for each in members if each in come]
+                gone = [each.bytes for each in members if each not in come]
+                if called:
+                    pipeline.zadd(line_of(log), dict.fromkeys(called, now), xx=True)
+                    pipeline.zincrby(room_of(log), -len(called), log)
+                if gone:
+                    pipeline.zrem(line_of(log), *gone)
+                if not members:
+                    pipeline.zrem(room_of(log), log)
+            for room in {room_of(log): None for log in waiting}:
+                pipeline.zremrangebyscore(room, "-inf", 0)
+            pipeline.execute()
 
     def restore(
         self,
@@ -197,46 +363,96 @@ class Permits:
         """Put permits back into the emptied logs of some shards, and nothing into others.
 
         Each permit comes with its age, negative while it may be used. ``markers`` are those of the
-        shards; in a shard in which another rebuild has its own nothing is written.
+        shards and are kept alive; in a shard in which another rebuild has its own nothing is
+        written.
         """
-        self._logs.restore(
-            [(leg, age) for permit, age in taken for leg in self._legs(permit)],
-            markers,
-            marker_life=marker_life,
-            longest=self.memory,
-        )
+        members: dict[str, dict[str, list[Any]]] = {keys.tag: defaultdict(list) for keys in markers}
+        for permit, age in taken:
+            for leg in self._legs(permit):
+                for log in leg.logs if leg.keys.tag in members else ():
+                    members[leg.keys.tag][log] += [age // MILLISECOND, leg.permit_id]
+        lengths = marker_life // MILLISECOND, self.memory // MILLISECOND
+        calls: list[Call] = []
+        for keys, marker in markers.items():
+            head: list[Any] = [marker, *lengths]
+            names, words = [keys.rebuild], [*head]
+            for log, flat in members[keys.tag].items():
+                for start in range(0, len(flat), 2 * _MOST_AT_ONCE):
+                    if len(words) > 2 * _MOST_AT_ONCE:
+                        calls.append((names, words))
+                        names, words = [keys.rebuild], [*head]
+                    some = flat[start : start + 2 * _MOST_AT_ONCE]
+                    names.append(log)
+                    words += [len(some) // 2, *some]
+            calls.append((names, words))
+        self._replies("restore_permits", calls)
 
     def forget(self, scope: str, counting: Callable[[Sequence[UUID]], Mapping[UUID, bool]]) -> None:
         """Delete from the log of a scope the permits of messages that do not count against it.
 
         ``counting`` returns that of the messages that are stored.
         """
-        self._logs.forget(self._keys_of(scope).scope(scope), counting)
+        log = self._keys_of(scope).scope(scope)
+        with translated:
+            permits = cast("list[bytes]", self._client.zrange(log, 0, -1))
+            ids = {each: UUID(bytes=each[:16]) for each in permits}
+            stored = counting([*ids.values()]) if permits else {}
+            gone = [each for each in permits if not stored.get(ids[each], False)]
+            if gone:
+                self._client.zrem(log, *gone)
+
+    def _replies(self, name: str, calls: Sequence[Call]) -> list[Any]:
+        """Return the replies of a script: one call for each shard."""
+        with translated:
+            return replies_of(self._client, script(f"limiters/{name}"), calls)
 
     def _legs(self, permit: Permit) -> _Legs:
         message_id, token, scope, channel = permit
         permit_id = message_id.bytes + token.to_bytes(4, "big")
         _, keys, logs, closing = self._of_channel.get(channel) or self._channel_leg(channel)
         if scope == NO_SCOPE or self._scope_kind is None:
-            return (PermitLeg(permit_id, keys, logs, closing),)
+            return (_Leg(permit_id, keys, logs, closing),)
         home = keys if len(self._shards) == 1 else self._keys_of(scope)
         of_scope = {home.scope(scope): self._scope_kind}
         if home is keys:
-            return (PermitLeg(permit_id, keys, of_scope | logs, closing),)
-        return PermitLeg(permit_id, home, of_scope), PermitLeg(permit_id, keys, logs, closing)
+            return (_Leg(permit_id, keys, of_scope | logs, closing),)
+        return _Leg(permit_id, home, of_scope), _Leg(permit_id, keys, logs, closing)
 
-    def _channel_leg(self, channel: str) -> PermitLeg:
+    def _channel_leg(self, channel: str) -> _Leg:
         """Return the leg of a channel, without a permit. It never changes."""
         keys = self._keys_of(channel)
         log = keys.channel(channel)
         kind = self._channel_kinds.get(log)
         logs = {} if kind is None else {log: kind}
-        leg = self._of_channel[channel] = PermitLeg(b"", keys, logs, keys.closing(channel))
+        leg = self._of_channel[channel] = _Leg(b"", keys, logs, keys.closing(channel))
         return leg
 
     def _keys_of(self, name: str) -> PermitKeys:
         """Return the keys of the shard of a scope or a channel."""
         return self._shards[shard_of(name, len(self._shards))]
+
+
+def _take_call(legs: Sequence[_Leg], within: timedelta, at_ms: int) -> Call:
+    """Return the call that asks for these legs of one shard, at about that time by its server."""
+    logs, numbers = _numbered(legs)
+    kinds = dict(zip(dict.fromkeys(logs.values()), count(1)))
+    closings = {leg.closing: None for leg in legs if leg.closing}
+    names = [legs[0].keys.epoch, *logs, *map(line_of, logs), *closings]
+    places = dict(zip(closings, count(2 + 2 * len(logs))))
+    described = [[kind.words(at_ms) for kind in kinds], [*map(kinds.__getitem__, logs.values())]]
+    wanted = [
+        [places.get(leg.closing or "", 0), *map(numbers.__getitem__, leg.logs)] for leg in legs
+    ]
+    ids = [leg.permit_id for leg in legs]
+    return names, [within // MILLISECOND, json.dumps(described), json.dumps(wanted), *ids]
+
+
+def _numbered(legs: Sequence[_Leg]) -> tuple[dict[str, _LogKind], dict[str, int]]:
+    """Return the logs of some legs, and the number of each, from 1."""
+    logs: dict[str, _LogKind] = {}
+    for leg in legs:
+        logs |= leg.logs
+    return logs, dict(zip(logs, count(1)))
 
 
 def _reach_ms(limit: LogLimit) -> int:

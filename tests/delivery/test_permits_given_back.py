@@ -139,7 +139,7 @@ def test_a_permit_that_redis_did_not_take_back_keeps_no_message_waiting(
         raise LimitersUnavailable("redis is away")
 
     with monkeypatch.context() as patched:
-        patched.setattr(house.parts.permits._logs, "give_back", away)
+        patched.setattr(house.parts.permits, "_return", away)
         a_recorder(house.parts.delivery).put_back([(claim, HOUR)])
     assert len(house.permits()) == 1
     assert house.deliver(second) == 0

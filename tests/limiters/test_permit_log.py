@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, cast
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 import redis
@@ -17,16 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from dispatcher import LimitersUnavailable
-from dispatcher.limiters import (
-    LogKind,
-    LogLimit,
-    Permit,
-    PermitAnswer,
-    PermitLeg,
-    PermitLogs,
-    Permits,
-    permit_logs,
-)
+from dispatcher.limiters import Permit, PermitAnswer, Permits, permits
 from dispatcher.quota import Limit
 from dispatcher.redis import scripts
 from dispatcher.redis.client import repeated
@@ -45,65 +36,58 @@ MS = timedelta(milliseconds=1)
 TRIES = 3
 KEYS = PermitKeys("test", 0)
 HOLD = timedelta(seconds=30)
+LOG, WIDE = KEYS.scope("log"), KEYS.channel("wide")
 
 
-_NO_LIMITS = LogKind(())
+def permit(name: bytes, scope: str = "log", channel: str = "unlimited") -> Permit:
+    """Return a permit whose id has that name in it."""
+    return Permit(UUID(bytes=name.ljust(16, b"~")), 1, scope, channel)
 
 
-def leg(permit: bytes, *logs: str) -> PermitLeg:
-    """Return a permit in these logs, whose limits do not matter."""
-    return PermitLeg(permit, KEYS, dict.fromkeys(logs, _NO_LIMITS))
-
-
-def wanted(
-    limits: Mapping[str, Sequence[LogLimit]], *permits: tuple[bytes, Sequence[str]]
-) -> dict[int, PermitLeg]:
-    """Return permits that are wanted, each from some logs, by their numbers."""
-    kinds = {log: LogKind(some) for log, some in limits.items()}
-    return {
-        number: PermitLeg(permit, KEYS, {log: kinds[log] for log in logs})
-        for number, (permit, logs) in enumerate(permits)
-    }
+def permits_on(client: redis.Redis, *limits: Limit) -> Permits:
+    """Return permits in one shard: each scope, and the channel ``wide``, has these limits."""
+    return Permits(
+        client,
+        namespace="test",
+        shards=1,
+        scope_limits=limits,
+        channel_limits={"wide": limits},
+        clock=SystemClock(),
+    )
 
 
 class Logs(AbstractContextManager["Logs"]):
-    """Permit logs by name; every log has the same limits unless said otherwise."""
+    """Permits, and their logs as they are."""
 
     def __init__(self, path: str, *limits: Limit) -> None:
         self.client = redis.Redis(unix_socket_path=path)
-        self.log = PermitLogs(self.client, [KEYS], clock=SystemClock())
-        self.limits = limits
+        self.permits = permits_on(self.client, *limits)
 
     def open(self) -> None:
         self.client.hset(KEYS.epoch, "server", "any")
 
-    def acquire(
-        self,
-        *permits: bytes,
-        logs: Sequence[str] = ("log",),
-        within: timedelta = HOLD,
-        limits: Mapping[str, Sequence[Limit]] | None = None,
-    ) -> list[PermitAnswer]:
-        """Ask for permits of the same logs, in one script."""
-        limits = limits or dict.fromkeys(logs, self.limits)
-        legs = wanted(limits, *((each, logs) for each in permits))
-        return [*self.log.acquire(legs, within=within).values()]
+    def acquire(self, *names: bytes, within: timedelta = HOLD) -> list[PermitAnswer]:
+        """Ask for permits of one scope, in one script."""
+        return self.permits.acquire([permit(each) for each in names], within=within)
 
-    def settle(self, permit: bytes, *, logs: Sequence[str] = ("log",), since_ms: int = 0) -> None:
+    def settle(self, name: bytes, *, since_ms: int = 0) -> None:
         """Note that a permit was used so long ago."""
-        since = timedelta(milliseconds=since_ms)
-        self.log.settle([(leg(permit, *logs), since)])
+        self.permits.settle([(permit(name), timedelta(milliseconds=since_ms))])
 
-    def members(self, log: str = "log") -> dict[bytes, int]:
-        """A log as it is: permit id and time in ms."""
+    def restore(self, taken: Sequence[tuple[Permit, timedelta]], marker: str = "mine") -> None:
+        """Put permits back into the logs, of which the rebuild ``mine`` has the marker."""
+        self.permits.restore(taken, {KEYS: marker}, marker_life=HOLD)
+
+    def members(self, log: str = LOG) -> dict[bytes, int]:
+        """A log as it is: name of the permit and time in ms."""
         found = cast("list[tuple[bytes, float]]", self.client.zrange(log, 0, -1, withscores=True))
-        return {member: int(score) for member, score in found}
+        return {member[:16].rstrip(b"~"): int(score) for member, score in found}
 
-    def put(self, ages_ms: dict[bytes, int], log: str = "log") -> int:
-        """Write sends of these ages into a log; return the server's time in ms."""
+    def put(self, ages_ms: dict[bytes, int]) -> int:
+        """Write sends of these ages into the log; return the server's time in ms."""
         now = self.now()
         if ages_ms:
-            self.client.zadd(log, {permit: now - age for permit, age in ages_ms.items()})
+            self.client.zadd(LOG, {name: now - age for name, age in ages_ms.items()})
         return now
 
     def now(self) -> int:
@@ -123,7 +107,7 @@ def logs_on(server: RedisServer, *limits: str) -> Logs:
 
 
 Make = Callable[..., Logs]
-ONE = leg(b"one", "wide", "log")
+ONE = permit(b"one", channel="wide")
 
 
 @pytest.fixture
@@ -152,7 +136,7 @@ def test_a_refused_request_leaves_a_note_that_it_waits_and_nothing_else(make: Ma
     for _ in range(3):
         assert not logs.acquire(b"2")[0].allowed
     after = everything(logs)
-    assert after.pop(line_of("log").encode()) is not None
+    assert after.pop(line_of(LOG).encode()) is not None
     assert after == before
 
 
@@ -169,18 +153,9 @@ def test_a_permit_asked_for_again_is_granted_again_and_counted_once(make: Make) 
 def test_the_only_one_in_line_may_lose_its_turn_and_get_its_permit_in_one_call(
     moved: Clocked,
 ) -> None:
-    limits = {"sms": (Limit(2, 60_000),)}
-    permits = Permits(
-        moved,
-        namespace="test",
-        shards=1,
-        scope_limits=(),
-        channel_limits=limits,
-        clock=SystemClock(),
-    )
-    keys = PermitKeys("test", 0)
-    moved.hset(keys.epoch, "server", "any")
-    first, second, late, other = (Permit(uuid4(), 1, NO_SCOPE, "sms") for _ in range(4))
+    permits = permits_on(moved, Limit(2, 60_000))
+    moved.hset(KEYS.epoch, "server", "any")
+    first, second, late, other = (Permit(uuid4(), 1, NO_SCOPE, "wide") for _ in range(4))
     assert [each.allowed for each in permits.acquire([first, second, late], within=MS)] == [
         True, True, False,
     ]  # fmt: skip
@@ -189,7 +164,7 @@ def test_the_only_one_in_line_may_lose_its_turn_and_get_its_permit_in_one_call(
     answers = permits.acquire([other, late], within=MS)
 
     assert [each.allowed for each in answers] == [True, True]
-    assert not moved.exists(line_of(keys.channel("sms")))
+    assert not moved.exists(line_of(WIDE))
 
 
 @pytest.mark.parametrize(("count", "nth"), [(1, 0), (2, 1), (3, 2), (5, 4)])
@@ -208,7 +183,7 @@ def test_a_hand_over_counts_until_exactly_one_period_later(make: Make) -> None:
     logs = make("1/hour")
     logs.put({b"old": 3_600_000})
     assert logs.acquire(b"1")[0].allowed, "exactly one period ago counts no more"
-    logs.client.delete("log")
+    logs.client.delete(LOG)
     logs.put({b"old": 3_600_000 - 1_000})
     assert timedelta(0) < logs.acquire(b"2")[0].retry_after <= timedelta(seconds=1)
 
@@ -236,26 +211,21 @@ def test_no_hand_over_counts_from_earlier_than_it_was(make: Make) -> None:
     logs = make("1000/hour")
     logs.client.set(KEYS.rebuild, "mine")
     for number in range(50):
-        permit = number.to_bytes(2, "big")
-        logs.acquire(permit)
+        name = number.to_bytes(2, "big")
+        logs.acquire(name)
         seconds, microseconds = logs.client.time()
-        logs.settle(permit)
-        assert logs.members()[permit] * 1_000 >= seconds * 1_000_000 + microseconds
-        logs.client.delete("log")
+        logs.settle(name)
+        assert logs.members()[name] * 1_000 >= seconds * 1_000_000 + microseconds
+        logs.client.delete(LOG)
         seconds, microseconds = logs.client.time()
-        logs.log.restore(
-            [(leg(permit, "log"), timedelta(0))],
-            {KEYS: "mine"},
-            marker_life=timedelta(seconds=9),
-            longest=timedelta(hours=1),
-        )
-        assert logs.members()[permit] * 1_000 >= seconds * 1_000_000 + microseconds
+        logs.restore([(permit(name), timedelta(0))])
+        assert logs.members()[name] * 1_000 >= seconds * 1_000_000 + microseconds
 
 
 def test_settle_does_not_bring_back_what_was_given_back_or_lost(make: Make) -> None:
     logs = make("1/hour")
     logs.acquire(b"1")
-    logs.log.give_back([leg(b"1", "log")])
+    logs.permits.give_back([permit(b"1")])
     logs.settle(b"1")
     logs.settle(b"never")
     assert logs.members() == {}
@@ -268,20 +238,19 @@ def test_a_log_lives_as_long_as_the_permits_that_are_extended_in_it(make: Make) 
     for _ in range(3):
         logs.settle(b"1", since_ms=-300_000)
         logs.settle(b"2", since_ms=-300_000)
-    assert 359_000 < logs.client.pttl("log") <= 361_000, "the hold, and the length of the limit"
+    assert 359_000 < logs.client.pttl(LOG) <= 361_000, "the hold, and the length of the limit"
     logs.settle(b"1", since_ms=0)
-    assert logs.client.pttl("log") > 359_000
+    assert logs.client.pttl(LOG) > 359_000
 
 
 def test_a_permit_that_a_rebuild_restored_is_extended(make: Make) -> None:
     """Else no claim of a long send is renewed after Redis has lost its data."""
     logs = make("2/minute")
     logs.client.set(KEYS.rebuild, "mine")
-    taken = [(leg(each, "log"), -timedelta(seconds=1)) for each in (b"1", b"2")]
-    minute = timedelta(minutes=1)
-    logs.log.restore(taken, {KEYS: "mine"}, marker_life=HOLD, longest=minute)
-    logs.log.settle([(each, -timedelta(minutes=5)) for each, _ in taken])
-    assert 359_000 < logs.client.pttl("log") <= 361_000
+    taken = [permit(each) for each in (b"1", b"2")]
+    logs.restore([(each, -timedelta(seconds=1)) for each in taken])
+    logs.permits.extend(taken, within=timedelta(minutes=5))
+    assert 359_000 < logs.client.pttl(LOG) <= 361_000
 
 
 def test_a_request_with_less_time_does_not_shorten_the_life_of_a_log(make: Make) -> None:
@@ -289,13 +258,13 @@ def test_a_request_with_less_time_does_not_shorten_the_life_of_a_log(make: Make)
     logs = make("2/second")
     logs.acquire(b"1", within=timedelta(seconds=30))
     logs.acquire(b"2", within=500 * MS)
-    assert 30_000 < logs.client.pttl("log") <= 31_000
+    assert 30_000 < logs.client.pttl(LOG) <= 31_000
 
 
 def test_a_log_expires_when_it_counts_no_more(make: Make) -> None:
     logs = make("1/minute", "5/hour")
     logs.acquire(b"1", within=timedelta(seconds=30))
-    left = logs.client.pttl("log")
+    left = logs.client.pttl(LOG)
     assert 3_600_000 + 29_000 < left <= 3_600_000 + 30_000
 
 
@@ -316,7 +285,7 @@ def test_without_an_epoch_nothing_is_granted(make: Make) -> None:
 
 def test_requests_without_logs_are_granted(make: Make) -> None:
     logs = make()
-    assert logs.acquire(b"1", logs=[])[0].allowed
+    assert logs.acquire(b"1")[0].allowed
     assert logs.client.keys("*") == [KEYS.epoch.encode()]
 
 
@@ -327,13 +296,14 @@ def test_nothing_is_asked_for_a_group_of_none(make: Make) -> None:
 def test_a_rebuild_restores_ages_and_is_fenced_by_its_marker(make: Make) -> None:
     logs = make("3/hour")
     logs.client.set(KEYS.rebuild, "mine")
-    taken = [(leg(b"old", "log"), timedelta(minutes=10)),
-             (leg(b"in hand", "log"), -timedelta(seconds=10))]  # fmt: skip
-    words = {"marker_life": HOLD, "longest": timedelta(hours=1)}
-    logs.log.restore(taken, {KEYS: "another's"}, **words)
+    taken = [
+        (permit(b"old"), timedelta(minutes=10)),
+        (permit(b"in hand"), -timedelta(seconds=10)),
+    ]
+    logs.restore(taken, "another's")
     assert logs.members() == {}
     began = logs.now()
-    logs.log.restore(taken, {KEYS: "mine"}, **words)
+    logs.restore(taken)
     ended = logs.now()
     members = logs.members()
     assert began + 1 - 600_000 <= members[b"old"] <= ended + 1 - 600_000
@@ -345,21 +315,15 @@ def test_a_claim_that_had_no_permit_gets_none_by_a_rebuild(make: Make) -> None:
     """The store knows which claims are under way, not which of them have asked."""
     logs = make("2/minute")
     logs.client.set(KEYS.rebuild, "mine")
-    requests = [leg(each, "log") for each in (b"a" * 20, b"b" * 20, b"c" * 20)]
 
-    logs.log.restore(
-        [(each, -HOLD) for each in requests],
-        {KEYS: "mine"},
-        marker_life=HOLD,
-        longest=timedelta(minutes=1),
-    )
-    (other,) = logs.acquire(b"d" * 20)
-    answers = [each.allowed for each in logs.acquire(b"a" * 20, b"b" * 20, b"c" * 20)]
+    logs.restore([(permit(each), -HOLD) for each in (b"a", b"b", b"c")])
+    (other,) = logs.acquire(b"d")
+    answers = [each.allowed for each in logs.acquire(b"a", b"b", b"c")]
 
     assert not other.allowed  # they count until they are asked for
     assert answers == [False, True, True]  # three were restored where two fit
-    assert logs.members().keys() == {b"b" * 20, b"c" * 20}
-    (repeated,) = logs.acquire(b"b" * 20)
+    assert logs.members().keys() == {b"b", b"c"}
+    (repeated,) = logs.acquire(b"b")
     assert repeated.allowed
 
 
@@ -368,10 +332,10 @@ def test_a_rebuild_restores_many_logs_a_few_hundred_permits_at_a_time(
 ) -> None:
     logs = make("3/hour")
     logs.client.set(KEYS.rebuild, "mine")
-    of_many = [f"log {number % 211}" for number in range(700)]
+    scopes = [f"log {number % 211}" for number in range(700)]
     taken = [
-        (leg(b"%d" % number, log, "all"), timedelta(seconds=number))
-        for number, log in enumerate(of_many)
+        (permit(b"%d" % number, scope, "wide"), timedelta(seconds=number))
+        for number, scope in enumerate(scopes)
     ]
     words: list[int] = []
     replies_of = scripts.replies_of
@@ -380,14 +344,16 @@ def test_a_rebuild_restores_many_logs_a_few_hundred_permits_at_a_time(
         words.extend(len(each) for _, each in calls)
         return replies_of(client, script, calls)
 
-    monkeypatch.setattr(permit_logs, "replies_of", counted)
-    logs.log.restore(taken, {KEYS: "mine"}, marker_life=HOLD, longest=timedelta(hours=1))
+    monkeypatch.setattr(permits, "replies_of", counted)
+    logs.restore(taken)
     assert max(words) < 1_200
-    for log in {*of_many}:
-        found = logs.client.zrange(log, 0, -1)
-        assert set(found) == {b"%d" % n for n, each in enumerate(of_many) if each == log}
+    for scope in {*scopes}:
+        log = KEYS.scope(scope)
+        assert set(logs.members(log)) == {
+            b"%d" % n for n, each in enumerate(scopes) if each == scope
+        }
         assert logs.client.pttl(log) > 0
-    assert logs.client.zcard("all") == 700
+    assert logs.client.zcard(WIDE) == 700
 
 
 @pytest.fixture
@@ -397,35 +363,33 @@ def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def through(proxy: Proxy) -> Iterator[PermitLogs]:
+def through(proxy: Proxy) -> Iterator[Permits]:
     again = repeated(Retry(NoBackoff(), TRIES))
     with redis.Redis(port=proxy.port, socket_timeout=5, **again) as client:
-        yield PermitLogs(client, [KEYS], clock=SystemClock())
+        yield permits_on(client, Limit.parse("2/hour"))
 
 
 @pytest.mark.parametrize("lost", [1, TRIES])
 def test_permits_are_granted_once_however_often_their_reply_is_lost(
-    make: Make, through: PermitLogs, proxy: Proxy, lost: int
+    make: Make, through: Permits, proxy: Proxy, lost: int
 ) -> None:
     logs = make("2/hour")
-    limits = {"wide": logs.limits, "log": logs.limits}
-    through.acquire(wanted(limits, (b"one", [*limits])), within=HOLD)
+    one, two, three = (permit(each, channel="wide") for each in (b"one", b"two", b"three"))
+    through.acquire([one], within=HOLD)
     proxy.drop_reply(b"two", times=lost)
-    more = wanted(limits, (b"two", [*limits]), (b"three", [*limits]))
-    answers = through.acquire(more, within=HOLD)
+    answers = through.acquire([two, three], within=HOLD)
     assert proxy.dropped == lost
-    assert [each.allowed for each in answers.values()] == [True, False]
-    assert set(logs.members("wide")) == set(logs.members()) == {b"one", b"two"}
+    assert [each.allowed for each in answers] == [True, False]
+    assert set(logs.members(WIDE)) == set(logs.members()) == {b"one", b"two"}
 
 
 def test_without_any_reply_a_permit_may_count_and_is_not_given(
-    make: Make, through: PermitLogs, proxy: Proxy
+    make: Make, through: Permits, proxy: Proxy
 ) -> None:
     logs = make("2/hour")
     proxy.drop_reply(b"one", times=99)
-    one = wanted({"wide": logs.limits, "log": logs.limits}, (b"one", ["wide", "log"]))
     with pytest.raises(LimitersUnavailable):
-        through.acquire(one, within=HOLD)
+        through.acquire([ONE], within=HOLD)
     assert proxy.dropped == 1 + TRIES
     assert set(logs.members()) == {b"one"}
     proxy.pass_all()
@@ -436,17 +400,17 @@ def test_without_any_reply_a_permit_may_count_and_is_not_given(
 @pytest.mark.parametrize("since_ms", [0, 40, -60_000], ids=["now", "a while ago", "to come"])
 @pytest.mark.parametrize("lost", [1, TRIES])
 def test_a_permit_that_is_settled_again_never_counts_from_earlier(
-    make: Make, through: PermitLogs, proxy: Proxy, since_ms: int, lost: int
+    make: Make, through: Permits, proxy: Proxy, since_ms: int, lost: int
 ) -> None:
     logs = make("2/hour")
-    logs.acquire(b"one", b"two", logs=["wide", "log"])
+    logs.permits.acquire([ONE, permit(b"two", channel="wide")], within=HOLD)
     before = logs.members()[b"two"]
     proxy.drop_reply(b"one", times=lost)
     asked = logs.now()
     through.settle([(ONE, timedelta(milliseconds=since_ms))])
     answered = logs.now()
     assert proxy.dropped == lost
-    for log in ("wide", "log"):
+    for log in (WIDE, LOG):
         found = logs.members(log)
         assert asked < found[b"one"] + since_ms <= answered + 1
         assert found[b"two"] == before
@@ -464,13 +428,13 @@ def _hammer(gate: Any, number: int, path: str) -> tuple[list[int], int]:
         gate.wait(60)
         end = logs.now() + 1_200
         for turn in itertools.count():
-            permit = bytes([number]) + turn.to_bytes(4, "big")
+            name = bytes([number]) + turn.to_bytes(4, "big")
             if logs.now() > end:
                 return handed_over, refused
-            if logs.acquire(permit, within=timedelta(seconds=5))[0].allowed:
+            if logs.acquire(name, within=timedelta(seconds=5))[0].allowed:
                 at = logs.now()
                 handed_over.append(at)
-                logs.settle(permit, since_ms=logs.now() - at)
+                logs.settle(name, since_ms=logs.now() - at)
             else:
                 refused += 1
     raise AssertionError("unreachable")
@@ -481,7 +445,7 @@ def test_processes_never_hand_over_more_than_the_limit_in_any_period(
 ) -> None:
     with logs_on(redis_server, "5/second") as logs:
         answers = in_processes(PROCESSES, _hammer, str(redis_server.socket))
-        assert logs.client.exists("log")
+        assert logs.client.exists(LOG)
     times = sorted(at for handed_over, _ in answers for at in handed_over)
     assert len(times) >= 20, "the limits are not merely closed"
     assert sum(refused for _, refused in answers) > 0
@@ -513,7 +477,7 @@ def test_decisions_are_those_of_a_plain_count(
 ) -> None:
     written = [f"{count}/{length // 1_000} second" for count, length in limits]
     with logs_on(shared, *written) as logs:
-        logs.client.delete("log")
+        logs.client.delete(LOG)
         logs.put({bytes([n]): age for n, age in enumerate(ages)})
         answers = logs.acquire(*(bytes([100 + n]) for n in range(wanted)), within=timedelta(0))
         # No age lies within 5 s of a length, so the ms that pass meanwhile decide nothing.

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatcher import LimitersUnavailable
-from dispatcher.limiters import Fills, LogLimit, Permit, Permits, permit_logs
+from dispatcher.limiters import Fills, LogLimit, Permit, Permits, permits
 from dispatcher.quota import Limit, parse_limit
 from dispatcher.redis import scripts
 from dispatcher.redis.keys import PermitKeys, line_of, permit_parts, shard_of
@@ -122,7 +122,7 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         made.append(len(calls))
         return scripts.replies_of(client, script, calls)
 
-    monkeypatch.setattr(permit_logs, "replies_of", counted)
+    monkeypatch.setattr(permits, "replies_of", counted)
     return made
 
 
@@ -235,7 +235,7 @@ def test_a_process_that_dies_between_two_shards_leaves_a_scope_stricter(
     dead = wanted(ALONE)
     with monkeypatch.context() as patched, suppress(Killed):
         calls: Iterator[Callable[..., Any]] = iter([scripts.replies_of, killed])
-        patched.setattr(permit_logs, "replies_of", lambda *given: next(calls)(*given))  # noqa: PLW0108 - another one each time
+        patched.setattr(permits, "replies_of", lambda *given: next(calls)(*given))  # noqa: PLW0108 - another one each time
         made.permits.acquire([dead], within=HOLD)
     assert (made.scope(ALONE), made.channel(SMS)) == ({member(dead)}, set())
     assert made.acquire(wanted(ALONE), wanted(ALONE)) == [True, False]

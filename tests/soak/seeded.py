@@ -159,7 +159,7 @@ def _id_of_the_attempt(real: Any) -> Any:
 
 
 def _taken_for_no_time(real: Any) -> Any:
-    return lambda *given, **named: real(*given, **named | {"hold": timedelta(0)})
+    return lambda *given, **named: real(*given, **named | {"within": timedelta(0)})
 
 
 def _any_token(_: Any) -> Any:
@@ -222,7 +222,7 @@ BUGS = {
     ),
     "permits taken without an epoch": Bug(
         {
-            "limiters.permit_logs.script": commands(
+            "limiters.permits.script": commands(
                 "if word == 'EXISTS' and key == KEYS[1] then return 1 end", "limiters/take_permits"
             )
         },
@@ -245,8 +245,8 @@ BUGS = {
     ),
     "permits counted from when they were taken, and not settled": Bug(
         {
-            "limiters.permit_logs.PermitLogs.acquire": _taken_for_no_time,
-            "limiters.permit_logs.PermitLogs.settle": nothing,
+            "limiters.permits.Permits.acquire": _taken_for_no_time,
+            "limiters.permits.Permits.settle": nothing,
         },
         test="tests/delivery/test_delivery_limits.py::"
         "test_no_more_are_in_hand_than_a_channel_takes",
