@@ -76,12 +76,18 @@ def _fill(
 ) -> ChannelFill:
     if not next(answers):
         raise LimitersUnavailable(CLOSED)
+    closed_until = int(next(answers) or 0)
     return ChannelFill(
         channel=channel,
-        closed_until=_instant(next(answers), now),
+        closed_until=from_ms(closed_until) if closed_until > now else None,
         waiting=next(answers),
         limits=tuple(
-            LimitFill(limit=_text(each), used=next(answers), most=each.count) for each in limits
+            LimitFill(
+                limit=f"concurrency {each.count}" if isinstance(each, InHand) else str(each),
+                used=next(answers),
+                most=each.count,
+            )
+            for each in limits
         ),
     )
 
@@ -93,11 +99,3 @@ def _since(limit: LogLimit, now: int) -> str:
     if isinstance(limit, CalendarLimit):
         return str(limit.bounds(now, 1)[0])
     return f"({now + 1}"
-
-
-def _text(limit: LogLimit) -> str:
-    return f"concurrency {limit.count}" if isinstance(limit, InHand) else str(limit)
-
-
-def _instant(closed: Any, now: int) -> datetime | None:
-    return from_ms(int(closed)) if closed is not None and int(closed) > now else None

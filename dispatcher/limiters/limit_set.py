@@ -70,13 +70,8 @@ class PlainCall(NamedTuple):
     """Whether the id was made for this call, so that no earlier call can have used it."""
 
 
-class Sleep(NamedTuple):
-    """Wait for so many seconds."""
-
-    seconds: float
-
-
-Step: TypeAlias = ScriptCall | PlainCall | Sleep
+Step: TypeAlias = ScriptCall | PlainCall | float
+"""A call, or seconds to sleep."""
 Steps: TypeAlias = Generator[Step, Reply, T]
 
 
@@ -175,6 +170,9 @@ class LimitSet:
         lengths = [each.length_ms for each in parts if each.aligned]
         self._words_kept_ms = min([_LONGEST_WORDS_ARE_KEPT_MS, *lengths])
         self._texts = texts_of(self.parts)
+        holds = [each.hold_ms for each in parts if each.hold_ms]
+        self.renew_every = min(holds, default=0) / 3_000
+        """How often holds should be renewed, in seconds; 0 where permits are no holds."""
 
     def text(self, script: str) -> str:
         """Return the text of a script for these limits."""
@@ -256,10 +254,6 @@ class LimitSet:
             for limit, wait in limits
         )
 
-    def spacing(self, refused: Decision) -> float:
-        """Return how far apart permits of the limit that refused are on average, in seconds."""
-        return self.parts[refused.refusals[0].index].spacing_ms / 1_000
-
     def unknown(self, error: LimitersUnavailable, permit: str) -> Decision:
         """Answer for a Redis that does not answer, if that is the policy.
 
@@ -339,14 +333,10 @@ def _checked_key(key: str) -> str:
     if not isinstance(key, str):
         raise InvalidValue("key", kind_of(key), accepted)
     key = plain(key)
-    # A letter has four bytes at most: short keys need not be encoded to be judged.
-    if not key or (
-        len(key) > _LONGEST_KEY // 4 and len(key.encode(errors="replace")) > _LONGEST_KEY
-    ):
+    if not 1 <= len(key.encode(errors="replace")) <= _LONGEST_KEY:
         raise InvalidValue("key", f"{len(key)} letters", accepted)
-    if not key.isascii():
-        try:
-            key.encode()
-        except UnicodeEncodeError:
-            raise InvalidValue("key", "it has half a surrogate pair", accepted) from None
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        raise InvalidValue("key", "it has half a surrogate pair", accepted) from None
     return key

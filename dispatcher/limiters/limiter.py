@@ -42,7 +42,6 @@ from dispatcher.limiters.limit_set import (
     OnError,
     PlainCall,
     Reply,
-    Sleep,
     Step,
     Steps,
     new_id,
@@ -198,7 +197,7 @@ class Limiter(_OnClient):
         permit = new_id()
         steps = operations.enter(self._limit_set, keys, n, permit, wait=wait, timeout=timeout)
         decision = self._run(steps)
-        if not operations.has_holds(self._limit_set) or not decision.granted:
+        if not self._limit_set.renew_every or not decision.granted:
             yield decision
             return
         ended = threading.Event()
@@ -269,13 +268,13 @@ class Limiter(_OnClient):
         with translated:
             if isinstance(step, PlainCall):
                 return self._direct.call(step) if self._direct.open else ()
-            if isinstance(step, Sleep):
-                self._limit_set.clock.sleep(step.seconds)
+            if isinstance(step, int | float):
+                self._limit_set.clock.sleep(step)
                 return ()
             return _as_reply(self._script(step.script)(keys=step.keys, args=step.args))
 
     def _keep_renewing(self, keys: Keys, permit: str, ended: threading.Event) -> None:
-        while not ended.wait(operations.renew_every(self._limit_set)):
+        while not ended.wait(self._limit_set.renew_every):
             if not self._run(operations.keep(self._limit_set, keys, permit)):
                 return
 
@@ -349,7 +348,7 @@ class AsyncLimiter(_OnClient):
             # The script may have run. A cancelled caller does not wait for Redis.
             self._apart(self._run(operations.abandon(self._limit_set, keys, permit)))
             raise
-        if not operations.has_holds(self._limit_set) or not decision.granted:
+        if not self._limit_set.renew_every or not decision.granted:
             yield decision
             return
         renewing = asyncio.create_task(self._keep_renewing(keys, permit))
@@ -409,8 +408,8 @@ class AsyncLimiter(_OnClient):
         with translated:
             if isinstance(step, PlainCall):
                 return await self._direct.call(step) if self._direct.open else ()
-            if isinstance(step, Sleep):
-                await self._sleep(step.seconds)
+            if isinstance(step, int | float):
+                await self._sleep(step)
                 return ()
             return _as_reply(await self._script(step.script)(keys=step.keys, args=step.args))
 
@@ -437,7 +436,7 @@ class AsyncLimiter(_OnClient):
     async def _keep_renewing(self, keys: Keys, permit: str) -> None:
         goes_on = True
         while goes_on:
-            await asyncio.sleep(operations.renew_every(self._limit_set))
+            await asyncio.sleep(self._limit_set.renew_every)
             goes_on = await self._run(operations.keep(self._limit_set, keys, permit))
 
 

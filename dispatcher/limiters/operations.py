@@ -1,7 +1,7 @@
 """The operations of a set of limits, as steps that the limiters of both kinds of client run.
 
-An operation is a generator: it yields a :class:`ScriptCall`, a :class:`PlainCall` or a
-:class:`Sleep`, is sent the reply, and returns the answer.
+An operation is a generator: it yields a :class:`ScriptCall`, a :class:`PlainCall` or seconds to
+sleep, is sent the reply, and returns the answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from dispatcher.limiters.limit_set import (
     LimitSet,
     PlainCall,
     ScriptCall,
-    Sleep,
     Steps,
     check_permits,
     checked,
@@ -167,10 +166,11 @@ def _acquire(
             return decision
         if waited:
             # Another caller took the room. Callers that were given the same time must spread.
-            pause += random.uniform(0, limit_set.spacing(decision))  # noqa: S311 - no secret
+            spacing = limit_set.parts[decision.refusals[0].index].spacing_ms / 1_000
+            pause += random.uniform(0, spacing)  # noqa: S311 - no secret
             pause = pause if left is None else min(pause, left)
         waited = True
-        yield Sleep(pause)
+        yield pause
 
 
 def _ask(
@@ -212,16 +212,6 @@ def _waits(limit_set: LimitSet, refused: Decision) -> tuple[float, float]:
 
 
 # Holds and cool-downs.
-
-
-def has_holds(limit_set: LimitSet) -> bool:
-    """Whether permits are holds, which must be renewed and ended."""
-    return any(each.hold_ms for each in limit_set.parts)
-
-
-def renew_every(limit_set: LimitSet) -> float:
-    """How often holds should be renewed, in seconds."""
-    return min(each.hold_ms for each in limit_set.parts if each.hold_ms) / 3_000
 
 
 def renew(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[bool]:
