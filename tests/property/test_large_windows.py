@@ -17,7 +17,7 @@ from tests.support.reserving import Reserving
 from tests.support.servers import RedisServer
 from tests.support.soak import examples
 
-MINUTE = 60_000
+SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 verbs = st.sampled_from(["reserve", "reserve", "next_slot", "move", "many"])
 
 
@@ -208,3 +208,81 @@ def test_a_lone_tight_run_is_seen_wherever_it_ends(redis_session: RedisServer, c
             one.next_slot(BASE, 0)
             if start in {-count, -count + 1, -1, 0, 1}:
                 one.reserve(BASE, 0)
+
+
+# Scopes so full that one call of a script cannot reach the next slot, or may just reach it.
+
+
+@st.composite
+def full_groups(draw: st.DrawFn) -> list[int]:
+    """Draw full groups of one or two, one length apart, with groups left out."""
+    holes = draw(st.frozensets(st.integers(0, 1_299), max_size=3))
+    count, groups = draw(st.integers(1, 2)), draw(st.integers(1_010, 1_300))
+    left = [10 * group for group in range(groups) if group not in holes]
+    return sorted(left * count)
+
+
+@settings(
+    max_examples=examples(40),
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(members=full_groups(), offset=st.integers(0, 40), room=st.integers(0, 15_000))
+def test_a_search_longer_than_one_call_finds_the_first_slot(
+    redis_session: RedisServer, members: list[int], offset: int, room: int
+) -> None:
+    one = Filled(redis_session.url, [Quota(members.count(members[0]), 10)], members)
+    asked = BASE + offset
+    with one.real:
+        slot = next_free(one.intervals(), asked)
+        one.next_slot(asked, 0)
+        for latest in (asked, slot - 1, max(slot, asked + room)):
+            if latest >= asked:
+                one.reserve(asked, latest - asked)
+        one.check_windows()
+
+
+def runs(*starts_and_counts: tuple[int, int]) -> list[int]:
+    """Members a second apart, so many from each start on."""
+    return sorted(start + n * SECOND for start, count in starts_and_counts for n in range(count))
+
+
+QUOTAS = [Quota.parse("1/second"), Quota.parse("1000/day")]
+WITH_ROOM = runs((-23 * HOUR, 500), (0, 499), (23 * HOUR, 500))
+"""There is room for one in the day."""
+
+
+@pytest.mark.parametrize(
+    ("members", "least", "most"),
+    [
+        pytest.param(WITH_ROOM, 1, 1_000, id="room for one in the day"),
+        pytest.param(
+            runs((-23 * HOUR, 400), (0, 600), (23 * HOUR, 400)), 1, 1_000, id="no room in the day"
+        ),
+        pytest.param(runs((0, 999)), 1, 1, id="room for one after a full row"),
+        pytest.param(runs((0, 999), (DAY, 999)), 2, 1_000, id="room for one after each of two"),
+    ],
+)
+def test_only_a_long_search_is_cut_into_several_calls(
+    redis_session: RedisServer, members: list[int], least: int, most: int
+) -> None:
+    """The members, 1,000 to 2,000, keep both a short and a long quota."""
+    calls = Calls()
+    one = Filled(redis_session.url, QUOTAS, members, calls=calls)
+    with one.real:
+        for verb, room in (("next_slot", 0), ("reserve", 0), ("reserve", DAY)):
+            calls.made.clear()
+            getattr(one, verb)(BASE, room)
+            assert least <= calls.made.total() <= most
+        one.next_slot(BASE + 250 * SECOND + 7, 0)
+        one.check_windows()
+
+
+def test_a_booking_that_fits_takes_one_call_in_a_packed_scope(redis_session: RedisServer) -> None:
+    calls = Calls()
+    one = Filled(redis_session.url, QUOTAS, WITH_ROOM, calls=calls)
+    with one.real:
+        one.reserve(BASE + 499 * SECOND, 0)
+        one.check_windows()
+    assert calls.made == {"reserve": 1}

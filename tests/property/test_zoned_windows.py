@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import NamedTuple
 from uuid import UUID
 
@@ -23,8 +24,9 @@ from dispatcher.times.periods import UNIT_MS, CalendarUnit
 from dispatcher.times.quiet_hours import Hours
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.calendar_model import CHANGES, MINUTE_MS, Item, items, zoned
+from tests.support.limits import little_at_once
 from tests.support.model import Ledger, Wish
-from tests.support.reserving import TOKENS, Reserving, reserve, reserving, window
+from tests.support.reserving import TOKENS, Reserving, reserve, reserving, stored, window
 from tests.support.servers import RedisServer
 from tests.support.soak import examples
 
@@ -72,6 +74,7 @@ class Story:
         self.wishes = wishes
         self.ledger = Ledger(scene.quotas)
         self.of: dict[UUID, Wish] = {}
+        self.unconfirmed: set[UUID] = set()
         further = {kind: each for kind, each in scene.quotas.items() if kind != OWN_SCOPE}
         self.real: Reserving = reserving(
             url,
@@ -110,8 +113,38 @@ class Story:
         else:
             assert to_ms(found.send_at) == slot
             assert slot <= asked + room
-            self.ledger.book(wish.scopes, found.message_id, slot)
-            self.of[found.message_id] = wish
+            self.note(found.message_id, wish, slot)
+
+    def note(self, message_id: UUID, wish: Wish, slot: int) -> None:
+        self.ledger.book(wish.scopes, message_id, slot)
+        self.of[message_id] = wish
+        self.unconfirmed.add(message_id)
+
+    def again(self, step: Step) -> None:
+        """Book one that is booked: it keeps its place, and waits for the store once more."""
+        if (message_id := self.booked(step)) is None:
+            return
+        terms, scope = self.of[message_id].terms, self.of[message_id].scopes[0]
+        found = reserve(
+            self.real.windows, message_id, terms=terms, send_at=from_ms(self.asked(step))
+        )
+        assert to_ms(found.send_at) == self.ledger.places[scope][message_id]
+        self.unconfirmed.add(message_id)
+
+    def confirm(self, _: Step) -> None:
+        """Confirm, as the sweep does, all that waits for the store; the scripts are lost."""
+        found = self.real.upkeep.unconfirmed(older_than=timedelta(0), limit=1_000)
+        assert {each.message_id for each in found} == self.unconfirmed
+        places = {each: at for held in self.ledger.places.values() for each, at in held.items()}
+        times = {each: from_ms(at) for each, at in places.items()}
+        assert self.real.upkeep.confirm(found, stored(times)) == 0
+        self.unconfirmed.clear()
+        self.real.client.script_flush()
+
+    def booked(self, step: Step) -> UUID | None:
+        """Return one of those that are booked."""
+        booked = list(self.of)
+        return booked[step.who % len(booked)] if booked else None
 
     def shift(self, step: Step) -> None:
         self.book(step, step.room)
@@ -138,8 +171,7 @@ class Story:
                 assert isinstance(at, int)
                 assert asked <= at <= request.latest_ms
                 assert self.ledger.fits(wish, at) or not same
-                self.ledger.book(wish.scopes, message_id, at)
-                self.of[message_id] = wish
+                self.note(message_id, wish, at)
         for wish, request, refused in zip(wishes, requests, found, strict=True):
             if isinstance(refused, SlotRefused):
                 assert self.ledger.slot(wish, asked, most=request.latest_ms) > request.latest_ms
@@ -152,10 +184,8 @@ class Story:
         assert to_ms(found) == self.ledger.slot(wish, asked)
 
     def move(self, step: Step, room: int = 0) -> None:
-        booked = list(self.of)
-        if not booked:
+        if (message_id := self.booked(step)) is None:
             return
-        message_id = booked[step.who % len(booked)]
         wish, asked = self.of[message_id], self.asked(step)
         slot = self.ledger.slot(wish, asked, without=message_id)
         latest = from_ms(asked + room) if room else None
@@ -171,7 +201,7 @@ class Story:
         assert slot <= asked + room
         if step.who % 3:
             assert self.real.windows.take([(moving, next(TOKENS))]) == [True]
-            self.ledger.book(wish.scopes, message_id, slot)
+            self.note(message_id, wish, slot)
         else:
             self.real.windows.drop(moving)
 
@@ -179,17 +209,17 @@ class Story:
         self.move(step, step.room)
 
     def free(self, step: Step) -> None:
-        booked = list(self.of)
-        if not booked:
+        if (message_id := self.booked(step)) is None:
             return
-        message_id = booked[step.who % len(booked)]
         self.real.windows.release(message_id, self.of.pop(message_id).terms)
         self.ledger.free(message_id)
+        self.unconfirmed.discard(message_id)
 
     def check_windows(self) -> None:
         for scope, members in self.ledger.places.items():
             key = self.real.keys(scope.home).window(scope.name, scope.kind)
             assert window(self.real.client, key) == members
+            assert self.ledger.broken(scope, sorted(members.values())) == []
 
 
 property_test = settings(
@@ -199,9 +229,8 @@ property_test = settings(
 )
 
 
-verbs = st.sampled_from(
-    ["book", "book", "shift", "shift", "shift", "slot", "move", "push", "free", "many"]
-)
+VERBS = ["book", "book", "shift", "shift", "shift", "slot", "move", "push", "free", "many"]
+verbs = st.sampled_from(VERBS)
 
 
 def lengths(scale: int) -> st.SearchStrategy[int]:
@@ -280,6 +309,36 @@ def test_a_scope_answers_as_the_clocks_of_its_zone(url: str, scene: Scene) -> No
         Wish(ada, scene.other_zone, scene.items),
     ]
     Story(url, scene, wishes).play()
+
+
+DENSE = 4_102_444_800_000  # 2100-01-01, ms
+few_ms = st.integers(0, 120)
+
+
+@pytest.mark.parametrize(
+    ("most_read", "stories"), [(None, 200), (0, 50), (9, 50)], ids=["as it is", "0", "9"]
+)
+def test_times_that_lie_close_together_are_judged_to_the_millisecond(
+    url: str, monkeypatch: pytest.MonkeyPatch, most_read: int | None, stories: int
+) -> None:
+    """Also where a script may do so little that a judgement takes several calls."""
+    if most_read is not None:
+        monkeypatch.setattr("dispatcher.reservation.shards.script", little_at_once(most_read))
+    further = st.sampled_from([*VERBS, "again", "confirm"])
+    step = st.builds(Step, further, few_ms, few_ms, st.integers(0, 50))
+
+    @settings(property_test, max_examples=examples(stories))
+    @given(
+        quotas=st.lists(
+            st.builds(Quota, st.integers(1, 6), st.integers(1, 60)), min_size=1, max_size=3
+        ),
+        steps=st.lists(step, min_size=15, max_size=30),
+    )
+    def compare(quotas: list[AnyQuota], steps: list[Step]) -> None:
+        scene = Scene("UTC", "UTC", DENSE, {OWN_SCOPE: quotas}, (), steps)
+        Story(url, scene, [Wish((own_scope("ada"),))]).play()
+
+    compare()
 
 
 def scopes(recipient: str, tenant: str | None = None) -> tuple[Scope, ...]:
