@@ -14,9 +14,11 @@ import pytest
 import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from dispatcher import LimitersUnavailable
-from dispatcher.limiters import Fills, LogLimit, Permit, Permits, permits
+from dispatcher.limiters import Fills, InHand, LogLimit, Permit, Permits, permits
 from dispatcher.quota import Limit, parse_limit
 from dispatcher.redis import scripts
 from dispatcher.redis.keys import PermitKeys, line_of, permit_parts, shard_of
@@ -294,20 +296,39 @@ def test_room_is_noted_in_the_shard_of_each_log_and_found_in_all(
 
 
 def test_fills_read_each_channel_in_its_shard(world: Callable[..., World]) -> None:
-    limits: dict[str, Sequence[LogLimit]] = {SMS: [Limit(2, 60_000)], MAIL: [Limit(3, 60_000)]}
-    made = world(EVER, **limits)
+    """Each kind of limit tells how much of it is used, and looking takes nothing."""
+    of_mail: list[LogLimit] = [Limit(5, 60_000), parse_limit("10/day in UTC"), InHand(4)]
+    made = world(EVER, **{SMS: [Limit(2, 60_000)], MAIL: of_mail})
     fills = Fills(
         made.client, namespace=made.namespace, shards=SHARDS, channel_limits=made.channel_limits
     )
-    made.acquire(*[wanted(f"scope {n}") for n in range(4)], wanted(ALONE, MAIL))
+    made.acquire(*[wanted(f"scope {n}") for n in range(4)])
+    used, unused, _ = group = [wanted(ALONE, MAIL) for _ in range(3)]
+    assert made.acquire(*group) == [True] * 3
+    made.permits.settle([(used, timedelta(0))])
+    made.permits.give_back([unused])
+    made.client.advance(MS)  # a use is noted for the millisecond to come
     made.permits.close(MAIL, MINUTE)
+    before = made.client.everything()
+
     sms, mail = fills.read()
+
     assert (sms.limits[0].used, sms.waiting, sms.closed_until) == (2, 2, None)
-    assert (mail.limits[0].used, mail.waiting) == (1, 0)
+    assert [(each.limit, each.used, each.most) for each in mail.limits] == [
+        ("5/minute", 2, 5), ("10/day in UTC", 2, 10), ("concurrency 4", 1, 4),
+    ]  # fmt: skip
+    assert (mail.channel, mail.waiting) == (MAIL, 0)
     assert mail.closed_until is not None
+    assert made.client.everything() == before
     made.client.delete(made.keys(MAIL).epoch)
     with pytest.raises(LimitersUnavailable, match="not complete"):
         fills.read()
+
+
+def test_fills_say_that_redis_is_away() -> None:
+    away = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
+    with pytest.raises(LimitersUnavailable):
+        Fills(away, namespace="none", shards=1, channel_limits={SMS: [EVER]}).read()
 
 
 # Random groups against plain counting.
