@@ -177,9 +177,5 @@ def test_every_limit_that_counts_has_a_model() -> None:
 @pytest.mark.timeout(3_600 if SOAKING else 300)
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_limiter_does_what_its_model_does(name: str, shared: Clocked) -> None:
-    _compare(name, shared)
-
-
-def _compare(name: str, client: Clocked) -> None:
-    story = type("Story" + name, (Story,), {"pair": staticmethod(PAIRS[name]), "client": client})
+    story = type("Story" + name, (Story,), {"pair": staticmethod(PAIRS[name]), "client": shared})
     play(story, stories=examples(30), steps=25, phases=(Phase.generate, Phase.shrink))

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from dispatcher import InvalidValue
 from dispatcher.limiters import (
-    GCRA,
     Algorithm,
     Concurrency,
     CoolDown,
@@ -117,12 +116,6 @@ def test_each_that_an_aligned_window_refuses_has_a_window_of_its_own(
         moved.advance(wait)
         assert limiter.acquire("sms").allowed
         moved.advance(-MS)
-
-
-def test_requests_refused_by_spacing_come_back_one_by_one(moved: Clocked) -> None:
-    limiter = GCRA(10, "second").on(moved)
-    decisions = limiter.acquire_each([Request("sms") for _ in range(5)])
-    assert [each.retry_after // MS for each in decisions] == [0, 100, 200, 300, 400]
 
 
 def test_a_refusal_of_one_limit_keeps_no_place_in_another(moved: Clocked) -> None:

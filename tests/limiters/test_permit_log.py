@@ -198,15 +198,6 @@ def test_a_permit_in_hand_counts_at_the_latest_time_it_can_be_used(make: Make) -
     assert refused.retry_after == timedelta(seconds=1), "as if the one in hand were used now"
 
 
-def test_settle_moves_a_permit_to_its_hand_over(make: Make) -> None:
-    logs = make("1/hour")
-    logs.acquire(b"1")
-    began = logs.now()
-    logs.settle(b"1", since_ms=250)
-    [at] = logs.members().values()
-    assert began + 1 - 250 <= at <= logs.now() + 1 - 250
-
-
 def test_no_hand_over_counts_from_earlier_than_it_was(make: Make) -> None:
     logs = make("1000/hour")
     logs.client.set(KEYS.rebuild, "mine")
@@ -281,12 +272,6 @@ def test_without_an_epoch_nothing_is_granted(make: Make) -> None:
     with pytest.raises(LimitersUnavailable, match="not complete"):
         logs.acquire(b"1")
     assert logs.client.keys("*") == []
-
-
-def test_requests_without_logs_are_granted(make: Make) -> None:
-    logs = make()
-    assert logs.acquire(b"1")[0].allowed
-    assert logs.client.keys("*") == [KEYS.epoch.encode()]
 
 
 def test_nothing_is_asked_for_a_group_of_none(make: Make) -> None:

@@ -106,10 +106,6 @@ def test_the_largest_unit_that_divides_is_written() -> None:
     assert str(Limit(3, 14 * 86_400_000)) == "3/2 week"
 
 
-def test_a_quota_is_never_a_limit() -> None:
-    assert len({Quota(1, 60_000), Limit(1, 60_000)}) == 2
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [

@@ -7,7 +7,6 @@ import sqlite3
 import ssl
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import h11
@@ -259,27 +258,6 @@ def test_an_error_of_mariadb_that_may_quote_values_is_not_chained(number: int) -
     with pytest.raises(StoreUnavailable) as caught, in_store():
         raise sa.OperationalError("", {}, pymysql.OperationalError(1205, "Lock wait timeout"))
     assert "Lock wait timeout" in str(caught.value.__cause__)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        sa.StatementError(SECRET, SECRET, {}, ValueError(SECRET)),
-        sa.TimeoutError("QueuePool limit reached"),
-        sa.OperationalError(SECRET, {}, sqlite3.OperationalError(SECRET)),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_a_piece_of_work_raises_nothing_of_sqlalchemy(error: Exception, tmp_path: Path) -> None:
-    def work(_: object) -> None:
-        raise error
-
-    database = Database(f"sqlite:///{tmp_path}/x.db")
-    database.backend.make()
-    with pytest.raises(StoreUnavailable) as caught:
-        database.run(work)
-    assert SECRET not in str(caught.value)
-    database.close()
 
 
 @pytest.mark.parametrize(
