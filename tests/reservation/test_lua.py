@@ -19,7 +19,7 @@ from tests.support.servers import RedisServer
 
 SHARED = {
     "reservation/clock", "reservation/rule", "limiters/limits",
-    "limiters/limits_members",
+    "limiters/limits_members", "limiters/limits_kept",
 }  # fmt: skip
 """Included by others; no scripts of their own."""
 COMPOSED = [f"limiters/limits_{name}" for name in ("acquire", "give_back")]
