@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dispatcher import ChannelSettings, Dispatcher
-from dispatcher.errors import InvalidSettings, InvalidValue
+from dispatcher import ChannelSettings
+from dispatcher.errors import InvalidSettings
 from dispatcher.quota import CalendarLimit, Limit, Quota
 from dispatcher.settings import Settings, embedded_socket
 from dispatcher.store.schema import tables_named
@@ -465,8 +465,3 @@ def test_the_embedded_socket_fits_into_a_socket_address(tmp_path: Path) -> None:
     assert len(os.fsencode(embedded_socket(deep))) <= 100
     assert embedded_socket(deep) == embedded_socket(deep)
     assert embedded_socket(deep) != embedded_socket(tmp_path / ("y" * 120))
-
-
-def test_a_dispatcher_takes_settings_and_nothing_else() -> None:
-    with pytest.raises(InvalidValue, match="settings: a str; accepted: Settings"):
-        Dispatcher("production")  # type: ignore[arg-type]  # that is the case

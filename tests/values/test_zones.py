@@ -50,11 +50,6 @@ def _listed_changes(data: bytes) -> Iterator[int]:
     yield from struct.unpack_from(f">{count}q", data, second + 44)
 
 
-@pytest.mark.parametrize("name", [BERLIN, "UTC", "America/Argentina/Ushuaia", "Etc/GMT+5"])
-def test_a_name_of_the_tz_database_gives_its_rules(name: str) -> None:
-    assert zones.rules(name).key == ZoneInfo(name).key
-
-
 @pytest.mark.parametrize(("system", "offset"), [("2020a", -7), ("9999a", 0)])
 def test_the_newer_tz_database_counts(tmp_path: Path, system: str, offset: int) -> None:
     """A process whose system has one version, in which Vancouver has the rules of UTC."""
