@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -224,10 +223,6 @@ class Overviews:
         interval: timedelta = getattr(self._settings, duty.interval)
         return replace(sign, lost_after=max(LOST_AFTER, MISSED_INTERVALS * interval))
 
-    def last_day(self) -> list[EndedInHour]:
-        """Return what ended in each hour of the last day, as :meth:`Figures.last_day` does."""
-        return self._figures.last_day()
-
     def load(self, *, within: timedelta) -> LoadToCome:
         """Return the load of each channel within that time. Raises InvalidValue, StoreUnavailable.
 
@@ -247,16 +242,18 @@ class Overviews:
             channels=tuple(self._channel_load(name, due, within=within) for name in due.by_channel),
         )
 
+    def last_day(self) -> list[EndedInHour]:
+        return self._figures.last_day()
+
     def _channel_load(self, name: str, due: DueByMinute, *, within: timedelta) -> ChannelLoad:
         channel = self._settings.channels.get(name)
         limits = channel.limits if channel is not None else ()
         late, minutes = due.late.get(name, 0), dict(due.by_channel[name])
-        outflow = _Outflow(limits, due.start)
         return ChannelLoad(
             channel=name,
             limits=tuple(map(str, limits)),
             late=late,
-            minutes=tuple(outflow.minutes(minutes, late, until=due.start + 2 * within)),
+            minutes=tuple(_outflow(limits, due.start, minutes, late, until=due.start + 2 * within)),
         )
 
     def vitals(self) -> Vitals:
@@ -331,85 +328,62 @@ class Overviews:
         return max(found, key=lambda each: (each.most > 1, each.fill, each.most), default=None)
 
 
-class _Outflow:
-    """Messages that leave in the order of their minutes, as fast as limits allow.
+def _outflow(
+    limits: Sequence[Limit | CalendarLimit],
+    start: datetime,
+    due: Mapping[datetime, int],
+    late: int,
+    *,
+    until: datetime,
+) -> Iterator[LoadedMinute]:
+    """Yield the minutes of messages that leave in their order, as fast as limits allow.
 
     A limit whose period is at most a minute is a speed; a longer one gives what it has left,
     counted by minutes.
     """
+    start_ms = to_ms(start)
+    short = [each for each in limits if isinstance(each, Limit) and each.length_ms <= _MINUTE_MS]
+    long = [each for each in limits if each not in short]
+    speed = min((each.count * _MINUTE_MS / each.length_ms for each in short), default=inf)
+    numbers = {(to_ms(at) - start_ms) // _MINUTE_MS: at for at in sorted(due)}
+    gone = [0]
+    """How many have left before each minute."""
+    come: dict[int, int] = {}
+    waits: dict[int, int] = {}
+    total, carried = late, 0.0
+    for number in range((to_ms(until) - start_ms) // _MINUTE_MS):
+        if total == gone[-1]:
+            carried = 0.0
+        if number in numbers:
+            waits[number] = total - gone[-1]
+            total += due[numbers[number]]
+            come[number] = total
+        waiting = total - gone[-1]
+        if not waiting:
+            gone.append(gone[-1])
+            continue
+        spare = (_spare(each, start_ms, number, gone) for each in long)
+        allowed = min(speed + carried, *spare, waiting)
+        leaving = int(allowed)
+        carried = min(allowed - leaving, 1.0) if waiting > leaving else 0.0
+        gone.append(gone[-1] + leaving)
+    for number, at in numbers.items():
+        last_at = None
+        if come[number] <= gone[-1]:
+            last = bisect_left(gone, come[number]) - 1
+            within_ms = ceil((come[number] - gone[last]) * _MINUTE_MS / speed)
+            last_at = from_ms(start_ms + last * _MINUTE_MS + within_ms)
+        yield LoadedMinute(at=at, due=due[at], waiting=waits[number], last_at=last_at)
 
-    def __init__(self, limits: Sequence[Limit | CalendarLimit], start: datetime) -> None:
-        short = [
-            each for each in limits if isinstance(each, Limit) and each.length_ms <= _MINUTE_MS
-        ]
-        self._a_minute = min((each.count * _MINUTE_MS / each.length_ms for each in short),
-                             default=inf)  # fmt: skip
-        self._long = [each for each in limits if each not in short]
-        self._start_ms = to_ms(start)
-        self._numbers: list[int] = []
-        self._gone = [0]
 
-    def minutes(
-        self, due: Mapping[datetime, int], late: int, *, until: datetime
-    ) -> Iterator[LoadedMinute]:
-        """Yield the minutes, in order."""
-        at_of = {(to_ms(at) - self._start_ms) // _MINUTE_MS: at for at in sorted(due)}
-        by_number = {number: due[at] for number, at in at_of.items()}
-        end = (to_ms(until) - self._start_ms) // _MINUTE_MS
-        queue: deque[list[int]] = deque()
-        waits: dict[int, int] = {}
-        last_at: dict[int, datetime] = {}
-        waiting, carried = late, 0.0
-        if late:
-            queue.append([-1, late])
-        coming = deque(by_number)
-        number = 0
-        while number < end and (queue or coming):
-            if not queue:
-                number, carried = coming[0], 0.0
-            if coming and coming[0] == number:
-                waits[number] = waiting
-                queue.append([coming.popleft(), by_number[number]])
-                waiting += by_number[number]
-            allowed = min(self._a_minute + carried, *(self._spare(each, number) for each in
-                          self._long), waiting)  # fmt: skip
-            leaving = int(allowed)
-            carried = min(allowed - leaving, 1.0) if waiting > leaving else 0.0
-            gone = 0
-            while queue and gone < leaving:
-                some = min(queue[0][1], leaving - gone)
-                gone += some
-                queue[0][1] -= some
-                if not queue[0][1]:
-                    of, _ = queue.popleft()
-                    last_at[of] = self._instant(number, gone)
-            waiting -= gone
-            if self._long and gone:
-                self._numbers.append(number)
-                self._gone.append(self._gone[-1] + gone)
-            number += 1
-        for each, at in at_of.items():
-            yield LoadedMinute(
-                at=at,
-                due=by_number[each],
-                waiting=waits.get(each, waiting),
-                last_at=last_at.get(each),
-            )
-
-    def _spare(self, limit: Limit | CalendarLimit, number: int) -> int:
-        """Return how many more a limit of a long period allows in a minute."""
-        if isinstance(limit, CalendarLimit):
-            [begins_ms, _] = limit.bounds(self._start_ms + number * _MINUTE_MS, 1)
-            since = (begins_ms - self._start_ms) // _MINUTE_MS
-        else:
-            since = number - -(-limit.length_ms // _MINUTE_MS) + 1
-        before = self._gone[bisect_left(self._numbers, since)]
-        return limit.count - (self._gone[-1] - before)
-
-    def _instant(self, number: int, gone: int) -> datetime:
-        """Return when so many have left, of a minute's."""
-        at_ms = self._start_ms + number * _MINUTE_MS
-        return from_ms(at_ms + ceil(gone * _MINUTE_MS / self._a_minute))
+def _spare(limit: Limit | CalendarLimit, start_ms: int, number: int, gone: Sequence[int]) -> int:
+    """Return how many more a limit of a long period allows in a minute."""
+    if isinstance(limit, CalendarLimit):
+        [begins_ms, _] = limit.bounds(start_ms + number * _MINUTE_MS, 1)
+        since = (begins_ms - start_ms) // _MINUTE_MS
+    else:
+        since = number - -(-limit.length_ms // _MINUTE_MS) + 1
+    return limit.count - (gone[-1] - gone[max(since, 0)])
 
 
 def _fullest_of(quota: QuotaTimeline) -> FullestQuota | None:

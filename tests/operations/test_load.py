@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dispatcher import Draft, InvalidValue
-from dispatcher.operations.overview import _Outflow
+from dispatcher.operations.overview import _outflow
 from dispatcher.quota import parse_limit
 from dispatcher.store import listing
 from tests.support.house import House
@@ -23,9 +23,9 @@ DAY = timedelta(days=1)
 
 def leaves(due: dict[int, int], *limits: str, late: int = 0) -> dict[int, tuple[int, str]]:
     """Return by minutes after nine how many wait when it begins, and when its last leaves."""
-    outflow = _Outflow([parse_limit(each) for each in limits], NINE)
     given = {NINE + number * MINUTE: many for number, many in due.items()}
-    found = outflow.minutes(given, late, until=NINE + 2 * DAY)
+    parsed = [parse_limit(each) for each in limits]
+    found = _outflow(parsed, NINE, given, late, until=NINE + 2 * DAY)
     return {
         (each.at - NINE) // MINUTE: (
             each.waiting, "never" if each.last_at is None else f"{each.last_at:%d %H:%M:%S}"
@@ -80,9 +80,8 @@ def test_it_is_near_what_sliding_logs_give_message_by_message(seed: int) -> None
             for log in logs:
                 log.append(at)
         exact[number] = at
-    outflow = _Outflow(parsed, NINE)
     given = {NINE + number * MINUTE: many for number, many in due.items() if many}
-    for each in outflow.minutes(given, 0, until=NINE + DAY):
+    for each in _outflow(parsed, NINE, given, 0, until=NINE + DAY):
         assert each.last_at is not None
         found = (each.last_at - NINE) // timedelta(milliseconds=1)
         number = (each.at - NINE) // MINUTE
