@@ -1,24 +1,23 @@
-"""The doctor: asks each server once, and runs the checks on the answers."""
+"""The doctor: asks each server, and runs the checks on the answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from pathlib import Path
-from typing import NamedTuple, TypeAlias, TypeVar
+from functools import cache, partial
+from typing import TypeAlias, TypeVar
 
-from dispatcher.broker.survey import BrokerFacts, BrokerSurvey
-from dispatcher.errors import InvalidSettings, StoreUnavailable, Unavailable
+from dispatcher.broker.survey import AppFacts, BrokerFacts, BrokerSurvey
+from dispatcher.errors import StoreUnavailable, Unavailable
 from dispatcher.file_modes import open_to_others
 from dispatcher.operations import housekeeping_checks, server_checks, work_checks
-from dispatcher.operations.findings import Check, Examination, Finding, Level
+from dispatcher.operations.findings import Examination, Finding, error, ok, skipped
 from dispatcher.operations.server_checks import StoreFacts
 from dispatcher.redis.errors import START_REDIS
 from dispatcher.reservation import RedisFacts, RedisSurvey
 from dispatcher.settings import Settings, config_file
-from dispatcher.store import MOST_GRACES, LateCount, Pauses, StoreSurvey
-from dispatcher.telemetry import hooks
+from dispatcher.store import MOST_GRACES, Housekeeping, LateCount, Pauses, StoreSurvey
 from dispatcher.telemetry.liveness import Kind, Signs
 from dispatcher.templating import Templates
 from dispatcher.times.clock import Clock
@@ -26,6 +25,7 @@ from dispatcher.times.zones import database
 from dispatcher.transports import probe_all
 
 F = TypeVar("F")
+Answer: TypeAlias = F | Unavailable
 
 _REMEDIES = {
     "redis": START_REDIS,
@@ -39,14 +39,29 @@ _LONG_WAIT = timedelta(hours=1)
 """How long after its send time a message may wait. At defaults the waits between all attempts are a
 quarter of an hour."""
 
-
-class _NotAsked(NamedTuple):
-    """Why a question was not asked."""
-
-    reason: str
-
-
-Answer: TypeAlias = F | Unavailable | _NotAsked
+_OF_REDIS = {
+    "redis.version": server_checks.redis_version,
+    "redis.vulnerabilities": server_checks.redis_vulnerabilities,
+    "redis.eviction": server_checks.redis_eviction,
+    "redis.writes": server_checks.redis_writes,
+    "redis.persistence": server_checks.redis_persistence,
+    "redis.replicas": server_checks.redis_replicas,
+    "redis.cluster": server_checks.redis_cluster,
+    "redis.memory": server_checks.redis_memory,
+}
+_OF_STORE = {
+    "store.migrations": server_checks.store_migrations,
+    "store.indexes": server_checks.store_indexes,
+    "store.durability": server_checks.store_durability,
+    "store.encoding": server_checks.store_encoding,
+    "store.pooler": server_checks.store_pooler,
+}
+_OF_HOUSEKEEPING = {
+    "store.transactions": housekeeping_checks.store_transactions,
+    "store.dead_rows": housekeeping_checks.store_dead_rows,
+    "store.replication": housekeeping_checks.store_replication,
+    "store.partitions": housekeeping_checks.store_partitions,
+}
 
 
 class Doctor:
@@ -77,19 +92,29 @@ class Doctor:
         """Run every check."""
         redis, store = _asked(self._redis.servers), _asked(self._store_facts)
         migrated = _with_schema(store)
-        found = [
-            *_of_server("redis", redis, server_checks.OF_REDIS),
-            _looked(server_checks.redis_complete, self._redis.readiness, after=redis),
-            _looked(server_checks.redis_foreign, self._redis.taken, after=redis),
+        findings = [
+            *_of_redis(redis),
+            _checked(
+                "redis.complete",
+                lambda _: server_checks.redis_complete(self._redis.readiness()),
+                redis,
+            ),
+            _checked(
+                "redis.foreign", lambda _: server_checks.redis_foreign(self._redis.taken()), redis
+            ),
             *self._of_store(store),
-            _looked(server_checks.store_writes, self._refused_write, after=migrated),
+            _checked(
+                "store.writes",
+                lambda _: server_checks.store_writes(self._refused_write()),
+                migrated,
+            ),
             *self._of_housekeeping(migrated),
             *self._of_broker(redis),
             *self._of_clocks(redis, store),
             *self._of_work(redis, migrated),
             *self._of_settings(),
         ]
-        return Examination(tuple(found))
+        return Examination(tuple(findings))
 
     def before_start(self) -> tuple[Finding, ...]:
         """Return the findings with which a worker must not start: those that no waiting corrects.
@@ -98,57 +123,71 @@ class Doctor:
         file of SQLite is.
         """
         redis, store = _asked(self._redis.servers), _asked(self._store_facts)
-        queues = server_checks.broker_queues(self._settings)
-        found = [
-            *_of_server("redis", redis, server_checks.OF_REDIS),
+        findings = [
+            *_of_redis(redis),
             *self._of_store(store),
-            *_of_server("broker", _asked(self._broker.server), (queues,)),
+            *self._of_queues(_asked(self._broker.server)),
             *self._of_clocks(redis, store),
         ]
-        return tuple(each for each in found if each.stops_worker)
+        return tuple(each for each in findings if each.stops_worker)
 
     def _of_store(self, store: Answer[StoreFacts]) -> list[Finding]:
         """Return the findings about the database.
 
         The first, ``store.answers``, stops a worker where the file is missing.
         """
-        first, *others = _of_server("store", store, server_checks.OF_STORE)
+        first, *others = _of_server("store", store, _OF_STORE)
         stops = isinstance(store, Unavailable) and self._store.lacks_file
         return [replace(first, stops_worker=stops), *others]
 
     def _of_housekeeping(self, store: Answer[StoreFacts]) -> list[Finding]:
-        found = _asked(self._store.housekeeping, after=store)
-        return [_finding(each, found) for each in housekeeping_checks.OF_HOUSEKEEPING]
+        ask = cache(self._store.housekeeping)
+
+        def after_asking(judge: Callable[[Housekeeping | None], Finding]) -> Callable[..., Finding]:
+            return lambda _: judge(ask())
+
+        return [
+            _checked(name, after_asking(judge), store) for name, judge in _OF_HOUSEKEEPING.items()
+        ]
+
+    def _of_queues(self, broker: Answer[BrokerFacts]) -> list[Finding]:
+        queues = partial(server_checks.broker_queues, queue_type=self._settings.queue_type)
+        return _of_server("broker", broker, {"broker.queues": queues})
 
     def _of_broker(self, redis: Answer[Sequence[RedisFacts]]) -> list[Finding]:
         broker, app = _asked(self._broker.server), _asked(self._broker.app)
-        pair: Answer[server_checks.Servers] = _NotAsked("the broker or Redis does not answer")
-        if isinstance(broker, BrokerFacts) and not isinstance(redis, Unavailable | _NotAsked):
-            pair = server_checks.Servers(broker, redis)
-        app_checks = (
-            server_checks.app_serializer,
-            server_checks.app_redelivery(self._settings),
-            server_checks.app_attached,
-        )
+        if isinstance(broker, Unavailable) or isinstance(redis, Unavailable):
+            separate = skipped("not examined: the broker or Redis does not answer")
+        else:
+            separate = server_checks.broker_separate(broker, redis)
+        app_checks: dict[str, Callable[[AppFacts], Finding]] = {
+            "app.serializer": server_checks.app_serializer,
+            "app.redelivery": partial(server_checks.app_redelivery, settings=self._settings),
+            "app.attached": server_checks.app_attached,
+        }
         return [
-            *_of_server("broker", broker, (server_checks.broker_queues(self._settings),)),
-            _finding(server_checks.broker_separate, pair),
+            *self._of_queues(broker),
+            replace(separate, check="broker.separate"),
             *_of_server("app", app, app_checks),
         ]
 
     def _of_clocks(
         self, redis: Answer[Sequence[RedisFacts]], store: Answer[StoreFacts]
     ) -> list[Finding]:
-        def offset(ask: Callable[[], datetime]) -> Callable[[], server_checks.Offset]:
-            return lambda: server_checks.measure(ask, self._clock)
+        def offset(ask: Callable[[], datetime]) -> server_checks.Offset:
+            return server_checks.measure(ask, self._clock)
 
-        def worst_of_redis() -> server_checks.Offset:
-            offsets = [offset(ask)() for ask in self._redis.clocks()]
-            return max(offsets, key=lambda each: each.at_least)
+        def of_store(_: object) -> Finding:
+            there = offset(self._store.now)
+            return server_checks.clock_of("the database", there, stops_worker=True)
+
+        def of_redis(_: object) -> Finding:
+            offsets = map(offset, self._redis.clocks())
+            return server_checks.clock_of("Redis", max(offsets, key=lambda each: each.at_least))
 
         return [
-            _looked(server_checks.STORE_CLOCK, offset(self._store.now), after=store),
-            _looked(server_checks.REDIS_CLOCK, worst_of_redis, after=redis),
+            _checked("clock.store", of_store, store),
+            _checked("clock.redis", of_redis, redis),
         ]
 
     def _of_work(
@@ -159,19 +198,6 @@ class Doctor:
         # Without a status_channel nothing posts any of them, however young it is.
         patience_to_tell = patience if given.status_channel else timedelta(0)
 
-        def processes() -> checks.ProcessFacts:
-            signs = self._signs.read()
-            late = not_enqueued() if isinstance(store, StoreFacts) else LateCount()
-            late = late if late.many or isinstance(store, Unavailable) else overdue()
-            workers, beats = (
-                sum(each.is_alive for each in signs[kind]) for kind in (Kind.WORKER, Kind.BEAT)
-            )
-            return checks.ProcessFacts(workers, beats, late)
-
-        def zones() -> checks.ZoneFacts:
-            alive = (each.name for each in self._signs.read()[Kind.ZONES] if each.is_alive)
-            return checks.ZoneFacts(database(), frozenset(alive))
-
         def not_enqueued() -> LateCount:
             return ask.not_enqueued(older_than=patience)
 
@@ -179,69 +205,82 @@ class Doctor:
             grace = given.enqueue_grace
             return ask.overdue(older_than=grace + patience, grace=MOST_GRACES * grace)
 
-        def beside_pauses(late: Callable[[], LateCount]) -> Callable[[], checks.DueFacts]:
-            return lambda: checks.DueFacts(late(), len(self._pauses.in_force()))
+        def processes(_: object) -> Finding:
+            signs = self._signs.read()
+            late = LateCount()
+            if not isinstance(store, Unavailable):
+                late = not_enqueued()
+                late = late if late.many else overdue()
+            workers, beats = (
+                sum(each.is_alive for each in signs[kind]) for kind in (Kind.WORKER, Kind.BEAT)
+            )
+            return checks.processes(workers, beats, late)
 
-        def orphans() -> int:
-            return self._redis.unconfirmed(older_than=given.reconcile_grace + patience)
+        def zones(_: object) -> Finding:
+            alive = (each.name for each in self._signs.read()[Kind.ZONES] if each.is_alive)
+            return checks.zones(database(), frozenset(alive))
 
-        def late_notifications() -> LateCount:
-            return ask.late_notifications(older_than=patience_to_tell)
+        def pauses() -> int:
+            return len(self._pauses.in_force())
 
-        def pruned() -> housekeeping_checks.PruneFacts:
+        def orphans(_: object) -> Finding:
+            older_than = given.reconcile_grace + patience
+            return checks.orphans(self._redis.unconfirmed(older_than=older_than))
+
+        def notifications(_: object) -> Finding:
+            late = ask.late_notifications(older_than=patience_to_tell)
+            return checks.notifications(late, given.status_channel)
+
+        def prune(_: object) -> Finding:
             behind = ask.not_pruned(retention=given.retention)
-            ages = {} if isinstance(redis, Unavailable) else self._ages_of_duties()
-            return housekeeping_checks.PruneFacts(ages.get("prune"), behind, given.prune_interval)
+            duties = () if isinstance(redis, Unavailable) else self._signs.read()[Kind.DUTY]
+            age = next((each.age for each in duties if each.name == "prune"), None)
+            return housekeeping_checks.prune(age, behind, given.prune_interval)
 
         return [
-            _looked(checks.processes, processes, after=redis),
-            _looked(checks.zones, zones, after=redis),
-            _looked(checks.sweep, beside_pauses(not_enqueued), after=store),
-            _looked(checks.overdue, beside_pauses(overdue), after=store),
-            _looked(checks.waiting, lambda: ask.waiting(older_than=_LONG_WAIT), after=store),
-            _looked(checks.claims, lambda: ask.not_rescued(older_than=patience), after=store),
-            _looked(checks.orphans, orphans, after=redis),
-            _looked(checks.channels, lambda: ask.unknown_channels(given.channels), after=store),
-            _looked(checks.notifications(given.status_channel), late_notifications, after=store),
-            _looked(housekeeping_checks.prune, pruned, after=store),
+            _checked("work.processes", processes, redis),
+            _checked("work.zones", zones, redis),
+            _checked("work.sweep", lambda _: checks.sweep(not_enqueued(), pauses()), store),
+            _checked("work.overdue", lambda _: checks.overdue(overdue(), pauses()), store),
+            _checked(
+                "work.waiting",
+                lambda _: checks.waiting(ask.waiting(older_than=_LONG_WAIT)),
+                store,
+            ),
+            _checked(
+                "work.claims", lambda _: checks.claims(ask.not_rescued(older_than=patience)), store
+            ),
+            _checked("work.orphans", orphans, redis),
+            _checked(
+                "work.channels",
+                lambda _: checks.channels(ask.unknown_channels(given.channels)),
+                store,
+            ),
+            _checked("work.notifications", notifications, store),
+            _checked("work.prune", prune, store),
         ]
-
-    def _ages_of_duties(self) -> dict[str, timedelta]:
-        return {each.name: each.age for each in self._signs.read()[Kind.DUTY]}
 
     def _of_settings(self) -> list[Finding]:
         probed = probe_all(self._settings)
-        return [
-            work_checks.transports(probed),
-            work_checks.servers(probed),
-            work_checks.files(self._open_files()),
-            work_checks.hooks(self._hooks()),
-            work_checks.templates(self._templates.problems()),
-            work_checks.recipients(self._settings.spellings.problems()),
-            work_checks.bodies(self._settings.body_types.problems()),
-        ]
-
-    def _open_files(self) -> tuple[Path, ...]:
-        """Return the files and folders of the settings that other users may read."""
         named = (config_file(), self._settings.data_dir, self._store.file)
-        return tuple(each for each in named if each and open_to_others(each))
+        files = [each for each in named if each and open_to_others(each)]
+        findings = {
+            "settings.transports": work_checks.transports(probed),
+            "settings.servers": work_checks.servers(probed),
+            "settings.files": work_checks.files(files),
+            "settings.hooks": work_checks.hooks(self._settings.hooks),
+            "settings.templates": work_checks.templates(self._templates.problems()),
+            "settings.recipients": work_checks.recipients(self._settings.spellings.problems()),
+            "settings.bodies": work_checks.bodies(self._settings.body_types.problems()),
+        }
+        return [replace(each, check=name) for name, each in findings.items()]
 
     def _refused_write(self) -> str | None:
         try:
             self._store.try_write()
-        except StoreUnavailable as error:
-            return error.reason
+        except StoreUnavailable as silent:
+            return silent.reason
         return None
-
-    def _hooks(self) -> dict[str, InvalidSettings | None]:
-        setting = self._settings.hooks
-        if not setting:
-            return {}
-        try:
-            hooks.find(setting)
-        except InvalidSettings as wrong:
-            return {setting: wrong}
-        return {setting: None}
 
     def _store_facts(self) -> StoreFacts:
         standing = self._store.standing()
@@ -261,40 +300,38 @@ def _with_schema(store: Answer[StoreFacts]) -> Answer[StoreFacts]:
     return store
 
 
-def _asked(ask: Callable[[], F], *, after: object = None) -> Answer[F]:
-    """Return the answer, or why there is none. Not asked after a question without an answer."""
-    if isinstance(after, Unavailable):
-        return _NotAsked(after.reason)
+def _asked(ask: Callable[[], F]) -> Answer[F]:
     try:
         return ask()
-    except Unavailable as error:
-        return error
+    except Unavailable as silent:
+        return silent
 
 
-def _looked(check: Check[F], ask: Callable[[], F], *, after: object) -> Finding:
-    return _finding(check, _asked(ask, after=after))
+def _of_redis(answer: Answer[Sequence[RedisFacts]]) -> list[Finding]:
+    checks = {name: partial(server_checks.worst, judge) for name, judge in _OF_REDIS.items()}
+    return _of_server("redis", answer, checks)
 
 
-def _of_server(server: str, answer: Answer[F], checks: Sequence[Check[F]]) -> list[Finding]:
+def _of_server(
+    server: str, answer: Answer[F], checks: Mapping[str, Callable[[F], Finding]]
+) -> list[Finding]:
     """Return whether a server answered, and the findings of the checks on its answer."""
-    name = f"{server}.answers"
-    first = Finding(check=name, level=Level.OK, found="it answers")
+    first = ok("it answers")
     if isinstance(answer, Unavailable):
-        remedy = answer.remedy or _REMEDIES[server]
-        first = Finding(check=name, level=Level.ERROR, found=answer.reason, remedy=remedy)
-        answer = _NotAsked(answer.reason)
-    return [first, *(_finding(each, answer) for each in checks)]
+        first = error(answer.reason, answer.remedy or _REMEDIES[server])
+    return [
+        replace(first, check=f"{server}.answers"),
+        *(_checked(name, judge, answer) for name, judge in checks.items()),
+    ]
 
 
-def _finding(check: Check[F], answer: Answer[F]) -> Finding:
-    if isinstance(answer, _NotAsked):
-        found = f"not examined: {answer.reason}"
-        return Finding(check=check.name, level=Level.SKIPPED, found=found)
+def _checked(name: str, judge: Callable[[F], Finding], answer: Answer[F]) -> Finding:
+    """Return what ``judge`` finds in an answer, or after it; it may ask for more."""
     if isinstance(answer, Unavailable):
-        return Finding(
-            check=check.name,
-            level=Level.ERROR,
-            found=f"no answer: {answer.reason}",
-            remedy=answer.remedy or "run the doctor again; then see the log of the server",
-        )
-    return check(answer)
+        return replace(skipped(f"not examined: {answer.reason}"), check=name)
+    try:
+        finding = judge(answer)
+    except Unavailable as silent:
+        remedy = silent.remedy or "run the doctor again; then see the log of the server"
+        finding = error(f"no answer: {silent.reason}", remedy)
+    return replace(finding, check=name)

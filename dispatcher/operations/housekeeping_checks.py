@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import NamedTuple
 
-from dispatcher.operations.findings import Check, Finding, check, ok, warning
+from dispatcher.operations.findings import Finding, ok, warning
 from dispatcher.store import Housekeeping
 from dispatcher.telemetry.liveness import MISSED_INTERVALS
 
@@ -16,9 +15,7 @@ _NO_HOUSEKEEPING = "this database keeps no old versions of rows"
 _PRUNE_PATIENCE = timedelta(hours=1)
 
 
-@check("store.transactions")
 def store_transactions(facts: Housekeeping | None) -> Finding:
-    """Warn of a transaction that is open for so long that old versions of rows pile up."""
     if facts is None:
         return ok(_NO_HOUSEKEEPING)
     looked = f"; seen: {facts.limited_to}, as {facts.right} is missing" if facts.limited_to else ""
@@ -36,9 +33,7 @@ def store_transactions(facts: Housekeeping | None) -> Finding:
     )
 
 
-@check("store.dead_rows")
 def store_dead_rows(facts: Housekeeping | None) -> Finding:
-    """Warn of old versions of rows that the database does not get round to removing."""
     if facts is None:
         return ok(_NO_HOUSEKEEPING)
     found = ", ".join(f"{each.name} {each.versions:,}" for each in facts.backlogs)
@@ -53,9 +48,7 @@ def store_dead_rows(facts: Housekeeping | None) -> Finding:
     )
 
 
-@check("store.replication")
 def store_replication(facts: Housekeeping | None) -> Finding:
-    """Warn of replication slots for which the database keeps dead rows or its log."""
     if facts is None or not facts.slots:
         return ok("no replication slot")
     held = [
@@ -76,9 +69,7 @@ def store_replication(facts: Housekeeping | None) -> Finding:
     )
 
 
-@check("store.partitions")
 def store_partitions(facts: Housekeeping | None) -> Finding:
-    """Warn of days without a partition, whose messages are deleted one by one."""
     if facts is None or facts.days is None:
         return ok("this database keeps all messages in one table")
     ahead, misplaced = facts.days
@@ -96,30 +87,11 @@ def store_partitions(facts: Housekeeping | None) -> Finding:
     )
 
 
-OF_HOUSEKEEPING: tuple[Check[Housekeeping | None], ...] = (
-    store_transactions,
-    store_dead_rows,
-    store_replication,
-    store_partitions,
-)
-
-
-class PruneFacts(NamedTuple):
-    """How long ago ``prune`` was done, None where that is not known, or longer than a day ago.
+def prune(age: timedelta | None, behind: timedelta, interval: timedelta) -> Finding:
+    """Judge the duty that was done ``age`` ago, None where that is not known, or over a day ago.
 
     ``behind``: how long ago it should have deleted the first message that it has not deleted.
-    ``interval``: how often it should be done.
     """
-
-    age: timedelta | None
-    behind: timedelta
-    interval: timedelta
-
-
-@check("work.prune")
-def prune(facts: PruneFacts) -> Finding:
-    """Check that messages which ended long ago are deleted, so that the tables stay small."""
-    age, behind, interval = facts
     done = f"last done {_rounded(age)} ago" if age is not None else "not done within a day"
     missed = age is not None and age > MISSED_INTERVALS * interval
     if behind > _PRUNE_PATIENCE:

@@ -10,16 +10,7 @@ from typing import NamedTuple
 
 from dispatcher.broker.survey import AppFacts, BrokerFacts
 from dispatcher.errors import InvalidSettings
-from dispatcher.operations.findings import (
-    Check,
-    Finding,
-    Level,
-    check,
-    error,
-    ok,
-    skipped,
-    warning,
-)
+from dispatcher.operations.findings import Finding, Level, error, ok, skipped, warning
 from dispatcher.reservation import Readiness, RedisFacts
 from dispatcher.reservation.taken_keys import REMEDY
 from dispatcher.settings import Settings
@@ -40,9 +31,7 @@ _FIXED: Mapping[str, Mapping[tuple[int, ...], int]] = {
 """The first fixed patch of each release line. Later lines never had them."""
 
 
-@check("redis.version")
 def redis_version(facts: RedisFacts) -> Finding:
-    """Refuse a server older than those that the scripts are tested with."""
     numbers = tuple(int(each) for each in re.findall(r"\d+", facts.version)[:2])
     if numbers >= _OLDEST:
         return ok(facts.version)
@@ -54,9 +43,7 @@ def redis_version(facts: RedisFacts) -> Finding:
     )
 
 
-@check("redis.vulnerabilities")
 def redis_vulnerabilities(facts: RedisFacts) -> Finding:
-    """Warn of a server on which scripts of a client can run native code."""
     name, version = ("Valkey", facts.valkey) if facts.valkey else ("Redis", facts.version)
     numbers = [int(each) for each in re.findall(r"\d+", version)[:3]]
     line, patch = tuple(numbers[:2]), (numbers[2:] or [0])[0]
@@ -76,9 +63,7 @@ def redis_vulnerabilities(facts: RedisFacts) -> Finding:
     )
 
 
-@check("redis.eviction")
 def redis_eviction(facts: RedisFacts) -> Finding:
-    """Refuse a server that evicts reservations."""
     if facts.policy == "noeviction":
         return ok("nothing is evicted")
     return error(
@@ -89,9 +74,7 @@ def redis_eviction(facts: RedisFacts) -> Finding:
     )
 
 
-@check("redis.writes")
 def redis_writes(facts: RedisFacts) -> Finding:
-    """Check that the server accepts writes."""
     if facts.is_replica:
         return error(
             "the server is a read-only replica: every submit is refused",
@@ -106,9 +89,7 @@ def redis_writes(facts: RedisFacts) -> Finding:
     return ok("writes are taken")
 
 
-@check("redis.persistence")
 def redis_persistence(facts: RedisFacts) -> Finding:
-    """Warn of data that a restart of Redis loses."""
     if facts.has_log:
         return ok("appendonly is on")
     kept = "only snapshots are written" if facts.has_snapshots else "nothing is written to disk"
@@ -122,9 +103,7 @@ def redis_persistence(facts: RedisFacts) -> Finding:
     )
 
 
-@check("redis.replicas")
 def redis_replicas(facts: RedisFacts) -> Finding:
-    """Warn of a master that accepts reservations without its replicas."""
     if not facts.replicas:
         return ok("no replicas")
     if facts.waits_for_replicas:
@@ -136,9 +115,7 @@ def redis_replicas(facts: RedisFacts) -> Finding:
     )
 
 
-@check("redis.cluster")
 def redis_cluster(facts: RedisFacts) -> Finding:
-    """Check that a cluster serves all slots, and that all its nodes are asked."""
     if facts.cluster is None:
         return ok("no cluster")
     nodes = facts.cluster.nodes
@@ -158,9 +135,7 @@ def redis_cluster(facts: RedisFacts) -> Finding:
     )
 
 
-@check("redis.memory")
 def redis_memory(facts: RedisFacts) -> Finding:
-    """Check how near the server is to refusing bookings."""
     used = f"{facts.used_bytes / 2**20:.1f} MiB"
     if not facts.most_bytes:
         return ok(f"{used} used, without maxmemory")
@@ -174,9 +149,7 @@ def redis_memory(facts: RedisFacts) -> Finding:
     return warning(f"{used} of {most} used: at {most} bookings are refused", remedy)
 
 
-@check("redis.complete")
 def redis_complete(seen: Readiness) -> Finding:
-    """Check that every part of Redis is complete."""
     if not seen.closed and not seen.being_rebuilt:
         return ok(f"all {len(seen.complete)} parts are complete")
     words = []
@@ -192,9 +165,7 @@ def redis_complete(seen: Readiness) -> Finding:
     )
 
 
-@check("redis.foreign")
 def redis_foreign(taken: Sequence[str]) -> Finding:
-    """Find keys of reservations that other programs wrote."""
     if not taken:
         return ok("every key with the name of a window is a window")
     names = ", ".join(taken[:_MOST_NAMED]) + ", …" * (len(taken) > _MOST_NAMED)
@@ -205,28 +176,11 @@ def redis_foreign(taken: Sequence[str]) -> Finding:
     )
 
 
-def _on_each(one: Check[RedisFacts]) -> Check[Sequence[RedisFacts]]:
-    """Return the check that finds the worst of what another finds on each server."""
-
-    def judge(servers: Sequence[RedisFacts]) -> Finding:
-        found = [(each, one.judge(each)) for each in servers]
-        server, worst = max(found, key=lambda each: _BY_SEVERITY.index(each[1].level))
-        return replace(worst, found=f"{server.name}: {worst.found}") if server.name else worst
-
-    return Check(one.name, judge)
-
-
-_OF_EACH_SERVER: tuple[Check[RedisFacts], ...] = (
-    redis_version,
-    redis_vulnerabilities,
-    redis_eviction,
-    redis_writes,
-    redis_persistence,
-    redis_replicas,
-    redis_cluster,
-    redis_memory,
-)
-OF_REDIS = tuple(_on_each(each) for each in _OF_EACH_SERVER)
+def worst(judge: Callable[[RedisFacts], Finding], servers: Sequence[RedisFacts]) -> Finding:
+    """Return the worst of what is found on each server."""
+    findings = [(server, judge(server)) for server in servers]
+    server, finding = max(findings, key=lambda pair: _BY_SEVERITY.index(pair[1].level))
+    return replace(finding, found=f"{server.name}: {finding.found}") if server.name else finding
 
 
 # The database.
@@ -247,9 +201,7 @@ class StoreFacts(NamedTuple):
     unset_behind_pooler: tuple[str, ...] | None = None
 
 
-@check("store.migrations")
 def store_migrations(facts: StoreFacts) -> Finding:
-    """Compare the schema with the one that this version needs."""
     standing = facts.standing
     if standing.obstacle is not None:
         return error(
@@ -271,9 +223,7 @@ def store_migrations(facts: StoreFacts) -> Finding:
     )
 
 
-@check("store.indexes")
 def store_indexes(facts: StoreFacts) -> Finding:
-    """Find missing indexes, without which each sweep reads all messages."""
     missing = facts.missing_indexes
     if missing is None:
         return skipped("the database has no tables")
@@ -293,9 +243,7 @@ def store_indexes(facts: StoreFacts) -> Finding:
     return warning(f"missing: {names}. The sweep reads the whole table instead", remedy)
 
 
-@check("store.durability")
 def store_durability(facts: StoreFacts) -> Finding:
-    """Check that committed messages survive a power failure."""
     found, unsafe, remedy = facts.durability
     if not unsafe:
         return ok(", ".join(f"{name} {value}" for name, value in found.items()))
@@ -305,9 +253,7 @@ def store_durability(facts: StoreFacts) -> Finding:
     )
 
 
-@check("store.encoding")
 def store_encoding(facts: StoreFacts) -> Finding:
-    """Warn of an encoding that lacks characters."""
     if facts.encoding == "UTF8":
         return ok("texts are stored in UTF-8")
     return warning(
@@ -317,9 +263,7 @@ def store_encoding(facts: StoreFacts) -> Finding:
     )
 
 
-@check("store.pooler")
 def store_pooler(facts: StoreFacts) -> Finding:
-    """Tell of a pooler such as PgBouncer, and of timeouts that only its sessions can have."""
     unset = facts.unset_behind_pooler
     if unset is None:
         return ok("no pooler between the dispatcher and the database")
@@ -334,9 +278,7 @@ def store_pooler(facts: StoreFacts) -> Finding:
     )
 
 
-@check("store.writes")
 def store_writes(refusal: str | None) -> Finding:
-    """Check that a row can be stored."""
     if refusal is None:
         return ok("a row was stored and rolled back")
     return error(
@@ -346,32 +288,13 @@ def store_writes(refusal: str | None) -> Finding:
     )
 
 
-OF_STORE: tuple[Check[StoreFacts], ...] = (
-    store_migrations,
-    store_indexes,
-    store_durability,
-    store_encoding,
-    store_pooler,
-)
-
-
 # The broker, and the Celery app that uses it.
 
 _CONSUMER_TIMEOUT = timedelta(minutes=30)
 """RabbitMQ's default: how long a task may stay unacknowledged."""
 
 
-class Servers(NamedTuple):
-    """The facts of broker and windows, which may be one server."""
-
-    broker: BrokerFacts
-    redis: Sequence[RedisFacts]
-
-
-@check("broker.separate")
-def broker_separate(facts: Servers) -> Finding:
-    """Warn of a broker in the database of the windows: to empty it is to empty them."""
-    broker, servers = facts
+def broker_separate(broker: BrokerFacts, servers: Sequence[RedisFacts]) -> Finding:
     shared = (each for each in servers if each.run_id == broker.run_id)
     redis = next(shared, None) if broker.run_id is not None else None
     if redis is None:
@@ -385,30 +308,21 @@ def broker_separate(facts: Servers) -> Finding:
     )
 
 
-def broker_queues(settings: Settings) -> Check[BrokerFacts]:
-    """Return the check that existing queues have the arguments of the settings.
-
-    A worker cannot consume from others, and would reconnect again and again.
-    """
-
-    def judge(broker: BrokerFacts) -> Finding:
-        if not broker.other_queues:
-            return ok("each queue can be used, or does not exist yet")
-        named = ", ".join(broker.other_queues)
-        other = "classic" if settings.queue_type == "quorum" else "quorum"
-        return error(
-            f"queues of another type than queue_type = {settings.queue_type!r}: {named}",
-            "stop the workers and delete these queues (rabbitmqctl delete_queue …): the tasks in "
-            f"them are enqueued again; or set queue_type = {other!r}",
-            stops_worker=True,
-        )
-
-    return Check("broker.queues", judge)
+def broker_queues(broker: BrokerFacts, queue_type: str) -> Finding:
+    """Refuse other queues: a worker cannot consume from them, and would reconnect for ever."""
+    if not broker.other_queues:
+        return ok("each queue can be used, or does not exist yet")
+    named = ", ".join(broker.other_queues)
+    other = "classic" if queue_type == "quorum" else "quorum"
+    return error(
+        f"queues of another type than queue_type = {queue_type!r}: {named}",
+        "stop the workers and delete these queues (rabbitmqctl delete_queue …): the tasks in "
+        f"them are enqueued again; or set queue_type = {other!r}",
+        stops_worker=True,
+    )
 
 
-@check("app.serializer")
 def app_serializer(app: AppFacts) -> Finding:
-    """Warn of content types by which a forged task can run code in a worker."""
     if app.accepts == ("json",) and app.serializer == "json":
         return ok("JSON only")
     return error(
@@ -419,24 +333,19 @@ def app_serializer(app: AppFacts) -> Finding:
     )
 
 
-def app_redelivery(settings: Settings) -> Check[AppFacts]:
-    """Return the check that the app's timeout keeps the rules of the settings."""
-
-    def judge(app: AppFacts) -> Finding:
-        if app.redelivery is None:
-            return _held_by_a_consumer(settings.horizon)
-        given = {"redelivery_timeout": app.redelivery.total_seconds()}
-        try:
-            Settings.load(**settings.model_dump() | given)
-        except InvalidSettings as refused:
-            return error(
-                f"visibility_timeout is {app.redelivery}: {refused.problem}",
-                "set broker_transport_options['visibility_timeout'] to more than twice the horizon "
-                f"of {settings.horizon}, or tasks that wait for their ETA are redelivered",
-            )
-        return ok(f"visibility_timeout {app.redelivery}, horizon {settings.horizon}")
-
-    return Check("app.redelivery", judge)
+def app_redelivery(app: AppFacts, settings: Settings) -> Finding:
+    if app.redelivery is None:
+        return _held_by_a_consumer(settings.horizon)
+    given = {"redelivery_timeout": app.redelivery.total_seconds()}
+    try:
+        Settings.load(**settings.model_dump() | given)
+    except InvalidSettings as refused:
+        return error(
+            f"visibility_timeout is {app.redelivery}: {refused.problem}",
+            "set broker_transport_options['visibility_timeout'] to more than twice the horizon "
+            f"of {settings.horizon}, or tasks that wait for their ETA are redelivered",
+        )
+    return ok(f"visibility_timeout {app.redelivery}, horizon {settings.horizon}")
 
 
 def _held_by_a_consumer(horizon: timedelta) -> Finding:
@@ -449,9 +358,7 @@ def _held_by_a_consumer(horizon: timedelta) -> Finding:
     )
 
 
-@check("app.attached")
 def app_attached(app: AppFacts) -> Finding:
-    """Check that the dispatcher is installed in the app."""
     wrong = []
     if not app.has_our_broker:
         wrong.append("its broker is not broker_url, or its queues have a global_keyprefix")
@@ -487,14 +394,12 @@ class Offset(NamedTuple):
 
     @property
     def at_least(self) -> timedelta:
-        """The least difference between the clocks."""
         if self.least <= timedelta(0) <= self.most:
             return timedelta(0)
         return min(abs(self.least), abs(self.most))
 
     @property
     def at_most(self) -> timedelta:
-        """The greatest difference between the clocks."""
         return max(abs(self.least), abs(self.most))
 
 
@@ -516,33 +421,25 @@ def measure(ask: Callable[[], datetime], clock: Clock) -> Offset:
     return min(looks, key=lambda each: each.most - each.least)
 
 
-def agreement(name: str, whose: str, *, stops_worker: bool) -> Check[Offset]:
-    """Return the check that the clock of ``whose`` agrees with this machine's."""
-
-    def judge(offset: Offset) -> Finding:
-        seconds = offset.at_least.total_seconds()
-        way = "behind" if offset.most < timedelta(0) else "ahead of"
-        found = f"the clock of {whose} is {seconds:.3f} s or more {way} this machine's"
-        remedy = "let NTP set the clocks of all machines"
-        if offset.at_least > _MOST_APART:
-            return error(
-                f"{found}. Send times are judged by a clock that is wrong, and a worker that is "
-                "far ahead of beat drops every task of the sweep",
-                remedy,
-                stops_worker=stops_worker,
-            )
-        if offset.at_least > _WARNING_APART:
-            return warning(f"{found}; another machine may be as far off the other way", remedy)
-        if offset.at_most > _MOST_APART:
-            return warning(
-                f"answers took too long to tell: the clock of {whose} is at most "
-                f"{offset.at_most.total_seconds():.3f} s off",
-                f"look again when the connection to {whose} is less busy",
-            )
-        return ok(f"at most {offset.at_most.total_seconds():.3f} s off")
-
-    return Check(name, judge)
-
-
-STORE_CLOCK = agreement("clock.store", "the database", stops_worker=True)
-REDIS_CLOCK = agreement("clock.redis", "Redis", stops_worker=False)
+def clock_of(whose: str, offset: Offset, *, stops_worker: bool = False) -> Finding:
+    """Judge whether a clock agrees with this machine's."""
+    seconds = offset.at_least.total_seconds()
+    way = "behind" if offset.most < timedelta(0) else "ahead of"
+    found = f"the clock of {whose} is {seconds:.3f} s or more {way} this machine's"
+    remedy = "let NTP set the clocks of all machines"
+    if offset.at_least > _MOST_APART:
+        return error(
+            f"{found}. Send times are judged by a clock that is wrong, and a worker that is "
+            "far ahead of beat drops every task of the sweep",
+            remedy,
+            stops_worker=stops_worker,
+        )
+    if offset.at_least > _WARNING_APART:
+        return warning(f"{found}; another machine may be as far off the other way", remedy)
+    if offset.at_most > _MOST_APART:
+        return warning(
+            f"answers took too long to tell: the clock of {whose} is at most "
+            f"{offset.at_most.total_seconds():.3f} s off",
+            f"look again when the connection to {whose} is less busy",
+        )
+    return ok(f"at most {offset.at_most.total_seconds():.3f} s off")

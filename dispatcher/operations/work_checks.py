@@ -3,47 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 from dispatcher.errors import InvalidSettings
-from dispatcher.operations.findings import Check, Finding, check, error, ok, warning
+from dispatcher.operations.findings import Finding, error, ok, warning
 from dispatcher.store import LateCount
+from dispatcher.telemetry.hooks import find as find_hooks
 from dispatcher.times.zones import PACKAGE, Database
 from dispatcher.transports import Probed
-
-
-class DueFacts(NamedTuple):
-    """The due messages that no worker has taken, and the number of pauses in force."""
-
-    late: LateCount
-    pauses: int
-
-
-class ProcessFacts(NamedTuple):
-    """The number of living workers and beats, and the late work."""
-
-    workers: int
-    beats: int
-    late: LateCount
-
-
-class ZoneFacts(NamedTuple):
-    """The tz database of this process, and the versions that workers and beats go by."""
-
-    own: Database
-    versions: frozenset[str]
-
 
 # Work.
 
 
-@check("work.processes")
-def processes(facts: ProcessFacts) -> Finding:
-    """Check that a worker and a beat are alive."""
-    workers, beats, late = facts
+def processes(workers: int, beats: int, late: LateCount) -> Finding:
     if workers and beats:
         return ok(f"alive: {_counted(workers, 'worker')}, {_counted(beats, 'beat')}")
     missing = " and ".join(
@@ -58,10 +31,7 @@ def processes(facts: ProcessFacts) -> Finding:
     return warning(f"{missing} is alive: due messages are not sent", remedy)
 
 
-@check("work.zones")
-def zones(facts: ZoneFacts) -> Finding:
-    """Check that all processes go by one tz database."""
-    own, versions = facts
+def zones(own: Database, versions: frozenset[str]) -> Finding:
     found = f"times go by the tz database {own.version or 'of unknown version'} of {own.source}"
     if others := versions - {own.version}:
         named = ", ".join(sorted(each or "an unknown one" for each in others))
@@ -72,32 +42,10 @@ def zones(facts: ZoneFacts) -> Finding:
     return ok(found)
 
 
-def _late(name: str, *, otherwise: str, where: str, why: str, remedy: str) -> Check[LateCount]:
-    """Return a check that warns of messages which wait ``where``; ``otherwise`` if none does."""
-
-    def judge(late: LateCount) -> Finding:
-        return warning(_waiting(late, where) + why, remedy) if late.many else ok(otherwise)
-
-    return Check(name, judge)
-
-
-def _with_note_of_pauses(plain: Check[LateCount]) -> Check[DueFacts]:
-    """Return a check whose finding says that some of the messages may be paused."""
-
-    def judge(facts: DueFacts) -> Finding:
-        found = plain.judge(facts.late)
-        if not facts.late.many or not facts.pauses:
-            return found
-        pauses = f"{_counted(facts.pauses, 'pause')} {'is' if facts.pauses == 1 else 'are'}"
-        told = f"{found.found}; {pauses} in force: paused messages count, too"
-        return replace(found, found=told)
-
-    return Check(plain.name, judge)
-
-
-sweep = _with_note_of_pauses(
-    _late(
-        "work.sweep",
+def sweep(late: LateCount, pauses: int) -> Finding:
+    return _late(
+        late,
+        pauses,
         otherwise="nothing waits for the sweep",
         where="for the sweep",
         why=": no sweep runs, or it is too slow",
@@ -105,37 +53,42 @@ sweep = _with_note_of_pauses(
         "paused (`dispatcher status` names pauses)? Are all threads of the workers busy, does "
         "their clock agree with beat's, are there errors in their logs?",
     )
-)
-overdue = _with_note_of_pauses(
-    _late(
-        "work.overdue",
+
+
+def overdue(late: LateCount, pauses: int) -> Finding:
+    return _late(
+        late,
+        pauses,
         otherwise="nothing is overdue",
         where="to be claimed though due",
-        why="",
         remedy="see work.sweep first. Where the sweep runs and nothing is paused, no worker takes "
         "the queue or all are busy: start more, and look for slow transports",
     )
-)
-waiting = _late(
-    "work.waiting",
-    otherwise="no message waits more than an hour after its send time",
-    where="more than an hour after the send time",
-    why=": put back by a limit or for a destination that does not answer, or tried again and again",
-    remedy="`dispatcher list --status scheduled` finds them and `dispatcher show` shows one. Raise "
-    "the limit or correct the address; expire_after ends messages that are too late",
-)
-claims = _late(
-    "work.claims",
-    otherwise="no claim has expired",
-    where="with an expired claim",
-    why=", and `rescue` does not run",
-    remedy="see work.processes and work.sweep: the same beat starts `rescue`",
-)
 
 
-@check("work.orphans")
+def waiting(late: LateCount) -> Finding:
+    return _late(
+        late,
+        otherwise="no message waits more than an hour after its send time",
+        where="more than an hour after the send time",
+        why=": put back by a limit or for a destination that does not answer, or tried again and "
+        "again",
+        remedy="`dispatcher list --status scheduled` finds them and `dispatcher show` shows one. "
+        "Raise the limit or correct the address; expire_after ends messages that are too late",
+    )
+
+
+def claims(late: LateCount) -> Finding:
+    return _late(
+        late,
+        otherwise="no claim has expired",
+        where="with an expired claim",
+        why=", and `rescue` does not run",
+        remedy="see work.processes and work.sweep: the same beat starts `rescue`",
+    )
+
+
 def orphans(many: int) -> Finding:
-    """Find reservations that the store has not confirmed."""
     if not many:
         return ok("every reservation is confirmed, or young")
     return warning(
@@ -146,9 +99,7 @@ def orphans(many: int) -> Finding:
     )
 
 
-@check("work.channels")
 def channels(strange: Mapping[str, int]) -> Finding:
-    """Find messages that no worker with these settings can send."""
     if not strange:
         return ok("every channel of scheduled messages is known")
     named = ", ".join(f"{name} ({many})" for name, many in strange.items())
@@ -159,10 +110,9 @@ def channels(strange: Mapping[str, int]) -> Finding:
     )
 
 
-def notifications(status_channel: str) -> Check[LateCount]:
-    """Return the check for messages whose status webhook is late."""
+def notifications(late: LateCount, status_channel: str) -> Finding:
     return _late(
-        "work.notifications",
+        late,
         otherwise="no status webhook is late",
         where="for a status webhook",
         why=": the duty `notify` does not run"
@@ -173,6 +123,19 @@ def notifications(status_channel: str) -> Check[LateCount]:
         if status_channel
         else "set status_channel for beat and workers to a webhook channel with payload = 'body'",
     )
+
+
+def _late(
+    late: LateCount, pauses: int = 0, *, otherwise: str, where: str, why: str = "", remedy: str
+) -> Finding:
+    """Warn of messages that wait ``where``, of which some may be paused; ``otherwise`` if none."""
+    if not late.many:
+        return ok(otherwise)
+    told = _waiting(late, where) + why
+    if pauses:
+        are = "is" if pauses == 1 else "are"
+        told += f"; {_counted(pauses, 'pause')} {are} in force: paused messages count, too"
+    return warning(told, remedy)
 
 
 def _waiting(late: LateCount, where: str = "") -> str:
@@ -188,9 +151,7 @@ def _counted(many: int, what: str) -> str:
 # What the settings name.
 
 
-@check("settings.transports")
 def transports(found: Probed) -> Finding:
-    """Find channels whose transport a worker cannot make."""
     if not found.unmade:
         return ok("a worker can make the transport of every channel")
     return error(
@@ -200,9 +161,7 @@ def transports(found: Probed) -> Finding:
     )
 
 
-@check("settings.files")
 def files(open_to_others: Sequence[Path]) -> Finding:
-    """Find files with secrets or messages that other users of this machine may read."""
     if not open_to_others:
         return ok("other users cannot read the settings file, data_dir or the SQLite file")
     named = ", ".join(str(each) for each in open_to_others)
@@ -212,9 +171,7 @@ def files(open_to_others: Sequence[Path]) -> Finding:
     )
 
 
-@check("settings.servers")
 def servers(found: Probed) -> Finding:
-    """Find mail servers, and others that can be asked, that refuse every message."""
     if found.refuse:
         return error(
             f"no message gets through: {_listed(found.refuse)}",
@@ -226,23 +183,21 @@ def servers(found: Probed) -> Finding:
     return ok(f"every server answers, and takes the log-in: {', '.join(found.answer)}")
 
 
-@check("settings.hooks")
-def hooks(found: Mapping[str, InvalidSettings | None]) -> Finding:
-    """Find hooks that cannot be loaded."""
-    for setting, wrong in found.items():
-        if wrong is None:
-            return ok(f"{setting} can be loaded")
+def hooks(setting: str) -> Finding:
+    if not setting:
+        return ok("there are none")
+    try:
+        find_hooks(setting)
+    except InvalidSettings as wrong:
         return error(
             f"{wrong.problem}; every submit and every worker fails",
             "make it importable for submitting programs and workers, or correct hooks: "
             f"{wrong.accepted}",
         )
-    return ok("there are none")
+    return ok(f"{setting} can be loaded")
 
 
-@check("settings.templates")
 def templates(found: Mapping[str, InvalidSettings | None]) -> Finding:
-    """Find templates that cannot be used."""
     wrong = [f"{each.field}: {each.problem}" for each in found.values() if each is not None]
     if wrong:
         return error(
@@ -252,35 +207,34 @@ def templates(found: Mapping[str, InvalidSettings | None]) -> Finding:
     return ok(f"each of {len(found)} compiles" if found else "there are none")
 
 
+def recipients(found: Mapping[str, InvalidSettings | None]) -> Finding:
+    return _of_channels(
+        found,
+        what="rules",
+        otherwise="submits to these channels are refused",
+        remedy="make it importable for submitting programs, or correct the setting: email, phone, "
+        "or package.module:function that takes and returns a str",
+    )
+
+
+def bodies(found: Mapping[str, InvalidSettings | None]) -> Finding:
+    return _of_channels(
+        found,
+        what="types",
+        otherwise="submits to these channels fail, and so does the OpenAPI document",
+        remedy="make it importable for submitting programs, or correct the setting: "
+        "package.module:attribute of a model of pydantic, a dataclass or a TypedDict",
+    )
+
+
 def _of_channels(
-    name: str, *, what: str, otherwise: str, remedy: str
-) -> Check[Mapping[str, InvalidSettings | None]]:
-    """Return a check that finds what channels name and cannot be loaded."""
-
-    def judge(found: Mapping[str, InvalidSettings | None]) -> Finding:
-        wrong = [f"{path}: {each.problem}" for path, each in found.items() if each is not None]
-        if wrong:
-            return error(f"{otherwise}: {'; '.join(wrong)}", remedy)
-        many = _counted(len(found), "channel")
-        return ok(f"the {what} of {many} can be loaded" if found else f"there are no {what}")
-
-    return Check(name, judge)
-
-
-recipients = _of_channels(
-    "settings.recipients",
-    what="rules",
-    otherwise="submits to these channels are refused",
-    remedy="make it importable for submitting programs, or correct the setting: email, phone, or "
-    "package.module:function that takes and returns a str",
-)
-bodies = _of_channels(
-    "settings.bodies",
-    what="types",
-    otherwise="submits to these channels fail, and so does the OpenAPI document",
-    remedy="make it importable for submitting programs, or correct the setting: "
-    "package.module:attribute of a model of pydantic, a dataclass or a TypedDict",
-)
+    found: Mapping[str, InvalidSettings | None], *, what: str, otherwise: str, remedy: str
+) -> Finding:
+    wrong = [f"{path}: {each.problem}" for path, each in found.items() if each is not None]
+    if wrong:
+        return error(f"{otherwise}: {'; '.join(wrong)}", remedy)
+    many = _counted(len(found), "channel")
+    return ok(f"the {what} of {many} can be loaded" if found else f"there are no {what}")
 
 
 def _listed(found: Mapping[str, str]) -> str:

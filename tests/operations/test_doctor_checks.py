@@ -91,9 +91,8 @@ def test_a_cluster_of_which_one_node_is_asked_stops_the_worker(
 
 
 def test_the_worst_of_several_servers_is_found_and_named() -> None:
-    checks = {each.name: each for each in server_checks.OF_REDIS}
     servers = [replace(SOUND, name="a:1"), replace(SOUND, name="b:2", policy="allkeys-lru")]
-    found = checks["redis.eviction"](servers)
+    found = server_checks.worst(server_checks.redis_eviction, servers)
     assert (found.level, found.stops_worker) == (Level.ERROR, True)
     assert found.found.startswith("b:2: ")
 
@@ -190,13 +189,13 @@ def test_a_clock_that_is_set_while_it_is_measured_gives_the_narrowest_look() -> 
     ],
 )
 def test_clocks_are_judged_by_what_is_certain(least: int, most: int, level: Level) -> None:
-    found = server_checks.STORE_CLOCK(Offset(least * MS, most * MS))
+    found = server_checks.clock_of("x", Offset(least * MS, most * MS), stops_worker=True)
     assert (found.level, found.stops_worker) == (level, level is Level.ERROR)
 
 
 def test_a_slow_line_is_not_a_wrong_clock() -> None:
     line = Line(0 * MS, 3 * SECOND, 3 * SECOND)
-    found = server_checks.REDIS_CLOCK(measure(line.ask, line.clock))
+    found = server_checks.clock_of("x", measure(line.ask, line.clock))
     assert found.level is Level.WARNING
     assert "took too long to tell" in found.found
     assert line.clock.now() > NOON

@@ -12,6 +12,7 @@ from sqlalchemy.engine import make_url
 
 from dispatcher.message import Status
 from dispatcher.operations import housekeeping_checks as checks
+from dispatcher.operations.doctor import _OF_HOUSEKEEPING
 from dispatcher.operations.findings import Level
 from dispatcher.store import Backlog, Database, Days, Housekeeping, Slot, StoreSurvey, migrate
 from dispatcher.store.engines import postgresql
@@ -158,8 +159,8 @@ def migrate_at(url: str) -> None:
     ],
 )
 def test_only_what_lasts_too_long_is_warned_of(facts: Housekeeping | None, wrong: set[str]) -> None:
-    found = [each(facts) for each in checks.OF_HOUSEKEEPING]
-    assert {each.check for each in found if each.level is not Level.OK} == wrong
+    found = {name: judge(facts) for name, judge in _OF_HOUSEKEEPING.items()}
+    assert {name for name, each in found.items() if each.level is not Level.OK} == wrong
 
 
 def test_messages_that_should_be_deleted_and_are_not(house: House) -> None:
