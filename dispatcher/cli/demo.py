@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import tempfile
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Annotated, Any
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.markup import escape
@@ -32,29 +32,21 @@ _LEAD = timedelta(seconds=4)
 _SECOND = timedelta(seconds=1)
 _PEOPLE = ("ada", "ben", "cleo")
 _HOURS = 4
-
+_NEXT = """
+Next:
+  [bold]dispatcher demo --stay[/]  the same, and its page stays open
+  [bold]dispatcher up[/]           servers for your own messages"""
 
 group = typer.Typer(rich_markup_mode="rich")
 
 
 class _StepFailed(Exception):
-    """A step had another result than expected."""
+    pass
 
 
-@dataclass
-class _DemoRun:
-    dispatcher: Dispatcher
-    stopped: Event
-    clock: SystemClock = field(default_factory=SystemClock)
-    promised: list[Message] = field(default_factory=list)
-    cancelled: Message | None = None
-
-    def submit(self, name: str, text: str, at: datetime) -> Message:
-        message = self.dispatcher.submit(
-            channel="file", recipient=name, body={"text": text}, send_at=at
-        )
-        _say(f"{name}: “{text}” accepted for [bold]{_time(message.send_at)}[/]")
-        return message
+class _Outcome(NamedTuple):
+    promised: list[Message]
+    cancelled: Message
 
 
 @group.command(epilog=examples("dispatcher demo", "dispatcher demo --stay"))
@@ -84,56 +76,59 @@ def demo(
             ):
                 has_page = sentence is not None
                 _require(has_page or not stay, f"the page needs an extra: {install_line('web')}")
-                play = _DemoRun(dispatcher, stopped)
                 output.out.print(f"quotas for each recipient: [bold]{QUOTAS}[/]\n")
-                _submit_all(play)
-                _deliver(play)
-                _check(play, to.data_dir / "sent" / "file.jsonl")
+                _require(not stopped.is_set(), "stopped before its end")
+                outcome = _submit_all(dispatcher)
+                _deliver(dispatcher, stopped, outcome.promised)
+                _check(outcome, to.data_dir / "sent" / "file.jsonl")
                 if sentence is None:
-                    _say_what_is_next()
+                    output.out.print(_NEXT)
                 else:
-                    _stay(play, sentence)
+                    _book_hours(dispatcher)
+                    output.out.print(f"\n{sentence} – Ctrl-C ends it")
+                    stopped.wait()
     except _StepFailed as failed:
         output.out.print(f"[red]✗ {escape(str(failed))}[/]")
         raise typer.Exit(1) from None
 
 
-def _submit_all(play: _DemoRun) -> None:
-    _require(not play.stopped.is_set(), "stopped before its end")
-    start = play.clock.now().replace(microsecond=0) + _LEAD + _SECOND
+def _submit_all(dispatcher: Dispatcher) -> _Outcome:
+    submit = partial(_submit, dispatcher)
+    start = SystemClock().now().replace(microsecond=0) + _LEAD + _SECOND
     output.out.print("[bold]1. Messages for three people, some seconds ahead[/]")
-    first = play.submit("ada", "Your code is 4711", start)
-    ben = play.submit("ben", "Your parcel is here", start + _SECOND)
-    cleo = play.submit("cleo", "See you at nine", start + 2 * _SECOND)
+    first = submit("ada", "Your code is 4711", start)
+    ben = submit("ben", "Your parcel is here", start + _SECOND)
+    cleo = submit("cleo", "See you at nine", start + 2 * _SECOND)
 
     output.out.print("\n[bold]2. A second one for ada, one second after the first[/]")
-    error = _refusal(play, "ada", "Your code is 4712", start + _SECOND)
+    error = _refusal(dispatcher, "ada", "Your code is 4712", start + _SECOND)
     _require(error.conflicting == (first.id,), "the refusal names another message")
     _require(error.next_slot == start + timedelta(seconds=20), "the refusal names another slot")
     _say(f"[yellow]refused[/] by {error.quota}: {_time(first.send_at)} is in the way", "✗")
     _say(f"the next free slot is [bold]{_time(error.next_slot)}[/] – booked:", "→")
-    second = play.submit("ada", "Your code is 4712", error.next_slot)
+    second = submit("ada", "Your code is 4712", error.next_slot)
 
     output.out.print("\n[bold]3. One is cancelled, and its slot is free at once[/]")
     at = start + timedelta(seconds=22)
-    play.cancelled = play.submit("cleo", "Bring the blue folder", at)
-    _refusal(play, "cleo", "Bring the red folder", at)
+    cancelled = submit("cleo", "Bring the blue folder", at)
+    _refusal(dispatcher, "cleo", "Bring the red folder", at)
     _say("[yellow]refused[/]: that slot is taken", "✗")
-    play.dispatcher.cancel(play.cancelled.id)
+    dispatcher.cancel(cancelled.id)
     _say("the first one is [dim]cancelled[/]", "→")
-    instead = play.submit("cleo", "Bring the red folder", at)
-    play.promised = [first, ben, cleo, second, instead]
+    instead = submit("cleo", "Bring the red folder", at)
+    return _Outcome([first, ben, cleo, second, instead], cancelled)
 
 
-def _deliver(play: _DemoRun) -> None:
+def _deliver(dispatcher: Dispatcher, stopped: Event, promised: list[Message]) -> None:
     output.out.print("\n[bold]4. The worker delivers[/]")
-    waiting = {message.id: message for message in play.promised}
-    deadline = play.clock.monotonic() + _DEADLINE_SECONDS
+    waiting = {message.id: message for message in promised}
+    clock = SystemClock()
+    deadline = clock.monotonic() + _DEADLINE_SECONDS
     with output.out.status("waiting for the promised times …"):
-        while waiting and play.clock.monotonic() < deadline:
-            _require(not play.stopped.wait(0.1), "stopped before its end")
+        while waiting and clock.monotonic() < deadline:
+            _require(not stopped.wait(0.1), "stopped before its end")
             for message in list(waiting.values()):
-                now = play.dispatcher.get(message.id)
+                now = dispatcher.get(message.id)
                 if now.status.is_final:
                     del waiting[message.id]
                     _require(now.status is Status.SENT, f"{message.id} ended as {now.status}")
@@ -142,18 +137,17 @@ def _deliver(play: _DemoRun) -> None:
     _require(not waiting, f"{len(waiting)} messages were not delivered in time")
 
 
-def _check(play: _DemoRun, path: Path) -> None:
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    sent: dict[str, list[dict[str, Any]]] = {}
-    for line in lines:
-        sent.setdefault(line["id"], []).append(line)
+def _check(outcome: _Outcome, path: Path) -> None:
+    sent: dict[str, list[str]] = {}
+    for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        sent.setdefault(line["id"], []).append(line["sent_at"])
     table = Table(title="\nWhat reached the file transport", title_justify="left", box=None)
     for heading in ("recipient", "text", "promised (UTC)", "actual", "late by"):
         table.add_column(heading)
-    for message in play.promised:
+    for message in outcome.promised:
         times = sent.pop(str(message.id), [])
         _require(len(times) == 1, f"{message.id} was sent {len(times)} times")
-        actual = datetime.fromisoformat(times[0]["sent_at"])
+        actual = datetime.fromisoformat(times[0])
         late = actual - message.send_at
         _require(late >= timedelta(0), f"{message.id} was sent early")
         table.add_row(
@@ -163,41 +157,36 @@ def _check(play: _DemoRun, path: Path) -> None:
             actual.strftime("%H:%M:%S.%f")[:-3],
             f"{late // MILLISECOND} ms",
         )
-    cancelled = play.cancelled
-    if cancelled is not None:
-        _require(str(cancelled.id) not in sent, "the cancelled message was sent")
-        table.add_row(
-            cancelled.recipient, str(cancelled.body["text"]), _time(cancelled.send_at),
-            "[dim]never[/]", "",
-        )  # fmt: skip
+    cancelled = outcome.cancelled
+    _require(str(cancelled.id) not in sent, "the cancelled message was sent")
+    text, at = str(cancelled.body["text"]), _time(cancelled.send_at)
+    table.add_row(cancelled.recipient, text, at, "[dim]never[/]", "")
     _require(not sent, "a message was sent that was not submitted")
     output.out.print(table)
     output.out.print("\n[green]✓ every promise was kept[/]")
 
 
-def _say_what_is_next() -> None:
-    output.out.print("\nNext:")
-    output.out.print("  [bold]dispatcher demo --stay[/]  the same, and its page stays open")
-    output.out.print("  [bold]dispatcher up[/]           servers for your own messages")
-
-
-def _stay(play: _DemoRun, sentence: str) -> None:
-    """Book a message for each person in each of the next hours, and leave the page open."""
+def _book_hours(dispatcher: Dispatcher) -> None:
+    """Book a message for each person in each of the next hours, for the page to show."""
     for hour in range(_HOURS):
         for number, name in enumerate(_PEOPLE):
-            play.dispatcher.submit(
+            dispatcher.submit(
                 channel="file",
                 recipient=name,
                 body={"text": "Your appointment is soon"},
                 send_in=timedelta(hours=hour, minutes=20 * (number + 1)),
             )
-    output.out.print(f"\n{sentence} – Ctrl-C ends it")
-    play.stopped.wait()
 
 
-def _refusal(play: _DemoRun, name: str, text: str, at: datetime) -> QuotaExceeded:
+def _submit(dispatcher: Dispatcher, name: str, text: str, at: datetime) -> Message:
+    message = dispatcher.submit(channel="file", recipient=name, body={"text": text}, send_at=at)
+    _say(f"{name}: “{text}” accepted for [bold]{_time(message.send_at)}[/]")
+    return message
+
+
+def _refusal(dispatcher: Dispatcher, name: str, text: str, at: datetime) -> QuotaExceeded:
     try:
-        play.submit(name, text, at)
+        _submit(dispatcher, name, text, at)
     except QuotaExceeded as error:
         return error
     raise _StepFailed("a message was accepted that must be refused")
