@@ -18,7 +18,6 @@ from dispatcher.settings import Settings
 
 
 def complete_channel(incomplete: str) -> list[str]:
-    """Return the channels of the settings with this beginning, for completion in a shell."""
     try:
         return [name for name in Settings.load().channels if name.startswith(incomplete)]
     except InvalidValue:
@@ -26,7 +25,6 @@ def complete_channel(incomplete: str) -> list[str]:
 
 
 def option(*names: str, help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
-    """Return an option in the panel of the filters."""
     return typer.Option(*names, help=help, rich_help_panel="Which messages", **more)
 
 
@@ -87,34 +85,30 @@ class FilterOptions:
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter whose type is a dataclass by its fields, as options of the command.
+    """Replace the parameter whose type is a dataclass by its fields, as options of the command.
 
     They follow the command's own parameters. A field that is named as one of those has its value.
     """
-    parameters = inspect.signature(command, eval_str=True).parameters.values()
-    classes: dict[str, Any] = {
-        each.name: each.annotation for each in parameters if is_dataclass(each.annotation)
+    own = dict(inspect.signature(command, eval_str=True).parameters)
+    [replaced] = [name for name, each in own.items() if is_dataclass(each.annotation)]
+    kind: Any = own.pop(replaced).annotation
+    hints = get_type_hints(kind, include_extras=True)
+    names = [each.name for each in fields(kind)]
+    added = {
+        each.name: Parameter(
+            each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name]
+        )
+        for each in fields(kind)
+        if each.name not in own
     }
-    own = [each.name for each in parameters if each.name not in classes]
-    options = {each.name: each for each in parameters if each.name in own}
-    for kind in classes.values():
-        hints = get_type_hints(kind, include_extras=True)
-        for each in fields(kind):
-            added = Parameter(
-                each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name]
-            )
-            options.setdefault(each.name, added)
 
     @wraps(command)
     def call(**given: Any) -> None:
-        made = {
-            name: kind(**{each.name: given[each.name] for each in fields(kind)})
-            for name, kind in classes.items()
-        }
-        command(**{name: given[name] for name in own}, **made)
+        options = kind(**{name: given[name] for name in names})
+        command(**{name: given[name] for name in own}, **{replaced: options})
 
     typed: Any = call  # typer reads the parameters there
-    every = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in options.values()]
+    every = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in (own | added).values()]
     typed.__signature__ = inspect.Signature(every)
     typed.__annotations__ = {each.name: each.annotation for each in every}
     return call
