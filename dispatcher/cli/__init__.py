@@ -24,7 +24,6 @@ _NO_MORE_OUTPUT = frozenset({EDQUOT, EFBIG, EIO, ENOSPC})
 
 
 def every_command() -> AllCommands:
-    """Return the group of all commands, with their modules imported."""
     group = get_group(app)
     if not isinstance(group, AllCommands):
         raise TypeError(f"the group is a {type(group).__name__}")

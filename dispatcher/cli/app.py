@@ -203,11 +203,9 @@ class OptionNames(TyperGroup):
     """
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the options of all commands."""
         return _flags_without_types(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command by its name."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             _flags_without_types(command.get_params(ctx))
@@ -215,7 +213,6 @@ class OptionNames(TyperGroup):
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that the arguments name."""
         found = super().resolve_command(ctx, args)
         _options.clear()
         if found[1] is not None:
@@ -232,13 +229,11 @@ class AllCommands(OptionNames):
             self.commands[name] = TyperCommand(name, help=said, rich_help_panel=panel)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that the arguments name."""
         if args and args[0] in COMMANDS:
             self.load(args[0])
         return super().resolve_command(ctx, args)
 
     def make_context(self, *given: Any, **more: Any) -> Any:
-        """Read the options of all commands. Raises InvalidValue."""
         with _usage_errors_translated():
             return super().make_context(*given, **more)
 
@@ -357,14 +352,10 @@ group = typer.Typer(rich_markup_mode="rich")
 def version(as_json: AsJson = False) -> None:
     """Print the version."""
     number = installed_version(DISTRIBUTION)
-    if as_json:
-        output.as_json({"version": number})
-    else:
-        output.out.print(number)
+    output.tell({"version": number}, number, as_json=as_json)
 
 
 def exit_code(error: DispatcherError) -> int:
-    """Return the exit code for an error."""
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Annotated, Any
@@ -35,9 +35,7 @@ _BATCH = 500
 _MOST_NAMED = 100
 """How many refused messages the summary of a change by filter names at most."""
 
-_ChangeOne = Callable[[UUID | str], Message]
-_ChangeMany = Callable[[Sequence[UUID]], Sequence[Message | DispatcherError]]
-
+_Answer = Message | DispatcherError
 _ONE_TIME = "one of --send-at, --send-in and --later"
 group = typer.Typer(rich_markup_mode="rich")
 
@@ -76,13 +74,8 @@ class _ZonedChangeFilters(_ChangeFilters):
 def cancel(meant: _ChangeFilters) -> None:
     """Cancel scheduled messages, by id or by filter; their quotas are free again at once."""
     with Dispatcher() as dispatcher:
-        _Change(
-            dispatcher,
-            "cancel",
-            Status.SCHEDULED,
-            dispatcher.cancel,
-            many=dispatcher.cancel_many,
-        ).do(meant)
+        one, many = dispatcher.cancel, dispatcher.cancel_many
+        _Change(dispatcher, "cancel", Status.SCHEDULED, one, many).do(meant)
 
 
 @group.command(
@@ -119,9 +112,9 @@ def reschedule(
     if set_zone is not None:
         send_time.check_zone(set_zone)
     read_by = set_zone if zone is None else zone
-    for field, given in (("send_at", send_at), ("latest", latest), ("expires_at", expires_at)):
+    for name, given in (("send_at", send_at), ("latest", latest), ("expires_at", expires_at)):
         if given is not None and read_by is not None:
-            send_time.parse(given, zone=read_by, fold=fold, field=field)
+            send_time.parse(given, zone=read_by, fold=fold, field=name)
     if [send_at, send_in, later].count(None) != 2:  # noqa: PLR2004 - one of three
         raise InvalidDraft("send_at", "not exactly one time was given", _ONE_TIME)
     wish: dict[str, Any] = {
@@ -149,7 +142,7 @@ def reschedule(
             move,
             many=lambda ids: dispatcher.reschedule_many(ids, **wish),
             still_matches=True,
-            also=None if set_zone is None else f"set the zone to {set_zone}",
+            also=f" and set the zone to {set_zone}" if set_zone else "",
         ).do(meant)
 
 
@@ -173,13 +166,9 @@ def retry(
     They still have their reservations, so no quota refuses them; the limits apply.
     """
     with Dispatcher() as dispatcher:
-        _Change(
-            dispatcher,
-            "retry",
-            Status.FAILED,
-            partial(dispatcher.retry, perhaps_sent=perhaps_sent),
-            many=partial(dispatcher.retry_many, perhaps_sent=perhaps_sent),
-        ).do(meant)
+        one = partial(dispatcher.retry, perhaps_sent=perhaps_sent)
+        many = partial(dispatcher.retry_many, perhaps_sent=perhaps_sent)
+        _Change(dispatcher, "retry", Status.FAILED, one, many).do(meant)
 
 
 @group.command(epilog=examples("dispatcher release 0199…", "dispatcher release --channel sms"))
@@ -204,10 +193,11 @@ def drop(
     Use it where the provider has them, or they are of no use any more.
     """
     with Dispatcher() as dispatcher:
-        drop_one = partial(dispatcher.drop, reason=reason)
-        _Change(dispatcher, "drop", Status.HELD, drop_one).do(meant)
+        one = partial(dispatcher.drop, reason=reason)
+        _Change(dispatcher, "drop", Status.HELD, one).do(meant)
 
 
+@dataclass
 class _Change:
     """One change to many messages: to those with some ids, or to all that match, in batches.
 
@@ -217,29 +207,18 @@ class _Change:
     further effect of the change, shown in the question that confirms it.
     """
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        verb: str,
-        status: Status,
-        one: _ChangeOne,
-        *,
-        many: _ChangeMany | None = None,
-        still_matches: bool = False,
-        also: str | None = None,
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._verb = verb
-        self._status = status
-        self._one = one
-        self._many = many or self._each
-        self._still_matches = still_matches
-        self._also = f" and {also}" if also else ""
-        self._answered: UUID | None = None
-        self._doubtful: Sequence[UUID] = ()
-        self._done = 0
-        self._refused: Counter[str] = Counter()
-        self._refusals: list[tuple[UUID, DispatcherError]] = []
+    dispatcher: Dispatcher
+    verb: str
+    status: Status
+    one: Callable[[UUID | str], Message]
+    many: Callable[[Sequence[UUID]], Sequence[_Answer]] | None = None
+    still_matches: bool = False
+    also: str = ""
+    answered: UUID | None = field(default=None, init=False)
+    doubtful: Sequence[UUID] = field(default=(), init=False)
+    done: int = field(default=0, init=False)
+    refused: Counter[str] = field(default_factory=Counter, init=False)
+    refusals: list[tuple[UUID, DispatcherError]] = field(default_factory=list, init=False)
 
     def do(self, meant: _ChangeFilters) -> None:
         """Change the messages with these ids, or those that match, and print the result.
@@ -250,13 +229,13 @@ class _Change:
         wanted = meant.wanted
         said = Selection.of(wanted)
         if not meant.message_ids:
-            if said.status not in (None, self._status):
+            if said.status not in (None, self.status):
                 problem = f"this command does not apply to {said.status} messages"
-                raise InvalidValue("--status", problem, f"{self._status}, or no --status")
+                raise InvalidValue("--status", problem, f"{self.status}, or no --status")
             if said.is_everything and not meant.every:
                 accepted = "ids, a filter such as --channel, or --all"
                 raise InvalidValue("ID", "no message is named", accepted)
-            wanted["status"] = self._status
+            wanted["status"] = self.status
             self._by_filter(wanted, meant)
         elif said.is_everything and not meant.every:
             self._by_ids(meant.message_ids, meant.as_json)
@@ -271,128 +250,113 @@ class _Change:
         done: list[Message] = []
         refusals: list[DispatcherError] = []
         try:
-            for answer in self._answers(message_ids):
+            for message_id in message_ids:
+                answer = self._answer(message_id)
                 if isinstance(answer, Message):
                     done.append(answer)
                 else:
                     say_error(answer)
                     refusals.append(answer)
         finally:
-            self._tell(done, refusals, as_object=len(message_ids) == 1, as_json=as_json)
+            data = [output.message_data(message) for message in done]
+            if not as_json:
+                for message in done:
+                    text = output.outcome_text(message, with_time=self.verb == "reschedule")
+                    output.out.print(text, soft_wrap=True)
+            elif len(message_ids) > 1:
+                output.as_object(data)
+            elif data:
+                output.as_object(data[0])
+            elif refusals:
+                output.as_line(output.error_data(refusals[0]))
         if refusals:
             raise typer.Exit(exit_code(refusals[0]))
 
     def _by_filter(self, wanted: Wanted, meant: _ChangeFilters) -> None:
-        matched = self._dispatcher.count(**wanted)
+        matched = self.dispatcher.count(**wanted)
         what = f"{matched:,} message{'' if matched == 1 else 's'}"
         if matched and not meant.yes:
-            confirm(f"{self._verb} {what}{self._also}?")
+            confirm(f"{self.verb} {what}{self.also}?")
         code = self._run(wanted, matched) if matched else 0
-        first = next((exit_code(error) for _, error in self._refusals), 0)
-        if meant.as_json:
-            output.as_json(self._data(matched) | {"complete": code == 0})
-        else:
-            self._say(what)
+        reasons = dict(self.refused.most_common())
+        data = {
+            "matched": matched,
+            "done": self.done,
+            "refused": reasons,
+            "refusals": [{"id": str(each), "error": str(error)} for each, error in self.refusals],
+            "complete": code == 0,
+        }
+        lines = [f"{self.verb}: {self.done:,} of {what} done"]
+        lines += [
+            f"  [yellow]not done[/] {many:,}: {escape(reason)}" for reason, many in reasons.items()
+        ]
+        output.tell(data, "\n".join(lines), as_json=meant.as_json)
+        first = next((exit_code(error) for _, error in self.refusals), 0)
         raise typer.Exit(code or first)
 
     def _run(self, wanted: Wanted, matched: int) -> int:
         """Change the messages in batches; return 0, or the exit code of what stopped it."""
         # No more than were confirmed: messages that begin to match meanwhile stay unchanged.
-        matching = self._dispatcher.select(oldest_first=True, **wanted)
+        matching = self.dispatcher.select(oldest_first=True, **wanted)
         ids = (each.id for each in islice(matching, matched))
+        change = self.many or self._each
         try:
             with terminated_like_interrupted(), bar() as shown:
-                task = shown.add_task(self._verb, total=matched)
-                while some := list(islice(ids, _BATCH)):
-                    self._doubtful = some
-                    answers = self._many(some)
-                    self._note(some, answers)
-                    shown.update(task, completed=self._done + self._refused.total())
+                task = shown.add_task(self.verb, total=matched)
+                while batch := list(islice(ids, _BATCH)):
+                    self.doubtful = batch
+                    answers = change(batch)
+                    self._note(batch, answers)
+                    shown.update(task, completed=self.done + self.refused.total())
                     for answer in answers:
                         if isinstance(answer, Unavailable):
                             raise answer
         except (Unavailable, KeyboardInterrupt) as error:
             if isinstance(error, ReservationsUnavailable):  # the batch was not changed
-                self._doubtful = ()
-            return say_stopped(error, self._how_to_go_on)
+                self.doubtful = ()
+            return say_stopped(error, self._how_to_go_on())
         return 0
 
-    def _each(self, ids: Sequence[UUID]) -> list[Message | DispatcherError]:
-        answers: list[Message | DispatcherError] = []
+    def _each(self, ids: Sequence[UUID]) -> list[_Answer]:
+        answers: list[_Answer] = []
         try:
             for message_id in ids:
-                answers.extend(self._answers([message_id]))
+                answers.append(self._answer(message_id))  # noqa: PERF401 - an error keeps those before
         except (Unavailable, KeyboardInterrupt):
             self._note(ids, answers)
             raise
         return answers
 
-    def _answers(self, ids: Iterable[UUID | str]) -> Iterator[Message | DispatcherError]:
-        """Change each message. Raises Unavailable."""
-        for message_id in ids:
-            try:
-                yield self._one(message_id)
-            except Unavailable:
-                raise
-            except DispatcherError as error:
-                yield error
+    def _answer(self, message_id: UUID | str) -> _Answer:
+        """Change a message; return it, or why it is refused. Raises Unavailable."""
+        try:
+            return self.one(message_id)
+        except Unavailable:
+            raise
+        except DispatcherError as error:
+            return error
 
-    def _note(self, ids: Sequence[UUID], answers: Sequence[Message | DispatcherError]) -> None:
+    def _note(self, ids: Sequence[UUID], answers: Sequence[_Answer]) -> None:
         for message_id, answer in zip(ids, answers, strict=False):
-            if isinstance(answer, Unavailable):
-                continue
             if isinstance(answer, Message):
-                self._done += 1
-            else:
-                self._refused[_reason(answer)] += 1
-                if len(self._refusals) < _MOST_NAMED:
-                    self._refusals.append((message_id, answer))
+                self.done += 1
+            elif not isinstance(answer, Unavailable):
+                self.refused[_reason(answer)] += 1
+                if len(self.refusals) < _MOST_NAMED:
+                    self.refusals.append((message_id, answer))
         if len(answers) == len(ids) and not any(isinstance(each, Unavailable) for each in answers):
-            self._answered, self._doubtful = ids[-1], ()
+            self.answered, self.doubtful = ids[-1], ()
 
-    @property
     def _how_to_go_on(self) -> str:
-        if not self._still_matches:
-            return f"Run it again: what was changed does not match {self._status} any more."
-        rest = f"go on with --made-after {self._answered}" if self._answered else "run it again"
-        if not self._doubtful:
+        if not self.still_matches:
+            return f"Run it again: what was changed does not match {self.status} any more."
+        rest = f"go on with --made-after {self.answered}" if self.answered else "run it again"
+        if not self.doubtful:
             return f"Changed messages still match, so do not change them twice: {rest}."
-        first, last = self._doubtful[0], self._doubtful[-1]
+        first, last = self.doubtful[0], self.doubtful[-1]
         these = "it was" if first == last else f"they, up to {last}, were"
         behind = f"go on with --made-after {last}"
         return f"Look at {first}: if {these} changed, {behind}, else {rest}."
-
-    def _tell(
-        self,
-        done: Sequence[Message],
-        refusals: Sequence[DispatcherError],
-        *,
-        as_object: bool,
-        as_json: bool,
-    ) -> None:
-        if as_json:
-            data = [output.message_data(message) for message in done]
-            if data or not as_object:
-                output.as_json(data[0] if as_object else data)
-            elif refusals:
-                output.as_line(output.error_data(refusals[0]))
-            return
-        for message in done:
-            text = output.outcome_text(message, with_time=self._verb == "reschedule")
-            output.out.print(text, soft_wrap=True)
-
-    def _data(self, matched: int) -> dict[str, Any]:
-        return {
-            "matched": matched,
-            "done": self._done,
-            "refused": dict(self._refused.most_common()),
-            "refusals": [{"id": str(each), "error": str(error)} for each, error in self._refusals],
-        }
-
-    def _say(self, what: str) -> None:
-        output.out.print(f"{self._verb}: {self._done:,} of {what} done")
-        for reason, many in self._refused.most_common():
-            output.out.print(f"  [yellow]not done[/] {many:,}: {escape(reason)}")
 
 
 def _reason(error: DispatcherError) -> str:

@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import Annotated
 
 import typer
+from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from dispatcher.app import App
@@ -43,16 +44,12 @@ def doctor(
     settings = settings_of(theirs) if theirs else Settings.load()
     with closing(App(settings)) as ours:
         examination = ours.doctor(theirs).examine()
-    if as_json:
-        output.as_json(
-            {
-                "level": examination.level,
-                "counts": examination.counts,
-                "findings": examination.findings,
-            }
-        )
-    else:
-        _say(examination)
+    data = {
+        "level": examination.level,
+        "counts": examination.counts,
+        "findings": examination.findings,
+    }
+    output.tell(data, _shown(examination), as_json=as_json)
     if examination.level is Level.ERROR or (strict and examination.level is Level.WARNING):
         raise typer.Exit(1)
 
@@ -68,8 +65,8 @@ def check_before_start(settings: Settings) -> None:
         raise typer.Exit(1)
 
 
-def _say(examination: Examination) -> None:
-    """Print a row for each finding; checks that are skipped for one reason share a row."""
+def _shown(examination: Examination) -> RenderableType:
+    """Return a row for each finding; checks that are skipped for one reason share a row."""
     rows: list[tuple[str, str, str]] = []
     skipped: dict[str, list[str]] = defaultdict(list)
     for each in examination.findings:
@@ -84,9 +81,8 @@ def _say(examination: Examination) -> None:
         many = checks[0] if len(checks) == 1 else f"{len(checks)} checks"
         names = "" if len(checks) == 1 else f"\n{', '.join(checks)}"
         rows.append((_styled(Level.SKIPPED), many, escape(reason + names)))
-    output.out.print(output.described(rows))
     counts = (f"{many} {level.value}" for level, many in examination.counts.items() if many)
-    output.out.print(", ".join(counts))
+    return Group(output.described(rows), ", ".join(counts))
 
 
 def _styled(level: Level) -> str:

@@ -41,10 +41,7 @@ def load(
     """
     with Dispatcher() as dispatcher:
         found = dispatcher.load(within=parse_length(within, "within"))
-    if as_json:
-        output.as_json(load_data(found))
-    else:
-        output.out.print(load_picture(found, limit=limit))
+    output.tell(load_data(found), load_picture(found, limit=limit), as_json=as_json)
 
 
 @group.command(
@@ -64,14 +61,10 @@ def refusals(
     length = parse_length(since, "since")
     with Dispatcher() as dispatcher:
         found = dispatcher.refusals(since=length, quota=quota, last=last)
-    if as_json:
-        output.as_json(found)
-    else:
-        output.out.print(refusals_picture(found))
+    output.tell(found, refusals_picture(found), as_json=as_json)
 
 
 def load_picture(found: LoadToCome, *, limit: int) -> RenderableType:
-    """Return a load for a terminal: of each channel its fullest minutes."""
     lines: list[RenderableType] = []
     for channel in found.channels:
         overbooked = [each for each in channel.minutes if each.overbooked]
@@ -108,7 +101,6 @@ def load_picture(found: LoadToCome, *, limit: int) -> RenderableType:
 
 
 def load_data(found: LoadToCome) -> dict[str, Any]:
-    """Return a load for JSON."""
     data: dict[str, Any] = output.plain(found)
     for channel, shown in zip(found.channels, data["channels"], strict=True):
         for minute, each in zip(channel.minutes, shown["minutes"], strict=True):
@@ -117,7 +109,6 @@ def load_data(found: LoadToCome) -> dict[str, Any]:
 
 
 def refusals_picture(found: Refusals) -> RenderableType:
-    """Return refusals for a terminal."""
     lines: list[RenderableType] = []
     if not found.rules:
         return Text(f"no submit was refused since {output.second_text(found.since)} UTC")
@@ -149,7 +140,6 @@ def refusals_picture(found: Refusals) -> RenderableType:
 
 
 def rule_text(kind: str, quota: str | None) -> str:
-    """Return the name of a rule for people."""
     if quota is None:
         return "quiet hours"
     return f"{quota} of each {kind}" if kind else quota

@@ -81,9 +81,13 @@ def import_file(
         raise InvalidValue("--atomic", "given with --plan", "one of them")
     with ExitStack() as opened:
         source = opened.enter_context(Source(file))
-        written = _form(file, form)
+        name = "standard input" if file == STANDARD_INPUT else file
+        written = form or Format.of(file)
+        if written is None:
+            raise InvalidValue(name, "may be CSV or JSONL", "--format csv or --format jsonl")
         dispatcher = opened.enter_context(Dispatcher())
-        to = rejected if rejected is not None or plan else _beside(file)
+        beside = Path("stdin" if file == STANDARD_INPUT else file).with_suffix(".rejected.jsonl")
+        to = rejected if rejected is not None or plan else beside
         refused = opened.enter_context(RefusedRows(to)) if to is not None else None
         longest = dispatcher.settings.body_max_bytes
         rows = read(source, written, channel=channel, campaign=campaign, longest=longest)
@@ -93,14 +97,14 @@ def import_file(
         if refused is not None and not failed:
             refused.finish()
     if as_json:
-        output.as_json(job.data() | {"complete": failed == 0})
+        output.as_object(job.data() | {"complete": failed == 0})
     else:
         _report(job)
     raise typer.Exit(failed or job.exit_code)
 
 
 def _run(job: ImportJob, work: Callable[[], None]) -> int:
-    """Run the job; return 0, or the exit code of what stopped it."""
+    """Return 0, or the exit code of what stopped the job."""
     try:
         with terminated_like_interrupted(), job.bar:
             work()
@@ -127,7 +131,12 @@ def _report(job: ImportJob) -> None:
         output.out.print(f"the first goes at {data['first_send_at']}, the last at "
                        f"{data['last_send_at']}")  # fmt: skip
     if job.reasons:
-        output.out.print(_table(data["reasons"]))
+        table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+        table.add_column("reason")
+        table.add_column("rows", justify="right")
+        for reason, count in data["reasons"].items():
+            table.add_row(escape(reason), f"{count:,}")
+        output.out.print(table)
     rejections = data.get("rejections", [])
     for each in rejections[:_SHOWN]:
         output.out.print(f"line {each['line']}: {escape(each['error'])}", soft_wrap=True)
@@ -136,27 +145,6 @@ def _report(job: ImportJob) -> None:
     if job.refused is not None and job.refused.count:
         path = escape(str(job.refused.path))
         output.out.print(f"the refused rows are in {path}", soft_wrap=True)
-
-
-def _table(reasons: dict[str, int]) -> Table:
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("reason")
-    table.add_column("rows", justify="right")
-    for reason, count in reasons.items():
-        table.add_row(escape(reason), f"{count:,}")
-    return table
-
-
-def _form(file: str, given: Format | None) -> Format:
-    found = given or Format.of(file)
-    if found is None:
-        label = "standard input" if file == STANDARD_INPUT else file
-        raise InvalidValue(label, "may be CSV or JSONL", "--format csv or --format jsonl")
-    return found
-
-
-def _beside(file: str) -> Path:
-    return Path("stdin" if file == STANDARD_INPUT else file).with_suffix(".rejected.jsonl")
 
 
 class ImportJob:
@@ -199,8 +187,6 @@ class ImportJob:
         self._is_whole = False
 
     def submit_each(self) -> None:
-        """Submit the rows; refused ones do not stop the others."""
-
         def drafts() -> Iterator[DraftRow]:
             for row in self._drafts():
                 self._waiting.append(row)
@@ -218,7 +204,6 @@ class ImportJob:
                 self._keyless += 1
 
     def submit_all(self) -> None:
-        """Submit all rows or none."""
         self._is_whole = True
         rows = list(self._drafts())
         if self._bad:
@@ -250,7 +235,6 @@ class ImportJob:
 
     @property
     def how_to_go_on(self) -> str:
-        """How to continue after the job was stopped."""
         if self._keeps_rejections:
             return "Nothing was accepted; run it again."
         if self._is_whole:
@@ -264,7 +248,6 @@ class ImportJob:
         return f"{text}."
 
     def data(self) -> dict[str, Any]:
-        """Return the result as plain JSON values."""
         counted = self._counted
         found: dict[str, Any] = {
             "accepted": counted.accepted,
@@ -318,8 +301,5 @@ class ImportJob:
 
 
 class _Rate(ProgressColumn):
-    """Lines per second."""
-
     def render(self, task: Task) -> Text:
-        """Return the rate as text."""
         return Text(f"{task.speed:,.0f}/s" if task.speed else "")

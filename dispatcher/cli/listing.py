@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
-from rich.console import RenderableType
 
 from dispatcher.cli import output
 from dispatcher.cli.app import AsJsonLines, examples
@@ -54,15 +53,21 @@ def list_messages(
     with Dispatcher() as dispatcher:
         page = dispatcher.list(limit=limit, after=after, **filters.wanted)
         zone = filters.zone or dispatcher.settings.zone
-    if as_json:
-        for message in page.messages:
-            output.as_line(output.message_data(message))
-    elif page.messages:
-        output.out.print(_message_table(page.messages, zone))
-        if page.after is not None:
-            output.out.print(f"[dim]there are more: --after {page.after}[/]")
-    else:
-        output.out.print("no messages")
+    headings = ("id", "status", "channel", "recipient", f"send at ({zone})")
+    rows = (
+        (
+            str(message.id),
+            output.status_text(message.status),
+            output.as_it_is(message.channel),
+            output.as_it_is(message.recipient),
+            output.second_text(message.send_at, zone),
+        )
+        for message in page.messages
+    )
+    data = map(output.message_data, page.messages)
+    output.tell_rows(data, headings, rows, as_json=as_json, otherwise="no messages")
+    if page.after is not None and not as_json:
+        output.out.print(f"[dim]there are more: --after {page.after}[/]")
 
 
 @group.command(epilog=examples("dispatcher held", "dispatcher held --json"))
@@ -74,13 +79,19 @@ def held(
     with Dispatcher() as dispatcher:
         found = dispatcher.held(limit=limit)
         zone = dispatcher.settings.zone
-    if as_json:
-        for message in found:
-            output.as_line(output.message_data(message))
-    elif found:
-        output.out.print(_held_table(found, zone))
-    else:
-        output.out.print("no messages are held")
+    headings = ("id", "channel", "recipient", "tries", f"held since ({zone})")
+    rows = (
+        (
+            str(message.id),
+            output.as_it_is(message.channel),
+            output.as_it_is(message.recipient),
+            f"{message.attempt_count} of {message.max_attempts}",
+            output.second_text(message.next_attempt_at, zone),
+        )
+        for message in found
+    )
+    data = map(output.message_data, found)
+    output.tell_rows(data, headings, rows, as_json=as_json, otherwise="no messages are held")
 
 
 @group.command(
@@ -134,47 +145,17 @@ def export(
             raise typer.Exit(say_stopped(error, "What was written is not all")) from None
 
 
-def _message_table(messages: Sequence[Message], zone: str) -> RenderableType:
-    """Return messages, one a row, without their bodies; times in ``zone``."""
-    headings = ("id", "status", "channel", "recipient", f"send at ({zone})")
-    return output.listed(
-        headings,
-        [
-            (
-                str(message.id),
-                output.status_text(message.status),
-                output.as_it_is(message.channel),
-                output.as_it_is(message.recipient),
-                output.second_text(message.send_at, zone),
-            )
-            for message in messages
-        ],
-    )
-
-
-def _held_table(messages: Sequence[Message], zone: str) -> RenderableType:
-    """Return held messages, one a row, without their bodies; times in ``zone``."""
-    headings = ("id", "channel", "recipient", "tries", f"held since ({zone})")
-    return output.listed(
-        headings,
-        [
-            (
-                str(message.id),
-                output.as_it_is(message.channel),
-                output.as_it_is(message.recipient),
-                f"{message.attempt_count} of {message.max_attempts}",
-                output.second_text(message.next_attempt_at, zone),
-            )
-            for message in messages
-        ],
-    )
-
-
 def _writer(
     stream: TextIO, form: Format, bodies: bool, formulas: bool
 ) -> Callable[[Message], object]:
+    def data(message: Message) -> dict[str, Any]:
+        data = output.message_data(message)
+        if not bodies:
+            del data[_BODY]
+        return data
+
     if form is Format.JSONL:
-        return lambda message: stream.write(output.plain_json(_line(_data(message, bodies))) + "\n")
+        return lambda message: stream.write(output.plain_json(_line(data(message))) + "\n")
     names = [name for name in Message.__dataclass_fields__ if bodies or name != _BODY]
     # Python before 3.13 quotes a line break only if it is one of the terminator.
     table = csv.DictWriter(stream, names, lineterminator="\r\n")
@@ -191,15 +172,8 @@ def _writer(
         return visible_text(value) if is_shown else value
 
     return lambda message: table.writerow(
-        {name: cell(value) for name, value in _data(message, bodies).items()}
+        {name: cell(value) for name, value in data(message).items()}
     )
-
-
-def _data(message: Message, bodies: bool) -> dict[str, Any]:
-    data = output.message_data(message)
-    if not bodies:
-        del data[_BODY]
-    return data
 
 
 def _line(value: Any) -> str:

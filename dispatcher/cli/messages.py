@@ -121,7 +121,7 @@ def submit(
             campaign=campaign,
             quotas=quotas,
         )
-    _say(message, as_json=as_json)
+    _tell(message, as_json=as_json)
 
 
 @group.command(epilog=examples('dispatcher update 0199… --text "See you at 10"'))
@@ -136,7 +136,7 @@ def update(
     """Give a scheduled message another body, or that of a template, rendered now."""
     with Dispatcher() as dispatcher:
         message = dispatcher.update(message_id, **_content(text, body, template, data))
-    _say(message, as_json=as_json)
+    _tell(message, as_json=as_json)
 
 
 @group.command(
@@ -182,11 +182,10 @@ def next_slot(
                 unknown = f"whether the recipient has opted out is not known: {error}"
     if unknown is not None:
         say_warning(unknown)
+    data = {"next_slot": slot} | ({} if suppressed is None else {"suppressed": suppressed})
+    output.tell(data, escape(output.local_text(slot, zone)), as_json=as_json)
     if as_json:
-        told = {} if suppressed is None else {"suppressed": suppressed}
-        output.as_json({"next_slot": slot} | told)
         return
-    output.out.print(escape(output.local_text(slot, zone)))
     if suppressed:
         of = f"of {channel}" if channel else "of every channel"
         say_warning(f"the recipient has opted out {of}: a submit is refused, at any time")
@@ -194,11 +193,9 @@ def next_slot(
         say_warning(left_out)
 
 
-def _say(message: Message, *, as_json: bool) -> None:
-    if as_json:
-        output.as_json(output.message_data(message))
-    else:
-        output.out.print(output.outcome_text(message, with_time=True), soft_wrap=True)
+def _tell(message: Message, *, as_json: bool) -> None:
+    text = output.outcome_text(message, with_time=True)
+    output.tell(output.message_data(message), text, as_json=as_json, soft_wrap=True)
 
 
 def left_out_without_channel(settings: Settings) -> str | None:
@@ -212,7 +209,6 @@ def left_out_without_channel(settings: Settings) -> str | None:
 
 
 def length_of(text: str | None, field: str) -> timedelta | None:
-    """Read a length that need not be given. Raises InvalidValue."""
     return None if text is None else parse_length(text, field)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta
@@ -40,13 +40,6 @@ _PIPED_WIDTH = 160
 """Columns without a terminal: enough that no word is broken."""
 
 
-def _width() -> int | None:
-    """Return the columns of a table; None where the terminal or COLUMNS gives them."""
-    is_closed = sys.stdout is None
-    is_known = "COLUMNS" in os.environ or (not is_closed and sys.stdout.isatty())
-    return None if is_known else _PIPED_WIDTH
-
-
 class Terminal(Console):
     """A console that escapes control characters, so that no terminal obeys foreign text."""
 
@@ -57,7 +50,8 @@ class Terminal(Console):
             yield Segment(shown, style, control)
 
 
-out = Terminal(highlight=False, width=_width())
+_is_known = "COLUMNS" in os.environ or (sys.stdout is not None and sys.stdout.isatty())
+out = Terminal(highlight=False, width=None if _is_known else _PIPED_WIDTH)
 
 
 def as_it_is(text: str) -> str:
@@ -69,14 +63,39 @@ written: list[str] = []
 """The JSON that this run of a command has written so far."""
 
 
-def as_json(value: object) -> None:
-    """Write one value as JSON to standard output."""
+def as_line(value: object) -> None:
+    _write(json.dumps(plain(value), ensure_ascii=False))
+
+
+def as_object(value: object) -> None:
     _write(json.dumps(plain(value), ensure_ascii=False, indent=2))
 
 
-def as_line(value: object) -> None:
-    """Write one value as JSON on a line of its own to standard output."""
-    _write(json.dumps(plain(value), ensure_ascii=False))
+def tell(
+    data: object, shown: RenderableType, *, as_json: bool, soft_wrap: bool | None = None
+) -> None:
+    """Print a result: as JSON, or as it is shown to people."""
+    if as_json:
+        as_object(data)
+    else:
+        out.print(shown, soft_wrap=soft_wrap)
+
+
+def tell_rows(
+    data: Iterable[object],
+    headings: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    as_json: bool,
+    otherwise: str | None = None,
+) -> None:
+    """Print a list: as JSON, a line each, or as a table, or what is said ``otherwise`` if empty."""
+    if as_json:
+        for value in data:
+            as_line(value)
+        return
+    cells = list(rows)
+    out.print(listed(headings, cells) if cells or otherwise is None else otherwise)
 
 
 def _write(text: str) -> None:
@@ -86,7 +105,6 @@ def _write(text: str) -> None:
 
 
 def plain_json(text: str) -> str:
-    """Return equal JSON with escaped control characters."""
     return "\n".join(map(visible_text, text.split("\n")))
 
 
@@ -122,13 +140,11 @@ def message_data(message: Message) -> dict[str, Any]:
 
 
 def error_data(error: DispatcherError) -> dict[str, Any]:
-    """Return an error for JSON: its type, its text and its attributes."""
     carried = {name: each for name, each in vars(error).items() if name[0] != "_"}
     return {"error": type(error).__name__, "text": str(error)} | carried
 
 
 def outcome_text(message: Message, *, with_time: bool = False) -> str:
-    """Return the status of a message in one line; with its time in its zone."""
     text = f"{message.id} is {status_text(message.status)}"
     if not with_time:
         return text
@@ -223,11 +239,9 @@ def _text(cell: Cell) -> Text:
 
 
 def status_text(status: Status, text: str | None = None) -> str:
-    """Return a status, or a text about it, in its colour."""
     return f"[{_STYLES[status]}]{text or status.value}[/]"
 
 
 def second_text(instant: datetime, zone: str | None = None) -> str:
-    """Return an instant to the second, in a zone or in UTC."""
     local = instant.astimezone(UTC if zone is None else rules(zone))
     return local.strftime("%Y-%m-%d %H:%M:%S")

@@ -44,15 +44,10 @@ def resume(kind: Kind, name: Name, as_json: AsJson = False) -> None:
 
 
 def _print(found: Sequence[Pause], *, as_json: bool) -> None:
-    if as_json:
-        output.as_json(found)
-        return
-    if not found:
-        output.out.print("nothing is paused")
-        return
     titles = ("kind", "name", "paused since (UTC)")
     rows = [
         (output.as_it_is(each.kind), output.as_it_is(each.name), output.second_text(each.paused_at))
         for each in found
     ]
-    output.out.print(output.listed(titles, rows))
+    shown = output.listed(titles, rows) if rows else "nothing is paused"
+    output.tell(found, shown, as_json=as_json)

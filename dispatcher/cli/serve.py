@@ -176,12 +176,8 @@ def list_keys(as_json: AsJson = False) -> None:
     """List all keys, without their secrets."""
     with _stored() as (_, stored):
         found = stored.named()
-    if as_json:
-        for each in found:
-            output.as_line(each._asdict())
-        return
     titles = ("id", "name", "rights", "channels", "scope", "last used (UTC)", "ends (UTC)")
-    output.out.print(output.listed(titles, [_row(each) for each in found]))
+    output.tell_rows(found, titles, map(_row, found), as_json=as_json)
 
 
 @keys.command("rotate", epilog=examples("dispatcher keys rotate shop --overlap '1 hour'"))
@@ -208,10 +204,8 @@ def revoke(
 
     with _stored() as (_, stored):
         ended = revoke_key(stored, name)
-    if as_json:
-        output.as_json([each.id for each in ended])
-    else:
-        output.out.print(f"revoked: {', '.join(each.id for each in ended)}")
+    ids = [each.id for each in ended]
+    output.tell(ids, f"revoked: {', '.join(ids)}", as_json=as_json)
 
 
 @contextmanager
@@ -221,13 +215,9 @@ def _stored() -> Iterator[tuple[App, ApiKeys]]:
 
 
 def _show_new(key: ApiKey, token: str, *, as_json: bool) -> None:
-    if as_json:
-        output.as_json({**key._asdict(), "key": token})
-        return
-    output.out.print(token, soft_wrap=True)
-    output.out.print(
-        f"[dim]id {key.id}, name {output.as_it_is(key.name)}; the key is not shown again[/]"
-    )
+    note = f"[dim]id {key.id}, name {output.as_it_is(key.name)}; the key is not shown again[/]"
+    data = {**key._asdict(), "key": token}
+    output.tell(data, f"{token}\n{note}", as_json=as_json, soft_wrap=True)
 
 
 def _row(key: ApiKey) -> tuple[Any, ...]:

@@ -64,7 +64,6 @@ class _Worker(TyperCommand):
     """A command whose help says how long its end may take, by the settings."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help."""
         with suppress(InvalidSettings):
             grace = Settings.load().stop_grace.total_seconds()
             self.help = (
@@ -205,10 +204,8 @@ def migrate(as_json: AsJson = False) -> None:
             make_private(settings.data_dir)
     with closing(App(settings)) as app:
         revision = migrate_store(app.database)
-    if as_json:
-        output.as_json({"revision": revision})
-    else:
-        output.out.print(f"the database is at revision {revision}")
+    text = f"the database is at revision {revision}"
+    output.tell({"revision": revision}, text, as_json=as_json)
 
 
 def _settings(metrics_port: int | None) -> Settings:
@@ -238,7 +235,6 @@ class JsonFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, without its end."""
         at = datetime.fromtimestamp(record.created, UTC)
         line = {
             "at": as_text(at),
@@ -261,9 +257,13 @@ def log_formatter(log_format: LogFormat) -> logging.Formatter:
 
 
 def _write_logs(log_format: LogFormat) -> None:
+    def write_json(logger: logging.Logger, **_: object) -> None:
+        for handler in logger.handlers:
+            handler.setFormatter(JsonFormatter())
+
     if log_format == "json":
-        after_setup_logger.connect(_write_json, weak=False)
-        after_setup_task_logger.connect(_write_json, weak=False)
+        after_setup_logger.connect(write_json, weak=False)
+        after_setup_task_logger.connect(write_json, weak=False)
 
 
 def log_to_standard_error(log_format: LogFormat) -> None:
@@ -271,11 +271,6 @@ def log_to_standard_error(log_format: LogFormat) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(log_formatter(log_format))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-
-
-def _write_json(logger: logging.Logger, **_: object) -> None:
-    for handler in logger.handlers:
-        handler.setFormatter(JsonFormatter())
 
 
 @contextmanager

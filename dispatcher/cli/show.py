@@ -42,7 +42,7 @@ def show_message(
     with Dispatcher() as dispatcher:
         found = dispatcher.story(message_id)
     if as_json:
-        output.as_json(_data(found))
+        output.as_object(_data(found))
     else:
         _say(found)
 
@@ -77,7 +77,6 @@ def _say(story: Story) -> None:
 
 
 def _data(story: Story) -> dict[str, Any]:
-    """Return a story for JSON."""
     what, at = coming(story)
     attempts = [output.plain(each) for each in story.attempts]
     for each in attempts:

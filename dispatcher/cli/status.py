@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from threading import Event
 from typing import Annotated, Any
 
@@ -37,7 +36,7 @@ _PAUSE = 9
 _LEAST = timedelta(milliseconds=100)
 _MINUTE = timedelta(minutes=1)
 
-_Shown = tuple[Callable[[], dict[str, Any]], Callable[[], RenderableType]]
+_Shown = tuple[dict[str, Any], RenderableType]
 """What was read, as JSON and for a terminal."""
 
 
@@ -73,18 +72,20 @@ def status(
     if interval < _LEAST:
         raise InvalidValue("--every", f"{interval}", f"at least {_LEAST.total_seconds()} seconds")
     with Dispatcher() as dispatcher:
-        read = partial(_overview, dispatcher, length)
-        if campaign is not None:
-            read = partial(_campaign, dispatcher, campaign)
+
+        def read() -> _Shown:
+            if campaign is None:
+                overview = dispatcher.status(since=length)
+                return overview_data(overview), overview_picture(overview)
+            counts = dispatcher.counts(campaign=campaign)
+            data = {"campaign": campaign, "counts": _every_status(counts)}
+            return data, counts_picture(counts)
+
         if watch:
             with until_stopped() as stopped:
                 _watch(read, interval, stopped, as_json=as_json)
             return
-        data, picture = read()
-    if as_json:
-        output.as_json(data())
-    else:
-        output.out.print(picture())
+        output.tell(*read(), as_json=as_json)
 
 
 @group.command(
@@ -104,48 +105,24 @@ def top(
     """Rank the scopes, recipients or channels with most due messages, and their fullest quota."""
     with Dispatcher() as dispatcher:
         found = dispatcher.top(of, by=by, within=parse_length(within, "within"), limit=limit)
-    if as_json:
-        output.as_json(found)
-    else:
-        output.out.print(tops_picture(found))
-
-
-def _overview(dispatcher: Dispatcher, since: timedelta) -> _Shown:
-    found = dispatcher.status(since=since)
-    return (
-        partial(overview_data, found),
-        lambda: overview_picture(found),
-    )
-
-
-def _campaign(dispatcher: Dispatcher, campaign: str) -> _Shown:
-    found = dispatcher.counts(campaign=campaign)
-    return (
-        lambda: {"campaign": campaign, "counts": _every_status(found)},
-        lambda: counts_picture(found),
-    )
+    output.tell(found, tops_picture(found), as_json=as_json)
 
 
 def _watch(read: Callable[[], _Shown], every: timedelta, stopped: Event, *, as_json: bool) -> None:
-    def look() -> RenderableType:
+    def look() -> _Shown:
         try:
-            _, picture = read()
+            return read()
         except Unavailable as error:
-            return Text(f"{error}; looking again", style="red")
-        return picture()
+            text = Text(f"{error}; looking again", style="red")
+            return {"error": str(error)}, text
 
-    def tell() -> None:
-        try:
-            data, _ = read()
-            output.as_line(data())
-        except Unavailable as error:
-            output.as_line({"error": str(error)})
-
-    if as_json or not output.out.is_terminal:
-        _repeat(tell if as_json else lambda: output.out.print(look()), every, stopped)
-        return
-    with Live(console=output.out, auto_refresh=False, screen=True) as live:
-        _repeat(lambda: live.update(look(), refresh=True), every, stopped)
+    if as_json:
+        _repeat(lambda: output.as_line(look()[0]), every, stopped)
+    elif not output.out.is_terminal:
+        _repeat(lambda: output.out.print(look()[1]), every, stopped)
+    else:
+        with Live(console=output.out, auto_refresh=False, screen=True) as live:
+            _repeat(lambda: live.update(look()[1], refresh=True), every, stopped)
 
 
 def _repeat(look: Callable[[], object], every: timedelta, stopped: Event) -> None:
@@ -158,7 +135,6 @@ def _repeat(look: Callable[[], object], every: timedelta, stopped: Event) -> Non
 
 
 def overview_picture(found: Overview) -> RenderableType:
-    """Return an overview for a terminal."""
     lines: list[RenderableType] = [
         Text.assemble(("dispatcher status", "bold"), f"  {output.second_text(found.now)} UTC"),
         "",
@@ -181,7 +157,6 @@ def overview_picture(found: Overview) -> RenderableType:
 
 
 def counts_picture(counts: Mapping[str, Mapping[Status, int]]) -> RenderableType:
-    """Return counts by channel and status for a terminal."""
     statuses = (*_LIVE, *_ENDED)
     names = [each.value for each in statuses]
     rows = [
@@ -280,7 +255,6 @@ def _duties(found: Overview) -> Text:
 
 
 def tops_picture(found: Tops) -> RenderableType:
-    """Return a ranking for a terminal."""
     table = output.listed(
         (found.of, "messages", "next (UTC)", "fullest quota", "from (UTC)"),
         [
@@ -305,7 +279,6 @@ def tops_picture(found: Tops) -> RenderableType:
 
 
 def overview_data(found: Overview) -> dict[str, Any]:
-    """Return an overview for JSON."""
     counts, overdue = found.counts, found.overdue
     return {
         "now": found.now,
@@ -356,7 +329,6 @@ def _number(status: Status, many: int) -> str:
 
 
 def length_text(length: timedelta) -> str:
-    """Return a length in words."""
     seconds = round(length.total_seconds())
     for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= 2 * size or (seconds == size and unit != "minute"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from itertools import islice
 from typing import Annotated
 
@@ -37,15 +36,9 @@ def suppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson =
     """
     with Dispatcher() as dispatcher:
         cancelled = dispatcher.suppress(recipient, channel=channel)
-    if as_json:
-        output.as_json({"recipient": recipient, "channel": channel, "cancelled": cancelled})
-        return
-    where = "every channel" if channel is None else f"channel {channel}"
-    output.out.print(
-        f"{escape(recipient)} gets nothing on {escape(where)}; scheduled messages cancelled: "
-        f"{cancelled}",
-        soft_wrap=True,
-    )
+    data = {"recipient": recipient, "channel": channel, "cancelled": cancelled}
+    shown = f"gets nothing on {_where(channel)}; scheduled messages cancelled: {cancelled}"
+    output.tell(data, f"{escape(recipient)} {shown}", as_json=as_json, soft_wrap=True)
 
 
 @group.command(epilog=examples("dispatcher unsuppress ada@example.org"))
@@ -56,16 +49,10 @@ def unsuppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson
     """
     with Dispatcher() as dispatcher:
         left = dispatcher.unsuppress(recipient, channel=channel)
-    if as_json:
-        output.as_json({"recipient": recipient, "suppressed": left})
-        return
-    if not left:
-        output.out.print(f"{escape(recipient)} is not suppressed", soft_wrap=True)
-    for each in left:
-        where = "every channel" if each.channel is None else f"channel {each.channel}"
-        output.out.print(
-            f"{escape(recipient)} still gets nothing on {escape(where)}", soft_wrap=True
-        )
+    shown = [f"still gets nothing on {_where(each.channel)}" for each in left]
+    text = "\n".join(f"{escape(recipient)} {each}" for each in shown or ["is not suppressed"])
+    data = {"recipient": recipient, "suppressed": left}
+    output.tell(data, text, as_json=as_json, soft_wrap=True)
 
 
 @group.command(
@@ -91,12 +78,10 @@ def erase(
         confirm(f"Erase {recipient} for good?")
     with Dispatcher() as dispatcher:
         done = dispatcher.erase(recipient, keep_opt_out=keep_opt_out)
-    if as_json:
-        output.as_json(asdict(done))
-        return
-    output.out.print(f"messages cancelled: {done.cancelled}; blanked: {done.blanked}")
+    shown = f"messages cancelled: {done.cancelled}; blanked: {done.blanked}"
     if done.under_way:
-        output.out.print(f"not ended yet: {done.under_way}; erase again once they have")
+        shown += f"\nnot ended yet: {done.under_way}; erase again once they have"
+    output.tell(done, shown, as_json=as_json)
 
 
 @group.command(
@@ -113,13 +98,13 @@ def suppressed(
     """List all suppressions, or those of one recipient."""
     with Dispatcher() as dispatcher:
         found = list(islice(dispatcher.suppressed(recipient), limit))
-    if as_json:
-        for each in found:
-            output.as_line(each)
-        return
-    rows = [
+    rows = (
         (output.as_it_is(each.recipient), output.as_it_is(each.channel or "all"),
          output.second_text(each.created_at))
         for each in found
-    ]  # fmt: skip
-    output.out.print(output.listed(("recipient", "channel", "since (UTC)"), rows))
+    )  # fmt: skip
+    output.tell_rows(found, ("recipient", "channel", "since (UTC)"), rows, as_json=as_json)
+
+
+def _where(channel: str | None) -> str:
+    return "every channel" if channel is None else f"channel {escape(channel)}"

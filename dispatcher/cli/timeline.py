@@ -80,11 +80,9 @@ def timeline(
         if left_out is not None:
             hints.append(left_out)
     if as_json:
-        output.as_json(timeline_data(found))
+        output.as_object(timeline_data(found))
         return
-    output.out.print(shown(found))
-    for each in hints:
-        output.out.print(Text(each, style="yellow"))
+    output.out.print(shown(found), *(Text(each, style="yellow") for each in hints), sep="\n")
 
 
 def _scopes(words: Sequence[str], kinds: Container[str]) -> tuple[str | None, dict[str, str]]:
@@ -107,7 +105,6 @@ def _scopes(words: Sequence[str], kinds: Container[str]) -> tuple[str | None, di
 
 
 def timeline_data(timeline: Timeline) -> dict[str, Any]:
-    """Return a timeline for JSON."""
     return {
         "start": timeline.start,
         "end": timeline.end,
@@ -199,7 +196,6 @@ def _booked(window: WindowTimeline, step: Span) -> int:
 
 
 def _is_empty(timeline: Timeline, step: Span) -> bool:
-    """Whether nothing is booked, counted or refused in a step."""
     return not _within(timeline.refused, step) and not any(
         fill.booked
         for window in timeline.windows

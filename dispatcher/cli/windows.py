@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import groupby
 from typing import Annotated, Any
 
 import typer
+from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from dispatcher.cli import output
@@ -32,10 +34,7 @@ def verify(as_json: AsJson = False) -> None:
     shown = nullcontext() if as_json else output.out.status("comparing …")
     with Dispatcher() as dispatcher, shown:
         found = dispatcher.verify_windows()
-    if as_json:
-        output.as_json(_data(found))
-    else:
-        _say(found)
+    output.tell(_data(found), _shown(found), as_json=as_json)
     if not found.equal:
         raise typer.Exit(1)
 
@@ -65,18 +64,15 @@ def rebuild(
                 shard or None,
                 progress=lambda read, total: progress.update(task, completed=read, total=total),
             )
-    if as_json:
-        output.as_json({"wanted": wanted, "rebuilt": list(done)})
-    else:
-        output.out.print(f"{len(done)} of {wanted} shards rebuilt")
-        if len(done) < wanted:
-            output.out.print("[yellow]the others are being rebuilt by another process[/]")
+    text = f"{len(done)} of {wanted} shards rebuilt"
+    if len(done) < wanted:
+        text += "\n[yellow]the others are being rebuilt by another process[/]"
+    output.tell({"wanted": wanted, "rebuilt": done}, text, as_json=as_json)
     if len(done) < wanted:
         raise typer.Exit(1)
 
 
 def _data(verified: Verified) -> dict[str, Any]:
-    """Return the result of a verification for JSON."""
     return {
         "equal": verified.equal,
         "messages": verified.messages,
@@ -96,27 +92,25 @@ def _data(verified: Verified) -> dict[str, Any]:
     }
 
 
-def _say(found: Verified) -> None:
-    output.out.print(
-        f"{found.messages} messages and {found.reservations} reservations compared:",
-        "[green]equal[/]" if found.equal else "[red]not equal[/]",
-    )
+def _shown(found: Verified) -> RenderableType:
+    result = "[green]equal[/]" if found.equal else "[red]not equal[/]"
+    lines: list[RenderableType] = [
+        f"{found.messages} messages and {found.reservations} reservations compared: {result}"
+    ]
     if found.closed:
         numbers = ", ".join(map(str, found.closed))
-        output.out.print(f"[yellow]not complete, so not judged:[/] shards {numbers}")
-    for fault, many in found.counts.items():
-        if many:
-            output.out.print(f"{many} {fault.value}")
-    scope = None
-    for each in found.differences[:_MOST_SHOWN]:
-        if each.scope != scope:
-            scope = each.scope
-            output.out.print(f"[bold]{escape(scope)}[/]")
-        named = "" if each.message_id is None else str(each.message_id)
-        output.out.print(output.described([("", named, _detail(each))]))
+        lines.append(f"[yellow]not complete, so not judged:[/] shards {numbers}")
+    lines += [f"{many} {fault.value}" for fault, many in found.counts.items() if many]
+    for scope, differences in groupby(found.differences[:_MOST_SHOWN], lambda each: each.scope):
+        lines.append(f"[bold]{escape(scope)}[/]")
+        lines += [
+            output.described([("", str(each.message_id or ""), _detail(each))])
+            for each in differences
+        ]
     unsaid = sum(found.counts.values()) - min(len(found.differences), _MOST_SHOWN)
     if unsaid > 0:
-        output.out.print(f"and {unsaid} more; --json names up to 10,000")
+        lines.append(f"and {unsaid} more; --json names up to 10,000")
+    return Group(*lines)
 
 
 def _detail(each: Difference) -> str:

@@ -89,7 +89,6 @@ class Doctor:
         self._pauses = pauses
 
     def examine(self) -> Examination:
-        """Run every check."""
         redis, store = _asked(self._redis.servers), _asked(self._store_facts)
         migrated = _with_schema(store)
         findings = [

@@ -59,6 +59,5 @@ class Examination:
 
     @property
     def level(self) -> Level:
-        """The worst level."""
         counts = self.counts
         return next((each for each in (Level.ERROR, Level.WARNING) if counts[each]), Level.OK)

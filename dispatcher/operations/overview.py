@@ -216,7 +216,6 @@ class Overviews:
         )
 
     def _duty(self, sign: Sign) -> Sign:
-        """Return the sign of a duty, which is done at its own interval."""
         duty = DUTIES.get(sign.name)
         if duty is None:  # of another version
             return sign
