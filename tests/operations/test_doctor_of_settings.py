@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from dispatcher import Message, PermanentFailure, Settings
 from dispatcher.operations.findings import Finding
 from dispatcher.times.clock import SystemClock
-from tests.support.examining import ERROR, OK, WARNING, examined, levels
+from tests.support.examining import ERROR, OK, WARNING, doctor_for, examined, levels
 from tests.support.house import House
 from tests.support.house_fixtures import Build
 from tests.support.mail import CLOSE, HANG, PASSWORD, USER, MailServer, ScriptedServer, certified
@@ -31,10 +31,10 @@ def house(build: Build) -> House:
     return build(clock=SystemClock())
 
 
-def looked_at(house: House, **channels: Any) -> dict[str, Finding]:
-    """Examine a house with further channels; nothing of a password is shown."""
-    given = house.settings.model_dump() | {"channels": channels}
-    found = examined(house, channels=Settings(**given).channels)
+def looked_at(*, hooks: Any = "", **channels: Any) -> dict[str, Finding]:
+    """Return what is found of settings, without a look at Redis and the database."""
+    with doctor_for(Settings(hooks=hooks, channels=channels)) as doctor:
+        found = {each.check: each for each in doctor._of_settings()}
     assert PASSWORD not in str(found)
     assert "hunter2" not in str(found)
     assert all(each.remedy for each in found.values() if each.level in (WARNING, ERROR))
@@ -45,26 +45,24 @@ def email(url: str, **options: Any) -> dict[str, Any]:
     return {"transport": "smtp", "options": {"url": url, "from": "mail@shop.example", **options}}
 
 
-@on_sqlite
-def test_a_mail_server_that_takes_the_log_in(house: House, tmp_path: Path) -> None:
+def test_a_mail_server_that_takes_the_log_in(tmp_path: Path) -> None:
     context, ca_file = certified(tmp_path)
     with MailServer(security="starttls", context=context, auth=True) as server:
         url = f"smtp+starttls://{LOGIN}@localhost:{server.port}"
-        found = looked_at(house, email=email(url, ca_file=ca_file))["settings.servers"]
+        found = looked_at(email=email(url, ca_file=ca_file))["settings.servers"]
         assert (found.level, found.remedy) == (OK, None)
         assert found.found.endswith(": email")
         assert (server.connections, server.taken) == (1, [])
 
 
-@on_sqlite
-def test_a_mail_server_that_refuses_the_log_in(house: House, tmp_path: Path) -> None:
+def test_a_mail_server_that_refuses_the_log_in(tmp_path: Path) -> None:
     context, ca_file = certified(tmp_path)
     with MailServer(security="starttls", context=context, auth=True) as server:
         channels = {
             name: email(f"smtp+starttls://{who}@localhost:{server.port}", ca_file=ca_file)
             for name, who in (("good", LOGIN), ("bad", f"{USER}:hunter2"))
         }
-        found = looked_at(house, **channels)["settings.servers"]
+        found = looked_at(**channels)["settings.servers"]
     assert found.level is ERROR
     assert "bad: localhost:" in found.found
     assert "to the credentials" in found.found
@@ -72,35 +70,32 @@ def test_a_mail_server_that_refuses_the_log_in(house: House, tmp_path: Path) -> 
     assert "user and password" in (found.remedy or "")
 
 
-@on_sqlite
-def test_a_mail_server_that_is_away(house: House) -> None:
+def test_a_mail_server_that_is_away() -> None:
     with socket.socket() as bound:  # nobody else is given the port, and nobody listens there
         bound.bind(("127.0.0.1", 0))
         url = f"smtp://127.0.0.1:{bound.getsockname()[1]}"
-        found = looked_at(house, email=email(url))["settings.servers"]
+        found = looked_at(email=email(url))["settings.servers"]
     assert found.level is ERROR
     assert found.found.startswith("no message gets through: email: 127.0.0.1:")
 
 
-@on_sqlite
 @pytest.mark.parametrize("answer", [HANG, CLOSE, "421 4.3.2 full", "454 4.7.0 later"])
 @pytest.mark.parametrize("word", ["connection", "EHLO", "NOOP"])
 def test_a_mail_server_that_says_no_or_nothing(
-    house: House, monkeypatch: pytest.MonkeyPatch, word: str, answer: str
+    monkeypatch: pytest.MonkeyPatch, word: str, answer: str
 ) -> None:
     monkeypatch.setattr("dispatcher.transports.smtp._PROBE_SECONDS", 0.2)
     with ScriptedServer({word: answer, "HELO": answer}) as server:
         began = time.monotonic()
-        found = looked_at(house, email=email(f"smtp://127.0.0.1:{server.port}"))
+        found = looked_at(email=email(f"smtp://127.0.0.1:{server.port}"))
         assert found["settings.servers"].level is ERROR
         assert time.monotonic() - began < 9, "the usual limit is that of the transport"
         assert server.got == []
 
 
-@on_sqlite
-def test_a_probe_says_good_bye_and_carries_nothing(house: House) -> None:
+def test_a_probe_says_good_bye_and_carries_nothing() -> None:
     with ScriptedServer() as server:
-        found = looked_at(house, email=email(f"smtp://127.0.0.1:{server.port}"))
+        found = looked_at(email=email(f"smtp://127.0.0.1:{server.port}"))
         assert found["settings.servers"].level is OK
         words = [each.split()[0].upper() for each in server.heard]
     assert words[:2] == ["EHLO", "NOOP"]
@@ -127,7 +122,6 @@ class Pigeon:
         type(self).closed += 1
 
 
-@on_sqlite
 @pytest.mark.parametrize(
     ("fails", "level", "says"),
     [
@@ -136,19 +130,16 @@ class Pigeon:
         ("odd", ERROR, "post: ValueError"),
     ],
 )
-def test_a_transport_of_the_users_is_asked(
-    house: House, fails: str, level: object, says: str
-) -> None:
+def test_a_transport_of_the_users_is_asked(fails: str, level: object, says: str) -> None:
     before = Pigeon.closed
     post = {"transport": f"{__name__}:Pigeon", "options": {"fails": fails} if fails else {}}
-    found = looked_at(house, post=post)["settings.servers"]
+    found = looked_at(post=post)["settings.servers"]
     assert found.level is level
     assert says in found.found
     assert "canary" not in found.found
     assert Pigeon.closed == before + 1
 
 
-@on_sqlite
 @pytest.mark.parametrize(
     ("channel", "says"),
     [
@@ -160,9 +151,9 @@ def test_a_transport_of_the_users_is_asked(
     ],
 )
 def test_a_transport_that_a_worker_cannot_make_is_an_error(
-    house: House, channel: dict[str, object], says: str
+    channel: dict[str, object], says: str
 ) -> None:
-    found = looked_at(house, email=channel)["settings.transports"]
+    found = looked_at(email=channel)["settings.transports"]
     assert (found.level, found.stops_worker) == (ERROR, True)
     assert "email: channels.email.options" in found.found
     assert says in found.found.partition("; accepted: ")[2]
@@ -175,9 +166,8 @@ class Egg(Pigeon):
         raise RuntimeError("canary")
 
 
-@on_sqlite
-def test_a_transport_that_raises_anything_takes_no_other_finding_with_it(house: House) -> None:
-    found = looked_at(house, post={"transport": f"{__name__}:Egg"})["settings.transports"]
+def test_a_transport_that_raises_anything_takes_no_other_finding_with_it() -> None:
+    found = looked_at(post={"transport": f"{__name__}:Egg"})["settings.transports"]
     assert found.level is ERROR
     assert found.found.endswith("post: RuntimeError")
 
@@ -186,7 +176,6 @@ class Hooks:
     def on_sent(self, message: Message) -> None: ...
 
 
-@on_sqlite
 @pytest.mark.parametrize(
     ("hooks", "level", "says"),
     [
@@ -196,8 +185,8 @@ class Hooks:
         (f"{__name__}:Pigeon", ERROR, "has none of them"),
     ],
 )
-def test_hooks_that_cannot_be_loaded(house: House, hooks: str, level: object, says: str) -> None:
-    found = examined(house, hooks=hooks)["settings.hooks"]
+def test_hooks_that_cannot_be_loaded(hooks: str, level: object, says: str) -> None:
+    found = looked_at(hooks=hooks)["settings.hooks"]
     assert found.level is level
     assert says in found.found
     assert bool(found.remedy) == (level is ERROR)
@@ -207,7 +196,6 @@ def spell(text: str) -> str:
     return text
 
 
-@on_sqlite
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
@@ -216,24 +204,23 @@ def spell(text: str) -> str:
         (f"{__name__}:LOGIN", f"'{__name__}:LOGIN' is no function"),
     ],
 )
-def test_a_rule_for_recipients_that_cannot_be_loaded(house: House, rule: str, says: str) -> None:
+def test_a_rule_for_recipients_that_cannot_be_loaded(rule: str, says: str) -> None:
     memory = {"transport": "memory"}
-    assert looked_at(house, memory=memory)["settings.recipients"].found == "there are no rules"
+    assert looked_at(memory=memory)["settings.recipients"].found == "there are no rules"
     sound = {
         "mail": memory | {"recipients": "email"},
         "post": memory | {"recipients": f"{__name__}:spell"},
     }
-    found = looked_at(house, **sound)["settings.recipients"]
+    found = looked_at(**sound)["settings.recipients"]
     assert (found.level, found.found) == (OK, "the rules of 2 channels can be loaded")
-    found = looked_at(house, **sound, sms=memory | {"recipients": rule})["settings.recipients"]
+    found = looked_at(**sound, sms=memory | {"recipients": rule})["settings.recipients"]
     assert (found.level, found.stops_worker) == (ERROR, False)
     assert found.found.endswith(f": channels.sms.recipients: {says}")
 
 
-@on_sqlite
-def test_templates_that_do_not_compile(house: House, tmp_path: Path) -> None:
+def test_templates_that_do_not_compile(tmp_path: Path) -> None:
     sound = {"hello": {"text": "Hello {{ name }}"}}
-    found = looked_at(house, memory={"transport": "memory", "templates": sound})
+    found = looked_at(memory={"transport": "memory", "templates": sound})
     assert found["settings.templates"].found == "each of 1 compiles"
     folder = tmp_path / "templates"
     folder.mkdir()
@@ -243,7 +230,7 @@ def test_templates_that_do_not_compile(house: House, tmp_path: Path) -> None:
         "other": {"transport": "memory", "templates_dir": str(folder)},
         "third": {"transport": "memory", "templates_dir": str(tmp_path / "none")},
     }
-    found_wrong = looked_at(house, **broken)["settings.templates"]
+    found_wrong = looked_at(**broken)["settings.templates"]
     assert found_wrong.level is ERROR
     for place in ("channels.memory.templates.hi.text", f"{folder}/bye.text", "channels.third"):
         assert f"{place}" in found_wrong.found
@@ -290,18 +277,17 @@ class WithoutSchema(BaseModel):
     called: Callable[[], int]
 
 
-@on_sqlite
-def test_a_type_of_bodies_that_cannot_be_used(house: House) -> None:
+def test_a_type_of_bodies_that_cannot_be_used() -> None:
     memory = {"transport": "memory"}
-    assert looked_at(house, memory=memory)["settings.bodies"].found == "there are no types"
+    assert looked_at(memory=memory)["settings.bodies"].found == "there are no types"
     sound = {"mail": memory | {"body": f"{__name__}:Body"}}
-    found = looked_at(house, **sound)["settings.bodies"]
+    found = looked_at(**sound)["settings.bodies"]
     assert (found.level, found.found) == (OK, "the types of 1 channel can be loaded")
     for attribute, says in (
         ("missing", f"cannot load '{__name__}:missing' (AttributeError)"),
         ("WithoutSchema", "WithoutSchema has no JSON Schema (PydanticInvalidForJsonSchema)"),
     ):
         wrong = memory | {"body": f"{__name__}:{attribute}"}
-        found = looked_at(house, **sound, sms=wrong)["settings.bodies"]
+        found = looked_at(**sound, sms=wrong)["settings.bodies"]
         assert (found.level, found.stops_worker) == (ERROR, False)
         assert found.found.endswith(f": channels.sms.body: {says}")
