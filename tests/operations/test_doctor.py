@@ -77,18 +77,14 @@ def test_a_sound_deployment_is_ok_and_looking_changes_nothing(house: House) -> N
     assert house.snapshot() == before
 
 
-def test_every_finding_that_is_not_ok_has_a_remedy(lone: House) -> None:
+def test_an_evicting_redis_stops_the_worker_and_what_is_wrong_has_a_remedy(lone: House) -> None:
     lone.redis.config_set("maxmemory-policy", "allkeys-lru")
     lone.change([lone.submit(send_in=MINUTE)], channel="fax")
-    wrong = [each for each in examined(lone).values() if each.level in {WARNING, ERROR}]
-    assert len(wrong) == 2
-    assert all(each.remedy for each in wrong)
-
-
-def test_an_evicting_redis_stops_the_worker(lone: House) -> None:
-    lone.redis.config_set("maxmemory-policy", "allkeys-lru")
-    found = examined(lone)["redis.eviction"]
-    assert (found.level, found.stops_worker) == (ERROR, True)
+    findings = examined(lone)
+    assert levels(findings) == {"redis.eviction": ERROR, "work.channels": WARNING}
+    assert all(findings[name].remedy for name in levels(findings))
+    found = findings["redis.eviction"]
+    assert found.stops_worker
     assert "allkeys-lru" in found.found
     assert stops(lone) == {"redis.eviction"}
     assert lone.redis.exists(lone.keys("ada").epoch), "looking closes nothing"
@@ -396,29 +392,43 @@ def test_a_long_horizon_on_rabbitmq(house: House) -> None:
     assert found["app.redelivery"].level is WARNING
 
 
-def test_the_doctor_names_work_left_by_the_sweep_with_its_age(house: House) -> None:
-    messages = [house.submit(name, send_in=MINUTE) for name in ("ada", "ben", "cleo")]
+@pytest.mark.parametrize(
+    ("rows", "wrong", "said"),
+    [
+        (
+            [
+                {"enqueue_at": -late, "next_attempt_at": -late}
+                for late in (10 * MINUTE, MINUTE, SECOND)
+            ],
+            {"work.sweep": WARNING, "work.overdue": WARNING},
+            r"2 messages wait for the sweep, the first one for 0:1\d:\d\d",
+        ),
+        (
+            [{"enqueue_at": 4 * SECOND, "next_attempt_at": -late} for late in (MINUTE, 3 * SECOND)],
+            {"work.overdue": WARNING},
+            "1 message waits to be claimed though due",
+        ),
+        (  # put back by a limit, or for a destination that is silent
+            [
+                {"enqueue_at": 4 * MINUTE, "next_attempt_at": 5 * MINUTE, "send_at": -late * MINUTE}
+                for late in (180, 50)
+            ],
+            {"work.waiting": WARNING},
+            r"1 message waits more than an hour after the send time, the first one for 3:0\d:\d\d",
+        ),
+    ],
+    ids=["not enqueued", "not claimed", "put back"],
+)
+def test_work_that_is_late_is_named_with_its_age(
+    house: House, rows: list[dict[str, timedelta]], wrong: dict[str, Any], said: str
+) -> None:
     now = house.database_time()
-    for message, late in zip(messages, (10 * MINUTE, MINUTE, SECOND), strict=True):
-        at = now - late
-        house.change([message], enqueue_at=at, next_attempt_at=at)
+    for number, row in enumerate(rows):
+        message = house.submit(f"r{number}", send_in=MINUTE)
+        house.change([message], **{name: now + after for name, after in row.items()})
     found = examined(house)
-    assert found["work.sweep"].level is WARNING
-    assert re.match(
-        r"2 messages wait for the sweep, the first one for 0:1\d:\d\d", found["work.sweep"].found
-    )
-    assert found["work.overdue"].level is WARNING
-
-
-def test_an_enqueued_message_that_is_not_claimed_is_overdue(house: House) -> None:
-    old, young = house.submit("ada", send_in=MINUTE), house.submit("ben", send_in=MINUTE)
-    now = house.database_time()
-    house.change([old], enqueue_at=now + 4 * SECOND, next_attempt_at=now - MINUTE)
-    house.change([young], enqueue_at=now + 4 * SECOND, next_attempt_at=now - 3 * SECOND)
-    found = examined(house)
-    assert found["work.sweep"].level is OK
-    assert found["work.overdue"].level is WARNING
-    assert found["work.overdue"].found.startswith("1 message waits to be claimed though due")
+    assert levels(found, "work.") == wrong
+    assert re.match(said, found[next(iter(wrong))].found)
 
 
 def test_the_doctor_says_that_due_messages_may_be_paused(house: House) -> None:
@@ -436,21 +446,6 @@ def test_the_doctor_says_that_due_messages_may_be_paused(house: House) -> None:
     )
     house.dispatcher.resume("channel", "memory")
     assert "pause" not in examined(house)["work.overdue"].found
-
-
-def test_the_doctor_names_messages_snoozed_for_hours(house: House) -> None:
-    """Put back by a limit, or for a destination that is silent, it is never overdue."""
-    old, young = (house.submit(name, send_in=MINUTE) for name in ("ada", "ben"))
-    now = house.database_time()
-    turn = {"next_attempt_at": now + 5 * MINUTE, "enqueue_at": now + 4 * MINUTE}
-    house.change([old], send_at=now - 180 * MINUTE, **turn)
-    house.change([young], send_at=now - 50 * MINUTE, **turn)
-    found = examined(house)
-    assert levels(found, "work.") == {"work.waiting": WARNING}
-    assert re.match(
-        r"1 message waits more than an hour after the send time, the first one for 3:0\d:\d\d",
-        found["work.waiting"].found,
-    )
 
 
 def test_a_claim_that_nobody_rescues(house: House) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -66,17 +68,29 @@ def test_a_server_with_known_holes_is_warned_of_where_others_reach_it(
     assert server_checks.redis_vulnerabilities(replace(facts, is_private=True)).level is Level.OK
 
 
-def test_a_disk_that_takes_no_writes() -> None:
-    found = server_checks.redis_writes(replace(SOUND, failed_writes=("log",)))
-    assert found.level is Level.ERROR
-    assert "the last log could not be written" in found.found
-    assert not found.stops_worker
-
-
-def test_a_server_that_does_not_tell_of_snapshots() -> None:
-    found = server_checks.redis_persistence(replace(SOUND, has_log=False, has_snapshots=None))
-    assert found.level is Level.WARNING
-    assert "does not tell" in found.found
+@pytest.mark.parametrize(
+    ("judge", "facts", "level", "says"),
+    [
+        (
+            server_checks.redis_writes,
+            {"failed_writes": ("log",)},
+            Level.ERROR,
+            "the last log could not be written",
+        ),
+        (
+            server_checks.redis_persistence,
+            {"has_log": False, "has_snapshots": None},
+            Level.WARNING,
+            "does not tell",
+        ),
+    ],
+)
+def test_what_a_server_cannot_keep_is_said(
+    judge: Callable[[RedisFacts], Finding], facts: dict[str, Any], level: Level, says: str
+) -> None:
+    found = judge(replace(SOUND, **facts))
+    assert (found.level, found.stops_worker) == (level, False)
+    assert says in found.found
 
 
 @pytest.mark.parametrize("nodes", [0, 2, 3])
@@ -107,23 +121,23 @@ def test_tables_of_another_program_stop_the_worker() -> None:
     )  # fmt: skip
 
 
-def test_a_postgres_that_is_durable() -> None:
+@pytest.mark.parametrize(
+    ("durable", "settings", "level"),
+    [
+        (PostgreSQLEngine.durable, {"fsync": "on", "synchronous_commit": "on"}, Level.OK),
+        (PostgreSQLEngine.durable, {"fsync": "off", "synchronous_commit": "on"}, Level.WARNING),
+        (PostgreSQLEngine.durable, {"fsync": "on", "synchronous_commit": "off"}, Level.WARNING),
+        (MariaDBEngine.durable, {"innodb_flush_log_at_trx_commit": "1"}, Level.OK),
+        (MariaDBEngine.durable, {"innodb_flush_log_at_trx_commit": "2"}, Level.WARNING),
+        (MariaDBEngine.durable, {"innodb_flush_log_at_trx_commit": "0"}, Level.WARNING),
+    ],
+)
+def test_a_database_that_acknowledges_too_early_is_warned_of(
+    durable: Any, settings: dict[str, str], level: Level
+) -> None:
     standing = SchemaStanding("0001", "0001", (), is_known=True)
-    durable = {"fsync": "on", "synchronous_commit": "on"}
-    judge = PostgreSQLEngine.durable.judge
-    facts = StoreFacts(standing, (), judge(durable))
-    assert server_checks.store_durability(facts).level is Level.OK
-    for name in durable:
-        asleep = facts._replace(durability=judge(durable | {name: "off"}))
-        assert server_checks.store_durability(asleep).level is Level.WARNING
-
-
-def test_a_mariadb_that_is_durable() -> None:
-    standing = SchemaStanding("0001", "0001", (), is_known=True)
-    name = "innodb_flush_log_at_trx_commit"
-    for value, level in (("1", Level.OK), ("2", Level.WARNING), ("0", Level.WARNING)):
-        facts = StoreFacts(standing, (), MariaDBEngine.durable.judge({name: value}))
-        assert server_checks.store_durability(facts).level is level
+    facts = StoreFacts(standing, (), durable.judge(settings))
+    assert server_checks.store_durability(facts).level is level
 
 
 class Line:
