@@ -268,8 +268,3 @@ def test_retry_by_id(house: House, run: Run) -> None:
     ran = run("retry", str(message.id))
     assert (ran.code, ran.out) == (0, f"{message.id} is scheduled\n")
     assert run("retry", str(message.id)).code == 5
-
-
-def test_several_ids_are_cancelled_at_once(house: House, run: Run, many: list[Message]) -> None:
-    ran = run("cancel", *(str(each.id) for each in many[:2]), "--json")
-    assert [each["status"] for each in ran.data] == ["cancelled"] * 2

@@ -11,16 +11,14 @@ import subprocess
 import sys
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from dispatcher import Message, PermanentFailure, Status
+from dispatcher import Message, PermanentFailure
 from dispatcher.cli import app
-from dispatcher.extras import DISTRIBUTION
 from dispatcher.times.send_time import as_text
 from tests.cli.conftest import Run, run_process
 from tests.support.house import House
@@ -57,23 +55,19 @@ def test_help_lists_every_command_and_the_exit_codes() -> None:
         assert f"$ dispatcher {command}" in helped.output or command == "windows"
 
 
-def test_submit_as_json_has_every_field(house: House, run: Run) -> None:
+def test_submit_as_json_has_every_field_and_for_people_says_id_status_and_time(
+    house: House, run: Run
+) -> None:
     data = submit(run)
     assert set(data) == MESSAGE_FIELDS
+    people = run("submit", "--channel", "memory", "--recipient", "ben", "--text", "hello", *SOON)
+    [ben] = [*house.dispatcher.select(recipient="ben")]
+    assert people.out.split() == [str(ben.id), "is", "scheduled", "for", as_text(ben.send_at)]
     assert (data["status"], data["channel"], data["recipient"]) == ("scheduled", "memory", "ada")
     assert (data["body"], data["scope"]) == ({"text": "hello"}, "ada")
     stored = house.dispatcher.get(data["id"])
     assert as_text(stored.send_at) == data["send_at"]
     assert as_text(stored.created_at) == data["created_at"]
-
-
-def test_submit_for_people_says_id_status_and_time(house: House, run: Run) -> None:
-    ran = run("submit", *TO, "--text", "hello", *SOON)
-    [stored] = [*house.dispatcher.select()]
-    assert ran.code == 0
-    assert ran.out.split() == [
-        str(stored.id), "is", "scheduled", "for", as_text(stored.send_at),
-    ]  # fmt: skip
 
 
 def test_submit_says_the_time_by_the_clocks_of_its_zone_and_what_was_asked_for(
@@ -192,6 +186,10 @@ def test_list_filters_and_limits(house: House, run: Run) -> None:
     table = run("list")
     assert first["id"] in table.out
     assert "hello" not in table.out, "a list shows no bodies"
+    page = run("list", "--limit", "1")
+    assert f"there are more: --after {second.id}" in page.out
+    rest = run("list", "--limit", "1", "--after", str(second.id))
+    assert (first["id"] in rest.out, "there are more" in rest.out) == (True, False)
     assert run("list", "--recipient", "nobody", "--json").lines == []
     assert run("list", "--recipient", "nobody").out == "no messages\n"
 
@@ -207,17 +205,6 @@ def test_list_shows_times_in_the_zone_of_the_settings_as_timeline_does(
         shown = run("list", *(("--zone", zone) if zone == "UTC" else ())).out
         assert f"send at ({zone})" in shown
         assert f"2028-07-03 {hour}:00" in shown
-
-
-def test_cancel_frees_the_place(house: House, run: Run) -> None:
-    data = submit(run)
-    assert set(house.members()) != set()
-    cancelled = run("cancel", data["id"], "--json").data
-    assert set(cancelled) == MESSAGE_FIELDS
-    assert (cancelled["id"], cancelled["status"]) == (data["id"], "cancelled")
-    assert house.members() == {}
-    assert run("cancel", data["id"]).out == f"{data['id']} is cancelled\n"
-    assert house.dispatcher.get(data["id"]).status is Status.CANCELLED
 
 
 def test_next_slot_says_that_a_recipient_has_opted_out(house: House, run: Run) -> None:
@@ -246,15 +233,6 @@ def test_next_slot_tells_and_books_nothing(house: House, run: Run) -> None:
     )
     assert len(house.members()) == 1
     assert run("next-slot", "--recipient", "ada").code == 0
-
-
-def test_a_page_of_a_list_tells_how_to_read_on(house: House, run: Run) -> None:
-    ids = [str(house.submit(f"r{n}", send_in=timedelta(minutes=10)).id) for n in range(3)]
-    first = run("list", "--limit", "2")
-    assert f"there are more: --after {ids[1]}" in first.out
-    rest = run("list", "--limit", "2", "--after", ids[1])
-    assert ids[0] in rest.out
-    assert "there are more" not in rest.out
 
 
 def test_list_takes_every_filter(house: House, run: Run) -> None:
@@ -302,11 +280,6 @@ def test_colours_are_for_terminals_that_want_them(
     assert "\x1b[36mscheduled" in shown(FORCE_COLOR="1", TERM="xterm")
     assert "\x1b[36m" not in shown(FORCE_COLOR="1", TERM="xterm", NO_COLOR="1")
     assert "\x1b" not in shown()
-
-
-def test_version_is_the_installed_one(run: Run) -> None:
-    assert run("version").out == f"{version(DISTRIBUTION)}\n"
-    assert run("version", "--json").data == {"version": version(DISTRIBUTION)}
 
 
 def test_migrate_builds_the_tables_and_is_safe_to_repeat(
@@ -373,3 +346,48 @@ def test_migrate_says_in_a_line_what_is_in_its_way(
     [line] = ran.err.splitlines()
     assert line.startswith("error: store unavailable: the ")
     assert said in line
+
+
+def test_a_refused_reschedule_changes_nothing(house: House, run: Run) -> None:
+    submitted, other = submit(run), submit(run, "--send-in", "30 minutes")
+    before = house.snapshot()
+    ran = run("reschedule", other["id"], "--send-at", submitted["send_at"])
+    assert (ran.code, ran.out) == (3, "")
+    assert "1/minute" in ran.err
+    assert house.snapshot() == before
+    shifted = run(
+        "reschedule", other["id"], "--send-at", submitted["send_at"], "--on-conflict", "shift",
+        "--json",
+    ).data  # fmt: skip
+    wait = datetime.fromisoformat(shifted["send_at"]) - datetime.fromisoformat(submitted["send_at"])
+    assert wait == timedelta(minutes=1)
+
+
+def test_quiet_hours_refuse_with_the_next_slot(house: House, run: Run) -> None:
+    asked = ("--send-at", "2030-01-07T23:00", "--zone", "Europe/Berlin")
+    ran = run("submit", *TO, "--text=x", *asked, "--send-window", "mon-fri 09:00-17:00")
+    assert ran.code == 3
+    assert "quiet hours" in ran.err
+    slot = run("next-slot", "--recipient", "ada", "--after", "2030-01-07T23:00", "--zone",
+               "Europe/Berlin", "--send-window", "mon-fri 09:00-17:00", "--json").data  # fmt: skip
+    assert slot == {"next_slot": "2030-01-08T08:00:00.000Z", "suppressed": False}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "typed"),
+    [("channel", "memory", "memory"), ("campaign", "summer sale", "'summer sale'")],
+)
+def test_a_pause_is_shown_until_it_is_resumed(
+    kind: str, name: str, typed: str, house: House, run: Run
+) -> None:
+    message = house.submit("ada", campaign="summer sale")
+    ran = run("pause", kind, name)
+    assert (ran.code, ran.err) == (0, "")
+    assert kind in ran.out
+    assert name in ran.out
+    assert f"{kind} {name}: dispatcher resume" in run("status").out
+    assert f"it is paused: dispatcher resume {kind} {typed}" in run("show", str(message.id)).out
+    [pause] = run("status", "--json").data["pauses"]
+    assert (pause["kind"], pause["name"]) == (kind, name)
+    assert run("resume", kind, name).out == "nothing is paused\n"
+    assert run("show", str(message.id), "--json").data["pauses"] == []

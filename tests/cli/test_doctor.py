@@ -10,7 +10,7 @@ import pytest
 from dispatcher.cli import services
 from dispatcher.store import StoreSurvey
 from dispatcher.telemetry.liveness import Kind
-from tests.cli.conftest import Run, run_process
+from tests.cli.conftest import Run
 from tests.support.examining import doctor_for, note_at_work
 from tests.support.house import House
 from tests.support.migrations import REVISIONS
@@ -62,14 +62,6 @@ def test_warnings_end_with_1_only_when_strict(house: House, run: Run) -> None:
     assert "no beat is alive" in ran.out
     assert run("doctor", "--strict").code == 1
     assert run("doctor", "--json").data["level"] == "warning"
-
-
-def test_errors_end_with_1(house: House, run: Run) -> None:
-    house.sql("DELETE FROM dispatcher_alembic_version")
-    ran = run("doctor")
-    assert ran.code == 1
-    assert "remedy: run `dispatcher migrate` first" in ran.out
-    assert run("doctor", "--json").code == 1
 
 
 def test_checks_that_are_skipped_for_one_reason_share_a_line(
@@ -139,18 +131,6 @@ def test_an_app_that_was_installed_is_examined_with_its_own_settings(
     assert (found["app.attached"], found["broker.answers"]) == ("ok", "ok")
 
 
-def test_a_worker_does_not_start_on_a_database_that_is_behind(house: House, tmp_path: Path) -> None:
-    house.sql("DELETE FROM dispatcher_alembic_version")
-    ran = run_process("worker", cwd=tmp_path)
-    assert (ran.code, ran.out) == (1, "")
-    first, second = ran.err.splitlines()
-    assert first == (
-        "error: store.migrations: the database is without tables; "
-        f"missing: {', '.join(REVISIONS)}. Remedy: run `dispatcher migrate` first"
-    )
-    assert second.startswith("error: the worker was not started; with --no-doctor")
-
-
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Give the first word of what would be started as Celery."""
@@ -159,10 +139,21 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return words
 
 
-def test_no_doctor_starts_it_nevertheless(house: House, run: Run, started: list[str]) -> None:
+def test_on_a_database_that_is_behind_a_worker_starts_without_the_doctor_only(
+    house: House, run: Run, started: list[str]
+) -> None:
     house.sql("DELETE FROM dispatcher_alembic_version")
-    assert run("worker").code == 1
-    assert started == []
+    examined = run("doctor")
+    assert examined.code == run("doctor", "--json").code == 1
+    assert "remedy: run `dispatcher migrate` first" in examined.out
+    ran = run("worker")
+    assert (ran.code, ran.out, started) == (1, "", [])
+    first, second = ran.err.splitlines()
+    assert first == (
+        "error: store.migrations: the database is without tables; "
+        f"missing: {', '.join(REVISIONS)}. Remedy: run `dispatcher migrate` first"
+    )
+    assert second.startswith("error: the worker was not started; with --no-doctor")
     assert run("worker", "--no-doctor").code == 0
     assert started == ["worker"]
 

@@ -15,7 +15,7 @@ import pytest
 from dispatcher.cli import services
 from dispatcher.message import new_id
 from dispatcher.times.send_time import as_text
-from tests.cli.conftest import Run, run_process
+from tests.cli.conftest import Run
 from tests.support.house import House
 
 TO = ("--channel", "memory", "--recipient", "ada", "--text", "hello")
@@ -65,6 +65,13 @@ CASES: dict[str, Case] = {
     "unreadable move": (2, "--later: cannot read 'soon'", lambda _: [
         "reschedule", "--all", "--later", "soon"]),
     "unreadable since": (2, "--since: cannot read 'x'", lambda _: ["status", "--since", "x"]),
+    "status since now": (2, "accepted", lambda _: ["status", "--since", "0"]),
+    "status since for ever": (2, "accepted", lambda _: ["status", "--since", "1000 days"]),
+    "watch all the time": (2, "--every", lambda _: ["status", "--every", "0.01"]),
+    "status of a long name": (2, "--campaign", lambda _: ["status", "--campaign", "c" * 65]),
+    "load of a month": (2, "--within", lambda _: ["load", "--within", "30 days"]),
+    "top none": (2, "--limit", lambda _: ["top", "--limit", "0"]),
+    "refusals of no quota": (2, "--quota", lambda _: ["refusals", "--quota", "3"]),
     "unreadable every": (2, "--every: cannot read 'x'", lambda _: ["status", "--every", "x"]),
     "unreadable within": (2, "--within: cannot read 'x'", lambda _: ["top", "--within", "x"]),
     "bad id": (2, "is no message id", lambda _: ["show", "4711"]),
@@ -90,6 +97,16 @@ CASES: dict[str, Case] = {
         "reschedule", submitted(house), "--send-at", "1999-01-01T00:00Z"]),
     "latest without a shift": (2, "--latest: given without --on-conflict", lambda _: [
         "submit", *TO, *AT, "--latest", "2028-01-02T00:00Z"]),
+    "submit for an unknown kind": (2, "--count: there is no kind 'tenant'", lambda _: [
+        "submit", *TO, *AT, "--count", "tenant=acme"]),
+    "pause of an unknown kind": (2, "customer", lambda _: ["pause", "customer", "acme"]),
+    "pause of an unknown channel": (2, "fax", lambda _: ["pause", "channel", "fax"]),
+    "opt-out of an unknown channel": (2, "fax", lambda _: [
+        "suppress", "ada", "--channel", "fax"]),
+    "reschedule too late": (5, "already sent", lambda house: [
+        "reschedule", sent(house), "--send-in", "1 hour"]),
+    "update too late": (5, "already sent", lambda house: [
+        "update", sent(house), "--text", "too late"]),
     "change nothing": (2, "no message is named", lambda _: ["cancel", "--yes"]),
     "change by both": (2, "given together with a filter", lambda _: [
         "drop", str(new_id()), "--channel", "memory"]),
@@ -97,6 +114,8 @@ CASES: dict[str, Case] = {
         "cancel", "--status", "sent"]),
     "later and a time": (2, "--send-at: not exactly one time", lambda _: [
         "reschedule", str(new_id()), "--later", "1 hour", "--send-in", "5"]),
+    "rebuild of no shard": (2, "--shard: there is no shard 99; accepted: 0 to 3", lambda _: [
+        "windows", "rebuild", "--yes", "--shard", "99"]),
     "retry nothing": (4, "there is no message", lambda _: ["retry", str(new_id())]),
     "retry what was sent": (5, "is already sent", lambda house: ["retry", sent(house)]),
     "quota": (3, "the next free slot is 2028-01-01T11:12:11+00:00", lambda house: (
@@ -294,20 +313,6 @@ def test_a_worker_refuses_pools_of_greenlets(
     assert "`dispatcher worker -c 32`" in ran.err
     assert run("worker", "-P", "solo").code == 0
     assert "--pool=solo" in started
-
-
-def test_as_a_process_it_ends_the_same_way(house: House, tmp_path: Path) -> None:
-    accepted = run_process("submit", *TO, *AT, "--json", cwd=tmp_path)
-    assert (accepted.code, accepted.err) == (0, "")
-    assert accepted.data["status"] == "scheduled"
-    refused = run_process("submit", *TO, *AT, cwd=tmp_path)
-    assert (refused.code, refused.out) == (3, "")
-    assert refused.err.startswith("error: 2028-01-01T11:11:11+00:00 does not fit the quota")
-    assert refused.err.count("\n") == 1
-    bad = run_process("submit", *TO, "--send-at", "\u202e2028", cwd=tmp_path)
-    assert bad.code == 2
-    assert "Traceback" not in bad.err
-    assert len(house.rows()) == 1
 
 
 @pytest.mark.parametrize("command", ["worker", "beat"])

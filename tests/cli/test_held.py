@@ -44,12 +44,6 @@ def test_the_times_of_held_messages_are_in_the_zone_of_the_settings(
     assert f"{since:%Y-%m-%d %H:%M:%S}" in shown
 
 
-def test_nothing_held_is_said_so(house: House, run: Run) -> None:
-    ran = run("held")
-    assert (ran.code, ran.out) == (0, "no messages are held\n")
-    assert run("held", "--json").out == ""
-
-
 @pytest.mark.parametrize(
     ("command", "status"), [("release", Status.SCHEDULED), ("drop", Status.FAILED)]
 )

@@ -8,16 +8,15 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dispatcher import Dispatcher, Draft, InvalidDraft, Progress, StoreUnavailable
+from dispatcher import Dispatcher, Draft, Progress, StoreUnavailable
 from dispatcher.cli import imports
 from dispatcher.submission.rows import COLUMNS, Source
-from dispatcher.transports import MemoryTransport
 from tests.cli.conftest import Ran, Run
 from tests.support.house import House
 
@@ -231,6 +230,8 @@ UNUSABLE: dict[str, tuple[bytes, str, list[str]]] = {
     "Latin-1": (f"channel,recipient,text,send_at\nmemory,ada,x,{AT}\nmemory,ben,\xfc,{AT}"
                 .encode("latin-1"), "line 3 is no UTF-8", []),
     "cut off": ("channel,recipient,text,send_at\nmemory,ü".encode()[:-1], "line 2 is no UTF-8", []),
+    "ends in CR alone": (as_csv([row()]).replace("\r\n", "\r").encode(),
+                         "row: line 1: a carriage return outside quotes; accepted: lines", []),
     "plan and atomic": (b"", "given with --plan", ["--plan", "--atomic"]),
 }  # fmt: skip
 
@@ -267,15 +268,6 @@ def test_a_name_that_cannot_be_used_is_one_sentence(run: Run, name: str, says: s
     assert (ran.code, ran.out) == (2, "")
     assert says in ran.err
     assert ran.err.count("\n") == 1
-
-
-def test_lines_that_end_in_cr_alone_are_named(house: House, run: Run) -> None:
-    ran = run_import(run, as_csv([row()]).replace("\r\n", "\r"))
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err == (
-        "error: row: line 1: a carriage return outside quotes; accepted: lines that end in LF or "
-        "CRLF\n"
-    )
 
 
 def test_a_byte_order_mark_is_no_part_of_a_column(house: House, run: Run) -> None:
@@ -517,27 +509,3 @@ def test_the_bar_is_drawn_on_a_terminal_only(
 def test_a_row_is_a_draft() -> None:
     assert set(COLUMNS) == {*Draft.__slots__, "text"}
     assert callable(Dispatcher.plan)
-
-
-class Numbers(MemoryTransport):
-    """Sends to numbers only."""
-
-    @staticmethod
-    def check(recipient: str, body: Mapping[str, Any]) -> None:
-        if not recipient.isdigit():
-            raise InvalidDraft("recipient", "letters", f"digits for {sorted(body)}")
-
-
-def test_a_row_that_could_never_be_sent_is_refused_with_its_reason(
-    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    channels = {"memory": {"transport": f"{__name__}:Numbers"}}
-    monkeypatch.setenv("DISPATCHER_CHANNELS", json.dumps(channels))
-    row = {"channel": "memory", "text": "hello", "send_at": "2028-01-01T11:11:11Z"}
-    rows = [row | {"recipient": recipient} for recipient in ("4711", "ada", "4712")]
-    Path("rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
-    assert run("import", "rows.jsonl").code
-    [refused] = Path("rows.rejected.jsonl").read_text().splitlines()
-    assert ("ada" in refused, "4711" in refused) == (True, False)
-    assert "recipient: letters; accepted: digits for ['text']" in refused
-    assert len(house.rows()) == 2

@@ -67,11 +67,14 @@ def test_status_for_people_says_what_is_wrong(run: Run, some: list[Message]) -> 
     assert "\x1b" not in out, "no colours where it is piped"
 
 
-def test_status_of_an_empty_house(house: House, run: Run) -> None:
+def test_an_empty_house_is_said_so(house: House, run: Run) -> None:
     out = run("status").out
-    assert "no messages" in out
-    assert "overdue  none" in out
-    assert "held     none" in out
+    for said in ("no messages", "overdue  none", "held     none"):
+        assert said in out
+    assert "nothing is due within 1 day" in run("top").out
+    assert "no submit was refused since" in run("refusals").out
+    assert run("held").out == "no messages are held\n"
+    assert run("held", "--json").out == ""
 
 
 def test_status_shows_workers_beats_and_duties(house: House, run: Run) -> None:
@@ -126,16 +129,6 @@ def test_without_redis_the_rest_is_told(
     top = run("top", "--json").data
     assert "cannot be reached" in top["silence"]
     assert [each["name"] for each in top["tops"]] == ["ada", "ben", "cyd"]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [("--every", "0.01"), ("--since", "0"), ("--since", "soon"), ("--since", "1000 days")],
-)
-def test_bad_lengths_are_refused(house: House, run: Run, arguments: tuple[str, ...]) -> None:
-    ran = run("status", *arguments)
-    assert (ran.code, ran.out) == (2, "")
-    assert "accepted" in ran.err
 
 
 def test_watching_goes_on_and_ends_in_good_order(house: House) -> None:
@@ -212,11 +205,6 @@ def test_top_by_fill_puts_the_fullest_first(house: House, run: Run) -> None:
     assert [each["name"] for each in by_fill] == ["ben", "ada"]
 
 
-def test_nothing_due_is_said_so(house: House, run: Run) -> None:
-    assert "nothing is due within 1 day" in run("top").out
-    assert run("top", "--limit", "0").code == 2
-
-
 def test_the_load_to_come_by_channel(house: House, run: Run, some: list[Message]) -> None:
     data = run("load", "--json").data
     [file, memory] = data["channels"]
@@ -225,11 +213,9 @@ def test_the_load_to_come_by_channel(house: House, run: Run, some: list[Message]
     out = run("load").out
     assert re.search(r"memory +2 due, 1 late; no limits", out)
     assert out.count(f"{some[0].send_at:%Y-%m-%d %H:%M}:00") == 2, "when it is due, and leaves"
-    assert run("load", "--within", "30 days").code == 2
 
 
 def test_refusals_by_rule(house: House, run: Run) -> None:
-    assert "no submit was refused since" in run("refusals").out
     house.submit("ada", send_in=HOUR)
     for _ in range(3):
         assert run("submit", "--channel", "memory", "--recipient", "ada", "--text", "hi",
@@ -238,7 +224,6 @@ def test_refusals_by_rule(house: House, run: Run) -> None:
     assert re.search(r"^1/minute +3 ", out, re.MULTILINE)
     data = run("refusals", "--json").data
     assert (data["rules"][0]["refused"], len(data["last"])) == (3, 3)
-    assert run("refusals", "--quota", "3").code == 2
 
 
 def test_status_counts_a_campaign(house: House, run: Run) -> None:
@@ -251,6 +236,5 @@ def test_status_counts_a_campaign(house: House, run: Run) -> None:
     assert counts["file"]["scheduled"] == 1
     out = run("status", "--campaign", "summer").out
     assert re.search(r"^all +1 +0 +0 +0 +0 +0 +1", out, re.MULTILINE)
-    assert run("status", "--campaign", "c" * 65).code == 2
     listed = run("list", "--campaign", "summer", "--json")
     assert [json.loads(each)["recipient"] for each in listed.out.splitlines()] == ["cyd", "ada"]

@@ -38,12 +38,6 @@ def test_a_suppressed_recipient_gets_nothing_until_unsuppressed(house: House, ru
     assert len(house.members()) == 1
 
 
-def test_a_channel_that_is_not_there_is_refused(run: Run, house: House) -> None:
-    ran = run("suppress", "ada", "--channel", "fax")
-    assert (ran.code, ran.out) == (2, "")
-    assert house.sql("SELECT * FROM dispatcher_suppressions") == []
-
-
 def test_an_erasure_asks_first_and_says_what_it_did(
     house: House, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

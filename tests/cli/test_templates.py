@@ -18,27 +18,22 @@ def with_templates(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISPATCHER_CHANNELS", json.dumps(CHANNELS))
 
 
-def test_submit_takes_a_template_with_its_data(run: Run) -> None:
-    to = ("submit", "--channel", "memory", "--recipient", "ada", "--send-in", "600")
+@pytest.mark.parametrize("command", ["submit", "update"])
+def test_a_command_takes_a_template_with_its_data(house: House, run: Run, command: str) -> None:
+    message = house.submit("ben")
+    words = {
+        "submit": ("submit", "--channel=memory", "--recipient=ada", "--send-in=600"),
+        "update": ("update", str(message.id)),
+    }[command]
     template = ("--template", "hello")
-    ran = run(*to, *template, "--data", '{"name": "Ada"}', "--json")
-    assert ran.data["body"] == {"text": "Hi Ada"}
-    for wrong in (
-        template, (*template, "--data", "name"), (*template, "--text", "x"), ("--data", "{}"),
-    ):  # fmt: skip
-        assert run(*to, *wrong).code == 2
-
-
-def test_update_takes_a_template_with_its_data(house: House, run: Run) -> None:
-    message = house.submit()
-    template = ("--template", "hello")
-    ran = run("update", str(message.id), *template, "--data", '{"name": "Ada"}', "--json")
-    assert ran.data["body"] == {"text": "Hi Ada"}
+    data = run(*words, *template, "--data", '{"name": "Ada"}', "--json").data
     for wrong in (
         template, (*template, "--data", "name"), (*template, "--text", "x"), ("--data", "{}"), (),
     ):  # fmt: skip
-        assert run("update", str(message.id), *wrong).code == 2
-    assert house.again(message).body == {"text": "Hi Ada"}
+        assert run(*words, *wrong).code == 2
+    assert house.dispatcher.get(data["id"]).body == {"text": "Hi Ada"}
+    assert run("update", str(message.id), "--text", "good evening").code == 0
+    assert house.again(message).body == {"text": "good evening"}
 
 
 def test_rows_name_a_template_and_its_data(house: House, run: Run) -> None:

@@ -116,12 +116,6 @@ def test_without_yes_it_asks_and_does_nothing_unless_told(
     assert wrong.snapshot() == before
 
 
-def test_a_shard_that_does_not_exist_is_bad_input(house: House, run: Run) -> None:
-    ran = run("windows", "rebuild", "--yes", "--shard", "99")
-    assert ran.code == 2
-    assert "--shard: there is no shard 99; accepted: 0 to 3" in ran.err
-
-
 def test_rebuild_exits_with_1_where_another_process_rebuilds_a_shard(
     house: House, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
