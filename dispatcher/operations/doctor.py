@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache, partial
 from typing import TypeAlias, TypeVar
@@ -64,42 +64,31 @@ _OF_HOUSEKEEPING = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
 class Doctor:
     """Examines a deployment. Changes nothing; a server without an answer is a finding, no error."""
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        clock: Clock,
-        redis: RedisSurvey,
-        signs: Signs,
-        store: StoreSurvey,
-        broker: BrokerSurvey,
-        templates: Templates,
-        pauses: Pauses,
-    ) -> None:
-        self._settings = settings
-        self._clock = clock
-        self._redis = redis
-        self._signs = signs
-        self._store = store
-        self._broker = broker
-        self._templates = templates
-        self._pauses = pauses
+    settings: Settings
+    clock: Clock
+    redis: RedisSurvey
+    signs: Signs
+    store: StoreSurvey
+    broker: BrokerSurvey
+    templates: Templates
+    pauses: Pauses
 
     def examine(self) -> Examination:
-        redis, store = _asked(self._redis.servers), _asked(self._store_facts)
+        redis, store = _asked(self.redis.servers), _asked(self._store_facts)
         migrated = _with_schema(store)
         findings = [
             *_of_redis(redis),
             _checked(
                 "redis.complete",
-                lambda _: server_checks.redis_complete(self._redis.readiness()),
+                lambda _: server_checks.redis_complete(self.redis.readiness()),
                 redis,
             ),
             _checked(
-                "redis.foreign", lambda _: server_checks.redis_foreign(self._redis.taken()), redis
+                "redis.foreign", lambda _: server_checks.redis_foreign(self.redis.taken()), redis
             ),
             *self._of_store(store),
             _checked(
@@ -121,11 +110,11 @@ class Doctor:
         A server that does not answer is not among them: workers wait for their servers. A missing
         file of SQLite is.
         """
-        redis, store = _asked(self._redis.servers), _asked(self._store_facts)
+        redis, store = _asked(self.redis.servers), _asked(self._store_facts)
         findings = [
             *_of_redis(redis),
             *self._of_store(store),
-            *self._of_queues(_asked(self._broker.server)),
+            *self._of_queues(_asked(self.broker.server)),
             *self._of_clocks(redis, store),
         ]
         return tuple(each for each in findings if each.stops_worker)
@@ -136,11 +125,11 @@ class Doctor:
         The first, ``store.answers``, stops a worker where the file is missing.
         """
         first, *others = _of_server("store", store, _OF_STORE)
-        stops = isinstance(store, Unavailable) and self._store.lacks_file
+        stops = isinstance(store, Unavailable) and self.store.lacks_file
         return [replace(first, stops_worker=stops), *others]
 
     def _of_housekeeping(self, store: Answer[StoreFacts]) -> list[Finding]:
-        ask = cache(self._store.housekeeping)
+        ask = cache(self.store.housekeeping)
 
         def after_asking(judge: Callable[[Housekeeping | None], Finding]) -> Callable[..., Finding]:
             return lambda _: judge(ask())
@@ -150,18 +139,18 @@ class Doctor:
         ]
 
     def _of_queues(self, broker: Answer[BrokerFacts]) -> list[Finding]:
-        queues = partial(server_checks.broker_queues, queue_type=self._settings.queue_type)
+        queues = partial(server_checks.broker_queues, queue_type=self.settings.queue_type)
         return _of_server("broker", broker, {"broker.queues": queues})
 
     def _of_broker(self, redis: Answer[Sequence[RedisFacts]]) -> list[Finding]:
-        broker, app = _asked(self._broker.server), _asked(self._broker.app)
+        broker, app = _asked(self.broker.server), _asked(self.broker.app)
         if isinstance(broker, Unavailable) or isinstance(redis, Unavailable):
             separate = skipped("not examined: the broker or Redis does not answer")
         else:
             separate = server_checks.broker_separate(broker, redis)
         app_checks: dict[str, Callable[[AppFacts], Finding]] = {
             "app.serializer": server_checks.app_serializer,
-            "app.redelivery": partial(server_checks.app_redelivery, settings=self._settings),
+            "app.redelivery": partial(server_checks.app_redelivery, settings=self.settings),
             "app.attached": server_checks.app_attached,
         }
         return [
@@ -174,14 +163,14 @@ class Doctor:
         self, redis: Answer[Sequence[RedisFacts]], store: Answer[StoreFacts]
     ) -> list[Finding]:
         def offset(ask: Callable[[], datetime]) -> server_checks.Offset:
-            return server_checks.measure(ask, self._clock)
+            return server_checks.measure(ask, self.clock)
 
         def of_store(_: object) -> Finding:
-            there = offset(self._store.now)
+            there = offset(self.store.now)
             return server_checks.clock_of("the database", there, stops_worker=True)
 
         def of_redis(_: object) -> Finding:
-            offsets = map(offset, self._redis.clocks())
+            offsets = map(offset, self.redis.clocks())
             return server_checks.clock_of("Redis", max(offsets, key=lambda each: each.at_least))
 
         return [
@@ -192,7 +181,7 @@ class Doctor:
     def _of_work(
         self, redis: Answer[Sequence[RedisFacts]], store: Answer[StoreFacts]
     ) -> list[Finding]:
-        given, ask, checks = self._settings, self._store, work_checks
+        given, ask, checks = self.settings, self.store, work_checks
         patience = _SWEEPS * given.sweep_interval
         # Without a status_channel nothing posts any of them, however young it is.
         patience_to_tell = patience if given.status_channel else timedelta(0)
@@ -205,7 +194,7 @@ class Doctor:
             return ask.overdue(older_than=grace + patience, grace=MOST_GRACES * grace)
 
         def processes(_: object) -> Finding:
-            signs = self._signs.read()
+            signs = self.signs.read()
             late = LateCount()
             if not isinstance(store, Unavailable):
                 late = not_enqueued()
@@ -216,15 +205,15 @@ class Doctor:
             return checks.processes(workers, beats, late)
 
         def zones(_: object) -> Finding:
-            alive = (each.name for each in self._signs.read()[Kind.ZONES] if each.is_alive)
+            alive = (each.name for each in self.signs.read()[Kind.ZONES] if each.is_alive)
             return checks.zones(database(), frozenset(alive))
 
         def pauses() -> int:
-            return len(self._pauses.in_force())
+            return len(self.pauses.in_force())
 
         def orphans(_: object) -> Finding:
             older_than = given.reconcile_grace + patience
-            return checks.orphans(self._redis.unconfirmed(older_than=older_than))
+            return checks.orphans(self.redis.unconfirmed(older_than=older_than))
 
         def notifications(_: object) -> Finding:
             late = ask.late_notifications(older_than=patience_to_tell)
@@ -232,7 +221,7 @@ class Doctor:
 
         def prune(_: object) -> Finding:
             behind = ask.not_pruned(retention=given.retention)
-            duties = () if isinstance(redis, Unavailable) else self._signs.read()[Kind.DUTY]
+            duties = () if isinstance(redis, Unavailable) else self.signs.read()[Kind.DUTY]
             age = next((each.age for each in duties if each.name == "prune"), None)
             return housekeeping_checks.prune(age, behind, given.prune_interval)
 
@@ -260,35 +249,35 @@ class Doctor:
         ]
 
     def _of_settings(self) -> list[Finding]:
-        probed = probe_all(self._settings)
-        named = (config_file(), self._settings.data_dir, self._store.file)
+        probed = probe_all(self.settings)
+        named = (config_file(), self.settings.data_dir, self.store.file)
         files = [each for each in named if each and open_to_others(each)]
         findings = {
             "settings.transports": work_checks.transports(probed),
             "settings.servers": work_checks.servers(probed),
             "settings.files": work_checks.files(files),
-            "settings.hooks": work_checks.hooks(self._settings.hooks),
-            "settings.templates": work_checks.templates(self._templates.problems()),
-            "settings.recipients": work_checks.recipients(self._settings.spellings.problems()),
-            "settings.bodies": work_checks.bodies(self._settings.body_types.problems()),
+            "settings.hooks": work_checks.hooks(self.settings.hooks),
+            "settings.templates": work_checks.templates(self.templates.problems()),
+            "settings.recipients": work_checks.recipients(self.settings.spellings.problems()),
+            "settings.bodies": work_checks.bodies(self.settings.body_types.problems()),
         }
         return [replace(each, check=name) for name, each in findings.items()]
 
     def _refused_write(self) -> str | None:
         try:
-            self._store.try_write()
+            self.store.try_write()
         except StoreUnavailable as silent:
             return silent.reason
         return None
 
     def _store_facts(self) -> StoreFacts:
-        standing = self._store.standing()
+        standing = self.store.standing()
         return StoreFacts(
             standing=standing,
-            missing_indexes=self._store.missing_indexes() if standing.revision else None,
-            durability=self._store.durability(),
-            encoding=self._store.encoding(),
-            unset_behind_pooler=self._store.unset_behind_pooler(),
+            missing_indexes=self.store.missing_indexes() if standing.revision else None,
+            durability=self.store.durability(),
+            encoding=self.store.encoding(),
+            unset_behind_pooler=self.store.unset_behind_pooler(),
         )
 
 

@@ -169,25 +169,16 @@ class LoadToCome:
     channels: tuple[ChannelLoad, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Overviews:
     """Reads overviews, rankings and metrics. Changes nothing."""
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        figures: Figures,
-        fills: Fills,
-        signs: Signs,
-        timelines: Timelines,
-        pauses: Pauses,
-    ) -> None:
-        self._settings = settings
-        self._figures = figures
-        self._fills = fills
-        self._signs = signs
-        self._timelines = timelines
-        self._pauses = pauses
+    settings: Settings
+    figures: Figures
+    fills: Fills
+    signs: Signs
+    timelines: Timelines
+    pauses: Pauses
 
     def read(self, *, since: timedelta) -> Overview:
         """Return an overview. Raises InvalidValue and StoreUnavailable.
@@ -197,29 +188,29 @@ class Overviews:
         _check_length("since", since)
         limits = signs = rejected = silence = None
         try:
-            signs = self._signs.read()
-            rejected = self._signs.items_rejected()
-            limits = self._fills.read()
+            signs = self.signs.read()
+            rejected = self.signs.items_rejected()
+            limits = self.fills.read()
         except Unavailable as error:
             silence = str(error)
         return Overview(
-            counts=self._figures.counts(since=since),
-            overdue=self._figures.overdue(),
-            load=self._figures.load(),
+            counts=self.figures.counts(since=since),
+            overdue=self.figures.overdue(),
+            load=self.figures.load(),
             limits=limits,
             workers=signs[Kind.WORKER] if signs else None,
             beats=signs[Kind.BEAT] if signs else None,
             duties=tuple(map(self._duty, signs[Kind.DUTY])) if signs else None,
             items_rejected=rejected,
             silence=silence,
-            pauses=tuple(self._pauses.in_force()),
+            pauses=tuple(self.pauses.in_force()),
         )
 
     def _duty(self, sign: Sign) -> Sign:
         duty = DUTIES.get(sign.name)
         if duty is None:  # of another version
             return sign
-        interval: timedelta = getattr(self._settings, duty.interval)
+        interval: timedelta = getattr(self.settings, duty.interval)
         return replace(sign, lost_after=max(LOST_AFTER, MISSED_INTERVALS * interval))
 
     def load(self, *, within: timedelta) -> LoadToCome:
@@ -232,7 +223,7 @@ class Overviews:
         if not isinstance(within, timedelta) or not _MINUTE <= within <= _FARTHEST:
             accepted = f"a length of a minute to {_FARTHEST.days} days"
             raise InvalidValue("within", quoted(within), accepted)
-        due = self._figures.due(within=within)
+        due = self.figures.due(within=within)
         return LoadToCome(
             start=due.start,
             end=due.start + within,
@@ -242,10 +233,10 @@ class Overviews:
         )
 
     def last_day(self) -> list[EndedInHour]:
-        return self._figures.last_day()
+        return self.figures.last_day()
 
     def _channel_load(self, name: str, due: DueByMinute, *, within: timedelta) -> ChannelLoad:
-        channel = self._settings.channels.get(name)
+        channel = self.settings.channels.get(name)
         limits = channel.limits if channel is not None else ()
         late, minutes = due.late.get(name, 0), dict(due.by_channel[name])
         return ChannelLoad(
@@ -256,14 +247,13 @@ class Overviews:
         )
 
     def vitals(self) -> Vitals:
-        """Return the figures for metrics. Raises StoreUnavailable."""
         duties = alive = None
         with suppress(Unavailable):
-            signs = self._signs.read()
+            signs = self.signs.read()
             duties = {each.name: each.age for each in signs[Kind.DUTY]}
             alive = {kind: sum(each.is_alive for each in some) for kind, some in signs.items()}
-        counts = self._figures.counts(since=timedelta(0))
-        overdue = self._figures.overdue()
+        counts = self.figures.counts(since=timedelta(0))
+        overdue = self.figures.overdue()
         return Vitals(
             messages={
                 (channel, status.value): many
@@ -291,7 +281,7 @@ class Overviews:
         if not isinstance(limit, int) or not 1 <= limit <= _MOST:
             raise InvalidValue("limit", quoted(limit), f"1 to {_MOST}")
         many = limit if by == "messages" else max(limit, _CANDIDATES)
-        busiest, complete = self._figures.busiest(of, within=within, limit=many)
+        busiest, complete = self.figures.busiest(of, within=within, limit=many)
         tops, silence = self._with_fills(of, busiest, within)
         if by == "fill":
             tops.sort(key=lambda each: each.fullest.fill if each.fullest else 0.0, reverse=True)
@@ -317,10 +307,10 @@ class Overviews:
         return tops, silence
 
     def _fullest(self, scope: Scope, start: datetime, within: timedelta) -> FullestQuota | None:
-        if scope.kind not in self._settings.quotas_of:
+        if scope.kind not in self.settings.quotas_of:
             return None
-        terms = Terms((scope,), self._settings.zone)
-        [window] = self._timelines.windows(terms, start, start + within)
+        terms = Terms((scope,), self.settings.zone)
+        [window] = self.timelines.windows(terms, start, start + within)
         found = filter(None, map(_fullest_of, window.quotas))
         # A quota of one is full with a single message, so it ranks last; of two equally full quotas
         # the larger one ranks first.
@@ -376,7 +366,6 @@ def _outflow(
 
 
 def _spare(limit: Limit | CalendarLimit, start_ms: int, number: int, gone: Sequence[int]) -> int:
-    """Return how many more a limit of a long period allows in a minute."""
     if isinstance(limit, CalendarLimit):
         [begins_ms, _] = limit.bounds(start_ms + number * _MINUTE_MS, 1)
         since = (begins_ms - start_ms) // _MINUTE_MS
