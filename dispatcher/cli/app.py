@@ -51,8 +51,6 @@ _PARAMETERS_OF = {
 
 
 class ListedCommand(NamedTuple):
-    """A command: the module that is imported to run it, its panel in the help, its help."""
-
     module: str
     panel: str
     help: str
@@ -238,7 +236,6 @@ class AllCommands(OptionNames):
             return super().make_context(*given, **more)
 
     def invoke(self, ctx: Any) -> Any:
-        """Read the options of the command, and run it. Raises DispatcherError."""
         with _usage_errors_translated():
             return super().invoke(ctx)
 
@@ -341,7 +338,6 @@ def _of_all(
 
 
 def examples(*lines: str) -> str:
-    """Return the end of a help text: example commands, one a line."""
     return "\n\n".join(["[bold]Examples[/]", *(f"  $ {line}" for line in lines)])
 
 
@@ -372,7 +368,6 @@ def confirm(question: str) -> None:
 
 
 def say_warning(said: str) -> None:
-    """Write a warning to standard error; the command continues."""
     _say("[bold yellow]warning:[/]", said)
 
 

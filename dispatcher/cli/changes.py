@@ -42,8 +42,6 @@ group = typer.Typer(rich_markup_mode="rich")
 
 @dataclass(frozen=True, kw_only=True)
 class _ChangeFilters(FilterOptions):
-    """Options of every change: the messages that are meant, by id or by filter."""
-
     message_ids: Annotated[list[str] | None, typer.Argument(metavar="ID")] = None
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
     every: Annotated[bool, typer.Option("--all", help="Without a filter: every message.")] = False

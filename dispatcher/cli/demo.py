@@ -167,7 +167,6 @@ def _check(outcome: _Outcome, path: Path) -> None:
 
 
 def _book_hours(dispatcher: Dispatcher) -> None:
-    """Book a message for each person in each of the next hours, for the page to show."""
     for hour in range(_HOURS):
         for number, name in enumerate(_PEOPLE):
             dispatcher.submit(

@@ -30,8 +30,6 @@ def option(*names: str, help: str, **more: Any) -> Any:  # noqa: A002 - typer's 
 
 @dataclass(frozen=True, kw_only=True)
 class FilterOptions:
-    """Which messages a command is about: options, see :func:`with_options`."""
-
     status: Annotated[Status | None, option(help="Of this status.")] = None
     channel: Annotated[
         str | None, option(help="On this channel.", autocompletion=complete_channel)

@@ -224,7 +224,6 @@ class ImportJob:
                 self._refuse(row.line, row.row, result.error, text)
 
     def plan(self) -> None:
-        """Judge the rows as submits; book and store nothing."""
         self._keeps_rejections = True
         self.planned = self._dispatcher.plan(
             self._drafts(), on_conflict=self._on_conflict, progress=self._show
@@ -266,7 +265,6 @@ class ImportJob:
         return found
 
     def _drafts(self) -> Iterator[DraftRow]:
-        """Yield the rows that are drafts; refuse the others."""
         for row in self._rows:
             self._read = row.line
             if isinstance(row, BadRow):

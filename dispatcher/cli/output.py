@@ -134,7 +134,6 @@ def plain(value: object) -> Any:
 
 
 def message_data(message: Message) -> dict[str, Any]:
-    """Return a message as JSON values, its body included."""
     data: dict[str, Any] = plain(message)
     return {"id": data["id"], "status": data["status"]} | data | {"scopes": data["scopes"] or None}
 

@@ -209,7 +209,6 @@ def migrate(as_json: AsJson = False) -> None:
 
 
 def _settings(metrics_port: int | None) -> Settings:
-    """Return the settings of a service, after a look at its broker's URL."""
     if metrics_port is not None:
         os.environ[f"{PREFIX}METRICS_PORT"] = str(metrics_port)  # for the App that tasks use
     settings = Settings.load()
@@ -267,7 +266,6 @@ def _write_logs(log_format: LogFormat) -> None:
 
 
 def log_to_standard_error(log_format: LogFormat) -> None:
-    """Let a process that is no worker write its log as a worker does."""
     handler = logging.StreamHandler()
     handler.setFormatter(log_formatter(log_format))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -48,7 +48,6 @@ def show_message(
 
 
 def _say(story: Story) -> None:
-    """Print the fields of a message, then its past, then its next step."""
     facts: list[tuple[str, str]] = []
     for name, value in output.message_data(story.message).items():
         if value is not None:

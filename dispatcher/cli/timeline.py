@@ -144,7 +144,6 @@ def _spans(spans: Iterable[Span | Fill]) -> list[dict[str, Any]]:
 
 
 def shown(timeline: Timeline) -> RenderableType:
-    """Return a timeline for a terminal: a row for each stretch in which something is."""
     several = len(timeline.windows) > 1
     quotas = [(window.scope, quota) for window in timeline.windows for quota in window.quotas]
     names = [
@@ -216,7 +215,6 @@ def _slots(timeline: Timeline) -> list[Text]:
 
 
 def _within(spans: Sequence[Any], stretch: Span) -> Sequence[Any]:
-    """Return those of some sorted, disjoint spans that overlap ``stretch``."""
     first = bisect_right(spans, stretch.begins_at, key=lambda each: each.ends_at)
     return spans[first : bisect_left(spans, stretch.ends_at, key=lambda each: each.begins_at)]
 

@@ -177,7 +177,6 @@ def redis_foreign(taken: Sequence[str]) -> Finding:
 
 
 def worst(judge: Callable[[RedisFacts], Finding], servers: Sequence[RedisFacts]) -> Finding:
-    """Return the worst of what is found on each server."""
     findings = [(server, judge(server)) for server in servers]
     server, finding = max(findings, key=lambda pair: _BY_SEVERITY.index(pair[1].level))
     return replace(finding, found=f"{server.name}: {finding.found}") if server.name else finding
@@ -422,7 +421,6 @@ def measure(ask: Callable[[], datetime], clock: Clock) -> Offset:
 
 
 def clock_of(whose: str, offset: Offset, *, stops_worker: bool = False) -> Finding:
-    """Judge whether a clock agrees with this machine's."""
     seconds = offset.at_least.total_seconds()
     way = "behind" if offset.most < timedelta(0) else "ahead of"
     found = f"the clock of {whose} is {seconds:.3f} s or more {way} this machine's"
