@@ -14,13 +14,11 @@ from uuid import uuid4
 import pytest
 from sqlalchemy.engine import make_url
 
-from dispatcher import StoreUnavailable
+from dispatcher import Settings, StoreUnavailable
+from dispatcher.operations.doctor import _asked, _of_server
 from dispatcher.store import Database, Messages
-from dispatcher.times.clock import SystemClock
 from tests.support import rows
-from tests.support.examining import examined
-from tests.support.house import House
-from tests.support.house_fixtures import Build
+from tests.support.examining import ERROR, doctor_for
 from tests.support.mail import certified
 from tests.support.mariadb import MariaDBServer
 from tests.support.proxy import Proxy
@@ -38,11 +36,6 @@ LOGIN = "refuses the user or the password"
 DATABASE = "the server has no database 'nowhere'"
 HOST = "the host name of "
 TLS = "TLS with "
-
-
-@pytest.fixture
-def house(build: Build) -> House:
-    return build(clock=SystemClock())
 
 
 @pytest.fixture(scope="module")
@@ -93,21 +86,23 @@ def port_of_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         thread.join(10)
 
 
-def says(house: House, setting: str, url: str, sentence: str, remedy: str) -> None:
+def says(setting: str, url: str, sentence: str, remedy: str) -> None:
     """Check what the doctor says of a server at this URL, and that it tells no password."""
-    server = {"database_url": "store", "redis_url": "redis", "broker_url": "broker"}[setting]
     changed: Any = {setting: url}
-    finding = examined(house, at_work=False, **changed)[f"{server}.answers"]
+    with doctor_for(Settings(**changed)) as doctor:
+        server, ask = {
+            "database_url": ("store", doctor.store.now),
+            "redis_url": ("redis", doctor.redis.servers),
+            "broker_url": ("broker", doctor.broker.server),
+        }[setting]
+        [finding] = _of_server(server, _asked(ask), {})
+    assert finding.level is ERROR
     assert sentence in finding.found
     assert remedy in (finding.remedy or "")
     assert "start" not in (finding.remedy or "")
     assert PASSWORD not in str(finding)
 
 
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-
-
-@on_sqlite
 @pytest.mark.parametrize(
     ("url", "sentence", "remedy"),
     [
@@ -122,13 +117,12 @@ on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
     ],
 )
 def test_postgresql(
-    house: House, guarded: tuple[PostgresServer, Proxy], url: str, sentence: str, remedy: str
+    guarded: tuple[PostgresServer, Proxy], url: str, sentence: str, remedy: str
 ) -> None:
     chosen = f"postgresql://{url.format(port=guarded[1].port)}"
-    says(house, "database_url", chosen, sentence, remedy)
+    says("database_url", chosen, sentence, remedy)
 
 
-@on_sqlite
 @pytest.mark.parametrize(
     ("url", "sentence", "remedy"),
     [
@@ -140,7 +134,6 @@ def test_postgresql(
     ],
 )
 def test_mariadb(  # noqa: PLR0917 - one table, one test
-    house: House,
     mariadb: MariaDBServer,
     clerk: str,
     tmp_path: Path,
@@ -150,7 +143,7 @@ def test_mariadb(  # noqa: PLR0917 - one table, one test
 ) -> None:
     at = "{}:{}".format(*mariadb.address)
     chosen = url.format(clerk=clerk, at=at, authority=certified(tmp_path)[1])
-    says(house, "database_url", f"mysql://{chosen}", sentence, remedy)
+    says("database_url", f"mysql://{chosen}", sentence, remedy)
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
@@ -177,7 +170,6 @@ def test_a_right_on_a_table_that_is_missing_is_named(
         run(f"DROP {'ROLE' if url.get_backend_name() == 'postgresql' else 'USER'} {name}")
 
 
-@on_sqlite
 @pytest.mark.parametrize("setting", ["redis_url", "broker_url"])
 @pytest.mark.parametrize(
     ("url", "sentence", "remedy"),
@@ -194,7 +186,6 @@ def test_a_right_on_a_table_that_is_missing_is_named(
     ],
 )
 def test_redis(  # noqa: PLR0917 - one table, one test
-    house: House,
     redis_server: RedisServer,
     port_of_tls: int,
     setting: str,
@@ -204,10 +195,9 @@ def test_redis(  # noqa: PLR0917 - one table, one test
 ) -> None:
     with Proxy(redis_server.socket) as proxy:
         chosen = url.format(port=proxy.port, tls=port_of_tls)
-        says(house, setting, chosen, sentence, remedy.format(setting=setting))
+        says(setting, chosen, sentence, remedy.format(setting=setting))
 
 
-@on_sqlite
 @pytest.mark.parametrize(
     ("url", "sentence", "remedy"),
     [
@@ -218,7 +208,5 @@ def test_redis(  # noqa: PLR0917 - one table, one test
         ("amqps://guest:guest@localhost:{tls}//", TLS + "the broker", "certificate of the broker"),
     ],
 )
-def test_rabbitmq(  # noqa: PLR0917 - one table, one test
-    house: House, rabbitmq: str, port_of_tls: int, url: str, sentence: str, remedy: str
-) -> None:
-    says(house, "broker_url", url.format(tls=port_of_tls), sentence, remedy)
+def test_rabbitmq(rabbitmq: str, port_of_tls: int, url: str, sentence: str, remedy: str) -> None:
+    says("broker_url", url.format(tls=port_of_tls), sentence, remedy)
