@@ -69,12 +69,6 @@ def test_the_next_free_slots_follow(busy: House) -> None:
     assert [line[13:21] for line in slots] == ["10:01:00", "10:31:00", "13:00:00", "15:01:00"]
 
 
-def test_times_are_those_of_the_zone(busy: House) -> None:
-    lines = lines_of(busy, zone=BERLIN)
-    assert f"Sat 25 Mar 2028 09:00 to Mon 27 Mar 2028 10:00  {BERLIN}" in lines[0]
-    assert rows(lines)["11:00"][0] == "2"
-
-
 def test_quiet_hours_and_the_quotas_of_a_channel_are_shown(house: House) -> None:
     sms = {
         "transport": "memory",
@@ -96,7 +90,10 @@ def test_the_command_prints_the_table(busy: House, run: Run) -> None:
     ran = run("timeline", "ada", "--start", DAY.isoformat(), "--zone", BERLIN, "--hours", "12")
     assert (ran.code, ran.err) == (0, "")
     assert "next free slots" in ran.out
-    assert ran.out.splitlines()[0].startswith("ada  Sat 25 Mar 2028 09:00")
+    head = f"ada  Sat 25 Mar 2028 09:00 to Sat 25 Mar 2028 21:00  {BERLIN}"
+    assert ran.out.splitlines()[0] == head
+    found = rows(ran.out.splitlines())
+    assert [found[at][0] for at in ("11:00", "11:30")] == ["1", "1"], "a row each half an hour"
     assert run("timeline", "ada").code == 0
     assert run("timeline", "ada", "--days", "30", "--channel", "memory").code == 0
 
