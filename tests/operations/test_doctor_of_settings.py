@@ -196,28 +196,6 @@ def spell(text: str) -> str:
     return text
 
 
-@pytest.mark.parametrize(
-    ("rule", "says"),
-    [
-        ("no.such.module:spell", "cannot load 'no.such.module:spell' (ModuleNotFoundError)"),
-        (f"{__name__}:missing", f"cannot load '{__name__}:missing' (AttributeError)"),
-        (f"{__name__}:LOGIN", f"'{__name__}:LOGIN' is no function"),
-    ],
-)
-def test_a_rule_for_recipients_that_cannot_be_loaded(rule: str, says: str) -> None:
-    memory = {"transport": "memory"}
-    assert looked_at(memory=memory)["settings.recipients"].found == "there are no rules"
-    sound = {
-        "mail": memory | {"recipients": "email"},
-        "post": memory | {"recipients": f"{__name__}:spell"},
-    }
-    found = looked_at(**sound)["settings.recipients"]
-    assert (found.level, found.found) == (OK, "the rules of 2 channels can be loaded")
-    found = looked_at(**sound, sms=memory | {"recipients": rule})["settings.recipients"]
-    assert (found.level, found.stops_worker) == (ERROR, False)
-    assert found.found.endswith(f": channels.sms.recipients: {says}")
-
-
 def test_templates_that_do_not_compile(tmp_path: Path) -> None:
     sound = {"hello": {"text": "Hello {{ name }}"}}
     found = looked_at(memory={"transport": "memory", "templates": sound})
@@ -277,17 +255,32 @@ class WithoutSchema(BaseModel):
     called: Callable[[], int]
 
 
-def test_a_type_of_bodies_that_cannot_be_used() -> None:
+@pytest.mark.parametrize(
+    ("setting", "value", "says"),
+    [
+        ("recipients", "no.such.module:spell", "cannot load '{}' (ModuleNotFoundError)"),
+        ("recipients", f"{__name__}:missing", "cannot load '{}' (AttributeError)"),
+        ("recipients", f"{__name__}:LOGIN", "'{}' is no function"),
+        ("body", f"{__name__}:missing", "cannot load '{}' (AttributeError)"),
+        (
+            "body",
+            f"{__name__}:WithoutSchema",
+            "WithoutSchema has no JSON Schema (PydanticInvalidForJsonSchema)",
+        ),
+    ],
+)
+def test_a_rule_for_recipients_or_a_type_of_bodies_that_cannot_be_used(
+    setting: str, value: str, says: str
+) -> None:
+    check, what, good = {
+        "recipients": ("settings.recipients", "rules", ("email", f"{__name__}:spell")),
+        "body": ("settings.bodies", "types", (f"{__name__}:Body", f"{__name__}:Body")),
+    }[setting]
     memory = {"transport": "memory"}
-    assert looked_at(memory=memory)["settings.bodies"].found == "there are no types"
-    sound = {"mail": memory | {"body": f"{__name__}:Body"}}
-    found = looked_at(**sound)["settings.bodies"]
-    assert (found.level, found.found) == (OK, "the types of 1 channel can be loaded")
-    for attribute, says in (
-        ("missing", f"cannot load '{__name__}:missing' (AttributeError)"),
-        ("WithoutSchema", "WithoutSchema has no JSON Schema (PydanticInvalidForJsonSchema)"),
-    ):
-        wrong = memory | {"body": f"{__name__}:{attribute}"}
-        found = looked_at(**sound, sms=wrong)["settings.bodies"]
-        assert (found.level, found.stops_worker) == (ERROR, False)
-        assert found.found.endswith(f": channels.sms.body: {says}")
+    assert looked_at(memory=memory)[check].found == f"there are no {what}"
+    sound = {f"good-{number}": memory | {setting: each} for number, each in enumerate(good)}
+    found = looked_at(**sound)[check]
+    assert (found.level, found.found) == (OK, f"the {what} of 2 channels can be loaded")
+    found = looked_at(**sound, sms=memory | {setting: value})[check]
+    assert (found.level, found.stops_worker) == (ERROR, False)
+    assert found.found.endswith(f": channels.sms.{setting}: {says.format(value)}")
