@@ -196,18 +196,15 @@ def listed(
         lines += [first] if first else []
         for heading, cell in zip(headings[1:], others, strict=True):
             if cell:
-                lines += _headed(heading, cell)
+                name = f"  {heading.partition(' (')[0]} " if heading else "  "
+                head = Text(name, style="dim")
+                line = Text.assemble(head, cell)
+                lines += [line] if line.cell_len <= out.width else [head, cell]
     zones = dict.fromkeys(each.partition(" (")[2].rstrip(")") for each in headings)
     lines += [Text(f"times: {zone}", style="dim") for zone in zones if zone]
     for line in lines:
         line.overflow = "fold"
     return Group(*lines)
-
-
-def _headed(heading: str, cell: Text) -> list[Text]:
-    name = Text(f"  {heading.partition(' (')[0]} " if heading else "  ", style="dim")
-    line = Text.assemble(name, cell)
-    return [line] if line.cell_len <= out.width else [name, cell]
 
 
 def described(rows: Sequence[Sequence[Cell]]) -> RenderableType:
