@@ -34,8 +34,8 @@ def serve(settings: Settings, line: Connection) -> None:
     health = app.health(Kind.WORKER)
     from dispatcher.telemetry.prometheus import Exposition  # noqa: PLC0415 - in the child alone
 
-    exposition = Exposition(app.overviews.vitals, health, clock=app.clock)
-    line.send(exposition.serve("127.0.0.1", 0))
+    exposition = Exposition(app.overviews.vitals, health, "127.0.0.1", 0, app.clock)
+    line.send(exposition.port)
     while line.recv():
         line.send(time.process_time())
     exposition.close()

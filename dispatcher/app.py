@@ -88,12 +88,13 @@ from dispatcher.telemetry.hooks import Hooks
 from dispatcher.telemetry.hooks import find as find_hooks
 from dispatcher.telemetry.journal import Journal, digest_with
 from dispatcher.telemetry.liveness import Kind, Pulse, Signs
-from dispatcher.telemetry.metrics import exposition, prometheus_meter
 from dispatcher.templating import Templates
 from dispatcher.times.clock import Clock, SystemClock
 from dispatcher.transports import Checks, Transport, close_all, load
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from celery import Celery
     from redis import Redis
     from sqlalchemy import ColumnElement
@@ -134,6 +135,13 @@ class built_once(Generic[T]):  # noqa: N801 - used as a decorator
                 built[name] = self._build(instance)
             part: T = built[name]
             return part
+
+
+def prometheus() -> ModuleType:
+    """Return the module of metrics. Raises MissingExtra."""
+    with needs("metrics", "metrics_port", instead="no metrics_port"):
+        from dispatcher.telemetry import prometheus  # noqa: PLC0415 - an extra
+    return prometheus
 
 
 class App:
@@ -226,7 +234,7 @@ class App:
     @built_once
     def journal(self) -> Journal:
         """The log, the metrics, the hooks and the stream of each transition."""
-        meter = None if self.settings.metrics_port is None else prometheus_meter()
+        meter = None if self.settings.metrics_port is None else prometheus().Meter()
         listeners = [] if self.hooks is None else [self.hooks.on_event]
         if self.settings.events_kept:
             listeners.append(self.events.on_event)
@@ -755,12 +763,14 @@ class App:
         health = self.health(kind)
         try:
             look = lambda: self.overviews.vitals()  # noqa: E731, PLW0108 - built at the first scrape
-            self._exposition = exposition(look, health, clock=self.clock)
-            port = self._exposition.serve(self.settings.metrics_host, port)
+            self._exposition = prometheus().Exposition(
+                look, health, self.settings.metrics_host, port, self.clock
+            )
         except InvalidSettings as error:
             log.error("metrics are not served: %s", error)  # noqa: TRY400 - it says all there is
             return None
-        log.info("metrics at http://%s:%d/metrics", self.settings.metrics_host, port)
+        host = self.settings.metrics_host
+        log.info("metrics at http://%s:%d/metrics", host, self._exposition.port)
         return health
 
     def stop_sending(self) -> None:

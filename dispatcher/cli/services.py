@@ -20,7 +20,7 @@ import typer
 from celery.signals import after_setup_logger, after_setup_task_logger, worker_ready
 from typer.core import TyperCommand
 
-from dispatcher.app import App
+from dispatcher.app import App, prometheus
 from dispatcher.broker.survey import check_url
 from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, examples, say_error, say_warning
@@ -37,7 +37,6 @@ from dispatcher.settings import (
 )
 from dispatcher.store import migrate as migrate_store
 from dispatcher.telemetry.journal import FIELDS
-from dispatcher.telemetry.metrics import prometheus_meter
 from dispatcher.times.send_time import as_text
 
 _PARENT_SECONDS = 0.5
@@ -190,7 +189,7 @@ def beat(context: typer.Context, metrics_port: MetricsPort = None) -> None:
     """Start a Celery beat, which starts the sweep. Any number may run."""
     settings = _settings(metrics_port)
     if settings.metrics_port is not None:
-        prometheus_meter()  # a library that is missing stops the start
+        prometheus()  # a library that is missing stops the start
     _write_logs(settings.log_format)
     _celery("beat", "--pidfile=", "--loglevel=INFO", *context.args)
 

@@ -30,8 +30,7 @@ from dispatcher.store import (
     Pause,
     Pauses,
 )
-from dispatcher.telemetry.liveness import LOST_AFTER, MISSED_INTERVALS, Kind, Sign, Signs
-from dispatcher.telemetry.metrics import Vitals
+from dispatcher.telemetry.liveness import LOST_AFTER, MISSED_INTERVALS, Kind, Sign, Signs, Vitals
 from dispatcher.times.send_time import from_ms, to_ms
 
 _CANDIDATES = 50

@@ -62,7 +62,6 @@ class EventStream:
         self._stopped = threading.Event()
 
     def on_event(self, event: Event) -> None:
-        """Write an event a little later."""
         if event.kind in _LEFT_OUT:
             return
         if len(self._waiting) >= _MOST_WAITING:
@@ -111,24 +110,24 @@ class EventStream:
         while not is_last:
             is_last = self._stopped.wait(_COLLECT_SECONDS)
             while self._waiting:
-                many = min(_AT_ONCE, len(self._waiting))
-                some = [self._waiting.popleft() for _ in range(many)]
+                number = min(_AT_ONCE, len(self._waiting))
+                events = [self._waiting.popleft() for _ in range(number)]
                 dropped, self._dropped = self._dropped, 0
                 if dropped:
                     log.warning("dropped %d events: Redis is too slow for them", dropped)
                 try:
-                    self._write(some)
+                    self._write(events)
                 except Exception as error:  # noqa: BLE001 - its thread must not end
-                    log.warning("dropped %d events: %s", many, error)
+                    log.warning("dropped %d events: %s", number, error)
 
-    def _write(self, some: list[Event]) -> None:
+    def _write(self, events: list[Event]) -> None:
         with translated(ReservationsUnavailable):
             pipeline = self._connect().pipeline(transaction=False)
-            for each in some:
+            for event in events:
                 entry: dict[Any, Any] = {
-                    b"transition": each.kind.value,
-                    b"message_id": each.message_id.bytes,
-                    b"channel": each.channel,
+                    b"transition": event.kind.value,
+                    b"message_id": event.message_id.bytes,
+                    b"channel": event.channel,
                 }
                 pipeline.xadd(self._name, entry, maxlen=self._keep, approximate=True)
             pipeline.execute()

@@ -57,11 +57,10 @@ class Health:
         self._last_away: Sequence[str] = []
 
     def turned(self) -> None:
-        """Note that the main loop turns."""
         self._turned_at = self._clock.monotonic()
 
     def turning(self, call: Callable[P, T]) -> Callable[P, T]:
-        """Return ``call``, whose end is noted as a turn of the main loop."""
+        """Return ``call``; its end is a turn of the main loop."""
 
         @wraps(call)
         def noted(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -110,7 +109,7 @@ class Health:
         return timedelta(seconds=still)
 
     def away(self) -> Sequence[str]:
-        """Return the names of the servers that do not answer; none for a process that is ready."""
+        """Return the names of the servers that do not answer: none where all is ready."""
         away = self._away([*self._questions])
         if away != self._last_away:
             self._last_away = away
@@ -122,7 +121,6 @@ class Health:
 
     @property
     def servers(self) -> Sequence[str]:
-        """The names of the servers that are asked."""
         return [*self._questions]
 
     def _away(self, names: Sequence[str]) -> Sequence[str]:
@@ -144,8 +142,6 @@ class Health:
 
 
 class _Question:
-    """Asks one server. Its answer is whether the server answers."""
-
     def __init__(self, name: str, ask: Callable[[], object]) -> None:
         self._name = name
         self._ask = ask
@@ -153,16 +149,14 @@ class _Question:
         self._under_way: Future[bool] | None = None
 
     def answer(self) -> Future[bool]:
-        """Ask, unless that is under way, and return the answer to come."""
+        """Ask, unless that is under way; whether the server answers is told then."""
         with self._lock:
-            answer = self._under_way
-            if answer is None:
-                answer = Future()
-                Thread(
-                    target=self._run, args=(answer,), name=f"health {self._name}", daemon=True
-                ).start()
+            if self._under_way is None:
+                answer = Future[bool]()
+                name = f"health {self._name}"
+                Thread(target=self._run, args=(answer,), name=name, daemon=True).start()
                 self._under_way = answer
-            return answer
+            return self._under_way
 
     def _run(self, answer: Future[bool]) -> None:
         answers = True

@@ -127,7 +127,7 @@ class Hooks:
                         return
                     self._changed.wait()
                 self._in_hand = min(_AT_ONCE, len(self._waiting))
-                some = [self._waiting.popleft() for _ in range(self._in_hand)]
+                calls = [self._waiting.popleft() for _ in range(self._in_hand)]
                 dropped, self._dropped = self._dropped, 0
             if dropped:
                 log.warning(
@@ -135,31 +135,29 @@ class Hooks:
                     dropped,
                 )
             try:
-                self._make(some)
+                self._make(calls)
             except Exception as error:  # noqa: BLE001 - its thread must not end
                 # Its text may quote a body.
                 kind = type(error).__name__
-                log.error("hooks not called for %d messages: %s", len(some), kind)  # noqa: TRY400 - same
+                log.error("hooks not called for %d messages: %s", len(calls), kind)  # noqa: TRY400 - same
 
-    def _make(self, some: Sequence[_Call]) -> None:
-        unread = [each.message_id for each in some if each.message is None]
+    def _make(self, calls: Sequence[_Call]) -> None:
+        unread = [call.message_id for call in calls if call.message is None]
         try:
-            found = {each.id: each for each in self._read(unread)} if unread else {}
+            read = {message.id: message for message in self._read(unread)} if unread else {}
         except StoreUnavailable as error:
             log.warning("hooks not called for %d messages: %s", len(unread), error)
-            found = {}
-        for each in some:
-            message = each.message or found.get(each.message_id)
-            if message is not None:
-                self._call(each.names.get(message.status, ""), message)
+            read = {}
+        for call in calls:
+            message = call.message or read.get(call.message_id)
+            name = "" if message is None else call.names.get(message.status, "")
+            if message is not None and name in self._calls:
+                self._call(name, message)
             self._in_hand -= 1
 
     def _call(self, name: str, message: Message) -> None:
-        call = self._calls.get(name)
-        if call is None:
-            return
         try:
-            call(message)
+            self._calls[name](message)
         except BaseException as error:  # noqa: BLE001 - code of others may raise anything
             # Its text may quote the body.
             kind = type(error).__name__

@@ -51,8 +51,6 @@ Fact = str | int | float | datetime | timedelta | None
 
 
 class Transition(StrEnum):
-    """What may become of a message."""
-
     SCHEDULED = "scheduled"
     """Accepted and stored."""
     ENQUEUED = "enqueued"
@@ -130,14 +128,13 @@ class Journal:
         self._listeners = (*counts, self._log, *listeners)
 
     def tell(self, kind: Transition, message: Message, **details: Fact) -> None:
-        """Tell what became of a message."""
-        event = Event(kind, message.id, message.channel, details, message)
-        for listen in self._listeners:
-            listen(event)
+        self._tell(Event(kind, message.id, message.channel, details, message))
 
     def tell_of(self, kind: Transition, message_id: UUID, channel: str, **details: Fact) -> None:
         """Like :meth:`tell`, where only the id and the channel are at hand."""
-        event = Event(kind, message_id, channel, details)
+        self._tell(Event(kind, message_id, channel, details))
+
+    def _tell(self, event: Event) -> None:
         for listen in self._listeners:
             listen(event)
 
@@ -161,7 +158,7 @@ class Journal:
         self._count(lambda meter: meter.refused(reason, quota))
 
     def swept(self, duty: str, did: Mapping[str, int] | None) -> None:
-        """Count a run of a duty, and how much it did; None where it failed."""
+        """Count a run of a duty, and how much it did; ``did`` is None where it failed."""
         self._count(lambda meter: meter.swept(duty, did))
 
     def item_rejected(self) -> None:

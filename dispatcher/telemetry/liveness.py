@@ -43,9 +43,23 @@ MISSED_INTERVALS = 10
 """After how many of its intervals a duty is taken for dead."""
 
 
-class Kind(StrEnum):
-    """What gives signs of life."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals:
+    """What no process can count on its own: from the store, and from Redis (None where it is away).
 
+    ``messages`` that live by channel and status; at most a million of each status are counted.
+    ``duties``: how long ago each duty of the sweep was done.
+    """
+
+    messages: Mapping[tuple[str, str], int]
+    overdue: int
+    longest_overdue: timedelta
+    duties: Mapping[str, timedelta] | None
+    workers: int | None
+    beats: int | None
+
+
+class Kind(StrEnum):
     WORKER = "worker"
     BEAT = "beat"
     DUTY = "duty"
@@ -66,7 +80,6 @@ class Sign:
 
     @property
     def is_alive(self) -> bool:
-        """Whether a process or a duty of this age is taken for alive."""
         return self.age <= self.lost_after
 
 
@@ -87,7 +100,6 @@ class Signs:
             replies_of(self._client, self._seen, [([self._keys.of(kind)], words)])
 
     def forget(self, kind: Kind, name: str) -> None:
-        """Forget a process that has ended in good order."""
         with translated(ReservationsUnavailable):
             self._client.zrem(self._keys.of(kind), name)
 
@@ -100,30 +112,25 @@ class Signs:
             pipeline.execute()
 
     def items_rejected(self) -> int:
-        """Return how many items of the broker were rejected, 0 where none was for a day."""
         with translated(ReservationsUnavailable):
             return int(self._client.get(self._keys.items_rejected) or 0)
 
     def read(self) -> dict[Kind, tuple[Sign, ...]]:
-        """Return everything that was seen within a day, by name."""
+        """Return everything that was seen within a day, sorted by name."""
         with translated(ReservationsUnavailable):
             now = now_ms(self._client)
             pipeline = self._client.pipeline(transaction=False)
             for kind in Kind:
                 pipeline.zrange(self._keys.of(kind), 0, -1, withscores=True)
-            found = pipeline.execute()
-        return {
-            kind: tuple(
-                sorted(
-                    (
-                        Sign(name=name.decode("utf-8", "replace"), age=_age(now, score))
-                        for name, score in members
-                    ),
-                    key=lambda each: each.name,
-                )
-            )
-            for kind, members in zip(Kind, found, strict=True)
-        }
+            members_of = dict(zip(Kind, pipeline.execute(), strict=True))
+        signs: dict[Kind, tuple[Sign, ...]] = {}
+        for kind, members in members_of.items():
+            ages = {
+                name.decode("utf-8", "replace"): max(0, now - int(score)) * MILLISECOND
+                for name, score in members
+            }
+            signs[kind] = tuple(Sign(name=name, age=ages[name]) for name in sorted(ages))
+        return signs
 
 
 class Pulse:
@@ -156,7 +163,6 @@ class Pulse:
         self._run()
 
     def stop(self) -> None:
-        """Say no more, and that this process has ended."""
         self._stopped.set()
         thread = self._thread
         if thread is not None and thread.is_alive():
@@ -192,8 +198,8 @@ class Pulse:
         now = self._clock.monotonic()
         for duty, at in dict(self._done).items():
             ages[Kind.DUTY][duty] = timedelta(seconds=now - at)
-        for kind, some in ages.items():
-            signs.note(kind, some)
+        for kind, ages_by_name in ages.items():
+            signs.note(kind, ages_by_name)
         with self._lock:
             rejected = self._rejected
         if rejected:
@@ -207,7 +213,3 @@ class Pulse:
             call()
         except Unavailable as error:
             log.debug("no sign of life was given: %s", error)
-
-
-def _age(now_ms: int, score: float) -> timedelta:
-    return max(0, now_ms - int(score)) * MILLISECOND

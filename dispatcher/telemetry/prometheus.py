@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
 from http import HTTPStatus
 from http.server import ThreadingHTTPServer
 from threading import Lock, Thread
@@ -31,8 +30,8 @@ from prometheus_client.registry import Collector
 
 from dispatcher.errors import InvalidSettings, Unavailable
 from dispatcher.telemetry.health import Health
-from dispatcher.telemetry.journal import Event, Transition
-from dispatcher.telemetry.metrics import Vitals
+from dispatcher.telemetry.journal import Event
+from dispatcher.telemetry.liveness import Vitals
 from dispatcher.times.clock import Clock
 
 _TOGETHER = "PROMETHEUS_MULTIPROC_DIR"
@@ -63,79 +62,48 @@ ITEMS_REJECTED = Counter(
 )
 
 
-# Looking up what is counted for some labels costs more than counting.
-@cache
-def _transitions(transition: Transition, channel: str) -> Counter:
-    return TRANSITIONS.labels(transition.value, channel)
-
-
-@cache
-def _attempts(channel: str, outcome: str) -> Counter:
-    return ATTEMPTS.labels(channel, outcome)
-
-
-@cache
-def _lateness(channel: str) -> Histogram:
-    return LATENESS.labels(channel)
-
-
 class Meter:
-    """Counts what happens. It is called often and must be quick."""
+    """Counts what happens, for a journal, which says what the arguments are."""
 
     def on_event(self, event: Event) -> None:
-        """Count a transition."""
-        _transitions(event.kind, event.channel).inc()
+        TRANSITIONS.labels(event.kind.value, event.channel).inc()
 
     def attempted(self, channel: str, outcome: str, late_seconds: float | None) -> None:
-        """Count a try; ``late_seconds`` where it is the first of its message."""
-        _attempts(channel, outcome).inc()
+        ATTEMPTS.labels(channel, outcome).inc()
         if late_seconds is not None:
-            _lateness(channel).observe(max(0.0, late_seconds))
+            LATENESS.labels(channel).observe(max(0.0, late_seconds))
 
     def refused(self, reason: str, quota: str) -> None:
-        """Count a submit that was refused, by which quota if by one."""
         REFUSED.labels(reason, quota).inc()
 
     def swept(self, duty: str, did: Mapping[str, int] | None) -> None:
-        """Count a run of a duty and what it did, None for one that failed."""
         SWEEP_RUNS.labels(duty, "failed" if did is None else "done").inc()
-        for what, many in (did or {}).items():
-            SWEEP_CHANGES.labels(duty, what).inc(many)
+        for what, changes in (did or {}).items():
+            SWEEP_CHANGES.labels(duty, what).inc(changes)
 
     def item_rejected(self) -> None:
-        """Count an item of the broker that was no task."""
         ITEMS_REJECTED.inc()
 
 
 class Exposition:
-    """Serves metrics and health from a thread.
+    """Serves metrics and health from a thread, on ``port``; 0 is any that is free.
 
     ``/metrics`` has the counters of this worker's processes, and vitals; ``/livez`` and ``/readyz``
-    answer 200 or 503, with a line that says why. Only GET; any other path is not found.
+    answer 200 or 503, with a line that says why. Only GET; any other path is not found. Raises
+    InvalidSettings where the port cannot be had.
     """
 
-    def __init__(self, look: Callable[[], Vitals], health: Health, *, clock: Clock) -> None:
-        self._vitals = VitalsCollector(look, clock=clock)
-        self._health = health
-        self._server: ThreadingHTTPServer | None = None
-
-    def serve(self, host: str, port: int) -> int:
-        """Begin to answer on that port, 0 for any that is free; return it.
-
-        Raises InvalidSettings where it cannot be had.
-        """
+    def __init__(
+        self, look: Callable[[], Vitals], health: Health, host: str, port: int, clock: Clock
+    ) -> None:
         together = CollectorRegistry()
         if os.environ.get(_TOGETHER):
             MultiProcessCollector(together)  # type: ignore[no-untyped-call]  # upstream's
             ProcessCollector(registry=together)
         else:
             together.register(REGISTRY)
-        together.register(self._vitals)
-
-        class Handler(_Handler):
-            registry = together
-            health = self._health
-
+        together.register(VitalsCollector(look, clock=clock))
+        handler = type("Handler", (_Handler,), {"registry": together, "health": health})
         try:
             family, *_, address = socket.getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -144,19 +112,16 @@ class Exposition:
             class MetricsServer(ThreadingHTTPServer):
                 address_family = family
 
-            server = MetricsServer((str(address[0]), port), Handler)
+            self._server = MetricsServer((str(address[0]), port), handler)
         except OSError as error:
             problem = f"{host} port {port} cannot be had: {error.strerror or error}"
             raise InvalidSettings("metrics_port", problem, "a free port") from None
-        self._server = server
-        Thread(target=server.serve_forever, name="metrics", daemon=True).start()
-        return server.server_port
+        self.port = self._server.server_port
+        Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
     def close(self) -> None:
-        """Answer no more."""
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+        self._server.shutdown()
+        self._server.server_close()
 
 
 class _Handler(MetricsHandler):
@@ -167,7 +132,6 @@ class _Handler(MetricsHandler):
     health: Health
 
     def do_GET(self) -> None:  # noqa: N802 - the library's name
-        """Answer one request."""
         answer = self._ANSWERS.get(urlsplit(self.path).path)
         if answer is None:
             self._say(HTTPStatus.NOT_FOUND, "not found: /metrics, /livez and /readyz are here")
@@ -221,53 +185,50 @@ class VitalsCollector(Collector):
         self._look = look
         self._clock = clock
         self._lock = Lock()
-        self._found: Vitals | None = None
+        self._vitals: Vitals | None = None
         self._good_until = 0.0
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: there is no need to look for being registered."""
-        return ()
+        return ()  # there is no need to look for being registered
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the gauges."""
         with self._lock:
-            found = self._now()
-        if found is None:
+            vitals = self._now()
+        if vitals is None:
             return
         messages = GaugeMetricFamily(
             "dispatcher_messages", "Messages that live.", labels=("channel", "status")
         )
-        for labels, many in found.messages.items():
-            messages.add_metric(labels, many)
+        for labels, count in vitals.messages.items():
+            messages.add_metric(labels, count)
         yield messages
         yield GaugeMetricFamily(
-            "dispatcher_overdue_messages", "Messages that no worker took in time.", found.overdue
+            "dispatcher_overdue_messages", "Messages that no worker took in time.", vitals.overdue
         )
         yield GaugeMetricFamily(
             "dispatcher_oldest_overdue_seconds",
             "How long ago the first of them was due.",
-            found.longest_overdue.total_seconds(),
+            vitals.longest_overdue.total_seconds(),
         )
-        if found.duties is not None:
+        if vitals.duties is not None:
             ages = GaugeMetricFamily(
                 "dispatcher_sweep_age_seconds", "Since a duty was last done.", labels=("duty",)
             )
-            for duty, age in found.duties.items():
+            for duty, age in vitals.duties.items():
                 ages.add_metric((duty,), age.total_seconds())
             yield ages
-        for name, alive in (("workers", found.workers), ("beats", found.beats)):
+        for name, alive in (("workers", vitals.workers), ("beats", vitals.beats)):
             if alive is not None:
                 yield GaugeMetricFamily(f"dispatcher_{name}", f"{name} alive.", alive)
 
     def _now(self) -> Vitals | None:
         began = self._clock.monotonic()
         if began < self._good_until:
-            return self._found
+            return self._vitals
         try:
-            self._found = self._look()
+            self._vitals = self._look()
         except Unavailable:
-            self._found = None
+            self._vitals = None
         ended = self._clock.monotonic()
-        pause = max(_SHORTEST_PAUSE_SECONDS, _PAUSE_FACTOR * (ended - began))
-        self._good_until = ended + pause
-        return self._found
+        self._good_until = ended + max(_SHORTEST_PAUSE_SECONDS, _PAUSE_FACTOR * (ended - began))
+        return self._vitals

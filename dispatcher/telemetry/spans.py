@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
-from functools import partial
 from importlib.metadata import version
 from typing import TypeVar
 
@@ -47,19 +46,12 @@ Answers = Generator[list[Message | Rejection], None, None]
 """Yields the results of a batch at a time."""
 _Value = str | int
 
-SUBMIT = "dispatcher.submit"
-DELIVER = "dispatcher.deliver"
 _PARENT = "traceparent"
 _W3C = TraceContextTextMapPropagator()
 _SUBMITTING: dict[str, _Value] = {
     "messaging.system": "dispatcher",
     "messaging.operation.name": "submit",
     "messaging.operation.type": "send",
-}
-_DELIVERING: dict[str, _Value] = {
-    "messaging.system": "dispatcher",
-    "messaging.operation.name": "deliver",
-    "messaging.operation.type": "process",
 }
 
 
@@ -91,24 +83,30 @@ class Spans:
 
     @contextmanager
     def submitting(self) -> Iterator[Accepted]:
-        """Trace one submit, as a child of the span that is current."""
-        span = self._start(SUBMIT, SpanKind.PRODUCER, _SUBMITTING)
+        span = self._start("dispatcher.submit", SpanKind.PRODUCER, _SUBMITTING)
+
+        def accepted(message: Message) -> None:
+            attributes = {
+                "messaging.destination.name": message.channel,
+                "messaging.message.id": str(message.id),
+            }
+            self._quietly(lambda: span.set_attributes(attributes))
+
         with self._inside(span):
-            yield partial(self._accepted, span)
+            yield accepted
 
     def submitting_many(self, answers: Answers) -> Answers:
         """Yield the same answers. The span is current while they are made, and not in between."""
-        span = self._start(SUBMIT, SpanKind.PRODUCER, _SUBMITTING)
+        span = self._start("dispatcher.submit", SpanKind.PRODUCER, _SUBMITTING)
         context = copy_context()
         context.run(attach, set_span_in_context(span))
         counts: Counter[str] = Counter()
         try:
-            while (some := context.run(next, answers, None)) is not None:
-                refused = sum(isinstance(each, Rejection) for each in some)
-                counts += Counter(
-                    {"dispatcher.refused": refused, "dispatcher.accepted": len(some) - refused}
-                )
-                yield some
+            while (batch := context.run(next, answers, None)) is not None:
+                for answer in batch:
+                    is_refused = isinstance(answer, Rejection)
+                    counts["dispatcher.refused" if is_refused else "dispatcher.accepted"] += 1
+                yield batch
         except Exception as error:
             self._failed(span, type(error).__name__)
             raise
@@ -130,15 +128,29 @@ class Spans:
     def delivering(self, message: Message) -> Iterator[CameTo]:
         """Trace one send. Its span begins a trace, whatever is current in this thread."""
         attributes: dict[str, _Value] = {
-            **_DELIVERING,
+            "messaging.system": "dispatcher",
+            "messaging.operation.name": "deliver",
+            "messaging.operation.type": "process",
             "messaging.destination.name": message.channel,
             "messaging.message.id": str(message.id),
             "dispatcher.attempt": message.attempt_count,
         }
-        links = _links(message.trace)
-        span = self._start(DELIVER, SpanKind.CONSUMER, attributes, links, context=Context())
+        links = []
+        if message.trace is not None:
+            submit = get_current_span(_W3C.extract({_PARENT: message.trace}, Context()))
+            if submit.get_span_context().is_valid:
+                links = [Link(submit.get_span_context())]
+        span = self._start(
+            "dispatcher.deliver", SpanKind.CONSUMER, attributes, links, context=Context()
+        )
+
+        def came_to(outcome: Outcome, error_type: str | None) -> None:
+            self._quietly(lambda: span.set_attribute("dispatcher.outcome", outcome.value))
+            if error_type is not None:
+                self._failed(span, error_type)
+
         with self._inside(span):
-            yield partial(self._came_to, span)
+            yield came_to
 
     def _start(
         self,
@@ -171,18 +183,6 @@ class Spans:
             finally:
                 self._quietly(span.end)
 
-    def _accepted(self, span: Span, message: Message) -> None:
-        attributes = {
-            "messaging.destination.name": message.channel,
-            "messaging.message.id": str(message.id),
-        }
-        self._quietly(lambda: span.set_attributes(attributes))
-
-    def _came_to(self, span: Span, outcome: Outcome, error_type: str | None) -> None:
-        self._quietly(lambda: span.set_attribute("dispatcher.outcome", outcome.value))
-        if error_type is not None:
-            self._failed(span, error_type)
-
     def _failed(self, span: Span, error_type: str) -> None:
         self._quietly(lambda: span.set_attribute("error.type", error_type))
         self._quietly(lambda: span.set_status(StatusCode.ERROR))
@@ -196,10 +196,3 @@ class Spans:
             text = "tracing stopped in this process: the SDK raised %s; correct its processors"
             log.error(text, type(error).__name__)  # noqa: TRY400 - its text may quote a body
             return None
-
-
-def _links(trace: str | None) -> list[Link]:
-    if trace is None:
-        return []
-    found = get_current_span(_W3C.extract({_PARENT: trace}, Context())).get_span_context()
-    return [Link(found)] if found.is_valid else []

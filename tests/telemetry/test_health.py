@@ -69,10 +69,9 @@ def unused() -> Any:
 @contextmanager
 def served(health: Health) -> Iterator[str]:
     """Serve it; yield host and port."""
-    exposition = Exposition(unused, health, clock=SystemClock())
-    port = exposition.serve("127.0.0.1", 0)
+    exposition = Exposition(unused, health, "127.0.0.1", 0, SystemClock())
     try:
-        yield f"127.0.0.1:{port}"
+        yield f"127.0.0.1:{exposition.port}"
     finally:
         exposition.close()
 

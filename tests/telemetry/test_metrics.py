@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,7 @@ from dispatcher.operations.overview import Overviews
 from dispatcher.telemetry import prometheus
 from dispatcher.telemetry.health import Health
 from dispatcher.telemetry.journal import FIELDS, Event, Transition
-from dispatcher.telemetry.liveness import Kind
-from dispatcher.telemetry.metrics import Vitals
+from dispatcher.telemetry.liveness import Kind, Vitals
 from dispatcher.telemetry.prometheus import Exposition, VitalsCollector
 from dispatcher.testing import a_message
 from tests.support.callers import callers_engine
@@ -308,14 +308,11 @@ def test_metrics_that_the_store_does_not_answer_are_left_out() -> None:
 def test_a_port_that_is_taken_is_named() -> None:
     clock = MovableClock()
     health = Health({}, clock=clock)
-    first, second = (Exposition(lambda: VITALS, health, clock=clock) for _ in range(2))
-    port = first.serve("127.0.0.1", 0)
-    try:
-        with pytest.raises(InvalidSettings, match=f"port {port} cannot be had") as caught:
-            second.serve("127.0.0.1", port)
-        assert caught.value.field == "metrics_port"
-    finally:
-        first.close()
+    first = Exposition(lambda: VITALS, health, "127.0.0.1", 0, clock)
+    taken = f"port {first.port} cannot be had"
+    with closing(first), pytest.raises(InvalidSettings, match=taken) as caught:
+        Exposition(lambda: VITALS, health, "127.0.0.1", first.port, clock)
+    assert caught.value.field == "metrics_port"
 
 
 def test_without_a_port_the_library_is_not_even_loaded() -> None:
@@ -328,6 +325,7 @@ def test_without_a_port_the_library_is_not_even_loaded() -> None:
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("dispatcher.telemetry.prometheus")
     monkeypatch.delitem(sys.modules, "dispatcher.telemetry.prometheus")
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(InvalidSettings, match="needs prometheus_client") as caught:
