@@ -8,7 +8,7 @@ and cannot look for one either.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -34,8 +34,10 @@ _PERSONAL = ("recipient", "scope", "scopes", "body", "idempotency_key", "last_er
 class FilterForm(forms.Form):
     """The filters of :class:`dispatcher.Wanted`."""
 
-    status = forms.ChoiceField(required=False)
-    channel = forms.ChoiceField(required=False)
+    status = forms.ChoiceField(required=False, choices=lambda: _choices(Status))
+    channel = forms.ChoiceField(
+        required=False, choices=lambda: _choices(dispatcher.settings.channels)
+    )
     recipient = forms.CharField(required=False)
     scope = forms.CharField(required=False)
     idempotency_key = forms.CharField(required=False)
@@ -50,22 +52,13 @@ class FilterForm(forms.Form):
         if not sees_all:
             for name in ("recipient", "scope", "idempotency_key", "key_prefix"):
                 del self.fields[name]
-        statuses = [("", "all")] + [(str(each), str(each)) for each in Status]
-        channels = [("", "all")] + [(each, each) for each in dispatcher.settings.channels]
-        for name, choices in (("status", statuses), ("channel", channels)):
-            field = self.fields[name]
-            if isinstance(field, forms.ChoiceField):
-                field.choices = choices
 
-    @property
-    def wanted(self) -> dict[str, Any]:
-        """What :meth:`Dispatcher.list` takes."""
-        return {name: each for name, each in self.cleaned_data.items() if each}
+
+def _choices(names: Iterable[str]) -> list[tuple[str, str]]:
+    return [("", "all"), *((str(name), str(name)) for name in names)]
 
 
 class MessageAction(NamedTuple):
-    """A change of one message: who may make it, when, and how."""
-
     permission: str
     status: Status
     done: str
@@ -105,23 +98,13 @@ ACTIONS: Mapping[str, MessageAction] = {
 class MessageAdmin(admin.ModelAdmin):
     """Messages. They are neither added nor edited nor deleted here."""
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        """Refused: programs submit."""
-        del request
+    def _nobody(self, *_: Any, **__: Any) -> bool:
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Refused: rows are not edited; each change of a message has a permission of its own."""
-        del request, obj
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Refused: a deleted row would keep its reservation."""
-        del request, obj
-        return False
+    # Programs submit; a deleted row would keep its reservation; a change has its own permission.
+    has_add_permission = has_delete_permission = has_change_permission = _nobody
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the list, the opt-outs, and the story of each message."""
         view, name = self.admin_site.admin_view, "dispatcher_message"
         return [
             path("", view(self.changelist_view), name=f"{name}_changelist"),
@@ -131,26 +114,29 @@ class MessageAdmin(admin.ModelAdmin):
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         """List messages, newest first, by the filters."""
-        self._check(request, "view_message")
+        _check(request, "view_message")
         sees_all = _may(request, _SEE_BODY)
         form = FilterForm(request.GET, sees_all=sees_all)
         page, problem, status = None, "", 200
         try:
             if form.is_valid():
                 after = request.GET.get("after") or None
-                page = dispatcher.list(limit=_PAGE, after=after, **form.wanted)
+                wanted = {name: each for name, each in form.cleaned_data.items() if each}
+                page = dispatcher.list(limit=_PAGE, after=after, **wanted)
         except DispatcherError as error:
             problem, status = str(error), _status_of(error)
-        query = request.GET.copy()
+        older = ""
         if page is not None and page.after is not None:
+            query = request.GET.copy()
             query["after"] = str(page.after)
+            older = query.urlencode()
         context = {
             "title": "Messages",
             "form": form,
             "page": page,
             "problem": problem,
             "sees_all": sees_all,
-            "older": query.urlencode() if page is not None and page.after is not None else "",
+            "older": older,
             "sees_suppressions": sees_all and _may(request, "view_suppression"),
         }
         return self._page(request, "messages", context | (extra_context or {}), status)
@@ -160,7 +146,7 @@ class MessageAdmin(admin.ModelAdmin):
     ) -> HttpResponse:
         """Show the story of a message; with POST change the message."""
         del form_url
-        self._check(request, "view_message")
+        _check(request, "view_message")
         if request.method == "POST":
             return self._changed(request, str(object_id))
         sees_all = _may(request, _SEE_BODY)
@@ -189,7 +175,7 @@ class MessageAdmin(admin.ModelAdmin):
 
     def suppressions_view(self, request: HttpRequest) -> HttpResponse:
         """List the opt-outs, all or those of a recipient; with POST add or revoke one."""
-        self._check(request, "view_suppression", "view_body")
+        _check(request, "view_suppression", "view_body")
         recipient = request.GET.get("recipient", "").strip()
         if request.method == "POST":
             return self._suppressed(request)
@@ -214,7 +200,7 @@ class MessageAdmin(admin.ModelAdmin):
         action = ACTIONS.get(request.POST.get("action", ""))
         if action is None:
             raise Http404("there is no such action")
-        self._check(request, action.permission)
+        _check(request, action.permission)
         try:
             action.change(message_id, request.POST.dict())
         except MessageNotFound as error:
@@ -229,7 +215,7 @@ class MessageAdmin(admin.ModelAdmin):
     def _suppressed(self, request: HttpRequest) -> HttpResponse:
         recipient, channel = request.POST.get("recipient", ""), request.POST.get("channel") or None
         revokes = request.POST.get("action") == "unsuppress"
-        self._check(request, "delete_suppression" if revokes else "add_suppression")
+        _check(request, "delete_suppression" if revokes else "add_suppression")
         try:
             if revokes:
                 dispatcher.unsuppress(recipient, channel=channel)
@@ -240,10 +226,6 @@ class MessageAdmin(admin.ModelAdmin):
         except DispatcherError as error:
             messages.error(request, str(error))
         return HttpResponseRedirect(reverse("admin:dispatcher_message_suppressions"))
-
-    def _check(self, request: HttpRequest, *permissions: str) -> None:
-        if not _may(request, *permissions):
-            raise PermissionDenied
 
     def _page(
         self, request: HttpRequest, name: str, context: Mapping[str, Any], status: int = 200
@@ -259,10 +241,14 @@ def _may(request: HttpRequest, *permissions: str) -> bool:
     return bool(user.has_perms([f"dispatcher.{each}" for each in permissions]))
 
 
+def _check(request: HttpRequest, *permissions: str) -> None:
+    if not _may(request, *permissions):
+        raise PermissionDenied
+
+
 def _shown(value: object) -> object:
-    if isinstance(value, Mapping):
-        return json.dumps(value, indent=2, ensure_ascii=False)
-    return value
+    is_json = isinstance(value, Mapping)
+    return json.dumps(value, indent=2, ensure_ascii=False) if is_json else value
 
 
 def _status_of(error: DispatcherError) -> int:

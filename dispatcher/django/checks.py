@@ -64,9 +64,7 @@ def _wrong_templates(settings: Settings) -> Iterator[CheckMessage]:
     """Yield an error for each template that cannot be compiled: submits that name it fail."""
     with closing(App(settings)) as app:
         judged = app.templates.problems().values()
-    for each in judged:
-        if each is not None:
-            yield Error(str(each), id="dispatcher.templates")
+    yield from (Error(str(each), id="dispatcher.templates") for each in judged if each is not None)
 
 
 @register(TAG, deploy=True)

@@ -9,7 +9,6 @@ from typing import Any
 from django.conf import settings as project
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.utils.connection import ConnectionDoesNotExist
 from sqlalchemy import URL
 
 from dispatcher.errors import InvalidDraft, InvalidSettings, kind_of, quoted
@@ -19,7 +18,6 @@ from dispatcher.transports.mail import read_sender
 NAME = "DISPATCHER"
 _DATABASE, _EMAIL_CHANNEL = "database", "email_channel"
 _OWN = "another database_url in DISPATCHER"
-_KINDS = {"sqlite": "sqlite", "postgresql": "postgresql", "mysql": "mysql"}
 _OF_DJANGO = {
     "sqlite": {"timeout", "init_command", "transaction_mode", "check_same_thread"},
     "postgresql": {
@@ -40,7 +38,7 @@ def load() -> Settings:
     alias = database_alias()
     if alias is None or "database_url" in without_djangos_database().model_fields_set:
         return _for_emails(Settings.load(**_of_dispatcher()))
-    url = database_url(connection_of(alias))
+    url = database_url(connections[alias])
     return _for_emails(Settings.load(**_of_dispatcher(), database_url=url))
 
 
@@ -53,7 +51,7 @@ def without_djangos_database() -> Settings:
 
 
 def senders() -> list[str]:
-    """Return the senders that Django's settings name, where they are addresses."""
+    """Return the addresses among the senders that Django's settings name."""
     named = []
     for text in (project.DEFAULT_FROM_EMAIL, project.SERVER_EMAIL):
         with suppress(InvalidDraft):
@@ -73,20 +71,17 @@ def _for_emails(settings: Settings) -> Settings:
         if channel.transport == "smtp":
             options = {"senders": senders()} | channel.options
             channels[name] = channel.model_copy(update={"options": options})
-    of_emails = channels.get(email_channel())
-    if (
-        of_emails is not None
-        and of_emails.without_quotas == "never"
-        and not (of_emails.quotas or of_emails.recipient_quotas)
-    ):
-        channels[email_channel()] = of_emails.model_copy(update={"without_quotas": "allowed"})
+    emails = channels.get(email_channel())
+    has_quotas = emails is not None and bool(emails.quotas or emails.recipient_quotas)
+    if emails is not None and emails.without_quotas == "never" and not has_quotas:
+        channels[email_channel()] = emails.model_copy(update={"without_quotas": "allowed"})
     return settings.model_copy(update={"channels": channels})
 
 
 def is_in_memory_here() -> bool:
     """Whether Django's database is in memory, as in a test run. Raises InvalidSettings."""
     alias = database_alias()
-    return alias is not None and is_in_memory(connection_of(alias))
+    return alias is not None and is_in_memory(connections[alias])
 
 
 def database_alias() -> str | None:
@@ -117,14 +112,6 @@ def email_channel() -> str:
     return name
 
 
-def connection_of(alias: str) -> BaseDatabaseWrapper:
-    """Return this thread's connection of Django's."""
-    try:
-        return connections[alias]
-    except ConnectionDoesNotExist as error:
-        raise InvalidSettings(f"{NAME}.{_DATABASE}", str(error), "a name in DATABASES") from None
-
-
 def is_in_memory(connection: BaseDatabaseWrapper) -> bool:
     """Whether it is an SQLite in memory, as in tests: only Django's own connection has it."""
     name = str(connection.settings_dict["NAME"])
@@ -137,12 +124,11 @@ def database_url(connection: BaseDatabaseWrapper) -> str:
     Raises InvalidSettings for one that the dispatcher cannot use, and for OPTIONS that a URL cannot
     hold.
     """
-    given = connection.settings_dict
-    kind = _KINDS.get(connection.vendor)
+    given, kind = connection.settings_dict, connection.vendor
     where = f"DATABASES.{connection.alias}"
-    if kind is None:
+    if kind not in _OF_DJANGO:
         accepted = f"SQLite, PostgreSQL, MariaDB, or {_OWN}"
-        raise InvalidSettings(f"{where}.ENGINE", f"is {connection.vendor}", accepted)
+        raise InvalidSettings(f"{where}.ENGINE", f"is {kind}", accepted)
     name = str(given["NAME"])
     if kind == "sqlite" and (is_in_memory(connection) or name.startswith("file:")):
         accepted = f'the path of a file (for tests TEST = {{"NAME": …}}), or {_OWN}'
@@ -165,25 +151,20 @@ def database_url(connection: BaseDatabaseWrapper) -> str:
 
 
 def _query(where: str, kind: str, options: Mapping[str, Any]) -> dict[str, str]:
-    found = {}
-    for name, value in options.items():
-        if name in _OF_DJANGO[kind]:
-            continue
+    query = {name: value for name, value in options.items() if name not in _OF_DJANGO[kind]}
+    for name, value in query.items():
         is_plain = isinstance(value, str | int) and not isinstance(value, bool)
         if name == "assume_role" or not is_plain:
-            raise InvalidSettings(
-                f"{where}.OPTIONS.{name}",
-                "cannot be written into a URL",
-                f"no such option, or {_OWN}",
-            )
-        found[name] = str(value)
-    return found
+            field, accepted = f"{where}.OPTIONS.{name}", f"no such option, or {_OWN}"
+            raise InvalidSettings(field, "cannot be written into a URL", accepted)
+    return {name: str(value) for name, value in query.items()}
 
 
 def _of_dispatcher() -> dict[str, Any]:
-    return {
-        name: each for name, each in _given().items() if name not in (_DATABASE, _EMAIL_CHANNEL)
-    }
+    given = dict(_given())
+    for name in (_DATABASE, _EMAIL_CHANNEL):
+        given.pop(name, None)
+    return given
 
 
 def _given() -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from datetime import timedelta
 from typing import Any
@@ -30,7 +31,6 @@ log = logging.getLogger(__name__)
 _OURS = frozenset({"channel", "recipient", "body", "template", "data"})
 _OPTIONS = frozenset(each.name for each in fields(Draft)) - _OURS
 _KINDS = {"plain": "text", "html": "html"}
-_NOW = timedelta(0)
 
 
 class EmailBackend(BaseEmailBackend):
@@ -87,39 +87,28 @@ class EmailBackend(BaseEmailBackend):
         # Without display names: quotas count the address.
         recipients = dict.fromkeys(read_mailbox("recipient", text).addr_spec for text in texts)
         channel = self._channel or configuration.email_channel()
-        body = body_of(email, channel=channel)
-        options = self._options_now() | self._quotas(channel)
-        drafts = [
-            Draft(channel=channel, recipient=recipient, body=body, **options)
-            for recipient in recipients
-        ]
-        if dispatcher.joins and len(drafts) > 1:
-            with transaction.atomic(using=configuration.database_alias()):
-                for each in drafts:
-                    dispatcher.submit(**_fields(each))
-        elif len(drafts) > 1:
-            refused = [
-                each.error
-                for each in dispatcher.submit_many(drafts, atomic=True)
-                if isinstance(each, Rejection)
-            ]
-            if refused:
-                raise next(
-                    (each for each in refused if not isinstance(each, BatchRefused)), refused[0]
-                )
-        elif drafts:
-            dispatcher.submit(**_fields(drafts[0]))
-        return bool(drafts)
-
-    def _options_now(self) -> dict[str, Any]:
-        is_timed = "send_at" in self._options or "send_in" in self._options
-        return self._options if is_timed else {"send_in": _NOW} | self._options
-
-    def _quotas(self, channel: str) -> dict[str, Any]:
-        """Return that no quota counts an e-mail, where its channel allows that."""
+        options: dict[str, Any] = {
+            "channel": channel,
+            "body": body_of(email, channel=channel),
+        } | self._options
+        if "send_at" not in options:
+            options.setdefault("send_in", timedelta(0))
         known = dispatcher.settings.channels.get(channel)
-        allowed = known is not None and known.without_quotas != "never"
-        return {"quotas": "none"} if allowed and "quotas" not in self._options else {}
+        if known is not None and known.without_quotas != "never":
+            options.setdefault("quotas", "none")
+        has_many = len(recipients) > 1
+        if has_many and not dispatcher.joins:
+            drafts = [Draft(recipient=recipient, **options) for recipient in recipients]
+            results = dispatcher.submit_many(drafts, atomic=True)
+            errors = [result.error for result in results if isinstance(result, Rejection)]
+            if errors:
+                raise next((e for e in errors if not isinstance(e, BatchRefused)), errors[0])
+            return True
+        alias = configuration.database_alias()
+        with transaction.atomic(using=alias) if has_many else nullcontext():
+            for recipient in recipients:
+                dispatcher.submit(recipient=recipient, **options)
+        return bool(recipients)
 
 
 def body_of(email: EmailMessage, *, channel: str) -> dict[str, Any]:
@@ -130,15 +119,13 @@ def body_of(email: EmailMessage, *, channel: str) -> dict[str, Any]:
     sender = _sender(_taken(headers, "From") or email.from_email, channel)
     if _taken(headers, "To") is not None:
         raise InvalidDraft("headers.To", "it would name other recipients", "no header To")
-    reply_to = [*map(str, email.reply_to)]
     named = _taken(headers, "Reply-To")
-    reply_to = reply_to if named is None else [named]
+    reply_to = [*map(str, email.reply_to)] if named is None else [named]
     if len(reply_to) > 1:
         raise InvalidDraft("reply_to", f"{len(reply_to)} addresses", "one address")
-    body: dict[str, Any] = _contents(email)
+    body: dict[str, Any] = _contents(email) | _named(email)
     if sender is not None:
         body["from"] = sender
-    body |= _named(email)
     if email.subject:
         body["subject"] = str(email.subject)
     if reply_to:
@@ -152,10 +139,6 @@ def body_of(email: EmailMessage, *, channel: str) -> dict[str, Any]:
     return body
 
 
-def _fields(draft: Draft) -> dict[str, Any]:
-    return {each.name: getattr(draft, each.name) for each in fields(draft)}
-
-
 def _named(email: EmailMessage) -> dict[str, list[str]]:
     """Return whom the headers To and Cc name, where that is more than the recipient's address."""
     to, cc = ([str(text) for text in texts if text] for texts in (email.to, email.cc))
@@ -166,7 +149,6 @@ def _named(email: EmailMessage) -> dict[str, list[str]]:
 
 
 def _contents(email: EmailMessage) -> dict[str, str]:
-    """Return text and HTML of an e-mail."""
     key = _KINDS.get(email.content_subtype)
     if key is None:
         raise InvalidDraft("content_subtype", quoted(email.content_subtype), "plain or html")

@@ -19,22 +19,19 @@ class IdField(models.UUIDField):
     def get_db_prep_value(
         self, value: Any, connection: BaseDatabaseWrapper, prepared: bool = False
     ) -> Any:
-        """Return what the driver takes."""
         if connection.vendor != "mysql" or value is None:
             return super().get_db_prep_value(value, connection, prepared)
         found = self.to_python(value)
         return found.bytes if isinstance(found, UUID) else found
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> UUID | None:
-        """Return the UUID of what the driver gives."""
         del expression, connection
         if isinstance(value, bytes):
             return UUID(bytes=value)
         return value if value is None or isinstance(value, UUID) else UUID(value)
 
     def get_internal_type(self) -> str:
-        """Return a type that no database converts in its own way."""
-        return type(self).__name__
+        return type(self).__name__  # a type that no database converts in its own way
 
 
 class InstantField(models.DateTimeField):
@@ -43,7 +40,6 @@ class InstantField(models.DateTimeField):
     def get_db_prep_value(
         self, value: Any, connection: BaseDatabaseWrapper, prepared: bool = False
     ) -> Any:
-        """Return what the driver takes."""
         found = value if prepared else self.get_prep_value(value)
         if not isinstance(found, datetime):
             return found
@@ -53,7 +49,6 @@ class InstantField(models.DateTimeField):
         return instant if connection.vendor == "postgresql" else instant.replace(tzinfo=None)
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> datetime | None:
-        """Return the instant of what the driver gives."""
         del expression
         if value is None:
             return None
@@ -63,19 +58,16 @@ class InstantField(models.DateTimeField):
         return found.astimezone(UTC)
 
     def get_internal_type(self) -> str:
-        """Return a type that no database converts in its own way."""
-        return type(self).__name__
+        return type(self).__name__  # a type that no database converts in its own way
 
 
 class LengthField(models.BigIntegerField):
     """A timedelta, in whole milliseconds."""
 
     def get_prep_value(self, value: Any) -> Any:
-        """Return what is stored."""
         return to_length_ms(value) if isinstance(value, timedelta) else value
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> timedelta | None:
-        """Return the length of what is stored."""
         del expression, connection
         return None if value is None else timedelta(milliseconds=value)
 
@@ -84,6 +76,5 @@ class StoredJSONField(models.JSONField):
     """JSON, which some drivers have read already."""
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
-        """Return it as Python has it."""
         del expression, connection
         return json.loads(value) if isinstance(value, str | bytes) else value

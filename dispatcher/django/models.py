@@ -20,8 +20,6 @@ _CHANNEL = 63
 
 
 class _Stored(models.Manager[Any]):
-    """Reads from the dispatcher's database."""
-
     def get_queryset(self) -> models.QuerySet[Any]:
         return super().get_queryset().using(configuration.database_alias() or self._db)
 

@@ -25,7 +25,6 @@ class MigrateStore(RunPython):
         super().__init__(_migrate, elidable=False)
 
     def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
-        """Return how a migration writes it."""
         return type(self).__qualname__, [], {}
 
 

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from typing import Any, cast
 from weakref import finalize, ref
 
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from sqlalchemy import Connection, Engine, NullPool, create_engine
 
-from dispatcher.django.configuration import connection_of
 from dispatcher.errors import InvalidDraft
 from dispatcher.message import dump_json
 
@@ -48,15 +48,13 @@ class BorrowedConnection:
     create_function = add_notice_handler = _left_to_django
 
     def cursor(self) -> Any:
-        """Return a cursor that reads and writes as those of SQLAlchemy's own connections do."""
         return self._connection.cursor()
 
 
 class BorrowedPsycopg(BorrowedConnection):
-    """A connection of psycopg. Django's cursors give naive instants where USE_TZ is false."""
+    """Reads values as the driver does: Django's give naive instants where USE_TZ is false."""
 
     def cursor(self) -> Any:
-        """Return a cursor with the driver's own ways to read values."""
         from psycopg import Cursor  # noqa: PLC0415 - an extra
         from psycopg.types.datetime import TimestamptzLoader  # noqa: PLC0415
 
@@ -78,7 +76,7 @@ class AtomicBlocks:
 
         Raises InvalidDraft for a transaction that cannot be joined.
         """
-        django = connection_of(self._alias)
+        django = connections[self._alias]
         if not self.is_open():
             yield None
             return
@@ -94,7 +92,7 @@ class AtomicBlocks:
 
     def is_open(self) -> bool:
         """Whether this thread is in a transaction. Raises InvalidDraft for one begun by hand."""
-        django = connection_of(self._alias)
+        django = connections[self._alias]
         if django.in_atomic_block:
             return True
         if django.connection is not None and not django.autocommit:
@@ -103,7 +101,6 @@ class AtomicBlocks:
         return False
 
     def _joined(self, django: BaseDatabaseWrapper) -> Connection:
-        """Return the connection for this transaction or savepoint; make it at the first submit."""
         savepoints = set(django.savepoint_ids)
         engine = self._engine = self._engine or _engine_over(self._alias, django)
         for entry in reversed(django.run_on_commit):
@@ -156,12 +153,12 @@ def _engine_over(alias: str, django: BaseDatabaseWrapper) -> Engine:
     if driver is None:
         problem = f"Django's connection {alias} is one of {module}"
         raise InvalidDraft(_FIELD, problem, f"one of {', '.join(_DRIVERS)}")
-    is_psycopg = driver == "postgresql+psycopg"
-    borrow = BorrowedPsycopg if is_psycopg else BorrowedConnection
-    more: dict[str, Any] = {"use_native_hstore": False} if is_psycopg else {}
+    borrow, more = BorrowedConnection, dict[str, Any]()
+    if driver == "postgresql+psycopg":
+        borrow, more = BorrowedPsycopg, {"use_native_hstore": False}
     return create_engine(
         f"{driver}://",
-        creator=lambda: borrow(connection_of(alias).connection),
+        creator=lambda: borrow(connections[alias].connection),
         poolclass=NullPool,
         pool_reset_on_return=None,
         json_serializer=dump_json,

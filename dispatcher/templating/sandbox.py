@@ -9,6 +9,7 @@ macros and the methods of mappings. The text is put together piece by piece, up 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from io import StringIO
 from typing import Any
 
 from jinja2 import (
@@ -62,14 +63,12 @@ class CompiledText:
         Raises InvalidDraft, which names what is missing by the names in the template and shows
         nothing of the data.
         """
-        pieces: list[str] = []
-        left = limit
+        text = StringIO()
         problem = None
         try:
             for piece in self._template.generate(dict(data)):
-                pieces.append(piece)
-                left -= len(piece)
-                if left < 0:
+                text.write(piece)
+                if text.tell() > limit:
                     problem = f"has more than {limit} characters"
                     break
         except UndefinedError:
@@ -78,10 +77,9 @@ class CompiledText:
         except Exception as error:  # noqa: BLE001 - filters may raise anything; it may quote data
             problem = f"cannot be rendered ({type(error).__name__})"
         if problem is None:
-            return "".join(pieces)
-        raise InvalidDraft(
-            "data", f"{self._path} {problem}", "a value for each name in the template"
-        )
+            return text.getvalue()
+        accepted = "a value for each name in the template"
+        raise InvalidDraft("data", f"{self._path} {problem}", accepted)
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
@@ -91,11 +89,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         super().__init__(
             autoescape=escapes, undefined=StrictUndefined, loader=loader, auto_reload=False
         )
-        known_filters: dict[str, Any] = {**FILTERS, "decimals": _decimals}
-        known_tests: dict[str, Any] = {**TESTS}
+        filters: dict[str, Any] = {**FILTERS, "decimals": _decimals}
         self.globals = {name: self.globals[name] for name in _GLOBALS}
-        self.filters = {name: known_filters[name] for name in FILTER_NAMES}
-        self.tests = {name: known_tests[name] for name in _TESTS}
+        self.filters = {name: filters[name] for name in FILTER_NAMES}
+        self.tests = {name: test for name, test in TESTS.items() if name in _TESTS}
 
     def compiled_text(self, path: str, source: str) -> CompiledText:
         """Compile a text of the settings, which call it ``path``. Raises InvalidSettings."""
@@ -118,7 +115,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _refused(template: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
-    """Yield what no template may, and where it does so."""
     for operation in template.find_all(tuple(_OPERATORS)):
         yield f"uses {_OPERATORS[type(operation)]}", operation
     yield from _refused_calls(template)

@@ -15,7 +15,7 @@ from dispatcher.extras import needs
 from dispatcher.message import Draft, check_body
 
 if TYPE_CHECKING:
-    from dispatcher.templating.sandbox import CompiledText, Sandbox
+    from dispatcher.templating.sandbox import Sandbox
 
 _HTML = "html"
 _FILE = re.compile(rf"({TEMPLATE_NAME.pattern})\.([a-z_]+)")
@@ -72,14 +72,13 @@ class Templates:
             except InvalidSettings as error:
                 found[f"channels.{name}"] = error
                 continue
-            for template in read.names:
+            for template in sorted(read.sources):
                 path = f"channels.{name}.templates.{template}"
+                found[path] = None
                 try:
                     read.template(template)
                 except InvalidSettings as error:
                     found[path] = error
-                else:
-                    found[path] = None
         return found
 
     def _of(self, channel: str) -> _ChannelTemplates:
@@ -91,11 +90,9 @@ class Templates:
 
 
 class _ChannelTemplates:
-    """The templates of one channel: their texts, and each as it was compiled."""
-
     def __init__(self, field: str, channel: ChannelSettings) -> None:
         self._field = field
-        self._sources: dict[str, tuple[str, Any]] = {
+        self.sources: dict[str, tuple[str, Any]] = {
             name: (f"{field}.templates.{name}", body) for name, body in channel.templates.items()
         }
         if channel.templates_dir is not None:
@@ -103,20 +100,20 @@ class _ChannelTemplates:
         self._directory = channel.templates_dir
         self._compiled: dict[str, Any] = {}
 
-    @property
-    def names(self) -> list[str]:
-        """The names of its templates."""
-        return sorted(self._sources)
-
     def template(self, name: object) -> Any:
         """Return a template's body, each text of which is compiled."""
-        if not isinstance(name, str) or name not in self._sources:
-            known = ", ".join(sorted(self._sources)) or "none"
+        if not isinstance(name, str) or name not in self.sources:
+            known = ", ".join(sorted(self.sources)) or "none"
             problem = f"there is no template {quoted(name)} on this channel"
             raise InvalidDraft("template", problem, f"one of its templates: {known}")
         if name not in self._compiled:
-            plain, html = self._sandboxes()
-            path, body = self._sources[name]
+            with needs("templates", f"{self._field}.templates"):
+                from jinja2 import FileSystemLoader  # noqa: PLC0415 - an extra
+
+                from dispatcher.templating.sandbox import Sandbox  # noqa: PLC0415 - needs the extra
+            loader = None if self._directory is None else FileSystemLoader(self._directory)
+            plain, html = (Sandbox(escapes=escapes, loader=loader) for escapes in (False, True))
+            path, body = self.sources[name]
             self._compiled[name] = _compiled(body, path, plain, html)
         return self._compiled[name]
 
@@ -131,24 +128,12 @@ class _ChannelTemplates:
         for match, text in texts:
             if match is None:
                 continue
-            name, part = match[1], match[2]
-            path, body = self._sources.setdefault(name, (f"{directory}/{name}", {}))
-            if path != f"{directory}/{name}":
-                raise InvalidSettings(
-                    field, f"there is a template {quoted(name)} already", "one of each"
-                )
-            body[part] = text
-
-    def _sandboxes(self) -> tuple[Sandbox, Sandbox]:
-        with needs("templates", f"{self._field}.templates"):
-            from jinja2 import FileSystemLoader  # noqa: PLC0415 - an extra
-
-            from dispatcher.templating.sandbox import Sandbox  # noqa: PLC0415 - needs the extra
-        loader = None if self._directory is None else FileSystemLoader(self._directory)
-        return (
-            Sandbox(escapes=False, loader=loader),
-            Sandbox(escapes=True, loader=loader),
-        )
+            name, own_path = match[1], f"{directory}/{match[1]}"
+            path, body = self.sources.setdefault(name, (own_path, {}))
+            if path != own_path:
+                problem = f"there is a template {quoted(name)} already"
+                raise InvalidSettings(field, problem, "one of each")
+            body[match[2]] = text
 
 
 def _compiled(body: Any, path: str, plain: Sandbox, html: Sandbox) -> Any:
@@ -170,5 +155,4 @@ def _rendered(template: Any, data: Mapping[str, Any], limit: int) -> Any:
         return {key: _rendered(each, data, limit) for key, each in template.items()}
     if isinstance(template, list):
         return [_rendered(each, data, limit) for each in template]
-    part: CompiledText | None = template if hasattr(template, "render") else None
-    return template if part is None else part.render(data, limit=limit)
+    return template.render(data, limit=limit) if hasattr(template, "render") else template

@@ -12,8 +12,6 @@ _OUTCOMES = ("sent", "temporary", "permanent", "unknown")
 
 
 class Migration(migrations.Migration):
-    """Revision 0001."""
-
     initial = True
     atomic = False
     dependencies = ()

@@ -21,11 +21,9 @@ class Command(BaseCommand):
     requires_system_checks = ()
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Leave all options to the command line."""
         self.handle(words=argv[2:])
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Take any words, for ``call_command``."""
         parser.add_argument("words", nargs=REMAINDER)
 
     def handle(self, *_: Any, words: Sequence[str], **__: Any) -> None:
