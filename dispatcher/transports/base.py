@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Protocol, cast
 
 from dispatcher.channel import ChannelSettings
@@ -68,14 +69,6 @@ class Transport(Protocol):
 _UNKNOWN = {"_": inspect.Parameter("_", inspect.Parameter.VAR_KEYWORD)}
 
 
-@dataclass(frozen=True, slots=True)
-class _Function:
-    function: Callable[[Message], str | None]
-
-    def send(self, message: Message) -> str | None:
-        return self.function(message)
-
-
 def load(name: str, channel: ChannelSettings, settings: Settings) -> Transport:
     """Make the transport of the channel ``name``. Raises InvalidSettings."""
     found = registry.find(name, channel.transport)
@@ -83,13 +76,12 @@ def load(name: str, channel: ChannelSettings, settings: Settings) -> Transport:
     if inspect.isclass(found):
         found = _make(name, found, _options(name, channel, settings, found))
     elif channel.options:
-        raise InvalidSettings(
-            f"channels.{name}.options", "given for a transport that is no class", "none"
-        )
+        field = f"channels.{name}.options"
+        raise InvalidSettings(field, "given for a transport that is no class", "none")
     if callable(getattr(found, "send", None)):
         return cast("Transport", found)
     if callable(found):
-        return _Function(found)
+        return cast("Transport", SimpleNamespace(send=found))
     problem = f"{quoted(channel.transport)} can not be called"
     raise InvalidSettings(f"channels.{name}.transport", problem, registry.accepted())
 
@@ -97,7 +89,6 @@ def load(name: str, channel: ChannelSettings, settings: Settings) -> Transport:
 def _options(
     name: str, channel: ChannelSettings, settings: Settings, factory: Callable[..., Any]
 ) -> dict[str, Any]:
-    """Return the options of a channel, with what the settings say elsewhere."""
     options = dict(channel.options)
     if channel.transport == "file":
         options.setdefault("path", settings.data_dir / "sent" / f"{name}.jsonl")
@@ -116,12 +107,10 @@ def _make(name: str, factory: Callable[..., Any], options: dict[str, Any]) -> An
     if strange and all(each.kind is not each.VAR_KEYWORD for each in taken.values()):
         accepted = like(strange[0], taken)
         raise InvalidSettings(f"{field}.{strange[0]}", "there is no such option", accepted)
-    for each in taken.values():
+    for option, each in taken.items():
         may_be_named = each.kind in {each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY}
-        if may_be_named and each.default is each.empty and each.name not in options:
-            raise InvalidSettings(
-                f"{field}.{each.name}", "is missing", "a value: it has no default"
-            )
+        if may_be_named and each.default is each.empty and option not in options:
+            raise InvalidSettings(f"{field}.{option}", "is missing", "a value: it has no default")
     try:
         return factory(**options)
     except InvalidSettings as error:  # the transport names the option itself

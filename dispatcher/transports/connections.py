@@ -40,9 +40,9 @@ def address_of(text: str) -> IPv4Address | IPv6Address | None:
 
 def resolve(host: str, port: int) -> list[str]:
     """Return the addresses of ``host``, best first. Raises OSError."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     as_number = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
-    return list(dict.fromkeys(socket.getnameinfo(each[4], as_number)[0] for each in found))
+    return list(dict.fromkeys(socket.getnameinfo(each[4], as_number)[0] for each in answers))
 
 
 def connect(addresses: Sequence[str], port: int, deadline: Deadline) -> socket.socket:
@@ -53,13 +53,13 @@ def connect(addresses: Sequence[str], port: int, deadline: Deadline) -> socket.s
     for number, address in enumerate(addresses, 1):
         try:
             share = deadline.left() / (len(addresses) - number + 1)
-            found = socket.create_connection((address, port), timeout=share)
-            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connected = socket.create_connection((address, port), timeout=share)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError:
             if number == len(addresses):
                 raise
         else:
-            return found
+            return connected
     raise OSError("no address")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
@@ -113,21 +112,19 @@ def compose(
     check_mail(recipient, body, allowed, senders)
     if "from" in body:
         sender = read_sender(body["from"])
-    recipient = _in_ascii(recipient)
-    named = {
-        name: [_mailbox_in_ascii(read_mailbox(name, text)) for text in body.get(name, ())]
-        for name in _NAMED
-    }
-    reply_to = _in_ascii(body["reply_to"]) if "reply_to" in body else ""
-    addresses = [mailbox.addr_spec for mailbox in (*named["to"], *named["cc"])]
-    is_international = not f"{recipient}{reply_to}{''.join(addresses)}".isascii()
+    envelope = _in_ascii(_address(recipient))
+    to, cc = (
+        [_in_ascii(read_mailbox(name, text)) for text in body.get(name, ())] for name in _NAMED
+    )
+    reply_to = [_in_ascii(_address(body["reply_to"]))] if "reply_to" in body else []
+    addresses = [mailbox.addr_spec for mailbox in (envelope, *to, *cc, *reply_to)]
+    is_international = not "".join(addresses).isascii()
     mail = EmailMessage(_INTERNATIONAL if is_international else _PLAIN)
     mail["From"] = sender
-    mail["To"] = named["to"] or _address(recipient)
-    if named["cc"]:
-        mail["Cc"] = named["cc"]
-    if reply_to:
-        mail["Reply-To"] = _address(reply_to)
+    mail["To"] = to or envelope
+    for name, mailboxes in (("Cc", cc), ("Reply-To", reply_to)):
+        if mailboxes:
+            mail[name] = mailboxes
     mail["Date"] = format_datetime(now)
     mail["Message-ID"] = f"<{message.id}@{sender.domain}>"
     if "subject" in body:
@@ -145,7 +142,7 @@ def compose(
         content, disposition = base64.b64decode(each["content"]), _disposition(each["filename"])
         mail.add_attachment(content, maintype=maintype, subtype=subtype, disposition=disposition)
     content = _EOL.sub(b"\r\n", mail.as_bytes())
-    return Mail(sender.addr_spec, recipient, content, is_international)
+    return Mail(sender.addr_spec, envelope.addr_spec, content, is_international)
 
 
 def read_sender(text: object, field: str = "from") -> Address:
@@ -153,7 +150,7 @@ def read_sender(text: object, field: str = "from") -> Address:
 
     Raises InvalidDraft.
     """
-    sender = _mailbox_in_ascii(read_mailbox(field, text))
+    sender = _in_ascii(read_mailbox(field, text))
     if not sender.addr_spec.isascii():
         raise InvalidDraft(field, "an address with characters beyond ASCII", _SENDER)
     return sender
@@ -175,8 +172,7 @@ def read_mailbox(field: str, text: object) -> Address:
     if mailbox.display_name:
         check_header(field, mailbox.display_name, longest=_LONGEST_SUBJECT)
     address = check_address(field, f"{mailbox.username}@{mailbox.domain}")
-    local, _, domain = address.rpartition("@")
-    return Address(mailbox.display_name, local, domain)
+    return _address(address, mailbox.display_name)
 
 
 def check_mail(
@@ -262,30 +258,25 @@ def check_header(field: str, value: object, *, longest: int) -> str:
     return value
 
 
-def _address(text: str) -> Address:
+def _address(text: str, name: str = "") -> Address:
     local, _, domain = text.rpartition("@")
-    return Address(username=local, domain=domain)
+    return Address(name, local, domain)
 
 
-def _in_ascii(address: str) -> str:
+def _in_ascii(address: Address) -> Address:
     """Return an address with its domain as A-labels, where that is certainly the same domain.
 
     Servers without SMTPUTF8 take it then, if the rest is ASCII. The codec is that of IDNA 2003;
     where IDNA 2008 means another domain (a sharp s, say), its labels do not come back, and the
     address stays as it is.
     """
-    local, _, domain = address.rpartition("@")
-    if local.isascii() and not domain.isascii():
+    domain = address.domain
+    if address.username.isascii() and not domain.isascii():
         with suppress(UnicodeError):
             labels = domain.encode("idna")
             if labels.decode("idna") == domain.lower():
-                return f"{local}@{labels.decode()}"
+                return Address(address.display_name, address.username, labels.decode())
     return address
-
-
-def _mailbox_in_ascii(mailbox: Address) -> Address:
-    local, _, domain = _in_ascii(f"{mailbox.username}@{mailbox.domain}").rpartition("@")
-    return Address(mailbox.display_name, local, domain)
 
 
 def _disposition(filename: str) -> str:
@@ -373,13 +364,8 @@ def _check_attachments(attachments: object) -> None:
         if not isinstance(kind, str) or not _TYPE.fullmatch(kind):
             accepted = "a media type such as application/pdf; neither multipart nor message"
             raise InvalidDraft(f"{field}.type", "no such media type", accepted)
-        _check_base64(f"{field}.content", each.get("content"))
-
-
-def _check_base64(field: str, content: object) -> None:
-    try:
-        if isinstance(content, str) and base64.b64decode(content, validate=True) is not None:
-            return
-    except (binascii.Error, ValueError):
-        pass
-    raise InvalidDraft(field, "not base64", "the content as base64, without line breaks")
+        try:
+            base64.b64decode(each.get("content", 0), validate=True)
+        except (TypeError, ValueError):
+            accepted = "the content as base64, without line breaks"
+            raise InvalidDraft(f"{field}.content", "not base64", accepted) from None

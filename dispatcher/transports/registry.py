@@ -6,6 +6,7 @@ used.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
@@ -39,19 +40,25 @@ def find(name: str, text: str) -> Any:
 
     Raises InvalidSettings.
     """
-    field = f"channels.{name}.transport"
-    shipped = SHIPPED.get(text)
-    if shipped is not None:
-        return _shipped(field, text, shipped)
-    if ":" not in text:
-        return _offered(field, text)
-    module, _, attribute = text.partition(":")
-    if not module or not attribute:
+    field, transport = f"channels.{name}.transport", f"the transport {quoted(text)}"
+    if text in SHIPPED:
+        path, extra = SHIPPED[text]
+        with needs(extra, field, what=transport) if extra else nullcontext():
+            return resolve_name(path)
+    module, colon, attribute = text.partition(":")
+    offers = [] if colon else [*entry_points(group=GROUP, name=text)]
+    if not offers and not (module and attribute):
         raise InvalidSettings(field, f"there is no transport {quoted(text)}", accepted())
+    paths = sorted({offer.value for offer in offers})
+    if len(paths) > 1:
+        names = ", ".join(f"{offer.value} of {_distribution(offer)}" for offer in offers)
+        problem = f"{transport} is offered more than once: {names}"
+        raise InvalidSettings(field, problem, f"the one you mean, as in {paths[0]}")
     try:
-        return resolve_name(text)
+        return offers[0].load() if offers else resolve_name(text)
     except Exception as error:
-        problem = f"cannot load {quoted(text)} ({cut(str(error))})"
+        origin = f" of {_distribution(offers[0])}" if offers else ""
+        problem = f"cannot load {quoted(text)}{origin} ({cut(str(error))})"
         raise InvalidSettings(field, problem, accepted()) from error
 
 
@@ -60,29 +67,6 @@ def accepted() -> str:
     offered = {each.name for each in entry_points(group=GROUP)} - SHIPPED.keys()
     names = ", ".join([*SHIPPED, *sorted(offered)])
     return f"{names}, or package.module:attribute of a callable or a class"
-
-
-def _shipped(field: str, text: str, shipped: ShippedTransport) -> Any:
-    if shipped.extra is None:
-        return resolve_name(shipped.path)
-    with needs(shipped.extra, field, what=f"the transport {quoted(text)}"):
-        return resolve_name(shipped.path)
-
-
-def _offered(field: str, text: str) -> Any:
-    offers = list(entry_points(group=GROUP, name=text))
-    if not offers:
-        raise InvalidSettings(field, f"there is no transport {quoted(text)}", accepted())
-    paths = sorted({each.value for each in offers})
-    if len(paths) > 1:
-        found = ", ".join(f"{each.value} of {_distribution(each)}" for each in offers)
-        problem = f"the transport {quoted(text)} is offered more than once: {found}"
-        raise InvalidSettings(field, problem, f"the one you mean, as in {paths[0]}")
-    try:
-        return offers[0].load()
-    except Exception as error:
-        problem = f"cannot load {quoted(text)} of {_distribution(offers[0])} ({cut(str(error))})"
-        raise InvalidSettings(field, problem, accepted()) from error
 
 
 def _distribution(offer: EntryPoint) -> str:

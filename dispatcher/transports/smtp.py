@@ -180,10 +180,10 @@ class SmtpTransport:
             connection.break_off()  # its state is unknown
             raise
         finally:
-            if connection.carried >= _MOST_CARRIED and connection.is_open:
-                connection.close()
-            elif connection.is_open:
+            if connection.is_open and connection.carried < _MOST_CARRIED:
                 self._idle.give(connection)
+            elif connection.is_open:
+                connection.close()
 
     def close(self) -> None:
         """Close the connections that are idle; those in use are closed after their message."""

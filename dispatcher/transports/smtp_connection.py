@@ -68,7 +68,6 @@ LINE_ERRORS = (ConnectionBroken, OSError, smtplib.SMTPException)
 
 
 def _why(error: BaseException, deadline: Deadline) -> str:
-    """Say in a few words what became of a connection."""
     if isinstance(error, TimeoutError) and error.errno is None:
         return f"it did not answer within {deadline.seconds:g} s"
     if isinstance(error, ssl.SSLEOFError):
@@ -90,27 +89,17 @@ class SmtpReply(NamedTuple):
         return f"{self.code} {self.text}".rstrip()
 
     @property
-    def is_good(self) -> bool:
-        """Whether it is done (2xx)."""
-        return self.code // 100 == _GOOD
-
-    @property
-    def asks_for_more(self) -> bool:
-        """Whether it is half done (3xx)."""
-        return self.code // 100 == _MORE
+    def kind(self) -> int:
+        """The first digit: done, half done, temporary or permanent."""
+        return self.code // 100
 
     @property
     def is_throttle(self) -> bool:
         """Whether the server takes no more messages of this account for now, whoever gets them."""
-        if self.is_permanent or _OF_ONE_RECIPIENT.search(self.text):
+        if self.kind == _PERMANENT or _OF_ONE_RECIPIENT.search(self.text):
             return False
         is_policy = self.code in _ASK_LATER and _OF_POLICY.match(self.text)
         return bool(is_policy or _THROTTLED.search(self.text))
-
-    @property
-    def is_permanent(self) -> bool:
-        """Whether asking again is of no use (5xx)."""
-        return self.code // 100 == _PERMANENT
 
 
 class BoundedSMTP(smtplib.SMTP):
@@ -230,7 +219,10 @@ class SmtpConnection:
         except LINE_ERRORS as error:
             raise ConnectionBroken(self._broken(error)) from None
         try:
-            self._write(mail, deadline)
+            self._wire.send(re.sub(rb"(?m)^\.", b"..", mail.content))
+            if deadline.left() < deadline.seconds * _SPARE:
+                slow = "it took the message so slowly that no time is left for its answer"
+                raise ConnectionBroken(slow)
         except LINE_ERRORS as error:
             raise TemporaryFailure(self._broken(error)) from None
         try:
@@ -243,10 +235,10 @@ class SmtpConnection:
         self.carried += 1
         if reply.code == _CLOSING:
             self.break_off()
-        if reply.asks_for_more:
+        if reply.kind == _MORE:
             self.break_off()
             raise PerhapsSent(f"{self._server}: it answered {reply} to the whole message")
-        if not reply.is_good:
+        if reply.kind != _GOOD:
             raise self._refusal(reply, "the message")
         return reply
 
@@ -263,7 +255,6 @@ class SmtpConnection:
         self.break_off()
 
     def _greet(self) -> None:
-        """Take the greeting, secure the connection where it is to be, and send EHLO."""
         server, wire = self._server, self._wire
         if server.security == "tls" and server.context is not None:
             wire.secure(server.context, server.host)
@@ -284,7 +275,7 @@ class SmtpConnection:
         except smtplib.SMTPAuthenticationError as error:
             reply = self._reply((error.smtp_code, error.smtp_error))
             why = f"it answered {reply} to the credentials"
-            if reply.is_permanent:
+            if reply.kind == _PERMANENT:
                 raise self._misconfigured(why) from None
             raise TemporaryFailure(f"{self._server}: {why}") from None
         except smtplib.SMTPException:
@@ -315,34 +306,21 @@ class SmtpConnection:
         if reply.code != _GO_AHEAD:
             raise self._refusal(reply, "DATA")
 
-    def _write(self, mail: Mail, deadline: Deadline) -> None:
-        """Write all but the final dot, and see that its answer could be waited for."""
-        self._wire.send(re.sub(rb"(?m)^\.", b"..", mail.content))
-        if deadline.left() < deadline.seconds * _SPARE:
-            raise ConnectionBroken(
-                "it took the message so slowly that no time is left for its answer"
-            )
-
     def _expect(self, said: tuple[int, bytes | str], to: str, code: int) -> None:
         """Raise TemporaryFailure for another answer: it concerns no message yet."""
         reply = self._reply(said)
+        if reply.code != code and reply.is_throttle:
+            raise self._refusal(reply, to)
         if reply.code != code:
-            raise (
-                self._refusal(reply, to)
-                if reply.is_throttle
-                else TemporaryFailure(f"{self._server}: it answered {reply} to {to}")
-            )
+            raise TemporaryFailure(f"{self._server}: it answered {reply} to {to}")
 
     def _say(self, words: str, mail: Mail) -> None:
         reply = self._said(words, mail)
-        if not reply.is_good:
+        if reply.kind != _GOOD:
             raise self._refusal(reply, words.split(" ", 1)[0])
 
     def _said(self, words: str, mail: Mail) -> SmtpReply:
-        """Say something that comes before the mail.
-
-        Raises ConnectionBroken where the server says good-bye.
-        """
+        """Say something that comes before the mail. Raises ConnectionBroken for a good-bye."""
         reply = self._reply(self._wire.docmd(words), mail.recipient)
         if reply.code == _CLOSING and not reply.is_throttle:
             raise ConnectionBroken(f"it answered {reply}")
@@ -365,7 +343,7 @@ class SmtpConnection:
             return self._misconfigured(why)
         if reply.is_throttle:
             return TemporaryFailure(f"{self._server}: {why}", _THROTTLED_PAUSE, closes_channel=True)
-        kind = PermanentFailure if reply.is_permanent else TemporaryFailure
+        kind = PermanentFailure if reply.kind == _PERMANENT else TemporaryFailure
         return kind(f"{self._server}: {why}")
 
     def _broken(self, error: BaseException, stage: str = "") -> str:

@@ -6,7 +6,7 @@ import base64
 import binascii
 import hmac
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal
@@ -109,9 +109,11 @@ class WebhookTransport:
         self._clock = clock or SystemClock()
         self._seconds = timeout * _SHARE_OF_TIMEOUT
         self._payload = payload
-        self._signer = Signer(secrets)
-        own = {} if headers is None else _checked(headers, url is not None)
-        self._headers = {"user-agent": "dispatcher"} | own
+        if not isinstance(secrets, list | tuple):
+            raise InvalidSettings("secrets", kind_of(secrets), "a list")
+        self._keys = [_key(secret) for secret in secrets]
+        own = {} if headers is None else headers
+        self._headers = {"user-agent": "dispatcher"} | _checked(own, url is not None)
         self._addresses = Addresses(allow)
         self._reader = Reader(self._addresses, http=http, ports=ports)
         self._target = None
@@ -169,8 +171,15 @@ class WebhookTransport:
             "Accept-Encoding": "identity",
             **self._headers,
             "Idempotency-Key": message_id,
-            **self._signer.headers(message_id, now, content, receiver=receiver),
+            "webhook-id": message_id,
+            "webhook-timestamp": str(int(now.timestamp())),
         }
+        if self._keys:
+            # Signed with each key, so that receivers can change from one to the next.
+            text = content.decode()
+            keys = [key if receiver is None else _derived(key, receiver) for key in self._keys]
+            signatures = [Webhook(key).sign(message_id, now, text) for key in keys]
+            headers["webhook-signature"] = " ".join(signatures)
         answer = self._post(target, headers, content)
         has_url = self._target is not None
         return receipt_of(answer, now=self._clock.now(), closes_channel=has_url)
@@ -262,10 +271,12 @@ def receipt_of(answer: HttpAnswer, *, now: datetime, closes_channel: bool) -> st
     status = answer.status
     unread = "" if answer.is_whole else ", with headers that cannot be read"
     if 200 <= status < 300:  # noqa: PLR2004 - RFC 9110: successful
-        name = next((each for each in _REQUEST_IDS if answer.headers.get(each)), None)
-        return (
-            f"{status} {name}={answer.headers[name][:_LONGEST_ID]}" if name else f"{status}{unread}"
+        named = (
+            f" {name}={answer.headers[name][:_LONGEST_ID]}"
+            for name in _REQUEST_IDS
+            if answer.headers.get(name)
         )
+        return f"{status}{next(named, unread)}"
     said = f"the server answered {status}{unread}"
     if 300 <= status < 400:  # noqa: PLR2004 - redirection
         raise PermanentFailure(f"{said}, a redirect; none is followed: give the final URL")
@@ -295,33 +306,6 @@ def _wait(text: str | None, now: datetime) -> timedelta | None:
             return None
         wait = (until if until.tzinfo else until.replace(tzinfo=UTC)) - now
     return min(max(wait, timedelta(0)), LONGEST_WAIT)
-
-
-class Signer:
-    """Signs with each of ``secrets``, so that receivers can change from one to the next.
-
-    Raises InvalidSettings, which tells nothing of a secret.
-    """
-
-    def __init__(self, secrets: Iterable[str]) -> None:
-        if not isinstance(secrets, list | tuple):
-            raise InvalidSettings("secrets", kind_of(secrets), "a list")
-        self._keys = [_key(each) for each in secrets]
-
-    def headers(
-        self, message_id: str, at: datetime, content: bytes, *, receiver: str | None
-    ) -> dict[str, str]:
-        """Return the headers of an attempt that begins ``at``; no signature without a secret.
-
-        ``receiver`` is the URL whose own key signs, None where there is one receiver.
-        """
-        headers = {"webhook-id": message_id, "webhook-timestamp": str(int(at.timestamp()))}
-        if self._keys:
-            text = content.decode()
-            keys = (key if receiver is None else _derived(key, receiver) for key in self._keys)
-            signatures = (Webhook(key).sign(message_id, at, text) for key in keys)
-            headers["webhook-signature"] = " ".join(signatures)
-        return headers
 
 
 def receiver_secret(secret: str, url: str) -> str:

@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ from dispatcher import (
 from dispatcher.errors import DeliveryError
 from dispatcher.testing import a_message
 from dispatcher.transports import load
-from dispatcher.transports.webhook import Signer, WebhookTransport, receiver_secret
+from dispatcher.transports.webhook import WebhookTransport, receiver_secret
 from tests.support.clock import NOON, MovableClock
 from tests.support.http_receiver import Received, Receiver, receiving
 from tests.transports.conftest import LOOPBACK, Authority, open_to, to
@@ -94,15 +94,6 @@ def test_each_try_has_the_same_id_and_a_timestamp_of_its_own(receiver: Receiver)
     assert int(first["webhook-timestamp"]) == int(NOON.timestamp())
     assert int(second["webhook-timestamp"]) == int(NOON.timestamp()) + 61
     assert first["webhook-signature"] != second["webhook-signature"]
-
-
-def test_the_signature_is_that_of_the_specification_s_example() -> None:
-    signer = Signer(["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"])
-    at = datetime(2021, 2, 25, 15, 2, 10, tzinfo=UTC)
-    content = b'{"test": 2432232314}'
-    headers = signer.headers("msg_p5jXN8AQM9LWM0D4loKWxJek", at, content, receiver=None)
-    assert headers["webhook-timestamp"] == "1614265330"
-    assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
