@@ -200,11 +200,6 @@ def test_a_hanging_hook_holds_up_no_work_and_its_queue_is_bounded(
     assert "hooks not called for 5 messages" in caplog.text
 
 
-def test_a_setting_names_a_class_or_an_object() -> None:
-    assert isinstance(find(f"{__name__}:Told"), Told)
-    assert find(f"{__name__}:TOLD") is TOLD
-
-
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
@@ -231,16 +226,16 @@ def test_a_submit_is_answered_where_the_system_gives_no_thread(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P6: it is stored. The next notification starts the threads of all that wait."""
+
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
     hook = f"{__name__}:TOLD"
     house = build(events_kept=1_000, hooks=hook, quotas=["1000/minute"])
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", _no_thread)
+        patched.setattr(threading.Thread, "start", no_thread)
         first = house.submit("ada", send_in=timedelta(hours=1))
     second = house.submit("ben", send_in=timedelta(hours=1))
     both = [("scheduled", first.id), ("scheduled", second.id)]
     wait_until(lambda: [each for each in TOLD.calls if each in both] == both)
     wait_until(lambda: len(house.parts.events.after("0-0", most=10)[0]) == 2)
-
-
-def _no_thread(_: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")

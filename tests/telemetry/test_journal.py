@@ -9,21 +9,12 @@ from typing import Any
 
 import pytest
 
-from dispatcher import (
-    Draft,
-    Message,
-    PerhapsSent,
-    PermanentFailure,
-    QuotaExceeded,
-    TemporaryFailure,
-)
+from dispatcher import Message, PerhapsSent, PermanentFailure, QuotaExceeded, TemporaryFailure
 from dispatcher.telemetry.journal import FIELDS
 from dispatcher.times.send_time import as_text
-from tests.support.callers import callers_engine
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 
-MINUTE = timedelta(minutes=1)
 ROOMY = "100/minute"
 KEY = "sixteen letters and more"
 
@@ -60,11 +51,6 @@ def fail(house: House, error: Exception) -> None:
     house.memory.before = before
 
 
-def again(house: House, message: Message) -> None:
-    house.change([message], next_attempt_at=message.send_at)
-    house.deliver(message)
-
-
 def test_events_of_a_sent_message(roomy: House, told: Any) -> None:
     message = roomy.submit()
     roomy.deliver(message)
@@ -80,7 +66,8 @@ def test_events_of_a_message_that_fails_and_is_retried(roomy: House, told: Any) 
     fail(roomy, TemporaryFailure("busy", retry_after=timedelta(minutes=5)))
     roomy.deliver(message)
     fail(roomy, PermanentFailure("gone"))
-    again(roomy, message)
+    roomy.change([message], next_attempt_at=message.send_at)
+    roomy.deliver(message)
     roomy.dispatcher.retry(message.id)
     lines = told(message, "transition", "attempt", "outcome")
     assert lines[2:] == [
@@ -89,6 +76,10 @@ def test_events_of_a_message_that_fails_and_is_retried(roomy: House, told: Any) 
         ("retried", 2, None),
     ]
     assert told(message, "wait_seconds")[2][0] >= 300
+    too_late = roomy.submit(expire_after=timedelta(hours=2))
+    fail(roomy, TemporaryFailure("busy", retry_after=timedelta(hours=3)))
+    roomy.deliver(too_late)
+    assert told(too_late)[2:] == ["expired"]
 
 
 def test_events_of_an_unknown_outcome(roomy: House, told: Any) -> None:
@@ -137,15 +128,6 @@ def test_events_of_a_message_to_a_suppressed_recipient(roomy: House, told: Any) 
     assert told(late)[2:] == ["expired"]
 
 
-def test_events_of_a_message_whose_next_attempt_would_come_too_late(
-    roomy: House, told: Any
-) -> None:
-    message = roomy.submit(expire_after=timedelta(hours=2))
-    fail(roomy, TemporaryFailure("busy", retry_after=timedelta(hours=3)))
-    roomy.deliver(message)
-    assert told(message)[2:] == ["expired"]
-
-
 def test_events_of_rescued_messages(roomy: House, told: Any) -> None:
     again_, held = roomy.submit(), roomy.submit(on_unknown="hold")
     roomy.parts.delivery.shared.claims.claim([again_.id, held.id])
@@ -155,47 +137,17 @@ def test_events_of_rescued_messages(roomy: House, told: Any) -> None:
     assert told(held)[2:] == ["rescued", "held"]
 
 
-def test_events_of_moved_and_cancelled_messages(house: House, told: Any) -> None:
-    at = house.clock.now() + 60 * MINUTE
+def test_events_of_moved_and_cancelled_messages_and_none_of_a_refused_one(
+    house: House, told: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    at = house.clock.now() + timedelta(hours=1)
     alone, *many = (house.submit(f"ada {n}", send_at=at) for n in range(3))
-    moved = house.dispatcher.reschedule(alone.id, send_at=at + MINUTE)
+    with pytest.raises(QuotaExceeded):
+        house.submit("ada 1", send_at=at)
+    assert sum(each.name == "dispatcher.journal" for each in caplog.records) == 3
+    moved = house.dispatcher.reschedule(alone.id, send_at=at + timedelta(minutes=1))
     house.dispatcher.cancel(alone.id)
     house.dispatcher.cancel_many([each.id for each in many])
     assert told(alone) == ["scheduled", "rescheduled", "cancelled"]
     assert told(alone, "send_at")[1] == (as_text(moved.send_at),)
     assert [told(each) for each in many] == [["scheduled", "cancelled"]] * 2
-
-
-def test_events_of_a_batch(house: House, told: Any, caplog: pytest.LogCaptureFixture) -> None:
-    at = house.clock.now() + 60 * MINUTE
-    drafts = [
-        Draft(channel="memory", recipient=name, body={}, send_at=at) for name in ("a", "b", "b")
-    ]
-    done = house.dispatcher.submit_many(drafts)
-    accepted = [each for each in done if isinstance(each, Message)]
-    assert [told(each) for each in accepted] == [["scheduled"]] * 2
-    assert len(caplog.records) == 2
-
-
-def test_events_of_a_transaction_follow_its_commit(house: House, told: Any) -> None:
-    with callers_engine(house.database) as engine:
-        with engine.connect() as caller:
-            message = house.submit(session=caller, send_in=timedelta(hours=1))
-            assert told(message) == []
-            caller.commit()
-        assert told(message) == ["scheduled"]
-        with engine.connect() as caller:
-            undone = house.submit("ben", session=caller, send_in=timedelta(hours=1))
-            caller.rollback()
-        assert told(undone) == []
-
-
-def test_a_refusal_is_no_event(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(2):
-        caplog.clear()
-        try:
-            house.submit(send_in=timedelta(hours=1))
-        except QuotaExceeded:
-            assert not [each for each in caplog.records if each.name == "dispatcher.journal"]
-            return
-    pytest.fail("the quota was not full")

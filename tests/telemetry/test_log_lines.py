@@ -66,6 +66,8 @@ def test_lines_of_one_recipient_are_joined_by_a_digest_that_needs_the_key(
     assert ada != digest(lines, ADA, key=KEY + "!")
     assert digest(lines, ADA, key="") is None
     assert digest(lines, "lone \ud800 surrogate") is not None
+    journal = Journal(log_key=KEY)
+    assert KEY not in repr(journal) + repr(vars(journal))
 
 
 @pytest.mark.parametrize("transition", Transition)
@@ -76,11 +78,6 @@ def test_nothing_is_made_of_a_line_that_nobody_wants(
     broken: Any = object()  # asked for its id it would raise, were a text made of it
     Journal(log_key=KEY).tell_of(transition, broken, "sms", due_at=broken)
     assert caplog.records == []
-
-
-def test_a_journal_shows_no_key() -> None:
-    journal = Journal(log_key=KEY)
-    assert KEY not in repr(journal) + repr(vars(journal))
 
 
 def test_a_meter_that_fails_stops_counting_and_nothing_else(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,6 @@ from dispatcher.telemetry.health import Health
 from dispatcher.telemetry.journal import FIELDS, Event, Transition
 from dispatcher.telemetry.liveness import Kind, Vitals
 from dispatcher.telemetry.prometheus import Exposition, VitalsCollector
-from dispatcher.testing import a_message
 from tests.support.callers import callers_engine
 from tests.support.clock import MovableClock
 from tests.support.environment import child_environment
@@ -52,19 +52,17 @@ Counted = Callable[..., float]
 @pytest.fixture
 def counted() -> Counted:
     """Give what a metric has counted since the test began; its name without ``dispatcher_``."""
-    before: dict[tuple[str, frozenset[Any]], float] = {}
 
-    def value(name: str, labels: dict[str, str]) -> float:
-        return REGISTRY.get_sample_value(f"dispatcher_{name}", labels) or 0.0
-
-    for family in REGISTRY.collect():
-        for each in family.samples:
-            before[each.name, frozenset(each.labels.items())] = each.value
+    def values() -> dict[tuple[str, frozenset[Any]], float]:
+        families = REGISTRY.collect()
+        every = (each for family in families for each in family.samples)
+        return {(each.name, frozenset(each.labels.items())): each.value for each in every}
 
     def since(name: str, **labels: str) -> float:
         key = (f"dispatcher_{name}", frozenset(labels.items()))
-        return value(name, labels) - before.get(key, 0.0)
+        return values().get(key, 0.0) - before.get(key, 0.0)
 
+    before = values()
     return since
 
 
@@ -93,18 +91,19 @@ def test_submits_and_what_refused_them(build: Build, counted: Counted) -> None:
     assert became(counted, "scheduled") == 4
     assert counted("refused_total", reason="quota", quota="2/minute") == 3
     assert counted("refused_total", reason="invalid", quota="") == 1
-
-
-def test_all_or_nothing_counts_each_draft_once(build: Build, counted: Counted) -> None:
-    house = build(**ON)
-    at = house.clock.now() + HOUR
-    drafts = [Draft(channel="memory", recipient="ben", body={}, send_at=at) for _ in range(3)]
-    done = house.dispatcher.submit_many(drafts, atomic=True)
+    # All or none: each is counted once.
+    done = house.dispatcher.submit_many(
+        [replace(each, recipient="eve") for each in drafts], atomic=True
+    )
     errors = [each.error for each in done if isinstance(each, Rejection)]
     assert sum(isinstance(each, BatchRefused) for each in errors) == 2
     assert counted("refused_total", reason="batch", quota="") == 2
-    assert counted("refused_total", reason="quota", quota="2/minute") == 1
-    assert became(counted, "scheduled") == 0
+    assert counted("refused_total", reason="quota", quota="2/minute") == 4
+    assert became(counted, "scheduled") == 4
+    for error in (DispatcherError("why"), StoreUnavailable("why")):
+        house.parts.journal.refused(error)
+    for reason in ("other", "unavailable"):
+        assert counted("refused_total", reason=reason, quota="") == 1
 
 
 def test_attempts_and_lateness_by_the_databases_clock(build: Build, counted: Counted) -> None:
@@ -192,18 +191,14 @@ def samples(*collectors: Collector) -> Iterator[Any]:
         yield from family.samples
 
 
-def touched() -> None:
-    """Let each metric have a sample."""
+def everything() -> list[Any]:
+    """Let each metric have a sample, and return them all."""
     one = prometheus.Meter()
     one.on_event(Event(next(iter(Transition)), UUID(int=1), "sms", {}))
     one.attempted("sms", "sent", 0.01)
     one.refused("quota", "1/minute")
     one.swept("rescue", {"messages": 1})
     one.item_rejected()
-
-
-def everything() -> list[Any]:
-    touched()
     vitals = VitalsCollector(lambda: VITALS, clock=MovableClock())
     return list(samples(*COUNTED, vitals))
 
@@ -231,6 +226,8 @@ def test_the_dashboard_asks_for_metrics_and_labels_that_there_are() -> None:
             labels |= {each.strip() for each in some.split(",")}
         for name in names:
             assert labels <= there[name] | {"le"}, text
+        for said in re.findall(r"transition=~?\"([^\"]*)\"", text):
+            assert set(said.split("|")) <= {each.value for each in Transition}, text
     not_shown = {name for name in there if not name.endswith("_created")} - asked
     assert not_shown == set()
 
@@ -244,36 +241,6 @@ def test_the_page_tells_of_every_metric_transition_and_field() -> None:
     assert {each for each in words if each not in page} == set()
     asked = set(re.findall(r"\bdispatcher_\w+", page))
     assert asked <= names | families
-
-
-def test_the_dashboard_shows_transitions_and_outcomes_that_there_are() -> None:
-    words = {each.value for each in Transition}
-    for text in expressions():
-        for _, said in re.findall(r"transition=(~?)\"([^\"]*)\"", text):
-            assert set(said.split("|")) <= words, text
-
-
-def total(metric: Collector, ending: str, label: str) -> float:
-    """Return what a metric has counted for one value of its labels."""
-    found = [each for each in samples(metric) if each.name.endswith(ending)]
-    return float(sum(each.value for each in found if label in each.labels.values()))
-
-
-def test_lateness_is_that_of_the_first_send() -> None:
-    journal = App(Settings.load(metrics_port=0)).journal
-    before = total(prometheus.LATENESS, "_count", "x")
-    first, second = (a_message(channel="x", attempt_count=number) for number in (1, 2))
-    journal.attempted([(first, "temporary", 0.5), (second, "sent", 60.0)])
-    assert total(prometheus.LATENESS, "_count", "x") == before + 1
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"), [(DispatcherError, "other"), (StoreUnavailable, "unavailable")]
-)
-def test_a_refusal_is_counted_by_its_reason(error: type[DispatcherError], reason: str) -> None:
-    before = total(prometheus.REFUSED, "_total", reason)
-    App(Settings.load(metrics_port=0)).journal.refused(error("why"))
-    assert total(prometheus.REFUSED, "_total", reason) == before + 1
 
 
 def test_vitals_are_read_no_more_than_a_tenth_of_the_time() -> None:
@@ -315,11 +282,11 @@ def test_a_port_that_is_taken_is_named() -> None:
     assert caught.value.field == "metrics_port"
 
 
-def test_without_a_port_the_library_is_not_even_loaded() -> None:
+def test_where_metrics_and_traces_are_off_their_libraries_are_not_needed() -> None:
     program = (
-        "import sys; from dispatcher import Settings; from dispatcher.app import App; "
-        "parts = App(Settings.load()); parts.journal; parts.submitter; "
-        "sys.exit('prometheus_client' in sys.modules)"
+        "import sys; sys.modules['opentelemetry'] = sys.modules['prometheus_client'] = None; "
+        "from dispatcher import Settings; from dispatcher.app import App; "
+        "parts = App(Settings.load()); parts.submitter, parts.batches, parts.delivery"
     )
     subprocess.run([sys.executable, "-c", program], env=child_environment(), check=True)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,12 +41,10 @@ from dispatcher import (
 from dispatcher.app import App
 from dispatcher.store import Listing
 from dispatcher.telemetry.spans import Spans
-from dispatcher.testing import a_message
 from dispatcher.web import api
 from dispatcher.web.access import add_key
 from dispatcher.web.serving import beside
 from tests.support.callers import callers_engine
-from tests.support.environment import child_environment
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 from tests.support.tracing import Collected, collecting
@@ -172,28 +169,20 @@ def test_each_try_has_a_span_and_all_are_linked_to_the_one_submit(
         (PermanentFailure(CANARY), "permanent"),
         (PerhapsSent(CANARY), "unknown"),
         (OSError(CANARY), "unknown"),
+        (SystemExit(CANARY), None),
     ],
 )
 def test_a_failed_try_tells_its_outcome_and_the_type_of_its_error_alone(
-    traced: House, spans: Collected, error: Exception, outcome: str
+    traced: House, spans: Collected, error: BaseException, outcome: str | None
 ) -> None:
     fail_with(traced, error)
-    traced.deliver(traced.submit())
+    with suppress(SystemExit):
+        traced.deliver(traced.submit())
     (deliver,) = spans.named("dispatcher.deliver")
     assert deliver.status.status_code is StatusCode.ERROR
-    assert attributes(deliver)["dispatcher.outcome"] == outcome
+    assert attributes(deliver).get("dispatcher.outcome") == outcome
     assert attributes(deliver)["error.type"] == type(error).__name__
     assert CANARY not in spans.text()
-
-
-def test_an_exception_of_a_transport_ends_its_span(traced: House, spans: Collected) -> None:
-    message = traced.submit()
-    fail_with(traced, SystemExit(CANARY))
-    with pytest.raises(SystemExit):
-        traced.deliver(message)
-    (deliver,) = spans.named("dispatcher.deliver")
-    assert deliver.status.status_code is StatusCode.ERROR
-    assert attributes(deliver)["error.type"] == "SystemExit"
 
 
 def test_spans_of_a_transport_are_children_of_the_send(traced: House, spans: Collected) -> None:
@@ -212,25 +201,19 @@ def test_spans_of_a_transport_are_children_of_the_send(traced: House, spans: Col
 def test_a_submit_is_a_child_of_what_its_caller_does_and_a_send_is_not(
     traced: House, spans: Collected
 ) -> None:
+    async def serve() -> None:
+        await traced.dispatcher.asubmit(channel="memory", recipient="ada", body={}, send_in=HOUR)
+
     with trace.get_tracer("a web framework").start_as_current_span("GET") as request:
         traced.deliver(traced.submit())
-    (submit,), (deliver,) = spans.named("dispatcher.submit"), spans.named("dispatcher.deliver")
-    assert submit.parent == request.get_span_context()
+        asyncio.run(serve())
+        with callers_engine(traced.database) as engine, engine.begin() as caller:
+            message = traced.submit(session=caller)
+    (deliver,) = spans.named("dispatcher.deliver")
+    *others, joined = spans.named("dispatcher.submit")
+    assert [each.parent for each in (*others, joined)] == [request.get_span_context()] * 3
+    assert stored(traced, message) == message.trace == traceparent(joined)
     assert deliver.parent is None
-
-
-def test_an_awaited_submit_is_a_child_of_what_its_coroutine_does(
-    traced: House, spans: Collected
-) -> None:
-    async def serve() -> None:
-        with trace.get_tracer("a web framework").start_as_current_span("GET"):
-            await traced.dispatcher.asubmit(
-                channel="memory", recipient="ada", body={}, send_in=HOUR
-            )
-
-    asyncio.run(serve())
-    (submit,), (request,) = spans.named("dispatcher.submit"), spans.named("GET")
-    assert submit.parent == request.get_span_context()
 
 
 def test_a_submit_by_http_is_a_child_of_its_callers_span(traced: House, spans: Collected) -> None:
@@ -308,16 +291,6 @@ def test_no_span_and_no_log_of_fastapi_names_a_recipient(
     assert CANARY not in spans.text()
 
 
-def test_a_send_begins_a_trace_whatever_is_current(traced: House, spans: Collected) -> None:
-    own = traced.parts.spans
-    assert own is not None
-    with trace.get_tracer("a task").start_as_current_span("run"), own.delivering(a_message()):
-        pass
-    (deliver,) = spans.named("dispatcher.deliver")
-    assert deliver.parent is None
-    assert linked(deliver) == []
-
-
 @pytest.mark.parametrize("atomic", [True, False])
 @pytest.mark.every_database
 def test_many_submits_are_one_span(traced: House, spans: Collected, atomic: bool) -> None:
@@ -356,35 +329,22 @@ def test_a_span_of_many_ends_where_nobody_reads_on(traced: House, spans: Collect
     assert submit.status.status_code is StatusCode.UNSET
 
 
-def test_a_submit_in_a_transaction_of_the_callers(traced: House, spans: Collected) -> None:
-    with callers_engine(traced.database) as engine, engine.begin() as caller:
-        message = traced.submit(session=caller)
-    (submit,) = spans.named("dispatcher.submit")
-    assert stored(traced, message) == message.trace == traceparent(submit)
-    assert attributes(submit)["messaging.message.id"] == str(message.id)
-
-
 def test_a_refused_submit_tells_the_type_of_its_error(build: Build, spans: Collected) -> None:
-    house = build(traces=True, quotas="1/minute")
-    house.submit(CANARY, send_in=HOUR)
-    with pytest.raises(QuotaExceeded):
-        house.submit(CANARY, send_in=HOUR)
-    _, refused = spans.named("dispatcher.submit")
-    assert refused.status.status_code is StatusCode.ERROR
-    assert attributes(refused)["error.type"] == "QuotaExceeded"
-    assert CANARY not in spans.text()
-
-
-def test_a_batch_that_breaks_off_ends_its_span_as_failed(traced: House, spans: Collected) -> None:
     class Broken:
         def among(self, *_: object) -> object:
             raise StoreUnavailable(CANARY)
 
-    traced.swap("suppressions", Broken())
+    house = build(traces=True, quotas="1/minute")
+    house.submit(CANARY, send_in=HOUR)
+    with pytest.raises(QuotaExceeded):
+        house.submit(CANARY, send_in=HOUR)
+    house.swap("suppressions", Broken())
     with pytest.raises(StoreUnavailable):
-        traced.dispatcher.submit_many(drafts(2))
-    (submit,) = spans.named("dispatcher.submit")
-    assert attributes(submit)["error.type"] == "StoreUnavailable"
+        house.dispatcher.submit_many(drafts(2))
+    _, *refused = spans.named("dispatcher.submit")
+    assert {each.status.status_code for each in refused} == {StatusCode.ERROR}
+    types = [attributes(each)["error.type"] for each in refused]
+    assert types == ["QuotaExceeded", "StoreUnavailable"]
     assert CANARY not in spans.text()
 
 
@@ -469,27 +429,18 @@ def test_a_fault_of_the_sdk_holds_up_no_message_and_makes_no_outcome_unknown(
     assert CANARY not in caplog.text
 
 
-@pytest.fixture
-def api_alone(traced: House) -> House:
-    """Give the house as it is where the program has set up no SDK."""
+def test_without_an_sdk_what_a_caller_was_given_is_passed_on(traced: House) -> None:
     spans = traced.parts.spans
     assert isinstance(spans, Spans)
     spans._tracer = NoOpTracer()
-    return traced
-
-
-def test_without_an_sdk_nothing_is_stored(api_alone: House) -> None:
-    message = api_alone.submit()
-    api_alone.deliver(message)
-    assert stored(api_alone, message) is None
-    assert api_alone.sent == [message.id]
-
-
-def test_without_an_sdk_what_a_caller_was_given_is_passed_on(api_alone: House) -> None:
+    message = traced.submit()
+    traced.deliver(message)
+    assert stored(traced, message) is None
+    assert traced.sent == [message.id]
     given = SpanContext(trace_id=1, span_id=2, is_remote=True)
     with use_span(NonRecordingSpan(given)):
-        message = api_alone.submit()
-    assert stored(api_alone, message) == written(given)
+        message = traced.submit()
+    assert stored(traced, message) == written(given)
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -501,19 +452,3 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         App(Settings.load(traces=True)).submitter  # noqa: B018 - it is built
     assert caught.value.field == "traces"
     assert caught.value.accepted.startswith("pip install 'quota-dispatcher[traces]'")
-
-
-def test_a_library_that_is_broken_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "dispatcher.telemetry.spans", raising=False)
-    monkeypatch.setitem(sys.modules, "dispatcher.message", None)
-    with pytest.raises(ModuleNotFoundError, match=r"dispatcher\.message"):
-        App(Settings.load(traces=True)).spans  # noqa: B018 - it is built
-
-
-def test_where_traces_are_off_the_library_is_neither_needed_nor_asked_for() -> None:
-    program = (
-        "import sys; sys.modules['opentelemetry'] = None; "
-        "from dispatcher import Settings; from dispatcher.app import App; "
-        "parts = App(Settings.load()); parts.submitter, parts.batches, parts.delivery"
-    )
-    subprocess.run([sys.executable, "-c", program], env=child_environment(), check=True)
