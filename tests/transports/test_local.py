@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from tests.support.doubles import at_once
 from tests.support.processes import in_processes
 
 LINES = 60
-TORN = 40
 
 
 def message(body: dict[str, Any] | None = None, recipient: str = "ada") -> Message:
@@ -125,71 +125,25 @@ def test_memory_remembers_and_fails_on_demand() -> None:
     assert transport.sent == [first, second]
 
 
-def tear(
-    transport: FileTransport, monkeypatch: pytest.MonkeyPatch, *, bytes_taken: int = TORN
+@pytest.mark.parametrize(
+    "taken", [[None, None], [None, 1, None, None], [None, 40, None, None], [40, 1, 40, None]]
+)
+@pytest.mark.parametrize("by_others", [False, True])
+def test_a_line_that_a_full_disk_tore_spoils_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: list[int | None], by_others: bool
 ) -> None:
-    """Send something to a disk that is full after so many bytes."""
-    write = os.write
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "dispatcher.transports.local.os.write", lambda fd, data: write(fd, data[:bytes_taken])
-        )
-        with pytest.raises(TemporaryFailure, match="only part of the line"):
-            transport.send(message(recipient="torn"))
-
-
-def whole_lines(path: Path) -> list[str]:
-    """Recipients of the lines that can be read."""
-    found = []
-    for line in path.read_bytes().split(b"\n"):
-        try:
-            found.append(json.loads(line)["recipient"])
-        except ValueError:
-            continue
-    return found
-
-
-@pytest.mark.parametrize("bytes_taken", [1, TORN])
-def test_the_message_after_a_full_disk_stands_on_a_line_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_taken: int
-) -> None:
+    """``taken`` are the bytes that the disk takes of each line, None for all."""
     path = tmp_path / "sms.jsonl"
-    transport = FileTransport(path)
-    transport.send(message(recipient="before"))
-    tear(transport, monkeypatch, bytes_taken=bytes_taken)
-    for name in ("next", "and next"):
-        transport.send(message(recipient=name))
-    assert whole_lines(path) == ["before", "next", "and next"]
-    assert path.read_bytes().endswith(b"}\n")
-
-
-def test_a_line_torn_by_another_process_is_left_behind_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "sms.jsonl"
-    bystander = FileTransport(path)
-    bystander.send(message(recipient="before"))
-    tear(FileTransport(path), monkeypatch)
-    bystander.send(message(recipient="next"))
-    assert whole_lines(path) == ["before", "next"]
-
-
-def test_a_disk_that_stays_full_tears_once_and_heals(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "sms.jsonl"
-    transport = FileTransport(path)
-    for _ in range(3):
-        tear(transport, monkeypatch)
-    transport.send(message(recipient="next"))
-    assert whole_lines(path) == ["next"]
-
-
-def test_without_a_torn_line_nothing_is_added(tmp_path: Path) -> None:
-    path = tmp_path / "sms.jsonl"
-    for name in ("ada", "ben"):
-        FileTransport(path).send(message(recipient=name))
-    text = path.read_text()
-    assert text.count("\n") == 2
-    assert "\n\n" not in text
-    assert whole_lines(path) == ["ada", "ben"]
+    transport, write = FileTransport(path), os.write
+    for number, most in enumerate(taken):
+        writer = FileTransport(path) if by_others else transport
+        torn = pytest.raises(TemporaryFailure, match="only part of the line")
+        with monkeypatch.context() as patch, nullcontext() if most is None else torn:
+            patch.setattr(os, "write", lambda fd, data, most=most: write(fd, data[:most]))
+            writer.send(message(recipient=f"{number}"))
+    written = path.read_bytes()
+    whole = [line for line in written.split(b"\n")[:-1] if line.endswith(b"}")]
+    expected = [f"{number}" for number, most in enumerate(taken) if most is None]
+    assert [json.loads(line)["recipient"] for line in whole] == expected
+    assert written.endswith(b"}\n")
+    assert b"\n\n" not in written

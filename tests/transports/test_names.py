@@ -65,21 +65,17 @@ def refused(transport: str, **options: Any) -> InvalidSettings:
 
 
 def test_a_distribution_offers_a_transport_by_an_entry_point(site: Path) -> None:
-    install(site, "carriers", "pigeon = pigeons_for_tests:Pigeon")
+    for distribution in ("carriers", "carriers-copy"):  # the same offer twice is one
+        install(site, distribution, "pigeon = pigeons_for_tests:Pigeon")
     assert made("pigeon", loft="there").send(None) == "flown from there"
-
-
-def test_an_unknown_transport_names_the_known_ones(site: Path) -> None:
-    install(site, "carriers", "pigeon = pigeons_for_tests:Pigeon")
     error = refused("pidgin")
     assert "there is no transport 'pidgin'" in error.problem
     assert "pigeon" in error.accepted
     assert "memory" in error.accepted
-
-
-def test_an_offer_does_not_take_the_name_of_one_that_ships(site: Path) -> None:
-    install(site, "carriers", "memory = pigeons_for_tests:Pigeon")
+    install(site, "thieves", "memory = pigeons_for_tests:Pigeon")
     assert type(made("memory")).__module__ == "dispatcher.transports.local"
+    install(site, "broken", "dove = no_such_module_here:Dove")
+    assert "'dove' of broken (No module named 'no_such_module_here')" in refused("dove").problem
 
 
 def test_a_name_that_two_distributions_offer_is_refused(site: Path) -> None:
@@ -89,19 +85,6 @@ def test_a_name_that_two_distributions_offer_is_refused(site: Path) -> None:
     assert "carriers" in error.problem
     assert "other-carriers" in error.problem
     assert "pigeons_for_tests:Pigeon" in error.accepted or "elsewhere:Pigeon" in error.accepted
-
-
-def test_the_same_offer_seen_twice_is_one(site: Path, tmp_path: Path) -> None:
-    install(site, "carriers", "pigeon = pigeons_for_tests:Pigeon")
-    install(site, "carriers-copy", "pigeon = pigeons_for_tests:Pigeon")
-    assert made("pigeon").loft == "here"
-
-
-def test_an_offer_that_cannot_be_loaded_names_its_distribution(site: Path) -> None:
-    install(site, "carriers", "pigeon = no_such_module_here:Pigeon")
-    error = refused("pigeon")
-    assert "carriers" in error.problem
-    assert "no_such_module_here" in error.problem
 
 
 def test_no_transport_is_imported_before_it_is_named() -> None:
@@ -117,19 +100,14 @@ def test_no_transport_is_imported_before_it_is_named() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_class_that_takes_a_timeout_is_given_that_of_the_settings(site: Path) -> None:
+def test_a_class_that_takes_a_timeout_is_given_that_of_the_settings(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert made("pigeons_for_tests:Pigeon").timeout == 7
     assert made("pigeons_for_tests:Pigeon", timeout=2).timeout == 2
-
-
-def test_a_transport_that_ships_has_the_timeout_of_the_settings(
-    monkeypatch: pytest.MonkeyPatch, site: Path
-) -> None:
-    shipped = registry.ShippedTransport("pigeons_for_tests:Pigeon")
-    monkeypatch.setitem(SHIPPED, "pigeon", shipped)
+    monkeypatch.setitem(SHIPPED, "pigeon", registry.ShippedTransport("pigeons_for_tests:Pigeon"))
     assert made("pigeon").timeout == 7
-    error = refused("pigeon", timeout=2)
-    assert error.accepted == "transport_timeout instead"
+    assert refused("pigeon", timeout=2).accepted == "transport_timeout instead"
 
 
 class Configured:
@@ -200,6 +178,8 @@ def test_the_file_transport_writes_into_the_data_folder_or_where_it_is_told(tmp_
         ("file", {"pth": "w"}, "options.pth", "no such option; accepted: path"),
         ("file", {"path": "/proc/nowhere/x.jsonl"}, "options", "nowhere"),
         ("file", {"path": 4711}, "options", ""),
+        ("smtp", {"from": "mail@shop.example"}, "options.url", "is missing"),
+        (f"{__name__}:Picky", {"colour": "red"}, "options.colour", "accepted: blue"),
     ],
 )  # fmt: skip
 def test_a_misconfigured_transport_names_its_field(
@@ -211,11 +191,6 @@ def test_a_misconfigured_transport_names_its_field(
     assert error.accepted
 
 
-def test_an_option_that_a_transport_needs_is_named_where_it_is_missing() -> None:
-    error = refused("smtp", **{"from": "mail@shop.example"})
-    assert (error.field, error.problem) == ("channels.post.options.url", "is missing")
-
-
 class Picky:
     """Names the option that it refuses itself."""
 
@@ -224,12 +199,6 @@ class Picky:
 
     def send(self, message: Message) -> str | None:
         raise TemporaryFailure(message.channel)
-
-
-def test_a_transport_names_the_option_that_it_refuses() -> None:
-    error = refused(f"{__name__}:Picky", colour="red")
-    assert error.field == "channels.post.options.colour"
-    assert error.accepted == "blue"
 
 
 class Closable:

@@ -136,28 +136,29 @@ def test_addresses_beyond_ascii_go_where_they_are_understood() -> None:
     assert server.connections == 1, "a refusal of ours costs no line"
 
 
-@pytest.mark.parametrize("security", ["tls", "starttls"])
+@pytest.mark.parametrize(
+    ("spoken", "host", "is_trusted", "says"),
+    [
+        ("tls", "localhost", False, "TLS with it failed: "),
+        ("starttls", "localhost", False, "TLS with it failed: "),
+        ("tls", "127.0.0.1", True, "IP address mismatch"),
+        ("none", "localhost", True, "TLS with it failed"),
+    ],
+)
 def test_a_server_that_nobody_vouches_for_is_told_nothing(
-    security: str, tls: tuple[ssl.SSLContext, str]
+    tls: tuple[ssl.SSLContext, str], spoken: str, host: str, is_trusted: bool, says: str
 ) -> None:
-    context, _ = tls
-    with MailServer(security=security, context=context, auth=True) as server:
-        transport = transport_to(server, security, LOG_IN)
-        with pytest.raises(TemporaryFailure, match="TLS with it failed: ") as caught:
+    context, authority = tls
+    options = {"ca_file": authority} if is_trusted else {}
+    with MailServer(security=spoken, context=context, auth=spoken != "none") as server:
+        scheme = "smtp+starttls" if spoken == "starttls" else "smtps"
+        url = f"{scheme}://{LOG_IN}{host}:{server.port}"
+        transport = transport_to(server, url=url, **options)
+        with pytest.raises(TemporaryFailure, match=says) as caught:
             transport.send(an_email())
         transport.close()
     assert caught.value.closes_channel
     assert server.taken == []
-
-
-def test_a_certificate_for_another_name_is_refused(tls: tuple[ssl.SSLContext, str]) -> None:
-    context, authority = tls
-    with MailServer(security="tls", context=context) as server:
-        url = f"smtps://127.0.0.1:{server.port}"
-        transport = transport_to(server, url=url, ca_file=authority)
-        with pytest.raises(TemporaryFailure, match="IP address mismatch"):
-            transport.send(an_email())
-        transport.close()
 
 
 def test_without_starttls_nothing_is_said_in_the_clear() -> None:
@@ -178,38 +179,23 @@ def test_replies_injected_before_starttls_end_the_connection() -> None:
             transport.send(an_email())
 
 
-def test_a_plain_server_on_a_tls_port_is_no_tls(tls: tuple[ssl.SSLContext, str]) -> None:
-    with ScriptedServer() as server:
-        transport = transport_to(server, "tls", ca_file=tls[1])
-        with pytest.raises(TemporaryFailure, match="TLS with it failed"):
-            transport.send(an_email())
-
-
-def test_a_wrong_password_blames_the_settings_and_closes_the_channel(
-    tls: tuple[ssl.SSLContext, str],
+@pytest.mark.parametrize(
+    ("log_in", "says"),
+    [(f"{USER}:hunter3@", r"535.* to the credentials"), ("", "it answered 530 ")],
+)
+def test_wrong_credentials_blame_the_settings_and_close_the_channel(
+    tls: tuple[ssl.SSLContext, str], log_in: str, says: str
 ) -> None:
     context, authority = tls
     with MailServer(security="tls", context=context, auth=True) as server:
-        transport = transport_to(server, "tls", f"{USER}:hunter3@", ca_file=authority)
-        with pytest.raises(TemporaryFailure, match=r"535.* to the credentials") as caught:
+        transport = transport_to(server, "tls", log_in, ca_file=authority)
+        with pytest.raises(TemporaryFailure, match=says) as caught:
             transport.send(an_email())
         transport.close()
     assert caught.value.closes_channel
     assert caught.value.retry_after is not None
     assert "hunter3" not in str(caught.value)
     assert server.taken == []
-
-
-def test_a_server_that_wants_credentials_says_so_about_the_settings(
-    tls: tuple[ssl.SSLContext, str],
-) -> None:
-    context, authority = tls
-    with MailServer(security="tls", context=context, auth=True) as server:
-        transport = transport_to(server, "tls", ca_file=authority)
-        with pytest.raises(TemporaryFailure, match="it answered 530 ") as caught:
-            transport.send(an_email())
-        transport.close()
-    assert caught.value.closes_channel
 
 
 def test_a_line_is_used_again_and_each_thread_has_one() -> None:
@@ -273,14 +259,7 @@ def test_a_closed_transport_still_sends_and_keeps_no_line() -> None:
         ({"url": "smtps://"}, "url", "no host"),
         *(
             ({"url": f"smtps://{host}"}, "url", "no host")
-            for host in (
-                "a..b",
-                ".a",
-                "müller.example",
-                "a b",
-                "a%20b",
-                f"{'a' * 64}.b",
-            )
+            for host in ("a..b", ".a", "müller.example", "a b", "a%20b", f"{'a' * 64}.b")
         ),
         ({"url": "smtps://mail.example.org/inbox"}, "url", "more than a host"),
         ({"url": "smtps://mail.example.org?tls=no"}, "url", "more than a host"),
@@ -316,24 +295,21 @@ def test_an_option_that_cannot_be_used_is_named_and_not_quoted(
     assert "nter2" not in str(caught.value)
 
 
-def test_a_sender_must_be_given() -> None:
-    with pytest.raises(InvalidSettings, match="from: not given"):
-        SmtpTransport(url="smtp://localhost")
-
-
 @pytest.mark.parametrize(
-    "host", ["mail", "mail_server", "mail.example.org.", "10.0.0.1", "[fe80::1]"]
+    ("scheme", "host"),
+    [
+        *(("smtps", host) for host in ("mail", "mail_server", "mail.example.org.", "10.0.0.1")),
+        ("smtps", "[fe80::1]"),
+        *(("smtp", host) for host in ("localhost", "127.0.0.1", "127.8.8.8", "mail.localhost")),
+        ("smtp", "[::1]"),
+    ],
 )
-def test_a_server_may_have_any_name_that_can_be_looked_up(host: str) -> None:
-    assert host.strip("[]") in repr(smtp(f"smtps://{host}"))
-
-
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.8.8", "[::1]", "mail.localhost"])
-def test_this_machine_may_be_spoken_to_in_the_clear(host: str) -> None:
-    assert host.strip("[]") in repr(smtp(f"smtp://{host}"))
-
-
-def test_another_one_where_the_settings_say_so() -> None:
+def test_a_server_has_any_name_and_this_machine_is_spoken_to_in_the_clear(
+    scheme: str, host: str
+) -> None:
+    assert host.strip("[]") in repr(smtp(f"{scheme}://{host}"))
+    with pytest.raises(InvalidSettings, match="from: not given"):
+        SmtpTransport(url=f"{scheme}://{host}")
     assert "mail.example.org:25" in repr(smtp("smtp://mail.example.org", plaintext=True))
 
 

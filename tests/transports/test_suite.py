@@ -84,10 +84,6 @@ class Answers(Good):
         return answer
 
 
-class Talks(Answers):
-    answer = "x" * 501
-
-
 class ForOneThread(Good):
     busy = threading.Lock()
 
@@ -101,81 +97,6 @@ class ForOneThread(Good):
             self.busy.release()
 
 
-class NewKey(Good):
-    def send(self, message: Message) -> str | None:
-        self.keys.append(f"{message.id}-{message.attempt_count}")
-        return None
-
-
-class OneKey(Good):
-    def send(self, message: Message) -> str | None:
-        self.keys.append(message.channel)
-        return None
-
-
-class Nameless(Good):
-    def send(self, message: Message) -> str | None:
-        raise ConnectionError(message.channel)
-
-
-class TellsBody(Good):
-    def send(self, message: Message) -> str | None:
-        raise TemporaryFailure(f"cannot send {message.body}")
-
-
-class TellsSecret(Good):
-    def send(self, message: Message) -> str | None:
-        raise TemporaryFailure(f"{message.channel}: {SECRET} was refused")
-
-
-class Swallows(Good):
-    def send(self, message: Message) -> str | None:
-        return f"failed: {message.id}"
-
-
-class ChecksNothing(Good):
-    @staticmethod
-    def check(recipient: str, body: Mapping[str, Any]) -> None:
-        del recipient, body
-
-
-class ChecksTooMuch(Good):
-    @staticmethod
-    def check(recipient: str, body: Mapping[str, Any]) -> None:
-        raise InvalidDraft("recipient", f"{recipient} {len(body)}", "nothing")
-
-
-class ChecksOddly(Good):
-    @staticmethod
-    def check(recipient: str, body: Mapping[str, Any]) -> None:
-        if not recipient.isalpha():
-            raise KeyError(len(body))
-
-
-class ChecksElsewhere(Good):
-    @staticmethod
-    def check(recipient: str, body: Mapping[str, Any]) -> None:
-        if not recipient.isalpha():
-            raise InvalidDraft("phone", "digits", f"{len(body)} letters")
-
-
-class ChecksInPerson(Good):
-    def check(  # type: ignore[override]  # a mistake that people make
-        self, recipient: str, body: Mapping[str, Any]
-    ) -> None:
-        del recipient, body
-
-
-class GoesNowhere(Good):
-    def destination(self, message: Message) -> str:
-        return message.channel[:0]
-
-
-class GoesAnywhere(Good):
-    def destination(self, message: Message) -> str:
-        return str(message.id)
-
-
 class ClosesOnce(Good):
     def close(self) -> None:
         super().close()
@@ -183,15 +104,46 @@ class ClosesOnce(Good):
             raise RuntimeError("closed already")
 
 
-class ShowsSecret(Good):
-    def __repr__(self) -> str:
-        return f"ShowsSecret({SECRET})"
+def other(**methods: Any) -> type[Good]:
+    """Return a transport that differs from the good one in these methods."""
+    return type("Other", (Good,), methods)
 
 
-class Hangs(Good):
-    def send(self, message: Message) -> str | None:
-        time.sleep(1.3)
-        raise TemporaryFailure(message.channel)
+def keyed(key: Callable[[Message], str]) -> type[Good]:
+    return other(send=lambda self, message: self.keys.append(key(message)))
+
+
+def raises(error: Callable[[Message], Exception]) -> type[Good]:
+    def send(_: Good, message: Message) -> None:
+        raise error(message)
+
+    return other(send=send)
+
+
+def checks(check: Callable[[str, Mapping[str, Any]], object]) -> type[Good]:
+    return other(check=staticmethod(check))
+
+
+def too_much(recipient: str, body: Mapping[str, Any]) -> None:
+    raise InvalidDraft("recipient", f"{recipient} {len(body)}", "nothing")
+
+
+def oddly(recipient: str, body: Mapping[str, Any]) -> None:
+    if not recipient.isalpha():
+        raise KeyError(len(body))
+
+
+def elsewhere(recipient: str, body: Mapping[str, Any]) -> None:
+    if not recipient.isalpha():
+        raise InvalidDraft("phone", "digits", f"{len(body)} letters")
+
+
+def late(message: Message) -> Exception:
+    time.sleep(1.3)
+    return TemporaryFailure(message.channel)
+
+
+SWALLOWS = other(send=lambda _, message: f"failed: {message.id}")
 
 
 class Suite(TransportSuite):
@@ -233,28 +185,34 @@ def test_a_transport_that_keeps_every_rule_passes() -> None:
     ("made", "says"),
     [
         ({"make": Answers}, "an int as receipt"),
-        ({"make": Talks}, "a receipt of more than 500 characters"),
+        ({"make": type("Talks", (Answers,), {"answer": "x" * 501})},
+         "a receipt of more than 500 characters"),
         ({"make": ForOneThread}, "used by two threads"),
-        ({"make": NewKey}, "another key at the second attempt"),
-        ({"make": OneKey}, "the same key for another message"),
-        ({"fails": Nameless}, "ConnectionError was raised, which is no DeliveryError"),
-        ({"fails": TellsBody}, "TemporaryFailure shows ['hello']"),
-        ({"fails": TellsSecret}, "TemporaryFailure shows"),
-        ({"fails": Swallows}, "nothing was raised"),
-        ({"make": ChecksNothing}, "accepted: '4711'"),
-        ({"make": ChecksTooMuch}, "recipient: ada 1; accepted: nothing"),
-        ({"make": ChecksOddly}, "KeyError instead of an InvalidDraft"),
-        ({"make": ChecksElsewhere}, "the field 'phone'"),
-        ({"make": ChecksInPerson}, "the check of ChecksInPerson needs an instance"),
-        ({"make": GoesNowhere}, "as destination"),
-        ({"make": GoesAnywhere}, "another destination for the same recipient"),
+        ({"make": keyed(lambda message: f"{message.id}-{message.attempt_count}")},
+         "another key at the second attempt"),
+        ({"make": keyed(lambda message: message.channel)}, "the same key for another message"),
+        ({"fails": raises(lambda message: ConnectionError(message.channel))},
+         "ConnectionError was raised, which is no DeliveryError"),
+        ({"fails": raises(lambda message: TemporaryFailure(f"cannot send {message.body}"))},
+         "TemporaryFailure shows ['hello']"),
+        ({"fails": raises(lambda _: TemporaryFailure(f"{SECRET} was refused"))},
+         "TemporaryFailure shows"),
+        ({"fails": SWALLOWS}, "nothing was raised"),
+        ({"make": checks(lambda *_: None)}, "accepted: '4711'"),
+        ({"make": checks(too_much)}, "recipient: ada 1; accepted: nothing"),
+        ({"make": checks(oddly)}, "KeyError instead of an InvalidDraft"),
+        ({"make": checks(elsewhere)}, "the field 'phone'"),
+        ({"make": other(check=lambda *_: None)}, "the check of Other needs an instance"),
+        ({"make": other(destination=lambda *_: "")}, "as destination"),
+        ({"make": other(destination=lambda _, message: str(message.id))},
+         "another destination for the same recipient"),
         ({"make": ClosesOnce}, "closed already"),
-        ({"make": ShowsSecret}, "its repr shows"),
-        ({"hangs": Hangs}, "with a timeout of 0.1 s"),
-        ({"hangs": Swallows}, "from a provider that never answers"),
+        ({"make": other(__repr__=lambda _: f"ShowsSecret({SECRET})")}, "its repr shows"),
+        ({"hangs": raises(late)}, "with a timeout of 0.1 s"),
+        ({"hangs": SWALLOWS}, "from a provider that never answers"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
-)
+)  # fmt: skip
 def test_a_broken_rule_is_named(made: dict[str, Callable[[], Good]], says: str) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - AssertionErrors, and what is raised
         suite_of(**made).run()

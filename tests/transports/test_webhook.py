@@ -72,15 +72,14 @@ def test_without_a_url_the_recipient_is_where_it_goes(receiver: Receiver) -> Non
 
 def test_the_library_of_receivers_verifies_the_signature(receiver: Receiver) -> None:
     message = a_message(body={"text": "hé 💌"})
-    to(receiver, secrets=[SECRET]).send(message)
-    assert verified(receiver.received[0])["id"] == str(message.id)
-
-
-def test_while_keys_change_the_old_and_the_new_one_verify(receiver: Receiver) -> None:
-    to(receiver, secrets=[NEW_SECRET, SECRET]).send(a_message())
+    headers = {"Authorization": "Bearer x", "User-Agent": "me"}
+    to(receiver, secrets=[NEW_SECRET, SECRET], headers=headers).send(message)
     [received] = receiver.received
-    assert received.headers["webhook-signature"].count("v1,") == 2
+    assert received.headers["webhook-signature"].count("v1,") == 2, "while keys change"
     assert verified(received, SECRET) == verified(received, NEW_SECRET)
+    assert verified(received)["id"] == str(message.id)
+    assert received.headers["authorization"] == "Bearer x"
+    assert received.headers["user-agent"] == "me"
 
 
 def test_each_try_has_the_same_id_and_a_timestamp_of_its_own(receiver: Receiver) -> None:
@@ -133,18 +132,13 @@ def test_refused_credentials_of_a_channel_wait_until_they_are_mended(receiver: R
         to(receiver).send(a_message())
     assert caught.value.retry_after == timedelta(minutes=1)
     assert caught.value.closes_channel, "all messages have the same"
-
-
-def test_a_recipient_s_own_server_that_knows_nobody_fails_the_message(receiver: Receiver) -> None:
-    receiver.answers(401)
     with pytest.raises(PermanentFailure, match="answered 401"):
         open_to(receiver.port).send(a_message(recipient=receiver.url))
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_is_not_followed(receiver: Receiver, status: int) -> None:
+def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
     with receiving() as canary:
-        receiver.answers(status, {"Location": canary.url})
+        receiver.answers(307, {"Location": canary.url})
         with pytest.raises(PermanentFailure, match="redirect") as caught:
             to(receiver).send(a_message())
         assert canary.received == []
@@ -170,7 +164,7 @@ def test_a_redirect_is_not_followed(receiver: Receiver, status: int) -> None:
         ("", None),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("status", [403, 429, 503])
+@pytest.mark.parametrize("status", [403, 429, 500, 503])
 def test_a_server_says_when_to_come_back(
     receiver: Receiver, status: int, text: str, seconds: int | None
 ) -> None:
@@ -181,31 +175,14 @@ def test_a_server_says_when_to_come_back(
         assert isinstance(caught.value, PermanentFailure)
         return
     assert isinstance(caught.value, TemporaryFailure)
-    asked = None if seconds is None else timedelta(seconds=seconds)
+    # A fault of the server's own is no wish.
+    asked = None if seconds is None or status == 500 else timedelta(seconds=seconds)
     assert caught.value.retry_after == asked
     assert caught.value.closes_channel is (asked is not None), "all go to this server"
-
-
-def test_a_busy_server_of_many_does_not_close_the_channel(receiver: Receiver) -> None:
-    receiver.answers(429, {"Retry-After": "60"})
-    with pytest.raises(TemporaryFailure) as caught:
-        open_to(receiver.port).send(a_message(recipient=receiver.url))
-    assert caught.value.retry_after == timedelta(seconds=60)
-    assert not caught.value.closes_channel
-
-
-def test_a_wait_is_taken_only_from_those_that_may_ask_for_one(receiver: Receiver) -> None:
-    receiver.answers(500, {"Retry-After": "60"})
-    with pytest.raises(TemporaryFailure) as caught:
-        to(receiver).send(a_message())
-    assert caught.value.retry_after is None
-
-
-def test_headers_of_the_channel_go_along(receiver: Receiver) -> None:
-    to(receiver, headers={"Authorization": "Bearer x", "User-Agent": "me"}).send(a_message())
-    [received] = receiver.received
-    assert received.headers["authorization"] == "Bearer x"
-    assert received.headers["user-agent"] == "me"
+    with pytest.raises(TemporaryFailure) as caught_of_many:
+        open_to(receiver.port, clock=MovableClock(NOON)).send(a_message(recipient=receiver.url))
+    assert caught_of_many.value.retry_after == asked
+    assert not caught_of_many.value.closes_channel
 
 
 def test_threads_share_a_transport_and_reuse_its_connections(receiver: Receiver) -> None:
@@ -258,15 +235,6 @@ def test_an_option_that_cannot_be_used_is_named_and_no_secret_with_it(
         load("hooks", ChannelSettings(transport="webhook", options=options), Settings.load())
     assert caught.value.field == f"channels.hooks.options.{option}"
     assert "hunter2" not in str(caught.value)
-
-
-def test_a_channel_s_settings_become_the_transport(receiver: Receiver) -> None:
-    options = {"url": receiver.url, "allow": LOOPBACK, "http": True}
-    transport = load(
-        "hooks", ChannelSettings(transport="webhook", options=options), Settings.load()
-    )
-    assert transport.send(a_message()) == "204"
-    assert "127.0.0.1" not in repr(transport)
 
 
 def test_no_receiver_can_sign_for_another() -> None:
