@@ -26,17 +26,13 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.every_database
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.stem for path in folder.glob("[0-9]*.py"))
-
-
-def test_each_migration_of_ours_has_one_of_djangos() -> None:
-    assert names(ROOT / "dispatcher/django/migrations") == names(ROOT / "migrations/versions")
-
-
 def test_the_models_have_no_changes_without_a_migration() -> None:
+    ours, djangos = (
+        {path.stem for path in (ROOT / folder).glob("[0-9]*.py")}
+        for folder in ("migrations/versions", "dispatcher/django/migrations")
+    )
+    assert ours == djangos
     shop()
-
     call_command("makemigrations", "dispatcher", check=True, dry_run=True, verbosity=0)
 
 
@@ -55,20 +51,6 @@ def test_it_brings_a_database_of_an_older_version_to_the_newest(empty_database_u
         told = io.StringIO()
         call_command("showmigrations", "dispatcher", stdout=told)
     assert "[ ]" not in told.getvalue()
-    assert schema_standing(database).missing == ()
-    database.close()
-
-
-def test_a_prefix_of_the_settings_names_the_tables(tmp_path: Path) -> None:
-    shop()
-
-    url = f"sqlite:///{tmp_path / 'other.db'}"
-    with (
-        default_database(database_of(url)),
-        override_settings(DISPATCHER={"table_prefix": "mail_"}),
-    ):
-        call_command("migrate", "dispatcher", verbosity=0)
-    database = Database(url, table_prefix="mail_")
     assert schema_standing(database).missing == ()
     database.close()
 
@@ -94,16 +76,15 @@ def test_a_schema_for_all_tenants(project: Project) -> None:
         project.house.sql("DROP SCHEMA acme CASCADE")
 
 
-def test_a_schema_of_the_settings_holds_the_tables(empty_database_url: str) -> None:
+def test_the_settings_name_the_tables_and_their_schema(empty_database_url: str) -> None:
     shop()
-
-    if not empty_database_url.startswith("postgresql"):
-        pytest.skip("only PostgreSQL has schemas")
-    given = {"table_schema": "messages"}
+    given: dict[str, Any] = {"table_prefix": "mail_"}
+    if empty_database_url.startswith("postgresql"):  # only it has schemas
+        given["table_schema"] = "messages"
     with default_database(database_of(empty_database_url)), override_settings(DISPATCHER=given):
         call_command("migrate", "dispatcher", verbosity=0)
         assert not run_checks(tags=["dispatcher"])
-    database = Database(empty_database_url, table_schema="messages")
+    database = Database(empty_database_url, **given)
     assert schema_standing(database).missing == ()
     database.close()
 

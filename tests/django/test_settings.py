@@ -49,9 +49,8 @@ def test_a_setting_of_the_project_wins_over_the_environment(
     monkeypatch.setenv("DISPATCHER_QUEUE", "of-the-environment")
     found = loaded(namespace="of-the-project")
     assert (found.namespace, found.queue) == ("of-the-project", "of-the-environment")
-
-
-def test_a_wrong_setting_is_named() -> None:
+    url = "sqlite:////elsewhere/store.db"
+    assert loaded(database_url=url, database=None).database_url == url
     with pytest.raises(InvalidSettings) as refused:
         loaded(quota=["1/minute"])
     assert refused.value.field == "quota"
@@ -100,11 +99,6 @@ def test_database_options_without_a_url_form_are_refused_by_field(
         url_of(**database)
     assert refused.value.field == field
     assert "database_url" in refused.value.accepted
-
-
-def test_a_database_url_of_its_own_is_kept() -> None:
-    url = "sqlite:////elsewhere/store.db"
-    assert loaded(database_url=url, database=None).database_url == url
 
 
 @pytest.mark.parametrize("django_url", ["sqlite"], indirect=True)
@@ -206,6 +200,12 @@ def test_a_plain_check_asks_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     with override_settings(DISPATCHER={"horizon": 0}):
         [found] = run_checks(tags=["dispatcher"])
     assert (found.id, found.is_serious()) == ("dispatcher.settings", True)
+    templates = {"good": {"text": "Hello {{ name }}"}, "wrong": {"text": "Hello {{ name"}}
+    channels = {"sms": {"transport": "memory", "templates": templates}}
+    with override_settings(DISPATCHER={"channels": channels}):
+        [found] = run_checks(tags=["dispatcher"])
+    assert (found.id, found.is_serious()) == ("dispatcher.templates", True)
+    assert found.msg.startswith("channels.sms.templates.wrong.text: ")
 
 
 def test_a_check_makes_the_transport_of_each_channel() -> None:
@@ -229,16 +229,6 @@ def test_a_check_makes_the_transport_of_each_channel() -> None:
     assert "secret" not in broken.msg
 
 
-def test_a_check_compiles_every_template() -> None:
-    shop()
-    templates = {"good": {"text": "Hello {{ name }}"}, "wrong": {"text": "Hello {{ name"}}
-    channels = {"sms": {"transport": "memory", "templates": templates}}
-    with override_settings(DISPATCHER={"channels": channels}):
-        [found] = run_checks(tags=["dispatcher"])
-    assert (found.id, found.is_serious()) == ("dispatcher.templates", True)
-    assert found.msg.startswith("channels.sms.templates.wrong.text: ")
-
-
 def _channel_of(found: Any) -> str:
     return next(each for each in ("wrong", "absent", "broken") if each in found.msg)
 
@@ -251,18 +241,6 @@ class Broken:
 
     def send(self, message: Any) -> None:
         """Send nothing."""
-
-
-def test_a_test_run_in_memory_passes_the_check_and_a_submit_says_what_is_missing() -> None:
-    given = {"channels": {"email": {"transport": "memory"}}}
-    shop()
-
-    with default_database(IN_MEMORY), override_settings(DISPATCHER=given):
-        assert run_checks(tags=["dispatcher"]) == []
-        with pytest.raises(InvalidSettings) as refused:
-            dispatcher.submit("email", recipient="ada@example.org", body={}, send_in=timedelta(1))
-        assert refused.value.field == "DATABASES.default.NAME"
-        assert "database_url" in refused.value.accepted
 
 
 def test_a_test_run_in_memory_has_the_settings_for_a_dispatcher_in_memory() -> None:
@@ -278,6 +256,11 @@ def test_a_test_run_in_memory_has_the_settings_for_a_dispatcher_in_memory() -> N
             with suppress(QuotaExceeded):
                 made.submit("email", recipient="ada@example.org", body={}, send_in=timedelta(1))
         made.assert_refused(quota="1/day")
+        assert run_checks(tags=["dispatcher"]) == []
+        with pytest.raises(InvalidSettings) as refused:
+            dispatcher.submit("email", recipient="ada@example.org", body={}, send_in=timedelta(1))
+        assert refused.value.field == "DATABASES.default.NAME"
+        assert "database_url" in refused.value.accepted
 
 
 @pytest.mark.parametrize("django_url", ["sqlite"], indirect=True)
