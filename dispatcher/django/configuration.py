@@ -30,10 +30,9 @@ _OF_DJANGO = {
 
 
 def load() -> Settings:
-    """Return the dispatcher's settings: those of ``DISPATCHER``, then environment and file.
+    """Return the settings: ``DISPATCHER``, then environment, then file. Raises InvalidSettings.
 
-    Where none of these has a ``database_url`` it is that of Django's database. Raises
-    InvalidSettings.
+    Where none of these has a ``database_url`` it is that of Django's database.
     """
     alias = database_alias()
     if alias is None or "database_url" in without_djangos_database().model_fields_set:
@@ -85,10 +84,7 @@ def is_in_memory_here() -> bool:
 
 
 def database_alias() -> str | None:
-    """Return which of ``DATABASES`` has the tables; None for a database that Django does not have.
-
-    Raises InvalidSettings.
-    """
+    """Return which of ``DATABASES`` has the tables; None if none has. Raises InvalidSettings."""
     alias: str | None = _given().get(_DATABASE, DEFAULT_DB_ALIAS)
     if alias is not None and alias not in connections.settings:
         raise InvalidSettings(
@@ -119,11 +115,7 @@ def is_in_memory(connection: BaseDatabaseWrapper) -> bool:
 
 
 def database_url(connection: BaseDatabaseWrapper) -> str:
-    """Return the ``database_url`` of a database of Django's.
-
-    Raises InvalidSettings for one that the dispatcher cannot use, and for OPTIONS that a URL cannot
-    hold.
-    """
+    """Return the ``database_url`` of a database of Django's. Raises InvalidSettings."""
     given, kind = connection.settings_dict, connection.vendor
     where = f"DATABASES.{connection.alias}"
     if kind not in _OF_DJANGO:

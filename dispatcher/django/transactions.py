@@ -72,10 +72,7 @@ class AtomicBlocks:
 
     @contextmanager
     def joined(self) -> Iterator[Connection | None]:
-        """Give a connection in the transaction that this thread has open; None if it has none.
-
-        Raises InvalidDraft for a transaction that cannot be joined.
-        """
+        """Give a connection in this thread's transaction, None without one. Raises InvalidDraft."""
         django = connections[self._alias]
         if not self.is_open():
             yield None

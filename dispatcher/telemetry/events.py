@@ -46,10 +46,7 @@ class StreamEntry(NamedTuple):
 
 
 class EventStream:
-    """Writes and reads the stream.
-
-    ``connect`` returns the client of Redis, ``keep`` is the least number of transitions kept.
-    """
+    """Writes and reads the stream, which keeps at least ``keep`` transitions."""
 
     def __init__(self, connect: Callable[[], Redis], *, namespace: str, keep: int) -> None:
         self._connect = connect
@@ -82,10 +79,7 @@ class EventStream:
             thread.join(timeout)
 
     def last(self) -> str:
-        """Return the id of the newest transition, ``0-0`` where there is none.
-
-        Raises ReservationsUnavailable.
-        """
+        """Return the newest id, ``0-0`` where there is none. Raises ReservationsUnavailable."""
         with translated(ReservationsUnavailable):
             found: Any = self._connect().xrevrange(self._name, count=1)
         return found[0][0].decode() if found else _BEGINNING

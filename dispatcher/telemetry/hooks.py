@@ -61,10 +61,7 @@ class _Call(NamedTuple):
 
 
 class Hooks:
-    """Calls ``target.on_sent(message)`` and its like.
-
-    ``read`` returns messages as they are stored.
-    """
+    """Calls ``target.on_sent(message)`` and its like with messages as ``read`` returns them."""
 
     def __init__(self, target: object, *, read: Read) -> None:
         self._read = read

@@ -193,10 +193,7 @@ class Journal:
 
 
 def digest_with(log_key: str) -> Callable[[str], str] | None:
-    """Return what makes the digest of a recipient, for where its address must not stand.
-
-    None without a ``log_key``: a digest that takes none to make can be guessed.
-    """
+    """Return what makes the digest of a recipient. None without a key: it could be guessed."""
     if not log_key:
         return None
     key = hashlib.sha256(log_key.encode()).digest()

@@ -69,10 +69,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """A process or a duty by its name, and how long ago it was last seen at work.
-
-    ``lost_after`` is the age at which it is taken for dead.
-    """
+    """A process or a duty, when it was last seen at work, and at which age it counts as dead."""
 
     name: str
     age: timedelta

@@ -144,17 +144,14 @@ class _Handler(MetricsHandler):
     do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse  # noqa: N815
 
     def _livez(self) -> None:
-        still = self.health.hangs_for()
-        if still is None:
+        if (still := self.health.hangs_for()) is None:
             self._say(HTTPStatus.OK, "alive")
         else:
-            seconds = still.total_seconds()
-            text = f"not alive: the main loop has stood still for {seconds:.0f} s"
-            self._say(HTTPStatus.SERVICE_UNAVAILABLE, text)
+            text = f"the main loop has stood still for {still.total_seconds():.0f} s"
+            self._say(HTTPStatus.SERVICE_UNAVAILABLE, f"not alive: {text}")
 
     def _readyz(self) -> None:
-        away = self.health.away()
-        if away:
+        if away := self.health.away():
             text = f"not ready: no answer from {', '.join(away)}"
             self._say(HTTPStatus.SERVICE_UNAVAILABLE, text)
         else:

@@ -68,10 +68,7 @@ class Spans:
 
     @contextmanager
     def under_parent_of(self, headers: Mapping[str, str]) -> Iterator[None]:
-        """Make the span that ``traceparent`` names current, unless a span is current.
-
-        One is where the program that mounts the API traces its calls itself.
-        """
+        """Make the span of ``traceparent`` current, unless the program traces the call itself."""
         if get_current_span().get_span_context().is_valid:
             yield
             return

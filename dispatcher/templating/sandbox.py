@@ -58,10 +58,9 @@ class CompiledText:
         self._wanted = wanted
 
     def render(self, data: Mapping[str, Any], *, limit: int) -> str:
-        """Return the text of this part with ``data``, of at most so many characters.
+        """Return the text, of ``limit`` characters at most.
 
-        Raises InvalidDraft, which names what is missing by the names in the template and shows
-        nothing of the data.
+        Raises InvalidDraft, which names what is missing and shows nothing of the data.
         """
         text = StringIO()
         problem = None

@@ -39,10 +39,7 @@ class Templates:
         self._reading = Lock()
 
     def fill(self, draft: Draft) -> Draft:
-        """Return the draft with a body, if its channel is known.
-
-        Raises InvalidDraft, and InvalidSettings for a template that cannot be used at all.
-        """
+        """Return the draft with a body, if its channel is known."""
         name = draft.template
         if name is None:
             if draft.data is not None:

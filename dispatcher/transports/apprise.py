@@ -81,10 +81,7 @@ class AppriseTransport:
 
     @classmethod
     def check(cls, recipient: str, body: Body, options: Mapping[str, Any] | None = None) -> None:
-        """Refuse a body with other keys or without a text, and a recipient that fits no URL.
-
-        Raises InvalidDraft.
-        """
+        """Refuse a body with other keys or no text, a recipient that fits no URL: InvalidDraft."""
         _title_and_text(body, (options or {}).get("format"))
         urls = (options or {}).get("urls")
         if isinstance(urls, list | tuple) and any(PLACEHOLDER in str(each) for each in urls):
@@ -142,10 +139,7 @@ class AppriseTransport:
         return url
 
     def _in_time(self, notify: Callable[[], AppriseResult]) -> AppriseResult:
-        """Call ``notify`` in a thread that is left to itself when it does not end in time.
-
-        Its sockets have timeouts, but each for one read: a service that drips ends never.
-        """
+        """Call ``notify`` in a thread, which is left to itself: a service that drips never ends."""
         if not self._left.acquire(blocking=False):
             raise TemporaryFailure(f"{_MOST_LEFT} earlier sends have not ended")
         ended: list[AppriseResult | Exception] = []
@@ -178,10 +172,7 @@ class AppriseTransport:
 
 
 def _title_and_text(body: Body, written_in: object) -> tuple[str, str]:
-    """Return both. Raises InvalidDraft.
-
-    What is HTML stands under ``html``, as everywhere, so that templates escape what they put in.
-    """
+    """Return both. HTML stands under ``html``, so that templates escape it. Raises InvalidDraft."""
     is_html = isinstance(written_in, str) and written_in == "html"
     key = "html" if is_html else "text"
     accepted = f'an object with "{key}" and, if need be, "title"'

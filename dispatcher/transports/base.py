@@ -139,11 +139,7 @@ def close_all(transports: Iterable[object]) -> None:
 
 
 def check_of(channel: str, found: Any, options: Mapping[str, Any]) -> Check | None:
-    """Return the check of a transport that was found, None where it has none.
-
-    One with a parameter ``options`` is given them. Raises InvalidSettings for one that would need
-    an instance.
-    """
+    """Return the check of a transport. Raises InvalidSettings where it needs an instance."""
     check = getattr(found, "check", None)
     if check is None:
         return None
@@ -171,14 +167,12 @@ class Checks:
 
     def __call__(self, channel: str, recipient: str, body: Body) -> None:
         """Raise InvalidDraft where the transport says that it could never send this."""
+        if channel not in self._found:
+            self._found[channel] = self._find(channel)
+        check = self._found[channel]
         try:
-            check = self._found[channel]
-        except KeyError:
-            check = self._found[channel] = self._find(channel)
-        if check is None:
-            return
-        try:
-            check(recipient, body)
+            if check is not None:
+                check(recipient, body)
         except InvalidDraft:
             raise
         except InvalidValue as refused:
@@ -215,10 +209,7 @@ class Probed:
 
 
 def probe_all(settings: Settings) -> Probed:
-    """Make every channel's transport as a worker does, and call ``probe`` of those that have one.
-
-    Raises nothing of theirs.
-    """
+    """Make every transport as a worker does, and probe it. Raises nothing of theirs."""
     answer: list[str] = []
     refuse: dict[str, str] = {}
     unmade: dict[str, str] = {}

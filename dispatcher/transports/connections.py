@@ -46,10 +46,7 @@ def resolve(host: str, port: int) -> list[str]:
 
 
 def connect(addresses: Sequence[str], port: int, deadline: Deadline) -> socket.socket:
-    """Connect to the first address that answers; each may take its share of what is left.
-
-    Raises OSError.
-    """
+    """Connect to the first address that answers, each in its share of the time. Raises OSError."""
     for number, address in enumerate(addresses, 1):
         try:
             share = deadline.left() / (len(addresses) - number + 1)

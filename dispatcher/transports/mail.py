@@ -58,10 +58,7 @@ _SENDER = "Shop <mail@shop.example> or mail@shop.example, in ASCII but for the n
 
 
 class Mail(NamedTuple):
-    """An e-mail from one address to one. ``content`` has CRLF at the end of each line.
-
-    ``is_international``: an address in it has characters beyond ASCII.
-    """
+    """An e-mail to one recipient; ``is_international`` if an address in it is beyond ASCII."""
 
     sender: str
     recipient: str
@@ -104,10 +101,7 @@ def compose(
     allowed: frozenset[str] = frozenset(),
     senders: frozenset[str] = frozenset(),
 ) -> Mail:
-    """Return the e-mail of a message. Its Message-ID is made of the message's id.
-
-    Raises InvalidDraft, where :func:`check_mail` does.
-    """
+    """Return the e-mail of a message. Raises InvalidDraft, where :func:`check_mail` does."""
     recipient, body = message.recipient, message.body
     check_mail(recipient, body, allowed, senders)
     if "from" in body:
@@ -146,10 +140,7 @@ def compose(
 
 
 def read_sender(text: object, field: str = "from") -> Address:
-    """Return the address that mail comes from, with its display name where it has one.
-
-    Raises InvalidDraft.
-    """
+    """Return the address that mail comes from, with any display name. Raises InvalidDraft."""
     sender = _in_ascii(read_mailbox(field, text))
     if not sender.addr_spec.isascii():
         raise InvalidDraft(field, "an address with characters beyond ASCII", _SENDER)
@@ -157,10 +148,7 @@ def read_sender(text: object, field: str = "from") -> Address:
 
 
 def read_mailbox(field: str, text: object) -> Address:
-    """Return an address and its display name, of ``Ada <ada@example.org>`` or the bare address.
-
-    Raises InvalidDraft, which does not quote it.
-    """
+    """Read ``Ada <ada@example.org>`` or a bare address. Raises InvalidDraft, without a quote."""
     if not isinstance(text, str):
         raise InvalidDraft(field, kind_of(text), _MAILBOX)
     check_header(field, text, longest=_LONGEST_SUBJECT)

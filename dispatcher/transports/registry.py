@@ -36,10 +36,7 @@ SHIPPED = {
 
 
 def find(name: str, text: str) -> Any:
-    """Return what the channel ``name`` names as its transport: a class, an object or a function.
-
-    Raises InvalidSettings.
-    """
+    """Return the class, object or function that a channel names. Raises InvalidSettings."""
     field, transport = f"channels.{name}.transport", f"the transport {quoted(text)}"
     if text in SHIPPED:
         path, extra = SHIPPED[text]

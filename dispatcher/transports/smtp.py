@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from dispatcher.errors import (
     DeliveryError,
@@ -200,16 +200,32 @@ def _read_server(
     url: object, *, name: object, ca_file: str | Path | None, plaintext: object
 ) -> MailServer:
     """Return what these options say. Raises InvalidSettings, which never quotes the address."""
-    parts, port = _split(url)
-    security, usual_port = _SCHEMES[parts.scheme]
+    if not isinstance(url, str):
+        raise InvalidSettings("url", kind_of(url), _URLS)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise InvalidSettings("url", "cannot be read", _URLS) from None
+    if parts.scheme not in _SCHEMES:
+        raise InvalidSettings("url", "none of the known schemes", _URLS)
     host = parts.hostname or ""
+    address = address_of(host)
+    is_host = address is not None if ":" in host else _HOST.fullmatch(host)
+    if not is_host or parts.path not in ("", "/"):
+        raise InvalidSettings("url", "no host, or more than a host", _URLS)
+    if parts.query or parts.fragment:
+        raise InvalidSettings("url", "more than a host", _URLS)
+    security, usual_port = _SCHEMES[parts.scheme]
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     if bool(user) != bool(password) or not f"{user}{password}".isascii():
         problem = "a user or a password that cannot be used"
         raise InvalidSettings("url", problem, "both in ASCII and percent-encoded, or none")
     if not isinstance(plaintext, bool):
         raise InvalidSettings("plaintext", kind_of(plaintext), "true or false")
-    if security == "none" and not plaintext and not _is_here(host):
+    is_named_here = host == "localhost" or host.endswith(".localhost")
+    is_here = is_named_here if address is None else address.is_loopback
+    if security == "none" and not plaintext and not is_here:
         problem = "smtp:// sends everything in the clear, and this is another machine"
         raise InvalidSettings("url", problem, "smtps://, smtp+starttls://, or plaintext = true")
     if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
@@ -225,38 +241,12 @@ def _read_server(
     )
 
 
-def _split(url: object) -> tuple[SplitResult, int | None]:
-    if not isinstance(url, str):
-        raise InvalidSettings("url", kind_of(url), _URLS)
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        raise InvalidSettings("url", "cannot be read", _URLS) from None
-    if parts.scheme not in _SCHEMES:
-        raise InvalidSettings("url", "none of the known schemes", _URLS)
-    host = parts.hostname or ""
-    is_host = address_of(host) is not None if ":" in host else _HOST.fullmatch(host)
-    if not is_host or parts.path not in ("", "/"):
-        raise InvalidSettings("url", "no host, or more than a host", _URLS)
-    if parts.query or parts.fragment:
-        raise InvalidSettings("url", "more than a host", _URLS)
-    return parts, port
-
-
 def _context(ca_file: str | Path | None) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca_file)
     except (OSError, TypeError) as error:
         why = getattr(error, "strerror", None) or "it holds no certificate"
         raise InvalidSettings("ca_file", why, "the path of a PEM file") from None
-
-
-def _is_here(host: str) -> bool:
-    address = address_of(host)
-    if address is None:
-        return host == "localhost" or host.endswith(".localhost")
-    return address.is_loopback
 
 
 def _own_name() -> str:

@@ -165,10 +165,7 @@ class BoundedSMTP(smtplib.SMTP):
 
 
 class SmtpConnection:
-    """Carries one message after the other. For one thread at a time.
-
-    ``is_open``: whether it can carry another one. ``carried``: how many it has.
-    """
+    """Carries one message after the other, while it ``is_open``. For one thread at a time."""
 
     def __init__(self, server: MailServer, wire: BoundedSMTP) -> None:
         self.is_open = True

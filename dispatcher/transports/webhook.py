@@ -7,6 +7,7 @@ import binascii
 import hmac
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal
@@ -116,11 +117,7 @@ class WebhookTransport:
         self._headers = {"user-agent": "dispatcher"} | _checked(own, url is not None)
         self._addresses = Addresses(allow)
         self._reader = Reader(self._addresses, http=http, ports=ports)
-        self._target = None
-        if url is not None:
-            if _is_local(url):
-                self._addresses, http = LoopbackAddresses(), True
-            self._target = _fixed(url, self._addresses, http)
+        self._target = None if url is None else self._fixed(url, http)
         self._tls = tls_context(ca_file)
         self._resolver = resolver
         self._idle: IdleConnections[WebhookConnection] = IdleConnections(
@@ -161,7 +158,10 @@ class WebhookTransport:
     def send(self, message: Message) -> str | None:
         """Post ``message``; return the status, and the request's id where the server names one."""
         receiver = None if self._target else message.recipient
-        target = self._target or self._read(message.recipient)
+        try:
+            target = self._target or self._reader.read(message.recipient)
+        except InvalidValue as refused:
+            raise PermanentFailure(f"the URL is refused: {refused.problem}") from None
         content = self._content(message)
         now = self._clock.now()
         message_id = str(message.id)
@@ -181,18 +181,23 @@ class WebhookTransport:
             signatures = [Webhook(key).sign(message_id, now, text) for key in keys]
             headers["webhook-signature"] = " ".join(signatures)
         answer = self._post(target, headers, content)
-        has_url = self._target is not None
-        return receipt_of(answer, now=self._clock.now(), closes_channel=has_url)
+        return receipt_of(answer, now=self._clock.now(), closes_channel=receiver is None)
 
     def close(self) -> None:
         """End the connections that are kept."""
         self._idle.close()
 
-    def _read(self, url: str) -> Target:
+    def _fixed(self, url: object, http: bool) -> Target:
+        """Return the target of the channel's URL, by the addresses that it may have."""
+        if not isinstance(url, str):
+            raise InvalidSettings("url", kind_of(url), "a URL")
+        with suppress(ValueError):  # it is read, and refused, below
+            if LoopbackAddresses().names(urlsplit(url).hostname or ""):
+                self._addresses, http = LoopbackAddresses(), True
         try:
-            return self._reader.read(url)
+            return Reader(self._addresses, http=http, any_port=True).read(url)
         except InvalidValue as refused:
-            raise PermanentFailure(f"the URL is refused: {refused.problem}") from None
+            raise InvalidSettings("url", refused.problem, refused.accepted) from None
 
     def _content(self, message: Message) -> bytes:
         if self._payload == "body":
@@ -227,22 +232,6 @@ class WebhookTransport:
                 connection.end()
 
 
-def _is_local(url: object) -> bool:
-    try:
-        return isinstance(url, str) and LoopbackAddresses().names(urlsplit(url).hostname or "")
-    except ValueError:  # it is read, and refused, as others are
-        return False
-
-
-def _fixed(url: object, addresses: Addresses, http: bool) -> Target:
-    if not isinstance(url, str):
-        raise InvalidSettings("url", kind_of(url), "a URL")
-    try:
-        return Reader(addresses, http=http, any_port=True).read(url)
-    except InvalidValue as refused:
-        raise InvalidSettings("url", refused.problem, refused.accepted) from None
-
-
 def _checked(headers: object, has_url: bool) -> dict[str, str]:
     if not isinstance(headers, Mapping):
         raise InvalidSettings("headers", kind_of(headers), "names with their values")
@@ -251,9 +240,8 @@ def _checked(headers: object, has_url: bool) -> dict[str, str]:
         raise InvalidSettings("headers", problem, "no headers, or the option url")
     for name, value in headers.items():
         if not isinstance(name, str) or not _HEADER.fullmatch(name):
-            raise InvalidSettings(
-                "headers", f"{quoted(name)} is no name of a header", "letters and -"
-            )
+            problem = f"{quoted(name)} is no name of a header"
+            raise InvalidSettings("headers", problem, "letters and -")
         if name.lower() in _OURS:
             raise InvalidSettings("headers", f"{name} is set for each request", "others")
         if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):

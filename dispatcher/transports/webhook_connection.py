@@ -48,10 +48,7 @@ Resolve = Callable[[str, int], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """What a server said: its status, and its headers with names in lower case.
-
-    ``is_whole``: whether the headers could be read; else there are none.
-    """
+    """A status and headers, with names in lower case; none where it is not whole."""
 
     status: int
     headers: Mapping[str, str]
@@ -126,10 +123,7 @@ class WebhookConnection(httpcore.NetworkBackend):
         )
 
     def _read_rest(self, response: httpcore.Response) -> None:
-        """Read the rest of a short answer, so that another request can follow.
-
-        The answer's status has decided by now, so whatever goes wrong here changes nothing.
-        """
+        """Read a short answer's rest for the next request's sake: the status has decided by now."""
         self.most = _ANSWER_BYTES
         with suppress(Exception), quiet():  # h11 raises errors of its own for odd bytes
             seconds = min(_ANSWER_SECONDS, self.deadline.left())
@@ -276,10 +270,7 @@ class _Tls(ssl.SSLContext):
 
 
 def tls_context(ca_file: object) -> ssl.SSLContext:
-    """Return what verifies servers: by ``ca_file`` alone, else by the authorities known here.
-
-    Those are the system's and certifi's. Raises InvalidSettings.
-    """
+    """Return what verifies by ``ca_file``, else by the system and certifi. Raises InvalidSettings."""
     if ca_file is not None and not isinstance(ca_file, str):
         raise InvalidSettings("ca_file", kind_of(ca_file), "the path of a PEM file")
     context = _Tls(ssl.PROTOCOL_TLS_CLIENT)
