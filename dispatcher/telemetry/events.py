@@ -65,10 +65,9 @@ class EventStream:
             self._dropped += 1
             return
         self._waiting.append(event)
-        if self._thread is None:
-            with self._lock:
-                if self._thread is None and not self._stopped.is_set():
-                    self._thread = started(self._run, "events")
+        with self._lock:
+            if self._thread is None and not self._stopped.is_set():
+                self._thread = started(self._run, "events")
 
     def close(self, timeout: float = 2.0) -> None:
         """Write what waits, for so many seconds at most."""

@@ -123,9 +123,8 @@ class Journal:
         self, *, log_key: str = "", meter: Meter | None = None, listeners: Iterable[Listener] = ()
     ) -> None:
         self._meter = meter
-        counts: tuple[Listener, ...] = () if meter is None else (self._counted,)
         self._digest = digest_with(log_key)
-        self._listeners = (*counts, self._log, *listeners)
+        self._listeners: tuple[Listener, ...] = (self._counted, self._log, *listeners)
 
     def tell(self, kind: Transition, message: Message, **details: Fact) -> None:
         self._tell(Event(kind, message.id, message.channel, details, message))

@@ -299,9 +299,7 @@ class SmtpConnection:
         self._is_begun = True
         self._say(words, mail)
         self._say(f"RCPT TO:<{mail.recipient}>", mail)
-        reply = self._said("DATA", mail)
-        if reply.code != _GO_AHEAD:
-            raise self._refusal(reply, "DATA")
+        self._say("DATA", mail)
 
     def _expect(self, said: tuple[int, bytes | str], to: str, code: int) -> None:
         """Raise TemporaryFailure for another answer: it concerns no message yet."""
@@ -312,18 +310,15 @@ class SmtpConnection:
             raise TemporaryFailure(f"{self._server}: it answered {reply} to {to}")
 
     def _say(self, words: str, mail: Mail) -> None:
-        reply = self._said(words, mail)
-        if reply.kind != _GOOD:
-            raise self._refusal(reply, words.split(" ", 1)[0])
-
-    def _said(self, words: str, mail: Mail) -> SmtpReply:
         """Say something that comes before the mail. Raises ConnectionBroken for a good-bye."""
         reply = self._reply(self._wire.docmd(words), mail.recipient)
         if reply.code == _CLOSING and not reply.is_throttle:
             raise ConnectionBroken(f"it answered {reply}")
         if reply.code == _CLOSING:
             self.break_off()
-        return reply
+        is_taken = reply.code == _GO_AHEAD if words == "DATA" else reply.kind == _GOOD
+        if not is_taken:
+            raise self._refusal(reply, words.split(" ", 1)[0])
 
     def _reply(self, said: tuple[int, bytes | str], *further: str) -> SmtpReply:
         """Return what smtplib read, without what errors must not show."""

@@ -270,7 +270,7 @@ class _Tls(ssl.SSLContext):
 
 
 def tls_context(ca_file: object) -> ssl.SSLContext:
-    """Return what verifies by ``ca_file``, else by the system and certifi. Raises InvalidSettings."""
+    """Return what verifies by ``ca_file``, else as the system and certifi do: InvalidSettings."""
     if ca_file is not None and not isinstance(ca_file, str):
         raise InvalidSettings("ca_file", kind_of(ca_file), "the path of a PEM file")
     context = _Tls(ssl.PROTOCOL_TLS_CLIENT)

@@ -270,11 +270,3 @@ def test_only_what_the_settings_can_mend_closes_the_channel(
         with pytest.raises(TemporaryFailure) as caught:
             transport.send(an_email())
     assert caught.value.closes_channel is closes
-
-
-def test_a_message_that_slipped_in_unsendable_fails_for_good() -> None:
-    with ScriptedServer() as server:
-        error = failed(server, recipient="ada@example.org, ben@example.org")
-        assert type(error) is PermanentFailure
-        assert "recipient" in str(error)
-        assert server.connections == 0
