@@ -353,7 +353,7 @@ def _check_attachments(attachments: object) -> None:
             accepted = "a media type such as application/pdf; neither multipart nor message"
             raise InvalidDraft(f"{field}.type", "no such media type", accepted)
         try:
-            base64.b64decode(each.get("content", 0), validate=True)
-        except (TypeError, ValueError):
+            base64.b64decode(each["content"], validate=True)
+        except (KeyError, TypeError, ValueError):
             accepted = "the content as base64, without line breaks"
             raise InvalidDraft(f"{field}.content", "not base64", accepted) from None

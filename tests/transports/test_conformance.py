@@ -88,12 +88,10 @@ class TestWebhookOfRecipients(Served):
     options: Mapping[str, Any] = {"http": True, "allow": LOOPBACK}
 
     @pytest.fixture(autouse=True)
-    def serve(self) -> Iterator[None]:
-        with ExitStack() as self.stack:
-            self.receiver = self.another(lambda handler: handler.reply(200))
-            self.recipient = self.receiver.url
-            self.options = {**self.options, "ports": [self.receiver.port]}
-            yield
+    def name_the_receiver(self, serve: None) -> None:
+        del serve  # before this
+        self.recipient = self.receiver.url
+        self.options = {**self.options, "ports": [self.receiver.port]}
 
     def on_port(self, port: int, **more: Any) -> Transport:
         self.recipient = f"http://127.0.0.1:{port}/"
