@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
-from django.db import models
 
 from dispatcher.django import configuration
 from dispatcher.errors import InvalidSettings
@@ -24,11 +23,8 @@ class DispatcherConfig(AppConfig):
             settings = configuration.load()
         except InvalidSettings:
             return  # a check says so
+        schema = settings.table_schema
         for model in self.get_models():
-            _name_table(model, settings.table_prefix, settings.table_schema)
-
-
-def _name_table(model: type[models.Model], prefix: str, schema: str) -> None:
-    """Give a model's table the prefix, and the schema in the form that Django quotes right."""
-    name = f"{prefix}{model._meta.verbose_name_plural}"
-    model._meta.db_table = f'{schema}"."{name}' if schema else name
+            name = f"{settings.table_prefix}{model._meta.verbose_name_plural}"
+            # A schema in the form that Django quotes right.
+            model._meta.db_table = f'{schema}"."{name}' if schema else name

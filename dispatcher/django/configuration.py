@@ -94,12 +94,6 @@ def database_alias() -> str | None:
     return alias
 
 
-def database() -> dict[str, Any] | None:
-    """Return a copy of the entry of ``DATABASES`` with the tables; None as database_alias does."""
-    alias = database_alias()
-    return None if alias is None else dict(connections.settings[alias])
-
-
 def email_channel() -> str:
     """Return the channel of :class:`~dispatcher.django.EmailBackend`. Raises InvalidSettings."""
     name = _given().get(_EMAIL_CHANNEL, "email")

@@ -8,6 +8,7 @@ from threading import RLock
 from typing import Any, NamedTuple
 
 from django.core.signals import setting_changed
+from django.db import connections
 
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.django import configuration
@@ -58,7 +59,8 @@ class ProjectDispatcher(Dispatcher):
 
         Locks only to build: close() waits, with the lock, for awaited calls that come by here.
         """
-        database = configuration.database()
+        alias = configuration.database_alias()
+        database = None if alias is None else dict(connections.settings[alias])
         built = self._built
         if built is not None and built.database == database:
             return built
@@ -69,7 +71,6 @@ class ProjectDispatcher(Dispatcher):
                 if built is not None:
                     # Not client.close(): it waits for awaited calls, of which this may be one.
                     app_of(built.client).close()
-                alias = configuration.database_alias()
                 blocks = None if alias is None else AtomicBlocks(alias)
                 self._built = built = _Built(database, client, blocks)
             return built

@@ -64,17 +64,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             "Attempt",
             [
-                (
-                    "pk",
-                    models.CompositePrimaryKey(
-                        "message_id",
-                        "token",
-                        blank=True,
-                        editable=False,
-                        primary_key=True,
-                        serialize=False,
-                    ),
-                ),
+                ("pk", models.CompositePrimaryKey("message_id", "token", serialize=False)),
                 ("message_id", IdField()),
                 ("token", models.IntegerField()),
                 ("started_at", InstantField()),
@@ -93,17 +83,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             "Suppression",
             [
-                (
-                    "pk",
-                    models.CompositePrimaryKey(
-                        "recipient",
-                        "channel",
-                        blank=True,
-                        editable=False,
-                        primary_key=True,
-                        serialize=False,
-                    ),
-                ),
+                ("pk", models.CompositePrimaryKey("recipient", "channel", serialize=False)),
                 ("recipient", models.CharField(max_length=255)),
                 ("channel", models.CharField(max_length=63)),
                 ("created_at", InstantField()),
