@@ -1,4 +1,4 @@
-"""The keys of the HTTP API and the page, sessions, and the answers that a repeated call gets."""
+"""The keys of the HTTP API and the page, and sessions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, later
 
 _SEEN_EVERY = timedelta(minutes=1)
-_TRIES = 5
-_LOOK_AGAIN = timedelta(days=1)
 
 
 class ApiKey(NamedTuple):
@@ -87,7 +85,6 @@ class ApiKeys:
         return None
 
     def named(self, name: str | None = None) -> list[ApiKey]:
-        """Return all keys, or those of one name, the oldest first."""
         row = self._keys.c
         query = self._query.order_by(row.name, row.created_at, row.id)
         if name is not None:
@@ -95,20 +92,17 @@ class ApiKeys:
         return [_key(each) for each in self._database.read(query)]
 
     def expire(self, key_id: str, *, within: timedelta) -> None:
-        """Let a key end after that time, unless it ends before."""
         row, end = self._keys.c, later(database_now(), within)
         ends_later = or_(row.expires_at.is_(None), row.expires_at > end)
         change = update(self._keys).where(row.id == key_id, ends_later).values(expires_at=end)
         self._database.execute(change)
 
     def revoke(self, key_ids: Sequence[str]) -> None:
-        """End keys at once. Another call changes nothing."""
         row = self._keys.c
         change = update(self._keys).where(row.id.in_(key_ids), row.revoked_at.is_(None))
         self._database.execute(change.values(revoked_at=database_now()))
 
     def note_use(self, key_id: str) -> None:
-        """Write down that a key is in use, at most once a minute."""
         row, now = self._keys.c, database_now()
         is_old = or_(row.last_used_at.is_(None), row.last_used_at < later(now, -_SEEN_EVERY))
         change = update(self._keys).where(row.id == key_id, is_old).values(last_used_at=now)
@@ -135,7 +129,6 @@ class Sessions:
         self._database.execute(delete(self._sessions).where(self._sessions.c.expires_at <= now))
 
     def key_of(self, session_id: str) -> ApiKey | None:
-        """Return the key of a session; None where the session or the key has ended."""
         row = self._sessions.c
         query = select(row.key_id).where(row.id == session_id, row.expires_at > database_now())
         for each in self._database.read(query):
@@ -144,7 +137,6 @@ class Sessions:
         return None
 
     def end(self, session_id: str) -> None:
-        """End a session, if there is one."""
         self._database.execute(delete(self._sessions).where(self._sessions.c.id == session_id))
 
 

@@ -66,12 +66,10 @@ class Given:
         self.names: dict[str, None] = {}
 
     def __call__(self, name: str) -> ColumnElement[Any]:
-        """Return a value."""
         self.names[name] = None
         return bindparam(f"given_{name}", type_=_TYPES[name])
 
     def finds(self, key: Column[Any], name: str = "id") -> ColumnElement[bool]:
-        """Return the condition that ``key``, the first column of an index, has this value."""
         return key == self(name)
 
 
@@ -89,7 +87,6 @@ class GivenArrays(Given):
         self._rows = backend.rows_from({name: _TYPES[name] for name in names})
 
     def __call__(self, name: str) -> ColumnElement[Any]:
-        """Return the value of the row."""
         return self._same[name] if name in self._same else self._rows.c[name]
 
     def finds(self, key: Column[Any], name: str = "id") -> ColumnElement[bool]:
@@ -131,8 +128,6 @@ class GuardedChange:
     def run_and_read(
         self, database: Database, rows: Sequence[GivenRow], query: Select[Any]
     ) -> Sequence[Row[Any]]:
-        """Change these rows, several in one transaction; then return what the query reads."""
-
         def work(connection: Connection) -> Sequence[Row[Any]]:
             self.run(connection, rows)
             return connection.execute(query).all()
@@ -141,10 +136,7 @@ class GuardedChange:
 
 
 def arrays(rows: Sequence[GivenRow], names: Iterable[str] = ()) -> dict[str, list[Any]]:
-    """Return rows as the arrays that a statement for many is given; at least one row.
-
-    Only the values with these ``names``, by default all.
-    """
+    """Return rows, at least one, as the arrays that a statement for many is given."""
     return {f"given_{name}": [row[name] for row in rows] for name in names or rows[0]}
 
 
@@ -181,8 +173,7 @@ class ClaimChanges:
     def overtaken(self, given: Given) -> Update:
         """End an attempt under way whose message an earlier attempt has ended.
 
-        Its worker may still record its outcome. Until then its permit counts at the end of its
-        claim, as after a rescue.
+        Until its worker records it, its permit counts at the end of its claim, as after a rescue.
         """
         messages, attempts = self._messages, self._attempts
         claim_end = select(messages.c.claim_expires_at).where(
@@ -196,7 +187,6 @@ class ClaimChanges:
 
     @change
     def failed(self, given: Given) -> Update:
-        """End it as failed: no further attempt."""
         return self._end_claim(
             given, status=Status.FAILED.value, finished_at=_NOW, last_error=given("error")
         )
@@ -219,14 +209,12 @@ class ClaimChanges:
 
     @change
     def held(self, given: Given) -> Update:
-        """Hold it for the decision of an operator: the outcome of its attempt is unknown."""
         return self._end_claim(
             given, status=Status.HELD.value, next_attempt_at=_NOW, last_error=given("error")
         )
 
     @change
     def expired(self, given: Given) -> Update:
-        """Expire it: its next attempt would come after its expiry."""
         messages = self._messages
         too_late = messages.c.expires_at <= messages.c.next_attempt_at
         return (
@@ -303,14 +291,12 @@ class ClaimChanges:
 
     @change
     def undone_overtaken(self, given: Given) -> Delete:
-        """Delete the attempt that was ``uncounted``."""
         attempts = self._attempts
         is_unknown = attempts.c.outcome == Outcome.UNKNOWN.value
         return delete(attempts).where(*self._attempt(given), is_unknown)
 
     @change
     def outcome(self, given: Given) -> Update:
-        """Record the outcome of an attempt."""
         attempts = self._attempts
         is_unknown = attempts.c.outcome == Outcome.UNKNOWN.value
         return (
@@ -326,7 +312,6 @@ class ClaimChanges:
 
     @change
     def renewed(self, given: Given) -> Update:
-        """Let its claim end later, in seconds from now: its send takes long."""
         return (
             update(self._messages)
             .where(*self._ours(given), self._tables.has_status(Status.SENDING))
@@ -377,7 +362,6 @@ class ClaimChanges:
         return update(tables.messages).where(*these, ends).values(**values, **_NO_CLAIM)
 
     def _end_claim(self, given: Given, **values: Any) -> Update:
-        """End a claim whose outcome is not known yet."""
         these = (*self._ours(given), self._open)
         return update(self._messages).where(*these).values(**values, **_NO_CLAIM)
 

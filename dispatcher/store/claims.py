@@ -88,16 +88,11 @@ class Failure:
 
     @property
     def is_held(self) -> bool:
-        """Whether the message is held for the decision of an operator."""
         return self.outcome is Outcome.UNKNOWN and self.claim.message.on_unknown == "hold"
 
 
 class Unclaimed(NamedTuple):
-    """Messages that could not be claimed.
-
-    ``waits`` of those that are early; the channels of those that have now ended: expired, or
-    cancelled because their recipient has opted out.
-    """
+    """Messages that could not be claimed: ``waits`` of early ones, channels of those now ended."""
 
     waits: dict[UUID, timedelta]
     expired: dict[UUID, str]
@@ -209,7 +204,6 @@ class Claims:
     def _end(
         self, message_ids: Sequence[UUID], reason: ColumnElement[bool], **values: str
     ) -> dict[UUID, str]:
-        """End those of scheduled messages to which ``reason`` applies; return their channels."""
         if not message_ids:
             return {}
         messages, guard = self._tables.messages, and_(self._tables.is_scheduled, reason)
@@ -220,10 +214,7 @@ class Claims:
         return dict(tuple(row) for row in rows)
 
     def enqueue_when_due(self, message_ids: Sequence[UUID]) -> None:
-        """Let maintenance enqueue these when they are due at the latest.
-
-        Their task came far too early, perhaps for the time before a reschedule.
-        """
+        """Let maintenance enqueue these when they are due: their task came far too early."""
         messages = self._tables.messages
         these = (messages.c.id.in_(message_ids), self._tables.is_scheduled)
         is_later = messages.c.enqueue_at > messages.c.next_attempt_at
@@ -319,7 +310,6 @@ def _key(claim: Claim) -> GivenRow:
 
 
 def _last_claims(tables: Tables, status: Status) -> Select[Any]:
-    """Return the query of the last claims of those messages of ``ids`` that have this status."""
     row = tables.messages.c
     query = select(row.id, row.claim_token.label("token"))
     return query.where(row.id.in_(_IDS), tables.has_status(status))
@@ -332,7 +322,6 @@ def _locked(last_claims: Select[Any]) -> Select[Any]:
 def _tokens(
     connection: Connection, last_claims: Select[Any], rows: Sequence[GivenRow]
 ) -> dict[UUID, int]:
-    """Return the tokens of the last claims of the messages of these rows that the query finds."""
     if not rows:
         return {}
     found = connection.execute(last_claims, {"ids": [row["id"] for row in rows]})
@@ -345,10 +334,7 @@ def _waits(wait: timedelta | None, enqueue_in: timedelta) -> GivenRow:
 
 
 def claim_at_once(tables: Tables, may_be_taken: ColumnElement[bool]) -> Select[Any]:
-    """Return the statement that takes messages, begins their attempts and returns them.
-
-    It takes only messages to which ``may_be_taken`` applies.
-    """
+    """Return the statement that takes messages, begins their attempts and returns them."""
     messages, attempts = tables.messages, tables.attempts
     these = messages.c.id == any_(bindparam("ids", type_=ARRAY(id_type())))
     wanted = _wanted(tables, and_(these, may_be_taken)).cte("wanted")
@@ -433,5 +419,5 @@ def _take(tables: Tables) -> Update:
 
 
 def _starts_at(due_at: ColumnElement[Any]) -> ColumnElement[Any]:
-    """Return when the attempt begins: not before its message is due, though claimed earlier."""
+    """Return when the attempt begins: not before its message is due."""
     return case((due_at > _NOW, due_at), else_=_NOW)

@@ -57,7 +57,6 @@ _VALUES_AT_ONCE = 5_000
 
 
 def _leave_demoted(context: ExceptionContext) -> None:
-    """Let go of all connections to a server that takes no writes, as after a broken line."""
     if takes_no_writes(context.sqlalchemy_exception):
         context.is_disconnect = True
 
@@ -118,7 +117,6 @@ class Database:
         connections: int = _CONNECTIONS,
         statement_seconds: int | None = None,
     ) -> Self:
-        """Return the database of these settings, with its tables under their names."""
         return cls(
             settings.database_url,
             table_prefix=settings.table_prefix,
@@ -128,12 +126,10 @@ class Database:
         )
 
     def close(self) -> None:
-        """Close the pooled connections."""
         self.engine.dispose()
 
     @cached_property
     def encoding(self) -> str:
-        """In which encoding it stores texts. Raises StoreUnavailable."""
         return self.run(lambda connection: self.backend.encoding(connection, self.tables))
 
     def lacks(self, text: str) -> bool:
@@ -149,11 +145,9 @@ class Database:
         return False
 
     def one_of(self, column: Column[Any], values: Sequence[Any]) -> ColumnElement[bool]:
-        """Return the condition that ``column`` is one of ``values``."""
         return self.backend.one_of(column, values)
 
     def run(self, work: Callable[[Connection], T]) -> T:
-        """Run ``work`` with each statement committed on its own."""
         broken = conflicts = 0
         while True:
             try:
@@ -172,8 +166,6 @@ class Database:
             time.sleep(random.uniform(0, conflicts * _APART_SECONDS))  # noqa: S311
 
     def transact(self, work: Callable[[Connection], T]) -> T:
-        """Run ``work`` in one transaction."""
-
         def whole(connection: Connection) -> T:
             with transaction(connection, self.backend.begin):
                 return work(connection)
@@ -186,13 +178,11 @@ class Database:
             return work()
 
     def read(self, query: Select[*tuple[Any, ...]]) -> Sequence[Row[*tuple[Any, ...]]]:
-        """Return the rows of a query."""
         return self.run(lambda connection: connection.execute(query).all())
 
     def read_of(
         self, query: Select[*tuple[Any, ...]], column: Column[Any], values: Sequence[Any]
     ) -> list[Row[Any]]:
-        """Return the rows of a query whose ``column`` is one of ``values``, however many."""
         rows: list[Row[Any]] = []
         for start in range(0, len(values), _VALUES_AT_ONCE):
             these = self.one_of(column, values[start : start + _VALUES_AT_ONCE])
@@ -200,7 +190,6 @@ class Database:
         return rows
 
     def execute(self, statement: Executable) -> None:
-        """Run a statement without a result."""
         self.run(lambda connection: connection.execute(statement))
 
     def add_if_absent(self, table: Table, **values: Any) -> bool:

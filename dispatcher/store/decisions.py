@@ -29,7 +29,6 @@ class HeldMessages:
         self._is_held = and_(tables.is_live, tables.messages.c.status == Status.HELD.value)
 
     def find(self, *, limit: int) -> list[Message]:
-        """Return the held messages, oldest first."""
         tables = self._tables
         messages = tables.messages
         # A held message has no claim, so MariaDB reads the ids, in order, in the index of
@@ -98,7 +97,6 @@ class FailedMessages:
         self._retried = _retried(database)
 
     def look(self, message_ids: Sequence[UUID]) -> dict[UUID, StoppedMessage]:
-        """Return those of these messages that are stored."""
         return _standing(self._database.read(self._query(message_ids)))
 
     def retry(self, wanted: Sequence[tuple[StoppedMessage, int]]) -> dict[UUID, StoppedMessage]:
@@ -149,7 +147,6 @@ def _standing(rows: Sequence[Row[Any]]) -> dict[UUID, StoppedMessage]:
 
 
 def _retried(database: Database) -> GuardedChange:
-    """Return the change that retries a failed message at once, if not past its expiry."""
     tables = database.tables
     messages, now = tables.messages, database_now()
 

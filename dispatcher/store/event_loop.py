@@ -57,7 +57,6 @@ def _in_own_thread(work: Callable[[], T]) -> Future[T]:
 
 
 def session_of_loop(session: object) -> AsyncSession | AsyncConnection:
-    """Return a session of an event loop. Raises InvalidDraft for anything else."""
     if any(kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in type(session).__mro__):
         from sqlalchemy.ext.asyncio import (  # noqa: PLC0415 - slow, and rarely needed
             AsyncConnection,

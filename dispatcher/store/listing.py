@@ -120,12 +120,6 @@ class DueCount:
 
 
 class MessageDetails(NamedTuple):
-    """A message, when maintenance is to enqueue it, the end of its claim, and its attempts.
-
-    ``status_url`` receives its status webhooks, and ``notified_status`` is the status that was last
-    reported there.
-    """
-
     message: Message
     enqueue_at: datetime
     claim_expires_at: datetime | None
@@ -148,7 +142,6 @@ class StoredVersion(NamedTuple):
 
     @classmethod
     def of(cls, found: Movable) -> Self:
-        """Return the version of a message that was read as a whole."""
         message, token = found.message, found.token
         counts = (message.attempt_count, message.max_attempts)
         return cls(message.id, token, *counts, message.status)
@@ -184,7 +177,6 @@ class _IndexScan(NamedTuple):
 
     @property
     def bounds(self) -> list[ColumnElement[bool]]:
-        """The conditions of all statements."""
         if self.value is None:
             return [*self.where]
         return [*self.where, self.columns[0].between(self.value, self.value)]
@@ -381,14 +373,9 @@ class Listing:
         return found, None
 
     def count(self, wanted: Selection) -> int:
-        """Return how many messages are selected; concurrent changes may be missed."""
         return sum(many for some in self.counts(wanted).values() for many in some.values())
 
     def counts(self, wanted: Selection) -> dict[str, dict[Status, int]]:
-        """Return how many messages are selected of each channel and status.
-
-        Concurrent changes may be missed.
-        """
         found, _ = self.counted(wanted)
         return found
 
@@ -433,7 +420,6 @@ class Listing:
             yield after
 
     def details(self, message_id: UUID) -> MessageDetails:
-        """Return a message, its attempts and its claim. Raises MessageNotFound."""
         tables = self._tables
         messages = tables.messages
         query = select(
@@ -465,7 +451,6 @@ class Listing:
         oldest_first: bool,
         many: int,
     ) -> UUID | None:
-        """Return the id so many messages further on; None where there are not so many."""
         messages = self._tables.messages
         query = (
             select(messages.c.id)
@@ -548,7 +533,6 @@ class Figures:
         self._put_off = put_off
 
     def counts(self, *, since: timedelta) -> Counts:
-        """Count messages by channel and status."""
         tables, row = self._tables, self._tables.messages.c
         found: dict[str, Counter[Status]] = {}
         complete = True
@@ -574,7 +558,6 @@ class Figures:
         return Counts(now=now, since=since, by_channel=by_channel, complete=complete)
 
     def overdue(self) -> OverdueFigure:
-        """Return how many messages are overdue, and the first of them."""
         messages = self._tables.messages
         where = (
             self._tables.is_plainly(Status.SCHEDULED),
@@ -589,7 +572,6 @@ class Figures:
         return OverdueFigure(many=many, oldest=rows[0].id if rows else None, longest=now - first)
 
     def load(self) -> Load:
-        """Count what is due in each minute of the next hour."""
         due = self.due(within=_HOUR)
         every = due.by_channel.values()
         at = [due.start + number * _MINUTE for number in range(_HOUR // _MINUTE)]
@@ -754,7 +736,6 @@ def _is_found_by_index(wanted: Selection) -> bool:
 
 
 def _counts_against(messages: Table, kind: str, name: str) -> ColumnElement[bool]:
-    """Return the condition that a message counts against the scope of that kind and name."""
     _, _, channel = kind.partition(".")
     if of_scope_on(channel) == kind:
         return and_(messages.c.channel == channel, messages.c.scope == name)

@@ -75,8 +75,6 @@ class Due(NamedTuple):
 
 
 class RescuedMessage(NamedTuple):
-    """A message whose claim ran out, and its new status."""
-
     message_id: UUID
     channel: str
     attempt: int
@@ -188,7 +186,6 @@ class StoreMaintenance:
         return sorted((Due._make(row) for row in rows), key=lambda due: due.next_attempt_at)
 
     def has_resumed(self, *, within: timedelta) -> bool:
-        """Return whether a pause has ended no longer ago than that."""
         pauses = self._tables.pauses
         lately = pauses.c.resumed_at > later(database_now(), -within)
         return bool(self._database.read(select(pauses.c.kind).where(lately).limit(1)))
@@ -356,12 +353,10 @@ class StoreMaintenance:
         )
 
     def reserved_times(self, message_ids: Sequence[UUID]) -> dict[UUID, ReservedTime]:
-        """Return the send times of those of the messages that hold a reservation."""
         rows = self._holding(time_columns(self._tables), message_ids)
         return {row.id: ReservedTime(row.send_at, row.move_token) for row in rows}
 
     def reservations_of(self, message_ids: Sequence[UUID]) -> list[ReservationRow]:
-        """Return the reservations of those of the messages that hold one."""
         rows = self._holding(reservation_columns(self._tables), message_ids)
         return [ReservationRow._make(row) for row in rows]
 
@@ -386,7 +381,7 @@ class StoreMaintenance:
         }
 
     def bar_moves(self, message_ids: Sequence[UUID]) -> set[UUID]:
-        """Bar moves of these messages that have begun by now; return the messages so barred.
+        """Bar moves that have begun by now; return the messages so barred.
 
         Not those that are not stored, and those that another transaction is changing.
         """
@@ -417,7 +412,6 @@ class StoreMaintenance:
         return [ReservationRow._make(row) for row in self._database.read(query)]
 
     def mark_released(self, message_ids: Sequence[UUID]) -> None:
-        """Note that the reservations of these messages are released."""
         messages = self._tables.messages
         these = self._database.one_of(messages.c.id, message_ids)
         self._database.execute(update(messages).where(these).values(reserved=false()))
@@ -446,7 +440,6 @@ class StoreMaintenance:
         return _ahead([ReservationRow._make(row) for row in page] for page in pages)
 
     def count_reservations(self, *, memory: timedelta) -> int:
-        """Return how many reservations :meth:`reservations` would yield now."""
         messages = self._tables.messages
         counted = select(func.count()).select_from(messages)
         holding = counted.where(*_holding_since(self._database, memory))
@@ -456,7 +449,7 @@ class StoreMaintenance:
     def permits(self, *, memory: timedelta, batch: int) -> Iterator[list[PermitRow]]:
         """Yield the permits of all attempts whose send may lie within ``memory``.
 
-        One that ends while this reads may be yielded twice. Reads ahead like :meth:`reservations`.
+        One that ends while this reads may be yielded twice.
         """
         messages, attempts = self._tables.messages, self._tables.attempts
         now = database_now()
@@ -481,10 +474,7 @@ class StoreMaintenance:
         return _ahead([_permit(row) for row in page] for page in rows)
 
     def ages(self, these: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], timedelta | None]:
-        """Return how long ago attempts ended, by message and token; None for one under way.
-
-        Without those whose claim was put back.
-        """
+        """Return how long ago attempts ended; None for one under way. Not those put back."""
         attempts = self._tables.attempts
         columns = (attempts.c.message_id, attempts.c.token, attempts.c.finished_at)
         query = select(*columns, database_now().label("now"))
@@ -526,7 +516,6 @@ class StoreMaintenance:
         return {row.id for row in self._database.read(come)}
 
     def expire_overdue(self, *, limit: int) -> dict[UUID, str]:
-        """Expire overdue messages; return their ids with their channels."""
         messages = self._tables.messages
         now = database_now()
         first = _first(self._tables, messages.c.enqueue_at, limit)
@@ -577,7 +566,6 @@ def overdue(tables: Tables, channels: Collection[str], after: timedelta) -> Colu
 
 
 def _freed(tables: Tables, given: Given) -> Delete:
-    """Return the statement that frees an idempotency key, if that message has it."""
     row = tables.keys.c
     return delete(tables.keys).where(
         given.finds(row.idempotency_key, "key"), row.message_id == given("id")
@@ -585,12 +573,11 @@ def _freed(tables: Tables, given: Given) -> Delete:
 
 
 def _since(instant: Column[datetime], within: timedelta | None) -> list[ColumnElement[bool]]:
-    """Return the condition that an instant is no longer ago; none without a length."""
     return [] if within is None else [instant > later(database_now(), -within)]
 
 
 def _first(tables: Tables, order: Column[datetime], limit: int) -> Select[Any]:
-    """Return the query of the ids of messages that no other transaction has, in this order."""
+    """Return the query of the ids of messages that no other transaction has."""
     query = select(tables.messages.c.id).order_by(order).limit(limit)
     return query.with_for_update(skip_locked=True)
 

@@ -103,7 +103,6 @@ class NewSlot(NamedTuple):
     asked_at: datetime | None
 
     def given(self, within: timedelta) -> dict[str, Any]:
-        """Return the values of its statement, which is valid ``within`` that time of the read."""
         return {
             "id": self.found.message.id,
             "token": self.found.token,
@@ -213,7 +212,6 @@ class Messages:
         )
 
     def lacks(self, text: str) -> bool:
-        """Whether the database cannot store a character of a text. Raises StoreUnavailable."""
         return self._database.lacks(text)
 
     def add(self, addition: Addition, *, perhaps_stored: bool = False) -> Message:
@@ -280,30 +278,25 @@ class Messages:
         return True
 
     def get(self, message_id: UUID) -> Message:
-        """Return a message. Raises MessageNotFound."""
         this = self._tables.messages.c.id == message_id
         return _only(message_id, self._database.read(self._tables.stored.where(this)))
 
     def find_many(self, message_ids: Sequence[UUID]) -> list[Message]:
-        """Return those of these messages that are stored."""
         ids = self._tables.messages.c.id
         rows = self._database.read_of(self._tables.stored, ids, message_ids)
         return [to_message(row) for row in rows]
 
     def with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
-        """Return the message that has the key, and its fingerprint."""
         for row in self._database.read(having_key(self._tables, idempotency_key)):
             return to_message(row), row.fingerprint
         return None
 
     def with_keys(self, keys: Sequence[str]) -> dict[str, tuple[Message, str]]:
-        """Return the messages that have one of these idempotency keys, with their fingerprints."""
         query = _with_fingerprint(self._tables)
         rows = self._database.read_of(query, self._tables.keys.c.idempotency_key, keys)
         return {row.idempotency_key: (to_message(row), row.fingerprint) for row in rows}
 
     def unsent(self, messages: Sequence[Message]) -> set[UUID]:
-        """Return those of these messages that have ended and surely were not sent."""
         return self._database.run(lambda each: unsent(self._tables, each, messages))
 
     def has(self, message_ids: Sequence[UUID]) -> bool:
@@ -319,23 +312,19 @@ class Messages:
         return {row.id for row in rows} == set(message_ids)
 
     def attempts(self, message_id: UUID) -> list[Attempt]:
-        """Return the attempts of a message, first one first."""
         return attempts_of(self._database, message_id)
 
     def movable(self, message_id: UUID) -> Movable:
-        """Return a message with the guard of its move. Raises MessageNotFound."""
         found = self.movables([message_id]).get(message_id)
         if found is None:
             raise MessageNotFound(message_id)
         return found
 
     def movables(self, message_ids: Sequence[UUID]) -> dict[UUID, Movable]:
-        """Return those of these messages that are stored, as :meth:`movable` does."""
         query = self._movable.where(self._database.one_of(self._tables.messages.c.id, message_ids))
         return {row.id: to_movable(row) for row in self._database.read(query)}
 
     def cancelled(self, message_ids: Sequence[UUID]) -> list[Message]:
-        """Return those of these messages that are cancelled."""
         tables = self._tables
         query = select(*tables.message_columns).where(tables.has_status(Status.CANCELLED))
         rows = self._database.read_of(query, tables.messages.c.id, message_ids)
@@ -391,10 +380,6 @@ class Messages:
         return self._changed_once(move.found, lambda each: self._moved.run(each, [row]))[1]
 
     def update(self, message_id: UUID, *, body: Body) -> Message:
-        """Give a message another body if it is still scheduled; return it as it now is.
-
-        Raises MessageNotFound.
-        """
         return changed(self._database, message_id, self._new_body(message_id, body))
 
     def update_if_unchanged(self, found: Movable, *, body: Body) -> Message:
@@ -488,18 +473,12 @@ class Messages:
         return self._database.run(work) if key is None else self._database.transact(work)
 
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
-        """Let maintenance enqueue these at its next run, because their tasks are lost."""
         messages = self._tables.messages
         these = (messages.c.id.in_(message_ids), self._tables.is_scheduled)
         again = update(messages).where(*these).values(enqueue_at=database_now(), enqueued_at=None)
         self._database.execute(again)
 
     def _try_insert_directly(self, addition: Addition) -> bool:
-        """Store a message and its key past SQLAlchemy; return whether they were stored.
-
-        False also where the database has no such way. Raises like the call that
-        :meth:`StoreEngine.direct_insert` returns.
-        """
         message = addition.message
         values = (*to_values(addition), addition.fingerprint)
         insert_directly = self._insert_directly
@@ -554,7 +533,7 @@ class Messages:
             database.transact_on(connection, work)
 
     def _check_are_new(self, connection: Connection, additions: Sequence[Addition]) -> None:
-        """Raise StoreUnavailable where one of these messages was stored before, and has ended.
+        """Raise StoreUnavailable where one of these was stored before, and has ended.
 
         The primary key holds within the live partition alone. Their ids lie close together.
         """
@@ -606,14 +585,12 @@ class Messages:
 
 
 def attempts_of(database: Database, message_id: UUID) -> list[Attempt]:
-    """Return the attempts of a message, first one first."""
     attempts = database.tables.attempts
     query = select(attempts).where(attempts.c.message_id == message_id).order_by(attempts.c.token)
     return [to_attempt(row) for row in database.read(query)]
 
 
 def having_key(tables: Tables, key: str) -> Select[Any]:
-    """Return the query of the message that has an idempotency key, with its fingerprint."""
     return _with_fingerprint(tables).where(tables.keys.c.idempotency_key == key)
 
 
@@ -665,7 +642,6 @@ def _is_perhaps_sent(tables: Tables) -> ColumnElement[bool]:
 
 
 def free_key(tables: Tables, key: str, message_id: UUID) -> Delete:
-    """Return the statement that frees an idempotency key, if this message has it."""
     row = tables.keys.c
     return delete(tables.keys).where(row.idempotency_key == key, row.message_id == message_id)
 
@@ -698,7 +674,6 @@ def _has_ended(tables: Tables, *, since: datetime) -> ColumnElement[bool]:
 def _locked(
     tables: Tables, these: ColumnElement[bool], move_token: int | None
 ) -> Select[tuple[UUID]]:
-    """Return the query that locks those of ``these`` that may be cancelled."""
     row = tables.messages.c
     query = select(row.id).where(these, tables.is_scheduled)
     if move_token is not None:
@@ -707,17 +682,13 @@ def _locked(
 
 
 def _cancellation(tables: Tables, *, because: str | None) -> Update:
-    """Return the statement that cancels scheduled messages; the caller says which."""
     reason = {} if because is None else {"last_error": because}
     end = {"status": Status.CANCELLED.value, "finished_at": database_now()}
     return update(tables.messages).where(tables.is_scheduled).values(**end, **reason)
 
 
 def changed(database: Database, message_id: UUID, change: Update) -> Message:
-    """Change one message, if its guard allows it; return it as it now is.
-
-    Raises MessageNotFound.
-    """
+    """Change one message, if its guard allows it; return it. Raises MessageNotFound."""
     this = database.tables.messages.c.id == message_id
     return _only(message_id, database.change(change, database.tables.stored.where(this)))
 

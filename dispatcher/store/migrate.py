@@ -29,8 +29,6 @@ _LOCATIONS = (_PACKAGE / "migrations", _PACKAGE.parent / "migrations")
 
 
 class Obstacle(NamedTuple):
-    """What blocks the first migration, and the remedy."""
-
     found: str
     remedy: str
 
@@ -81,10 +79,7 @@ def migrate(database: Database) -> str:
 
 
 def schema_standing(database: Database) -> SchemaStanding:
-    """Return which migrations a database lacks. Changes nothing.
-
-    Raises StoreUnavailable and MissingExtra.
-    """
+    """Return which migrations a database lacks. Raises StoreUnavailable and MissingExtra."""
     with needs("cli", "migrate"):
         from alembic.migration import MigrationContext  # noqa: PLC0415 - see above
         from alembic.script import ScriptDirectory  # noqa: PLC0415
@@ -108,7 +103,6 @@ def schema_standing(database: Database) -> SchemaStanding:
 
 
 def options(tables: Tables) -> dict[str, Any]:
-    """Return the options with which Alembic sees these tables and no others."""
     split = (f"{tables.messages.name}_", f"{tables.attempts.name}_")
 
     def is_ours(name: str | None, kind: str, _parents: object) -> bool:
@@ -129,14 +123,12 @@ def options(tables: Tables) -> dict[str, Any]:
 
 
 def check_obstacle(connection: Connection, tables: Tables) -> None:
-    """Raise StoreUnavailable, with the reason and a remedy, where no migration can begin."""
     found = obstacle_of(connection, tables)
     if found is not None:
         raise StoreUnavailable(f"{found.found}; {found.remedy}", refused=True)
 
 
 def obstacle_of(connection: Connection, tables: Tables) -> Obstacle | None:
-    """Return why no migration can begin here; None where one can, or has begun before."""
     there = inspect(connection)
     if there.has_table(tables.version, tables.schema):
         return None

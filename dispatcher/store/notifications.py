@@ -106,7 +106,6 @@ class Notifications:
         return self._database.transact(work)
 
     def _outcomes(self, connection: Connection, ids: list[UUID]) -> dict[UUID, str]:
-        """Return the outcomes of the last attempts of these messages."""
         attempts = self._tables.attempts
         query = (
             select(attempts.c.message_id, attempts.c.outcome)

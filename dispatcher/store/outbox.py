@@ -122,7 +122,6 @@ class JoinedTransaction(Generic[T]):
         return (to_message(row), row.fingerprint) if row is not None else None
 
     def unsent(self, messages: Sequence[Message]) -> set[UUID]:
-        """Return those of these messages that have ended and surely were not sent."""
         with self._undone_alone():
             return unsent(self._tables, self._connection, messages)
 
@@ -159,12 +158,10 @@ class JoinedTransaction(Generic[T]):
             return False
 
     def check_not_suppressed(self, recipient: str, channel: str) -> None:
-        """Raise Suppressed where this transaction sees that a recipient has opted out."""
         with self._undone_alone():
             self._check_not_suppressed(recipient, channel)
 
     def present(self, message_ids: Sequence[UUID]) -> set[UUID]:
-        """Return those of the messages that are stored, as this transaction sees them."""
         with self._undone_alone():
             return _present(self._tables, self._connection, message_ids)
 
@@ -242,7 +239,6 @@ class JoinedMessages:
             raise unavailable(error) from None
 
     def stored(self, message_ids: Sequence[UUID]) -> set[UUID]:
-        """Return those of the messages that are committed. Raises StoreUnavailable."""
         return self._database.run(
             lambda connection: _present(self._tables, connection, message_ids)
         )
@@ -259,7 +255,6 @@ def _present(tables: Tables, connection: Connection, message_ids: Sequence[UUID]
 
 
 def watch_of(connection: Connection, on_end: Callable[[Sequence[T], bool], None]) -> Watch[T]:
-    """Return the watch of this transaction for this use case, a new one if there is none."""
     watches: list[Watch[Any]] = connection.info.setdefault(_WATCHES, [])
     for each in watches:
         if each.on_end == on_end:
@@ -352,7 +347,6 @@ class _Identity:
         self._file = None if file is None else file.absolute()
 
     def differs(self, connection: Connection) -> bool:
-        """Return whether ``connection``, in a transaction, certainly is on another database."""
         pool, backend = connection.engine.pool, self._database.backend
         with self._lock:
             if pool in self._same:
@@ -412,6 +406,5 @@ def connection_of(session: object) -> Connection:
 
 
 def _unusable(error: InvalidRequestError) -> InvalidDraft:
-    """Return the error for a transaction that cannot go on."""
     problem = f"has no transaction that could be used ({type(error).__name__})"
     return InvalidDraft("session", problem, "an active one; after an error, roll it back first")

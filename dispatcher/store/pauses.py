@@ -53,7 +53,6 @@ class Pauses:
         raise StoreUnavailable("the pause was forgotten again and again", remedy="try again")
 
     def end(self, kind: str, name: str) -> None:
-        """End a pause, if there is one. Forgets those that ended long ago."""
         row, now = self._pauses.c, database_now()
         self._database.execute(
             update(self._pauses)
@@ -63,7 +62,6 @@ class Pauses:
         self._database.execute(delete(self._pauses).where(row.resumed_at < later(now, -_KEPT)))
 
     def in_force(self) -> Sequence[Pause]:
-        """Return the pauses, by kind and name."""
         row = self._pauses.c
         query = select(row.kind, row.name, row.paused_at).where(row.resumed_at.is_(None))
         return [Pause(*each) for each in self._database.read(query.order_by(row.kind, row.name))]

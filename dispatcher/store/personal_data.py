@@ -14,8 +14,6 @@ from dispatcher.store.schema import PAUSED_RECIPIENT
 
 ERASED = "erased"
 """The error of an erased message or attempt that had one."""
-_NAMING = r"""(?<!"channel":)["'\s(](?:{})(?![\w@+-]|\.\w)"""
-"""Where the body of an answer names a recipient, and not a channel or a part of a longer word."""
 _FINAL = tuple(each for each in Status if each.is_final)
 
 
@@ -27,7 +25,6 @@ class PersonalData:
         self._tables = database.tables
 
     def held(self, recipient: str, *, limit: int) -> list[UUID]:
-        """Return held messages of a recipient."""
         row = self._tables.messages.c
         query = select(row.id).where(
             row.recipient == recipient, self._tables.has_status(Status.HELD)
@@ -35,7 +32,6 @@ class PersonalData:
         return [each.id for each in self._database.read(query.limit(limit))]
 
     def under_way(self, recipient: str) -> int:
-        """Return how many messages of a recipient have not ended."""
         row = self._tables.messages.c
         left = (row.recipient == recipient, self._tables.is_message, row.finished_at.is_(None))
         return int(self._database.read(select(func.count()).where(*left))[0][0])
@@ -97,7 +93,6 @@ class PersonalData:
         return len(ids)
 
     def forget(self, recipient: str, *, keep_opt_out: bool) -> None:
-        """Delete pauses and opt-outs of a recipient."""
         tables = self._tables
         pauses = tables.pauses.c
         is_own = (pauses.kind == PAUSED_RECIPIENT, pauses.name == scope_name(recipient))
@@ -107,7 +102,6 @@ class PersonalData:
             self._database.execute(delete(opt_outs).where(opt_outs.c.recipient == recipient))
 
     def counting(self, name: str, message_ids: Sequence[UUID]) -> dict[UUID, bool]:
-        """Return of those of these messages that are stored whether they count against a scope."""
         row = self._tables.messages.c
         query = select(row.id, row.scope, row.scopes)
         rows = self._database.read_of(query, row.id, message_ids)

@@ -39,7 +39,6 @@ class ReservationRow(NamedTuple):
     scopes: Mapping[str, str] | None
 
     def counted(self, kinds: Container[str]) -> tuple[Scope, ...]:
-        """Return the scopes it counts against: those whose kind is one of ``kinds``."""
         return counted(kinds, scope=self.scope, channel=self.channel, scopes=self.scopes)
 
 
@@ -59,8 +58,6 @@ class PermitRow(NamedTuple):
 
 
 class ReservedTime(NamedTuple):
-    """The send time of a message that holds a reservation, and the token of its last move."""
-
     send_at: datetime
     token: int
 
@@ -78,13 +75,11 @@ class ReservationState(NamedTuple):
 
 
 def reservation_columns(tables: Tables) -> tuple[Column[Any], ...]:
-    """Return the columns of a :class:`ReservationRow`."""
     row = tables.messages.c
     return row.id, row.scope, row.send_at, row.channel, row.scopes
 
 
 def time_columns(tables: Tables) -> tuple[Column[Any], ...]:
-    """Return the columns of an id and of a :class:`ReservedTime`."""
     row = tables.messages.c
     return row.id, row.send_at, row.move_token
 

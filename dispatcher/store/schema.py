@@ -253,7 +253,6 @@ class Tables:
         return self.messages.c.status == bindparam(None, status.value, literal_execute=True)
 
     def lies_with(self, status: Status) -> ColumnElement[bool]:
-        """Return the condition of the partition in which messages of that status lie."""
         return self.has_ended if status.is_final else self.is_live
 
     def suppressed(
@@ -268,7 +267,6 @@ class Tables:
         )
 
     def paused(self, kinds: Iterable[str]) -> ColumnElement[bool]:
-        """Return the condition that a message is paused; ``kinds`` are those of the settings."""
         message, pause = self.messages.c, self.pauses.c
         names = {
             PAUSED_CHANNEL: message.channel,
@@ -289,7 +287,6 @@ class Tables:
         return select(*columns).join(first, first.c.id == self.messages.c.id)
 
     def described(self, *, partial_indexes: bool) -> MetaData:
-        """Return the tables as they are on databases with, or without, partial indexes."""
         if partial_indexes:
             return self.metadata
         own = MetaData(naming_convention=_NAMES)
@@ -512,7 +509,6 @@ class Movable(NamedTuple):
 
 
 def to_row(message: Message, *, enqueue_at: datetime, status_url: str | None) -> dict[str, Any]:
-    """Turn a new message into the row that is inserted."""
     return {name: getattr(message, name) for name in Message.__dataclass_fields__} | {
         "status": message.status.value,
         "enqueue_at": enqueue_at,
@@ -541,10 +537,6 @@ def to_values(addition: Addition) -> tuple[Any, ...]:
 
 
 def to_keyed(addition: Addition) -> tuple[Any, ...]:
-    """Turn a new message that has an idempotency key into the values of the columns of ``KEYED``.
-
-    They are for the driver, as those of :func:`to_values`.
-    """
     message = addition.message
     return message.idempotency_key, message.id, addition.fingerprint
 
@@ -558,12 +550,10 @@ def to_message(row: Sequence[Any]) -> Message:
 
 
 def to_movable(row: Row[Any]) -> Movable:
-    """Turn a row of ``movable_columns``, and perhaps more, into a :class:`Movable`."""
     return Movable(to_message(row), row.move_token, row.read_at)
 
 
 def to_attempt(row: Row[Any]) -> Attempt:
-    """Turn a row of attempts into one."""
     values = dict(row._mapping)
     values["outcome"] = Outcome(values["outcome"]) if values["outcome"] else None
     return Attempt(**values)

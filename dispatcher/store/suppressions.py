@@ -33,7 +33,6 @@ class Suppression(NamedTuple):
 
 
 def is_suppressed(tables: Tables, connection: Connection, recipient: str, channel: str) -> bool:
-    """Return whether a recipient is suppressed on a channel, as this connection sees it."""
     query = select(tables.suppressed(recipient, channel))
     return bool(connection.scalar(query, execution_options=AS_NAMED))
 
@@ -52,7 +51,6 @@ class Suppressions:
         self._database.add_if_absent(table, created_at=database_now(), **row)
 
     def remove(self, recipient: str, channel: str | None) -> None:
-        """Revoke an :meth:`add` with the same recipient and channel."""
         suppressions = self._tables.suppressions
         rows = suppressions.c
         statement = delete(suppressions).where(
@@ -61,12 +59,10 @@ class Suppressions:
         self._database.execute(statement)
 
     def check(self, recipient: str, channel: str) -> None:
-        """Raise Suppressed where a recipient is suppressed on a channel."""
         if self._database.run(lambda each: is_suppressed(self._tables, each, recipient, channel)):
             raise Suppressed(channel)
 
     def among(self, recipients: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Return those of these recipients and channels that are suppressed."""
         rows, wanted = self._tables.suppressions.c, set(recipients)
         names = list({recipient for recipient, _ in wanted})
         query = select(rows.recipient, rows.channel)
@@ -95,7 +91,6 @@ class Suppressions:
     def scheduled(
         self, recipient: str, channel: str | None, *, after: UUID | None, limit: int
     ) -> list[UUID]:
-        """Return messages of a recipient that are scheduled, oldest first, behind ``after``."""
         tables = self._tables
         messages = tables.messages
         query = (

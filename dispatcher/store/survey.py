@@ -46,7 +46,6 @@ class StoreSurvey:
 
     @property
     def file(self) -> Path | None:
-        """The file of SQLite; None for a server."""
         return self._database.backend.file
 
     @property
@@ -61,11 +60,9 @@ class StoreSurvey:
         return found
 
     def standing(self) -> SchemaStanding:
-        """Return which migrations of this version the database has."""
         return schema_standing(self._database)
 
     def missing_indexes(self) -> tuple[str, ...]:
-        """Name the indexes and primary keys of the schema that the database lacks."""
         expected = self._tables.described(
             partial_indexes=self._database.backend.has_partial_indexes
         )
@@ -88,7 +85,6 @@ class StoreSurvey:
             return tuple(sorted(self._database.run(missing)))
 
     def try_write(self) -> None:
-        """Store one row as a submit does, and roll it back."""
         values = VOID_VALUES | {"id": uuid4(), "body": {"text": token_hex(_TRIED_BYTES)}}
         row = insert(self._tables.messages).values(values)
 
@@ -100,7 +96,6 @@ class StoreSurvey:
             self._database.transact(work)
 
     def durability(self) -> Durability:
-        """Return how safely the database commits on our connections, by its settings."""
         backend = self._database.backend
 
         def ask(connection: Connection) -> dict[str, str]:
@@ -112,15 +107,12 @@ class StoreSurvey:
         return backend.durable.judge(self._database.run(ask))
 
     def encoding(self) -> str:
-        """Return in which encoding the database stores texts."""
         return self._database.encoding
 
     def unset_behind_pooler(self) -> tuple[str, ...] | None:
-        """Name the timeouts that a pooler's sessions lack; None where no pooler is in between."""
         return self._database.run(self._database.backend.unset_behind_pooler)
 
     def housekeeping(self) -> Housekeeping | None:
-        """Return how far the database is behind with its housekeeping; None where it has none."""
         backend, tables = self._database.backend, self._tables
         return self._database.run(lambda connection: backend.housekeeping(connection, tables))
 
@@ -140,7 +132,6 @@ class StoreSurvey:
         return self._database.run(work)
 
     def not_enqueued(self, *, older_than: timedelta) -> LateCount:
-        """Return the messages that maintenance should have enqueued longer ago than that."""
         messages = self._tables.messages
         return self._late(messages.c.enqueue_at, Status.SCHEDULED, older_than)
 
@@ -164,19 +155,16 @@ class StoreSurvey:
         return self._late(messages.c.send_at, Status.SCHEDULED, older_than, to_come)
 
     def not_rescued(self, *, older_than: timedelta) -> LateCount:
-        """Return the messages whose claim ended longer ago than that."""
         messages = self._tables.messages
         return self._late(messages.c.claim_expires_at, Status.SENDING, older_than)
 
     def late_notifications(self, *, older_than: timedelta) -> LateCount:
-        """Return the messages whose report to a status URL was due longer ago than that."""
         messages = self._tables.messages
         since = func.coalesce(messages.c.finished_at, messages.c.next_attempt_at)
         is_due, _ = self._database.backend.due_notifications(self._tables)
         return self._late_where(since, older_than, is_due)
 
     def unknown_channels(self, known: Collection[str]) -> dict[str, int]:
-        """Return the channels of scheduled messages that are none of ``known``, and how many."""
         messages = self._tables.messages
         query = (
             select(messages.c.channel, func.count().label("many"))

@@ -75,7 +75,6 @@ class Prepared:
         rows: Sequence[Sequence[Any]],
         options: Mapping[str, Any] | None = None,
     ) -> CursorResult[Any]:
-        """Run it for each of these rows."""
         given: list[Any] = [
             tuple(
                 [
@@ -91,15 +90,11 @@ class Prepared:
 
 
 def files_of(paths: Iterable[Path]) -> Location:
-    """Return the identity of files, whatever their names."""
     return frozenset((found.st_dev, found.st_ino) for found in map(Path.stat, paths))
 
 
 class InsertFailed(Exception):
-    """An INSERT that was run past SQLAlchemy failed.
-
-    ``perhaps_done``: the connection broke, so the statement may have been done.
-    """
+    """An INSERT past SQLAlchemy failed; ``perhaps_done``: the connection broke."""
 
     def __init__(self, *, perhaps_done: bool) -> None:
         super().__init__("perhaps done" if perhaps_done else "not done")
@@ -107,10 +102,7 @@ class InsertFailed(Exception):
 
 
 class Durability(NamedTuple):
-    """The settings of a database on which it depends that commits survive a crash.
-
-    With those that are ``unsafe`` a crash may lose commits; ``remedy`` says what to change.
-    """
+    """What of the settings in ``found`` is ``unsafe``, so that a crash may lose commits."""
 
     found: Mapping[str, str]
     unsafe: tuple[str, ...]
@@ -130,11 +122,7 @@ class DurableSettings(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A replication slot of PostgreSQL.
-
-    ``is_active``: a consumer is connected. ``kept_bytes`` of the log are kept for it. Dead rows
-    that its consumer may still need are kept for ``transactions``; 0 where it keeps none.
-    """
+    """A replication slot of PostgreSQL: its log, and the dead rows, that are kept for it."""
 
     name: str
     is_active: bool
@@ -143,19 +131,13 @@ class Slot(NamedTuple):
 
 
 class Days(NamedTuple):
-    """The partitions of the days on which messages end.
-
-    ``ahead``: days from tomorrow on that have one. ``misplaced``: rows lie in none, because their
-    day had no partition when they ended.
-    """
+    """How many days from tomorrow on have a partition; whether rows lie in none."""
 
     ahead: int
     misplaced: bool
 
 
 class Backlog(NamedTuple):
-    """Row versions that the database has not removed yet, and how many of them are usual."""
-
     name: str
     versions: int
     usual: int
@@ -187,8 +169,6 @@ class Housekeeping(NamedTuple):
 
 
 def run_on_connect(engine: Engine, statement: str) -> None:
-    """Run a statement on each new connection."""
-
     def run(driver: Any, record: object) -> None:
         del record
         with closing(driver.cursor()) as cursor:
@@ -249,12 +229,10 @@ class StoreEngine(ABC):
         self.url.get_dialect().import_dbapi()
 
     def connect_args(self) -> dict[str, Any]:
-        """Return what the driver's ``connect`` is given."""
         return {}
 
     @abstractmethod
-    def prepare(self, engine: Engine) -> None:
-        """Configure each new connection of ``engine``."""
+    def prepare(self, engine: Engine) -> None: ...
 
     def make(self) -> None:  # noqa: B027 - servers make no database
         """Make an empty database where there is none. Only migrations do so."""
@@ -271,7 +249,6 @@ class StoreEngine(ABC):
     # Conditions and statements.
 
     def one_of(self, column: Column[Any], values: Sequence[Any]) -> ColumnElement[bool]:
-        """Return the condition that ``column`` is one of ``values``."""
         return column.in_(values)
 
     def rows_from(self, types: Mapping[str, TypeEngine[Any]]) -> FromClause:
@@ -338,7 +315,6 @@ class StoreEngine(ABC):
         change: Update | Delete,
         wanted: Sequence[ColumnElement[Any]],
     ) -> Sequence[Row[Any]]:
-        """Change the rows whose ids ``query`` finds and locks; return ``wanted`` of them."""
         these = change.where(self._among(ids, query))
         return connection.execute(these.returning(*wanted)).all()
 
@@ -379,7 +355,6 @@ class StoreEngine(ABC):
         return None if name in self.names else name
 
     def encoding(self, connection: Connection, tables: Tables) -> str:
-        """Return in which encoding it stores texts."""
         del connection, tables
         return "UTF8"
 
@@ -394,8 +369,7 @@ class StoreEngine(ABC):
         return None
 
     @abstractmethod
-    def location(self, connection: Connection) -> Location:
-        """Return where a connection reads and writes."""
+    def location(self, connection: Connection) -> Location: ...
 
     # Looking after it.
 
@@ -441,7 +415,6 @@ class StoreEngine(ABC):
     def pruned_at(
         self, connection: Connection, tables: Tables, ended_at: datetime, retention: timedelta
     ) -> datetime:
-        """Return when a message that ended then is to be deleted."""
         del connection, tables
         return ended_at + retention
 

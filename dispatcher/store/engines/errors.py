@@ -88,14 +88,12 @@ _QUOTES_NOTHING = _UNDONE_NUMBERS | {
 
 
 def number_of(error: BaseException | None) -> int | None:
-    """Return the number that the server or the driver gave an error."""
     given = getattr(error, "orig", None)
     numbers = [each for each in getattr(given, "args", ())[:1] if isinstance(each, int)]
     return numbers[0] if numbers else None
 
 
 def _quotes(error: SQLAlchemyError) -> bool:
-    """Whether the text of an error may quote what was to be stored."""
     number = number_of(error)
     return number is not None and not (2000 <= number < 3000 or number in _QUOTES_NOTHING)  # noqa: PLR2004 - the client's own
 
@@ -141,7 +139,6 @@ def _not_reached(error: DBAPIError, url: URL | None) -> StoreUnavailable:
 
 
 def _answer(error: DBAPIError, code: object, file: str) -> tuple[str, str]:
-    """Return what the database said, and what helps; ``file`` is that of an SQLite."""
     if code in _NO_SUCH_TABLE or _NO_SUCH_IN_SQLITE.match(str(error.orig)):
         return f"the schema of the database is out of date ({code})", "run `dispatcher migrate`"
     if code == "SQLITE_CANTOPEN":
@@ -152,7 +149,6 @@ def _answer(error: DBAPIError, code: object, file: str) -> tuple[str, str]:
 
 
 def answered(code: object) -> str:
-    """Say what the database answered, and what that means where its user can do something."""
     meaning = ": no space is left" if code in _NO_SPACE else ""
     meaning = ": it takes no writes" if code in _READ_ONLY else meaning
     meaning = ": its user lacks a right" if code in _LACKS_A_RIGHT else meaning
@@ -180,7 +176,6 @@ def cause(error: SQLAlchemyError) -> SQLAlchemyError | None:
 
 
 def worth_another_try(error: SQLAlchemyError) -> bool:
-    """Whether the connection broke, or another transaction was in the way."""
     is_broken = isinstance(error, DBAPIError) and error.connection_invalidated
     return is_broken or was_conflict(error)
 
@@ -203,13 +198,11 @@ def was_conflict(error: SQLAlchemyError) -> bool:
 
 
 def refused_by_driver(error: Exception) -> StoreUnavailable:
-    """Return the error for a value that the driver cannot send."""
     return StoreUnavailable(f"the driver refused a value ({type(error).__name__})", refused=True)
 
 
 @contextmanager
 def translated(url: URL | None = None) -> Iterator[None]:
-    """Raise StoreUnavailable for whatever SQLAlchemy raises inside."""
     try:
         yield
     except SQLAlchemyError as error:

@@ -149,7 +149,6 @@ class MariaDBConnection(pymysql.Connection):
             raise
 
     def be_patient(self) -> None:
-        """Let statements take any time."""
         self._read_timeout = self._write_timeout = None
 
     def _prepare(self, init_command: str | None) -> None:
@@ -164,8 +163,6 @@ class MariaDBConnection(pymysql.Connection):
 
 
 class MariaDBEngine(StoreEngine):
-    """MariaDB, by PyMySQL."""
-
     names = MARIADB
     durable = DurableSettings(
         {"innodb_flush_log_at_trx_commit": ("1",)},
@@ -176,11 +173,9 @@ class MariaDBEngine(StoreEngine):
     has_partial_indexes = False
 
     def prepare(self, engine: Engine) -> None:
-        """Make connections by :func:`_connect`."""
         event.listen(engine, "do_connect", _connect)
 
     def bound_statements(self, engine: Engine, seconds: int) -> None:
-        """Set the timeout of statements of each new connection."""
         run_on_connect(engine, f"SET SESSION max_statement_time = {seconds}")
 
     def insert_if_absent(self, table: Table) -> Insert:
@@ -198,7 +193,6 @@ class MariaDBEngine(StoreEngine):
         row: Any,
         options: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Run it; False where the id or the key was there."""
         try:
             return super().try_insert(connection, statement, row, options)
         except IntegrityError as error:
@@ -228,10 +222,9 @@ class MariaDBEngine(StoreEngine):
     def due_notifications(
         self, tables: Tables
     ) -> tuple[ColumnElement[bool], tuple[Column[Any], ...]]:
-        """Return the condition as equalities, so that the index ``unreleased`` finds the messages.
+        """Return equalities, so that the index ``unreleased`` finds the messages.
 
-        MariaDB has no partial indexes. ``reserved`` lies between ``status`` and
-        ``notified_status`` in that index, so the condition names both of its values.
+        ``reserved`` lies between the other two in it, so the condition names both of its values.
         """
         row = tables.messages.c
         every = (Status.SCHEDULED.value, *(each.value for each in NOTIFIED_STATUSES))
@@ -247,7 +240,6 @@ class MariaDBEngine(StoreEngine):
 
     @contextmanager
     def impatient(self, connection: Connection) -> Iterator[None]:
-        """Wait for no lock at all."""
         usual = connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar_one()
         connection.exec_driver_sql("SET innodb_lock_wait_timeout = 0")
         try:
@@ -257,7 +249,6 @@ class MariaDBEngine(StoreEngine):
                 connection.exec_driver_sql(f"SET innodb_lock_wait_timeout = {usual}")
 
     def cuts_values(self, connection: Connection) -> bool:
-        """Whether the session is not strict."""
         if not connection.info.get(_IS_STRICT):
             mode: str = connection.exec_driver_sql("SELECT @@SESSION.sql_mode").scalar_one()
             connection.info[_IS_STRICT] = "STRICT_" in mode
@@ -276,18 +267,12 @@ class MariaDBEngine(StoreEngine):
         return error if number_of(each) in _ENDED else None
 
     def location(self, connection: Connection) -> Location:
-        """Return the database, and the host, port and folder of its server."""
         return frozenset({tuple(connection.execute(_LOCATION).one())})
 
     def setting_query(self, name: str) -> str:
-        """Return a SELECT of the server's variable."""
         return f"SELECT @@GLOBAL.{name}"
 
     def housekeeping(self, connection: Connection, tables: Tables) -> Housekeeping:
-        """Ask for the oldest transaction and the length of the undo log, those of the server.
-
-        Without the right PROCESS no transaction is seen.
-        """
         del tables
         undo = connection.execute(_UNDO).one_or_none()
         backlogs = (Backlog("the undo log", int(undo[1]), _USUAL_UNDO),) if undo else ()
@@ -301,10 +286,7 @@ class MariaDBEngine(StoreEngine):
 
     @contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:
-        """Hold a lock of the server's; each statement is committed by itself.
-
-        The connection does not go back to the pool.
-        """
+        """Hold a lock of the server's on a connection that does not go back to the pool."""
         connection.detach()
         driver = connection.connection.driver_connection
         if isinstance(driver, MariaDBConnection):
@@ -368,10 +350,6 @@ def check_version(version: str) -> None:
 def _connect(
     dialect: object, record: object, arguments: list[Any], parameters: dict[str, Any]
 ) -> MariaDBConnection:
-    """Connect with settings that a submit can rely on.
-
-    Those of the URL win, also its ``init_command``, but for the encoding.
-    """
     del dialect, record
     return MariaDBConnection(*arguments, **(_LINE | parameters | _ENCODING))
 

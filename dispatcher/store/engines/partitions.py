@@ -98,8 +98,6 @@ _IN_USE, _GONE, _NOT_OWNED = "55P03", "42P01", "42501"
 
 
 class _Span(NamedTuple):
-    """A partition of rows that ended on these days."""
-
     rows: TableClause
     days: list[date]
 
@@ -115,7 +113,6 @@ class _Split(NamedTuple):
     days: str = ""
 
     def part(self, name: str, schema: str | None = None) -> TableClause:
-        """Return a partition, with the columns of the table; beside it, if in no other schema."""
         columns = (column(each.name, each.type) for each in self.table.columns)
         return table(f"{self.table.name}_{name}", *columns, schema=schema or self.table.schema)
 
@@ -126,16 +123,13 @@ class _Split(NamedTuple):
         return _Span(rows, [start + number * _DAY for number in range(length)])
 
     def name(self, named: Table | TableClause) -> str:
-        """Return the name of a table as SQL has it."""
         return self.qualified(named.name, named.schema)
 
     def qualified(self, name: str, schema: str | None) -> str:
-        """Return the name of an object in a schema, as SQL has it."""
         quote = self.connection.dialect.identifier_preparer
         return f"{quote.quote_schema(schema)}.{quote.quote(name)}" if schema else quote.quote(name)
 
     def spans(self) -> Iterator[_Span]:
-        """Yield the partitions of days and weeks, the first one first."""
         history = self.part(_HISTORY)
         given = {"parent": self.name(history)}
         for schema, name in self.connection.execute(_CHILDREN, given).all():
@@ -144,7 +138,6 @@ class _Split(NamedTuple):
                 yield self.span(start, schema)
 
     def covered(self) -> set[date]:
-        """Return the days that have a partition."""
         return {day for span in self.spans() for day in span.days}
 
     def is_usable(self) -> bool | None:
@@ -153,18 +146,15 @@ class _Split(NamedTuple):
         return usable
 
     def has(self, query: Select[Any]) -> bool:
-        """Return whether a query finds a row."""
         return bool(self.connection.scalar(select(query.exists())))
 
 
 def live_name(connection: Connection, split: Table) -> str:
-    """Return the name of the partition of what lives, as SQL has it."""
     found = _Split(split, connection)
     return found.name(found.part(_LIVE))
 
 
 def key_holder(split: Table) -> str:
-    """Return the name of the partition that has the primary key of a split table."""
     return f"{split.name}_{_LIVE}"
 
 
@@ -210,7 +200,6 @@ def drop(connection: Connection, tables: Tables) -> None:
 
 
 def has_begun(connection: Connection, index: NewIndex) -> bool:
-    """Return whether an index is there, also one that is not valid yet."""
     name = _Split(index.table, connection).qualified(index.name, index.table.schema)
     return bool(connection.scalar(select(func.to_regclass(name).is_not(None))))
 
@@ -228,7 +217,6 @@ def build_index(connection: Connection, index: NewIndex) -> None:
     run = connection.exec_driver_sql
 
     def build(parent: str, whole: str) -> None:
-        """Build what ``parent`` lacks; ``whole`` is its index."""
         given = {"parent": parent, "index": whole}
         for oid, schema, name, is_split in connection.execute(_WITHOUT_INDEX, given).all():
             own = f"ix_{index.table.name}_{oid}_{index.columns[0]}"
@@ -263,7 +251,6 @@ def pruned_until(
 def pruned_at(
     connection: Connection, tables: Tables, ended_at: datetime, retention: timedelta
 ) -> datetime:
-    """Return when a message that ended then is to be deleted alone."""
     unit, day = _goes_by(connection, tables, retention), ended_at.date()
     if unit is None:
         return retention + ended_at
@@ -360,7 +347,6 @@ def _midnight(day: date) -> datetime:
 
 
 def _missing(split: _Split) -> Iterator[_Span]:
-    """Yield the partitions that the coming days lack: those made meanwhile are seen."""
     schema = split.days if split.is_usable() else None
     for day in _coming(split.connection):
         if day not in split.covered():
@@ -376,12 +362,10 @@ def _make_span(split: _Split, span: _Span) -> str:
 
 
 def _days_there(split: _Split) -> int:
-    """Return how many days have a partition, from today on until one that has none."""
     return sum(1 for _ in takewhile(split.covered().__contains__, _coming(split.connection)))
 
 
 def _make_coming(split: _Split) -> None:
-    """Make the partitions of the coming days, with more patience when they are near."""
     spare = _days_there(split) - 1
     patience = _PATIENCE_MS if spare > 1 else 10 * _PATIENCE_MS
     for span in _missing(split):
@@ -394,7 +378,6 @@ def _make_coming(split: _Split) -> None:
 
 
 def _alone(connection: Connection, *statements: str, patience_ms: int = _PATIENCE_MS) -> None:
-    """Run statements that lock a table, in a transaction that waits for a moment only."""
     with transaction(connection):
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = {patience_ms}")
         for each in statements:
@@ -403,7 +386,6 @@ def _alone(connection: Connection, *statements: str, patience_ms: int = _PATIENC
 
 @contextmanager
 def _left_to_the_next_run() -> Iterator[None]:
-    """Go on where a table is in use, is dropped by another sweep, or is another role's."""
     try:
         yield
     except DBAPIError as error:
@@ -457,7 +439,6 @@ def _code(error: DBAPIError) -> str | None:
 
 
 def _has_messages_to_keep(split: _Split, rows: TableClause, tables: Tables) -> bool:
-    """Return whether one of these messages has a reservation to release or a status to report."""
     ids = select(rows.c.id)
     return any(
         split.has(ids.where(each)) for each in (tables.is_unreleased, tables.is_notification_due)
@@ -485,7 +466,6 @@ def _has_attempts_to_keep(split: _Split, rows: TableClause, tables: Tables) -> b
 
 
 def _free_keys(connection: Connection, rows: TableClause, tables: Tables) -> None:
-    """Free the idempotency keys of the messages of a day, some at a time."""
     keys = tables.keys
     page = (
         select(rows.c.id, rows.c.idempotency_key)

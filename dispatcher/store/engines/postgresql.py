@@ -146,7 +146,6 @@ class PostgreSQLConnection(psycopg.Connection[Any]):
     bound: int | None = None
 
     def begin(self, **timeouts: str) -> str:
-        """Return what begins a transaction behind a pooler."""
         chosen = {**self.timeouts, **timeouts}
         return "; ".join(["BEGIN", *(f"SET LOCAL {name} = '{chosen[name]}'" for name in chosen)])
 
@@ -165,7 +164,6 @@ class PooledCursor(psycopg.Cursor[Any]):
     """A cursor of a connection to a pooler, whose sessions keep no settings of ours."""
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> Self:
-        """Run a statement; BEGIN, and what is bounded, with timeouts of its transaction."""
         line = cast("PostgreSQLConnection", self.connection)
         if query == "BEGIN":
             return super().execute(line.begin())
@@ -182,8 +180,6 @@ class PooledCursor(psycopg.Cursor[Any]):
 
 
 class PostgreSQLEngine(StoreEngine):
-    """PostgreSQL, by psycopg 3."""
-
     names = ("postgresql",)
     durable = DurableSettings(
         {"fsync": ("on",), "synchronous_commit": ("on", "remote_apply")},
@@ -195,12 +191,9 @@ class PostgreSQLEngine(StoreEngine):
     has_encodings = True
 
     def prepare(self, engine: Engine) -> None:
-        """Make connections by :func:`_connect`."""
         event.listen(engine, "do_connect", _connect)
 
     def bound_statements(self, engine: Engine, seconds: int) -> None:
-        """Set the timeout of statements of each new connection."""
-
         def bound(driver: PostgreSQLConnection, record: object) -> None:
             del record
             if driver.is_pooled:
@@ -211,11 +204,9 @@ class PostgreSQLEngine(StoreEngine):
         event.listen(engine, "connect", bound)
 
     def one_of(self, column: Column[Any], values: Sequence[Any]) -> ColumnElement[bool]:
-        """Compare with one array: a long list takes longer to write than to look for."""
         return column == any_(literal(list(values), ARRAY(column.type)))
 
     def rows_from(self, types: Mapping[str, TypeEngine[Any]]) -> FromClause:
-        """Unnest arrays."""
         columns = [column(name, each) for name, each in types.items()]
         given = [
             bindparam(f"given_{name}", type_=postgresql.ARRAY(each)) for name, each in types.items()
@@ -223,13 +214,11 @@ class PostgreSQLEngine(StoreEngine):
         return func.unnest(*given).table_valued(*columns, name="given").render_derived()
 
     def insert_if_absent(self, table: Table) -> Insert:
-        """Return INSERT … ON CONFLICT DO NOTHING."""
         return postgresql.insert(table).on_conflict_do_nothing()
 
     def copy(
         self, connection: Connection, table: Table, names: Sequence[str], rows: Iterable[Any]
     ) -> None:
-        """Store rows by COPY in its binary format. Raises StoreUnavailable."""
         whole = [table.schema, table.name] if table.schema else [table.name]
         types = [_copied_as(table.c[name], connection) for name in names]
         copying = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(
@@ -258,11 +247,9 @@ class PostgreSQLEngine(StoreEngine):
                 connection.invalidate()
 
     def direct(self, engine: Engine, make: Callable[[], Executable]) -> DirectStatement:
-        """Return what compiles the statement once and has it run by the driver alone."""
         return DirectStatement(engine, make())
 
     def direct_insert(self, engine: Engine, insert: Prepared) -> DirectInsert:
-        """Return what has the INSERT run by the driver alone."""
         return DirectInsert(engine, insert)
 
     def _among(self, ids: Column[UUID], query: Select[tuple[UUID]]) -> ColumnElement[bool]:
@@ -275,16 +262,13 @@ class PostgreSQLEngine(StoreEngine):
 
     @contextmanager
     def impatient(self, connection: Connection) -> Iterator[None]:
-        """Wait for a lock 200 ms at most."""
         connection.exec_driver_sql("SET LOCAL lock_timeout = 200")
         yield
 
     def location(self, connection: Connection) -> Location:
-        """Return the database, and the number that its server got when it was set up."""
         return frozenset({tuple(connection.execute(_LOCATION).one())})
 
     def unset_behind_pooler(self, connection: Connection) -> tuple[str, ...] | None:
-        """Look at the pooler's session; a direct one has them set by :func:`_connect`."""
         driver = cast("PostgreSQLConnection", connection.connection.driver_connection)
         if not driver.is_pooled:
             return None
@@ -292,19 +276,13 @@ class PostgreSQLEngine(StoreEngine):
         return tuple(name for name, value in values.items() if value == "0")
 
     def setting_query(self, name: str) -> str:
-        """Return SHOW."""
         return f"SHOW {name}"
 
     def encoding(self, connection: Connection, tables: Tables) -> str:
-        """Return that of the database."""
         del tables
         return str(connection.exec_driver_sql("SHOW server_encoding").scalar_one())
 
     def housekeeping(self, connection: Connection, tables: Tables) -> Housekeeping:
-        """Ask the views of statistics for transactions, dead rows and replication slots.
-
-        A role without ``pg_read_all_stats`` sees its own transactions alone, and prepared ones.
-        """
         sees_all = connection.scalar(_SEES_ALL)
         backlogs = []
         for table in (tables.messages, tables.attempts):
@@ -321,32 +299,26 @@ class PostgreSQLEngine(StoreEngine):
         )
 
     def busy_table_options(self) -> dict[str, Any]:
-        """Split the table by what lives and what has ended."""
         return {"postgresql_partition_by": "LIST ((finished_at IS NULL))"}
 
     def make_partitions(self, connection: Connection, tables: Tables) -> None:
-        """Leave room in each page of what lives, and let autovacuum come early."""
         options = ", ".join(f"{name} = {value}" for name, value in _BUSY_TABLE.items())
         partitions.make(connection, tables, options)
 
     def keep_days(self, connection: Connection, tables: Tables, retention: timedelta) -> list[date]:
-        """Make the partitions of the coming days, and drop old ones."""
         return partitions.keep_days(connection, tables, retention)
 
     def pruned_until(
         self, connection: Connection, tables: Tables, retention: timedelta
     ) -> ColumnElement[datetime]:
-        """Delete whole days or weeks."""
         return partitions.pruned_until(connection, tables, retention)
 
     def pruned_at(
         self, connection: Connection, tables: Tables, ended_at: datetime, retention: timedelta
     ) -> datetime:
-        """Delete whole days or weeks."""
         return partitions.pruned_at(connection, tables, ended_at, retention)
 
     def key_holder(self, table: Table, tables: Tables) -> str:
-        """Return the partition of what lives."""
         split = table.name in {tables.messages.name, tables.attempts.name}
         return partitions.key_holder(table) if split else table.name
 

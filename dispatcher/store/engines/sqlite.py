@@ -26,8 +26,6 @@ _BETWEEN_WAL_TRIES_SECONDS = 0.05
 
 
 class SQLiteEngine(StoreEngine):
-    """SQLite 3, by Python's own driver."""
-
     names = ("sqlite",)
     begin = "BEGIN IMMEDIATE"
     durable = DurableSettings(
@@ -44,7 +42,6 @@ class SQLiteEngine(StoreEngine):
         self._file = None if name.startswith("file:") else Path(name).absolute()
 
     def connect_args(self) -> dict[str, Any]:
-        """Wait for another writer, but not for ever."""
         return {"timeout": _BUSY_SECONDS}
 
     def prepare(self, engine: Engine) -> None:
@@ -64,11 +61,9 @@ class SQLiteEngine(StoreEngine):
 
     @property
     def file(self) -> Path | None:
-        """The file of the database; None where a URI names it."""
         return self._file
 
     def insert_if_absent(self, table: Table) -> Insert:
-        """Return INSERT … ON CONFLICT DO NOTHING."""
         return insert(table).on_conflict_do_nothing()
 
     def undone_alone(self, connection: Connection) -> AbstractContextManager[object]:
@@ -81,7 +76,6 @@ class SQLiteEngine(StoreEngine):
         return nullcontext()
 
     def commits_by_itself(self, connection: Connection) -> bool:
-        """Whether no transaction is open."""
         if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
             return True
         driver: Any = connection.connection.driver_connection
@@ -90,17 +84,14 @@ class SQLiteEngine(StoreEngine):
         return alone and not driver.in_transaction
 
     def location(self, connection: Connection) -> Location:
-        """Return the files of the connection, also attached ones."""
         attached = connection.exec_driver_sql("PRAGMA database_list")
         return files_of(Path(row[2]) for row in attached if row[2])
 
     def setting_query(self, name: str) -> str:
-        """Return a PRAGMA."""
         return f"PRAGMA {name}"
 
     @contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:
-        """Migrate in one transaction."""
         # A table is changed by making it anew; dropping the old one would take the attempts along.
         connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
         try:
@@ -110,7 +101,6 @@ class SQLiteEngine(StoreEngine):
             connection.exec_driver_sql("PRAGMA foreign_keys = ON")
 
     def _check_file(self, *_: object) -> None:
-        """Raise StoreUnavailable where there is no file."""
         path = self._file
         if path is None:
             return

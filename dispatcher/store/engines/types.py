@@ -20,7 +20,6 @@ from sqlalchemy import (
     DateTime,
     Dialect,
     String,
-    Text,
     Uuid,
     text,
 )
@@ -69,22 +68,14 @@ class _Text(TypeDecorator[Any]):
 
 
 def id_type() -> Uuid[UUID]:
-    """Return the type of ids."""
     return Uuid().with_variant(_Bytes(), *MARIADB)
 
 
 def json_type(*, none_as_null: bool = False) -> JSON:
-    """Return the type of bodies and other JSON."""
     return JSON(none_as_null=none_as_null).with_variant(_Text(), *MARIADB)
 
 
-def long_text() -> Text:
-    """Return the type of text of any length."""
-    return Text().with_variant(LONGTEXT(), *MARIADB)
-
-
 def partial(condition: str) -> dict[str, Any]:
-    """Return what makes an index of the rows for which ``condition`` holds, where that is known."""
     where = text(condition)
     return {"postgresql_where": where, "sqlite_where": where}
 
@@ -101,7 +92,6 @@ class Instant(TypeDecorator[datetime]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """Choose the column type."""
         if dialect.name == "sqlite":
             return dialect.type_descriptor(String(23))
         if dialect.name in MARIADB:
@@ -109,7 +99,6 @@ class Instant(TypeDecorator[datetime]):
         return dialect.type_descriptor(DateTime(timezone=True))
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
-        """Turn an aware datetime into what the driver takes."""
         if value is None:
             return None
         if dialect.name in MARIADB:
@@ -119,7 +108,6 @@ class Instant(TypeDecorator[datetime]):
         return value.astimezone(UTC).isoformat(" ", "milliseconds")[:23]
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
-        """Turn what the driver gives into an aware UTC datetime."""
         if value is None:
             return None
         if dialect.name == "sqlite":
@@ -135,11 +123,9 @@ class Length(TypeDecorator[timedelta]):
     cache_ok = True
 
     def process_bind_param(self, value: timedelta | None, _dialect: Dialect) -> int | None:
-        """Turn a length into what is stored."""
         return None if value is None else to_length_ms(value)
 
     def process_result_value(self, value: int | None, _dialect: Dialect) -> timedelta | None:
-        """Turn what is stored into a length."""
         return None if value is None else value * MILLISECOND
 
 
@@ -238,7 +224,6 @@ def later(
 
 
 def minute_of(instant: ColumnElement[datetime]) -> ColumnElement[datetime]:
-    """Return the beginning of the minute in which ``instant`` lies."""
     return _MinuteOf(instant)
 
 

@@ -79,7 +79,6 @@ _TEXT_IS_TRUE = _words("ssl_disabled ssl_verify_cert ssl_verify_identity")
 
 
 def read_url(text: str) -> URL:
-    """Return the URL with our driver and the parameters that it knows. Raises InvalidSettings."""
     text = text.strip()
     if several := _SEVERAL.match(text):
         hosts = "&".join(f"host={host}" for host in several[2].split(","))
@@ -111,7 +110,6 @@ def read_url(text: str) -> URL:
 
 
 def _taken_over(kind: str, name: str, value: str, url: URL) -> Mapping[str, str]:
-    """Return what a parameter is to our driver; nothing where it has no effect."""
     lower = name.lower().replace("-", "_")
     if kind == "sqlite" and (url.database or "").startswith("file:"):
         return {name: value}
