@@ -34,7 +34,7 @@ def engine_of(text: str) -> StoreEngine:
     module, kind = _ENGINES[name]
     try:
         engine: StoreEngine = getattr(import_module(f"{__name__}.{module}"), kind)(url)
-        engine.check_driver()
+        url.get_dialect().import_dbapi()
     except (ImportError, NoSuchModuleError) as error:
         problem = f"its driver is missing ({error})"
         if name not in _EXTRAS:  # a Python without SQLite

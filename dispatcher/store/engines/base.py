@@ -169,8 +169,7 @@ class Housekeeping(NamedTuple):
 
 
 def run_on_connect(engine: Engine, statement: str) -> None:
-    def run(driver: Any, record: object) -> None:
-        del record
+    def run(driver: Any, _record: object) -> None:
         with closing(driver.cursor()) as cursor:
             cursor.execute(statement)
 
@@ -224,10 +223,6 @@ class StoreEngine(ABC):
 
     # Connecting.
 
-    def check_driver(self) -> None:
-        """Raise ImportError or NoSuchModuleError where the driver is missing."""
-        self.url.get_dialect().import_dbapi()
-
     def connect_args(self) -> dict[str, Any]:
         return {}
 
@@ -237,9 +232,8 @@ class StoreEngine(ABC):
     def make(self) -> None:  # noqa: B027 - servers make no database
         """Make an empty database where there is none. Only migrations do so."""
 
-    def bound_statements(self, engine: Engine, seconds: int) -> None:
+    def bound_statements(self, engine: Engine, seconds: int) -> None:  # noqa: B027 - as above
         """Let each statement on connections of ``engine`` take so long at most, where it can."""
-        del engine, seconds
 
     @property
     def file(self) -> Path | None:
@@ -285,7 +279,7 @@ class StoreEngine(ABC):
         raise NotImplementedError
 
     def direct(
-        self, engine: Engine, make: Callable[[], Executable]
+        self, _engine: Engine, _make: Callable[[], Executable]
     ) -> Callable[[Mapping[str, Any]], list[Any] | None] | None:
         """Return what runs a statement past SQLAlchemy; None where that is not done.
 
@@ -293,18 +287,16 @@ class StoreEngine(ABC):
         SQLAlchemy: it may then have been done, or not. Raises StoreUnavailable where the server
         waited for as long as it may, since asking again would double that.
         """
-        del engine, make
         return None
 
     def direct_insert(
-        self, engine: Engine, insert: Prepared
+        self, _engine: Engine, _insert: Prepared
     ) -> Callable[[Sequence[Any]], bool] | None:
         """Return what runs an INSERT of one row past SQLAlchemy; None where that is not done.
 
         It returns whether it added the row. Raises StoreUnavailable like :meth:`direct`, and
         InsertFailed for any other failure.
         """
-        del engine, insert
         return None
 
     def update_returning(
@@ -337,9 +329,8 @@ class StoreEngine(ABC):
         """Return what lets a caller's transaction go on after a statement inside has failed."""
         return connection.begin_nested()
 
-    def impatient(self, connection: Connection) -> AbstractContextManager[None]:
+    def impatient(self, _connection: Connection) -> AbstractContextManager[None]:
         """Let statements inside wait for locks for a moment at most, where the database can."""
-        del connection
         return nullcontext()
 
     def commits_by_itself(self, connection: Connection) -> bool:
@@ -354,18 +345,15 @@ class StoreEngine(ABC):
         name = connection.dialect.name
         return None if name in self.names else name
 
-    def encoding(self, connection: Connection, tables: Tables) -> str:
-        del connection, tables
+    def encoding(self, _connection: Connection, _tables: Tables) -> str:
         return "UTF8"
 
-    def cuts_values(self, connection: Connection) -> bool:
+    def cuts_values(self, _connection: Connection) -> bool:
         """Whether what does not fit into a column would be cut to fit."""
-        del connection
         return False
 
-    def ended_by(self, error: SQLAlchemyError) -> SQLAlchemyError | None:
-        """Return the error that ended the whole transaction of ``error``, if one did."""
-        del error
+    def ended_by(self, _error: SQLAlchemyError) -> SQLAlchemyError | None:
+        """Return the error that ended the whole transaction of this one, if one did."""
         return None
 
     @abstractmethod
@@ -373,9 +361,8 @@ class StoreEngine(ABC):
 
     # Looking after it.
 
-    def unset_behind_pooler(self, connection: Connection) -> tuple[str, ...] | None:
+    def unset_behind_pooler(self, _connection: Connection) -> tuple[str, ...] | None:
         """Name the timeouts that a pooler's sessions lack; None where no pooler is in between."""
-        del connection
         return None
 
     @abstractmethod
@@ -386,36 +373,32 @@ class StoreEngine(ABC):
     def migrating(self, connection: Connection) -> AbstractContextManager[None]:
         """Let other migrations wait; statements inside have no time limit."""
 
-    def housekeeping(self, connection: Connection, tables: Tables) -> Housekeeping | None:
+    def housekeeping(self, _connection: Connection, _tables: Tables) -> Housekeeping | None:
         """Return how far the database is behind with its housekeeping; None where it has none."""
-        del connection, tables
         return None
 
-    def make_partitions(self, connection: Connection, tables: Tables) -> None:
+    def make_partitions(self, connection: Connection, tables: Tables) -> None:  # noqa: B027
         """Make the partitions of new tables, where ``has_partitions``."""
-        del connection, tables
 
-    def key_holder(self, table: Table, tables: Tables) -> str:
+    def key_holder(self, table: Table, _tables: Tables) -> str:
         """Return the name of the table that has the primary key of ``table``."""
-        del tables
         return table.name
 
-    def keep_days(self, connection: Connection, tables: Tables, retention: timedelta) -> list[date]:
+    def keep_days(
+        self, _connection: Connection, _tables: Tables, _retention: timedelta
+    ) -> list[date]:
         """Make the partitions of the coming days; drop old ones, and return the days dropped."""
-        del connection, tables, retention
         return []
 
     def pruned_until(
-        self, connection: Connection, tables: Tables, retention: timedelta
+        self, _connection: Connection, _tables: Tables, retention: timedelta
     ) -> ColumnElement[datetime]:
         """Return until when a message must have ended to be deleted."""
-        del connection, tables
         return cast("ColumnElement[datetime]", later(database_now(), -retention))
 
     def pruned_at(
-        self, connection: Connection, tables: Tables, ended_at: datetime, retention: timedelta
+        self, _connection: Connection, _tables: Tables, ended_at: datetime, retention: timedelta
     ) -> datetime:
-        del connection, tables
         return ended_at + retention
 
     def table_options(self) -> dict[str, Any]:
@@ -427,16 +410,14 @@ class StoreEngine(ABC):
         return self.table_options()
 
     def build_index(
-        self, connection: Connection, index: NewIndex, create: Callable[[], None]
+        self, _connection: Connection, _index: NewIndex, create: Callable[[], None]
     ) -> None:
         """Build an index of a large table in a migration, without letting writes wait if possible.
 
         ``create`` makes it at once. What the migration did before may be committed by then, so it
         must be safe to run again.
         """
-        del connection, index
         create()
 
-    def skip_applied_statements(self, impl: DefaultImpl, tables: Tables) -> None:
+    def skip_applied_statements(self, impl: DefaultImpl, tables: Tables) -> None:  # noqa: B027
         """Prepare Alembic for a migration that an earlier one may have begun."""
-        del impl, tables

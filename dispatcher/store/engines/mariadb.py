@@ -272,8 +272,7 @@ class MariaDBEngine(StoreEngine):
     def setting_query(self, name: str) -> str:
         return f"SELECT @@GLOBAL.{name}"
 
-    def housekeeping(self, connection: Connection, tables: Tables) -> Housekeeping:
-        del tables
+    def housekeeping(self, connection: Connection, _tables: Tables) -> Housekeeping:
         undo = connection.execute(_UNDO).one_or_none()
         backlogs = (Backlog("the undo log", int(undo[1]), _USUAL_UNDO),) if undo else ()
         try:
@@ -348,9 +347,9 @@ def check_version(version: str) -> None:
 
 
 def _connect(
-    dialect: object, record: object, arguments: list[Any], parameters: dict[str, Any]
+    _dialect: object, _record: object, arguments: list[Any], parameters: dict[str, Any]
 ) -> MariaDBConnection:
-    del dialect, record
+    # Parameters of the URL win, also ``init_command``, but for the encoding.
     return MariaDBConnection(*arguments, **(_LINE | parameters | _ENCODING))
 
 

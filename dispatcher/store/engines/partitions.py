@@ -13,7 +13,7 @@ beside the tables.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from itertools import takewhile
@@ -24,6 +24,7 @@ from sqlalchemy import (
     ARRAY,
     ColumnElement,
     Connection,
+    Row,
     Select,
     Table,
     TableClause,
@@ -41,7 +42,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
-from dispatcher.store.engines.base import NewIndex, transaction
+from dispatcher.store.engines.base import NewIndex, StoreEngine, transaction
 from dispatcher.store.engines.types import database_now, later
 
 if TYPE_CHECKING:
@@ -57,6 +58,16 @@ _LIVE, _HISTORY, _OTHER, _DETACHED = "live", "history", "history_other", "detach
 _TO_DROP_IT = _DAY
 """How long a partition may wait to be dropped until its rows are deleted one by one."""
 _PATIENCE_MS = 200
+_VACUUM_SHARE, _VACUUM_LEAST = 0.02, 1_000
+_BUSY_TABLE = {
+    # Room for the new version of a row beside the old one.
+    "fillfactor": 85,
+    # By default a fifth of the table is dead before it is vacuumed: millions of rows.
+    "autovacuum_vacuum_scale_factor": _VACUUM_SHARE,
+    "autovacuum_vacuum_threshold": _VACUUM_LEAST,
+    "autovacuum_analyze_scale_factor": _VACUUM_SHARE,
+    "autovacuum_analyze_threshold": _VACUUM_LEAST,
+}
 _ROWS_AT_ONCE = 5_000
 # Tables without a schema in the settings have one in the database.
 _SCHEMA_OF_DAYS = text(
@@ -149,41 +160,95 @@ class _Split(NamedTuple):
         return bool(self.connection.scalar(select(query.exists())))
 
 
+class PartitionedEngine(StoreEngine):
+    """What PostgreSQL does by partitions."""
+
+    has_partitions = True
+
+    def busy_table_options(self) -> dict[str, Any]:
+        return {"postgresql_partition_by": "LIST ((finished_at IS NULL))"}
+
+    def key_holder(self, table: Table, tables: Tables) -> str:
+        split = table.name in {tables.messages.name, tables.attempts.name}
+        return f"{table.name}_{_LIVE}" if split else table.name
+
+    def make_partitions(self, connection: Connection, tables: Tables) -> None:
+        options = ", ".join(f"{name} = {value}" for name, value in _BUSY_TABLE.items())
+        run, splits = connection.exec_driver_sql, _splits(connection, tables)
+        _make_schema(splits[0])
+        for split in splits:
+            parent, history = split.name(split.table), split.name(split.part(_HISTORY))
+            key = ", ".join(each.name for each in split.table.primary_key)
+            run(
+                f"CREATE TABLE {split.name(split.part(_LIVE))} PARTITION OF {parent} "
+                f"(PRIMARY KEY ({key})) FOR VALUES IN (true) WITH ({options})"
+            )
+            run(
+                f"CREATE TABLE {history} PARTITION OF {parent} (PRIMARY KEY ({key}, finished_at)) "
+                "FOR VALUES IN (false) PARTITION BY RANGE (finished_at)"
+            )
+            run(f"CREATE TABLE {split.name(split.part(_OTHER))} PARTITION OF {history} DEFAULT")
+            # What a day is asked before it is dropped.
+            if split.table is tables.attempts:
+                run(f"CREATE INDEX ON {history} (message_id) WHERE outcome = 'unknown'")
+            else:
+                run(f"CREATE INDEX ON {history} (id) WHERE idempotency_key IS NOT NULL")
+            for span in _missing(split):
+                run(_make_span(split, span))
+
+    def pruned_until(
+        self, connection: Connection, tables: Tables, retention: timedelta
+    ) -> ColumnElement[datetime]:
+        """Return until when a message must have ended to be deleted alone.
+
+        As a rule that is a day after its own day or week was to be dropped: then that cannot be, or
+        there is none.
+        """
+        if unit := _goes_by(connection, tables, retention):
+            return func.date_trunc(unit, later(database_now(), -retention - _TO_DROP_IT), "UTC")
+        return super().pruned_until(connection, tables, retention)
+
+    def pruned_at(
+        self, connection: Connection, tables: Tables, ended_at: datetime, retention: timedelta
+    ) -> datetime:
+        unit, day = _goes_by(connection, tables, retention), ended_at.date()
+        if unit is None:
+            return super().pruned_at(connection, tables, ended_at, retention)
+        last = day + (6 - day.weekday()) * _DAY if unit == "week" else day
+        return retention + _midnight(last + _DAY) + _TO_DROP_IT
+
+    def keep_days(self, connection: Connection, tables: Tables, retention: timedelta) -> list[date]:
+        """Make the partitions of the coming days; drop those of old ones, and return these days.
+
+        A day of messages goes when nothing that remains to be done needs one of them. A day of
+        attempts goes later when a message is still stored whose outcome is unknown by one of them.
+        Where another transaction uses a table, another sweep drops it, or its owner is another
+        role, the rest is left to the next run.
+        """
+        messages, attempts = splits = _splits(connection, tables)
+        for split in splits:
+            with _left_to_the_next_run():
+                _make_coming(split)
+        until: date = connection.scalar(_DAY_OF, {"ago": retention})
+        dropped: list[date] = []
+        with _left_to_the_next_run():
+            _drop_detached(messages, tables)
+            for span in messages.spans():
+                if span.days[-1] < until and not _has_messages_to_keep(messages, span.rows, tables):
+                    _detach(messages, span)
+                    dropped += span.days
+                    _drop_detached(messages, tables)
+        with _left_to_the_next_run():
+            for span in attempts.spans():
+                if span.days[-1] < until and not _has_attempts_to_keep(attempts, span.rows, tables):
+                    _alone(connection, f"DROP TABLE {attempts.name(span.rows)}")
+            _delete_orphans(attempts, until, tables)
+        return dropped
+
+
 def live_name(connection: Connection, split: Table) -> str:
     found = _Split(split, connection)
     return found.name(found.part(_LIVE))
-
-
-def key_holder(split: Table) -> str:
-    return f"{split.name}_{_LIVE}"
-
-
-def make(connection: Connection, tables: Tables, options: str) -> None:
-    """Make the partitions of both tables, and those of the coming days.
-
-    ``options`` are the storage parameters of those that are changed often.
-    """
-    run, splits = connection.exec_driver_sql, _splits(connection, tables)
-    _make_schema(splits[0])
-    for split in splits:
-        parent, history = split.name(split.table), split.name(split.part(_HISTORY))
-        key = ", ".join(each.name for each in split.table.primary_key)
-        run(
-            f"CREATE TABLE {split.name(split.part(_LIVE))} PARTITION OF {parent} "
-            f"(PRIMARY KEY ({key})) FOR VALUES IN (true) WITH ({options})"
-        )
-        run(
-            f"CREATE TABLE {history} PARTITION OF {parent} (PRIMARY KEY ({key}, finished_at)) "
-            "FOR VALUES IN (false) PARTITION BY RANGE (finished_at)"
-        )
-        run(f"CREATE TABLE {split.name(split.part(_OTHER))} PARTITION OF {history} DEFAULT")
-        # What a day is asked before it is dropped.
-        if split.table is tables.attempts:
-            run(f"CREATE INDEX ON {history} (message_id) WHERE outcome = 'unknown'")
-        else:
-            run(f"CREATE INDEX ON {history} (id) WHERE idempotency_key IS NOT NULL")
-        for span in _missing(split):
-            run(_make_span(split, span))
 
 
 def drop(connection: Connection, tables: Tables) -> None:
@@ -232,59 +297,6 @@ def build_index(connection: Connection, index: NewIndex) -> None:
     table_name, name = split.name(index.table), quote.quote(index.name)
     run(f"CREATE INDEX IF NOT EXISTS {name} ON ONLY {table_name} {shape}")
     build(table_name, split.qualified(index.name, index.table.schema))
-
-
-def pruned_until(
-    connection: Connection, tables: Tables, retention: timedelta
-) -> ColumnElement[datetime]:
-    """Return until when a message must have ended to be deleted alone.
-
-    As a rule that is a day after its own day or week was to be dropped: then that cannot be, or
-    there is none.
-    """
-    if unit := _goes_by(connection, tables, retention):
-        return func.date_trunc(unit, later(database_now(), -retention - _TO_DROP_IT), "UTC")
-    until: ColumnElement[datetime] = later(database_now(), -retention)
-    return until
-
-
-def pruned_at(
-    connection: Connection, tables: Tables, ended_at: datetime, retention: timedelta
-) -> datetime:
-    unit, day = _goes_by(connection, tables, retention), ended_at.date()
-    if unit is None:
-        return retention + ended_at
-    last = day + (6 - day.weekday()) * _DAY if unit == "week" else day
-    return retention + _midnight(last + _DAY) + _TO_DROP_IT
-
-
-def keep_days(connection: Connection, tables: Tables, retention: timedelta) -> list[date]:
-    """Make the partitions of the coming days; drop those of old ones, and return these days.
-
-    A day of messages goes when nothing that remains to be done needs one of them. A day of attempts
-    goes later when a message is still stored whose outcome is unknown by one of them. Where another
-    transaction uses a table, another sweep drops it, or its owner is another role, the rest is left
-    to the next run.
-    """
-    messages, attempts = splits = _splits(connection, tables)
-    for split in splits:
-        with _left_to_the_next_run():
-            _make_coming(split)
-    until: date = connection.scalar(_DAY_OF, {"ago": retention})
-    dropped: list[date] = []
-    with _left_to_the_next_run():
-        _drop_detached(messages, tables)
-        for span in messages.spans():
-            if span.days[-1] < until and not _has_messages_to_keep(messages, span.rows, tables):
-                _detach(messages, span)
-                dropped += span.days
-                _drop_detached(messages, tables)
-    with _left_to_the_next_run():
-        for span in attempts.spans():
-            if span.days[-1] < until and not _has_attempts_to_keep(attempts, span.rows, tables):
-                _alone(connection, f"DROP TABLE {attempts.name(span.rows)}")
-        _delete_orphans(attempts, until, tables)
-    return dropped
 
 
 def state(connection: Connection, tables: Tables) -> tuple[int, bool]:
@@ -452,42 +464,41 @@ def _has_attempts_to_keep(split: _Split, rows: TableClause, tables: Tables) -> b
     """
     messages = tables.messages
     is_unknown = rows.c.outcome == text("'unknown'")
-    page = select(rows.c.message_id).where(is_unknown).order_by(rows.c.message_id)
-    after: UUID | None = None
-    while True:
-        query = page if after is None else page.where(rows.c.message_id > after)
-        found = split.connection.scalars(query.limit(_ROWS_AT_ONCE)).all()
-        these = messages.c.id == func.any(literal(found, ARRAY(Uuid())))
-        if found and split.has(select(messages.c.id).where(these)):
+    query = select(rows.c.message_id).where(is_unknown)
+    for page in _pages(split.connection, query, rows.c.message_id):
+        ids = [message_id for (message_id,) in page]
+        these = messages.c.id == func.any(literal(ids, ARRAY(Uuid())))
+        if split.has(select(messages.c.id).where(these)):
             return True
-        if len(found) < _ROWS_AT_ONCE:
-            return False
-        after = found[-1]
+    return False
 
 
 def _free_keys(connection: Connection, rows: TableClause, tables: Tables) -> None:
     keys = tables.keys
-    page = (
-        select(rows.c.id, rows.c.idempotency_key)
-        .where(rows.c.idempotency_key.is_not(None))
-        .order_by(rows.c.id)
-        .limit(_ROWS_AT_ONCE)
-    )
+    query = select(rows.c.id, rows.c.idempotency_key).where(rows.c.idempotency_key.is_not(None))
+    for page in _pages(connection, query, rows.c.id):
+        old = (
+            func.unnest(
+                literal([row.id for row in page], ARRAY(Uuid())),
+                literal([row.idempotency_key for row in page], ARRAY(Text())),
+            )
+            .table_valued(column("id", Uuid()), column("key", Text()), name="old")
+            .render_derived()
+        )
+        is_old = (keys.c.idempotency_key == old.c.key, keys.c.message_id == old.c.id)
+        connection.execute(delete(keys).where(*is_old))
+
+
+def _pages(
+    connection: Connection, query: Select[Any], by: ColumnElement[UUID]
+) -> Iterator[Sequence[Row[Any]]]:
+    """Yield the rows of a query some at a time, in the order of their first column."""
     after: UUID | None = None
     while True:
-        query = page if after is None else page.where(rows.c.id > after)
-        found = connection.execute(query).all()
-        if found:
-            old = (
-                func.unnest(
-                    literal([row.id for row in found], ARRAY(Uuid())),
-                    literal([row.idempotency_key for row in found], ARRAY(Text())),
-                )
-                .table_valued(column("id", Uuid()), column("key", Text()), name="old")
-                .render_derived()
-            )
-            is_old = (keys.c.idempotency_key == old.c.key, keys.c.message_id == old.c.id)
-            connection.execute(delete(keys).where(*is_old))
-        if len(found) < _ROWS_AT_ONCE:
+        page = query if after is None else query.where(by > after)
+        rows = connection.execute(page.order_by(by).limit(_ROWS_AT_ONCE)).all()
+        if rows:
+            yield rows
+        if len(rows) < _ROWS_AT_ONCE:
             return
-        after = found[-1].id
+        after = rows[-1][0]

@@ -7,8 +7,8 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Self, cast
 from uuid import UUID
 
 import psycopg
@@ -53,7 +53,6 @@ from dispatcher.store.engines.base import (
     NewIndex,
     Prepared,
     Slot,
-    StoreEngine,
     transaction,
 )
 from dispatcher.store.engines.errors import answered, takes_no_writes
@@ -61,7 +60,6 @@ from dispatcher.store.engines.errors import answered, takes_no_writes
 if TYPE_CHECKING:
     from dispatcher.store.schema import Tables
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _STATEMENT_SECONDS = 10
@@ -87,18 +85,8 @@ _MIGRATION_LOCK = 0x64697370  # "disp": two migrations at a time take turns
 _TRY_TO_LOCK = text(f"SELECT pg_try_advisory_xact_lock({_MIGRATION_LOCK})")
 _LOCK_EVERY_SECONDS = 0.1
 _LOCATION = text("SELECT current_database(), (SELECT system_identifier FROM pg_control_system())")
-_VACUUM_SHARE, _VACUUM_LEAST = 0.02, 1_000
 _USUALLY_DEAD = 250_000
 """As many as 1,000 messages a second leave behind in a minute and a half."""
-_BUSY_TABLE = {
-    # Room for the new version of a row beside the old one.
-    "fillfactor": 85,
-    # By default a fifth of the table is dead before it is vacuumed: millions of rows.
-    "autovacuum_vacuum_scale_factor": _VACUUM_SHARE,
-    "autovacuum_vacuum_threshold": _VACUUM_LEAST,
-    "autovacuum_analyze_scale_factor": _VACUUM_SHARE,
-    "autovacuum_analyze_threshold": _VACUUM_LEAST,
-}
 _ALL_STATISTICS = "pg_read_all_stats"
 # A transaction without a snapshot and without an id keeps no row. VACUUM keeps none either.
 _OLDEST = text(
@@ -179,7 +167,7 @@ class PooledCursor(psycopg.Cursor[Any]):
                 around.execute("COMMIT")
 
 
-class PostgreSQLEngine(StoreEngine):
+class PostgreSQLEngine(partitions.PartitionedEngine):
     names = ("postgresql",)
     durable = DurableSettings(
         {"fsync": ("on",), "synchronous_commit": ("on", "remote_apply")},
@@ -187,15 +175,13 @@ class PostgreSQLEngine(StoreEngine):
     )
     copies = True
     takes_arrays = True
-    has_partitions = True
     has_encodings = True
 
     def prepare(self, engine: Engine) -> None:
         event.listen(engine, "do_connect", _connect)
 
     def bound_statements(self, engine: Engine, seconds: int) -> None:
-        def bound(driver: PostgreSQLConnection, record: object) -> None:
-            del record
+        def bound(driver: PostgreSQLConnection, _record: object) -> None:
             if driver.is_pooled:
                 driver.bound = seconds
             else:
@@ -278,8 +264,7 @@ class PostgreSQLEngine(StoreEngine):
     def setting_query(self, name: str) -> str:
         return f"SHOW {name}"
 
-    def encoding(self, connection: Connection, tables: Tables) -> str:
-        del tables
+    def encoding(self, connection: Connection, _tables: Tables) -> str:
         return str(connection.exec_driver_sql("SHOW server_encoding").scalar_one())
 
     def housekeeping(self, connection: Connection, tables: Tables) -> Housekeeping:
@@ -297,30 +282,6 @@ class PostgreSQLEngine(StoreEngine):
             "" if sees_all else "transactions of the role in database_url",
             "" if sees_all else _ALL_STATISTICS,
         )
-
-    def busy_table_options(self) -> dict[str, Any]:
-        return {"postgresql_partition_by": "LIST ((finished_at IS NULL))"}
-
-    def make_partitions(self, connection: Connection, tables: Tables) -> None:
-        options = ", ".join(f"{name} = {value}" for name, value in _BUSY_TABLE.items())
-        partitions.make(connection, tables, options)
-
-    def keep_days(self, connection: Connection, tables: Tables, retention: timedelta) -> list[date]:
-        return partitions.keep_days(connection, tables, retention)
-
-    def pruned_until(
-        self, connection: Connection, tables: Tables, retention: timedelta
-    ) -> ColumnElement[datetime]:
-        return partitions.pruned_until(connection, tables, retention)
-
-    def pruned_at(
-        self, connection: Connection, tables: Tables, ended_at: datetime, retention: timedelta
-    ) -> datetime:
-        return partitions.pruned_at(connection, tables, ended_at, retention)
-
-    def key_holder(self, table: Table, tables: Tables) -> str:
-        split = table.name in {tables.messages.name, tables.attempts.name}
-        return partitions.key_holder(table) if split else table.name
 
     def build_index(
         self, connection: Connection, index: NewIndex, create: Callable[[], None]
@@ -372,9 +333,8 @@ class _Direct:
         self._engine = engine
         self._text = statement.encode()
 
-    def _run(
-        self, given: Mapping[str, Any] | Sequence[Any], answer: Callable[[psycopg.Cursor[Any]], T]
-    ) -> T:
+    def _run(self, given: Mapping[str, Any] | Sequence[Any]) -> tuple[int, list[Any]]:
+        """Run it; return how many rows it has, and these rows if it answers with any."""
         try:
             pooled = self._engine.raw_connection()
         except (psycopg.Error, SQLAlchemyError):
@@ -384,7 +344,8 @@ class _Direct:
             cursor = pooled.info.get(_CURSOR)
             if cursor is None:  # the pool forgets it with its connection
                 cursor = pooled.info[_CURSOR] = driver.cursor()
-            return answer(_executed(cursor, self._text, given))
+            _execute(cursor, self._text, given)
+            return cursor.rowcount, _rows(cursor)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled) as error:
             raise StoreUnavailable(answered(error.sqlstate)) from None
         except (psycopg.Error, ValueError, OverflowError) as error:
@@ -416,7 +377,7 @@ class DirectStatement(_Direct):
             for name, value in values.items()
         }
         try:
-            return self._run(given, _rows)
+            return self._run(given)[1]
         except InsertFailed as fault:
             if not fault.perhaps_done:
                 log.warning("statement sent past SQLAlchemy failed: running it through SQLAlchemy")
@@ -432,15 +393,16 @@ class DirectInsert(_Direct):
 
     def __call__(self, values: Sequence[Any]) -> bool:
         """Run it; return whether it added the row. Raises as :meth:`StoreEngine.direct_insert`."""
-        return self._run([values[index] for index in self._indexes], _count) > 0
+        return self._run([values[index] for index in self._indexes])[0] > 0
 
 
-def _executed(cursor: psycopg.Cursor[Any], statement: bytes, given: Any) -> psycopg.Cursor[Any]:
+def _execute(cursor: psycopg.Cursor[Any], statement: bytes, given: Any) -> None:
     """Run a statement, again where a row that it waited for has moved to another partition."""
     for _ in range(_TRIES - 1):
         with suppress(psycopg.errors.SerializationFailure):
-            return cursor.execute(statement, given)
-    return cursor.execute(statement, given)
+            cursor.execute(statement, given)
+            return
+    cursor.execute(statement, given)
 
 
 def _copied_as(column: Column[Any], connection: Connection) -> str:
@@ -459,10 +421,6 @@ def _rows(cursor: psycopg.Cursor[Any]) -> list[Any]:
     ]
 
 
-def _count(cursor: psycopg.Cursor[Any]) -> int:
-    return cursor.rowcount
-
-
 def _array(values: list[Any]) -> str:
     """Return an array as PostgreSQL writes it: the driver takes its time over long ones."""
     return "{" + ",".join(map(_element, values)) + "}"
@@ -477,14 +435,13 @@ def _element(value: object) -> str:
 
 
 def _connect(
-    dialect: object, record: object, arguments: list[Any], parameters: dict[str, Any]
+    _dialect: object, _record: object, arguments: list[Any], parameters: dict[str, Any]
 ) -> PostgreSQLConnection:
     """Connect with settings that a submit can rely on, or find that a pooler is in between.
 
     Settings of the URL win, but for the encoding. They are set after connecting, since poolers
     refuse the parameter ``options``. A pooler invents the process that it tells its client.
     """
-    del dialect, record
     threshold = parameters.get("prepare_threshold", _PREPARED_AFTER)
     merged = _LINE | parameters | _ENCODING
     merged["prepare_threshold"] = None if threshold.lower() == "none" else int(threshold)

@@ -66,13 +66,12 @@ class SQLiteEngine(StoreEngine):
     def insert_if_absent(self, table: Table) -> Insert:
         return insert(table).on_conflict_do_nothing()
 
-    def undone_alone(self, connection: Connection) -> AbstractContextManager[object]:
+    def undone_alone(self, _connection: Connection) -> AbstractContextManager[object]:
         """Return nothing but a context: SQLite undoes a failed statement alone.
 
         Its driver begins a transaction only with the first write, so that a savepoint before would
         be one that commits when it is released.
         """
-        del connection
         return nullcontext()
 
     def commits_by_itself(self, connection: Connection) -> bool:
@@ -119,8 +118,7 @@ class SQLiteEngine(StoreEngine):
             return  # SQLite names the error
 
 
-def _prepare(connection: Any, record: object) -> None:
-    del record
+def _prepare(connection: Any, _record: object) -> None:
     _to_wal(connection)
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA foreign_keys=ON")
