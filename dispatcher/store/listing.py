@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import inf
 from operator import ge, gt, le, lt
-from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self
 from uuid import UUID
 
 from sqlalchemy import (
@@ -147,17 +147,6 @@ class StoredVersion(NamedTuple):
         return cls(message.id, token, *counts, message.status)
 
 
-FoundT = TypeVar("FoundT", Message, StoredVersion)
-
-
-@dataclass(frozen=True, slots=True)
-class _Projection(Generic[FoundT]):
-    """The columns that are read of a message, and what is made of a row of them."""
-
-    columns: Sequence[ColumnElement[Any]]
-    read: Callable[[Row[Any]], FoundT]
-
-
 class _IndexScan(NamedTuple):
     """The index along which messages are read: the primary key, or one of ``value`` and id.
 
@@ -219,10 +208,6 @@ class Listing:
         self._clock = SystemClock()
         self._late = late
         self._put_off = put_off
-        row = self._tables.messages.c
-        version = (row.id, row.move_token, row.attempt_count, row.max_attempts, row.status)
-        self._whole = _Projection(self._tables.message_columns, to_message)
-        self._versions = _Projection(version, _to_version)
 
     def pages(
         self,
@@ -237,22 +222,23 @@ class Listing:
 
         Pages may be empty. Only ids behind ``after`` in that order, and smaller than ``before``.
         """
-        found = self._stretches(
-            wanted, self._whole, size=size, after=after, before=before, oldest_first=oldest_first
-        )
-        return (some for some, _ in found)
+        stretches = self._stretches(
+            wanted, self._tables.message_columns, size=size, after=after, before=before,
+            oldest_first=oldest_first,
+        )  # fmt: skip
+        return (list(map(to_message, rows)) for rows, _ in stretches)
 
     def _stretches(
         self,
         wanted: Selection,
-        reader: _Projection[FoundT],
+        columns: Sequence[ColumnElement[Any]],
         *,
         size: int,
         after: UUID | None,
         before: UUID | None = None,
         oldest_first: bool,
-    ) -> Iterator[tuple[list[FoundT], UUID | None]]:
-        """Yield as :meth:`pages`, each with the id up to which it looked, None at the end."""
+    ) -> Iterator[tuple[Sequence[Row[Any]], UUID | None]]:
+        """Yield rows like :meth:`pages`, with the id up to which it looked, None at the end."""
         found_by_index, scan = _is_found_by_index(wanted), self._scan(wanted)
         where = self._conditions(wanted, scan)
         bounds = self._bounds(wanted.made_after, before) + scan.bounds
@@ -267,32 +253,29 @@ class Listing:
             stretch = scan.between(cursor, end, oldest_first=oldest_first)
             if found_by_index:  # one statement, which no stretch bounds
                 query = self._found_by_index(
-                    wanted, where + bounds + stretch, reader, size, oldest_first=oldest_first
+                    wanted, where + bounds + stretch, columns, size, oldest_first=oldest_first
                 )
             else:
                 # Not by their ids: PostgreSQL would look for each of them in every partition.
                 order = _order(scan.columns, oldest_first=oldest_first)
                 query = (
-                    select(*reader.columns)
-                    .where(*where, *bounds, *stretch)
-                    .order_by(*order)
-                    .limit(size)
+                    select(*columns).where(*where, *bounds, *stretch).order_by(*order).limit(size)
                 )
-            found: list[FoundT] = [reader.read(row) for row in self._database.read(query)]
-            if len(found) == size:
-                cursor = found[-1].id
+            rows = self._database.read(query)
+            if len(rows) == size:
+                cursor = rows[-1].id
             elif end is None:
-                yield found, None
+                yield rows, None
                 return
             else:
                 cursor, end = end, None
-            yield found, cursor
+            yield rows, cursor
 
     def _found_by_index(
         self,
         wanted: Selection,
         where: Sequence[ColumnElement[bool]],
-        reader: _Projection[FoundT],
+        columns: Sequence[ColumnElement[Any]],
         size: int,
         *,
         oldest_first: bool,
@@ -304,7 +287,7 @@ class Listing:
             # By an expression, or the primary key would be read in its order until enough is found.
             by = func.coalesce(message_id, message_id)
         ids = select(message_id).where(*where).order_by(*_order([by], oldest_first=oldest_first))
-        query = self._tables.found_by(ids.limit(size), reader.columns)
+        query = self._tables.found_by(ids.limit(size), columns)
         return query.order_by(*_order([message_id], oldest_first=oldest_first))
 
     def page(
@@ -326,10 +309,11 @@ class Listing:
             first = UUID(int=max(0, to_ms(wanted.until_at) + _HOUR_MS) << 80)
             after = first if after is None else min(after, first)
         stretches = self._stretches(
-            wanted, self._whole, size=limit + 1, after=after, oldest_first=oldest_first
-        )
-        found, after = self._read_until(stretches, limit, patience)
-        return Page(messages=tuple(found), after=after)
+            wanted, self._tables.message_columns, size=limit + 1, after=after,
+            oldest_first=oldest_first,
+        )  # fmt: skip
+        rows, after = self._read_until(stretches, limit, patience)
+        return Page(messages=tuple(map(to_message, rows)), after=after)
 
     def longest_held(self, wanted: Selection, *, limit: int) -> list[UUID]:
         """Return at most so many ids of selected held messages, those held longest first.
@@ -350,22 +334,23 @@ class Listing:
 
         And the id from behind which to go on, None at the end. As :meth:`page` it may end early.
         """
-        stretches = self._stretches(
-            wanted, self._versions, size=limit + 1, after=after, oldest_first=True
-        )
-        return self._read_until(stretches, limit, patience)
+        row = self._tables.messages.c
+        columns = (row.id, row.move_token, row.attempt_count, row.max_attempts, row.status)
+        stretches = self._stretches(wanted, columns, size=limit + 1, after=after, oldest_first=True)
+        rows, after = self._read_until(stretches, limit, patience)
+        return [StoredVersion._make((*each[:-1], Status(each.status))) for each in rows], after
 
     def _read_until(
         self,
-        stretches: Iterator[tuple[list[FoundT], UUID | None]],
+        stretches: Iterator[tuple[Sequence[Row[Any]], UUID | None]],
         limit: int,
         patience: timedelta | None,
-    ) -> tuple[list[FoundT], UUID | None]:
-        """Return what is found until ``limit`` or ``patience`` ends, and where to go on."""
-        found: list[FoundT] = []
+    ) -> tuple[list[Row[Any]], UUID | None]:
+        """Return the rows until ``limit`` or ``patience`` ends, and where to go on."""
+        found: list[Row[Any]] = []
         until = None if patience is None else self._clock.monotonic() + patience.total_seconds()
-        for some, looked in stretches:
-            found += some
+        for rows, looked in stretches:
+            found += rows
             if len(found) > limit:
                 return found[:limit], found[limit - 1].id
             if until is not None and self._clock.monotonic() >= until:
@@ -683,7 +668,18 @@ class Figures:
         messages = self._tables.messages
         [(now,)] = self._database.read(select(database_now()))
         column = messages.c[of]
-        due = self._due(None, now + within, column, messages.c.next_attempt_at)
+        end = now + within
+        due = (
+            select(column, messages.c.next_attempt_at)
+            .where(
+                self._tables.is_plainly(Status.SCHEDULED),
+                messages.c.next_attempt_at < end,
+                messages.c.enqueue_at < end + self._put_off,
+            )
+            .order_by(messages.c.enqueue_at)
+            .limit(MOST_COUNTED + 1)
+            .subquery()
+        )
         many = func.count().label("many")
         query = (
             select(due.c[of], many, func.min(due.c.next_attempt_at))
@@ -696,24 +692,6 @@ class Figures:
         [(total,)] = self._database.read(select(func.count()).select_from(due))
         busy = [DueCount(name=name, messages=count, next_at=at) for name, count, at in rows]
         return busy, total <= MOST_COUNTED
-
-    def _due(self, start: datetime | None, end: datetime, *columns: Any) -> Any:
-        """Return the messages that are due from ``start`` until before ``end``, soonest first."""
-        messages = self._tables.messages
-        query = select(*columns).where(
-            self._tables.is_plainly(Status.SCHEDULED),
-            messages.c.next_attempt_at < end,
-            messages.c.enqueue_at < end + self._put_off,
-        )
-        if start is not None:
-            query = query.where(messages.c.next_attempt_at >= start)
-        return query.order_by(messages.c.enqueue_at).limit(MOST_COUNTED + 1).subquery()
-
-
-def _to_version(row: Row[Any]) -> StoredVersion:
-    return StoredVersion(
-        row.id, row.move_token, row.attempt_count, row.max_attempts, Status(row.status)
-    )
 
 
 def overdue_since(tables: Tables, late: timedelta, put_off: timedelta) -> list[ColumnElement[bool]]:
