@@ -343,18 +343,24 @@ class Messages:
         left scheduled with one. ``because`` becomes their ``last_error``. Raises StoreUnavailable.
         """
         tables, left = self._tables, message_ids
+        messages = tables.messages
+        end = {"status": Status.CANCELLED.value, "finished_at": database_now()}
+        reason = {} if because is None else {"last_error": because}
+        change = update(messages).where(tables.is_scheduled).values(**end, **reason)
+        may_be = [] if move_token is None else [messages.c.move_token == move_token]
+        query = select(messages.c.id).where(tables.is_scheduled, *may_be)
+        locking = query.order_by(messages.c.id).with_for_update()
         found: dict[UUID, Message] = {}
         newly_cancelled: set[UUID] = set()
         for _ in range(_CANCEL_TRIES):
-            these = self._database.one_of(tables.messages.c.id, left)
-            change = _cancellation(tables, because=because)
-            rows = self._database.update_returning(
-                _locked(tables, these, move_token), change, tables.messages.c.id
-            )
+            these = self._database.one_of(messages.c.id, left)
+            rows = self._database.update_returning(locking.where(these), change, messages.c.id)
             newly_cancelled |= {row.id for row in rows}
             stored = self._database.read(tables.stored.where(these))
             found |= {row.id: to_message(row) for row in stored}
-            left = [each for each in left if _is_scheduled(found.get(each))]
+            left = [
+                each for each in left if each in found and found[each].status is Status.SCHEDULED
+            ]
             if not left or move_token is not None:
                 return CancelResult(found, newly_cancelled)
         raise StoreUnavailable("workers claimed the message again and again", remedy="try again")
@@ -539,13 +545,10 @@ class Messages:
         """
         if not self._database.backend.has_partitions:
             return
-        ids = {each.message.id for each in additions}
-        found, since = (
-            self._tables.messages.c.id,
-            min(each.message.created_at for each in additions),
-        )
-        is_ended = _has_ended(self._tables, since=since)
-        near = select(found).where(found >= min(ids), found <= max(ids), is_ended)
+        ids, stored = {each.message.id for each in additions}, self._tables.messages.c.id
+        since = min(each.message.created_at for each in additions)
+        is_near = stored.between(min(ids), max(ids))
+        near = select(stored).where(is_near, _has_ended(self._tables, since=since))
         if not ids.isdisjoint(connection.scalars(near)):
             raise StoreUnavailable("one of the messages was stored before", refused=True)
 
@@ -671,30 +674,10 @@ def _has_ended(tables: Tables, *, since: datetime) -> ColumnElement[bool]:
     return tables.messages.c.finished_at >= since - CLOCK_STEP
 
 
-def _locked(
-    tables: Tables, these: ColumnElement[bool], move_token: int | None
-) -> Select[tuple[UUID]]:
-    row = tables.messages.c
-    query = select(row.id).where(these, tables.is_scheduled)
-    if move_token is not None:
-        query = query.where(row.move_token == move_token)
-    return query.order_by(row.id).with_for_update()
-
-
-def _cancellation(tables: Tables, *, because: str | None) -> Update:
-    reason = {} if because is None else {"last_error": because}
-    end = {"status": Status.CANCELLED.value, "finished_at": database_now()}
-    return update(tables.messages).where(tables.is_scheduled).values(**end, **reason)
-
-
 def changed(database: Database, message_id: UUID, change: Update) -> Message:
     """Change one message, if its guard allows it; return it. Raises MessageNotFound."""
     this = database.tables.messages.c.id == message_id
     return _only(message_id, database.change(change, database.tables.stored.where(this)))
-
-
-def _is_scheduled(message: Message | None) -> bool:
-    return message is not None and message.status is Status.SCHEDULED
 
 
 def _only(message_id: UUID, rows: Sequence[Row[Any]]) -> Message:

@@ -178,12 +178,71 @@ class Tables:
         """The table that holds the revision of the schema."""
         self.metadata = MetaData(naming_convention=_NAMES, schema=schema)
         self.messages = messages = _messages(f"{prefix}messages", self.metadata)
-        self.attempts = _attempts(f"{prefix}attempts", self.metadata)
-        self.keys = _keys(f"{prefix}idempotency_keys", self.metadata)
-        self.suppressions = _suppressions(f"{prefix}suppressions", self.metadata)
-        self.pauses = _pauses(f"{prefix}pauses", self.metadata)
-        self.api_keys = _api_keys(f"{prefix}api_keys", self.metadata)
-        self.sessions = _sessions(f"{prefix}sessions", self.metadata)
+        self.attempts = Table(
+            f"{prefix}attempts",
+            self.metadata,
+            Column("message_id", id_type(), primary_key=True),
+            Column("token", Integer, primary_key=True, autoincrement=False),
+            Column("started_at", Instant, nullable=False),
+            Column("finished_at", Instant),
+            Column("outcome", String(9)),
+            Column("error", Text),
+            Column("receipt", Text),
+            CheckConstraint(_one_of("outcome", Outcome), name="outcome_known"),
+            CheckConstraint("(outcome IS NULL) = (finished_at IS NULL)", name="outcome_has_end"),
+            Index(f"ix_{prefix}attempts_finished_at", "finished_at"),
+        )
+        self.keys = Table(
+            f"{prefix}idempotency_keys",
+            self.metadata,
+            Column("idempotency_key", String(MAX_RECIPIENT), primary_key=True),
+            Column("message_id", id_type(), nullable=False),
+            Column("fingerprint", String(64)),
+        )
+        self.suppressions = Table(
+            f"{prefix}suppressions",
+            self.metadata,
+            Column("recipient", String(MAX_RECIPIENT), primary_key=True),
+            Column("channel", String(63), primary_key=True),
+            Column("created_at", Instant, nullable=False),
+        )
+        self.pauses = Table(
+            f"{prefix}pauses",
+            self.metadata,
+            Column("kind", String(63), primary_key=True),
+            Column("name", String(MAX_RECIPIENT), primary_key=True),
+            Column("paused_at", Instant, nullable=False),
+            Column("resumed_at", Instant),
+        )
+        self.api_keys = Table(
+            f"{prefix}api_keys",
+            self.metadata,
+            Column("id", String(12), primary_key=True),
+            Column("name", String(63), nullable=False),
+            Column("secret_digest", String(64), nullable=False),
+            Column("rights", json_type(), nullable=False),
+            Column("channels", json_type(none_as_null=True)),
+            Column("scope_kind", String(63)),
+            Column("scope_name", String(MAX_RECIPIENT)),
+            Column("rate", String(100)),
+            Column("created_at", Instant, nullable=False),
+            Column("expires_at", Instant),
+            Column("revoked_at", Instant),
+            Column("last_used_at", Instant),
+            # The id of the key of that name that was the last before, '' for the first one: of two
+            # calls that make a key of one name at the same time, one does.
+            Column("follows", String(12), nullable=False),
+            UniqueConstraint("name", "follows"),
+            CheckConstraint("(scope_kind IS NULL) = (scope_name IS NULL)", name="scope_is_whole"),
+        )
+        self.sessions = Table(
+            f"{prefix}sessions",
+            self.metadata,
+            Column("id", String(64), primary_key=True),
+            Column("key_id", String(12), nullable=False),
+            Column("created_at", Instant, nullable=False),
+            Column("expires_at", Instant, nullable=False),
+        )
         self.message_columns = tuple(messages.c[name] for name in Message.__dataclass_fields__)
         """The columns of which a ``Message`` is made, in the order of its fields."""
         self.movable_columns: tuple[ColumnElement[Any], ...] = (
@@ -381,89 +440,6 @@ def _messages(name: str, metadata: MetaData) -> Table:
     # MariaDB's keys end at 3,072 bytes.
     Index(f"ix_{name}_recipient", table.c.recipient, **_OF_MARIADB)
     return table
-
-
-def _attempts(name: str, metadata: MetaData) -> Table:
-    return Table(
-        name,
-        metadata,
-        Column("message_id", id_type(), primary_key=True),
-        Column("token", Integer, primary_key=True, autoincrement=False),
-        Column("started_at", Instant, nullable=False),
-        Column("finished_at", Instant),
-        Column("outcome", String(9)),
-        Column("error", Text),
-        Column("receipt", Text),
-        CheckConstraint(_one_of("outcome", Outcome), name="outcome_known"),
-        CheckConstraint("(outcome IS NULL) = (finished_at IS NULL)", name="outcome_has_end"),
-        Index(f"ix_{name}_finished_at", "finished_at"),
-    )
-
-
-def _keys(name: str, metadata: MetaData) -> Table:
-    return Table(
-        name,
-        metadata,
-        Column("idempotency_key", String(MAX_RECIPIENT), primary_key=True),
-        Column("message_id", id_type(), nullable=False),
-        Column("fingerprint", String(64)),
-    )
-
-
-def _suppressions(name: str, metadata: MetaData) -> Table:
-    return Table(
-        name,
-        metadata,
-        Column("recipient", String(MAX_RECIPIENT), primary_key=True),
-        Column("channel", String(63), primary_key=True),
-        Column("created_at", Instant, nullable=False),
-    )
-
-
-def _pauses(name: str, metadata: MetaData) -> Table:
-    return Table(
-        name,
-        metadata,
-        Column("kind", String(63), primary_key=True),
-        Column("name", String(MAX_RECIPIENT), primary_key=True),
-        Column("paused_at", Instant, nullable=False),
-        Column("resumed_at", Instant),
-    )
-
-
-def _api_keys(name: str, metadata: MetaData) -> Table:
-    return Table(
-        name,
-        metadata,
-        Column("id", String(12), primary_key=True),
-        Column("name", String(63), nullable=False),
-        Column("secret_digest", String(64), nullable=False),
-        Column("rights", json_type(), nullable=False),
-        Column("channels", json_type(none_as_null=True)),
-        Column("scope_kind", String(63)),
-        Column("scope_name", String(MAX_RECIPIENT)),
-        Column("rate", String(100)),
-        Column("created_at", Instant, nullable=False),
-        Column("expires_at", Instant),
-        Column("revoked_at", Instant),
-        Column("last_used_at", Instant),
-        # The id of the key of that name that was the last before, '' for the first one: of two
-        # calls that make a key of one name at the same time, one does.
-        Column("follows", String(12), nullable=False),
-        UniqueConstraint("name", "follows"),
-        CheckConstraint("(scope_kind IS NULL) = (scope_name IS NULL)", name="scope_is_whole"),
-    )
-
-
-def _sessions(name: str, metadata: MetaData) -> Table:
-    return Table(
-        name,
-        metadata,
-        Column("id", String(64), primary_key=True),
-        Column("key_id", String(12), nullable=False),
-        Column("created_at", Instant, nullable=False),
-        Column("expires_at", Instant, nullable=False),
-    )
 
 
 _LATER = ("finished_at", "last_error")
