@@ -15,13 +15,11 @@ _SEEN_EVERY = timedelta(minutes=1)
 
 
 class ApiKey(NamedTuple):
-    """One key of the HTTP API, without its secret.
+    """One key of the HTTP API, without its secret. Keys of one ``name`` are one caller.
 
-    Keys of one ``name`` are one caller: a key and the one that replaces it. ``channels`` are those
-    that it may use, None for all; ``scope`` is the kind and the name of the only scope whose
-    messages it may see. ``rate`` limits its calls, as text (``"100/second"``), None for the
-    default. ``last_used_at`` is at most a minute old. ``follows`` is the id of the key of that name
-    before it, "" for the first one. Instants are the database's (aware UTC).
+    ``channels`` are those that it may use, None for all; ``scope`` is the only one whose messages
+    it may see. ``last_used_at`` is at most a minute old. ``follows``: the key of that name before
+    it, "" for the first one. Instants are the database's (aware UTC).
     """
 
     id: str
@@ -63,10 +61,7 @@ class ApiKeys:
         expires_at: datetime | None,
         follows: str,
     ) -> ApiKey | None:
-        """Store a new key, and return it; None where another one ``follows`` the same key.
-
-        ``follows`` is the id of the key of that name that no other one follows, "" for none.
-        """
+        """Store a new key; return None where another one ``follows`` the same key, "" for none."""
         kind, scope_name = scope or (None, None)
         values = {
             "id": key_id, "name": name, "secret_digest": secret_digest, "rights": list(rights),
@@ -110,11 +105,7 @@ class ApiKeys:
 
 
 class Sessions:
-    """Sign-ins on the page, each with a key. Every call may be run again.
-
-    ``session_id`` is a digest of the secret that the browser has. A session ends with its key.
-    Raises StoreUnavailable.
-    """
+    """Sign-ins on the page, by a digest of the browser's secret. One ends with its key."""
 
     def __init__(self, database: Database, keys: ApiKeys) -> None:
         self._database = database

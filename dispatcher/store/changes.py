@@ -74,10 +74,7 @@ class Given:
 
 
 class GivenArrays(Given):
-    """The values of many rows as arrays, in a statement that changes them all.
-
-    ``same`` are those that all rows have.
-    """
+    """The values of many rows as arrays; ``same`` are those that all rows have."""
 
     def __init__(
         self, backend: StoreEngine, names: Iterable[str], **same: ColumnElement[Any]
@@ -163,8 +160,7 @@ class ClaimChanges:
     def sent(self, given: Given) -> Update:
         """End it as sent: the provider accepted it, by this claim or an earlier one.
 
-        Also when its claim has run out, whatever its status since: it was sent, even if a later
-        attempt has failed or is under way. Run ``overtaken`` for that one before.
+        Whatever its status, also with a later attempt under way: run ``overtaken`` for it before.
         """
         messages = self._messages
         return self._sent(given.finds(messages.c.id), messages.c.claim_token >= given("token"))
@@ -227,8 +223,7 @@ class ClaimChanges:
     def snoozed(self, given: Given) -> Update:
         """Put it back unsent: no attempt counts, and it is not due earlier than before.
 
-        Where maintenance would enqueue it only after it is due, the caller enqueues it. It
-        clears ``NOT_BEGUN``: a worker that lives shows that its message does not kill.
+        It clears ``NOT_BEGUN``: a worker that lives shows that its message does not kill.
         """
         row = self._messages.c
         due_at = later(_NOW, given("wait"))
@@ -245,10 +240,7 @@ class ClaimChanges:
 
     @change
     def not_begun(self, given: Given) -> Update:
-        """Put it back, due as it was, without an attempt: its send had not begun.
-
-        Without an ``error`` its worker lives, and it keeps that of the attempt before.
-        """
+        """Put it back, due as it was; without an ``error`` its worker lives."""
         return self._end_claim(
             given,
             status=Status.SCHEDULED.value,
@@ -319,10 +311,9 @@ class ClaimChanges:
         )
 
     def sent_at_once(self) -> Select[Any]:
-        """Return the statement that does ``sent`` and ``outcome`` for rows of id, token, receipt.
+        """Do ``sent`` and ``outcome`` in one statement, for claims that are under way.
 
-        Only for claims that are the last ones, and under way; it returns the ids of the other
-        messages.
+        It returns the ids of the other messages, with which it does nothing.
         """
         names = ("id", "token", "receipt")
         same = {"outcome": literal(Outcome.SENT.value), "error": cast("ColumnElement[Any]", null())}
@@ -336,10 +327,7 @@ class ClaimChanges:
         return _others(given, done).add_cte(recorded.cte("recorded_ids"))
 
     def snoozed_at_once(self) -> Select[Any]:
-        """Return the statement that does ``snoozed`` and ``undone_attempt`` for the former's rows.
-
-        Only for claims that are under way; it returns the ids of the other messages.
-        """
+        """Do ``snoozed`` and ``undone_attempt`` in one statement, as the former."""
         given = GivenArrays(self.backend, ("id", "token", "wait", "enqueue"))
         is_under_way = self._tables.has_status(Status.SENDING)
         snoozed = cast("Update", self.snoozed.make(given)).where(is_under_way)

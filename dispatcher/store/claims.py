@@ -171,10 +171,7 @@ class Claims:
         return {row.id for row in last if row.token == tokens[row.id]}
 
     def unclaimed(self, message_ids: Sequence[UUID]) -> Unclaimed:
-        """Read messages that could not be claimed.
-
-        End those that are past their expiry, and those whose recipient has opted out.
-        """
+        """Read messages that could not be claimed; end those that are expired or suppressed."""
         tables = self._tables
         messages = tables.messages
         now = database_now()
@@ -286,10 +283,7 @@ class Claims:
     def put_back(
         self, snoozed: Iterable[tuple[Claim, timedelta]], *, enqueue_in: timedelta
     ) -> None:
-        """Return claims that were not sent: due again after the wait, no attempt counted.
-
-        Maintenance enqueues them ``enqueue_in`` after that, unless the caller does.
-        """
+        """Return claims that were not sent: due again after the wait, no attempt counted."""
         rows = [_key(claim) | _waits(wait, enqueue_in) for claim, wait in snoozed]
         if not rows or (self._snoozed_at_once and self._snoozed_at_once(arrays(rows)) == []):
             return
@@ -377,10 +371,7 @@ class _ClaimSteps:
         )
 
     def run(self, connection: Connection, values: Mapping[str, Any]) -> Sequence[Any]:
-        """Claim in the transaction of this connection.
-
-        It knows its messages by the mark, so that it may be run again; then it returns those too.
-        """
+        """Claim in the transaction of this connection; run again, it knows its own by the mark."""
         # Read first, because MariaDB changes no table that the same statement reads.
         found = connection.scalars(self._wanted, values).all()
         connection.execute(self._take, {**values, "ids": found})

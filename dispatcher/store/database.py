@@ -201,10 +201,9 @@ class Database:
         return self.run(lambda connection: self.backend.try_insert(connection, insert, {}))
 
     def change(self, change: Executable, query: Select[*tuple[Any, ...]]) -> Sequence[Row[Any]]:
-        """Run a guarded change, then return what the query reads.
+        """Run a change, then return the rows of the query.
 
-        The change may have been run before, so that its row count means nothing: its effect is read
-        from the rows.
+        A change may have been done before its answer was lost, so its row count means nothing.
         """
 
         def work(connection: Connection) -> Sequence[Row[Any]]:

@@ -76,10 +76,9 @@ class HeldMessages:
 
 
 class StoppedMessage(NamedTuple):
-    """A message as it is stored, and what decides whether it may be retried.
+    """A message, and what decides whether it may be retried.
 
-    ``is_unknown``: the outcome of its last attempt is unknown. ``is_superseded``: a later message
-    has its idempotency key.
+    ``is_unknown``: its last attempt's outcome. ``is_superseded``: a later one has its key.
     """
 
     message: Message
@@ -102,8 +101,7 @@ class FailedMessages:
     def retry(self, wanted: Sequence[tuple[StoppedMessage, int]]) -> dict[UUID, StoppedMessage]:
         """Give failed messages so many more attempts, the first at once, in one transaction.
 
-        Each only if it has not changed since it was read, and is not past its expiry. Return them
-        as they now are.
+        Each only if it has not changed since it was read, and is not past its expiry.
         """
         rows: list[dict[str, Any]] = [
             {

@@ -26,8 +26,7 @@ _ACCEPTED = "an AsyncSession or an AsyncConnection of SQLAlchemy"
 def beside_the_loop(work: Callable[[], T], *, to_its_end: bool = False) -> T:
     """Do work that waits for servers: where a session of an event loop calls, in a thread.
 
-    Raises CancelledError where the task of the session is cancelled, at once or when the work has
-    come ``to_its_end``; the work is done all the same.
+    Raises CancelledError where its task is cancelled, at once or ``to_its_end``; it is done anyway.
     """
     if "greenlet" not in sys.modules or not in_greenlet():
         return work()
@@ -46,7 +45,7 @@ async def _done(work: Future[T], *, to_its_end: bool) -> T:
 
 
 def _in_own_thread(work: Callable[[], T]) -> Future[T]:
-    """Begin work of a caller's transaction in a new thread, in the context of the caller.
+    """Begin work of a caller's transaction in a new thread, with the caller's context.
 
     In a bounded pool it could wait for work that waits for a lock of that transaction.
     """

@@ -129,10 +129,7 @@ class MessageDetails(NamedTuple):
 
 
 class StoredVersion(NamedTuple):
-    """A message's id and what its edits change. A snooze changes none of it.
-
-    ``move_token`` rises with each change of its time or body.
-    """
+    """A message's id and what its edits change. A snooze changes none of it."""
 
     id: UUID
     move_token: int
@@ -218,10 +215,7 @@ class Listing:
         before: UUID | None = None,
         oldest_first: bool = False,
     ) -> Iterator[list[Message]]:
-        """Yield the selected messages, newest first, in pages of at most ``size``.
-
-        Pages may be empty. Only ids behind ``after`` in that order, and smaller than ``before``.
-        """
+        """Yield pages, perhaps empty, newest first: behind ``after``, smaller than ``before``."""
         stretches = self._stretches(
             wanted, self._tables.message_columns, size=size, after=after, before=before,
             oldest_first=oldest_first,
@@ -316,10 +310,7 @@ class Listing:
         return Page(messages=tuple(map(to_message, rows)), after=after)
 
     def longest_held(self, wanted: Selection, *, limit: int) -> list[UUID]:
-        """Return at most so many ids of selected held messages, those held longest first.
-
-        Of more than 20,000 only those that were made first are compared.
-        """
+        """Return ids of held messages, those held longest first, of the first 20,000 made."""
         row = self._tables.messages.c
         where = self._conditions(wanted, self._scan(wanted))
         first = select(row.id, row.next_attempt_at).where(*where).order_by(row.id).limit(_COUNTED)
@@ -330,10 +321,7 @@ class Listing:
     def versions(
         self, wanted: Selection, *, after: UUID | None, limit: int, patience: timedelta
     ) -> tuple[list[StoredVersion], UUID | None]:
-        """Return the versions of at most so many selected messages, oldest first.
-
-        And the id from behind which to go on, None at the end. As :meth:`page` it may end early.
-        """
+        """Return versions, oldest first, and where to go on, as :meth:`page` does."""
         row = self._tables.messages.c
         columns = (row.id, row.move_token, row.attempt_count, row.max_attempts, row.status)
         stretches = self._stretches(wanted, columns, size=limit + 1, after=after, oldest_first=True)
@@ -367,10 +355,9 @@ class Listing:
     def counted(
         self, wanted: Selection, *, patience: timedelta | None = None, most: float = inf
     ) -> tuple[dict[str, dict[Status, int]], bool]:
-        """Return what :meth:`counts` does, and whether all were counted.
+        """Return the counts, and whether all were counted, the oldest first.
 
-        It ends after ``patience``, or as soon as it has counted ``most``: that is looked at between
-        two statements. The oldest messages are counted first.
+        Between two statements it may end: after ``patience``, or when it has counted ``most``.
         """
         messages, scan = self._tables.messages, self._scan(wanted)
         bounds = self._bounds(wanted.made_after, None) + scan.bounds
@@ -394,10 +381,7 @@ class Listing:
                 return {channel: dict(found[channel]) for channel in sorted(found)}, is_last
 
     def campaigns(self, *, after: str = "") -> Iterator[str]:
-        """Yield the campaigns of stored messages, by name, from behind ``after`` on.
-
-        Each is one look into the index of campaigns, however many messages it has.
-        """
+        """Yield the campaigns by name; each is one look into their index."""
         campaign = self._tables.messages.c.campaign
         names = select(campaign).order_by(campaign).limit(1)
         while rows := self._database.read(names.where(campaign > after)):
@@ -506,10 +490,7 @@ class Listing:
 
 
 class Figures:
-    """Counts live messages, and those that ended lately, by their indexes.
-
-    ``late`` and ``put_off`` are those of :class:`Listing`. Every call raises StoreUnavailable.
-    """
+    """Counts live messages, and those that ended lately, by their indexes."""
 
     def __init__(self, database: Database, *, late: timedelta, put_off: timedelta) -> None:
         self._database = database
@@ -597,10 +578,7 @@ class Figures:
         ]
 
     def due(self, *, within: timedelta) -> DueByMinute:
-        """Count what is due in each minute from this one on, by channel; at most 1,000,000.
-
-        Concurrent changes may be missed.
-        """
+        """Count what is due in each minute from this one on, by channel; at most 1,000,000."""
         messages = self._tables.messages
         [(start,)] = self._database.read(select(minute_of(database_now())))
         end = start + within
@@ -697,8 +675,7 @@ class Figures:
 def overdue_since(tables: Tables, late: timedelta, put_off: timedelta) -> list[ColumnElement[bool]]:
     """Return the conditions that a scheduled message was due ``late`` ago.
 
-    Maintenance enqueues it again at most ``put_off`` from now: by this condition the index
-    finds it.
+    Maintenance enqueues it again at most ``put_off`` from now: by this the index finds it.
     """
     messages = tables.messages
     now = database_now()

@@ -63,8 +63,7 @@ MOST_GRACES = 2 * _LATE[0]
 class Due(NamedTuple):
     """A message to enqueue.
 
-    ``is_suspect``: its last worker died while it had it. ``is_first``: it is due at its send time,
-    not at that of a retry or after a snooze.
+    ``is_suspect``: its last worker died while it had it. ``is_first``: it is due at its send time.
     """
 
     message_id: UUID
@@ -84,8 +83,8 @@ class RescuedMessage(NamedTuple):
 class UnbegunClaim(NamedTuple):
     """A claimed message whose send had not begun, and the claim.
 
-    ``counts`` is true if its worker and the worker before it died: the message may be the cause.
-    Then the attempt counts as failed, and ``status`` is the status of the message after that.
+    ``counts`` if its worker and the worker before it died: the message may be the cause. Then the
+    attempt counts as failed, and the message gets this ``status``.
     """
 
     message_id: UUID
@@ -100,8 +99,7 @@ class UnbegunClaim(NamedTuple):
 class StoreMaintenance:
     """The statements of periodic maintenance. Any number of sweeps may run side by side.
 
-    ``to_expire`` is the condition of overdue messages that are to expire, ``paused`` that of
-    messages that are paused. Neither are enqueued.
+    Messages ``to_expire`` or ``paused``, by these conditions, are not enqueued.
     """
 
     def __init__(
@@ -252,10 +250,7 @@ class StoreMaintenance:
     def unbegun(
         self, message_ids: Sequence[UUID], *, mark: UUID, died: bool = True
     ) -> list[UnbegunClaim]:
-        """Return those of these messages that the claim with this mark has; none was sent.
-
-        ``died``: whether the worker that had claimed them died.
-        """
+        """Return those messages that the claim with this mark has; none was sent."""
         row = self._tables.messages.c
         columns = (row.id, row.claim_token, row.scope, row.channel, row.attempt_count)
         counts = self._is_suspect if died else false()
@@ -279,8 +274,7 @@ class StoreMaintenance:
     ) -> None:
         """Put back messages that no worker has begun to send.
 
-        Each is due as before, and no attempt counts; those whose attempt counts are due ``wait``
-        from now, or fail after their last attempt. ``died``: whether their worker died.
+        No attempt counts. Those whose attempt counts are due ``wait`` from now, or fail.
         """
         pause = {"wait": wait.total_seconds(), "enqueue": wait.total_seconds(), "more": 0}
         error = NOT_BEGUN if died else None
@@ -304,10 +298,9 @@ class StoreMaintenance:
         self._database.transact(work)
 
     def prune(self, *, older_than: timedelta, limit: int) -> int:
-        """Delete messages that ended longer ago than that, with their attempts; return how many.
+        """Delete messages that ended longer ago, with their attempts; return how many.
 
-        Not those whose reservation may not be released yet, nor those whose last status is not
-        reported to their status URL yet.
+        Not those whose reservation is not released, nor those whose last status is not reported.
         """
         backend, messages = self._database.backend, self._tables.messages
         attempts, since = self._tables.attempts, messages.c.next_attempt_at
@@ -342,10 +335,9 @@ class StoreMaintenance:
         return deleted
 
     def keep_days(self, *, older_than: timedelta) -> list[date]:
-        """Make the partitions of the coming days, drop those that ended longer ago than that.
+        """Make the coming days' partitions, drop old ones; return the days dropped.
 
-        Return the days whose messages were dropped. Nothing where there are no partitions. A
-        transaction that reads ended messages is waited for a moment only; the next run tries again.
+        A transaction that reads ended messages is waited for a moment only: the next run comes.
         """
         database = self._database
         return database.run(
@@ -363,10 +355,9 @@ class StoreMaintenance:
     def reservation_states(
         self, message_ids: Sequence[UUID], *, grace: timedelta
     ) -> dict[UUID, ReservationState]:
-        """Return the reservations of these messages; those that are not stored are left out.
+        """Return the reservations of those of these that are stored.
 
-        A message that was taken back (``VOID``) may still have its reservation, as one that ended.
-        ``grace`` is how long after its end a message may still have its reservation.
+        A message may still have its reservation until ``grace`` after its end, also one taken back.
         """
         row, ended = self._tables.messages.c, self._tables.holds_no_reservation
         ended_at = func.coalesce(row.finished_at, row.next_attempt_at)
@@ -487,8 +478,7 @@ class StoreMaintenance:
     def snoozed(self, *, batch: int) -> Iterator[list[UUID]]:
         """Yield snoozed messages: past their send time, due later, no attempt of their claim.
 
-        A limit, a silent destination or a worker that ended has put them back. Not those that wait
-        for a retry: their providers may have asked for that.
+        Not those that wait for a retry: their providers may have asked for that.
         """
         messages, attempts = self._tables.messages, self._tables.attempts
         was_tried = exists().where(
@@ -500,10 +490,7 @@ class StoreMaintenance:
             yield [row.id for row in page]
 
     def bring_forward(self, message_ids: Sequence[UUID]) -> set[UUID]:
-        """Make snoozed messages due now; return those that are due or being sent after that.
-
-        Maintenance enqueues them. A message whose send time is to come stays as it is.
-        """
+        """Make snoozed messages due now; return those that are due or being sent then."""
         now, messages = database_now(), self._tables.messages
         these = self._database.one_of(messages.c.id, message_ids)
         due = update(messages).where(these, *self._is_put_off)
@@ -550,11 +537,7 @@ class StoreMaintenance:
 
 
 def overdue(tables: Tables, channels: Collection[str], after: timedelta) -> ColumnElement[bool]:
-    """Return the condition that a message is overdue on one of ``channels``.
-
-    It has been due for longer than ``after`` and has no attempt. A snoozed message is due at the
-    time that the limiter gave.
-    """
+    """Return the condition that a message of ``channels`` was due ``after`` ago, and is untried."""
     messages = tables.messages
     return and_(
         tables.is_live,
@@ -616,8 +599,7 @@ def _holding_since(database: Database, memory: timedelta) -> tuple[ColumnElement
 def _ended_since(database: Database, memory: timedelta) -> tuple[ColumnElement[bool], ...]:
     """Return the condition that leaves out messages that ended too early to be looked for.
 
-    A message ends after its send time and after each of its attempts. Without ``IS true``
-    PostgreSQL 18 would leave out the partition ``…_history_other`` too, whatever it holds.
+    Without ``IS true`` PostgreSQL 18 would leave out ``…_history_other`` too, whatever it holds.
     """
     if not database.backend.has_partitions:
         return ()

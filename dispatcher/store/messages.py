@@ -87,11 +87,7 @@ class GivenUp(StoreUnavailable):
 
 
 class NewSlot(NamedTuple):
-    """The values that a move writes into the row of the message that was ``found``.
-
-    ``zone`` is the zone by which ``send_at`` was judged; the next attempt is at
-    ``next_attempt_at``.
-    """
+    """The values that a move writes into the row of the message that was ``found``."""
 
     found: Movable
     send_at: datetime
@@ -112,10 +108,10 @@ class NewSlot(NamedTuple):
 
 
 class CancelResult(NamedTuple):
-    """Those of the messages that are stored, as they now are, and which this call cancelled.
+    """Those of the messages that are stored, and which this call cancelled.
 
     ``newly_cancelled`` lacks a message whose cancel was committed just before the connection broke:
-    the statement runs again then, and finds the message cancelled.
+    the statement runs again then.
     """
 
     found: Mapping[UUID, Message]
@@ -127,10 +123,7 @@ class _NotInserted(Exception):
 
 
 class _New:
-    """The statements that store one new message.
-
-    ``names`` are those of their values: the columns of a message, then its fingerprint.
-    """
+    """The statements that store one new message; ``names`` are those of their values."""
 
     def __init__(self, tables: Tables, *, has_partitions: bool) -> None:
         self._tables = tables
@@ -147,10 +140,9 @@ class _New:
     def message(self, insert_if_absent: Callable[[Table], Insert]) -> Insert:
         """Return the statement that stores a message whose id is new.
 
-        Nothing is stored where its recipient has opted out. Where a message that has ended lies in
-        another partition, no key sees it: so it is looked for. Else a statement that the server
-        runs after its client gave it up would store a message that was stored again meanwhile, and
-        sent.
+        One that has ended lies in another partition, where no key sees it: it is looked for. Else
+        a statement that the server runs after its client gave it up would store a message that was
+        stored again meanwhile, and sent.
         """
         row = select(*self._given.values()).where(self._is_not_suppressed)
         if self._has_partitions:
@@ -189,11 +181,7 @@ class _New:
 
 
 class Messages:
-    """Messages by id and by idempotency key.
-
-    One is stored by an INSERT that adds nothing where it exists; many together by COPY on
-    PostgreSQL, in one transaction elsewhere.
-    """
+    """Messages by id and by idempotency key."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -217,12 +205,10 @@ class Messages:
     def add(self, addition: Addition, *, perhaps_stored: bool = False) -> Message:
         """Store a message, or find the one that has its idempotency key already; return that.
 
-        ``perhaps_stored``: an earlier call may have stored this one. When the connection breaks,
-        the INSERT is run again and the answer read back from state.
+        ``perhaps_stored``: an earlier call may have stored this one.
 
-        Raises StoreUnavailable when nothing was stored, Suppressed when its recipient has opted
-        out, GivenUp when its reservation was released before, OutcomeUnknown when it is not known
-        whether it was stored.
+        Raises StoreUnavailable when nothing was stored, Suppressed, GivenUp when its reservation
+        was released before, OutcomeUnknown when it is not known whether it was stored.
         """
         message, unknown = addition.message, False
         if not perhaps_stored and addition.supersedes is None:
@@ -368,8 +354,7 @@ class Messages:
     def move(self, moves: Sequence[NewSlot], *, within: timedelta) -> dict[UUID, Movable]:
         """Give messages other times, each unless its move token has changed since it was read.
 
-        And no later than ``within`` after it was read: its new time is held for no longer. Return
-        those that are stored, as they now are. All are changed in one transaction.
+        And no later than ``within`` after it was read: its new time is held for no longer.
         """
         by_id = sorted(moves, key=lambda each: each.found.message.id)
         rows = [each.given(within) for each in by_id]
@@ -378,10 +363,7 @@ class Messages:
         return {row.id: to_movable(row) for row in found}
 
     def move_if_unchanged(self, move: NewSlot, *, within: timedelta) -> Movable:
-        """Give one message another time as :meth:`move` does, and return it.
-
-        Raises MessageChanged where its move token has changed, and MessageNotFound.
-        """
+        """Give one another time as :meth:`move`. Raises MessageChanged, MessageNotFound."""
         row = move.given(within)
         return self._changed_once(move.found, lambda each: self._moved.run(each, [row]))[1]
 
@@ -391,7 +373,7 @@ class Messages:
     def update_if_unchanged(self, found: Movable, *, body: Body) -> Message:
         """Give a message another body if it is as it was found; return it.
 
-        Raises MessageChanged, MessageNotFound, and TooLate where it is not scheduled.
+        Raises MessageChanged, MessageNotFound, TooLate.
         """
         is_same = self._tables.messages.c.move_token == found.token
         change = self._new_body(found.message.id, body).where(is_same)
@@ -413,11 +395,10 @@ class Messages:
     def _changed_once(
         self, found: Movable, change: Callable[[Connection], int]
     ) -> tuple[bool, Movable]:
-        """Run a change that the token guards and raises; return whether it was made, and the row.
+        """Run a change that the token guards and raises; return whether it was made.
 
-        Raises MessageChanged where another change was made. Two callers that write the same leave
-        the same row, so that only the count of the statement says whose change was made. Where the
-        connection broke, the count is lost, and it raises StoreUnavailable.
+        Two callers that write the same leave the same row, so only the count of the statement says
+        whose change was made. Where the connection broke, it raises StoreUnavailable.
         """
         is_committed = False
         this = self._tables.messages.c.id == found.message.id
@@ -495,8 +476,8 @@ class Messages:
     def _try_insert(self, connection: Connection, addition: Addition) -> bool:
         """Store a message and its key, both or none; return whether they were stored.
 
-        Where a message that has ended lies in another partition, no key of this one sees it. So it
-        is looked for once this one is inserted: no other process can store it between.
+        A message that has ended lies in another partition, where no key sees it. So it is looked
+        for once this one is inserted: no other process can store it between.
         """
         backend, message = self._database.backend, addition.message
         key, values = message.idempotency_key, to_values(addition)
@@ -604,10 +585,7 @@ def _with_fingerprint(tables: Tables) -> Select[Any]:
 
 
 def unsent(tables: Tables, connection: Connection, messages: Sequence[Message]) -> set[UUID]:
-    """Return those of these messages that have ended and surely were not sent.
-
-    Their keys are free.
-    """
+    """Return those of these messages that have ended and surely were not sent."""
     ended = [each for each in messages if each.status in UNSENT_STATUSES]
     tried = [each.id for each in ended if each.attempt_count]
     attempts = tables.attempts.c
@@ -652,8 +630,7 @@ def free_key(tables: Tables, key: str, message_id: UUID) -> Delete:
 def free_key_without_message(tables: Tables, connection: Connection, key: str) -> None:
     """Free an idempotency key whose message is deleted.
 
-    Both are stored in one transaction, and no id is stored again: a key that one statement sees
-    without its message will never have it again.
+    Both are stored in one transaction, and no id again: a key without its message stays so.
     """
     messages, keys = tables.messages, tables.keys
     has_message = exists().where(messages.c.id == keys.c.message_id)
@@ -687,10 +664,7 @@ def _only(message_id: UUID, rows: Sequence[Row[Any]]) -> Message:
 
 
 def moved(database: Database) -> GuardedChange:
-    """Return the change of a time, unless the move token has changed since it was read.
-
-    Maintenance enqueues the message before it is due, unless the caller does.
-    """
+    """Return the change of a time, unless the move token has changed since it was read."""
     tables = database.tables
     messages = tables.messages
 

@@ -34,10 +34,9 @@ class Obstacle(NamedTuple):
 
 
 class SchemaStanding(NamedTuple):
-    """The state of a database's migrations.
+    """The revision of a database, and the ``missing`` ones, first one first.
 
-    ``revision`` is the one it has, None without one; ``missing`` are those it lacks, the first one
-    first. ``is_known`` is false where the revision belongs to another version.
+    ``is_known`` is false where the revision belongs to another version.
     """
 
     revision: str | None
@@ -50,9 +49,7 @@ class SchemaStanding(NamedTuple):
 def migrate(database: Database) -> str:
     """Run all migrations that are missing; return the revision the database then has.
 
-    Safe to run any number of times and side by side. Raises StoreUnavailable, with a remedy
-    where the database has tables in the way or is at a revision of a later version, and
-    MissingExtra.
+    Safe to run any number of times and side by side. Raises StoreUnavailable, MissingExtra.
     """
     with needs("cli", "migrate"):
         from alembic import command  # noqa: PLC0415 - see above

@@ -40,11 +40,7 @@ class Reason(StrEnum):
 
 
 class Notifications:
-    """The statements of ``notify``. Any number of sweeps may run side by side.
-
-    Status messages go to ``channel``, each with up to ``max_attempts`` attempts. With
-    ``tells_errors`` they include ``last_error``.
-    """
+    """The statements of ``notify``. Any number of sweeps may run side by side."""
 
     def __init__(
         self, database: Database, *, channel: str, max_attempts: int, tells_errors: bool = False
@@ -65,8 +61,7 @@ class Notifications:
     def tell(self, *, limit: int) -> list[UUID]:
         """Add a status message for each of so many messages; return the ids of those added.
 
-        The reported status is noted in the same transaction. A status message that exists already
-        is the same one.
+        The reported status is noted in the same transaction.
         """
         messages = self._tables.messages
         wanted: Select[Any] = (
@@ -120,8 +115,7 @@ class Notifications:
 def id_of(row: Row[Any]) -> UUID:
     """Return the id of the status message for the status of a row, the same each time.
 
-    Its first bits are those of the message's id, its time: ids stay in the order of submits, and
-    both rows lie near each other.
+    Its time is that of the message's id, so that both rows lie near each other.
     """
     source = f"{row.id} {row.status} {row.claim_token}".encode()
     digest = int.from_bytes(hashlib.blake2b(source, digest_size=10).digest(), "big")
@@ -130,10 +124,7 @@ def id_of(row: Row[Any]) -> UUID:
 
 
 def body_of(row: Row[Any], outcome: str | None, *, tells_errors: bool) -> Body:
-    """Return the report: neither the body nor the recipient of the message.
-
-    Nor the text of a provider, unless ``tells_errors``: it may quote both.
-    """
+    """Return the report; neither body nor recipient, which the text of a provider may quote."""
     if row.status == Status.SENT.value:  # perhaps by an attempt that was not the last
         outcome = Outcome.SENT.value
     data = {

@@ -101,8 +101,8 @@ class JoinedTransaction(Generic[T]):
     def with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
         """Return the message that has the key, as this transaction sees it, and its fingerprint.
 
-        The table of keys is asked first: a look at the messages locks the partitions of all days
-        until the caller's transaction ends.
+        The keys are asked first: a look at the messages locks the partitions of all days until the
+        caller's transaction ends.
         """
         is_it = self._tables.keys.c.idempotency_key == idempotency_key
         queries: tuple[Select[Any], ...] = (

@@ -45,8 +45,7 @@ class ReservationRow(NamedTuple):
 class PermitRow(NamedTuple):
     """The permit of an attempt that has begun.
 
-    ``age`` is the time since the latest instant of its send; negative while the send may still
-    happen. ``is_under_way`` while the attempt has no outcome.
+    ``age``: the time since the latest instant of its send, negative while it may still happen.
     """
 
     message_id: UUID
@@ -63,10 +62,9 @@ class ReservedTime(NamedTuple):
 
 
 class ReservationState(NamedTuple):
-    """The state of a message's reservation.
+    """Whether a message ``holds`` its reservation.
 
-    ``holds``: the message holds it. ``frees``: it does not any more, but the reservation may not be
-    released yet, because the message ended a short while ago.
+    ``frees``: it ended a short while ago, and the reservation may not be released yet.
     """
 
     row: ReservationRow
@@ -87,8 +85,7 @@ def time_columns(tables: Tables) -> tuple[Column[Any], ...]:
 class Settled(NamedTuple):
     """The state of messages after :func:`give_up`.
 
-    ``holding``: messages that hold a reservation. ``void``: messages that can never be stored.
-    ``under_way``: messages that another transaction may still be storing.
+    ``void``: can never be stored. ``under_way``: another transaction may still be storing them.
     """
 
     holding: dict[UUID, ReservedTime]

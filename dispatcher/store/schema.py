@@ -298,17 +298,14 @@ class Tables:
         return known if any(each.is_final for each in statuses) else and_(self.is_live, known)
 
     def is_plainly(self, status: Status) -> ColumnElement[bool]:
-        """Return the condition that a row has this status, written out, so that its index is found.
+        """Return the condition that a row has this status, so that its index is found.
 
         SQLite takes a partial index only where it sees the value.
         """
         return and_(self.lies_with(status), self.is_in_index(status))
 
     def is_in_index(self, status: Status) -> ColumnElement[bool]:
-        """Return :meth:`is_plainly` for a statement that an index of this status alone answers.
-
-        It names no further column: what is in the index lies where it should.
-        """
+        """Return :meth:`is_plainly` for a statement that an index of this status alone answers."""
         return self.messages.c.status == bindparam(None, status.value, literal_execute=True)
 
     def lies_with(self, status: Status) -> ColumnElement[bool]:
@@ -338,10 +335,7 @@ class Tables:
     def found_by(
         self, ids: Select[tuple[UUID]], columns: Sequence[ColumnElement[Any]]
     ) -> Select[Any]:
-        """Return the query of these columns of the messages that ``ids`` finds; it has a limit.
-
-        Ids are found in an index alone, so that whole rows are read for a page and no more.
-        """
+        """Return the query of the messages that ``ids``, with a limit, finds in an index alone."""
         first = ids.subquery()
         return select(*columns).join(first, first.c.id == self.messages.c.id)
 
@@ -362,10 +356,7 @@ class Tables:
 
 @cache
 def tables_named(prefix: str, schema: str | None) -> Tables:
-    """Return the tables of these names.
-
-    They are the same ones each time, so that statements that were compiled before are found again.
-    """
+    """Return the tables of these names, the same ones each time: statements are compiled once."""
     return Tables(prefix, schema)
 
 
@@ -473,10 +464,9 @@ class Addition(NamedTuple):
 
 
 class Movable(NamedTuple):
-    """A message, and the guard of its move.
+    """A message as it was at ``read_at``, by the database's clock, and the guard of its move.
 
-    ``token`` rises whenever its time or its body changes, or its moves are barred. It was read at
-    ``read_at``, by the database's clock.
+    ``token`` rises whenever its time or its body changes, or its moves are barred.
     """
 
     message: Message
@@ -497,11 +487,7 @@ def to_row(message: Message, *, enqueue_at: datetime, status_url: str | None) ->
 
 
 def to_values(addition: Addition) -> tuple[Any, ...]:
-    """Turn a new message into the values of the columns of ``WRITTEN``.
-
-    Ids are UUIDs and instants datetimes, which psycopg takes; ``Prepared`` converts them for other
-    drivers.
-    """
+    """Turn a new message into the values of ``WRITTEN``, as psycopg takes them."""
     message, enqueue_at, _, body_json, status_url, *_ = addition
     return (
         *_unchanged(message),

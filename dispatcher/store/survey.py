@@ -136,20 +136,16 @@ class StoreSurvey:
         return self._late(messages.c.enqueue_at, Status.SCHEDULED, older_than)
 
     def overdue(self, *, older_than: timedelta, grace: timedelta) -> LateCount:
-        """Return the messages that were due longer ago than that and are not claimed.
+        """Return the messages that were due longer ago and are not claimed.
 
-        ``grace`` is how long after it was due a message may be enqueued again: with it the
-        index finds them.
+        Each may be enqueued again ``grace`` after it was due: with that the index finds them.
         """
         messages = self._tables.messages
         where = overdue_since(self._tables, older_than, grace)
         return self._late(messages.c.next_attempt_at, Status.SCHEDULED, older_than, *where)
 
     def waiting(self, *, older_than: timedelta) -> LateCount:
-        """Return the messages whose send time is longer ago and whose next attempt is to come.
-
-        A limit or a silent destination put them back, or they wait for a retry.
-        """
+        """Return the messages whose send time is longer ago and whose next attempt is to come."""
         messages = self._tables.messages
         to_come = messages.c.next_attempt_at > database_now()
         return self._late(messages.c.send_at, Status.SCHEDULED, older_than, to_come)

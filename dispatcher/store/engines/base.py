@@ -45,11 +45,10 @@ Location = frozenset[tuple[object, ...]]
 
 
 class Prepared:
-    """A statement that is compiled once, for connections of one engine.
+    """A statement compiled once, for connections of one engine.
 
     SQLAlchemy would look for its compiled form at each call, which takes longer than SQLite needs
-    to run it. ``names`` are those of the values of a row, in their order; ``to_values`` in
-    ``store/schema.py`` makes such rows. Drivers take values sooner by position than by name.
+    to run it. Values come by position, as drivers take them sooner.
     """
 
     def __init__(self, engine: Engine, statement: ClauseElement, names: Sequence[str]) -> None:
@@ -153,11 +152,9 @@ class NewIndex(NamedTuple):
 
 
 class Housekeeping(NamedTuple):
-    """How far the database is behind with removing old row versions, and what keeps it from that.
+    """What the database has not removed yet, and the age of what keeps it from that.
 
-    ``oldest`` is the age of the oldest open transaction that keeps them, None without one.
-    ``days`` is None without partitions. ``limited_to`` names what the look at transactions was
-    limited to for lack of a right, and ``right`` that right.
+    ``limited_to`` names what was looked at for lack of ``right``.
     """
 
     oldest: timedelta | None
@@ -246,10 +243,7 @@ class StoreEngine(ABC):
         return column.in_(values)
 
     def rows_from(self, types: Mapping[str, TypeEngine[Any]]) -> FromClause:
-        """Return rows with these columns, given as arrays named ``given_<name>``.
-
-        Where ``takes_arrays``.
-        """
+        """Return rows given as arrays named ``given_<name>``, where ``takes_arrays``."""
         raise NotImplementedError
 
     @abstractmethod
@@ -272,10 +266,7 @@ class StoreEngine(ABC):
     def copy(
         self, connection: Connection, table: Table, names: Sequence[str], rows: Iterable[Any]
     ) -> None:
-        """Store rows of the driver's own values, all or none, where ``copies``.
-
-        Raises SQLAlchemyError or StoreUnavailable.
-        """
+        """Store rows of the driver's own values, all or none, where ``copies``."""
         raise NotImplementedError
 
     def direct(
@@ -316,10 +307,7 @@ class StoreEngine(ABC):
     def due_notifications(
         self, tables: Tables
     ) -> tuple[ColumnElement[bool], tuple[Column[Any], ...]]:
-        """Return the condition that a status is not reported yet, and the order of its index.
-
-        Written so that the database uses the index, and reads no other rows.
-        """
+        """Return the condition that a report is due, and the order of its index."""
         row = tables.messages.c
         return tables.is_notification_due, (row.notified_status, row.status, row.id)
 
@@ -412,10 +400,9 @@ class StoreEngine(ABC):
     def build_index(
         self, _connection: Connection, _index: NewIndex, create: Callable[[], None]
     ) -> None:
-        """Build an index of a large table in a migration, without letting writes wait if possible.
+        """Build an index in a migration, without letting writes wait if possible.
 
-        ``create`` makes it at once. What the migration did before may be committed by then, so it
-        must be safe to run again.
+        ``create`` makes it at once. What the migration did before may be committed by then.
         """
         create()
 

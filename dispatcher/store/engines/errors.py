@@ -181,10 +181,7 @@ def worth_another_try(error: SQLAlchemyError) -> bool:
 
 
 def takes_no_writes(error: BaseException | None) -> bool:
-    """Whether a server refused to write anything: the statement certainly did nothing.
-
-    ``error`` is SQLAlchemy's, or that of PostgreSQL's driver.
-    """
+    """Whether a server, asked by SQLAlchemy or psycopg, refused to write anything."""
     state = getattr(getattr(error, "orig", error), "sqlstate", None)
     return (number_of(error) or state) in _DEMOTED
 

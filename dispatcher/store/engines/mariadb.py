@@ -96,10 +96,9 @@ _IS_STRICT = "dispatcher.is_strict"
 
 
 class MariaDBConnection(pymysql.Connection):
-    """A connection that gives up when the server is silent, and sends no packet that is too large.
+    """A connection that gives up when the server is silent.
 
-    ``largest`` is what the server takes in one packet, in bytes; on a larger one it hangs up, which
-    looks like a broken line.
+    It sends no packet of ``largest`` bytes: on one the server hangs up, as on a broken line.
     """
 
     largest: int | None = None
@@ -122,9 +121,9 @@ class MariaDBConnection(pymysql.Connection):
             self._read_timeout, self.init_command = patience, init_command
 
     def _create_ssl_ctx(self, asked: Any) -> ssl.SSLContext:
-        """Return the TLS context; unless certificates are asked for, one for all connections.
+        """Return one context for all connections, unless certificates are asked for.
 
-        The driver would read the system's certificates for each connection, and then check none.
+        The driver would read the system's certificates for each one, and then check none.
         """
         if not asked:
             return _unverified()
@@ -181,8 +180,7 @@ class MariaDBEngine(StoreEngine):
     def insert_if_absent(self, table: Table) -> Insert:
         """Return a plain INSERT: the refusal of the key counts.
 
-        INSERT IGNORE would also swallow values that do not fit, and what ON DUPLICATE KEY UPDATE
-        answers for a row that is there depends on a flag of the connection.
+        INSERT IGNORE would also swallow values that do not fit.
         """
         return insert(table)
 
@@ -257,7 +255,7 @@ class MariaDBEngine(StoreEngine):
     def ended_by(self, error: SQLAlchemyError) -> SQLAlchemyError | None:
         """Return a deadlock or a change since the snapshot.
 
-        With the transaction its savepoints are undone, and the error says that they are missing.
+        They undo savepoints too, and the error says that these are missing.
         """
         each: BaseException | None = error
         if number_of(each) == _NO_SAVEPOINT:
@@ -315,10 +313,9 @@ class MariaDBEngine(StoreEngine):
         }
 
     def skip_applied_statements(self, impl: DefaultImpl, tables: Tables) -> None:
-        """Let a migration go on past what is done already, if a migration was here before.
+        """Let a migration go on past what an interrupted one has done.
 
-        Each statement of a migration is committed, so one that was interrupted has left its first
-        statements. Without the table of versions nothing here is ours.
+        Without the table of versions nothing here is ours.
         """
         connection = impl.connection
         if connection is None or not inspect(connection).has_table(tables.version):

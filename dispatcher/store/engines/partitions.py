@@ -114,10 +114,7 @@ class _Span(NamedTuple):
 
 
 class _Split(NamedTuple):
-    """A table and its partitions, on a connection.
-
-    ``days`` is the name for the schema of partitions of one day, which need not be there.
-    """
+    """A table and its partitions; ``days`` names the schema of those of one day, if it is there."""
 
     table: Table
     connection: Connection
@@ -201,8 +198,7 @@ class PartitionedEngine(StoreEngine):
     ) -> ColumnElement[datetime]:
         """Return until when a message must have ended to be deleted alone.
 
-        As a rule that is a day after its own day or week was to be dropped: then that cannot be, or
-        there is none.
+        As a rule a day after its own day or week was to be dropped, which then cannot be.
         """
         if unit := _goes_by(connection, tables, retention):
             return func.date_trunc(unit, later(database_now(), -retention - _TO_DROP_IT), "UTC")
@@ -340,10 +336,7 @@ def _make_schema(split: _Split) -> None:
 
 
 def _goes_by(connection: Connection, tables: Tables, retention: timedelta) -> str | None:
-    """Return by what messages are deleted together: "day", "week", or None.
-
-    As long as a week stands it is "week".
-    """
+    """Return by what messages are deleted together: "week" as long as one stands, "day", None."""
     messages, _ = _splits(connection, tables)
     unit = "week" if any(each.rows.schema != messages.days for each in messages.spans()) else "day"
     return unit if retention >= _LEAST[unit] else None
@@ -420,8 +413,7 @@ def _detach(split: _Split, span: _Span) -> None:
 def _drop_detached(split: _Split, tables: Tables) -> None:
     """Free the idempotency keys of days that were taken out, and drop them.
 
-    Freed before, the key of a message that is retried meanwhile would be free, and the message
-    live.
+    Freed before, the key of a message that is retried meanwhile would be free.
     """
     beginning = f"{split.table.name}_{_DETACHED}_"
     history = split.name(split.part(_HISTORY))
@@ -458,10 +450,7 @@ def _has_messages_to_keep(split: _Split, rows: TableClause, tables: Tables) -> b
 
 
 def _has_attempts_to_keep(split: _Split, rows: TableClause, tables: Tables) -> bool:
-    """Return whether the outcome of a message that is stored is unknown by one of these attempts.
-
-    The attempts are read some at a time: a provider that hung for hours leaves very many.
-    """
+    """Return whether a stored message's outcome is unknown by one of these attempts."""
     messages = tables.messages
     is_unknown = rows.c.outcome == text("'unknown'")
     query = select(rows.c.message_id).where(is_unknown)

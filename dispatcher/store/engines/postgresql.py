@@ -286,9 +286,9 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
     def build_index(
         self, connection: Connection, index: NewIndex, create: Callable[[], None]
     ) -> None:
-        """Commit, build it partition by partition beside all writes, and begin a transaction.
+        """Commit, build it partition by partition beside all writes, and begin anew.
 
-        Also where there are no rows any more, but an index that an interrupted migration began.
+        Also where an interrupted migration began it, and there are no rows any more.
         """
         has_rows = connection.scalar(select(select(index.table.c.id).exists()))
         if has_rows or partitions.has_begun(connection, index):
@@ -302,10 +302,9 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
     def migrating(self, connection: Connection) -> Iterator[None]:
         """Migrate in one transaction, but for indexes of large tables.
 
-        The connection does not go back to the pool. The lock is that of a transaction on another
-        connection: so it holds while an index is built outside of one, also behind a pooler. It is
-        asked for again and again: a statement that waits for it would keep that index from being
-        built.
+        The lock is that of a transaction on another connection, so that it holds while an index is
+        built outside of one, also behind a pooler. It is asked for again and again: a statement
+        that waits for it would keep that index from being built.
         """
         driver = cast("PostgreSQLConnection", connection.connection.driver_connection)
         connection.detach()

@@ -47,8 +47,7 @@ class SQLiteEngine(StoreEngine):
     def prepare(self, engine: Engine) -> None:
         """Let connections write to a write-ahead log, and to the disk at each commit.
 
-        They make no file: a wrong path is an error, and not an empty database. A ``file:`` URI says
-        itself whether one is made.
+        They make no file, unless a ``file:`` URI says so: a wrong path is an error.
         """
         event.listen(engine, "do_connect", self._check_file)
         event.listen(engine, "connect", _prepare)
@@ -67,10 +66,9 @@ class SQLiteEngine(StoreEngine):
         return insert(table).on_conflict_do_nothing()
 
     def undone_alone(self, _connection: Connection) -> AbstractContextManager[object]:
-        """Return nothing but a context: SQLite undoes a failed statement alone.
+        """Return no savepoint: SQLite undoes a failed statement alone.
 
-        Its driver begins a transaction only with the first write, so that a savepoint before would
-        be one that commits when it is released.
+        Its driver begins with the first write, so that one before would commit when it is released.
         """
         return nullcontext()
 

@@ -39,10 +39,7 @@ _SQLITE_FORMAT = "%Y-%m-%d %H:%M:%f"
 
 
 class _Bytes(TypeDecorator[UUID]):
-    """A UUID as its 16 bytes, which sort by time as the UUID does.
-
-    Half as long as text in every index.
-    """
+    """A UUID as its 16 bytes, which sort by time: half as long as text in every index."""
 
     impl = BINARY(16)
     cache_ok = True
@@ -81,11 +78,10 @@ def partial(condition: str) -> dict[str, Any]:
 
 
 class Instant(TypeDecorator[datetime]):
-    """An aware UTC datetime.
+    """An aware UTC datetime: ``timestamptz`` where the database has it.
 
-    ``timestamptz`` where the database has it. On SQLite text in UTC with milliseconds, the form
-    in which SQLite tells its own time, so that the two compare as text. On MariaDB
-    ``DATETIME(6)`` in UTC: its ``TIMESTAMP`` ends in 2038 or 2106 and follows the session's zone.
+    On SQLite text with milliseconds, as it tells its own time. On MariaDB ``DATETIME(6)``, because
+    its ``TIMESTAMP`` ends in 2038 or 2106 and follows the session's zone.
     """
 
     impl = DateTime(timezone=True)
@@ -228,10 +224,7 @@ def minute_of(instant: ColumnElement[datetime]) -> ColumnElement[datetime]:
 
 
 def in_live_partition(finished_at: ColumnElement[datetime | None]) -> ColumnElement[bool]:
-    """Return the condition that a row lies in the partition of live rows.
-
-    It says nothing where there are no partitions, so that each index fits as it did.
-    """
+    """Return the condition of the partition of live rows; it says nothing where there is none."""
     return _InLivePartition(finished_at)
 
 
