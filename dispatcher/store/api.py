@@ -74,7 +74,6 @@ class ApiKeys:
         return None if found is None else found[0]
 
     def find(self, key_id: str) -> tuple[ApiKey, str] | None:
-        """Return the key of that id, and the digest of its secret."""
         for row in self._database.read(self._query.where(self._keys.c.id == key_id)):
             return _key(row), row.secret_digest
         return None

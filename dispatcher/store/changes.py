@@ -60,8 +60,6 @@ too, the attempt counts."""
 
 
 class Given:
-    """The values of a row by their names, in a statement that changes one row."""
-
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
 
@@ -145,8 +143,6 @@ def change(
 
 
 class ClaimChanges:
-    """The guarded statements of claims, by the names of one database's tables."""
-
     def __init__(self, database: Database) -> None:
         self.backend = database.backend
         self._tables = tables = database.tables

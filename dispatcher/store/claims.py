@@ -63,8 +63,6 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """A send that the transport accepted."""
-
     claim: Claim
     receipt: str | None
     outcome: ClassVar[Outcome] = Outcome.SENT
@@ -328,7 +326,6 @@ def _waits(wait: timedelta | None, enqueue_in: timedelta) -> GivenRow:
 
 
 def claim_at_once(tables: Tables, may_be_taken: ColumnElement[bool]) -> Select[Any]:
-    """Return the statement that takes messages, begins their attempts and returns them."""
     messages, attempts = tables.messages, tables.attempts
     these = messages.c.id == any_(bindparam("ids", type_=ARRAY(id_type())))
     wanted = _wanted(tables, and_(these, may_be_taken)).cte("wanted")

@@ -172,11 +172,6 @@ class Database:
 
         return self.run(whole)
 
-    def transact_on(self, connection: Connection, work: Callable[[], T]) -> T:
-        """Run ``work`` in one transaction of this connection. Raises SQLAlchemyError."""
-        with transaction(connection, self.backend.begin):
-            return work()
-
     def read(self, query: Select[*tuple[Any, ...]]) -> Sequence[Row[*tuple[Any, ...]]]:
         return self.run(lambda connection: connection.execute(query).all())
 

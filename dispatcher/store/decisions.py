@@ -88,8 +88,6 @@ class StoppedMessage(NamedTuple):
 
 
 class FailedMessages:
-    """Failed messages, which may be retried. Every call may be run again."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables

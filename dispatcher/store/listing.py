@@ -170,7 +170,6 @@ class _IndexScan(NamedTuple):
     def between(
         self, cursor: UUID | None, end: UUID | None, *, oldest_first: bool
     ) -> list[ColumnElement[bool]]:
-        """Return the conditions that an id lies behind ``cursor``, and not behind ``end``."""
         found = []
         if cursor is not None:
             by, edge = self._compared(cursor)
@@ -334,7 +333,6 @@ class Listing:
         limit: int,
         patience: timedelta | None,
     ) -> tuple[list[Row[Any]], UUID | None]:
-        """Return the rows until ``limit`` or ``patience`` ends, and where to go on."""
         found: list[Row[Any]] = []
         until = None if patience is None else self._clock.monotonic() + patience.total_seconds()
         for rows, looked in stretches:
@@ -490,8 +488,6 @@ class Listing:
 
 
 class Figures:
-    """Counts live messages, and those that ended lately, by their indexes."""
-
     def __init__(self, database: Database, *, late: timedelta, put_off: timedelta) -> None:
         self._database = database
         self._tables = database.tables
@@ -642,7 +638,6 @@ class Figures:
         return rows[0][0] if rows else None
 
     def busiest(self, of: Of, *, within: timedelta, limit: int) -> tuple[list[DueCount], bool]:
-        """Return those with most messages due ``within`` from now; whether all were counted."""
         messages = self._tables.messages
         [(now,)] = self._database.read(select(database_now()))
         column = messages.c[of]

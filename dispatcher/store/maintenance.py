@@ -387,11 +387,9 @@ class StoreMaintenance:
         return {row.id for row in rows}
 
     def give_up(self, message_ids: Sequence[UUID]) -> Settled:
-        """Prevent these messages from being stored from now on; return their state."""
         return give_up(self._database, message_ids)
 
     def unreleased(self, *, limit: int) -> list[ReservationRow]:
-        """Return messages that ended, or were taken back, and may still have a reservation."""
         tables = self._tables
         messages = tables.messages
         query = (
@@ -560,7 +558,6 @@ def _since(instant: Column[datetime], within: timedelta | None) -> list[ColumnEl
 
 
 def _first(tables: Tables, order: Column[datetime], limit: int) -> Select[Any]:
-    """Return the query of the ids of messages that no other transaction has."""
     query = select(tables.messages.c.id).order_by(order).limit(limit)
     return query.with_for_update(skip_locked=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import islice
 from operator import itemgetter
@@ -44,7 +45,7 @@ from dispatcher.errors import (
 from dispatcher.message import Attempt, Body, Message, Outcome, Status
 from dispatcher.store.changes import Given, GuardedChange
 from dispatcher.store.database import Database
-from dispatcher.store.engines import InsertFailed, Prepared
+from dispatcher.store.engines.base import InsertFailed, Prepared, transaction
 from dispatcher.store.engines.errors import (
     cause,
     takes_no_writes,
@@ -181,8 +182,6 @@ class _New:
 
 
 class Messages:
-    """Messages by id and by idempotency key."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables
@@ -487,26 +486,25 @@ class Messages:
         rows = [] if key is None else [(self._insert_key, to_keyed(addition))]
         rows.append((self._insert, values))
 
-        def work() -> None:
+        with suppress(_NotInserted), transaction(connection, backend.begin):
             take_keys_over(self._tables, connection, [addition])
             if not all(backend.try_insert(connection, *each) for each in rows):
                 raise _NotInserted
-            if not backend.has_partitions:
-                return
-            if not is_stored_once(self._tables, connection, message):
+            if backend.has_partitions and not is_stored_once(self._tables, connection, message):
                 raise _NotInserted
-
-        try:
-            self._database.transact_on(connection, work)
-        except _NotInserted:
-            return False
-        return True
+            return True
+        return False
 
     def _copy(self, additions: Sequence[Addition], *, perhaps_stored: bool) -> None:
         database, copy = self._database, self._database.backend.copy
         keyed = [to_keyed(each) for each in additions if each.message.idempotency_key is not None]
 
-        def work() -> None:
+        # One transaction, which a server does not commit whose client has given it up.
+        with (
+            translated(),
+            database.engine.connect() as connection,
+            transaction(connection, database.backend.begin),
+        ):
             take_keys_over(self._tables, connection, additions)
             copy(connection, self._tables.messages, WRITTEN, map(to_values, additions))
             if keyed:
@@ -514,10 +512,6 @@ class Messages:
             # A duplicate submit may have stored one under the same id, and taken it back.
             if keyed or perhaps_stored:
                 self._check_are_new(connection, additions)
-
-        with translated(), database.engine.connect() as connection:
-            # Not committed by a server whose client has given it up.
-            database.transact_on(connection, work)
 
     def _check_are_new(self, connection: Connection, additions: Sequence[Addition]) -> None:
         """Raise StoreUnavailable where one of these was stored before, and has ended.
@@ -652,7 +646,6 @@ def _has_ended(tables: Tables, *, since: datetime) -> ColumnElement[bool]:
 
 
 def changed(database: Database, message_id: UUID, change: Update) -> Message:
-    """Change one message, if its guard allows it; return it. Raises MessageNotFound."""
     this = database.tables.messages.c.id == message_id
     return _only(message_id, database.change(change, database.tables.stored.where(this)))
 
@@ -664,7 +657,6 @@ def _only(message_id: UUID, rows: Sequence[Row[Any]]) -> Message:
 
 
 def moved(database: Database) -> GuardedChange:
-    """Return the change of a time, unless the move token has changed since it was read."""
     tables = database.tables
     messages = tables.messages
 

@@ -196,8 +196,6 @@ class JoinedTransaction(Generic[T]):
 
 
 class JoinedMessages:
-    """Messages that callers store in transactions of their own."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables

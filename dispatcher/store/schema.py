@@ -314,7 +314,6 @@ class Tables:
     def suppressed(
         self, recipient: ColumnElement[str] | str, channel: ColumnElement[str] | str
     ) -> ColumnElement[bool]:
-        """Return the condition that a recipient is suppressed on a channel: two key lookups."""
         row = self.suppressions.c
         return (
             exists()

@@ -74,7 +74,6 @@ class Suppressions:
     def page(
         self, recipient: str | None, *, after: tuple[str, str] | None, limit: int
     ) -> Sequence[Suppression]:
-        """Return suppressions in the order of recipients, from behind ``after`` on."""
         suppressions = self._tables.suppressions
         key = (suppressions.c.recipient, suppressions.c.channel)
         query = select(*key, suppressions.c.created_at).order_by(*key).limit(limit)

@@ -12,7 +12,7 @@ from sqlalchemy.exc import NoSuchModuleError
 
 from dispatcher.errors import InvalidSettings, MissingExtra
 from dispatcher.extras import install_line
-from dispatcher.store.engines.base import InsertFailed, Prepared, StoreEngine
+from dispatcher.store.engines.base import InsertFailed, StoreEngine
 from dispatcher.store.engines.urls import ACCEPTED, read_url
 
 _ENGINES = {
@@ -22,7 +22,7 @@ _ENGINES = {
 }
 _EXTRAS = {"postgresql+psycopg": "postgres", "mysql+pymysql": "mysql"}
 
-__all__ = ["InsertFailed", "Prepared", "StoreEngine", "engine_of"]
+__all__ = ["InsertFailed", "StoreEngine", "engine_of"]
 
 
 def engine_of(text: str) -> StoreEngine:

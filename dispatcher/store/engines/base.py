@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
@@ -26,7 +26,6 @@ from sqlalchemy import (
     Table,
     Update,
     Uuid,
-    event,
 )
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -115,7 +114,6 @@ class DurableSettings(NamedTuple):
     remedy: str
 
     def judge(self, found: Mapping[str, str]) -> Durability:
-        """Return these values with the names of those that are not safe."""
         unsafe = tuple(name for name, safe in self.safe.items() if found[name].lower() not in safe)
         return Durability(found, unsafe, self.remedy)
 
@@ -143,8 +141,6 @@ class Backlog(NamedTuple):
 
 
 class NewIndex(NamedTuple):
-    """An index to be built: of which columns, for the rows that ``where`` names."""
-
     name: str
     table: Table
     columns: Sequence[str]
@@ -163,14 +159,6 @@ class Housekeeping(NamedTuple):
     days: Days | None = None
     limited_to: str = ""
     right: str = ""
-
-
-def run_on_connect(engine: Engine, statement: str) -> None:
-    def run(driver: Any, _record: object) -> None:
-        with closing(driver.cursor()) as cursor:
-            cursor.execute(statement)
-
-    event.listen(engine, "connect", run)
 
 
 @contextmanager
@@ -234,7 +222,6 @@ class StoreEngine(ABC):
 
     @property
     def file(self) -> Path | None:
-        """The file of the database; None for a server."""
         return None
 
     # Conditions and statements.
@@ -329,7 +316,6 @@ class StoreEngine(ABC):
         return proxied is not None and connection.dialect.detect_autocommit_setting(proxied)
 
     def mismatch(self, connection: Connection) -> str | None:
-        """Return what a caller's database is, where it is of another kind."""
         name = connection.dialect.name
         return None if name in self.names else name
 
@@ -390,7 +376,6 @@ class StoreEngine(ABC):
         return ended_at + retention
 
     def table_options(self) -> dict[str, Any]:
-        """Return the options with which a migration creates a table."""
         return {}
 
     def busy_table_options(self) -> dict[str, Any]:

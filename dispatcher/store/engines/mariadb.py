@@ -44,7 +44,6 @@ from dispatcher.store.engines.base import (
     Location,
     Prepared,
     StoreEngine,
-    run_on_connect,
 )
 from dispatcher.store.engines.errors import number_of
 from dispatcher.store.engines.types import MARIADB
@@ -175,7 +174,10 @@ class MariaDBEngine(StoreEngine):
         event.listen(engine, "do_connect", _connect)
 
     def bound_statements(self, engine: Engine, seconds: int) -> None:
-        run_on_connect(engine, f"SET SESSION max_statement_time = {seconds}")
+        def bound(driver: MariaDBConnection, _record: object) -> None:
+            driver.query(f"SET SESSION max_statement_time = {seconds}")
+
+        event.listen(engine, "connect", bound)
 
     def insert_if_absent(self, table: Table) -> Insert:
         """Return a plain INSERT: the refusal of the key counts.

@@ -319,7 +319,6 @@ def _splits(connection: Connection, tables: Tables) -> list[_Split]:
 
 
 def _make_schema(split: _Split) -> None:
-    """Make the schema of days, or say which right that needs."""
     connection, is_usable = split.connection, split.is_usable()
     if not split.days or is_usable:
         return
@@ -450,7 +449,6 @@ def _has_messages_to_keep(split: _Split, rows: TableClause, tables: Tables) -> b
 
 
 def _has_attempts_to_keep(split: _Split, rows: TableClause, tables: Tables) -> bool:
-    """Return whether a stored message's outcome is unknown by one of these attempts."""
     messages = tables.messages
     is_unknown = rows.c.outcome == text("'unknown'")
     query = select(rows.c.message_id).where(is_unknown)

@@ -370,7 +370,6 @@ class DirectStatement(_Direct):
         self._constants = compiled.params
 
     def __call__(self, values: Mapping[str, Any]) -> list[Any] | None:
-        """Run it; return the rows, or None, as :meth:`StoreEngine.direct` says."""
         given = self._constants | {
             name: _array(value) if isinstance(value, list) else value
             for name, value in values.items()
@@ -391,7 +390,6 @@ class DirectInsert(_Direct):
         self._indexes = insert.indexes
 
     def __call__(self, values: Sequence[Any]) -> bool:
-        """Run it; return whether it added the row. Raises as :meth:`StoreEngine.direct_insert`."""
         return self._run([values[index] for index in self._indexes])[0] > 0
 
 

@@ -113,8 +113,6 @@ class Instant(TypeDecorator[datetime]):
 
 
 class Length(TypeDecorator[timedelta]):
-    """A length, in whole milliseconds."""
-
     impl = BigInteger
     cache_ok = True
 
