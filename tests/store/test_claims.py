@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import text
 
 from dispatcher.message import Outcome, Status
 from dispatcher.store import (
@@ -23,6 +23,7 @@ from dispatcher.store import (
     StoreMaintenance,
     Success,
 )
+from tests.store.plans import asked_of
 from tests.support import rows
 from tests.support.doubles import at_once
 from tests.support.soak import a_third_of
@@ -80,13 +81,6 @@ def test_an_expired_message_ends_instead_of_being_claimed(database: Database) ->
     assert Messages(database).attempts(message.id) == []
 
 
-def test_a_claim_tells_how_long_the_message_lives(database: Database) -> None:
-    claim = rows.claimed(database, expires_at=rows.now() + MINUTE)
-    assert claim.expires_in is not None
-    assert 50 < claim.expires_in <= 60
-    assert rows.claimed(database).expires_in is None
-
-
 def test_many_workers_claim_each_message_once(database: Database) -> None:
     for _ in range(8):
         ids = [rows.add_due(database).id for _ in range(12)]
@@ -104,28 +98,9 @@ def test_many_workers_claim_each_message_once(database: Database) -> None:
         assert all(len(Messages(database).attempts(each)) == 1 for each in ids)
 
 
-def test_the_token_rises_with_each_claim(database: Database) -> None:
-    claim = rows.claimed(database, max_attempts=10)
-    for token in range(2, 5):
-        claims(database).put_back([(claim, timedelta(0))], enqueue_in=rows.SOON)
-        (claim,) = claims(database).claim([claim.message.id])
-        assert claim.token == token
-
-
-def test_a_success_is_recorded_with_its_receipt(database: Database) -> None:
-    claim = rows.claimed(database)
-    claims(database).record([Success(claim, "receipt")], [], enqueue_in=rows.SOON)
-    sent = Messages(database).get(claim.message.id)
-    assert (sent.status, sent.attempt_count, sent.last_error) == (Status.SENT, 1, None)
-    (attempt,) = Messages(database).attempts(sent.id)
-    assert (attempt.outcome, attempt.receipt) == (Outcome.SENT, "receipt")
-    assert attempt.finished_at is not None
-
-
 def test_a_temporary_failure_is_tried_again_after_its_wait(database: Database) -> None:
     claim = rows.claimed(database)
-    failure = Failure(claim, Outcome.TEMPORARY, "busy", MINUTE)
-    claims(database).record([], [failure], enqueue_in=rows.SOON)
+    record(database, Failure(claim, Outcome.TEMPORARY, "busy", MINUTE))
     again = Messages(database).get(claim.message.id)
     assert (again.status, again.attempt_count, again.last_error) == (Status.SCHEDULED, 1, "busy")
     assert MINUTE - timedelta(seconds=10) < again.next_attempt_at - rows.now() <= MINUTE
@@ -133,25 +108,23 @@ def test_a_temporary_failure_is_tried_again_after_its_wait(database: Database) -
     rows.age(database, again.id)
     (second,) = claims(database).claim([again.id])
     assert second.message.attempt_count == 2
-    assert [each.outcome for each in Messages(database).attempts(again.id)] == [
-        Outcome.TEMPORARY, None,
-    ]  # fmt: skip
+    assert outcomes(database, again.id) == [Outcome.TEMPORARY, None]
 
 
-def test_a_failure_without_a_wait_ends_the_message(database: Database) -> None:
-    claim = rows.claimed(database)
-    failure = Failure(claim, Outcome.PERMANENT, "no such number", None)
-    claims(database).record([], [failure], enqueue_in=rows.SOON)
-    ended = Messages(database).get(claim.message.id)
-    assert (ended.status, ended.last_error) == (Status.FAILED, "no such number")
-    assert ended.finished_at is not None
-
-
-def test_a_wait_past_the_expiry_expires_the_message(database: Database) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "wait", "status"),
+    [(Outcome.PERMANENT, None, Status.FAILED), (Outcome.TEMPORARY, 2 * MINUTE, Status.EXPIRED)],
+)
+def test_a_failure_without_a_wait_or_with_one_past_the_expiry_ends_the_message(
+    database: Database, outcome: Outcome, wait: timedelta | None, status: Status
+) -> None:
     claim = rows.claimed(database, expires_at=rows.now() + MINUTE)
-    failure = Failure(claim, Outcome.TEMPORARY, "busy", 2 * MINUTE)
-    claims(database).record([], [failure], enqueue_in=rows.SOON)
-    assert Messages(database).get(claim.message.id).status is Status.EXPIRED
+    assert claim.expires_in is not None
+    assert 50 < claim.expires_in <= 60
+    record(database, Failure(claim, outcome, "no such number", wait))
+    ended = Messages(database).get(claim.message.id)
+    assert (ended.status, ended.last_error) == (status, "no such number")
+    assert ended.finished_at is not None
 
 
 def test_a_record_of_many_is_taken_for_each_by_its_own_token(database: Database) -> None:
@@ -160,20 +133,20 @@ def test_a_record_of_many_is_taken_for_each_by_its_own_token(database: Database)
     rows.age(database, stale.message.id)
     StoreMaintenance(database).rescue(limit=10)
     (current,) = claims(database).claim([stale.message.id])
-    claims(database).record(
-        [Success(claim, None) for claim in many[:3]],
-        [Failure(claim, Outcome.TEMPORARY, "busy", MINUTE) for claim in many[3:5]]
-        + [Failure(many[5], Outcome.PERMANENT, "no", None)],
-        enqueue_in=rows.SOON,
+    record(
+        database,
+        *(Success(claim, None) for claim in many[:3]),
+        *(Failure(claim, Outcome.TEMPORARY, "busy", MINUTE) for claim in many[3:5]),
+        Failure(many[5], Outcome.PERMANENT, "no", None),
     )
     found = [Messages(database).get(claim.message.id).status.value for claim in many]
     assert found == ["sent", "sent", "sent", "sending", "scheduled", "failed"]
     assert rows.row(database, stale.message.id).claim_token == current.token
 
 
-def lapsed(database: Database) -> Claim:
+def lapsed(database: Database, **changes: Any) -> Claim:
     """Return a claim that ran out and was rescued."""
-    claim = rows.claimed(database)
+    claim = rows.claimed(database, **changes)
     rows.age(database, claim.message.id)
     assert len(StoreMaintenance(database).rescue(limit=10)) == 1
     return claim
@@ -181,9 +154,9 @@ def lapsed(database: Database) -> Claim:
 
 def test_a_late_success_is_taken_while_nobody_has_claimed_again(database: Database) -> None:
     claim = lapsed(database)
-    claims(database).record([Success(claim, "late")], [], enqueue_in=rows.SOON)
+    record(database, Success(claim, "late"))
     sent = Messages(database).get(claim.message.id)
-    assert sent.status is Status.SENT
+    assert (sent.status, sent.attempt_count, sent.last_error) == (Status.SENT, 1, None)
     (attempt,) = Messages(database).attempts(sent.id)
     assert (attempt.outcome, attempt.receipt) == (Outcome.SENT, "late")
 
@@ -191,9 +164,7 @@ def test_a_late_success_is_taken_while_nobody_has_claimed_again(database: Databa
 def test_a_late_failure_is_refused_once_another_has_claimed(database: Database) -> None:
     stale = lapsed(database)
     (current,) = claims(database).claim([stale.message.id])
-    claims(database).record(
-        [], [Failure(stale, Outcome.PERMANENT, "late", None)], enqueue_in=rows.SOON
-    )
+    record(database, Failure(stale, Outcome.PERMANENT, "late", None))
     claims(database).put_back([(stale, timedelta(0))], enqueue_in=rows.SOON)
     found = rows.row(database, stale.message.id)
     assert (found.status, found.claim_token, found.attempt_count) == ("sending", current.token, 2)
@@ -203,9 +174,7 @@ def test_a_late_failure_is_refused_once_another_has_claimed(database: Database) 
 
 def overtaken(database: Database, **changes: Any) -> tuple[Claim, Claim]:
     """Return two claims of one message: of a worker that froze, and of the next one."""
-    frozen = rows.claimed(database, **changes)
-    rows.age(database, frozen.message.id)
-    assert len(StoreMaintenance(database).rescue(limit=10)) == 1
+    frozen = lapsed(database, **changes)
     if changes.get("on_unknown") == "hold":
         HeldMessages(database).release(Messages(database).get(frozen.message.id))
     (current,) = claims(database).claim([frozen.message.id])
@@ -281,14 +250,12 @@ def test_a_success_that_comes_after_the_next_try_ends_the_message(
 
 
 def test_late_successes_are_recorded_with_the_others(database: Database) -> None:
-    several = [overtaken(database) for _ in range(3)]
-    others = [rows.claimed(database) for _ in range(3)]
-    record(database, *(Success(each, None) for each in [*others, *(old for old, _ in several)]))
-    for claim in [*others, *(old for old, _ in several)]:
+    late = [overtaken(database)[0] for _ in range(3)]
+    claims_ = [rows.claimed(database) for _ in range(3)] + late
+    record(database, *(Success(each, None) for each in claims_))
+    for claim in claims_:
         assert Messages(database).get(claim.message.id).status is Status.SENT
-    assert {tuple(outcomes(database, old.message.id)) for old, _ in several} == {
-        ("sent", "unknown")
-    }
+    assert {tuple(outcomes(database, each.message.id)) for each in late} == {("sent", "unknown")}
 
 
 def test_the_permit_of_an_overtaken_try_counts_as_long_as_it_may_last(database: Database) -> None:
@@ -299,29 +266,23 @@ def test_the_permit_of_an_overtaken_try_counts_as_long_as_it_may_last(database: 
     assert -rows.TTL <= ages[current.token] < -rows.TTL / 2
 
 
-def test_a_late_success_does_not_undo_an_expiry(database: Database) -> None:
-    """Its place may be another's by now."""
-    claim = rows.claimed(database, expires_at=rows.now() + MINUTE)
-    rows.age(database, claim.message.id)
-    StoreMaintenance(database).rescue(limit=10)
-    record(database, Success(claim, None))
-    assert Messages(database).get(claim.message.id).status is Status.EXPIRED
-    assert outcomes(database, claim.message.id) == ["sent"]
-
-
 def test_a_late_failure_changes_nothing(database: Database) -> None:
     claim = lapsed(database)
     before = Messages(database).get(claim.message.id)
-    failure = Failure(claim, Outcome.PERMANENT, "late", None)
-    claims(database).record([], [failure], enqueue_in=rows.SOON)
+    record(database, Failure(claim, Outcome.PERMANENT, "late", None))
     assert Messages(database).get(claim.message.id) == before
 
 
-def test_a_late_success_does_not_undo_a_cancel(database: Database) -> None:
-    claim = lapsed(database)
-    Messages(database).cancel([claim.message.id])
-    claims(database).record([Success(claim, None)], [], enqueue_in=rows.SOON)
-    assert Messages(database).get(claim.message.id).status is Status.CANCELLED
+@pytest.mark.parametrize("end", [Status.CANCELLED, Status.EXPIRED])
+def test_a_late_success_does_not_undo_the_end(database: Database, end: Status) -> None:
+    """The place of the message may be another's by now."""
+    expires_at = rows.now() + MINUTE if end is Status.EXPIRED else None
+    claim = lapsed(database, expires_at=expires_at)
+    if end is Status.CANCELLED:
+        Messages(database).cancel([claim.message.id])
+    record(database, Success(claim, None))
+    assert Messages(database).get(claim.message.id).status is end
+    assert outcomes(database, claim.message.id) == ["sent"]
 
 
 def test_a_put_back_counts_no_attempt(database: Database) -> None:
@@ -400,14 +361,11 @@ def test_a_claim_a_record_and_a_return_go_past_sqlalchemy_in_one_statement_each(
 ) -> None:
     ids = [rows.add_due(database).id for _ in range(4)]
     mine = claims(database)
-    statements: list[str] = []
-    event.listen(
-        database.engine, "before_cursor_execute", lambda *given: statements.append(given[2])
-    )
-    first, second, *others = mine.claim(ids)
-    mine.record([Success(first, None), Success(second, RECEIPT)], [], enqueue_in=rows.SOON)
-    mine.put_back([(claim, MINUTE) for claim in others], enqueue_in=rows.SOON)
-    assert statements == []
+    with asked_of(database.engine) as asked:
+        first, second, *others = mine.claim(ids)
+        mine.record([Success(first, None), Success(second, RECEIPT)], [], enqueue_in=rows.SOON)
+        mine.put_back([(claim, MINUTE) for claim in others], enqueue_in=rows.SOON)
+    assert asked == []
     found = [Messages(database).get(id_).status for id_ in ids]
     assert sorted(found) == ["scheduled", "scheduled", "sent", "sent"]
     tries = [Messages(database).attempts(claim.message.id) for claim in (first, second, *others)]
@@ -428,9 +386,7 @@ def test_a_renewed_claim_holds_for_its_whole_length_and_only_while_it_is_ours(
     assert mine.renew([held]) == set()
 
 
-def test_a_message_due_soon_is_claimed_with_its_wait(
-    database: Database,
-) -> None:
+def test_a_message_due_soon_is_claimed_with_its_wait(database: Database) -> None:
     soon = rows.add(database, send_at=rows.now() + timedelta(seconds=20))
     mine = claims(database)
     assert mine.claim([soon.id], ahead=timedelta(seconds=10)) == []
@@ -438,7 +394,8 @@ def test_a_message_due_soon_is_claimed_with_its_wait(
     assert 10 < claim.due_in <= 20
     [attempt] = Messages(database).attempts(soon.id)
     assert attempt.started_at == soon.send_at
-    assert rows.claimed(database).due_in == 0
+    due = rows.claimed(database)
+    assert (due.due_in, due.expires_in) == (0, None)
 
 
 def test_a_put_back_of_an_early_claim_does_not_move_its_time(database: Database) -> None:

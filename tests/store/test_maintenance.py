@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import cast
 from uuid import UUID, uuid4
 
 import pytest
@@ -27,6 +27,7 @@ from dispatcher.store import (
 )
 from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.maintenance import UNKNOWN
+from tests.store.plans import asked_of
 from tests.support import rows
 from tests.support.doubles import at_once, raising
 from tests.support.tables import messages
@@ -158,20 +159,17 @@ def test_a_claim_that_ran_out_is_due_again_at_once(database: Database) -> None:
     assert again.token == claim.token + 1
 
 
-def test_a_rescued_message_fails_when_its_tries_are_used_up(database: Database) -> None:
-    claim = rows.claimed(database, max_attempts=1)
+@pytest.mark.parametrize("status", [Status.FAILED, Status.EXPIRED])
+def test_a_rescued_message_ends_when_its_tries_or_its_time_are_used_up(
+    database: Database, status: Status
+) -> None:
+    is_last, soon = status is Status.FAILED, rows.now() + MINUTE
+    claim = rows.claimed(database, max_attempts=1 if is_last else 2, expires_at=soon)
     rows.age(database, claim.message.id)
     assert len(StoreMaintenance(database).rescue(limit=9)) == 1
-    failed = Messages(database).get(claim.message.id)
-    assert failed.status is Status.FAILED
-    assert failed.finished_at is not None
-
-
-def test_a_rescued_message_expires_when_its_time_is_up(database: Database) -> None:
-    claim = rows.claimed(database, expires_at=rows.now() + timedelta(minutes=1))
-    rows.age(database, claim.message.id)
-    assert len(StoreMaintenance(database).rescue(limit=9)) == 1
-    assert Messages(database).get(claim.message.id).status is Status.EXPIRED
+    ended = Messages(database).get(claim.message.id)
+    assert ended.status is status
+    assert ended.finished_at is not None
 
 
 def test_rescue_goes_in_bounded_batches_side_by_side(database: Database) -> None:
@@ -191,18 +189,6 @@ def test_prune_deletes_what_ended_long_ago_in_bounded_batches(database: Database
     assert rows.count(database) == 2
     assert {each.id for each in rows.listed(database)} == {recent, waiting.id}
     assert all(Messages(database).attempts(each) == [] for each in old)
-
-
-def test_prune_leaves_cancelled_messages_until_their_place_is_free(database: Database) -> None:
-    message = rows.add(database)
-    Messages(database).cancel([message.id])
-    rows.age(database, message.id, 33 * DAY)
-    maintenance = StoreMaintenance(database)
-    assert maintenance.prune(older_than=30 * DAY, limit=9) == 0
-    assert [place.message_id for place in maintenance.unreleased(limit=9)] == [message.id]
-    maintenance.mark_released([message.id])
-    assert maintenance.unreleased(limit=9) == []
-    assert maintenance.prune(older_than=30 * DAY, limit=9) == 1
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
@@ -280,16 +266,11 @@ def move(
 def test_however_many_ids_are_one_parameter(database: Database) -> None:
     message = rows.add(database)
     ids = [message.id, *(uuid4() for _ in range(999))]
-    seen: list[int] = []
-
-    @event.listens_for(database.engine, "before_cursor_execute")
-    def note(*given: Any) -> None:
-        seen.append(len(given[3]))
-
-    assert set(StoreMaintenance(database).reserved_times(ids)) == {message.id}
-    StoreMaintenance(database).mark_released(ids)
-    assert len(seen) == 2
-    assert max(seen) < 10
+    with asked_of(database.engine) as asked:
+        assert set(StoreMaintenance(database).reserved_times(ids)) == {message.id}
+        StoreMaintenance(database).mark_released(ids)
+    assert len(asked) == 2
+    assert max(len(values) for _, values in asked) < 10
 
 
 def test_places_come_in_pages_and_each_once(database: Database) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
@@ -16,12 +16,14 @@ from sqlalchemy import ClauseElement, event, make_url, true, update
 
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store import (
+    Claim,
     Claims,
     Database,
     FailedMessages,
     Failure,
     HeldMessages,
     JoinedMessages,
+    JoinedTransaction,
     Messages,
     Notifications,
     StoreMaintenance,
@@ -31,9 +33,8 @@ from dispatcher.store import (
 )
 from dispatcher.store.changes import ClaimChanges
 from dispatcher.store.claims import claim_at_once
-from dispatcher.store.schema import Addition
 from dispatcher.times.send_time import as_text
-from tests.store.test_permit_pages import scans, touched
+from tests.store.plans import plan_of, scans, touched
 from tests.support import rows
 from tests.support.doubles import at_once
 from tests.support.tables import TABLES, messages
@@ -72,11 +73,22 @@ def sent(database: Database, **changes: Any) -> Message:
     return Messages(database).get(message.id)
 
 
+def fail(
+    database: Database,
+    message: Message,
+    outcome: Outcome = Outcome.PERMANENT,
+    wait: timedelta | None = None,
+) -> Claim:
+    """Claim a message, and let the try fail; return the claim."""
+    (claim,) = claims(database).claim([message.id])
+    claims(database).record([], [Failure(claim, outcome, "why", wait)], enqueue_in=NO_WAIT)
+    return claim
+
+
 def failed(database: Database, outcome: Outcome = Outcome.PERMANENT, **changes: Any) -> Message:
     """Let the only try of a message fail."""
     message = asked(database, **changes)
-    (claim,) = claims(database).claim([message.id])
-    claims(database).record([], [Failure(claim, outcome, "why", None)], enqueue_in=NO_WAIT)
+    fail(database, message, outcome)
     return Messages(database).get(message.id)
 
 
@@ -167,9 +179,7 @@ def suppressed(database: Database) -> UUID:
 
 def expired_after_a_try(database: Database) -> UUID:
     message = asked(database, expires_at=rows.now() + timedelta(minutes=1))
-    (claim,) = claims(database).claim([message.id])
-    failure = Failure(claim, Outcome.TEMPORARY, "why", timedelta(hours=1))
-    claims(database).record([], [failure], enqueue_in=NO_WAIT)
+    fail(database, message, Outcome.TEMPORARY, timedelta(hours=1))
     return message.id
 
 
@@ -229,10 +239,7 @@ def test_live_messages_and_those_without_a_status_url_are_not_notified(database:
 
 
 def test_a_late_success_is_told_after_the_failure(database: Database) -> None:
-    message = asked(database)
-    (claim,) = claims(database).claim([message.id])
-    failure = Failure(claim, Outcome.TEMPORARY, "why", None)
-    claims(database).record([], [failure], enqueue_in=NO_WAIT)
+    claim = fail(database, asked(database), Outcome.TEMPORARY)
     told = [row.body["type"] for row in tell(database)]
     claims(database).record([Success(claim, None)], [], enqueue_in=NO_WAIT)
     told += [row.body["type"] for row in tell(database)]
@@ -245,9 +252,7 @@ def test_an_end_after_a_retry_is_told_again(database: Database) -> None:
     store = FailedMessages(database)
     store.retry([(store.look([message.id])[message.id], 1)])
     assert tell(database) == []
-    (claim,) = claims(database).claim([message.id])
-    failure = Failure(claim, Outcome.PERMANENT, "why", None)
-    claims(database).record([], [failure], enqueue_in=NO_WAIT)
+    fail(database, message)
     again = tell(database)
     assert [row.body["type"] for row in (*first, *again)] == ["message.failed"] * 2
     assert first[0].id != again[0].id
@@ -258,9 +263,7 @@ def test_a_message_held_again_after_a_release_is_notified_again(database: Databa
     assert len(tell(database)) == 1
     HeldMessages(database).release(Messages(database).get(message.id))
     assert tell(database) == []
-    (claim,) = claims(database).claim([message.id])
-    failure = Failure(claim, Outcome.UNKNOWN, "why", None)
-    claims(database).record([], [failure], enqueue_in=NO_WAIT)
+    fail(database, message, Outcome.UNKNOWN)
     [row] = tell(database)
     assert row.body["type"] == "message.held"
     HeldMessages(database).drop(Messages(database).get(message.id))
@@ -305,15 +308,14 @@ def test_every_way_to_store_a_message_stores_who_is_told(database: Database) -> 
     alone, together, joined = (rows.a_message(scopes={"tenant": "acme"}) for _ in range(3))
     Messages(database).add(rows.addition(alone, status_url=URL))
     plain = rows.a_message()
-    additions = [
-        Addition(together, together.send_at, None, '{"n":1}', URL),
-        Addition(plain, plain.send_at, None, "{}"),
-    ]
+    additions = [rows.addition(together, status_url=URL), rows.addition(plain)]
     assert Messages(database).add_together(additions)
     level = "SERIALIZABLE" if database.url.get_backend_name() == "sqlite" else "READ COMMITTED"
     engine = database.engine.execution_options(isolation_level=level)
     with engine.connect() as connection:
-        transaction = JoinedMessages(database).join(connection, _ends)
+        transaction: JoinedTransaction[None] = JoinedMessages(database).join(
+            connection, lambda *_: None
+        )
         transaction.add(rows.addition(joined, status_url=URL))
         connection.commit()
     for message in (alone, together, joined):
@@ -321,10 +323,6 @@ def test_every_way_to_store_a_message_stores_who_is_told(database: Database) -> 
         assert (found.status_url, found.notified_status) == (URL, "scheduled")
     found = rows.row(database, plain.id)
     assert (found.status_url, found.notified_status) == (None, None)
-
-
-def _ends(joined: Sequence[object], is_certain: bool) -> None:
-    del joined, is_certain
 
 
 def test_no_statement_of_delivery_knows_who_is_told() -> None:
@@ -345,11 +343,7 @@ def test_no_statement_of_delivery_knows_who_is_told() -> None:
 def store_many(database: Database) -> None:
     """Store many messages: half are notified, half are to come, and three notifications are due."""
     some = [rows.a_message() for _ in range(MANY)]
-    for start in range(0, MANY, 5_000):
-        part = some[start : start + 5_000]
-        Messages(database).add_together(
-            Addition(each, each.send_at, None, "{}", URL) for each in part
-        )
+    Messages(database).add_together(rows.addition(each, status_url=URL) for each in some)
     half = update(messages).where(messages.c.id < some[MANY // 2].id)
     ends = half.values(
         status="cancelled",
@@ -383,17 +377,15 @@ def assert_reads_few(database: Database, call: Callable[[], object], *, most: in
     kind = database.url.get_backend_name()
     with database.engine.connect() as connection:
         if kind == "postgresql":
-            explain = f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}"
-            [found] = connection.exec_driver_sql(explain, parameters).scalar_one()
-            assert scans(found["Plan"]) == []
-            assert touched(found["Plan"]) <= most
+            plan = plan_of(connection, statement, parameters, "ANALYZE")
+            assert scans(plan) == []
+            assert touched(plan) <= most
         elif kind == "sqlite":
             explained = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
-            [plan] = [row[-1] for row in explained]
-            assert (
-                plan
-                == "SCAN dispatcher_messages USING INDEX ix_dispatcher_messages_notification_due"
-            )
+            index = "ix_dispatcher_messages_notification_due"
+            assert [row[-1] for row in explained] == [
+                f"SCAN dispatcher_messages USING INDEX {index}"
+            ]
         else:
             explain = f"EXPLAIN {statement}"
             [row] = connection.exec_driver_sql(explain, parameters).mappings()

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Connection, event, insert, text
+from sqlalchemy import Connection, insert, text
 
 from dispatcher.message import new_id
 from dispatcher.store import Database, StoreMaintenance
+from tests.store.plans import asked_of, plan_of, scans, touched
 from tests.support import rows
 from tests.support.tables import attempts, messages
 
@@ -84,21 +82,14 @@ def test_finished_and_unfinished_attempts_come_each_once(database: Database, bat
     each_once(read(database, batch=batch), expected)
 
 
+@pytest.mark.parametrize("apart", [timedelta(0), timedelta(microseconds=1)])
 @pytest.mark.parametrize("batch", [1, 2, 4, 5, 11])
-def test_attempts_that_ended_at_the_same_instant_come_each_once(
-    database: Database, batch: int
+def test_attempts_that_ended_at_nearly_the_same_instant_come_each_once(
+    database: Database, batch: int, apart: timedelta
 ) -> None:
-    now = rows.now()
-    same = [now - timedelta(hours=1)] * 10
-    expected = sent_at(database, *same, tokens=2)
-    each_once(read(database, batch=batch), expected)
-
-
-def test_instants_finer_than_a_millisecond_lose_nothing(database: Database) -> None:
     base = rows.now() - timedelta(hours=1)
-    fine = [base + timedelta(microseconds=n) for n in range(10)]
-    expected = sent_at(database, *fine)
-    each_once(read(database, batch=3), expected)
+    expected = sent_at(database, *(base + n * apart for n in range(10)), tokens=2)
+    each_once(read(database, batch=batch), expected)
 
 
 def test_a_try_under_way_beside_an_earlier_one_of_its_message_comes_too(
@@ -125,26 +116,6 @@ def test_a_claim_that_ran_out_and_was_not_rescued_yet_comes_with_its_age(
     [[taken]] = StoreMaintenance(database).permits(memory=DAY, batch=9)
     assert taken.message_id == claim.message.id
     assert timedelta(minutes=9) < taken.age < timedelta(minutes=11)
-
-
-def test_without_attempts_there_are_no_pages(database: Database) -> None:
-    rows.add(database)
-    assert list(StoreMaintenance(database).permits(memory=DAY, batch=9)) == []
-
-
-@contextmanager
-def statements_of(database: Database) -> Iterator[list[tuple[str, Any]]]:
-    """Collect what is asked of the database, with its parameters."""
-    seen: list[tuple[str, Any]] = []
-
-    def note(*call: Any) -> None:
-        _, _, statement, parameters, *_ = call
-        if "attempts" in statement:
-            seen.append((statement, parameters))
-
-    event.listen(database.engine, "before_cursor_execute", note)
-    yield seen
-    event.remove(database.engine, "before_cursor_execute", note)
 
 
 def add_cold(database: Database) -> None:
@@ -178,21 +149,6 @@ def add_cold(database: Database) -> None:
         connection.execute(text("VACUUM ANALYZE"))  # earlier tests left dead rows
 
 
-def touched(plan: dict[str, Any]) -> int:
-    """How many rows a plan looked at, those it dropped included."""
-    dropped = sum(value for name, value in plan.items() if name.startswith("Rows Removed"))
-    own = (
-        (plan["Actual Rows"] + dropped) * plan["Actual Loops"] if "Scan" in plan["Node Type"] else 0
-    )
-    return int(own) + sum(touched(each) for each in plan.get("Plans", []))
-
-
-def scans(plan: dict[str, Any]) -> list[str]:
-    """What a plan reads from one end to the other."""
-    own = [plan["Relation Name"]] if plan["Node Type"] == "Seq Scan" else []
-    return own + [name for each in plan.get("Plans", []) for name in scans(each)]
-
-
 @on_postgresql
 def test_old_attempts_are_not_looked_at(database: Database) -> None:
     add_cold(database)
@@ -204,17 +160,16 @@ def test_old_attempts_are_not_looked_at(database: Database) -> None:
         expected.add((claim.message.id, claim.token))
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("VACUUM ANALYZE"))  # earlier tests left dead rows
-    with statements_of(database) as asked:
+    with asked_of(database.engine) as asked:
         found = read(database, batch=BATCH)
     each_once(found, expected)
     assert asked
     assert len(asked) <= len(expected) // BATCH + 4, "pages, not rows"
     with database.engine.connect() as connection:
         for statement, parameters in asked:
-            explain = f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}"
-            [plan] = connection.exec_driver_sql(explain, parameters).scalar_one()
-            assert "dispatcher_attempts" not in scans(plan["Plan"]), statement
-            assert touched(plan["Plan"]) < 50 * BATCH, statement
+            plan = plan_of(connection, statement, parameters, "ANALYZE")
+            assert "dispatcher_attempts" not in scans(plan), statement
+            assert touched(plan) < 50 * BATCH, statement
 
 
 def test_a_day_without_a_partition_is_read_too(database: Database) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import Connection, event, true
+from sqlalchemy import Connection, true
 
 from dispatcher.message import Outcome
 from dispatcher.store import Database
 from dispatcher.store.changes import ClaimChanges, GivenRow, GuardedChange, arrays
 from dispatcher.store.claims import claim_at_once
+from tests.store.plans import asked_of, plan_of
 from tests.support.tables import TABLES
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -55,33 +56,18 @@ def asked_for_a_group(database: Database, connection: Connection) -> list[tuple[
     ]  # fmt: skip
     ids: list[UUID] = [row["id"] for row in group]
     changes = ClaimChanges(database)
-    asked: list[tuple[str, Any]] = []
-
-    def note(*given: Any) -> None:
-        asked.append((given[2], given[3]))
-
-    event.listen(connection, "before_cursor_execute", note)
-    for name, each in vars(ClaimChanges).items():
-        if isinstance(each, cached_property):
-            change: GuardedChange = getattr(changes, name)
-            change.run(connection, group)
-    claim = {"ids": ids, "mark": uuid4(), "ahead": 0.0, "ttl": 30.0}
-    connection.execute(claim_at_once(TABLES, true()), claim)
-    sent = [{name: row[name] for name in ("id", "token", "receipt")} for row in group]
-    connection.execute(changes.sent_at_once(), arrays(sent))
-    snoozed = [{name: row[name] for name in ("id", "token", "wait", "enqueue")} for row in group]
-    connection.execute(changes.snoozed_at_once(), arrays(snoozed))
-    event.remove(connection, "before_cursor_execute", note)
+    with asked_of(connection) as asked:
+        for name, each in vars(ClaimChanges).items():
+            if isinstance(each, cached_property):
+                change: GuardedChange = getattr(changes, name)
+                change.run(connection, group)
+        claim = {"ids": ids, "mark": uuid4(), "ahead": 0.0, "ttl": 30.0}
+        connection.execute(claim_at_once(TABLES, true()), claim)
+        connection.execute(changes.sent_at_once(), arrays(group, ("id", "token", "receipt")))
+        snoozed = arrays(group, ("id", "token", "wait", "enqueue"))
+        connection.execute(changes.snoozed_at_once(), snoozed)
     assert len(asked) > 12
     return asked
-
-
-def plan_of(connection: Connection, statement: str, values: Any) -> dict[str, Any]:
-    """Return the plan of a statement with these values."""
-    explain = f"EXPLAIN (FORMAT JSON) {statement}"
-    [found] = connection.exec_driver_sql(explain, values).scalar_one()
-    plan: dict[str, Any] = found["Plan"]
-    return plan
 
 
 def generic_plan(connection: Connection, statement: str) -> dict[str, Any]:

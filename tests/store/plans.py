@@ -1,0 +1,45 @@
+"""What a database is asked, and how PostgreSQL reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, event
+
+
+@contextmanager
+def asked_of(target: Engine | Connection) -> Iterator[list[tuple[str, Any]]]:
+    """Give the statements that are run inside, with their values."""
+    asked: list[tuple[str, Any]] = []
+
+    def note(*given: Any) -> None:
+        asked.append((given[2], given[3]))
+
+    event.listen(target, "before_cursor_execute", note)
+    yield asked
+    event.remove(target, "before_cursor_execute", note)
+
+
+def plan_of(connection: Connection, statement: str, values: Any, *options: str) -> dict[str, Any]:
+    """Return the plan of a statement with these values."""
+    explain = f"EXPLAIN ({', '.join((*options, 'FORMAT JSON'))}) {statement}"
+    [found] = connection.exec_driver_sql(explain, values).scalar_one()
+    plan: dict[str, Any] = found["Plan"]
+    return plan
+
+
+def touched(plan: dict[str, Any]) -> int:
+    """How many rows a plan looked at, those it dropped included."""
+    dropped = sum(value for name, value in plan.items() if name.startswith("Rows Removed"))
+    own = (
+        (plan["Actual Rows"] + dropped) * plan["Actual Loops"] if "Scan" in plan["Node Type"] else 0
+    )
+    return int(own) + sum(touched(each) for each in plan.get("Plans", []))
+
+
+def scans(plan: dict[str, Any]) -> list[str]:
+    """What a plan reads from one end to the other."""
+    own = [plan["Relation Name"]] if plan["Node Type"] == "Seq Scan" else []
+    return own + [name for each in plan.get("Plans", []) for name in scans(each)]
