@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 
 import pytest
 from sqlalchemy import Connection, insert
 
 from dispatcher.message import Message
-from dispatcher.selection import Selection
 from dispatcher.store import (
-    Addition,
     Database,
     GivenUp,
-    Listing,
+    JoinedMessages,
+    JoinedTransaction,
     Messages,
     StoreMaintenance,
 )
-from dispatcher.store.outbox import JoinedMessages
 from dispatcher.store.schema import to_row
 from tests.support import rows
 from tests.support.tables import messages
@@ -44,18 +41,15 @@ def test_an_id_given_up_is_stored_by_no_statement(database: Database) -> None:
     assert StoreMaintenance(database).give_up([message.id]) == ({}, {message.id}, set())
     with pytest.raises(GivenUp):
         Messages(database).add(rows.addition(message))
-    some = [Addition(each, each.send_at, None, "{}") for each in (other, message)]
-    assert Messages(database).add_together(some) is False
+    assert Messages(database).add_together(map(rows.addition, (other, message))) is False
     assert Messages(database).has([message.id]) is False
     level = "SERIALIZABLE" if database.url.get_backend_name() == "sqlite" else "READ COMMITTED"
     engine = database.engine.execution_options(isolation_level=level)
     with engine.connect() as connection:
-        joined = JoinedMessages(database).join(connection, _ends)
+        joined: JoinedTransaction[None] = JoinedMessages(database).join(connection, lambda *_: None)
         assert not joined.add(rows.addition(message))
         connection.rollback()
-    listing = Listing(database, late=timedelta(minutes=5), put_off=timedelta(seconds=5))
-    assert listing.page(Selection(), after=None, limit=9).messages == ()
-    assert listing.count(Selection()) == 0
+    assert rows.listed(database) == []
 
 
 def test_giving_up_again_changes_nothing(database: Database) -> None:
@@ -71,6 +65,7 @@ def test_messages_are_left_alone(database: Database) -> None:
     settled = StoreMaintenance(database).give_up([kept.id, cancelled.id])
     assert settled == ({kept.id: (kept.send_at, 0)}, set(), set())
     assert Messages(database).get(kept.id) == kept
+    assert rows.count(database) == 2
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
@@ -100,10 +95,5 @@ def test_a_long_transaction_stops_neither_the_sweep_nor_others(database: Databas
         mixed = [*(each.id for each in stored[:3]), orphan.id]
         assert maintenance.give_up(mixed).void == {orphan.id}
         other.exec_driver_sql("COMMIT")
-    assert maintenance.give_up([each.id for each in stored]).holding.keys() == {
-        e.id for e in stored
-    }
-
-
-def _ends(joined: Sequence[object], is_certain: bool) -> None:
-    """Leave what joined a transaction alone."""
+    ids = [each.id for each in stored]
+    assert maintenance.give_up(ids).holding.keys() == set(ids)

@@ -12,9 +12,7 @@ from sqlalchemy import Connection, func, select
 
 from dispatcher import Message
 from dispatcher.errors import StoreUnavailable, Suppressed
-from dispatcher.message import dump_json
 from dispatcher.store import (
-    Addition,
     Database,
     GivenUp,
     JoinedMessages,
@@ -95,9 +93,7 @@ def test_a_batch_stores_all_keys_with_their_messages_or_nothing(database: Databa
 
     def add_all(*names: str | None) -> bool | None:
         some = [rows.a_message(idempotency_key=name) for name in names]
-        return store.add_together(
-            Addition(each, each.send_at, "f", dump_json(each.body)) for each in some
-        )
+        return store.add_together(rows.addition(each, fingerprint="f") for each in some)
 
     assert add_all("a", None, "b") is True
     assert add_all("c", "b", None) is False
@@ -163,21 +159,15 @@ def test_a_prune_frees_no_key_that_belongs_to_another_message_by_now(database: D
 
 
 def test_a_key_whose_message_was_deleted_by_hand_is_free(database: Database, way: None) -> None:
-    add(database, rows.a_message(idempotency_key="key"))
-    database.run(lambda connection: connection.exec_driver_sql("DELETE FROM dispatcher_messages"))
+    one, two, three = (rows.a_message(idempotency_key="key") for _ in range(3))
+    assert add(database, one) == one
+    delete = lambda each: each.exec_driver_sql("DELETE FROM dispatcher_messages")  # noqa: E731 - run twice
+    database.run(delete)
     assert Messages(database).with_key("key") is None
-    again = rows.a_message(idempotency_key="key")
-    assert add(database, again) == again
-    assert (rows.count(database), stored_keys(database)) == (1, 1)
-
-
-def test_a_key_without_its_message_is_free_for_a_callers_transaction(
-    database: Database,
-) -> None:
-    add(database, rows.a_message(idempotency_key="key"))
-    database.run(lambda connection: connection.exec_driver_sql("DELETE FROM dispatcher_messages"))
-    again = rows.a_message(idempotency_key="key")
+    assert add(database, two) == two
+    database.run(delete)
     with callers_transaction(database) as (joined, connection):
-        assert joined.add(rows.addition(again, fingerprint="print"))
+        assert joined.add(rows.addition(three, fingerprint="print"))
         connection.commit()
-    assert Messages(database).with_key("key") == (again, "print")
+    assert Messages(database).with_key("key") == (three, "print")
+    assert (rows.count(database), stored_keys(database)) == (1, 1)

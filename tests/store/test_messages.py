@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
 from uuid import uuid4
@@ -10,9 +11,8 @@ from uuid import uuid4
 import pytest
 
 from dispatcher.errors import MessageNotFound, StoreUnavailable
-from dispatcher.message import Message, Status, dump_json
+from dispatcher.message import Message, Status, new_id
 from dispatcher.store import (
-    Addition,
     Claims,
     Database,
     GivenUp,
@@ -36,7 +36,7 @@ def test_an_added_message_is_read_back_the_same(database: Database) -> None:
         on_unknown="hold",
         expire_after=timedelta(days=1, milliseconds=1),
         asked_at=rows.now() - timedelta(hours=1),
-        trace="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        trace=TRACE,
         enqueued_at=rows.now(),
     )
     store = Messages(database)
@@ -44,36 +44,24 @@ def test_an_added_message_is_read_back_the_same(database: Database) -> None:
     assert store.get(message.id) == message
     assert store.with_key("key") == (message, "print")
     assert store.attempts(message.id) == []
-
-
-def test_messages_added_in_bulk_are_read_back_the_same(database: Database) -> None:
-    near = rows.a_message(enqueued_at=rows.now())
-    far = rows.a_message(trace="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
-    both = [near, far]
-    assert Messages(database).add_together(
-        Addition(each, each.send_at, None, dump_json(each.body)) for each in both
-    )
-    assert [Messages(database).get(each.id) for each in both] == both
+    both = [replace(message, id=new_id(), idempotency_key=None), rows.a_message()]
+    assert store.add_together(map(rows.addition, both))
+    assert [store.get(each.id) for each in both] == both
 
 
 def test_a_message_that_is_to_be_enqueued_again_has_not_been(database: Database) -> None:
     message = rows.add(database, enqueued_at=rows.now())
     Messages(database).enqueue_again([message.id])
     assert Messages(database).get(message.id).enqueued_at is None
+    assert rows.row(database, message.id).enqueue_at <= rows.now() + timedelta(seconds=1)
 
 
 def test_adding_again_gives_what_is_stored_and_changes_nothing(database: Database) -> None:
     message = rows.add(database)
-    claimant = Messages(database)
-    claimant.cancel([message.id])
-    again = claimant.add(rows.addition(message), perhaps_stored=True)
+    store = Messages(database)
+    store.cancel([message.id])
+    again = store.add(rows.addition(message), perhaps_stored=True)
     assert again.status is Status.CANCELLED
-    assert rows.count(database) == 1
-
-
-def test_the_same_key_gives_the_message_that_was_there_first(database: Database) -> None:
-    first = rows.add(database, idempotency_key="key")
-    assert rows.add(database, idempotency_key="key") == first
     assert rows.count(database) == 1
 
 
@@ -146,12 +134,6 @@ def test_a_message_is_taken_back_while_it_is_scheduled(database: Database, key: 
     assert maintenance.prune(older_than=timedelta(seconds=-1), limit=9) == 0
     maintenance.mark_released([message.id])
     assert maintenance.prune(older_than=timedelta(seconds=-1), limit=9) == 1
-
-
-def test_an_unpublished_message_is_due_for_enqueueing_at_once(database: Database) -> None:
-    message = rows.add(database)
-    Messages(database).enqueue_again([message.id])
-    assert rows.row(database, message.id).enqueue_at <= rows.now() + timedelta(seconds=1)
 
 
 impossible: list[Callable[[], dict[str, Any]]] = [
@@ -245,8 +227,7 @@ def test_a_body_comes_back_as_it_was_given(database: Database, body: dict[str, A
     assert found == body
     assert list(found) == list(body)
     together = rows.a_message(body=body)
-    addition = Addition(together, together.send_at, None, dump_json(body))
-    assert Messages(database).add_together([addition])
+    assert Messages(database).add_together([rows.addition(together)])
     assert Messages(database).get(together.id).body == body
 
 
