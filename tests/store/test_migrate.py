@@ -57,6 +57,9 @@ IN_THE_WAY: dict[str, tuple[Sequence[str], str]] = {
 }
 
 
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
 @pytest.fixture
 def empty(empty_database_url: str) -> Iterator[Database]:
     with closing(Database(empty_database_url)) as database:
@@ -83,11 +86,6 @@ def test_migrating_again_changes_nothing(empty: Database) -> None:
     assert there(empty) == NAMES
 
 
-def test_a_missing_schema_is_named_with_its_remedy(empty: Database) -> None:
-    with pytest.raises(StoreUnavailable, match=r"out of date .* run `dispatcher migrate`"):
-        Messages(empty).get(new_id())
-
-
 @pytest.mark.parametrize(("statements", "said"), IN_THE_WAY.values(), ids=IN_THE_WAY)
 def test_nothing_is_migrated_past_what_is_in_the_way(
     empty: Database, statements: Sequence[str], said: str
@@ -105,19 +103,6 @@ def test_nothing_is_migrated_past_what_is_in_the_way(
         Messages(empty).get(new_id())
 
 
-def test_an_applications_messages_with_our_old_revisions_are_no_pre_release(
-    empty: Database,
-) -> None:
-    run(
-        empty,
-        "CREATE TABLE messages (id INT)",
-        VERSIONS,
-        "INSERT INTO alembic_version VALUES ('0001')",
-    )
-    migrate(empty)
-    assert there(empty) == {*NAMES, "messages", "alembic_version"}
-
-
 def test_a_later_version_is_left_as_it_is(empty: Database) -> None:
     migrate(empty)
     run(empty, "UPDATE dispatcher_alembic_version SET version_num = '9999'")
@@ -131,7 +116,7 @@ def test_a_later_version_is_left_as_it_is(empty: Database) -> None:
 
 
 def migrated(gate: Any, _number: int, url: str) -> str:
-    """Migrate in a process of its own, when all of them are there."""
+    """Migrate when all processes are there."""
     with closing(Database(url)) as database:
         gate.wait(60)
         return migrate(database)
@@ -168,10 +153,7 @@ def test_the_first_opening_of_a_file_waits_no_longer_than_for_a_lock(
         database.close()
 
 
-on_mariadb = pytest.mark.parametrize("empty_database_url", ["mariadb"], indirect=True)
-
-
-@on_mariadb
+@pytest.mark.parametrize("empty_database_url", ["mariadb"], indirect=True)
 def test_a_migration_that_was_interrupted_is_finished(
     empty: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,11 +217,8 @@ def test_constraints_have_names_that_can_be_changed_later(database: Database) ->
     assert "ck_dispatcher_messages_status_known" in found
 
 
-def test_sqlite_is_set_up_for_durable_writes_side_by_side(
-    database: Database, request: pytest.FixtureRequest
-) -> None:
-    if database.url.get_backend_name() != "sqlite":
-        pytest.skip("about SQLite")
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_sqlite_is_set_up_for_durable_writes_side_by_side(database: Database) -> None:
     found = {
         name: database.run(
             lambda connection, name=name: connection.execute(text(f"PRAGMA {name}")).scalar_one()  # type: ignore[misc]  # a default argument
@@ -264,12 +243,11 @@ def test_a_migration_keeps_what_is_stored_and_its_attempts(
     assert attempt.outcome is None
 
 
+@on_postgresql
 def test_on_postgresql_an_index_is_built_while_others_write(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupted, the migration goes on where it was."""
-    if database.url.get_backend_name() != "postgresql":
-        pytest.skip("about PostgreSQL")
     ended = rows.add(database)
     rows.change(database, ended.id, status="sent", finished_at=rows.now())
     message = rows.add(database)
@@ -305,11 +283,8 @@ def building(database: Database) -> int | None:
     return found
 
 
-def test_autovacuum_comes_long_before_a_fifth_of_a_table_is_dead(
-    database: Database, request: pytest.FixtureRequest
-) -> None:
-    if database.url.get_backend_name() != "postgresql":
-        pytest.skip("about PostgreSQL")
+@on_postgresql
+def test_autovacuum_comes_long_before_a_fifth_of_a_table_is_dead(database: Database) -> None:
     query = text("SELECT reloptions FROM pg_class WHERE oid = CAST(:name AS regclass)")
     for table in (TABLES.messages, TABLES.attempts):
         found = database.run(

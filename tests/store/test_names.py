@@ -11,16 +11,19 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, inspect, text
 
-from dispatcher import Draft, Message, PerhapsSent, PermanentFailure, Status
-from dispatcher.message import dump_json, new_id
+from dispatcher import (
+    Draft,
+    Message,
+    MessageNotFound,
+    PerhapsSent,
+    PermanentFailure,
+    Status,
+)
+from dispatcher.message import new_id
 from dispatcher.store import (
-    Addition,
-    Claims,
     Database,
     Messages,
-    StoreMaintenance,
     StoreSurvey,
-    Suppressions,
     migrate,
 )
 from tests.support import rows
@@ -80,24 +83,6 @@ def test_the_migrations_build_what_is_described(
     assert named.tables.schema is None or elsewhere == []
     become_next_version(tmp_path, monkeypatch)
     assert migrate(named) == migrate(named) == NEXT
-
-
-@pytest.mark.long
-@under_names
-def test_all_statements_work_with_other_names_of_tables(named: Database) -> None:
-    rows.add(named, idempotency_key="key")
-    claim = rows.claimed(named)
-    Claims(named, ttl=rows.TTL).put_back([(claim, timedelta(0))], enqueue_in=timedelta(0))
-    assert Messages(named).attempts(claim.message.id) == []
-    some = [rows.a_message() for _ in range(3)]
-    added = Messages(named).add_together(
-        Addition(each, each.send_at, None, dump_json(each.body)) for each in some
-    )
-    assert added
-    assert len(rows.listed(named)) == 5
-    Suppressions(named).add("ada", None)
-    assert StoreMaintenance(named).give_up([new_id()]).void
-    assert StoreMaintenance(named).prune(older_than=timedelta(0), limit=9) == 1
 
 
 def test_two_names_in_one_database_are_two_stores(empty_database_url: str) -> None:
@@ -177,7 +162,7 @@ IN_AN_HOUR = timedelta(hours=1)
         ("sqlite", {"table_prefix": "crm_"}),
         ("postgresql", {"table_prefix": "crm_"}),
         ("mariadb", {"table_prefix": "crm_"}),
-        ("postgresql", {"table_prefix": "crm_", "table_schema": "crm"}),
+        ("postgresql", {"table_prefix": "order_", "table_schema": "select"}),
     ],
     ids=["sqlite", "postgresql", "mariadb", "schema"],
 )
@@ -258,3 +243,8 @@ def test_a_whole_life_under_other_names(house: House) -> None:
     found = examined(house)
     for check in ("store.answers", "store.migrations", "store.indexes", "work.channels"):
         assert found[check].level is OK, found[check]
+    maintenance = house.parts.store_maintenance
+    assert maintenance.give_up([new_id()]).void
+    assert maintenance.prune(older_than=timedelta(0), limit=99) > 0
+    with pytest.raises(MessageNotFound):
+        door.get(first.id)
