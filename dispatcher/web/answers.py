@@ -8,33 +8,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from starlette.responses import Response
 
 from dispatcher.errors import InvalidDraft, MessageChanged, StoreUnavailable
 from dispatcher.message import Message, Status, check_text
 from dispatcher.store import Movable
+from dispatcher.web.models import Out
 
 LONGEST_KEY = 190
 _MEDIA_TYPE = "application/json"
 _TRIES = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to a call: a status, a body as JSON, and headers."""
-
-    status: int
-    body: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    def response(self) -> Response:
-        """Return it to be sent."""
-        return Response(self.body, self.status, headers=dict(self.headers), media_type=_MEDIA_TYPE)
-
-
 _VERSION = re.compile(r"([0-9]{1,20}-){4}[a-z]+")
+
+
+def answer(body: Out, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(body.text(), status, headers=headers, media_type=_MEDIA_TYPE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +39,6 @@ class Version:
 
     @classmethod
     def of(cls, found: Movable) -> Version:
-        """Return the version of a message."""
         message = found.message
         at_ms = round(message.next_attempt_at.timestamp() * 1_000)
         counts = (message.attempt_count, message.max_attempts)
@@ -68,13 +57,11 @@ class Version:
         return replace(before, next_attempt_ms=self.next_attempt_ms) != self
 
     def __str__(self) -> str:
-        """Return it as text."""
         numbers = (self.move_token, self.attempt_count, self.max_attempts, self.next_attempt_ms)
         return "-".join((*map(str, numbers), self.status.value))
 
 
 def etag_of(found: Movable) -> str:
-    """Return the entity tag of a message."""
     return f'"{Version.of(found)}"'
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeVar
-from urllib.parse import urlencode
 from uuid import UUID
 
 from fastapi import Depends, Request
@@ -29,7 +28,7 @@ from dispatcher.store import Movable
 from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.admission import Admission
-from dispatcher.web.answers import Answer, etag_of, key_of
+from dispatcher.web.answers import key_of
 from dispatcher.web.problems import (
     CUT_OFF,
     NO_JSON_TYPE,
@@ -84,12 +83,10 @@ class Service:
 
     @property
     def parts(self) -> App:
-        """The parts that no method of the dispatcher shows."""
         return app_of(self.dispatcher)
 
     @property
     def settings(self) -> Settings:
-        """The settings of the dispatcher."""
         return self.dispatcher.settings
 
     @property
@@ -111,7 +108,6 @@ class Context:
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """The dispatcher."""
         return self.service.dispatcher
 
     @property
@@ -119,11 +115,6 @@ class Context:
         """The caller, as it was admitted last."""
         caller: Caller = self.request.state.caller
         return caller
-
-    @property
-    def root(self) -> str:
-        """The path at which the API is mounted."""
-        return str(self.request.scope.get("root_path", ""))
 
     @property
     def idempotency_key(self) -> str | None:
@@ -210,18 +201,15 @@ class Context:
             self.caller.check(right)
         if given := Counter(name for name, _ in self.request.query_params.multi_items()):
             schema = call_schema_of(self.request)
-            for name, many in given.items():
+            for name, times in given.items():
                 where = ("query", name)
                 if name not in schema["properties"]["query"]["properties"]:
                     raise RequestValidationError([{"type": UNKNOWN_FIELD, "loc": where}])
-                if many > 1 and schema_at(schema, where).get("type") != "array":
+                if times > 1 and schema_at(schema, where).get("type") != "array":
                     raise RequestValidationError([{"type": REPEATED, "loc": where}])
 
     def admit(self) -> Caller:
-        """Count the call against its limit, and return the caller. Raises Refused.
-
-        It asks Redis, and belongs in a thread.
-        """
+        """Count the call against its limit, and return the caller. Raises Refused."""
         self.service.admission.count(self.request)
         return self.caller
 
@@ -233,35 +221,15 @@ class Context:
         names = ("traceparent", "tracestate")
         return spans.under_parent_of({name: ",".join(headers.getlist(name)) for name in names})
 
-    def identify_again(self) -> None:
-        """Find the caller anew: its key may have ended. Raises Refused and StoreUnavailable."""
-        request = self.request
-        request.state.caller = self.service.admission.caller_of(request)
-
     def seen(self, message_id: str | UUID) -> Movable:
         """Return a message of the caller's. Raises MessageNotFound."""
-        found = self.service.parts.messages.movable(id_of(message_id))
-        self.caller.check_sees(found.message)
-        return found
+        movable = self.service.parts.messages.movable(id_of(message_id))
+        self.caller.check_sees(movable.message)
+        return movable
 
     def shown(self, message: Message) -> models.MessageOut:
         """Return a message as far as the caller may see it."""
         return models.MessageOut.of(message, self.caller, digest=self.service.digest)
-
-    def answer(self, found: Movable) -> Answer:
-        """Return the answer that shows a message."""
-        headers, message = {"ETag": etag_of(found)}, found.message
-        return Answer(200, self.shown(message).text(), headers)
-
-    def problem(self, error: DispatcherError) -> dict[str, Any]:
-        """Return an error as a problem, as far as the caller may see it."""
-        return problem_for(self.request, error)
-
-    def next_page(self, after: UUID) -> Mapping[str, str]:
-        """Return the header that leads to the page after that message."""
-        query = [pair for pair in self.request.query_params.multi_items() if pair[0] != "cursor"]
-        query.append(("cursor", str(after)))
-        return {"Link": f'<{self.request.url.path}?{urlencode(query)}>; rel="next"'}
 
 
 def call_schema_of(request: Request) -> Schema:
@@ -285,9 +253,9 @@ def validated(model: type[BodyT], given: Any, *where: str | int) -> BodyT:
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
+        wrong = error.errors(include_url=False, include_input=False)
         raise RequestValidationError(
-            [{**each, "loc": (*where, *each["loc"])} for each in found]
+            [{**each, "loc": (*where, *each["loc"])} for each in wrong]
         ) from None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from pydantic import BaseModel
@@ -11,7 +11,7 @@ from starlette.convertors import PathConvertor, register_url_convertor
 
 from dispatcher.web import models
 from dispatcher.web.access import Right
-from dispatcher.web.calls import batch, changes, events, messages, operations, scopes, suppressions
+from dispatcher.web.calls import batch, events, messages, operations, scopes
 
 PREFIX = "/v1"
 _JSON = "application/json"
@@ -27,26 +27,28 @@ class _AnyName(PathConvertor):
 register_url_convertor("any_name", _AnyName())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """One endpoint of the API. Its id in the document is the name of its ``function``.
 
-    ``status``: that of success. ``answer``: the model of its JSON. ``stream``, in place of it: a
-    media type, and the model of a line or an event. ``body``: the media type and the model of a
-    body, which ``function`` reads itself; ``may_be_empty``: a call may have none. ``problems``:
-    statuses of problems beside those of every call. ``headers``: headers of success beside those of
-    every answer. ``takes_idempotency_key``: a repeat with its key is answered by what the
-    first call made. ``most_bytes`` of a body: None for any number, 0 for those of one message.
-    ``rights`` are checked before a body is read. ``is_long``: a call that changes nothing and may
-    take many times as long as a submit; it shares the threads for such calls.
+    ``path``: below ``/v1``. ``answer``: the model of its JSON. ``rights`` are checked before a body
+    is read. ``status``: that of success. ``stream``, in place of an answer: a media type, and the
+    model of a line or an event. ``body``: the media type and the model of a body, which
+    ``function`` reads itself; ``may_be_empty``: a call may have none. ``problems``: statuses of
+    problems beside those of every call. ``headers``: headers of success beside those of every
+    answer. ``takes_idempotency_key``: a repeat with its key is answered by what the first call
+    made. ``most_bytes`` of a body: None for any number, 0 for those of one message. ``is_long``: a
+    call that changes nothing and may take many times as long as a submit; it shares the threads for
+    such calls.
     """
 
     method: str
     path: str
     function: Callable[..., Any]
+    answer: type[models.Out] | None
     rights: tuple[Right, ...]
+    _: KW_ONLY
     status: int = 200
-    answer: type[models.Out] | None = None
     stream: tuple[str, type[BaseModel]] | None = None
     body: tuple[str, type[BaseModel]] | None = None
     may_be_empty: bool = False
@@ -58,39 +60,7 @@ class Endpoint:
 
     @property
     def name(self) -> str:
-        """The id of the operation."""
         return self.function.__name__
-
-
-def _get(
-    path: str,
-    function: Callable[..., Any],
-    answer: type[models.Out] | None,
-    *rights: Right,
-    **named: Any,
-) -> Endpoint:
-    return Endpoint(
-        method="GET",
-        path=PREFIX + path,
-        function=function,
-        answer=answer,
-        rights=rights,
-        **named,
-    )  # fmt: skip
-
-
-def _change(
-    method: str,
-    path: str,
-    function: Callable[..., Any],
-    answer: type[models.Out],
-    right: Right,
-    **named: Any,
-) -> Endpoint:
-    return Endpoint(
-        method=method, path=PREFIX + path, function=function, answer=answer, rights=(right,),
-        **named,
-    )  # fmt: skip
 
 
 def _edit(
@@ -103,9 +73,9 @@ def _edit(
 ) -> Endpoint:
     """Return the endpoint of a change of one message, for which ``If-Match`` counts."""
     problems = (404, 409, 412, 413) if body else (404, 409, 412)
-    return _change(
-        method, path, function, models.MessageOut, right, problems=problems, headers=("ETag",),
-        body=body and (_JSON, body), **named,
+    return Endpoint(
+        method, path, function, models.MessageOut, (right,), problems=problems, headers=("ETag",),
+        body=(_JSON, body) if body else None, **named,
     )  # fmt: skip
 
 
@@ -114,63 +84,67 @@ _SCOPE = "/scopes/{kind}/{scope:any_name}"
 _RECIPIENT = "/suppressions/{recipient:any_name}"
 _PAUSE = "/pauses/{kind}/{name:any_name}"
 _READ, _WRITE, _OPERATE = Right.MESSAGES_READ, Right.MESSAGES_WRITE, Right.OPERATE
+_READ_RECIPIENTS, _SUPPRESS = Right.RECIPIENTS_READ, Right.SUPPRESSIONS_WRITE
 
 ENDPOINTS: tuple[Endpoint, ...] = (
-    _change(
-        "POST", "/messages", messages.submit, models.MessageOut, _WRITE,
+    Endpoint(
+        "POST", "/messages", messages.submit, models.MessageOut, (_WRITE,),
         status=201, body=(_JSON, models.NewMessage), problems=(409, 413), headers=("Location",),
         takes_idempotency_key=True,
     ),
     Endpoint(
-        method="POST", path=f"{PREFIX}/messages/batch", function=batch.submit_batch,
-        rights=(_WRITE,), body=(_NDJSON, models.NewMessageLine),
-        stream=(_NDJSON, models.VerdictOut), problems=(413, 415),
-        most_bytes=None,
+        "POST", "/messages/batch", batch.submit_batch, None, (_WRITE,),
+        body=(_NDJSON, models.NewMessageLine), stream=(_NDJSON, models.VerdictOut),
+        problems=(413, 415), most_bytes=None,
     ),
-    _change(
-        "POST", "/plans", messages.plan, models.PlanOut, _WRITE, body=(_JSON, models.Plans),
+    Endpoint(
+        "POST", "/plans", messages.plan, models.PlanOut, (_WRITE,), body=(_JSON, models.Plans),
         problems=(409, 413), most_bytes=2_000_000, is_long=True,
     ),
-    _get(
-        "/messages", messages.list_messages, models.MessagesOut, _READ, headers=("Link",),
-        is_long=True,
+    Endpoint(
+        "GET", "/messages", messages.list_messages, models.MessagesOut, (_READ,),
+        headers=("Link",), is_long=True,
     ),
-    _get("/counts", messages.counts, models.CountsOut, _READ, is_long=True),
-    _get(_MESSAGE, messages.get, models.MessageOut, _READ, problems=(404,), headers=("ETag",)),
-    _edit("PATCH", _MESSAGE, changes.update, _WRITE, models.MessageChange),
-    _edit("DELETE", _MESSAGE, changes.cancel, Right.MESSAGES_CANCEL),
-    _edit("POST", f"{_MESSAGE}/reschedule", changes.reschedule, _WRITE, models.NewTime),
+    Endpoint("GET", "/counts", messages.counts, models.CountsOut, (_READ,), is_long=True),
+    Endpoint(
+        "GET", _MESSAGE, messages.get, models.MessageOut, (_READ,), problems=(404,),
+        headers=("ETag",),
+    ),
+    _edit("PATCH", _MESSAGE, messages.update, _WRITE, models.MessageChange),
+    _edit("DELETE", _MESSAGE, messages.cancel, Right.MESSAGES_CANCEL),
+    _edit("POST", f"{_MESSAGE}/reschedule", messages.reschedule, _WRITE, models.NewTime),
     _edit(
-        "POST", f"{_MESSAGE}/retry", changes.retry, _OPERATE, models.Retry, may_be_empty=True
+        "POST", f"{_MESSAGE}/retry", messages.retry, _OPERATE, models.Retry, may_be_empty=True
     ),
-    _edit("POST", f"{_MESSAGE}/release", changes.release, _OPERATE),
-    _edit("POST", f"{_MESSAGE}/drop", changes.drop, _OPERATE, models.Drop, may_be_empty=True),
-    _get(
-        f"{_SCOPE}/timeline", scopes.timeline, models.TimelineOut, _READ, Right.RECIPIENTS_READ,
-        is_long=True,
+    _edit("POST", f"{_MESSAGE}/release", messages.release, _OPERATE),
+    _edit("POST", f"{_MESSAGE}/drop", messages.drop, _OPERATE, models.Drop, may_be_empty=True),
+    Endpoint(
+        "GET", f"{_SCOPE}/timeline", scopes.timeline, models.TimelineOut,
+        (_READ, _READ_RECIPIENTS), is_long=True,
     ),
-    _get(f"{_SCOPE}/next-slot", scopes.next_slot, models.SlotOut, _READ),
-    _get(_RECIPIENT, suppressions.suppressions, models.SuppressionsOut, Right.RECIPIENTS_READ),
-    _change(
-        "PUT", _RECIPIENT, suppressions.suppress, models.SuppressedOut, Right.SUPPRESSIONS_WRITE,
+    Endpoint("GET", f"{_SCOPE}/next-slot", scopes.next_slot, models.SlotOut, (_READ,)),
+    Endpoint(
+        "GET", _RECIPIENT, operations.suppressions, models.SuppressionsOut, (_READ_RECIPIENTS,)
+    ),
+    Endpoint(
+        "PUT", _RECIPIENT, operations.suppress, models.SuppressedOut, (_SUPPRESS,),
         body=(_JSON, models.SuppressionIn), may_be_empty=True, problems=(413,),
     ),
-    _change(
-        "DELETE", _RECIPIENT, suppressions.unsuppress, models.SuppressionsOut,
-        Right.SUPPRESSIONS_WRITE,
-    ),
-    _change(
-        "POST", "/erasures", suppressions.erase, models.ErasedOut, _OPERATE,
+    Endpoint("DELETE", _RECIPIENT, operations.unsuppress, models.SuppressionsOut, (_SUPPRESS,)),
+    Endpoint(
+        "POST", "/erasures", operations.erase, models.ErasedOut, (_OPERATE,),
         body=(_JSON, models.ErasureIn), problems=(413,),
     ),
-    _get("/pauses", operations.pauses, models.PausesOut, _OPERATE),
-    _change("PUT", _PAUSE, operations.pause, models.PausesOut, _OPERATE),
-    _change("DELETE", _PAUSE, operations.resume, models.PausesOut, _OPERATE),
-    _get("/status", operations.status, models.StatusOut, _OPERATE, is_long=True),
-    _get("/load", operations.load, models.LoadOut, _OPERATE, is_long=True),
-    _get("/refusals", operations.refusals, models.RefusalsOut, _OPERATE, is_long=True),
-    _get(
-        "/events", events.events, None, _READ,
+    Endpoint("GET", "/pauses", operations.pauses, models.PausesOut, (_OPERATE,)),
+    Endpoint("PUT", _PAUSE, operations.pause, models.PausesOut, (_OPERATE,)),
+    Endpoint("DELETE", _PAUSE, operations.resume, models.PausesOut, (_OPERATE,)),
+    Endpoint("GET", "/status", operations.status, models.StatusOut, (_OPERATE,), is_long=True),
+    Endpoint("GET", "/load", operations.load, models.LoadOut, (_OPERATE,), is_long=True),
+    Endpoint(
+        "GET", "/refusals", operations.refusals, models.RefusalsOut, (_OPERATE,), is_long=True
+    ),
+    Endpoint(
+        "GET", "/events", events.events, None, (_READ,),
         stream=("text/event-stream", models.EventOut), problems=(404,),
     ),
 )  # fmt: skip

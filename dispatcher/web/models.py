@@ -6,7 +6,6 @@ They check types only: the dispatcher checks values, so that both give the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
@@ -16,9 +15,8 @@ from pydantic_core import PydanticKnownError
 
 from dispatcher.message import Draft, Message, OnConflict, OnUnknown, Status
 from dispatcher.message import Plan as PlanOfDrafts
-from dispatcher.operations.overview import LoadToCome, Overview
+from dispatcher.operations.overview import Overview
 from dispatcher.reservation import Refusals
-from dispatcher.reservation import Timeline as TimelineOfScope
 from dispatcher.store import Pause
 from dispatcher.store import Suppression as StoredSuppression
 from dispatcher.submission.validation import check_fold
@@ -74,19 +72,8 @@ class NewMessage(_In):
     quotas: Literal["none"] | None = None
 
     def draft(self, idempotency_key: str | None = None) -> Draft:
-        """Return the draft."""
-        given = {name: getattr(self, name) for name in _SAME_IN_DRAFTS}
-        return Draft(
-            **given,
-            send_in=_length(self.send_in_seconds),
-            expire_after=_length(self.expire_after_seconds),
-            idempotency_key=idempotency_key,
-        )
-
-
-_SAME_IN_DRAFTS = tuple(
-    name for name in NewMessage.model_fields if name in Draft.__dataclass_fields__
-)
+        fields = _as_lengths({name: getattr(self, name) for name in NewMessage.model_fields})
+        return Draft(**fields, idempotency_key=idempotency_key)
 
 
 class NewMessageLine(NewMessage):
@@ -118,17 +105,16 @@ class NewTime(_In):
 
     @property
     def is_relative(self) -> bool:
-        """Whether it is a length from now."""
         return self.send_at is None and self.send_in_seconds is not None
 
     def given(self, now: datetime) -> dict[str, Any]:
         """Return the parameters of `Dispatcher.reschedule`, with the length from now as a time."""
-        given = _as_lengths(self.model_dump())
+        fields = _as_lengths(self.model_dump())
         if self.is_relative:
             if self.fold is not None:
                 check_fold(self.expires_at, self.latest)
-            given["send_at"] = send_time.after(given.pop("send_in"), now=now)
-        return given
+            fields["send_at"] = send_time.after(fields.pop("send_in"), now=now)
+        return fields
 
 
 class Retry(_In):
@@ -152,8 +138,9 @@ class Plans(_In):
 class Out(BaseModel):
     """The body of an answer."""
 
+    model_config = ConfigDict(from_attributes=True)
+
     def text(self) -> str:
-        """Return it as JSON."""
         return self.model_dump_json(exclude_unset=True)
 
 
@@ -259,7 +246,6 @@ class PlanOut(Out):
 
     @classmethod
     def of(cls, plan: PlanOfDrafts, problem_of: Callable[[Any], Json]) -> Self:
-        """Return a plan."""
         same = ("accepted", "known", "shifted", "first_send_at", "last_send_at")
         return cls(
             **{name: getattr(plan, name) for name in same},
@@ -316,7 +302,6 @@ class MessagesOut(Out):
 
     messages: list[MessageOut]
     cursor: UUID | None
-    # calls.messages.list_messages writes these fields by hand, message by message: change both
 
 
 class SuppressionIn(_In):
@@ -437,7 +422,7 @@ class FillOut(SpanOut):
 class QuotaOut(Out):
     """How full a quota is, and where it refuses a new message."""
 
-    quota: str
+    quota: Annotated[str, BeforeValidator(str)]
     fills: list[FillOut]
     blocked: list[SpanOut]
 
@@ -460,34 +445,6 @@ class TimelineOut(Out):
     windows: list[WindowOut]
     quiet: list[SpanOut]
     slots: list[datetime]
-
-    @classmethod
-    def of(cls, timeline: TimelineOfScope) -> Self:
-        """Return a timeline."""
-        windows = [
-            WindowOut(
-                scope=each.scope,
-                complete=each.complete,
-                booked=[BookedOut(message_id=one.message_id, at=one.at) for one in each.booked],
-                quotas=[
-                    QuotaOut(
-                        quota=str(quota.quota),
-                        fills=[FillOut(**one._asdict()) for one in quota.fills],
-                        blocked=[SpanOut(**one._asdict()) for one in quota.blocked],
-                    )
-                    for quota in each.quotas
-                ],
-            )
-            for each in timeline.windows
-        ]
-        return cls(
-            start=timeline.start,
-            end=timeline.end,
-            zone=timeline.zone,
-            windows=windows,
-            quiet=[SpanOut(**each._asdict()) for each in timeline.quiet],
-            slots=list(timeline.slots),
-        )
 
 
 class EventOut(Out):
@@ -526,7 +483,6 @@ class StatusOut(Out):
 
     @classmethod
     def of(cls, found: Overview) -> Self:
-        """Return an overview."""
         signs = {
             kind: None if some is None else [
                 SignOut(name=each.name, age_seconds=each.age.total_seconds(),
@@ -575,29 +531,6 @@ class LoadOut(Out):
     counted_until: datetime
     channels: list[ChannelLoadOut]
 
-    @classmethod
-    def of(cls, found: LoadToCome) -> Self:
-        """Return a load."""
-        return cls(
-            start=found.start,
-            end=found.end,
-            complete=found.complete,
-            counted_until=found.counted_until,
-            channels=[
-                ChannelLoadOut(
-                    channel=each.channel,
-                    limits=list(each.limits),
-                    late=each.late,
-                    minutes=[
-                        MinuteOut(
-                            at=one.at, due=one.due, waiting=one.waiting, last_at=one.last_at,
-                            overbooked=one.overbooked,
-                        ) for one in each.minutes
-                    ],
-                ) for each in found.channels
-            ],
-        )  # fmt: skip
-
 
 class RuleOut(Out):
     """How many submits a rule refused. Without `quota` it is quiet hours."""
@@ -630,7 +563,6 @@ class RefusalsOut(Out):
 
     @classmethod
     def of(cls, found: Refusals) -> Self:
-        """Return refusals."""
         return cls(
             since=found.since,
             rules=[
@@ -643,17 +575,15 @@ class RefusalsOut(Out):
                 )
                 for each in found.rules
             ],
-            last=[RefusalOut(**asdict(each)) for each in found.last],
+            last=[RefusalOut.model_validate(each) for each in found.last],
         )
 
 
 def _as_lengths(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return parameters in which lengths in seconds are lengths."""
-    return {
-        name.removesuffix("_seconds"): _length(value) if name.endswith("_seconds") else value
-        for name, value in given.items()
-    }
-
-
-def _length(seconds: float | None) -> timedelta | None:
-    return None if seconds is None else timedelta(seconds=seconds)
+    fields = dict(given)
+    for name in [each for each in given if each.endswith("_seconds")]:
+        seconds = fields.pop(name)
+        length = None if seconds is None else timedelta(seconds=seconds)
+        fields[name.removesuffix("_seconds")] = length
+    return fields

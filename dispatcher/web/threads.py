@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from asyncio import wrap_future
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from functools import partial, wraps
+from functools import partial
 from threading import Lock
-from typing import Any, ParamSpec, TypeVar, TypeVarTuple
-from weakref import ref
+from typing import Any, TypeVar, TypeVarTuple
 
 from dispatcher.client import Dispatcher, called, threads_of
 from dispatcher.forks import renew_after_fork
 
-P = ParamSpec("P")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -52,24 +50,6 @@ class Threads:
             self._executor = threads_of(self._dispatcher, self._most)
             return self._executor.submit(work)
 
-    def _answer(self, work: Callable[[], T], _given: Mapping[str, Any]) -> Coroutine[Any, Any, T]:
-        return self.run(work)
-
-    def awaited(self, call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
-        """Return ``call`` as a coroutine function with its signature, which runs it in a thread.
-
-        It does not keep these threads: FastAPI keeps functions of applications that are gone.
-        """
-        threads = ref(self)
-
-        @wraps(call)
-        async def waits(*args: P.args, **kwargs: P.kwargs) -> T:
-            if (found := threads()) is None:
-                raise RuntimeError("the application is gone")
-            return await found._answer(partial(call, *args, **kwargs), kwargs)
-
-        return waits
-
 
 class SharedThreads(Threads):
     """Threads for long calls, which names share: one name has at most ``most_of_one`` of them.
@@ -86,9 +66,6 @@ class SharedThreads(Threads):
         self._lock = Lock()
         self._running = Counter[str]()
         self._waiting: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
-
-    def _answer(self, work: Callable[[], T], given: Mapping[str, Any]) -> Coroutine[Any, Any, T]:
-        return self.run_for(given["context"].caller.name, work)
 
     async def run_for(self, name: str, act: Callable[[*Ts], T], *given: *Ts) -> T:
         """Return as :meth:`run` does, when it is the turn of this name."""

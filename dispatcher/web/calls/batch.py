@@ -18,7 +18,7 @@ from dispatcher.problems import problem_of
 from dispatcher.web import models, problems
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.answers import LONGEST_KEY
-from dispatcher.web.context import Context, call_schema_of, validated
+from dispatcher.web.context import Context, call_schema_of, problem_for, validated
 from dispatcher.web.problems import CUT_OFF, Refused, invalid_call
 from dispatcher.web.streams import VerdictResponse
 
@@ -89,7 +89,7 @@ def _submit_lines(context: Context, first: int, lines: list[bytes], *, counts: b
             wrong = invalid_call(error.errors(), call_schema_of(context.request), whole="the line")
             answers[number] = problem_of(wrong)
         except DispatcherError as error:
-            answers[number] = context.problem(error)
+            answers[number] = problem_for(context.request, error)
         except Refused as refused:
             answers[number] = problems.refusal_of(refused)
     try:
@@ -97,11 +97,12 @@ def _submit_lines(context: Context, first: int, lines: list[bytes], *, counts: b
             results = context.dispatcher.submit_many(list(drafts.values()))
         for number, result in zip(drafts, results, strict=True):
             if isinstance(result, Rejection):
-                answers[number] = context.problem(result.error)
+                answers[number] = problem_for(context.request, result.error)
             else:
                 answers[number] = result
     except Unavailable as error:
-        problem, unknown = context.problem(error), problems.refusal_of(_NOT_KNOWN)
+        problem = problem_for(context.request, error)
+        unknown = problems.refusal_of(_NOT_KNOWN)
         for number, draft in drafts.items():
             answers[number] = unknown if draft.idempotency_key is None else problem
     return "".join(
@@ -116,13 +117,12 @@ def _refusal(context: Context, *, counts: bool) -> dict[str, Any] | None:
     """
     try:
         if counts:
-            context.identify_again()
-            context.admit()
+            context.service.admission.admit(context.request)
         context.caller.check(Right.MESSAGES_WRITE)
     except Refused as refused:
         return problems.refusal_of(refused)
     except Unavailable as error:
-        return context.problem(error)
+        return problem_for(context.request, error)
     return None
 
 
@@ -141,9 +141,10 @@ def _draft_of(line: bytes, caller: Caller) -> Draft:
 
 def _verdict(context: Context, number: int, answer: dict[str, Any] | Message) -> str:
     if isinstance(answer, Message):
-        # As models.VerdictOut writes it, at half the cost.
-        return f'{{"number":{number},"status":201,"message":{context.shown(answer).text()}}}'
-    return models.VerdictOut(number=number, status=answer["status"], problem=answer).text()
+        verdict = models.VerdictOut(number=number, status=201, message=context.shown(answer))
+    else:
+        verdict = models.VerdictOut(number=number, status=answer["status"], problem=answer)
+    return verdict.text()
 
 
 async def _lines(chunks: AsyncIterator[bytes], *, longest: int) -> AsyncIterator[bytes]:

@@ -1,22 +1,26 @@
-"""Submitting, planning and reading messages."""
+"""Submitting, planning, reading and changing messages."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
+from urllib.parse import urlencode
 from uuid import UUID
 
-from fastapi import Header, Path, Query, Request
+from fastapi import Header, Path, Query
 from starlette.responses import Response
 
 from dispatcher.client import selection_of
+from dispatcher.errors import InvalidDraft
 from dispatcher.message import check_text
 from dispatcher.selection import Selection, Wanted, id_of, read_scopes
 from dispatcher.times.clock import SystemClock
-from dispatcher.web import models, problems
+from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
-from dispatcher.web.answers import LONGEST_KEY, Answer, etag_of
-from dispatcher.web.context import CallContext, Context
+from dispatcher.web.answers import LONGEST_KEY, answer, change_if, etag_of
+from dispatcher.web.context import KEY_HEADER, CallContext, Context, problem_for
 
 _PATIENCE = timedelta(seconds=1)
 """How long a list looks for messages, and a count counts them."""
@@ -24,33 +28,30 @@ _READ_AT_ONCE, _MOST_BYTES = 50, 2_000_000
 _MOST_COUNTED = 100_000
 
 Id = Annotated[str, Path(json_schema_extra={"format": "uuid"})]
+IfMatch = Annotated[str | None, Header(alias="If-Match")]
 
 
-async def submit(request: Request) -> Response:
+def submit(context: CallContext) -> Response:
     """Accept a message for a future time."""
-    context = await Context.of(request)
-    return await context.service.threads.run(_submitted, context)
-
-
-def _submitted(context: Context) -> Response:
     caller, new = context.admit(), context.payload(models.NewMessage)
     key, parts = context.idempotency_key, context.service.parts
     draft = caller.own(new.draft(None if key is None else caller.own_key(key)))
     with context.traced():
         entry = parts.submitter.entered(draft, parts.own_transaction)
     message = entry.answer()
-    headers = {"Location": f"{context.root}/v1/messages/{message.id}"}
+    root = context.request.scope.get("root_path", "")
+    headers = {"Location": f"{root}/v1/messages/{message.id}"}
     if not entry.is_new:
         headers["Idempotency-Replayed"] = "true"
-    return Answer(201, context.shown(message).text(), headers).response()
+    return answer(context.shown(message), 201, headers)
 
 
 def plan(context: CallContext) -> Response:
     """Return the result that messages would have if they were submitted now."""
     caller = context.admit()
     messages = context.payloads(models.Plans, "messages", models.NewMessage)
-    found = context.dispatcher.plan([caller.own(each.draft()) for each in messages])
-    return Answer(200, models.PlanOut.of(found, context.problem).text()).response()
+    made = context.dispatcher.plan([caller.own(each.draft()) for each in messages])
+    return answer(models.PlanOut.of(made, partial(problem_for, context.request)))
 
 
 def list_messages(
@@ -65,33 +66,34 @@ def list_messages(
     selection = selection_of(_wanted(filters, caller), context.service.settings)
     after = None if filters.cursor is None else id_of(filters.cursor, "cursor")
     shown, after = _shown(context, selection, filters.limit, after)
-    headers = {} if after is None else context.next_page(after)
-    # As models.MessagesOut writes it, message by message.
-    cursor = "null" if after is None else f'"{after}"'
-    text = f'{{"messages":[{",".join(shown)}],"cursor":{cursor}}}'
-    return Answer(200, text, headers).response()
+    headers = {}
+    if after is not None:
+        asked = context.request.query_params.multi_items()
+        query = [*(pair for pair in asked if pair[0] != "cursor"), ("cursor", str(after))]
+        headers["Link"] = f'<{context.request.url.path}?{urlencode(query)}>; rel="next"'
+    return answer(models.MessagesOut(messages=shown, cursor=after), headers=headers)
 
 
 def _shown(
     context: Context, selection: Selection, limit: int, after: UUID | None
-) -> tuple[list[str], UUID | None]:
-    """Return messages as JSON, until they are many, long or slow to find; and where to go on.
+) -> tuple[list[models.MessageOut], UUID | None]:
+    """Return messages, until they are many, long or slow to find; and where to go on.
 
     Few are read at once: a thousand with bodies may have 64 MB.
     """
-    listing, shown, size = context.service.parts.for_pages().listing, list[str](), 0
-    clock = SystemClock()
+    listing, clock = context.service.parts.for_pages().listing, SystemClock()
+    shown, size = list[models.MessageOut](), 0
     until = clock.monotonic() + _PATIENCE.total_seconds()
     while True:
         left = timedelta(seconds=max(0.0, until - clock.monotonic()))
         many = min(limit - len(shown), _READ_AT_ONCE)
         page = listing.page(selection, limit=many, after=after, patience=left)
         for message in page:
-            text = context.shown(message).text()
-            size += len(text.encode())
+            seen = context.shown(message)
+            size += len(seen.text().encode())
             if size > _MOST_BYTES and shown:
                 return shown, after
-            shown.append(text)
+            shown.append(seen)
             after = message.id
         after = page.after
         if after is None or len(shown) == limit or not left:
@@ -109,7 +111,7 @@ def counts(context: CallContext, filters: Annotated[models.Filters, Query()]) ->
         patience=_PATIENCE,
         most=_MOST_COUNTED,
     )
-    return Answer(200, models.CountsOut(counts=counted, complete=complete).text()).response()
+    return answer(models.CountsOut(counts=counted, complete=complete))
 
 
 def get(
@@ -119,13 +121,72 @@ def get(
 ) -> Response:
     """Return a message; its `ETag` is for `If-Match`."""
     context.admit()
-    found = context.seen(message_id)
-    tag = etag_of(found)
+    movable = context.seen(message_id)
+    tag = etag_of(movable)
     # A proxy that compresses answers marks their tags as weak.
     known = {each.strip().removeprefix("W/") for each in (if_none_match or "").split(",")}
     if not known.isdisjoint(("*", tag)):
         return Response(status_code=304, headers={"ETag": tag})
-    return context.answer(found).response()
+    return answer(context.shown(movable.message), headers={"ETag": tag})
+
+
+def update(context: CallContext, message_id: Id, if_match: IfMatch = None) -> Response:
+    """Give a scheduled message another body."""
+    change = context.payload(models.MessageChange).model_dump()
+    return _changed(context, message_id, if_match, context.dispatcher.update, **change)
+
+
+def cancel(context: CallContext, message_id: Id, if_match: IfMatch = None) -> Response:
+    """Cancel a scheduled message; its quota is free again at once."""
+    return _changed(context, message_id, if_match, context.dispatcher.cancel)
+
+
+def reschedule(context: CallContext, message_id: Id, if_match: IfMatch = None) -> Response:
+    """Move a scheduled message to another time; it must fit every quota.
+
+    A move by a length is made again by each repeat, so it takes no `Idempotency-Key`.
+    """
+    time = context.payload(models.NewTime)
+    if time.is_relative and KEY_HEADER in context.request.headers:
+        problem = "given for a move by a length, which a repeat would make again"
+        raise InvalidDraft(KEY_HEADER, problem, "no key, or a move to send_at")
+    wanted = time.given(context.service.parts.clock.now())
+    return _changed(context, message_id, if_match, context.dispatcher.reschedule, **wanted)
+
+
+def retry(context: CallContext, message_id: Id, if_match: IfMatch = None) -> Response:
+    """Give a failed message further attempts."""
+    given = (context.payload(models.Retry) if context.raw else models.Retry()).model_dump()
+    return _changed(context, message_id, if_match, context.dispatcher.retry, **given)
+
+
+def release(context: CallContext, message_id: Id, if_match: IfMatch = None) -> Response:
+    """Release a held message to be sent, perhaps for the second time."""
+    return _changed(context, message_id, if_match, context.dispatcher.release)
+
+
+def drop(context: CallContext, message_id: Id, if_match: IfMatch = None) -> Response:
+    """End a held message as failed."""
+    given = (context.payload(models.Drop) if context.raw else models.Drop()).model_dump()
+    return _changed(context, message_id, if_match, context.dispatcher.drop, **given)
+
+
+def _changed(
+    context: Context,
+    message_id: str,
+    if_match: str | None,
+    change: Callable[..., object],
+    **given: Any,
+) -> Response:
+    """Make a change to a message if it is as ``if_match`` says; answer by what it is then."""
+    context.admit()
+    own_id = context.seen(message_id).message.id
+    movable = change_if(
+        if_match,
+        lambda: context.service.parts.messages.movable(own_id),
+        lambda unless: change(own_id, **given, if_unchanged=unless),
+    )
+    return answer(context.shown(movable.message), headers={"ETag": etag_of(movable)})
 
 
 def _wanted(filters: models.Filters, caller: Caller) -> Wanted:
@@ -133,8 +194,8 @@ def _wanted(filters: models.Filters, caller: Caller) -> Wanted:
     channel, scopes = caller.narrowed(
         filters.channel, read_scopes(filters.count or (), field="count")
     )
-    if Right.RECIPIENTS_READ not in caller.rights and (filters.recipient or filters.scope):
-        raise problems.forbidden(f"the key has no right {Right.RECIPIENTS_READ}")
+    if filters.recipient or filters.scope:
+        caller.check(Right.RECIPIENTS_READ)
 
     def own(name: str, key: str | None) -> str | None:
         return None if key is None else caller.own_key(check_text(name, key, longest=LONGEST_KEY))

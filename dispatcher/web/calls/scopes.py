@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Annotated, Any
 
 from fastapi import Query
@@ -12,7 +12,7 @@ from dispatcher.errors import InvalidDraft, quoted
 from dispatcher.reservation import Timeline
 from dispatcher.times import send_time
 from dispatcher.web import models
-from dispatcher.web.answers import Answer
+from dispatcher.web.answers import answer
 from dispatcher.web.context import CallContext, Context
 
 _LONGEST_TIMELINE_DAYS = 366
@@ -36,8 +36,8 @@ def timeline(
     """
     context.admit().check_scope(kind, scope)
     length = timedelta(days=days)
-    found = _read(context, kind, scope, channel, zone=zone, start=start, length=length)
-    return Answer(200, models.TimelineOut.of(found).text()).response()
+    read = _read(context, kind, scope, channel, zone=zone, start=start, length=length)
+    return answer(models.TimelineOut.model_validate(read))
 
 
 def next_slot(
@@ -75,9 +75,13 @@ def next_slot(
                 raise InvalidDraft(
                     name, f"given for a scope of the kind {quoted(kind)}", _ONLY_RECIPIENTS
                 )
-        start = None if after is None else _future_time(context, after, zone)
+        start = None
+        if after is not None:  # as Dispatcher.next_slot reads it
+            start = send_time.parse(after, zone=zone, field="after")
+            now, farthest = context.service.parts.clock.now(), context.service.settings.max_horizon
+            send_time.check_range(start, now=now, farthest=farthest, field="after")
         shown["next_slot"] = _read(context, kind, scope, channel, zone=zone, start=start).slots[0]
-    return Answer(200, models.SlotOut(**shown).text()).response()
+    return answer(models.SlotOut(**shown))
 
 
 def _read(context: Context, kind: str, scope: str, channel: str | None, **given: Any) -> Timeline:
@@ -94,12 +98,3 @@ def _read(context: Context, kind: str, scope: str, channel: str | None, **given:
     if kind == _CHANNEL:
         return context.dispatcher.timeline(channel=scope, **given)
     return context.dispatcher.timeline(scope, kind=kind, **given)
-
-
-def _future_time(context: Context, after: str, zone: str | None) -> datetime:
-    """Return the instant of ``after``, as ``Dispatcher.next_slot`` reads it."""
-    service = context.service
-    start = send_time.parse(after, zone=zone, field="after")
-    now, farthest = service.parts.clock.now(), service.settings.max_horizon
-    send_time.check_range(start, now=now, farthest=farthest, field="after")
-    return start
