@@ -68,12 +68,10 @@ class Caller:
     rate: str | None = None
 
     def check(self, right: Right) -> None:
-        """Refuse a call for which there is no right."""
         if right not in self.rights:
             raise forbidden(f"the key has no right {right}")
 
     def check_unbound(self) -> None:
-        """Refuse a call that concerns all scopes or channels, unless all are the caller's."""
         if self._is_bound:
             raise forbidden("the key is bound to channels or to a scope")
 
@@ -83,7 +81,6 @@ class Caller:
             raise forbidden("the key is bound to channels or to another scope")
 
     def sees(self, message: Message) -> bool:
-        """Whether a message is one of the caller's."""
         if self.channels is not None and message.channel not in self.channels:
             return False
         return self.scope is None or message.scopes.get(self.scope[0]) == self.scope[1]
@@ -102,7 +99,6 @@ class Caller:
         return kind != PAUSED_RECIPIENT or Right.RECIPIENTS_READ in self.rights
 
     def check_channel(self, channel: object) -> None:
-        """Refuse a channel that is not the caller's."""
         if self.channels is not None and channel not in self.channels:
             raise forbidden(f"the key may use the channels {', '.join(sorted(self.channels))}")
 
@@ -139,7 +135,6 @@ class Caller:
         return channel, own
 
     def own_key(self, key: str) -> str:
-        """Return the idempotency key of a message: keys of different callers differ."""
         return f"{self._key_start}{key}"
 
     def shown_key(self, stored: str | None) -> str | None:
@@ -159,7 +154,6 @@ class Caller:
 
     @property
     def sees_conflicts(self) -> bool:
-        """Whether an error may name a recipient, and messages that may be of others."""
         return Right.RECIPIENTS_READ in self.rights and not self._is_bound
 
     @property
@@ -187,7 +181,6 @@ class TTLCache(Generic[T]):
         self._entries: dict[str, tuple[float, T]] = {}
 
     def of(self, digest: str, find: Callable[[str], T]) -> T:
-        """Return the cached value of a digest, else that of ``find``. Raises as ``find``."""
         cached, now = self.get(digest), time.monotonic()
         if cached is not None:
             return cached
@@ -198,12 +191,10 @@ class TTLCache(Generic[T]):
         return found
 
     def get(self, digest: str) -> T | None:
-        """Return the cached value of a digest, None without one."""
         entry = self._entries.get(digest)
         return entry[1] if entry is not None and entry[0] > time.monotonic() else None
 
     def forget(self, digest: str) -> None:
-        """Drop a value: the next call looks it up."""
         self._entries.pop(digest, None)
 
 
@@ -218,18 +209,13 @@ class KeyAuth:
         self._callers = TTLCache[Caller]()
 
     def __call__(self, request: Request) -> Caller:
-        """Return the caller. Raises Refused and StoreUnavailable."""
         return self.caller(_token_of(request))
 
     def cached(self, request: Request) -> Caller | None:
-        """Return the caller of a cached key, None for another one. Does not read the store.
-
-        Raises Refused for a call without a key.
-        """
+        """Return the caller of a cached key, None for another one. Raises Refused without a key."""
         return self._callers.get(digest_of(_token_of(request)))
 
     def caller(self, token: str) -> Caller:
-        """Return the caller of a key. Raises Refused and StoreUnavailable."""
         return self._callers.of(digest_of(token), lambda _: caller_of(self.key(token)))
 
     def key(self, token: str) -> ApiKey:
@@ -247,7 +233,6 @@ class KeyAuth:
 
 
 def caller_of(key: ApiKey) -> Caller:
-    """Return the caller that has a key."""
     return Caller(
         name=key.name,
         rights=frozenset(map(Right, key.rights)),
@@ -357,5 +342,4 @@ def _stored(keys: ApiKeys, before: Sequence[ApiKey], **given: Any) -> tuple[ApiK
 
 
 def digest_of(token: str) -> str:
-    """Return what the store keeps of a secret."""
     return hashlib.sha256(token.encode()).hexdigest()

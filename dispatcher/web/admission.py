@@ -23,11 +23,7 @@ _WARN_SECONDS = 60.0
 
 
 class Admission:
-    """Finds the caller of a call, and counts the call against its limit.
-
-    ``auth`` returns the caller; by default callers have keys. ``rate`` limits the calls of a caller
-    that has no rate of its own. Raises InvalidValue for a rate that cannot be read.
-    """
+    """Finds the caller of a call, and counts the call against its limit."""
 
     def __init__(self, parts: App, threads: Threads, *, auth: Auth | None, rate: str) -> None:
         self._threads = threads
@@ -48,7 +44,6 @@ class Admission:
         request.state.caller = caller or await self._threads.run(self.caller_of, request)
 
     def admit(self, request: Request) -> Caller:
-        """Do both steps in this thread, and return the caller. Raises as they do."""
         caller = request.state.caller = self.caller_of(request)
         self.count(request)
         return caller

@@ -46,14 +46,13 @@ class Version:
 
     @classmethod
     def read(cls, text: str) -> Version:
-        """Return the version with that text. Raises ValueError."""
         if _VERSION.fullmatch(text) is None:  # int() takes other digits, signs and blanks, too
             raise ValueError("no version")
         token, count, most, at_ms, status = text.split("-")
         return cls(int(token), int(count), int(most), int(at_ms), Status(status))
 
     def is_edited_since(self, before: Version) -> bool:
-        """Whether the message was changed since then, or sent; that it was snoozed is no change."""
+        """Tell whether it was changed since then, or sent; that it was snoozed is no change."""
         return replace(before, next_attempt_ms=self.next_attempt_ms) != self
 
     def __str__(self) -> str:

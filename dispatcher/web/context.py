@@ -67,11 +67,7 @@ _HTTP_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The dispatcher of an API, and what all calls on it share.
-
-    ``threads`` are those of calls, ``long`` those of long calls, ``listening`` those that read
-    events.
-    """
+    """What all calls share. ``listening`` are the threads that read events."""
 
     dispatcher: Dispatcher
     admission: Admission
@@ -222,18 +218,15 @@ class Context:
         return spans.under_parent_of({name: ",".join(headers.getlist(name)) for name in names})
 
     def seen(self, message_id: str | UUID) -> Movable:
-        """Return a message of the caller's. Raises MessageNotFound."""
         movable = self.service.parts.messages.movable(id_of(message_id))
         self.caller.check_sees(movable.message)
         return movable
 
     def shown(self, message: Message) -> models.MessageOut:
-        """Return a message as far as the caller may see it."""
         return models.MessageOut.of(message, self.caller, digest=self.service.digest)
 
 
 def call_schema_of(request: Request) -> Schema:
-    """Return the schema that the OpenAPI document has for this call."""
     path, method = request.scope["route"].path_format, request.method.lower()
     known: dict[tuple[str, str], Schema] = request.app.state.call_schemas
     if (path, method) not in known:

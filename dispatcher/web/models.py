@@ -180,7 +180,6 @@ class MessageOut(Out):
 
     @classmethod
     def of(cls, message: Message, caller: Caller, *, digest: Callable[[str], str] | None) -> Self:
-        """Return a message as far as the caller may see it."""
         after = message.expire_after
         shown: dict[str, Any] = {name: getattr(message, name) for name in _ALWAYS_SHOWN}
         shown["expire_after_seconds"] = None if after is None else after.total_seconds()
@@ -326,7 +325,6 @@ class SuppressionOut(Out):
     def of(
         cls, stored: StoredSuppression, caller: Caller, *, digest: Callable[[str], str] | None
     ) -> Self:
-        """Return a suppression; its recipient needs the right to see recipients."""
         shown = stored._asdict()
         if Right.RECIPIENTS_READ not in caller.rights:
             recipient = shown.pop("recipient")
@@ -372,7 +370,6 @@ class PauseOut(Out):
 
     @classmethod
     def of(cls, pause: Pause, caller: Caller, *, digest: Callable[[str], str] | None) -> Self:
-        """Return a pause; a recipient's name needs the right to see recipients."""
         shown: dict[str, Any] = {"kind": pause.kind, "paused_at": pause.paused_at}
         if caller.sees_pause_name(pause.kind):
             shown["name"] = pause.name
@@ -580,7 +577,6 @@ class RefusalsOut(Out):
 
 
 def _as_lengths(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters in which lengths in seconds are lengths."""
     fields = dict(given)
     for name in [each for each in given if each.endswith("_seconds")]:
         seconds = fields.pop(name)

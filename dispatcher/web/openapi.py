@@ -129,7 +129,6 @@ def _add_bodies(schemas: dict[str, Any], body_types: BodyTypes) -> None:
 
 
 def _complete(endpoint: Endpoint, operation: dict[str, Any]) -> None:
-    """Add what FastAPI does not know of an operation: problems, headers, key, bodies."""
     responses, success = operation["responses"], str(endpoint.status)
     of_success = [*_OF_LIMITS, *endpoint.headers]
     if endpoint.takes_idempotency_key:

@@ -84,7 +84,6 @@ class Refused(Exception):
 
 
 def unauthorized(detail: str) -> Refused:
-    """Return the refusal of a call without a valid key."""
     return Refused(401, "unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})
 
 
@@ -99,12 +98,10 @@ def check_is_utf8(scope: Scope) -> None:
 
 
 def forbidden(detail: str) -> Refused:
-    """Return the refusal of a call for which its key has no right."""
     return Refused(403, "forbidden", detail)
 
 
 def refusal_of(refused: Refused) -> dict[str, Any]:
-    """Return a refusal of the API as a problem."""
     return problem(refused.status, refused.kind, refused.detail)
 
 
@@ -141,7 +138,6 @@ def schema_at(call: Schema, where: Iterable[str | int]) -> Schema:
 
 
 def _names_in(call: Schema) -> set[str]:
-    """Return the names of the parameters and fields of a call, also of objects in its lists."""
     found = set[str]()
     for place in call["properties"]:
         names = schema_at(call, [place]).get("properties", {})
@@ -177,7 +173,6 @@ def invalid_call(found: Sequence[Any], call: Schema, *, whole: str = THE_CALL) -
 
 
 def accepted_by(schema: Schema) -> str:
-    """Return in words what a schema accepts."""
     if "enum" in schema:
         return f"one of {', '.join(map(str, schema['enum']))}"
     bounds = [f"{words} {schema[name]:,.15g}" for name, words in _BOUNDS.items() if name in schema]
@@ -192,7 +187,6 @@ def with_names(text: str, names: Mapping[str, str]) -> str:
 
 
 def response_of(problem: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
-    """Return a problem as an answer."""
     return Response(
         json.dumps(problem), problem["status"], headers=dict(headers), media_type=MEDIA_TYPE
     )

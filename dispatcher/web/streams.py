@@ -45,7 +45,6 @@ class Streams:
         self._lock = RLock()  # the collector may free a place while one is taken
 
     def take(self, kind: Kind, name: str) -> None:
-        """Take a place for a call of that key's. Raises Refused where none is free."""
         taken, (of_one, in_all, seconds) = self._under_way[kind], MOST[kind]
         headers = {"Retry-After": f"{seconds}"}
         with self._lock:
@@ -58,7 +57,6 @@ class Streams:
             taken[name] += 1
 
     def free(self, kind: Kind, name: str) -> None:
-        """Give the place back."""
         with self._lock:
             taken = self._under_way[kind]
             taken[name] -= 1
@@ -108,35 +106,27 @@ class LongResponse(StreamingResponse):
         super().__init__(content)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
         try:
             await self.stream(scope, receive, send)
         finally:
             self._free()
 
     async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write until the content ends or the caller goes."""
         await super().__call__(scope, receive, send)
 
 
 class EventResponse(LongResponse):
-    """The answer to a listener for events."""
-
     kind = "listeners"
     media_type = "text/event-stream"
 
 
 class NumbersResponse(LongResponse):
-    """The live numbers of a page.
-
-    After ten minutes they end, also if the browser does not read, and the page asks again.
-    """
+    """The live numbers of a page. After ten minutes they end, and the page asks again."""
 
     kind = "pages"
     media_type = "text/event-stream"
 
     async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write until the numbers end, the browser goes, or the time is over."""
         with move_on_after(_PAGE_SECONDS) as bound:
             await super().stream(scope, receive, send)
         if bound.cancelled_caught:
@@ -154,5 +144,4 @@ class VerdictResponse(LongResponse):
     media_type = "application/x-ndjson"
 
     async def stream(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """Write until the lines end."""
         await self.stream_response(send)

@@ -68,7 +68,6 @@ class SharedThreads(Threads):
         self._waiting: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
 
     async def run_for(self, name: str, act: Callable[[*Ts], T], *given: *Ts) -> T:
-        """Return as :meth:`run` does, when it is the turn of this name."""
         call = Future[T]()
         work = partial(copy_context().run, called, partial(act, *given))
         with self._lock:

@@ -148,7 +148,6 @@ def _verdict(context: Context, number: int, answer: dict[str, Any] | Message) ->
 
 
 async def _lines(chunks: AsyncIterator[bytes], *, longest: int) -> AsyncIterator[bytes]:
-    """Yield the lines that are not empty. Raises Refused for one that is too long or too slow."""
     rest = b""
     while (chunk := await _next(chunks)) is not None:
         *whole, rest = (rest + chunk).split(b"\n")
@@ -162,7 +161,6 @@ async def _lines(chunks: AsyncIterator[bytes], *, longest: int) -> AsyncIterator
 
 
 async def _next(chunks: AsyncIterator[bytes]) -> bytes | None:
-    """Return the next bytes of the call, None at its end. Raises Refused."""
     try:
         with fail_after(_SILENT_SECONDS):
             return await anext(chunks, None)

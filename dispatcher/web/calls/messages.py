@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -190,7 +190,6 @@ def _changed(
 
 
 def _wanted(filters: models.Filters, caller: Caller) -> Wanted:
-    """Return the filters of a call, of messages of the caller's."""
     channel, scopes = caller.narrowed(
         filters.channel, read_scopes(filters.count or (), field="count")
     )
@@ -200,18 +199,10 @@ def _wanted(filters: models.Filters, caller: Caller) -> Wanted:
     def own(name: str, key: str | None) -> str | None:
         return None if key is None else caller.own_key(check_text(name, key, longest=LONGEST_KEY))
 
-    return {
-        "status": filters.status,
+    wanted = filters.model_dump(include=set(Wanted.__annotations__)) | {
         "channel": channel,
-        "recipient": filters.recipient,
-        "scope": filters.scope,
         "scopes": scopes or None,
-        "campaign": filters.campaign,
         "idempotency_key": own("key", filters.key),
         "key_prefix": own("key_prefix", filters.key_prefix),
-        "from_at": filters.from_at,
-        "until_at": filters.until_at,
-        "zone": filters.zone,
-        "overdue": filters.overdue,
-        "made_after": filters.made_after,
     }
+    return cast("Wanted", wanted)

@@ -41,8 +41,6 @@ Change = Callable[[Visit, Sequence[Movable]], Sequence[Message | DispatcherError
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """A change of many messages, and the status that they must have for it."""
-
     name: str
     title: str
     status: Status
@@ -97,12 +95,10 @@ class CountedMessages:
 
     @classmethod
     def of(cls, found: Sequence[StoredVersion]) -> Self:
-        """Return these messages as they were found."""
         return cls({each.id: _mark(each) for each in found})
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Return what was :meth:`written` into a form. Raises InvalidValue."""
         size = 16 + _MARK_BYTES
         try:
             packed = b64decode(text, validate=True)
@@ -114,11 +110,9 @@ class CountedMessages:
         return cls({UUID(bytes=each[:16]): each[16:] for each in parts})
 
     def written(self) -> str:
-        """Return them for a form."""
         return b64encode(b"".join(each.bytes + mark for each, mark in self.marks.items())).decode()
 
     def unchanged(self, now: Mapping[UUID, Movable]) -> list[Movable]:
-        """Return those of ``now`` that are as they were counted, in the order shown."""
         both = ((now[each], mark) for each, mark in self.marks.items() if each in now)
         return [each for each, mark in both if _mark(StoredVersion.of(each)) == mark]
 

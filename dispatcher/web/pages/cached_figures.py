@@ -92,8 +92,6 @@ class CachedRead(Generic[T]):
 
 
 class CachedFigures:
-    """Reads of the overview, the load and the busiest. Raises StoreUnavailable and Refused."""
-
     def __init__(self) -> None:
         self._overview = CachedRead[Overview]()
         self._loads = {within: CachedRead[LoadCharts]() for within in LOADS.values()}
@@ -102,18 +100,14 @@ class CachedFigures:
         self._tops = {kind: CachedRead[Tops]() for kind in kinds}
 
     def overview(self, dispatcher: Dispatcher) -> Overview:
-        """Return an overview."""
         return self._overview.of(lambda: dispatcher.status(since=_SINCE))
 
     def last_day(self, dispatcher: Dispatcher) -> list[EndedInHour]:
-        """Return what ended in each hour of the last day."""
         return self._last_day.of(app_of(dispatcher).overviews.last_day)
 
     def load(self, dispatcher: Dispatcher, within: timedelta) -> LoadCharts:
-        """Return the load of one of the lengths in ``LOADS``, as it is drawn."""
         return self._loads[within].of(lambda: LoadCharts.of(dispatcher.load(within=within)))
 
     def top(self, dispatcher: Dispatcher, of: Of, by: By, within: timedelta) -> Tops:
-        """Return a ranking within one of the lengths in ``RANKED``."""
         read = self._tops[of, by, within]
         return read.of(lambda: dispatcher.top(of, by=by, within=within, limit=_MOST_RANKED))

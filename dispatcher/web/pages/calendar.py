@@ -86,22 +86,18 @@ class CalendarQuery:
 
     @property
     def is_asked(self) -> bool:
-        """Whether anything is named."""
         return bool(self.counted or self.channel or self.scopes)
 
     @property
     def counted(self) -> str | None:
-        """The name that a message counts against: its own scope, or its recipient."""
         return self.scope or self.recipient
 
     def has(self, pause: Pause) -> bool:
-        """Tell whether messages of this calendar are paused by it."""
         own = {"recipient": self.counted, "channel": self.channel, **self.scopes}
         return own.get(pause.kind) == pause.name
 
     @property
     def title(self) -> str:
-        """Whose calendar it is, in words."""
         named = [f"{kind} {name}" for kind, name in self.scopes.items()]
         if self.counted is None and not named:
             return f"channel {self.channel}"
@@ -132,8 +128,6 @@ class Verdict:
 
 
 class TableRow(NamedTuple):
-    """A row of the table."""
-
     begins_at: datetime
     ends_at: datetime | None
     what: str
@@ -143,7 +137,6 @@ class TableRow(NamedTuple):
 
 
 def calendar(visit: Visit) -> Response:
-    """Show the calendar of a scope."""
     wanted = CalendarQuery.of(visit)
     shown: dict[str, Any] = {"wanted": wanted, "views": picture.VIEWS, "timeline": None,
                              "verdict": None, "error": None, "closed": None, "opt_outs": (),
@@ -153,8 +146,10 @@ def calendar(visit: Visit) -> Response:
     _check(visit, wanted)
     try:
         now = visit.parts.clock.now()
-        begin = _begin(visit, wanted, now)
-        at = _at(visit, wanted, begin, now) if wanted.at else None
+        begin = from_ms(to_ms(now))
+        if wanted.start is not None:
+            begin = _time(visit, wanted.start, "start", near=now)
+        at = _time(visit, wanted.at, "at", near=begin) if wanted.at else None
         is_moved = wanted.start is not None and (at is None or at >= now)
         shown_from = begin if at is None or is_moved else at - _BEFORE
         start, end = picture.stretch_of(wanted.view, shown_from, visit.zone)
@@ -180,7 +175,12 @@ def calendar(visit: Visit) -> Response:
                 noted=verdict.noted,
             )
     slot = timeline.slots[0] if timeline.slots else None
-    lines = _lines(now, slot, verdict)
+    lines = [(now, "now", "now")]
+    if verdict is not None:
+        lines.append((verdict.at, "asked for", "fits" if verdict.fits else "asked"))
+    marked = slot if verdict is None else verdict.next_slot
+    if marked is not None:
+        lines.append((marked, "next free slot", "slot"))
     drawn = picture.drawn(timeline, wanted.view, now=now, lines=lines)
     entries = sorted(_entries(visit, timeline, drawn), key=lambda each: each.begins_at)
     shown |= {
@@ -188,7 +188,7 @@ def calendar(visit: Visit) -> Response:
         "refused": refused[:_MOST_REFUSALS], "closed": closed,
         "opt_outs": [each for each in opt_outs if each != wanted.channel] if not closed else (),
         "pauses": [each for each in visit.parts.pause_list.in_force() if wanted.has(each)],
-        "entries": entries[:_MOST_ROWS], "left_out": _count(timeline, drawn) - _MOST_ROWS,
+        "entries": entries[:_MOST_ROWS], "left_out": len(entries) - _MOST_ROWS,
         "before": _moved(visit, wanted, start, -1), "after": _moved(visit, wanted, start, 1),
         "sizes": picture,
     }  # fmt: skip
@@ -231,7 +231,6 @@ def _read(visit: Visit, wanted: CalendarQuery, start: datetime, end: datetime) -
 
 
 def _opt_outs(visit: Visit, wanted: CalendarQuery) -> list[str | None]:
-    """Return the channels that the recipient has opted out of, None for every channel."""
     if wanted.recipient is None:
         return []
     try:
@@ -241,47 +240,20 @@ def _opt_outs(visit: Visit, wanted: CalendarQuery) -> list[str | None]:
         return []  # a scope of another name is no recipient
 
 
-def _begin(visit: Visit, wanted: CalendarQuery, now: datetime) -> datetime:
-    """Return the instant from which on the calendar is asked for, by default now."""
-    if wanted.start is None:
-        return from_ms(to_ms(now))
-    begin = visit.time_of(wanted.start, "start", near=now)
-    _check_range(visit, begin, now, "start")
-    return begin
-
-
-def _check_range(visit: Visit, instant: datetime, now: datetime, field: str) -> None:
-    """Raise InvalidSendTime for a time for which there is no calendar."""
-    farthest = visit.site.settings.max_horizon
+def _time(visit: Visit, text: str, field: str, *, near: datetime) -> datetime:
+    """Return a time that was typed, if there is a calendar for it. Raises InvalidSendTime."""
+    instant = visit.time_of(text, field, near=near)
+    now, farthest = visit.parts.clock.now(), visit.site.settings.max_horizon
     send_time.check_not_too_far(instant, now=now, farthest=farthest, field=field)
     if instant < from_ms(0) + _BEFORE:
         raise InvalidSendTime(field, instant.isoformat(), "a time from 1970 on")
+    return instant
 
 
 def _moved(visit: Visit, wanted: CalendarQuery, start: datetime, by: int) -> str:
     """Return the address of the calendar before or after this one."""
     moved = picture.moved(start, by * wanted.view.whole, zones.rules(visit.zone))
     return visit.here(start=moved.isoformat(), at=None)
-
-
-def _at(visit: Visit, wanted: CalendarQuery, begin: datetime, now: datetime) -> datetime:
-    """Return the time of the question: ``10:40`` is the next such time. Raises InvalidSendTime."""
-    at = visit.time_of(wanted.at or "", "at", near=begin)
-    _check_range(visit, at, now, "at")
-    return at
-
-
-def _lines(
-    now: datetime, slot: datetime | None, verdict: Verdict | None
-) -> list[tuple[datetime, str, str]]:
-    """Return the instants to mark: now, the time of the question, and the next free slot."""
-    lines = [(now, "now", "now")]
-    if verdict is not None:
-        lines.append((verdict.at, "asked for", "fits" if verdict.fits else "asked"))
-        slot = verdict.next_slot
-    if slot is not None:
-        lines.append((slot, "next free slot", "slot"))
-    return lines
 
 
 def _judge(
@@ -299,8 +271,16 @@ def _judge(
     """
     until = at + (timedelta(seconds=1) if at.second or at.microsecond else _MINUTE)
     noted = [each for each in refused if at <= each.send_at < until][:_MOST_REFUSALS]
-    verdict = _of_the_past(timeline, at) if at < now else _verdict(visit, wanted, timeline, at)
-    return replace(verdict, noted=noted)
+    if at >= now:
+        return replace(_verdict(visit, wanted, timeline, at), noted=noted)
+    return Verdict(
+        at=at,
+        fits=False,
+        is_past=True,
+        text="Nothing can be booked for it any more.",
+        next_slot=timeline.slots[0] if timeline.slots else None,
+        noted=noted,
+    )
 
 
 def _verdict(visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: datetime) -> Verdict:
@@ -352,19 +332,7 @@ def _verdict(visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: dateti
     )
 
 
-def _of_the_past(timeline: Timeline, at: datetime) -> Verdict:
-    """Tell when there is room from now on."""
-    return Verdict(
-        at=at,
-        fits=False,
-        is_past=True,
-        text="Nothing can be booked for it any more.",
-        next_slot=timeline.slots[0] if timeline.slots else None,
-    )
-
-
 def _found(visit: Visit, ids: Iterable[UUID]) -> Iterator[Message]:
-    """Yield messages, without those that are not stored (yet)."""
     for each in ids:
         with suppress(MessageNotFound):
             yield visit.dispatcher.get(each)
@@ -393,31 +361,14 @@ def _is_within(instant: datetime, spans: Iterable[Span]) -> bool:
     return any(each.begins_at <= instant < each.ends_at for each in spans)
 
 
-def _count(timeline: Timeline, drawn: picture.Picture) -> int:
-    """Return how many rows all that the picture shows has."""
-    lanes = [each.timeline for each in drawn.lanes]
-    spans = (*(each.blocked for each in lanes), timeline.quiet)
-    booked = timeline.windows[0].booked
-    return sum(map(len, (*spans, booked, drawn.changes, timeline.slots)))
-
-
 def _entries(visit: Visit, timeline: Timeline, drawn: picture.Picture) -> list[TableRow]:
-    """Return all that the picture shows as rows of a table."""
     booked = timeline.windows[0].booked
     entries = [
-        TableRow(each.at, None, "booked", "a message", "", each.message_id)
-        for each in islice(booked, _MOST_ROWS)
+        TableRow(each.at, None, "booked", "a message", "", each.message_id) for each in booked
     ]
     for lane in drawn.lanes:
-        entries += [
-            TableRow(
-                *span,
-                "blocked",
-                f"{lane.quota} of {visit.scope_text(lane.scope)}",
-                f"q{lane.pattern}",
-            )
-            for span in islice(lane.timeline.blocked, _MOST_ROWS)
-        ]
+        detail, css = f"{lane.quota} of {visit.scope_text(lane.scope)}", f"q{lane.pattern}"
+        entries += [TableRow(*span, "blocked", detail, css) for span in lane.timeline.blocked]
     entries += [TableRow(*span, "quiet hours", "", "quiet") for span in timeline.quiet]
     entries += [
         TableRow(each.begins_at, None, "clock change", picture.change_text(each))

@@ -38,14 +38,11 @@ class ListedCampaign(NamedTuple):
 
 
 class CampaignList(NamedTuple):
-    """Some campaigns, by name. Unless ``is_last`` there are more behind the last one."""
-
     found: Sequence[ListedCampaign]
     is_last: bool
 
 
 def campaigns(visit: Visit) -> Response:
-    """List the campaigns, or show what came of one, and offer to drop a file."""
     return _shown(visit)
 
 
@@ -99,7 +96,6 @@ def _listed(visit: Visit) -> CampaignList:
 
 
 def drop(visit: Visit) -> Response:
-    """Keep the file, and plan it."""
     try:
         upload = _kept(visit)
     except InvalidValue as refused:
@@ -111,7 +107,6 @@ def drop(visit: Visit) -> Response:
 
 
 def _kept(visit: Visit) -> Upload:
-    """Return the file of a form. Raises InvalidValue."""
     form, file = visit.form, visit.files.get("file")
     campaign = check_text("campaign", form["campaign"], longest=MAX_CAMPAIGN)
     if file is None or not file.filename:
@@ -135,14 +130,12 @@ def _kept(visit: Visit) -> Upload:
 
 
 def uploaded(visit: Visit) -> Response:
-    """Show the plan of a file, or how far it is, or what was booked."""
     upload = copy(_chosen_upload(visit))  # a thread goes on with it
     return visit.show("upload.html", upload=upload, histogram=upload.histogram, width=WIDTH,
                       height=HEIGHT, numbers=numbers_of(upload))  # fmt: skip
 
 
 def book(visit: Visit) -> Response:
-    """Book the messages of a file, once."""
     upload = _chosen_upload(visit)
     if upload.plan is None:
         raise Refused(409, "not-planned", "the file is not planned yet")
@@ -152,7 +145,6 @@ def book(visit: Visit) -> Response:
 
 
 def live(visit: Visit) -> Response:
-    """Send how far a file is, until its step has ended."""
     numbers = _numbers(visit, _chosen_upload(visit))
     return NumbersResponse(numbers, visit.site.streams, visit.caller.name)
 
@@ -166,7 +158,6 @@ async def _numbers(visit: Visit, upload: Upload) -> AsyncIterator[str]:
 
 
 def numbers_of(upload: Upload) -> Mapping[str, str]:
-    """Return the numbers that change while a file is worked on."""
     return {"accepted": f"{upload.counted.accepted:,}", "refused": f"{upload.turned_away:,}"}
 
 

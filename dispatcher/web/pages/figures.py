@@ -22,7 +22,6 @@ _SINCE = {"1": "hour", "24": "day", "168": "week"}
 
 
 def load(visit: Visit) -> Response:
-    """Show what is due in the coming day or week, and when it leaves."""
     visit.caller.check_unbound()
     within = visit.query.one_of(LOADS, "within", "day")
     charts = visit.site.figures.load(visit.dispatcher, LOADS[within])
@@ -36,7 +35,6 @@ def load(visit: Visit) -> Response:
 
 
 def top(visit: Visit) -> Response:
-    """Rank the scopes, recipients or channels with most due messages, or the fullest quotas."""
     visit.caller.check_unbound()
     of = cast("Of", visit.query.one_of(get_args(Of), "of", "scope"))
     by = cast("By", visit.query.one_of(get_args(By), "by", "messages"))
@@ -47,7 +45,6 @@ def top(visit: Visit) -> Response:
 
 
 def refusals(visit: Visit) -> Response:
-    """Show which rules refused how many."""
     visit.caller.check_unbound()
     given = visit.query
     since = given.one_of(_SINCE, "since", "24")

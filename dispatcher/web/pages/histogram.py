@@ -30,15 +30,12 @@ class Stretch(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """Times asked for and promised, in stretches of one length."""
-
     step: timedelta
     most: int
     stretches: Sequence[Stretch]
 
 
 def histogram(plan: Plan) -> Histogram | None:
-    """Return the times of a plan; None where it has none."""
     times = [*plan.asked, *plan.promised]
     if not times:
         return None

@@ -28,8 +28,6 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelChart:
-    """The load of a channel as it is drawn. ``minutes`` are the fullest, by time."""
-
     load: ChannelLoad
     due: int
     overbooked: int
@@ -40,14 +38,11 @@ class ChannelChart:
 
 @dataclass(frozen=True)
 class LoadCharts:
-    """A load to come, and its channels as they are drawn."""
-
     load: LoadToCome
     channels: Sequence[ChannelChart]
 
     @classmethod
     def of(cls, load: LoadToCome) -> Self:
-        """Return the charts of a load."""
         return cls(load, [_chart(each, load) for each in load.channels])
 
 

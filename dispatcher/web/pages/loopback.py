@@ -27,7 +27,6 @@ class Loopback:
         self._caller = Caller(name=name, rights=frozenset(rights))
 
     def __call__(self, request: Request) -> Caller | None:
-        """Return who calls, or None."""
         address = request.client.host if request.client is not None else ""
         named = request.url.hostname or ""
         is_passed_on = request.scope.get("http_version") == "1.0" or any(

@@ -42,8 +42,8 @@ def wanted_of(visit: Visit, given: Fields) -> Wanted:
 
     Raises Refused and InvalidDraft.
     """
-    if not visit.may(Right.RECIPIENTS_READ) and any(name in given for name in _OF_RECIPIENTS):
-        raise forbidden(f"the key has no right {Right.RECIPIENTS_READ}")
+    if any(name in given for name in _OF_RECIPIENTS):
+        visit.caller.check(Right.RECIPIENTS_READ)
     if visit.is_bound() and any(name in given for name in ("key", "key_prefix")):
         raise forbidden("the key is bound; messages may have idempotency keys of others")
     channel, scopes = visit.caller.narrowed(given.get("channel"), given.scopes)
@@ -70,7 +70,6 @@ def wanted_of(visit: Visit, given: Fields) -> Wanted:
 
 
 def filters_of(given: Fields) -> dict[str, str]:
-    """Return the filters of a query, for an address or a form."""
     scopes = {f"count.{kind}": name for kind, name in given.scopes.items()}
     return {n: each for n, each in given.items() if n in FILTERS or n in scopes}
 
@@ -135,7 +134,6 @@ def _made_at(message_id: UUID | None) -> datetime | None:
 
 
 def held(visit: Visit) -> Response:
-    """List held messages, those first that have been held longest."""
     wanted = wanted_of(visit, visit.query)
     wanted["status"] = Status.HELD
     selection = visit.selection(wanted)
@@ -148,7 +146,6 @@ def held(visit: Visit) -> Response:
 
 
 def story(visit: Visit) -> Response:
-    """Show all about a message, and what may be done."""
     return _story_page(visit, visit.message())
 
 
@@ -180,7 +177,6 @@ def _story_page(visit: Visit, seen: Movable, refusal: SlotRefused | None = None)
 
 
 def cancel(visit: Visit) -> Response:
-    """Cancel a scheduled message, if it is as it was shown."""
     return _acted(visit, "cancel", visit.dispatcher.cancel)
 
 
@@ -203,23 +199,19 @@ def reschedule(visit: Visit) -> Response:
 
 
 def retry(visit: Visit) -> Response:
-    """Give a failed message further attempts."""
     perhaps_sent = visit.form.is_on("perhaps_sent")
     return _acted(visit, "retry", partial(visit.dispatcher.retry, perhaps_sent=perhaps_sent))
 
 
 def release(visit: Visit) -> Response:
-    """Release a held message, for a reason, which only the log has."""
     return _acted(visit, "release", visit.dispatcher.release, reason=_reason(visit))
 
 
 def drop(visit: Visit) -> Response:
-    """Drop a held message, for a reason."""
     return _acted(visit, "drop", partial(visit.dispatcher.drop, reason=_reason(visit)))
 
 
 def _reason(visit: Visit) -> str:
-    """Return the reason of a decision, if the visitor may see the message. Raises InvalidDraft."""
     visit.message()
     if "reason" not in visit.form:
         raise InvalidDraft("reason", "not given", "a line of text")
@@ -241,7 +233,7 @@ def _acted(visit: Visit, verb: str, act: Callable[..., Message], *, reason: str 
 
 
 def _is_as_shown(visit: Visit, found: Movable) -> bool:
-    """Whether a message is as its form showed it, or was only snoozed since then."""
+    """Tell whether a message is as its form showed it, or was only snoozed since then."""
     try:
         shown = Version.read(visit.form["version"])
     except ValueError:

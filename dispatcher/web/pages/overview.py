@@ -24,7 +24,6 @@ STATUSES = (Status.SCHEDULED, Status.SENDING, Status.HELD, Status.SENT, Status.F
 
 
 def overview(visit: Visit) -> Response:
-    """Show counts, overdue messages, the load of the next hour, limits, workers and beats."""
     found = None if visit.is_bound() else visit.site.figures.overview(visit.dispatcher)
     hours = None
     if found is not None:
@@ -36,7 +35,6 @@ def overview(visit: Visit) -> Response:
 
 
 def live(visit: Visit) -> Response:
-    """Send the numbers of the overview again and again, until the browser goes."""
     if visit.is_bound():
         raise forbidden("the key is bound to channels or to a scope")
     return NumbersResponse(_numbers(visit), visit.site.streams, visit.caller.name)
@@ -57,7 +55,6 @@ async def _numbers(visit: Visit) -> AsyncIterator[str]:
 
 
 def _numbers_of(visit: Visit, found: Overview) -> Mapping[str, str]:
-    """Return the numbers that change while a page is looked at, as they are shown."""
     late, zone = found.overdue, visit.site.settings.zone
     numbers = {f"all.{each}": f"{found.total(each):,}" for each in STATUSES}
     for channel, counts in found.counts.by_channel.items():
@@ -73,13 +70,11 @@ def _numbers_of(visit: Visit, found: Overview) -> Mapping[str, str]:
 
 
 def doctor(visit: Visit) -> Response:
-    """Offer the examination, which asks every server."""
     visit.caller.check_unbound()
     return visit.show("doctor.html", examination=None)
 
 
 def examine(visit: Visit) -> Response:
-    """Examine the servers, the clocks, overdue work and the settings."""
     visit.caller.check_unbound()
     visit.note("doctor")
     return visit.show("doctor.html", examination=visit.parts.doctor().examine())

@@ -15,7 +15,6 @@ _LONGEST_REASON = 200
 
 
 def pauses(visit: Visit) -> Response:
-    """List the pauses in force, and offer to begin one."""
     visit.caller.check_unbound()
     found = visit.parts.pause_list.in_force()
     kinds = (PAUSED_CHANNEL, PAUSED_RECIPIENT, PAUSED_CAMPAIGN, *visit.site.settings.scopes)
@@ -24,7 +23,6 @@ def pauses(visit: Visit) -> Response:
 
 
 def pause(visit: Visit) -> Response:
-    """Begin a pause."""
     kind, name, reason = _asked(visit)
     visit.dispatcher.pause(kind, name)
     _note(visit, "pause", kind, name, reason)
@@ -32,7 +30,6 @@ def pause(visit: Visit) -> Response:
 
 
 def resume(visit: Visit) -> Response:
-    """End a pause."""
     kind, name, reason = _asked(visit)
     visit.dispatcher.resume(kind, name)
     _note(visit, "resume", kind, name, reason)

@@ -55,8 +55,6 @@ VIEWS = {
 
 
 class Lane(NamedTuple):
-    """A quota of a scope: where it is drawn, and in which colour and pattern."""
-
     quota: str
     scope: str
     pattern: int
@@ -64,8 +62,6 @@ class Lane(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A blocked span in a row."""
-
     x: float
     width: float
     y: float
@@ -96,7 +92,6 @@ class Line(NamedTuple):
 
     @property
     def stretch(self) -> tuple[float, float]:
-        """From where to where its text goes."""
         length = _LETTER * len(self.text)
         first = self.x - BESIDE - length if self.before else self.x + BESIDE
         return first, first + length
@@ -104,8 +99,6 @@ class Line(NamedTuple):
 
 @dataclass(slots=True)
 class PictureRow:
-    """One row of a picture, from ``begins_at`` until before ``ends_at``."""
-
     begins_at: datetime
     ends_at: datetime
     y: float
@@ -129,7 +122,6 @@ class Picture:
 
 
 def stretch_of(view: View, around: datetime, zone: str) -> tuple[datetime, datetime]:
-    """Return from when until when a view shows: whole hours, or whole days of the zone."""
     rules = zones.rules(zone)
     if view.whole < timedelta(days=1):
         local = zones.wall_at(to_ms(around), rules)
@@ -148,12 +140,10 @@ def stretch_of(view: View, around: datetime, zone: str) -> tuple[datetime, datet
 def drawn(
     timeline: Timeline, view: View, *, now: datetime, lines: Sequence[tuple[datetime, str, str]]
 ) -> Picture:
-    """Return the picture of a timeline. ``lines`` are instants to mark, their texts and classes."""
     return _Drawing(timeline, view, now).picture(lines)
 
 
 def lanes_of(timeline: Timeline) -> Iterator[Lane]:
-    """Yield the quotas of a timeline, each with its pattern."""
     number = 0
     for window in timeline.windows:
         for each in window.quotas:
@@ -296,7 +286,6 @@ class _Drawing:
 
 
 def _has_room(line: Line, others: Iterable[Line]) -> bool:
-    """Tell whether a text lies within the picture and covers none of others."""
     first, last = line.stretch
     is_within = first >= 0 and last <= WIDTH
     return is_within and not any(
@@ -306,7 +295,6 @@ def _has_room(line: Line, others: Iterable[Line]) -> bool:
 
 
 def change_text(change: Span) -> str:
-    """Return one of :func:`changes_of` in words."""
     seconds = (change.ends_at - change.begins_at).total_seconds()
     minutes = abs(seconds) / 60
     length = f"{minutes / 60:g} h" if minutes % 60 == 0 else f"{minutes:g} min"

@@ -37,18 +37,15 @@ class SignIn:
         self._callers = TTLCache[Caller]()
 
     def __call__(self, request: Request) -> Caller:
-        """Return who calls. Raises Refused and StoreUnavailable."""
         secret = request.cookies.get(_COOKIE)
         if not secret:
             raise unauthorized("sign in")
         return self._callers.of(digest_of(secret), self._caller)
 
     def form(self, visit: Visit) -> Response:
-        """Ask for a key."""
         return visit.show("sign_in.html", to=visit.query.get("to", ""), wrong=False)
 
     def enter(self, visit: Visit) -> Response:
-        """Sign in, and go where the visit was to lead."""
         token, to = visit.form.get("key", "").strip(), visit.form.get("to", "")
         try:
             key = self._auth.key(token)
@@ -72,7 +69,6 @@ class SignIn:
         return answer
 
     def leave(self, visit: Visit) -> Response:
-        """Sign out: the session ends."""
         self._end(visit)
         answer = visit.go(PATH)
         answer.delete_cookie(_COOKIE, path=visit.root or "/", httponly=True, samesite="strict")
@@ -85,7 +81,6 @@ class SignIn:
         return caller_of(key)
 
     def _end(self, visit: Visit) -> None:
-        """End the session of the browser, if it has one."""
         secret = visit.request.cookies.get(_COOKIE)
         if secret:
             self._sessions.end(digest_of(secret))

@@ -123,8 +123,6 @@ class PageRoute:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """An entry of the navigation. Visitors with ``right`` see it."""
-
     title: str
     path: str
     right: Right = Right.MESSAGES_READ
@@ -138,7 +136,6 @@ class Fields(dict[str, str]):
         return ""
 
     def one_of(self, known: Collection[str], name: str, default: str) -> str:
-        """Return the value of a name, or the default. Raises InvalidDraft if it is not known."""
         given = self.get(name)
         if given is None:
             return default
@@ -148,7 +145,6 @@ class Fields(dict[str, str]):
         return given
 
     def is_on(self, name: str) -> bool:
-        """Tell whether a box is ticked. Raises InvalidDraft for a value of another kind."""
         return _BOXES[self.one_of(_BOXES, name, "off")]
 
     @property
@@ -181,54 +177,49 @@ class Visit:
 
     @property
     def parts(self) -> App:
-        """The parts of :attr:`dispatcher` that no method of it shows."""
         return app_of(self.dispatcher)
 
     @property
     def root(self) -> str:
-        """The path at which the page is mounted."""
         root: str = self.request.scope.get("root_path", "")
         return root.rstrip("/")
 
     @property
     def zone(self) -> str:
-        """The zone in which times are shown, and read."""
         return self.query.get("zone") or self.form.get("zone") or self.site.settings.zone
 
     def may(self, right: str) -> bool:
-        """Tell whether the visitor has a right."""
         return Right(right) in self.caller.rights
 
     @property
     def channels(self) -> list[str]:
-        """The channels that the visitor may use."""
         own = self.caller.channels
         return [each for each in self.site.settings.channels if own is None or each in own]
 
     def is_bound(self) -> bool:
-        """Tell whether the visitor sees the messages of some channels or of one scope only."""
         return self.caller.scope is not None or self.caller.channels is not None
 
     def url(self, path: str, /, **query: object) -> str:
-        """Return the address of a page. A query that is None or empty is left out."""
         given = [(name, str(each)) for name, each in query.items() if each or each == 0]
         return f"{self.root}{path}" + (f"?{urlencode(given)}" if given else "")
 
     def here(self, **changed: object) -> str:
-        """Return the address of this page with another query."""
         return self.url(self.path, **{**self.query, **changed})
 
     @property
     def path(self) -> str:
-        """The path of this page, without that at which it is mounted."""
         # Not request.url, of which the header Host is a part; and "//name" would be another host.
         path: str = self.request.scope["path"]
         return "/" + path.removeprefix(self.root).lstrip("/")
 
     def show(self, template: str, status: int = 200, /, **values: Any) -> Response:
-        """Answer with a template, which has ``visit`` and these values."""
         found = self.site.templates.get_template(template)
         return HTMLResponse(found.render(visit=self, **values), status)
+
+    def fail(self, status: int, detail: str, headers: Mapping[str, str]) -> Response:
+        response = self.show("error.html", status, status=status, detail=detail)
+        response.headers.update(headers)
+        return response
 
     def go(self, path: str, /, **query: object) -> RedirectResponse:
         """Answer an action: the browser shows another page. ``done`` says there what was done."""
@@ -245,7 +236,6 @@ class Visit:
         return read_time(text, self.zone, field=field, near=near, of_day=of_day)
 
     def message(self) -> Movable:
-        """Return the message of the path, if the visitor may see it. Raises MessageNotFound."""
         message_id = id_of(self.request.path_params["message_id"])
         found = self.parts.messages.movable(message_id)
         self.caller.check_sees(found.message)
@@ -261,10 +251,7 @@ class Visit:
     def found(
         self, wanted: Selection, *, limit: int, after: str | None, oldest_first: bool = False
     ) -> Found:
-        """Return a page of messages, which may end early: it takes a moment at most.
-
-        Raises InvalidDraft and StoreUnavailable.
-        """
+        """Return a page of messages, which may end early: it takes a moment at most."""
         return self.parts.listing.page(
             wanted,
             after=None if after is None else id_of(after, "after"),
@@ -276,7 +263,6 @@ class Visit:
     def versions(
         self, wanted: Selection, *, limit: int, after: str | None
     ) -> tuple[list[StoredVersion], UUID | None]:
-        """Return the versions of messages, oldest first, and where to go on, as :meth:`found`."""
         return self.parts.listing.versions(
             wanted,
             after=None if after is None else id_of(after, "after"),
@@ -287,10 +273,7 @@ class Visit:
     def counted(
         self, wanted: Selection, *, patience: timedelta | None = None
     ) -> tuple[dict[str, dict[Status, int]], bool]:
-        """Return the numbers of messages, and whether all were counted: it takes a moment at most.
-
-        ``patience`` is another moment. Raises InvalidDraft and StoreUnavailable.
-        """
+        """Return the numbers of messages, and whether all were counted within ``patience``."""
         patience = _PATIENCE if patience is None else patience
         return self.parts.listing.counted(wanted, patience=patience)
 
@@ -306,24 +289,20 @@ class Visit:
         return f"the {kind} {name}" if name and kind in settings.scopes else scope
 
     def recipient_of(self, recipient: str) -> str:
-        """Return a recipient, or a digest of it for a visitor without the right to see it."""
         if self.may(Right.RECIPIENTS_READ):
             return recipient
         digest = self.site.digest
         return "hidden" if digest is None else digest(recipient)
 
     def pause_name(self, pause: Pause) -> str:
-        """Return the name of a pause, or a digest of it for a visitor who may not see it."""
         seen = self.caller.sees_pause_name(pause.kind)
         return pause.name if seen else self.recipient_of(pause.name)
 
     @staticmethod
     def json(value: object) -> str:
-        """Return a value as JSON to be read by a person."""
         return json.dumps(value, ensure_ascii=False, indent=2)
 
     def error_text(self, error: DispatcherError) -> str:
-        """Return an error in words that the visitor may read."""
         if isinstance(error, StoreUnavailable) and error.timed_out:
             return "That is too much to read or to count for a page: narrow the filter."
         if isinstance(error, Suppressed):
@@ -340,8 +319,6 @@ class Visit:
 
 
 class Site:
-    """The application: it lets a visit in, and calls the function of its page."""
-
     def __init__(self, dispatcher: Dispatcher, access: Access, *, rate: str) -> None:
         self.dispatcher = dispatcher
         self.settings = dispatcher.settings
@@ -352,7 +329,8 @@ class Site:
         self._admission = Admission(self.parts, self.threads, auth=self._known, rate=rate)
         self.can_sign_in = isinstance(access, SignIn)
         self.digest = digest_with(self.settings.log_key)
-        self.files = _files()
+        folder = resources.files("dispatcher.web.pages") / "static"
+        self.files = {each.name: each.read_bytes() for each in folder.iterdir()}
         self.versions = {
             name: hashlib.sha256(text).hexdigest()[:10] for name, text in self.files.items()
         }
@@ -377,11 +355,9 @@ class Site:
 
     @cached_property
     def reader(self) -> Dispatcher:
-        """The dispatcher that reads for pages."""
         return for_pages(self.dispatcher)
 
     def application(self, pages: Sequence[PageRoute], links: Sequence[Link]) -> Starlette:
-        """Return the ASGI application of these pages."""
         self.templates.globals["links"] = tuple(links)
         routes = [Route("/static/{name}", self._file, methods=["GET"])]
         routes += [Route(each.path, self._guarded(each), methods=[each.method]) for each in pages]
@@ -399,11 +375,9 @@ class Site:
         return application
 
     def file_url(self, visit: Visit, name: str) -> str:
-        """Return the address of a file, another one whenever its text changes."""
         return visit.url(f"/static/{name}", v=self.versions[name])
 
     def enter(self, request: Request, page: PageRoute) -> Caller:
-        """Return who visits, if that person may. Raises Refused."""
         caller = self._admission.admit(request)
         for right in page.rights:
             caller.check(right)
@@ -417,8 +391,9 @@ class Site:
 
     def _guarded(self, page: PageRoute) -> Callable[[Request], Any]:
         async def answered(request: Request) -> Response:
-            nobody = Caller(name="nobody", rights=frozenset())
-            visit = Visit(site=self, request=request, caller=nobody, query=_last(request))
+            asked = request.query_params.items()
+            query = Fields({name: each.strip() for name, each in asked if each.strip()})
+            visit = Visit(site=self, request=request, caller=_NOBODY, query=query)
             try:
                 check_is_utf8(request.scope)
                 if request.method not in _SAFE:
@@ -436,9 +411,8 @@ class Site:
             except Refused as refused:
                 response = self._refused(visit, refused)
             except DispatcherError as error:
-                shown = {"status": status_of(error), "detail": visit.error_text(error)}
-                response = visit.show("error.html", status_of(error), **shown)
-                response.headers.update(headers_of(error))
+                detail = visit.error_text(error)
+                response = visit.fail(status_of(error), detail, headers_of(error))
             for name, value in _HEADERS.items():
                 response.headers.setdefault(name, value)
             return response
@@ -451,7 +425,6 @@ class Site:
         return await self.shared.run_for(visit.caller.name, page.answer, visit)
 
     async def _acted(self, visit: Visit, page: PageRoute) -> Response:
-        """Read a form, and call the page."""
         request = Request(visit.request.scope, _bounded(visit.request, page.most_bytes))
         has_file = page.most_bytes > _MOST_FORM_BYTES
         if has_file:
@@ -478,10 +451,7 @@ class Site:
         if refused.status == 401 and self.can_sign_in and visit.request.method in _SAFE:  # noqa: PLR2004
             here = visit.here().removeprefix(visit.root)
             return visit.go(sign_in.PATH, to=here if visit.path != "/" else None)
-        response = visit.show("error.html", refused.status, status=refused.status,
-                              detail=refused.detail)  # fmt: skip
-        response.headers.update(refused.headers)
-        return response
+        return visit.fail(refused.status, refused.detail, refused.headers)
 
     async def _file(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -494,24 +464,16 @@ class Site:
         headers = {**_HEADERS, "Cache-Control": cached}
         return Response(self.files[name], media_type=kind, headers=headers)
 
-    async def _not_served(self, request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 500
+    async def _not_served(self, request: Request, error: Any) -> Response:
         visit = Visit(site=self, request=request, caller=_NOBODY)
-        if status == 404 and visit.path.endswith("/") and visit.path != "/":  # noqa: PLR2004
+        if error.status_code == 404 and visit.path.endswith("/") and visit.path != "/":  # noqa: PLR2004
             return RedirectResponse(visit.url(visit.path.rstrip("/"), **request.query_params), 307)
-        detail = str(error.detail) if isinstance(error, HTTPException) else "The call failed."
-        response = self._error_page(request, status, detail)
-        response.headers.update(getattr(error, "headers", None) or {})
-        return response
+        headers = {**_HEADERS, **(error.headers or {})}
+        return visit.fail(error.status_code, str(error.detail), headers)
 
     async def _broken(self, request: Request, _error: Exception) -> Response:
-        return self._error_page(request, 500, "The page failed; the log of the server says why.")
-
-    def _error_page(self, request: Request, status: int, detail: str) -> Response:
         visit = Visit(site=self, request=request, caller=_NOBODY)
-        response = visit.show("error.html", status, status=status, detail=detail)
-        response.headers.update(_HEADERS)
-        return response
+        return visit.fail(500, "The page failed; the log of the server says why.", _HEADERS)
 
 
 def page(dispatcher: Dispatcher, *, access: Access | None = None, rate: str = RATE) -> Starlette:
@@ -586,20 +548,9 @@ def _check_names(given: Sequence[str], names: tuple[str, ...], what: str) -> Non
 
 
 def named_as_here(error: InvalidDraft) -> InvalidDraft:
-    """Return an error with the names that the page has for filters."""
     field, dot, kind = error.field.partition(".")
     field = f"{_PAGE_NAMES.get(field, field)}{dot}{kind}"
     return InvalidDraft(field, with_names(error.problem, _PAGE_NAMES), error.accepted)
-
-
-def _last(request: Request) -> Fields:
-    given = request.query_params.items()
-    return Fields({name: each.strip() for name, each in given if each.strip()})
-
-
-def _files() -> dict[str, bytes]:
-    folder = resources.files("dispatcher.web.pages") / "static"
-    return {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
 
 
 def _bounded(request: Request, most_bytes: int) -> Receive:

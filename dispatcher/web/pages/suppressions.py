@@ -14,7 +14,6 @@ _MOST = 200
 
 
 def suppressions(visit: Visit) -> Response:
-    """List opt-outs."""
     visit.caller.check_unbound()
     recipient = visit.query.get("recipient")
     found = list(islice(visit.dispatcher.suppressed(recipient), _MOST))
@@ -22,7 +21,6 @@ def suppressions(visit: Visit) -> Response:
 
 
 def suppress(visit: Visit) -> Response:
-    """Opt a recipient out; cancels its scheduled messages."""
     recipient, channel = _recipient_and_channel(visit)
     many = visit.dispatcher.suppress(recipient, channel=channel)
     _note(visit, "suppress", recipient, channel)
@@ -30,7 +28,6 @@ def suppress(visit: Visit) -> Response:
 
 
 def unsuppress(visit: Visit) -> Response:
-    """Revoke an opt-out."""
     recipient, channel = _recipient_and_channel(visit)
     visit.dispatcher.unsuppress(recipient, channel=channel)
     _note(visit, "unsuppress", recipient, channel)
@@ -38,7 +35,6 @@ def unsuppress(visit: Visit) -> Response:
 
 
 def erase(visit: Visit) -> Response:
-    """Erase a recipient, where the visitor has said that this is meant."""
     recipient, _ = _recipient_and_channel(visit)
     if visit.form.get("sure") is None:
         raise InvalidDraft("sure", "not ticked", "the tick: an erasure cannot be undone")

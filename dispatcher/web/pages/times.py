@@ -63,7 +63,6 @@ def in_words(name: str) -> str:
 
 
 def length_text(length: timedelta) -> str:
-    """Return a length in words: ``2 hours``."""
     seconds = round(length.total_seconds())
     for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= 2 * size or seconds == size:
@@ -121,7 +120,6 @@ def _read(text: str, near: datetime) -> datetime | None:
 
 
 def _with_offset(local: datetime, offset: str | None) -> datetime | None:
-    """Return the time with its offset; None with one that no clock has."""
     try:
         return local if offset is None else datetime.fromisoformat(f"{local.isoformat()}{offset}")
     except ValueError:

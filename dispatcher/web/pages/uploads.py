@@ -46,8 +46,6 @@ _PART = 1024 * 1024
 
 
 class UploadState(StrEnum):
-    """How far a file is."""
-
     DROPPED = "dropped"
     PLANNING = "planning"
     PLANNED = "planned"
@@ -80,7 +78,6 @@ class Turns(AbstractContextManager["Turns"]):
             self._changed.notify_all()
 
     def pass_on(self) -> None:
-        """Let those that wait go first."""
         self.__exit__()
         self.__enter__()
 
@@ -130,12 +127,10 @@ class Upload:
 
     @property
     def is_running(self) -> bool:
-        """Whether a thread works on it."""
         return self.state in (UploadState.PLANNING, UploadState.BOOKING)
 
     @property
     def turned_away(self) -> int:
-        """How many rows are refused, bad ones included."""
         return self.counted.refused + self.bad
 
     def start(self, dispatcher: Dispatcher, state: UploadState) -> bool:
@@ -155,12 +150,10 @@ class Upload:
         return True
 
     def check(self) -> None:
-        """Raise InvalidValue where the file cannot be read, or names no format."""
         with self._source():
             pass
 
     def forget(self) -> None:
-        """Delete the file."""
         self._path.unlink(missing_ok=True)
         self.size = 0
 
@@ -230,7 +223,6 @@ class Upload:
                     self._refuse_row(row.line, error)
 
     def _own(self, draft: Draft, line: int) -> Draft:
-        """Return a draft of the visitor's. Raises InvalidDraft."""
         key = draft.idempotency_key
         if key is not None:
             check_text("idempotency_key", key, longest=LONGEST_KEY)
@@ -273,7 +265,6 @@ class Uploads:
         self._kept: dict[str, Upload] = {}
 
     def store(self, stream: BinaryIO) -> Path:
-        """Copy a file. Raises InvalidValue for one that is too long."""
         with self._lock:
             if self._folder is None or not Path(self._folder.name).is_dir():
                 self._folder = TemporaryDirectory(prefix="dispatcher-page-")
@@ -328,7 +319,6 @@ class Uploads:
         return own[::-1]
 
     def find(self, token: str, caller: Caller) -> Upload:
-        """Return one of a visitor's own. Raises Refused."""
         for each in self.of(caller):
             if secrets.compare_digest(each.token.encode(), token.encode()):
                 return each
