@@ -76,7 +76,6 @@ class Caller:
             raise forbidden("the key is bound to channels or to a scope")
 
     def check_scope(self, kind: str, name: str) -> None:
-        """Refuse a scope that is not the caller's, and any where it is bound to channels."""
         if self.scope not in (None, (kind, name)) or self.channels is not None:
             raise forbidden("the key is bound to channels or to another scope")
 
@@ -91,11 +90,7 @@ class Caller:
             raise MessageNotFound(message.id)
 
     def sees_pause_name(self, kind: str) -> bool:
-        """Whether the caller may see the name of a pause of that kind.
-
-        That of a recipient needs ``recipients:read``. Names of channels, campaigns and further
-        scopes do not: every message shows them.
-        """
+        """Tell whether the caller may see such a name: that of a recipient needs a right."""
         return kind != PAUSED_RECIPIENT or Right.RECIPIENTS_READ in self.rights
 
     def check_channel(self, channel: object) -> None:
@@ -103,7 +98,6 @@ class Caller:
             raise forbidden(f"the key may use the channels {', '.join(sorted(self.channels))}")
 
     def own(self, draft: Draft) -> Draft:
-        """Return a draft that counts against the caller's scope. Refuses one of others."""
         self.check_channel(draft.channel)
         if self.scope is None:
             return draft
@@ -116,11 +110,7 @@ class Caller:
     def narrowed(
         self, channel: str | None, scopes: Mapping[str, str]
     ) -> tuple[str | Sequence[str] | None, dict[str, str]]:
-        """Return filters of messages that match the caller's alone. Refuses those of others.
-
-        Without ``recipients:read`` it refuses ``recipient.<channel>``: whether there are messages
-        would tell a recipient.
-        """
+        """Return filters that match the caller's messages alone. Refuses those of others."""
         if any(is_recipient_kind(kind) for kind in scopes):
             self.check(Right.RECIPIENTS_READ)
         own = dict(scopes)
@@ -138,18 +128,13 @@ class Caller:
         return f"{self._key_start}{key}"
 
     def shown_key(self, stored: str | None) -> str | None:
-        """Return the idempotency key of a message as far as the caller may see it.
-
-        Its own is as it gave it. One of others is as it is stored, None where the caller may not
-        see the recipients of others: keys often contain addresses.
-        """
+        """Return a key as the caller gave it; those of others, if it may see addresses."""
         if stored is not None and stored.startswith(self._key_start):
             return stored.removeprefix(self._key_start)
         return stored if self.sees_conflicts else None
 
     @property
     def identity(self) -> str:
-        """What a stored answer belongs to: a caller of that name with the same rights."""
         return repr((self.name, self.scope, sorted(self.channels or ()), sorted(self.rights)))
 
     @property
@@ -175,8 +160,6 @@ Auth = Callable[["Request"], Caller]
 
 
 class TTLCache(Generic[T]):
-    """Values by digest; each is kept for two seconds."""
-
     def __init__(self) -> None:
         self._entries: dict[str, tuple[float, T]] = {}
 
@@ -199,10 +182,7 @@ class TTLCache(Generic[T]):
 
 
 class KeyAuth:
-    """Finds the caller of a request by its key: ``Authorization: Bearer dsp_…``.
-
-    A key is cached for two seconds, so that a revoked one ends within that time.
-    """
+    """Finds callers by ``Authorization: Bearer dsp_…``. A revoked key ends within two seconds."""
 
     def __init__(self, keys: ApiKeys) -> None:
         self._keys = keys
@@ -219,7 +199,6 @@ class KeyAuth:
         return self._callers.of(digest_of(token), lambda _: caller_of(self.key(token)))
 
     def key(self, token: str) -> ApiKey:
-        """Return the valid key of that text. Raises Refused and StoreUnavailable."""
         prefix, _, rest = token.partition("_")
         key_id, _, secret = rest.partition("_")
         found = self._keys.find(key_id) if f"{prefix}_" == _PREFIX and secret else None
@@ -325,11 +304,7 @@ def revoke_key(keys: ApiKeys, name_or_id: str) -> list[ApiKey]:
 
 
 def _stored(keys: ApiKeys, before: Sequence[ApiKey], **given: Any) -> tuple[ApiKey, str]:
-    """Store a key whose ``follows`` is the last key of the chain ``before``.
-
-    The last key is the one that no other key follows. ``created_at`` does not decide, because the
-    clock of the database may have been set back.
-    """
+    """Store a key that follows the one that no other follows: the database's clock may go back."""
     key_id = secrets.token_hex(6)
     token = f"{_PREFIX}{key_id}_{secrets.token_urlsafe(32)}"
     followed = {each.follows for each in before}

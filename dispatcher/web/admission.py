@@ -23,8 +23,6 @@ _WARN_SECONDS = 60.0
 
 
 class Admission:
-    """Finds the caller of a call, and counts the call against its limit."""
-
     def __init__(self, parts: App, threads: Threads, *, auth: Auth | None, rate: str) -> None:
         self._threads = threads
         self.caller_of = auth or KeyAuth(parts.api_keys)
@@ -37,7 +35,6 @@ class Admission:
         parse(rate)
 
     async def identify(self, request: Request) -> None:
-        """Find the caller. Raises Refused for a stranger, and StoreUnavailable."""
         caller = None
         if isinstance(self.caller_of, KeyAuth):
             caller = self.caller_of.cached(request)
@@ -49,10 +46,7 @@ class Admission:
         return caller
 
     def count(self, request: Request) -> None:
-        """Count the call against its caller's limit. Raises Refused where none is left.
-
-        It goes on where Redis does not answer.
-        """
+        """Count the call; refuse it where none is left. It goes on where Redis does not answer."""
         request.state.is_counted = True
         caller: Caller = request.state.caller
         rate = caller.rate or self._rate

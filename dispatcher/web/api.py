@@ -109,10 +109,7 @@ def api(
 
 
 def _in_thread(endpoint: Endpoint) -> Callable[..., Coroutine[Any, Any, Response]]:
-    """Return the function of an endpoint as a coroutine function, which runs it in a thread.
-
-    It gets the threads with the call: FastAPI keeps functions of applications that are gone.
-    """
+    """Run it in threads that it gets with the call: FastAPI keeps functions for ever."""
 
     @wraps(endpoint.function)
     async def answered(context: Context, **given: Any) -> Response:
@@ -125,7 +122,7 @@ def _in_thread(endpoint: Endpoint) -> Callable[..., Coroutine[Any, Any, Response
 
 
 class CallRoute(APIRoute):
-    """The path of an endpoint, whose rights are checked before FastAPI reads anything of a call."""
+    """Checks the rights of a caller before FastAPI reads anything of a call."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -143,11 +140,7 @@ class CallRoute(APIRoute):
 
 
 class CallMiddleware:
-    """Finds callers before their calls are read, and bounds the length of calls.
-
-    Adds the headers of every answer, and logs changes: the path without the names in it, which may
-    be addresses.
-    """
+    """Finds callers before calls are read, and bounds their length. Logs changes without names."""
 
     def __init__(self, app: ASGIApp, *, service: Service) -> None:
         self._app = app
@@ -216,7 +209,6 @@ async def _failed(request: Request, error: Any) -> Response:
 
 
 async def _counted(request: Request) -> Response | None:
-    """Count a call that was not counted yet; return the 429 where its limit is reached."""
     if not hasattr(request.state, "caller") or hasattr(request.state, "is_counted"):
         return None
     try:

@@ -87,7 +87,6 @@ class Service:
 
     @property
     def longest_call(self) -> int:
-        """The most bytes of a call that makes or changes one message."""
         return self.settings.body_max_bytes + _OVERHEAD_BYTES
 
 
@@ -122,12 +121,7 @@ class Context:
 
     @classmethod
     async def of(cls, request: Request) -> Self:
-        """Return the context of a call whose body is read, if it has one.
-
-        Refuses a body that would be ignored or misread: one that the document does not have, or
-        that is not sent as JSON. Raises RequestValidationError, and HTTPException where it is too
-        long.
-        """
+        """Read a body. Refuses one that the call does not have, or that is not sent as JSON."""
         context = cls(request)
         try:
             context.raw = await request.body()
@@ -142,10 +136,7 @@ class Context:
         return context
 
     def payload(self, model: type[BodyT]) -> BodyT:
-        """Return the body, by this model. A long one takes a while: it belongs in a thread.
-
-        Raises RequestValidationError, and HTTPException where it is not JSON.
-        """
+        """Return the body. Raises RequestValidationError, and HTTPException where it is not JSON."""
         return validated(model, self._given(), "body")
 
     def payloads(self, model: type[BaseModel], name: str, entry: type[BodyT]) -> Iterator[BodyT]:
@@ -205,12 +196,10 @@ class Context:
                     raise RequestValidationError([{"type": REPEATED, "loc": where}])
 
     def admit(self) -> Caller:
-        """Count the call against its limit, and return the caller. Raises Refused."""
         self.service.admission.count(self.request)
         return self.caller
 
     def traced(self) -> AbstractContextManager[None]:
-        """Let submits in this thread be children of the span that ``traceparent`` names."""
         spans, headers = self.service.parts.spans, self.request.headers
         if spans is None:
             return nullcontext()

@@ -71,7 +71,6 @@ def _edit(
     body: type[BaseModel] | None = None,
     **named: Any,
 ) -> Endpoint:
-    """Return the endpoint of a change of one message, for which ``If-Match`` counts."""
     problems = (404, 409, 412, 413) if body else (404, 409, 412)
     return Endpoint(
         method, path, function, models.MessageOut, (right,), problems=problems, headers=("ETag",),

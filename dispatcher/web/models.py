@@ -30,7 +30,6 @@ Seconds = Annotated[
 
 
 def _no_bool(value: object) -> object:
-    """Refuse true and false, which Python takes for 1 and 0."""
     if isinstance(value, bool):
         raise PydanticKnownError("literal_error", {"expected": "0 or 1"})
     return value
@@ -108,7 +107,6 @@ class NewTime(_In):
         return self.send_at is None and self.send_in_seconds is not None
 
     def given(self, now: datetime) -> dict[str, Any]:
-        """Return the parameters of `Dispatcher.reschedule`, with the length from now as a time."""
         fields = _as_lengths(self.model_dump())
         if self.is_relative:
             if self.fold is not None:

@@ -57,11 +57,7 @@ _KEY = {"name": KEY_HEADER, "in": "header", "required": False, "schema": {"type"
 
 
 def describe(app: FastAPI, body_types: BodyTypes) -> None:
-    """Make the application answer with the whole document, with the types of bodies.
-
-    The call of it raises InvalidSettings where one of these types cannot be used. Calls are judged
-    by ``app.state.document()``, which is the same without these types.
-    """
+    """Add the types of bodies. Calls are judged by ``app.state.document()``, without them."""
     lock, made_once = Lock(), list[dict[str, Any]]()
 
     def plain() -> dict[str, Any]:
@@ -109,11 +105,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 
 def _add_bodies(schemas: dict[str, Any], body_types: BodyTypes) -> None:
-    """Add the JSON Schema of each channel's bodies, and say which channel asks for which.
-
-    A keyword beside the properties does so, as clients have it: a schema for each channel would
-    make another type of each message.
-    """
+    """Say which channel asks for which body: a schema of its own would be a type."""
     for channel in body_types.channels:
         name = f"body.{channel}"
         schema = body_types.json_schema(channel, f"#/components/schemas/{name}.{{model}}")

@@ -71,8 +71,6 @@ _NULL = {"type": "null"}
 
 
 class Refused(Exception):
-    """A call that the API refuses before the dispatcher sees it."""
-
     def __init__(
         self, status: int, kind: str, detail: str, *, headers: Mapping[str, str] | None = None
     ) -> None:
@@ -88,10 +86,7 @@ def unauthorized(detail: str) -> Refused:
 
 
 def check_is_utf8(scope: Scope) -> None:
-    """Refuse a path or a query that is not UTF-8, percent-encoded.
-
-    Its decoder puts U+FFFD for what it cannot read: that would be the name of another recipient.
-    """
+    """Refuse what is not UTF-8: U+FFFD for it would be the name of another recipient."""
     query: bytes = scope["query_string"]
     if "\ufffd" in scope["path"] + unquote_plus(query.decode("latin-1")):
         raise Refused(400, "unreadable", "the path or the query is not UTF-8, percent-encoded")
@@ -106,11 +101,7 @@ def refusal_of(refused: Refused) -> dict[str, Any]:
 
 
 def call_schema(document: Schema, operation: Schema) -> Schema:
-    """Return the schema of a call: an object of its path, its query and, if it has one, its body.
-
-    Its ``names`` are those of all its parameters and fields.
-    ``operation`` is the part of the OpenAPI document that describes the call.
-    """
+    """Return the schema of a call's path, query and body; ``names`` are those of all its fields."""
     named: dict[str, dict[str, Schema]] = {"path": {}, "query": {}, "header": {}}
     for each in operation.get("parameters", ()):
         named[each["in"]][each["name"]] = each["schema"]
@@ -122,10 +113,7 @@ def call_schema(document: Schema, operation: Schema) -> Schema:
 
 
 def schema_at(call: Schema, where: Iterable[str | int]) -> Schema:
-    """Return the part of a schema that :func:`call_schema` made; an empty one where there is none.
-
-    Of a value that may be null it is the other part.
-    """
+    """Return a part of a call's schema, of a value that may be null the other part."""
     found = call
     for step in where:
         inner = found.get("items") if isinstance(step, int) else None
@@ -147,12 +135,7 @@ def _names_in(call: Schema) -> set[str]:
 
 
 def invalid_call(found: Sequence[Any], call: Schema, *, whole: str = THE_CALL) -> InvalidDraft:
-    """Return the error for a call of the wrong shape.
-
-    It names the first field that there is not, else the first wrong one: a misspelt field is often
-    missing, too. ``found`` are errors as pydantic has them, each with its ``type`` and its ``loc``.
-    ``call`` is the schema by :func:`call_schema`; ``whole`` names a body that is wrong as a whole.
-    """
+    """Return the error: of the first unknown name, as then one is often missing, too."""
     first = next((each for each in found if each["type"] == UNKNOWN_FIELD), found[0])
     where, kind = first["loc"], first["type"]
     field = ".".join(map(str, where[1:])) or whole

@@ -38,8 +38,6 @@ _PIECE_BYTES = 65_536
 
 
 class Streams:
-    """The long calls that are under way."""
-
     def __init__(self) -> None:
         self._under_way: dict[Kind, Counter[str]] = {kind: Counter() for kind in MOST}
         self._lock = RLock()  # the collector may free a place while one is taken
@@ -64,11 +62,7 @@ class Streams:
                 del taken[name]
 
     async def within(self, name: str, app: ASGIApp, call: tuple[Scope, Receive, Send]) -> None:
-        """Answer a long call of that key's, which has a place until its answer is read.
-
-        The answer is sent in pieces: the server waits for a slow reader between two of them only.
-        Raises Refused where no place is free, or where there is no answer in time.
-        """
+        """Answer a long call in pieces: it has its place until a slow reader has them."""
         scope, receive, send = call
         began = False
 

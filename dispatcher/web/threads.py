@@ -76,7 +76,6 @@ class SharedThreads(Threads):
         return await wrap_future(call)
 
     def _begin(self) -> None:
-        """Give free threads to names that wait, the one that has waited longest first."""
         with self._lock:
             for name in [*self._waiting]:
                 if self._running.total() >= self._most:

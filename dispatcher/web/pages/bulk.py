@@ -89,8 +89,6 @@ ACTIONS = {
 
 @dataclass(frozen=True)
 class CountedMessages:
-    """The messages that a person saw counted, each with a digest of its version then."""
-
     marks: dict[UUID, bytes]
 
     @classmethod
@@ -118,17 +116,12 @@ class CountedMessages:
 
 
 def _mark(found: StoredVersion) -> bytes:
-    """Return a digest of the version of a message.
-
-    Any visitor may read a form, so nothing goes into it from which a recipient or a body could be
-    guessed.
-    """
+    """Return a digest from which nobody who reads the form can guess a recipient or a body."""
     version = f"{found.move_token}-{found.attempt_count}-{found.max_attempts}-{found.status}"
     return hashlib.blake2b(version.encode(), digest_size=_MARK_BYTES).digest()
 
 
 def confirm(visit: Visit) -> Response:
-    """Count the messages, and ask."""
     action, wanted = _asked(visit, visit.query)
     found, further = visit.versions(wanted, limit=MOST, after=visit.query.get("after"))
     first = [each.id for each in found[:_SHOWN]]

@@ -206,7 +206,6 @@ PAGES = (
 
 
 def _check(visit: Visit, wanted: CalendarQuery) -> None:
-    """Refuse a calendar of others to a person who is bound. Raises Refused."""
     if visit.is_bound():
         kind, name = next(iter(wanted.scopes.items()), ("recipient", wanted.counted or ""))
         if wanted.counted is not None or wanted.channel is not None or len(wanted.scopes) > 1:
@@ -251,7 +250,6 @@ def _time(visit: Visit, text: str, field: str, *, near: datetime) -> datetime:
 
 
 def _moved(visit: Visit, wanted: CalendarQuery, start: datetime, by: int) -> str:
-    """Return the address of the calendar before or after this one."""
     moved = picture.moved(start, by * wanted.view.whole, zones.rules(visit.zone))
     return visit.here(start=moved.isoformat(), at=None)
 

@@ -67,17 +67,13 @@ def _shown(visit: Visit, error: str | None = None) -> Response:
 def _counted(
     visit: Visit, campaign: str, patience: timedelta | None = None
 ) -> tuple[dict[str, dict[Status, int]], bool]:
-    """Count those messages of a campaign that the visitor sees, as :meth:`Visit.counted`."""
     channel, scopes = visit.caller.narrowed(None, {})
     wanted = visit.selection({"campaign": campaign, "channel": channel, "scopes": scopes})
     return visit.counted(wanted, patience=patience)
 
 
 def _listed(visit: Visit) -> CampaignList:
-    """Return campaigns of messages that the visitor sees: at most 50, found in ``_LIST_SECONDS``.
-
-    One statement counts the first messages of each. Raises InvalidDraft.
-    """
+    """Return some campaigns of messages that the visitor sees, found within ``_LIST_SECONDS``."""
     after = visit.query["after"] and check_text("after", visit.query["after"], longest=MAX_CAMPAIGN)
     until = visit.parts.clock.monotonic() + _LIST_SECONDS
     found: list[ListedCampaign] = []

@@ -18,8 +18,6 @@ _STEPS = tuple(
 
 
 class Stretch(NamedTuple):
-    """A stretch of a histogram: how many ask for a time in it, and how many get one."""
-
     at: datetime
     asked: int
     promised: int

@@ -16,8 +16,6 @@ _MOST_MINUTES = 60
 
 
 class Bar(NamedTuple):
-    """A stretch of time in a picture: how many are due, and whether a minute is overbooked."""
-
     x: float
     width: float
     height: float

@@ -38,10 +38,6 @@ _WITHOUT_A_FIELD = ("key", "made_after", "zone")
 
 
 def wanted_of(visit: Visit, given: Fields) -> Wanted:
-    """Read the filters of a query or a form, as far as the visitor may use them.
-
-    Raises Refused and InvalidDraft.
-    """
     if any(name in given for name in _OF_RECIPIENTS):
         visit.caller.check(Right.RECIPIENTS_READ)
     if visit.is_bound() and any(name in given for name in ("key", "key_prefix")):
@@ -75,7 +71,7 @@ def filters_of(given: Fields) -> dict[str, str]:
 
 
 def said(visit: Visit, wanted: Selection) -> list[tuple[str, str]]:
-    """Return what narrows a selection beside the status, in words: a name and a value each."""
+    """Return what narrows a selection beside the status: names and values."""
 
     def at(instant: datetime | None) -> str | None:
         return None if instant is None else f"{local_text(instant, visit.zone)} {visit.zone}"
@@ -97,7 +93,6 @@ def said(visit: Visit, wanted: Selection) -> list[tuple[str, str]]:
 
 
 def listed(visit: Visit) -> Response:
-    """List messages by when they were made, the newest first unless the query says otherwise."""
     status = 200
     oldest_first = visit.query.one_of(_ORDERS, "order", _ORDERS[0]) == _ORDERS[1]
     shown: dict[str, Any] = {"statuses": tuple(Status), "found": None, "error": None,
@@ -120,10 +115,7 @@ def listed(visit: Visit) -> Response:
 
 
 def _kept(filters: Mapping[str, str], kinds: Collection[str]) -> dict[str, str]:
-    """Return the filters that the form has no field for, which *List* keeps.
-
-    Of the scopes it has fields for the ``kinds`` of the settings, not for ``count.recipient.sms``.
-    """
+    """Return the filters that the form has no field for, which *List* keeps."""
     shown = {*FILTERS, *(f"count.{kind}" for kind in kinds)}.difference(_WITHOUT_A_FIELD)
     return {name: value for name, value in filters.items() if name not in shown}
 
@@ -181,8 +173,6 @@ def cancel(visit: Visit) -> Response:
 
 
 def reschedule(visit: Visit) -> Response:
-    """Move a scheduled message, if it is as it was shown. A refusal names the next slot."""
-
     def move(message_id: UUID, *, if_unchanged: Message) -> Message:
         return visit.dispatcher.reschedule(
             message_id,
@@ -219,10 +209,7 @@ def _reason(visit: Visit) -> str:
 
 
 def _acted(visit: Visit, verb: str, act: Callable[..., Message], *, reason: str = "") -> Response:
-    """Do something to the message of the path, if it is as the form showed it.
-
-    A ``reason`` goes into the log.
-    """
+    """Do something to the message of the path, if it is as the form showed it."""
     found = visit.message()
     if not _is_as_shown(visit, found):
         raise MessageChanged(found.message.id)

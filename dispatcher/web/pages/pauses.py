@@ -46,7 +46,7 @@ def _asked(visit: Visit) -> tuple[str, str, str]:
 
 
 def _note(visit: Visit, verb: str, kind: str, name: str, reason: str) -> None:
-    """Write down what was done, and why. Names of recipients and scopes are digests in a log."""
+    """Log what was done, and why: names of recipients and scopes as digests."""
     digest = visit.site.digest
     if kind not in (PAUSED_CHANNEL, PAUSED_CAMPAIGN):
         name = "" if digest is None else digest(name)

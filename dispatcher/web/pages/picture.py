@@ -69,8 +69,6 @@ class Block(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """One booking, or several that lie close together."""
-
     x: float
     many: int
     at: datetime
@@ -79,10 +77,7 @@ class Mark(NamedTuple):
 
 
 class Line(NamedTuple):
-    """An upright line at an instant, with a text behind or ``before`` it.
-
-    Texts of the lines of a row are as many lines of text below it as their ``level``.
-    """
+    """An upright line with a text behind or ``before`` it, ``level`` lines of text below."""
 
     x: float
     text: str
@@ -112,7 +107,7 @@ class PictureRow:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawn calendar. ``changes`` are the instants at which the clocks change."""
+    """``changes`` are the instants at which the clocks change."""
 
     rows: tuple[PictureRow, ...]
     lanes: tuple[Lane, ...]
@@ -152,10 +147,7 @@ def lanes_of(timeline: Timeline) -> Iterator[Lane]:
 
 
 def changes_of(timeline: Timeline) -> Iterator[Span]:
-    """Yield the changes of the clocks: the instant, and the instant plus the change as a length.
-
-    So a span is as long as the clocks jump; it ends before it begins where they go back.
-    """
+    """Yield the changes of the clocks, each until the instant plus the change as a length."""
     pieces = zones.pieces(zones.rules(timeline.zone), to_ms(timeline.start), to_ms(timeline.end))
     for (_, until_ms, before_ms), (_, _, after_ms) in pairwise(pieces):
         yield Span(from_ms(until_ms), from_ms(until_ms + after_ms - before_ms))
@@ -170,7 +162,6 @@ def moved(start: datetime, length: timedelta, rules: ZoneInfo) -> datetime:
 
 
 def _rows(timeline: Timeline, view: View) -> Iterator[tuple[datetime, datetime]]:
-    """Cut a timeline into rows; days begin at the midnights of the zone."""
     start = timeline.start
     rules = zones.rules(timeline.zone)
     while start < timeline.end:
@@ -233,7 +224,6 @@ class _Drawing:
         return row
 
     def _ticks(self, row: PictureRow) -> Iterator[Line]:
-        """Yield a line at each step; those that need it have a text. Days have it once."""
         view, tick = self._view, row.begins_at
         rules = zones.rules(self._timeline.zone)
         while (tick := moved(tick, view.step, rules)) < row.ends_at:

@@ -88,6 +88,5 @@ class SignIn:
 
 
 def _inside(to: str) -> str:
-    """Return a path of the page, never another site's."""
     is_path = to.startswith("/") and not to.startswith(("//", "/\\"))
     return to if is_path and to.isprintable() else "/"

@@ -149,7 +149,6 @@ class Fields(dict[str, str]):
 
     @property
     def scopes(self) -> dict[str, str]:
-        """The further scopes, by kind: ``count.tenant=acme``."""
         start = SCOPE.removesuffix("KIND")
         return {n.removeprefix(start): each for n, each in self.items() if n.startswith(start)}
 
@@ -228,10 +227,7 @@ class Visit:
     def time_of(
         self, text: str, field: str, *, near: datetime | None = None, of_day: bool = False
     ) -> datetime:
-        """Return the time that a person typed, by default near now. Raises InvalidSendTime.
-
-        A time without a date is the next one, or with ``of_day`` that of today.
-        """
+        """Return the time that was typed: without a date the next one, or ``of_day``."""
         near = near or self.parts.clock.now()
         return read_time(text, self.zone, field=field, near=near, of_day=of_day)
 
@@ -242,7 +238,6 @@ class Visit:
         return found
 
     def selection(self, wanted: Wanted) -> Selection:
-        """Validate filters. Raises InvalidDraft, which names them as the page does."""
         try:
             return selection_of(wanted, self.site.settings)
         except InvalidDraft as error:
@@ -519,10 +514,7 @@ def _signing_in(site: Site) -> list[PageRoute]:
 
 
 def _check_origin(request: Request) -> None:
-    """Refuse an action that another site asks for. Raises Refused.
-
-    Browsers say by ``Sec-Fetch-Site`` where a call comes from; older ones by ``Origin``.
-    """
+    """Refuse an action of another site: by ``Sec-Fetch-Site``, in older browsers by ``Origin``."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if site is not None:
         is_own = site in ("same-origin", "none")
@@ -534,10 +526,7 @@ def _check_origin(request: Request) -> None:
 
 
 def _check_names(given: Sequence[str], names: tuple[str, ...], what: str) -> None:
-    """Raise InvalidDraft for a name that a query or a form does not have, or has twice.
-
-    Ignored, it would change what is listed, and what is done to all that match.
-    """
+    """Refuse unknown names, and those given twice: ignored, they would widen an action."""
     for each, many in Counter(given).items():
         is_scope = each.startswith(SCOPE.removesuffix("KIND"))
         if (SCOPE if is_scope else each) not in (*names, *_EVERYWHERE):
@@ -554,7 +543,6 @@ def named_as_here(error: InvalidDraft) -> InvalidDraft:
 
 
 def _bounded(request: Request, most_bytes: int) -> Receive:
-    """Return what reads a request. It raises Refused for one that is longer."""
     read = 0
 
     async def receive() -> Message:

@@ -42,10 +42,7 @@ def local_text(instant: datetime, zone: str, form: str = "") -> str:
 
 
 def with_local_times(text: str, zone: str) -> str:
-    """Return a text of an error, whose instants are in UTC, with those of the clocks of a zone.
-
-    What it quotes stays as it was typed.
-    """
+    """Return an error's text with instants of a zone. What it quotes stays as typed."""
 
     def local(found: re.Match[str]) -> str:
         try:
@@ -93,7 +90,6 @@ def read_time(
 
 
 def _read(text: str, near: datetime) -> datetime | None:
-    """Return the local time of a text, with the offset where it has one; None without a time."""
     found = _TYPED.fullmatch(text)
     if found is None or (found["month"] or "jan").lower() not in _MONTHS:
         return None

@@ -255,8 +255,6 @@ class Upload:
 
 
 class Uploads:
-    """The last files of all visitors, in a folder that ends with this process."""
-
     def __init__(self, clock: Clock) -> None:
         self.turns = Turns()
         self._clock = clock
@@ -296,7 +294,7 @@ class Uploads:
             self._kept[upload.token] = upload
 
     def _in_the_way(self, upload: Upload) -> list[Upload]:
-        """Return the files of which one must go before another one is kept, the oldest first."""
+        """Return the files of which one must go before another is kept, the oldest first."""
         kept = [*self._kept.values()]
         own = [each for each in kept if each.caller.identity == upload.caller.identity]
         if len(own) >= _MOST_OF_ONE:
@@ -309,7 +307,6 @@ class Uploads:
         upload.forget()
 
     def of(self, caller: Caller) -> list[Upload]:
-        """Return a visitor's own, the newest first. Those that are too old end."""
         oldest = self._clock.now() - _KEPT_FOR
         with self._lock:
             for each in [*self._kept.values()]:
