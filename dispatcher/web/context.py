@@ -136,7 +136,7 @@ class Context:
         return context
 
     def payload(self, model: type[BodyT]) -> BodyT:
-        """Return the body. Raises RequestValidationError, and HTTPException where it is not JSON."""
+        """Return the body. Raises RequestValidationError, and HTTPException if it is no JSON."""
         return validated(model, self._given(), "body")
 
     def payloads(self, model: type[BaseModel], name: str, entry: type[BodyT]) -> Iterator[BodyT]:
