@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from dispatcher.web import Right, api
@@ -15,17 +17,22 @@ from tests.support.house import House
 Calls = Callable[..., TestClient]
 
 
+def caller(house: House, name: str = "shop", *, app: FastAPI | None = None, **given: Any) -> Any:
+    """Return a client with a key of its own, of an API of its own; takes what ``add_key`` takes."""
+    _, token = add_key(house.parts.api_keys, name, **given)
+    app = app or api(house.dispatcher, rate="100000/second")
+    return TestClient(app, headers={"Authorization": f"Bearer {token}"})
+
+
 @pytest.fixture
 def calls(house: House) -> Iterator[Calls]:
-    """Give a maker of clients, each with a key of its own; takes what ``add_key`` takes."""
+    """Give a maker of clients of one API, each with a key of its own."""
     app = api(house.dispatcher, rate="100000/second")
     clients: list[TestClient] = []
 
     def make(name: str = "shop", **given: Any) -> TestClient:
-        _, token = add_key(house.parts.api_keys, name, **given)
-        client = TestClient(app, headers={"Authorization": f"Bearer {token}"})
-        clients.append(client)
-        return client
+        clients.append(caller(house, name, app=app, **given))
+        return clients[-1]
 
     yield make
     for each in clients:
@@ -41,3 +48,25 @@ def shop(calls: Calls) -> TestClient:
 def all_but(*rights: Right) -> list[Right]:
     """Return the rights without these."""
     return [each for each in Right if each not in rights]
+
+
+def by_hand(
+    app: Any, method: str, path: str, headers: dict[str, str], *messages: dict[str, Any]
+) -> list[Any]:
+    """Call an application, which receives these messages; return what it sends."""
+    left, sent = [*messages], list[Any]()
+
+    async def receive() -> Any:
+        assert left, "the body was read"
+        return left.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http", "asgi": {"spec_version": "2.4"}, "http_version": "1.1", "method": method,
+        "path": path, "query_string": b"",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+    }  # fmt: skip
+    asyncio.run(app(scope, receive, send))
+    return sent

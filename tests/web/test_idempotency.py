@@ -17,9 +17,10 @@ from fastapi.testclient import TestClient
 from dispatcher.faults import arm
 from dispatcher.store import GivenUp
 from dispatcher.web import Caller, Right, api
-from dispatcher.web.access import add_key, revoke_key
+from dispatcher.web.access import revoke_key
 from tests.support.doubles import Between, once, raising
 from tests.support.house import FAR, House
+from tests.web.conftest import caller
 from tests.web.test_messages import NDJSON, new
 
 LATER = (FAR + timedelta(hours=2)).isoformat()
@@ -91,15 +92,6 @@ def test_a_batch_has_no_key_of_its_own(house: House, shop: TestClient) -> None:
     assert (answer.status_code, answer.json()["field"]) == (422, "Idempotency-Key")
     assert answer.json()["accepted"] == "idempotency_key in lines"
     assert house.rows() == []
-
-
-def test_keys_of_two_callers_are_two_keys(house: House, calls: Callable[..., TestClient]) -> None:
-    one, other = calls("one"), calls("other")
-    made = [each.post("/v1/messages", json=new(to), headers=key())
-            for each, to in ((one, "ada"), (other, "eve"))]  # fmt: skip
-    assert [each.status_code for each in made] == [201, 201]
-    assert made[0].json()["idempotency_key"] == "k-1"
-    assert len(house.rows()) == 2
 
 
 @pytest.mark.parametrize("point", OF_SUBMIT)
@@ -178,16 +170,10 @@ def test_an_answer_is_for_a_caller_with_the_same_rights(build: Callable[..., Hou
     ]
     assert [each.status_code for each in answers] == [201, 409, 201]
     assert answers[2].content == answers[0].content
-    keys = house.parts.api_keys
-    all_rights = add_key(keys, "shop")[1]
     call: dict[str, Any] = {"json": new("eve"), "headers": key()}
-    app = api(house.dispatcher)
-    first = TestClient(app, headers={"Authorization": f"Bearer {all_rights}"})
-    made = first.post("/v1/messages", **call)
-    revoke_key(keys, "shop")
-    few = add_key(keys, "shop", rights=[Right.MESSAGES_WRITE])[1]
-    second = TestClient(app, headers={"Authorization": f"Bearer {few}"})
-    again = second.post("/v1/messages", **call)
+    made = caller(house).post("/v1/messages", **call)
+    revoke_key(house.parts.api_keys, "shop")
+    again = caller(house, rights=[Right.MESSAGES_WRITE]).post("/v1/messages", **call)
     assert again.json()["id"] == made.json()["id"]
     assert "recipient" not in again.json()
 
@@ -215,7 +201,6 @@ def test_a_message_that_is_taken_back_answers_no_repeat(
 ) -> None:
     """Storing took so long that another message booked the time."""
     house, other = build(), build()
-    _, token = add_key(house.parts.api_keys, "shop")
 
     def slow() -> None:
         house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
@@ -224,11 +209,11 @@ def test_a_message_that_is_taken_back_answers_no_repeat(
         other.submit(send_at=FAR + timedelta(hours=1))
 
     house.swap("messages", Between(house.parts.messages, before={"add": once(slow)}))
-    with TestClient(api(house.dispatcher), headers={"Authorization": f"Bearer {token}"}) as shop:
-        for _ in range(2):
-            refused = shop.post("/v1/messages", json=new(), headers=key())
-            assert refused.status_code == 409
-            assert not replayed(refused)
+    shop = caller(house)
+    for _ in range(2):
+        refused = shop.post("/v1/messages", json=new(), headers=key())
+        assert refused.status_code == 409
+        assert not replayed(refused)
 
 
 def test_the_answer_of_a_message_that_is_stored_at_the_second_try_names_it(
@@ -236,14 +221,10 @@ def test_the_answer_of_a_message_that_is_stored_at_the_second_try_names_it(
 ) -> None:
     """Its first reservation was released before it was stored."""
     house = build()
-    _, token = add_key(house.parts.api_keys, "shop")
-
-    def given_up() -> None:
-        raise GivenUp
-
-    house.swap("messages", Between(house.parts.messages, before={"add": once(given_up)}))
-    with TestClient(api(house.dispatcher), headers={"Authorization": f"Bearer {token}"}) as shop:
-        made, again = (shop.post("/v1/messages", json=new(), headers=key()) for _ in range(2))
+    store = house.parts.messages
+    house.swap("messages", Between(store, before={"add": raising(GivenUp())}))
+    shop = caller(house)
+    made, again = (shop.post("/v1/messages", json=new(), headers=key()) for _ in range(2))
     assert (made.status_code, made.content) == (201, again.content)
     assert replayed(again)
     assert [str(row[0]) for row in house.rows()] == [made.json()["id"]]
@@ -254,11 +235,10 @@ def test_a_message_whose_second_reservation_is_released_as_well_may_be_submitted
 ) -> None:
     """Nothing is wrong with its values: 503 with the time to wait, and nothing is left of it."""
     house = build()
-    _, token = add_key(house.parts.api_keys, "shop")
     store = house.parts.messages
     house.swap("messages", Between(store, before={"add": raising(GivenUp(), GivenUp())}))
-    with TestClient(api(house.dispatcher), headers={"Authorization": f"Bearer {token}"}) as shop:
-        refused, again = (shop.post("/v1/messages", json=new(), headers=key()) for _ in range(2))
+    shop = caller(house)
+    refused, again = (shop.post("/v1/messages", json=new(), headers=key()) for _ in range(2))
     assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
     assert refused.json()["type"].endswith(":store-unavailable")
     assert again.status_code == 201

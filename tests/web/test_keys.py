@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections import Counter, defaultdict
@@ -26,7 +25,7 @@ from dispatcher.web.problems import unauthorized
 from tests.support import canaries
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
-from tests.web.conftest import Calls, all_but
+from tests.web.conftest import Calls, all_but, by_hand, caller
 from tests.web.crawling import crawl
 from tests.web.test_messages import AT, HOUR, new
 
@@ -53,50 +52,45 @@ def test_the_store_has_no_secret(house: House) -> None:
     assert token.split("_", 2)[2] not in stored
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "right"),
-    [
-        ("GET", "", Right.MESSAGES_READ),
-        ("POST", "", Right.MESSAGES_WRITE),
-        ("GET", "/{id}", Right.MESSAGES_READ),
-        ("PATCH", "/{id}", Right.MESSAGES_WRITE),
-        ("POST", "/{id}/reschedule", Right.MESSAGES_WRITE),
-        ("DELETE", "/{id}", Right.MESSAGES_CANCEL),
-        ("POST", "/{id}/retry", Right.OPERATE),
-        ("POST", "/{id}/release", Right.OPERATE),
-        ("POST", "/{id}/drop", Right.OPERATE),
-        ("GET", "/../scopes/recipient/ada/timeline", Right.RECIPIENTS_READ),
-        ("GET", "/../scopes/recipient/ada/next-slot", Right.MESSAGES_READ),
-        ("GET", "/../suppressions/ada", Right.RECIPIENTS_READ),
-        ("PUT", "/../suppressions/ada", Right.SUPPRESSIONS_WRITE),
-        ("DELETE", "/../suppressions/ada", Right.SUPPRESSIONS_WRITE),
-        ("GET", "/../status", Right.OPERATE),
-        ("GET", "/../pauses", Right.OPERATE),
-        ("PUT", "/../pauses/channel/memory", Right.OPERATE),
-        ("DELETE", "/../pauses/channel/memory", Right.OPERATE),
-        ("GET", "/../events", Right.MESSAGES_READ),
-        ("POST", "/../plans", Right.MESSAGES_WRITE),
-    ],
-)
-def test_each_call_needs_its_right(
-    house: House, calls: Calls, method: str, path: str, right: Right
-) -> None:
+def test_each_call_needs_its_right(house: House, calls: Calls) -> None:
     message = house.submit(send_at=AT)
-    bodies = {"POST": new("eve"), "PATCH": {"body": {}}}
-    body: Any = bodies.get(method)
-    if path.endswith("reschedule"):
-        body = {"send_at": AT}
-    if path.endswith("plans"):
-        body = {"messages": []}
-    if path.endswith(("retry", "release", "drop")):
-        body = None
-    where = f"/v1/messages{path}".replace("{id}", str(message.id)).replace("messages/../", "")
-    refused = calls("few", rights=all_but(right)).request(method, where, json=body)
-    assert kind(refused) == (403, "forbidden")
-    assert str(right) in refused.json()["detail"]
-    assert house.again(message) == message
-    allowed = calls("all").request(method, where, json=body)
-    assert allowed.status_code != 403
+    whole = calls("all")
+    for number, (method, path, right) in enumerate(
+        [
+            ("GET", "messages", Right.MESSAGES_READ),
+            ("POST", "messages", Right.MESSAGES_WRITE),
+            ("POST", "messages/batch", Right.MESSAGES_WRITE),
+            ("POST", "plans", Right.MESSAGES_WRITE),
+            ("GET", "counts", Right.MESSAGES_READ),
+            ("GET", f"messages/{message.id}", Right.MESSAGES_READ),
+            ("PATCH", f"messages/{message.id}", Right.MESSAGES_WRITE),
+            ("POST", f"messages/{message.id}/reschedule", Right.MESSAGES_WRITE),
+            ("DELETE", f"messages/{message.id}", Right.MESSAGES_CANCEL),
+            ("POST", f"messages/{message.id}/retry", Right.OPERATE),
+            ("POST", f"messages/{message.id}/drop", Right.OPERATE),
+            ("POST", f"messages/{message.id}/release", Right.OPERATE),
+            ("GET", "scopes/recipient/ada/timeline", Right.RECIPIENTS_READ),
+            ("GET", "scopes/recipient/ada/next-slot", Right.MESSAGES_READ),
+            ("GET", "suppressions/ada", Right.RECIPIENTS_READ),
+            ("PUT", "suppressions/ada", Right.SUPPRESSIONS_WRITE),
+            ("POST", "erasures", Right.OPERATE),
+            ("DELETE", "suppressions/ada", Right.SUPPRESSIONS_WRITE),
+            ("GET", "status", Right.OPERATE),
+            ("GET", "load", Right.OPERATE),
+            ("GET", "refusals", Right.OPERATE),
+            ("GET", "pauses", Right.OPERATE),
+            ("PUT", "pauses/channel/memory", Right.OPERATE),
+            ("DELETE", "pauses/channel/memory", Right.OPERATE),
+            ("GET", "events", Right.MESSAGES_READ),
+        ]
+    ):
+        few = calls(f"few {number}", rights=all_but(right))
+        before = house.again(message)
+        refused = few.request(method, f"/v1/{path}")
+        assert kind(refused) == (403, "forbidden"), path
+        assert str(right) in refused.json()["detail"]
+        assert house.again(message) == before
+        assert whole.request(method, f"/v1/{path}").status_code != 403
 
 
 ADA, TEXT = "ada.lovelace", "the secret text"
@@ -180,52 +174,25 @@ def _hear_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "_LOOK_SECONDS", 0.0)
 
 
-@pytest.fixture
-def tenants(build: Build) -> Iterator[dict[str, Any]]:
-    """Give a tenant's client, what exists of another tenant, and all words that tell of it."""
+def test_a_tenant_sees_and_changes_its_own_messages_only(build: Build) -> None:
+    """A crawl of every call: no answer has an id, a name or a recipient of another tenant."""
     house = build(scopes=SCOPES)
     house.open()
     theirs: list[Message] = [
         house.submit("ada", send_at=AT, scopes={"tenant": "umbrella"}),
         house.submit("umbrella-only", send_at=AT),
     ]
-    _, token = add_key(house.parts.api_keys, "acme", scope=("tenant", "acme"))
-    headers = {"Authorization": f"Bearer {token}"}
-    with TestClient(api(house.dispatcher, rate="100000/second"), headers=headers) as client:
-        yield {"house": house, "client": client, "theirs": theirs}
-
-
-def test_a_tenant_sees_and_changes_its_own_messages_only(tenants: dict[str, Any]) -> None:
-    """A crawl of every call: no answer has an id, a name or a recipient of another tenant."""
-    house, client, theirs = tenants["house"], tenants["client"], tenants["theirs"]
+    client = caller(house, "acme", scope=("tenant", "acme"))
     own = client.post("/v1/messages", json=new("bob"))
     assert own.status_code == 201, own.text
     assert own.json()["scopes"] == {"tenant": "acme"}
-    document = client.get("/v1/openapi.json").json()
     before = [house.again(each) for each in theirs]
-    answers = []
-    for path, operations in document["paths"].items():
-        for method in operations:
-            for message in theirs:
-                where = path.format(
-                    message_id=message.id,
-                    kind="recipient",
-                    scope="ada",
-                    recipient="ada",
-                    name="ada",
-                )
-                bodies: tuple[Any, ...] = (
-                    new("ada"),
-                    {},
-                    {"send_at": AT},
-                    {"body": {"x": 1}},
-                    None,
-                )
-                answers += [client.request(method.upper(), where, json=body) for body in bodies]
-        if "{kind}" in path:
-            answers.append(
-                client.get(path.format(kind="tenant", scope="umbrella", name="umbrella"))
-            )
+    ada = {"kind": "recipient", "scope": "ada", "recipient": "ada", "name": "ada"}
+    umbrella = {"kind": "tenant", "scope": "umbrella", "recipient": "ada", "name": "umbrella"}
+    names = [ada | {"message_id": str(each.id)} for each in theirs]
+    names.append(umbrella | {"message_id": str(theirs[0].id)})
+    bodies: list[Any] = [new("ada"), {}, {"send_at": AT}, {"body": {"x": 1}}, None]
+    answers = [answer for _, answer in crawl(client, lambda _: names, bodies, {})]
     answers += [
         client.get("/v1/messages", params=params)
         for params in ({}, {"count": "tenant=umbrella"}, {"recipient": "ada"}, {"status": "sent"})
@@ -250,25 +217,24 @@ def test_a_tenant_sees_and_changes_its_own_messages_only(tenants: dict[str, Any]
     assert counted == {"memory": dict(Counter(each["status"] for each in mine))}
 
 
-def test_a_key_of_one_channel_uses_no_other(build: Build) -> None:
-    house = build()
-    house.open()
-    channels = [*house.settings.channels]
-    other = next(each for each in channels if each != "memory")
-    message = house.dispatcher.submit(channel=other, recipient="eve", body={}, send_at=AT)
-    _, token = add_key(house.parts.api_keys, "sms", channels=["memory"])
-    headers = {"Authorization": f"Bearer {token}"}
-    with TestClient(api(house.dispatcher), headers=headers) as client:
-        assert kind(client.post("/v1/messages", json=new(channel=other))) == (403, "forbidden")
-        assert kind(client.get(f"/v1/messages/{message.id}")) == (404, "message-not-found")
-        assert kind(client.get("/v1/messages", params={"channel": other})) == (403, "forbidden")
-        assert client.get("/v1/messages").json()["messages"] == []
-        assert client.post("/v1/messages", json=new()).status_code == 201
+def test_a_key_of_one_channel_uses_no_other_and_learns_nothing_of_it(
+    house: House, calls: Calls
+) -> None:
+    message = house.submit("eve", channel="file", send_at=AT)
+    client = calls(channels=["memory"])
+    assert kind(client.post("/v1/messages", json=new(channel="file"))) == (403, "forbidden")
+    assert kind(client.get(f"/v1/messages/{message.id}")) == (404, "message-not-found")
+    assert kind(client.get("/v1/messages", params={"channel": "file"})) == (403, "forbidden")
+    assert client.get("/v1/messages").json()["messages"] == []
+    assert client.post("/v1/messages", json=new()).status_code == 201
+    refused = client.post("/v1/messages", json=new("eve"))
+    assert kind(refused) == (409, "quota-exceeded")
+    assert str(message.id) not in refused.text
 
 
 def test_two_keys_of_a_name_are_valid_while_one_replaces_the_other(house: House) -> None:
     keys = house.parts.api_keys
-    (first, old), app = add_key(keys, "shop"), api(house.dispatcher)
+    first, old = add_key(keys, "shop")
 
     def status(token: str) -> int:
         auth = KeyAuth(keys)  # one that has not seen the key before
@@ -276,7 +242,6 @@ def test_two_keys_of_a_name_are_valid_while_one_replaces_the_other(house: House)
         headers = {"Authorization": f"Bearer {token}"}
         return int(fresh.get("/v1/messages", headers=headers).status_code)
 
-    del app
     with pytest.raises(InvalidValue, match="has a key"):
         add_key(keys, "shop")
     _, second = rotate_key(keys, "shop", overlap=timedelta(hours=1))
@@ -327,17 +292,6 @@ def test_an_outage_of_redis_is_logged_once_and_calls_go_on(
     assert said.startswith("calls are not limited while Redis does not answer: ")
 
 
-def test_a_host_says_who_calls(house: House) -> None:
-    """``auth`` of a program that mounts the API takes the place of the keys."""
-
-    def auth(request: Any) -> Caller:
-        return Caller(name=request.headers["X-User"], rights=frozenset({Right.MESSAGES_READ}))
-
-    with TestClient(api(house.dispatcher, auth=auth), headers={"X-User": "ada"}) as client:
-        assert client.get("/v1/messages").status_code == 200
-        assert kind(client.post("/v1/messages", json=new())) == (403, "forbidden")
-
-
 def test_a_host_that_gives_no_rights_lets_its_callers_read(house: House) -> None:
     """By the page and by HTTP: they see no bodies and do nothing."""
     message = house.submit(send_at=AT)
@@ -361,16 +315,6 @@ def test_an_entity_tag_tells_nothing_that_the_key_may_not_see(house: House, call
     tag = few.get(path).headers["ETag"]
     house.change([message], recipient="eve", scope="eve", body={"code": 4711}, last_error="eve")
     assert few.get(path).headers["ETag"] == tag
-
-
-def test_a_key_of_a_channel_learns_nothing_of_other_channels(build: Build) -> None:
-    house = build()
-    other = house.submit("ada", channel="file", send_at=AT)
-    _, token = add_key(house.parts.api_keys, "memory", channels=["memory"])
-    with TestClient(api(house.dispatcher), headers={"Authorization": f"Bearer {token}"}) as client:
-        refused = client.post("/v1/messages", json=new("ada"))
-        assert kind(refused) == (409, "quota-exceeded")
-        assert str(other.id) not in refused.text
 
 
 def test_a_pause_names_its_recipient_to_keys_that_may_see_recipients(
@@ -413,19 +357,7 @@ def test_a_caller_without_channels_sees_nothing(house: House) -> None:
 def test_the_body_of_a_stranger_is_not_read(house: House) -> None:
     app = api(house.dispatcher)
     for method, path in (("POST", "/v1/messages"), ("PATCH", "/v1/messages/batch")):
-        sent: list[Any] = []
-
-        async def receive() -> Any:
-            raise AssertionError("the body was read")
-
-        async def send(message: Any, sent: list[Any] = sent) -> None:
-            sent.append(message)
-
-        scope = {
-            "type": "http", "http_version": "1.1", "method": method, "path": path,
-            "query_string": b"", "headers": [(b"content-type", b"application/json")],
-        }  # fmt: skip
-        asyncio.run(app(scope, receive, send))
+        sent = by_hand(app, method, path, {"Content-Type": "application/json"})
         assert sent[0]["status"] == 401
 
 
