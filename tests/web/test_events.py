@@ -16,7 +16,6 @@ import pytest
 import uvicorn
 
 from dispatcher.message import new_id
-from dispatcher.telemetry.events import EventStream
 from dispatcher.telemetry.journal import Event, Transition
 from dispatcher.web import Right, api, streams
 from dispatcher.web.access import add_key, revoke_key
@@ -28,13 +27,12 @@ from tests.web.conftest import Calls, all_but
 from tests.web.test_keys import SCOPES
 
 HOUR = timedelta(hours=1)
-KEPT = 1_000
 
 
 @pytest.fixture
 def telling(build: Build) -> House:
     """Give a house whose clock is an hour slow, and whose processes tell their transitions."""
-    return build(clock=hour_ago(), events_kept=KEPT, quotas=["1000/minute"], scopes=SCOPES)
+    return build(clock=hour_ago(), events_kept=1_000, quotas=["1000/minute"], scopes=SCOPES)
 
 
 @pytest.fixture
@@ -100,29 +98,13 @@ def test_a_listener_hears_each_transition_and_goes_on_where_it_was(
         second = next(heard)
     names = [name for _, name, _ in (*first, second)]
     assert names == ["scheduled", "rescheduled", "cancelled"]
+    with listener(address, token) as heard:
+        telling.deliver(telling.submit("ada"))
+        assert [next(heard)[1] for _ in range(2)] == ["scheduled", "sent"], "a worker tells, too"
     for place, name, data in (*first, second):
         assert data["id"] == place
         assert data["message_id"] == str(message.id)
         assert (data["transition"], data["channel"]) == (name, message.channel)
-
-
-def test_a_listener_is_told_of_a_gap(
-    telling: House, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    token = key(telling)
-    monkeypatch.setattr(telling.parts.events, "_keep", 1)
-    with listener(address, token) as heard:
-        telling.submit("ada", send_in=HOUR)
-        first = next(heard)[0]
-    client, name = telling.parts.plain_redis, telling.parts.events._name
-    # Redis cuts the stream by whole blocks of a hundred entries.
-    for _ in range(300):
-        telling.submit("ada", send_in=HOUR)
-    wait_until(lambda: not client.xrange(name, min=first, max=first))
-    for after in (first, "0-0"):  # the latter: the stream was empty when the listener began
-        with listener(address, token, after=after) as heard:
-            assert next(heard)[1] == "gap"
-            assert next(heard)[1] == "scheduled"
 
 
 def test_a_listener_hears_of_its_own_messages_alone(telling: House, address: str) -> None:
@@ -143,14 +125,6 @@ def test_a_revoked_key_hears_nothing_further(telling: House, address: str) -> No
         next(heard)
         revoke_key(telling.parts.api_keys, "shop")
         assert list(heard) == []  # the server ends the answer
-
-
-def test_a_worker_tells_too(telling: House, address: str) -> None:
-    with listener(address, key(telling)) as heard:
-        message = telling.submit("ada")
-        telling.deliver(message)
-        names = [next(heard)[1] for _ in range(2)]
-    assert names == ["scheduled", "sent"]
 
 
 @pytest.mark.parametrize("after", ["now", "1", "-1-1", "1-1\u00e9"])
@@ -176,29 +150,26 @@ def test_without_the_setting_no_process_writes_and_the_answer_names_it(
 
 
 def test_a_message_is_accepted_and_the_loss_is_logged_where_redis_takes_no_events(
-    telling: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    telling: House, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stream = EventStream(
-        lambda: telling.parts.plain_redis, namespace=telling.settings.namespace, keep=KEPT
-    )
-    name = stream._name
-    telling.parts.plain_redis.set(name, "no stream")
+    telling.parts.plain_redis.set(telling.parts.events._name, "no stream")
     telling.submit("ada", send_in=HOUR)
     wait_until(lambda: "dropped 1 events" in caplog.text)
 
 
-def test_a_listener_is_told_where_events_are_cut_off_while_it_listens(
+def test_a_listener_is_told_of_a_gap_while_it_listens_and_after_it_was_away(
     telling: House, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = telling.parts.events
-    with listener(address, key(telling)) as heard:
+    stream, token = telling.parts.events, key(telling)
+    with listener(address, token) as heard:
         telling.submit("ada", send_in=HOUR)
-        next(heard)
+        first = next(heard)[0]
         monkeypatch.setattr(stream, "_keep", 1)
-        some = [Event(Transition.SENT, new_id(), "memory", {}) for _ in range(3_000)]
-        stream._write(some)
-        names = [next(heard)[1] for _ in range(2)]
-    assert names == ["gap", "sent"]
+        stream._write([Event(Transition.SENT, new_id(), "memory", {}) for _ in range(3_000)])
+        assert [next(heard)[1] for _ in range(2)] == ["gap", "sent"]
+    for after in (first, "0-0"):  # the latter: the stream was empty when the listener began
+        with listener(address, token, after=after) as heard:
+            assert [next(heard)[1] for _ in range(2)] == ["gap", "sent"]
 
 
 def test_listeners_of_a_key_are_bounded(

@@ -22,6 +22,7 @@ from dispatcher.web.endpoints import ENDPOINTS
 from tests.support.house import House
 from tests.support.waiting import wait_until
 from tests.web.conftest import Calls, all_but
+from tests.web.test_keys import kind
 from tests.web.test_messages import AT, NDJSON, new
 from tests.web.test_wrong_calls import JSON, headers_of, operations, told
 
@@ -41,10 +42,8 @@ def test_a_call_without_its_right_is_refused_unread(house: House, calls: Calls) 
     for method, path, name in operations(whole, message, bodies=True):
         caller = calls(name, rights=all_but(*rights[name]))
         answer = caller.request(method, path, content=unread(), headers=headers_of(name))
-        assert (answer.status_code, answer.json()["detail"]) == (
-            403,
-            f"the key has no right {rights[name][0]}",
-        )
+        detail = f"the key has no right {rights[name][0]}"
+        assert (answer.status_code, answer.json()["detail"]) == (403, detail)
         assert "RateLimit" in answer.headers, "it is counted"
 
 
@@ -110,16 +109,12 @@ def test_a_long_plan_is_read_message_by_message(shop: TestClient) -> None:
         assert len(text) > 1_000_000
         return shop.post("/v1/plans", content=text.encode(), headers=JSON)
 
-    for indent in (None, 1):
-        answer = planned(json.dumps({"messages": some}, indent=indent) + "\n")
-        assert (answer.status_code, answer.json()["accepted"]) == (200, 1_000)
+    answer = planned(json.dumps({"messages": some}, indent=1) + "\n")
+    assert (answer.status_code, answer.json()["accepted"]) == (200, 1_000)
     wrong = [*some[:700], {**some[700], "fold": 2}, *some[701:]]
     assert told(planned(json.dumps({"messages": wrong})))[:2] == (422, "messages.700.fold")
-    assert told(planned(json.dumps({"messages": [*some, new()]})))[:3] == (
-        422,
-        "messages",
-        "has too many entries",
-    )
+    many = told(planned(json.dumps({"messages": [*some, new()]})))
+    assert many[:3] == (422, "messages", "has too many entries")
     whole = json.dumps({"messages": some[1:]})
     for text in (
         whole[:-1],
@@ -132,11 +127,9 @@ def test_a_long_plan_is_read_message_by_message(shop: TestClient) -> None:
         json.dumps({"messages": [new(body={"text": "x" * 1_500_000})]}),
         json.dumps({"messages": [*some, new()]}).replace(f'"{LONG}"', "[" * 3_000, 1),
     ):
+        detail = "the body is no object of one list messages, of entries up to 131072 bytes"
         answer = planned(text)
-        assert (answer.status_code, answer.json()["detail"]) == (
-            400,
-            "the body is no object of one list messages, of entries up to 131072 bytes",
-        )
+        assert (answer.status_code, answer.json()["detail"]) == (400, detail)
 
 
 @pytest.mark.parametrize("bodies", [True, False])
@@ -213,10 +206,7 @@ def test_long_calls_of_one_key_leave_the_others_their_threads(
             gate.set()
         assert len(running) == 1
         assert {each.result().status_code for each in held} == {200}
-    assert (refused.status_code, refused.json()["type"].rpartition(":")[2]) == (
-        429,
-        "too-many-calls",
-    )
+    assert kind(refused) == (429, "too-many-calls")
     assert refused.headers["Retry-After"] == f"{seconds}"
     assert [each.status_code for each in answers] == [200, 200, 200]
     assert not context_of(greedy).streams._under_way["calls"]

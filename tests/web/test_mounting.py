@@ -6,9 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
-from dispatcher import Dispatcher
 from dispatcher.web import api
 from dispatcher.web.access import add_key
 from tests.support.django_project import shop
@@ -18,32 +20,34 @@ from tests.web.test_messages import new
 PREFIX = "/ops/later"
 
 
-def in_django(dispatcher: Dispatcher) -> Any:
+def in_fastapi(ours: Any) -> Any:
+    app = FastAPI()
+    app.mount(PREFIX, ours)
+    return app
+
+
+def in_django(ours: Any) -> Any:
     from django.core.asgi import get_asgi_application  # noqa: PLC0415 - as a program does
-    from starlette.applications import Starlette  # noqa: PLC0415 - as a program does
-    from starlette.routing import Mount  # noqa: PLC0415 - as a program does
 
     shop()
     django: Any = get_asgi_application()
-    return Starlette(routes=[Mount(PREFIX, api(dispatcher)), Mount("/", django)])
+    return Starlette(routes=[Mount(PREFIX, ours), Mount("/", django)])
 
 
-def in_flask(dispatcher: Dispatcher) -> Any:
+def in_flask(ours: Any) -> Any:
     from a2wsgi import ASGIMiddleware, WSGIMiddleware  # noqa: PLC0415 - as a program does
     from flask import Flask  # noqa: PLC0415 - as a program does
     from werkzeug.middleware.dispatcher import DispatcherMiddleware  # noqa: PLC0415 - as a program does
 
-    app = Flask(__name__)
-    ours: Any = api(dispatcher)
     later: Any = ASGIMiddleware(ours)
-    mounted: Any = DispatcherMiddleware(app.wsgi_app, {PREFIX: later})
+    mounted: Any = DispatcherMiddleware(Flask(__name__).wsgi_app, {PREFIX: later})
     return WSGIMiddleware(mounted)
 
 
-@pytest.mark.parametrize("mounted", [in_django, in_flask])
+@pytest.mark.parametrize("mounted", [in_fastapi, in_django, in_flask])
 def test_a_mounted_api_answers_as_one_at_the_root(house: House, mounted: Any) -> None:
     _, token = add_key(house.parts.api_keys, "shop")
-    with TestClient(mounted(house.dispatcher), base_url="http://localhost") as client:
+    with TestClient(mounted(api(house.dispatcher)), base_url="http://localhost") as client:
         base = f"{PREFIX}/v1/messages"
         assert client.get(base).status_code == 401
         client.headers["Authorization"] = f"Bearer {token}"
@@ -53,6 +57,7 @@ def test_a_mounted_api_answers_as_one_at_the_root(house: House, mounted: Any) ->
         path = made.headers["Location"]
         assert path == f"{base}/{made.json()['id']}"
         assert client.post(base, json=new(), headers=key).content == made.content
+        assert client.put(base).headers["Allow"] == "GET, POST"
         read = client.get(path)
         match = {"If-Match": read.headers["ETag"]}
         assert client.patch(path, json={"body": {"n": 1}}, headers=match).status_code == 200

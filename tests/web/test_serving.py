@@ -1,4 +1,4 @@
-"""The API in a server of its own, and mounted in programs of others."""
+"""The API in a server of its own."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 from fastapi import FastAPI
-from fastapi.testclient import TestClient
-from starlette.applications import Starlette
-from starlette.routing import Mount
 
 from dispatcher import Dispatcher, InvalidValue, MissingExtra
 from dispatcher.faults import arm
@@ -29,24 +26,6 @@ from tests.support.house import House
 from tests.support.waiting import wait_until
 from tests.web.test_idempotency import key
 from tests.web.test_messages import new
-
-
-@pytest.mark.parametrize("host", ["FastAPI", "Starlette"])
-def test_it_answers_where_a_program_mounts_it(house: House, host: str) -> None:
-    ours = api(house.dispatcher)
-    app: Any = FastAPI() if host == "FastAPI" else Starlette(routes=[Mount("/later", ours)])
-    if isinstance(app, FastAPI):
-        app.mount("/later", ours)
-    _, token = add_key(house.parts.api_keys, "shop")
-    with TestClient(app, headers={"Authorization": f"Bearer {token}"}) as client:
-        made = client.post("/later/v1/messages", json=new())
-        assert made.status_code == 201
-        assert client.get(made.headers["Location"]).json() == made.json()
-        assert client.put("/later/v1/messages").headers["Allow"] == "GET, POST"
-        client.post("/later/v1/messages", json=new("eve"))
-        page = client.get("/later/v1/messages?limit=1")
-        following = client.get(page.links["next"]["url"])
-        assert [each["id"] for each in following.json()["messages"]] == [made.json()["id"]]
 
 
 def test_a_rate_that_cannot_be_read_is_refused_at_once(house: House) -> None:

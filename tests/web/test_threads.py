@@ -28,28 +28,6 @@ def test_what_runs_has_the_context_of_the_task(house: House) -> None:
     assert asyncio.run(called()) == "of the task"
 
 
-def test_further_calls_wait_for_a_thread(house: House) -> None:
-    running, most, gate = list[int](), 0, Event()
-
-    def act(number: int) -> int:
-        nonlocal most
-        running.append(number)
-        most = max(most, len(running))
-        assert gate.wait(60)
-        running.remove(number)
-        return number
-
-    async def called() -> list[int]:
-        threads = Threads(house.dispatcher, 2)
-        calls = [asyncio.create_task(threads.run(act, number)) for number in range(5)]
-        await asyncio.to_thread(wait_until, lambda: len(running) >= 2)
-        gate.set()
-        return await asyncio.gather(*calls)
-
-    assert asyncio.run(called()) == [0, 1, 2, 3, 4]
-    assert most == 2
-
-
 def test_names_that_share_threads_take_turns(house: House) -> None:
     running, most = Counter[str](), Counter[str]()
     lock = threading.Lock()
