@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -29,15 +29,24 @@ from tests.support.house_fixtures import Build
 from tests.support.servers import RedisServer
 
 TOMORROW = SystemClock().now().replace(microsecond=0) + timedelta(days=1)
-WAYS = (
-    "fastapi dependency",
-    "fastapi decorator",
-    "fastapi decorator of a function",
-    "fastapi middleware",
-    "flask decorator",
-    "flask decorator of a coroutine",
-    "flask middleware",
-)
+WAYS = {
+    "fastapi dependency": ("dependency",),
+    "fastapi decorator": ("decorator",),
+    "fastapi decorator of a function": ("decorator",),
+    "fastapi middleware": ("middleware",),
+    "flask decorator": ("decorator",),
+    "flask decorator of a coroutine": ("decorator",),
+    "flask middleware": ("middleware",),
+}
+TWICE = {
+    "fastapi decorators": ("decorator", "decorator"),
+    "fastapi dependency and decorator": ("dependency", "decorator"),
+    "fastapi decorator and middleware": ("middleware", "decorator"),
+    "flask decorators": ("decorator", "decorator"),
+    "flask decorator and middleware": ("middleware", "decorator"),
+}
+PLACES = WAYS | TWICE
+"""Where the limiters of a request are, the outermost first."""
 Ours = Annotated[Dispatcher, Depends(ours_in_fastapi.dispatcher())]
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 each_way = pytest.mark.parametrize("way", WAYS)
@@ -165,26 +174,26 @@ def name_of(request: Request | FlaskRequest) -> str | None:
 @contextmanager
 def limited(
     way: str,
-    limit: Bindable,
+    *limits: Bindable,
     server: RedisServer,
     inside: Callable[[], None] = lambda: None,
     **how: Any,
 ) -> Iterator[Ask]:
     """Give an app whose requests at ``/`` are limited, and at ``/missing`` are not found."""
-    if way.startswith("fastapi"):
-        with limited_fastapi(way, limit, server, inside, **how) as ask:
-            yield ask
-    else:
-        with limited_flask(way, limit, server, inside, **how) as ask:
-            yield ask
+    build = limited_fastapi if way.startswith("fastapi") else limited_flask
+    with build(way, limits, server, inside, **how) as ask:
+        yield ask
 
 
 @contextmanager
 def limited_fastapi(
-    way: str, limit: Bindable, server: RedisServer, inside: Callable[[], None], **how: Any
+    way: str,
+    limits: Sequence[Bindable],
+    server: RedisServer,
+    inside: Callable[[], None],
+    **how: Any,
 ) -> Iterator[Ask]:
     client = redis.asyncio.Redis.from_url(server.url)
-    limiter = limit.on(client, **how)
 
     @asynccontextmanager
     async def closing(_: FastAPI) -> AsyncIterator[None]:
@@ -205,24 +214,29 @@ def limited_fastapi(
     async def missing() -> None:
         raise HTTPException(404)
 
+    view: Any = answer_too if way.endswith("function") else answer
+    needs: list[Any] = []
+    for number, place in reversed([*enumerate(PLACES[way])]):
+        limiter = limits[number].on(client, prefix=f"limit-{number}", **how)
+        if place == "dependency":
+            needs.append(Depends(ours_in_fastapi.permit(limiter, name_of)))
+        elif place == "decorator":
+            view = ours_in_fastapi.limited(limiter, name_of)(view)
+        else:
+            app.add_middleware(ours_in_fastapi.LimiterMiddleware, limiter=limiter, key=name_of)
+    app.get("/", dependencies=needs)(view)
     app.get("/missing")(missing)
-    if way.endswith("dependency"):
-        needs = [Depends(ours_in_fastapi.permit(limiter, name_of))]
-        app.get("/", dependencies=needs)(answer)
-    elif way.endswith("decorator"):
-        app.get("/")(ours_in_fastapi.limited(limiter, name_of)(answer))
-    elif way.endswith("function"):
-        app.get("/")(ours_in_fastapi.limited(limiter, name_of)(answer_too))
-    else:
-        app.get("/")(answer)
-        app.add_middleware(ours_in_fastapi.LimiterMiddleware, limiter=limiter, key=name_of)
     with asked_of_fastapi(app) as ask:
         yield ask
 
 
 @contextmanager
 def limited_flask(
-    way: str, limit: Bindable, server: RedisServer, inside: Callable[[], None], **how: Any
+    way: str,
+    limits: Sequence[Bindable],
+    server: RedisServer,
+    inside: Callable[[], None],
+    **how: Any,
 ) -> Iterator[Ask]:
     app = Flask(__name__)
     app.register_error_handler(DispatcherError, ours_in_flask.answer_error)
@@ -235,16 +249,17 @@ def limited_flask(
         inside()
         return {"page": 1}
 
-    app.add_url_rule("/missing", "missing", lambda: abort(404))
     with redis.Redis.from_url(server.url) as client:
-        limiter = limit.on(client, **how)
-        if way.endswith("middleware"):
-            app.add_url_rule("/", "answer", answer)
-            within = app.wsgi_app
-            app.wsgi_app = ours_in_flask.LimiterMiddleware(within, limiter, name_of)  # type: ignore[assignment,method-assign]  # as Flask documents
-        else:
-            view: Any = answer_too if way.endswith("coroutine") else answer
-            app.add_url_rule("/", "answer", ours_in_flask.limited(limiter, name_of)(view))
+        view: Any = answer_too if way.endswith("coroutine") else answer
+        for number, place in reversed([*enumerate(PLACES[way])]):
+            limiter = limits[number].on(client, prefix=f"limit-{number}", **how)
+            if place == "decorator":
+                view = ours_in_flask.limited(limiter, name_of)(view)
+            else:
+                within = app.wsgi_app
+                app.wsgi_app = ours_in_flask.LimiterMiddleware(within, limiter, name_of)  # type: ignore[assignment,method-assign]  # as Flask documents
+        app.add_url_rule("/", "answer", view)
+        app.add_url_rule("/missing", "missing", lambda: abort(404))
         with asked_of_flask(app) as ask:
             yield ask
 
@@ -253,7 +268,7 @@ def limited_flask(
 def test_requests_are_limited_and_told_of_it(redis_server: RedisServer, way: str) -> None:
     limit = parse("2/minute; 3/hour in UTC")
     policy = '"2/minute";q=2;w=60, "3/hour in UTC";q=3;w=3600'
-    with limited(way, limit, redis_server) as ask:
+    with limited(way, limit, server=redis_server) as ask:
         found = [ask(**{"X-Name": "ada"}) for _ in range(3)]
         assert [each.status for each in found] == [200, 200, 429]
         assert [each.json for each in found[:2]] == [{"page": 1}] * 2
@@ -279,7 +294,7 @@ def test_requests_are_limited_and_told_of_it(redis_server: RedisServer, way: str
 def test_a_key_that_cannot_be_one_is_a_problem_of_the_request(
     redis_server: RedisServer, way: str, name: str
 ) -> None:
-    with limited(way, parse("2/minute"), redis_server) as ask:
+    with limited(way, parse("2/minute"), server=redis_server) as ask:
         refused = ask(**{"X-Name": name})
         assert (refused.status, refused.json["field"]) == (422, "key")
         assert refused.json["problem"] == f"{len(name)} letters"
@@ -291,14 +306,14 @@ def test_holds_last_as_long_as_the_request(redis_server: RedisServer, way: str) 
     limit = Limits([Concurrency(1), CoolDown()])
     nested: list[int] = []
     with ExitStack() as opened:
-        other = opened.enter_context(limited(way, limit, redis_server))
+        other = opened.enter_context(limited(way, limit, server=redis_server))
 
         def inside() -> None:
             nested.append(other(**{"X-Name": "ada"}).status)
             if len(nested) > 1:
                 raise ZeroDivisionError
 
-        ask = opened.enter_context(limited(way, limit, redis_server, inside))
+        ask = opened.enter_context(limited(way, limit, server=redis_server, inside=inside))
         first = ask(**{"X-Name": "ada"})
         assert first.headers["RateLimit-Policy"] == '"1 at once";q=1'
         assert first.headers["RateLimit"] == '"1 at once";r=0'
@@ -308,56 +323,6 @@ def test_holds_last_as_long_as_the_request(redis_server: RedisServer, way: str) 
         assert other(**{"X-Name": "ada"}).status == 200
 
 
-@contextmanager
-def limited_twice(way: str, server: RedisServer) -> Iterator[Ask]:
-    """Give an app whose requests at ``/`` need permits of two limiters."""
-    outer, inner = parse("5/minute"), parse("1/hour")
-    if way.startswith("fastapi"):
-        client = redis.asyncio.Redis.from_url(server.url)
-        first, second = outer.on(client, prefix="outer"), inner.on(client, prefix="inner")
-
-        @asynccontextmanager
-        async def closing(_: FastAPI) -> AsyncIterator[None]:
-            yield
-            await client.aclose()
-
-        app = FastAPI(lifespan=closing)
-        app.add_exception_handler(DispatcherError, ours_in_fastapi.answer_error)
-        needs: list[Any] = []
-
-        def answer(page: int = 1) -> dict[str, int]:
-            return {"page": page}
-
-        within: Any = ours_in_fastapi.limited(second, "all")(answer)
-        if way.endswith("middleware"):
-            app.add_middleware(ours_in_fastapi.LimiterMiddleware, limiter=first, key="all")
-        elif way.endswith("decorators"):
-            within = ours_in_fastapi.limited(first, "all")(within)
-        else:
-            needs = [Depends(ours_in_fastapi.permit(first, "all"))]
-        app.get("/", dependencies=needs)(within)
-        with asked_of_fastapi(app) as ask:
-            yield ask
-        return
-
-    def view_of_page() -> dict[str, int]:
-        return {"page": 1}
-
-    shop = Flask(__name__)
-    shop.register_error_handler(DispatcherError, ours_in_flask.answer_error)
-    with redis.Redis.from_url(server.url) as waiting:
-        first_too, second_too = outer.on(waiting, prefix="outer"), inner.on(waiting, prefix="inner")
-        view: Any = ours_in_flask.limited(second_too, "all")(view_of_page)
-        if way.endswith("middleware"):
-            app_within = shop.wsgi_app
-            shop.wsgi_app = ours_in_flask.LimiterMiddleware(app_within, first_too, "all")  # type: ignore[assignment,method-assign]  # as Flask documents
-        else:
-            view = ours_in_flask.limited(first_too, "all")(view)
-        shop.add_url_rule("/", "answer", view)
-        with asked_of_flask(shop) as ask:
-            yield ask
-
-
 def told(answer: Answer, name: str) -> set[str]:
     """Return the members of a header, which may have several lines."""
     given = answer.headers
@@ -365,40 +330,29 @@ def told(answer: Answer, name: str) -> set[str]:
     return {each.split(";t=")[0] for line in lines for each in line.split(", ")}
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        "fastapi decorators",
-        "fastapi dependency and decorator",
-        "fastapi decorator and middleware",
-        "flask decorators",
-        "flask decorator and middleware",
-    ],
-)
+@pytest.mark.parametrize("way", TWICE)
 def test_two_limits_of_a_request_are_told_side_by_side(redis_server: RedisServer, way: str) -> None:
-    with limited_twice(way, redis_server) as ask:
-        first, second = ask(), ask()
+    with limited(way, parse("5/minute"), parse("1/hour"), server=redis_server) as ask:
+        ada = partial(ask, **{"X-Name": "ada"})
+        first, second = ada(), ada()
         assert (first.status, first.json) == (200, {"page": 1})
         assert told(first, "RateLimit") == {'"5/minute";r=4', '"1/hour";r=0'}
         assert told(first, "RateLimit-Policy") == {'"5/minute";q=5;w=60', '"1/hour";q=1;w=3600'}
         assert (second.status, second.json["limit"]) == (429, "1/hour")
-        others = (
-            set()
-            if way in ("fastapi decorators", "fastapi dependency and decorator")
-            else {'"5/minute";r=3'}
-        )
+        is_error = way in ("fastapi decorators", "fastapi dependency and decorator")
+        others = set() if is_error else {'"5/minute";r=3'}
         assert told(second, "RateLimit") == {'"1/hour";r=0'} | others
         for _ in range(3):
-            ask()
-        assert ask().json["limit"] == "5/minute", "the outer limit is asked first"
+            ada()
+        assert ada().json["limit"] == "5/minute", "the outer limit is asked first"
 
 
-@pytest.mark.parametrize("way", [*WAYS[::3]])
+@pytest.mark.parametrize("way", [*WAYS][::3])
 def test_a_redis_that_does_not_answer(own_redis: RedisServer, way: str) -> None:
     limit = parse("2/minute")
     with (
-        limited(way, limit, own_redis) as ask,
-        limited(way, limit, own_redis, on_error="unknown") as ask_open,
+        limited(way, limit, server=own_redis) as ask,
+        limited(way, limit, server=own_redis, on_error="unknown") as ask_open,
     ):
         own_redis.stop()
         away = ask(**{"X-Name": "ada"})

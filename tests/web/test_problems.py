@@ -18,19 +18,6 @@ from dispatcher.problems import answer_to
 from tests.support.house import House
 from tests.web.test_messages import new
 
-
-def classes() -> set[type[errors.DispatcherError]]:
-    every = vars(errors).values()
-    return {
-        each for each in every if inspect.isclass(each) and issubclass(each, errors.DispatcherError)
-    }
-
-
-def test_every_error_has_a_status_and_a_type_of_its_own() -> None:
-    assert set(problems.STATUSES) == classes()
-    assert len({problems.problem_kind_of(each) for each in classes()}) == len(classes())
-
-
 AT = datetime(2100, 1, 1, 12, tzinfo=UTC)
 SLOT = AT + timedelta(minutes=1)
 WAIT = timedelta(seconds=2.5)
@@ -94,8 +81,12 @@ def as_json(value: object) -> object:
     return str(value) if isinstance(value, UUID) else value
 
 
-def test_one_of_every_class_is_tried() -> None:
-    assert Counter(map(type, ERRORS)) == Counter(problems.STATUSES.keys())
+def test_every_error_has_a_status_and_a_type_of_its_own_and_is_tried() -> None:
+    classes = {each for each in vars(errors).values() if inspect.isclass(each)}
+    classes = {each for each in classes if issubclass(each, errors.DispatcherError)}
+    assert set(problems.STATUSES) == classes
+    assert len({problems.problem_kind_of(each) for each in classes}) == len(classes)
+    assert Counter(map(type, ERRORS)) == Counter(classes)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda each: type(each).__name__)
@@ -179,10 +170,8 @@ def test_a_caller_of_an_application_can_ask_for_a_message_of_unknown_outcome() -
 def test_servers_that_are_away_are_said(house: House, shop: TestClient) -> None:
     house.redis.flushall()
     refused = shop.post("/v1/messages", json=new())
-    assert (refused.status_code, refused.json()["type"].rpartition(":")[2]) == (
-        503,
-        "reservations-unavailable",
-    )
+    assert refused.status_code == 503
+    assert refused.json()["type"].endswith(":reservations-unavailable")
     assert "Retry-After" in refused.headers
 
 

@@ -176,15 +176,6 @@ def test_last_refusals_are_found_on_every_page_that_is_read(
     assert "the quota 1/minute of ada" in asked(visit(of=house), recipient="ada")
 
 
-@pytest.mark.parametrize(
-    "form", ["Fri 01 Jan 2100 12:00:30", "Fri 01 Jan 12:00", "2100-01-01 12:00"]
-)
-def test_a_time_that_the_page_shows_can_be_asked_for(
-    visit: Visit, booked: Message, form: str
-) -> None:
-    assert "No: <time" in asked(visit(), recipient="ada", at=form)
-
-
 @pytest.mark.parametrize("at", [None, "12:00"])
 @pytest.mark.parametrize("channel", ["memory", ""])
 def test_no_slot_is_named_to_a_recipient_who_has_opted_out(

@@ -71,20 +71,6 @@ def test_a_refusal_is_explained_by_the_page_alone(house: House, opened_tab: Open
     assert tab.errors == []
 
 
-def test_a_booking_in_the_picture_is_reached_by_keyboard(house: House, opened_tab: Open) -> None:
-    message = house.submit(send_at=FAR + HOUR)
-    tab = opened_tab()
-    page = tab.go("/calendar?recipient=ada&channel=memory")
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
-    for _ in range(40):
-        page.keyboard.press("Tab")
-        if page.evaluate("document.activeElement.closest('svg') !== null"):
-            break
-    page.keyboard.press("Enter")
-    page.get_by_role("heading", name=str(message.id)).wait_for()
-
-
 _CONTROLS = "a[href], button, input:not([type=hidden]), select, textarea, [tabindex='0'], summary"
 _HAS_FOCUS = """each => {
     const {outlineStyle, outlineWidth} = getComputedStyle(each);
@@ -255,40 +241,6 @@ def test_a_person_moves_and_cancels_a_message(house: House, opened_tab: Open) ->
     page.get_by_text("Done: cancelled.").wait_for()
     assert house.again(message).status is Status.CANCELLED
     assert (tab.violations(), tab.errors) == ([], [])
-
-
-@pytest.mark.long
-def test_a_person_releases_and_drops_held_messages(house: House, opened_tab: Open) -> None:
-    first, second = (hold(house, each) for each in ("ada", "ben"))
-    tab = opened_tab()
-    page = tab.go("/held")
-    assert tab.violations() == []
-    page.get_by_label(f"Reason to release {first.id}").fill("the provider has lost it")
-    page.get_by_role("button", name=f"Release {first.id}").click()
-    page.get_by_text("Done: released").wait_for()
-    tab.go("/held").get_by_role("link", name=f"Drop {second.id}").click()
-    assert tab.violations() == []
-    page.get_by_label("Reason to drop it").fill("the provider has it")
-    page.get_by_role("button", name="Drop").click()
-    page.get_by_text("Done: dropped").wait_for()
-    assert house.again(first).status is Status.SCHEDULED
-    assert house.again(second).status is Status.FAILED
-    assert tab.errors == []
-
-
-@pytest.mark.long
-def test_a_person_cancels_all_that_match(house: House, opened_tab: Open) -> None:
-    meant = [house.submit(each, send_at=FAR + HOUR) for each in ("ada", "ben")]
-    tab = opened_tab()
-    page = tab.go("/messages")
-    page.get_by_label("Status").select_option("scheduled")
-    page.get_by_role("button", name="List").click()
-    page.get_by_role("link", name="cancel", exact=True).click()
-    assert tab.violations() == []
-    page.get_by_role("button", name="Cancel 2 messages").click()
-    page.get_by_role("heading", name="Cancel: 2 of 2 done").wait_for()
-    assert (tab.violations(), tab.errors) == ([], [])
-    assert {house.again(each).status for each in meant} == {Status.CANCELLED}
 
 
 @pytest.mark.long
