@@ -7,12 +7,8 @@
     app.mount("/dispatcher/api", api(dispatcher))
     app.mount("/dispatcher", page(dispatcher, access=Loopback()))
 
-``api`` is the application, ``endpoints`` the list of its paths, ``calls`` their functions, which
-run in ``threads``, ``context`` what these get. ``access`` turns keys into callers with rights,
-``admission`` counts their calls, ``answers`` are those as JSON, and the versions of messages,
-``problems`` refuses calls that the dispatcher does not see, ``streams`` bounds long answers,
-``models`` are the bodies, and ``openapi`` makes the document. The page is in ``pages``; ``serving``
-serves both.
+``endpoints`` lists the paths of the API, ``calls`` has their functions, which get a ``context`` and
+``models`` of bodies. ``access`` turns keys into callers with rights, ``streams`` bounds long calls.
 """
 
 from dispatcher.extras import needs

@@ -204,7 +204,7 @@ async def _failed(request: Request, error: Any) -> Response:
     if (over := await _counted(request)) is not None:
         return over
     if isinstance(error, Refused):
-        return problems.response_of(problems.refusal_of(error), error.headers)
+        return problems.response_of(error.problem, error.headers)
     return problems.response_of(problem_for(request, error), headers_of(error))
 
 
@@ -235,7 +235,7 @@ async def _not_served(request: Request, error: Any) -> Response:
     if error.status_code == HTTP_405_METHOD_NOT_ALLOWED and (methods := _methods_at(request)):
         headers = {"Allow": ", ".join(methods)}
     refused = Refused(error.status_code, kind, detail, headers=headers)
-    return problems.response_of(problems.refusal_of(refused), refused.headers)
+    return problems.response_of(refused.problem, refused.headers)
 
 
 def _methods_at(request: Request) -> list[str]:
@@ -251,4 +251,4 @@ def _methods_at(request: Request) -> list[str]:
 
 async def _broken(_request: Request, _error: Exception) -> Response:
     refused = Refused(500, "internal-error", "the call failed; the log of the server says why")
-    return problems.response_of(problems.refusal_of(refused), {})
+    return problems.response_of(refused.problem, {})

@@ -243,17 +243,11 @@ class PlanOut(Out):
 
     @classmethod
     def of(cls, plan: PlanOfDrafts, problem_of: Callable[[Any], Json]) -> Self:
-        same = ("accepted", "known", "shifted", "first_send_at", "last_send_at")
-        return cls(
-            **{name: getattr(plan, name) for name in same},
-            by_reason=dict(plan.by_reason),
-            asked=dict(plan.asked),
-            promised=dict(plan.promised),
-            rejections=[
-                Rejected(number=each.number, problem=problem_of(each.error))
-                for each in plan.rejections
-            ],
-        )
+        fields = {name: getattr(plan, name) for name in cls.model_fields}
+        fields["rejections"] = [
+            Rejected(number=each.number, problem=problem_of(each.error)) for each in plan.rejections
+        ]
+        return cls(**fields)
 
 
 class Filters(_In):

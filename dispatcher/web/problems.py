@@ -80,6 +80,10 @@ class Refused(Exception):
         self.detail = detail
         self.headers = dict(headers or {})
 
+    @property
+    def problem(self) -> dict[str, Any]:
+        return problem(self.status, self.kind, self.detail)
+
 
 def unauthorized(detail: str) -> Refused:
     return Refused(401, "unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})
@@ -94,10 +98,6 @@ def check_is_utf8(scope: Scope) -> None:
 
 def forbidden(detail: str) -> Refused:
     return Refused(403, "forbidden", detail)
-
-
-def refusal_of(refused: Refused) -> dict[str, Any]:
-    return problem(refused.status, refused.kind, refused.detail)
 
 
 def call_schema(document: Schema, operation: Schema) -> Schema:

@@ -82,8 +82,8 @@ def as_json(value: object) -> object:
 
 
 def test_every_error_has_a_status_and_a_type_of_its_own_and_is_tried() -> None:
-    classes = {each for each in vars(errors).values() if inspect.isclass(each)}
-    classes = {each for each in classes if issubclass(each, errors.DispatcherError)}
+    named = [each for each in vars(errors).values() if inspect.isclass(each)]
+    classes = {each for each in named if issubclass(each, errors.DispatcherError)}
     assert set(problems.STATUSES) == classes
     assert len({problems.problem_kind_of(each) for each in classes}) == len(classes)
     assert Counter(map(type, ERRORS)) == Counter(classes)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from dispatcher.errors import DispatcherError, InvalidDraft, Unavailable
 from dispatcher.message import Draft, Message, Rejection, check_text, json_problem
 from dispatcher.problems import problem_of
-from dispatcher.web import models, problems
+from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.answers import LONGEST_KEY
 from dispatcher.web.context import Context, call_schema_of, problem_for, validated
@@ -71,7 +71,7 @@ async def _verdicts(context: Context) -> AsyncIterator[str]:
     except Refused as refused:  # too long a line, or too long a wait: what follows is not read
         if lines:
             yield await submitted()
-        yield f"{_verdict(context, number, problems.refusal_of(refused))}\n"
+        yield f"{_verdict(context, number, refused.problem)}\n"
 
 
 def _submit_lines(context: Context, first: int, lines: list[bytes], *, counts: bool) -> str:
@@ -91,7 +91,7 @@ def _submit_lines(context: Context, first: int, lines: list[bytes], *, counts: b
         except DispatcherError as error:
             answers[number] = problem_for(context.request, error)
         except Refused as refused:
-            answers[number] = problems.refusal_of(refused)
+            answers[number] = refused.problem
     try:
         with context.traced():
             results = context.dispatcher.submit_many(list(drafts.values()))
@@ -102,7 +102,7 @@ def _submit_lines(context: Context, first: int, lines: list[bytes], *, counts: b
                 answers[number] = result
     except Unavailable as error:
         problem = problem_for(context.request, error)
-        unknown = problems.refusal_of(_NOT_KNOWN)
+        unknown = _NOT_KNOWN.problem
         for number, draft in drafts.items():
             answers[number] = unknown if draft.idempotency_key is None else problem
     return "".join(
@@ -120,7 +120,7 @@ def _refusal(context: Context, *, counts: bool) -> dict[str, Any] | None:
             context.service.admission.admit(context.request)
         context.caller.check(Right.MESSAGES_WRITE)
     except Refused as refused:
-        return problems.refusal_of(refused)
+        return refused.problem
     except Unavailable as error:
         return problem_for(context.request, error)
     return None

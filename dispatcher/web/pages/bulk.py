@@ -123,7 +123,7 @@ def _mark(found: StoredVersion) -> bytes:
 
 def confirm(visit: Visit) -> Response:
     action, wanted = _asked(visit, visit.query)
-    found, further = visit.versions(wanted, limit=MOST, after=visit.query.get("after"))
+    found, further = visit.versions(wanted, limit=MOST)
     first = [each.id for each in found[:_SHOWN]]
     shown = visit.parts.messages.movables(first)
     return visit.show(

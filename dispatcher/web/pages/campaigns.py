@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from copy import copy
 from datetime import timedelta
 from typing import NamedTuple
@@ -37,28 +37,19 @@ class ListedCampaign(NamedTuple):
     is_whole: bool
 
 
-class CampaignList(NamedTuple):
-    found: Sequence[ListedCampaign]
-    is_last: bool
-
-
-def campaigns(visit: Visit) -> Response:
-    return _shown(visit)
-
-
-def _shown(visit: Visit, error: str | None = None) -> Response:
+def campaigns(visit: Visit, error: str | None = None) -> Response:
     campaign = visit.query.get("campaign")
-    counts, is_whole, listed = None, True, None
+    counts, is_whole, listed, is_last = None, True, None, True
     try:
         if campaign is not None:
             counts, is_whole = _counted(visit, campaign)
         else:
-            listed = _listed(visit)
+            listed, is_last = _listed(visit)
     except InvalidDraft as refused:
         error = visit.error_text(refused)
     return visit.show(
         "campaigns.html", 422 if error else 200, campaign=campaign, counts=counts, error=error,
-        is_whole=is_whole, listed=listed, statuses=STATUSES,
+        is_whole=is_whole, listed=listed, is_last=is_last, statuses=STATUSES,
         uploads=visit.site.uploads.of(visit.caller),
         longest=MAX_CAMPAIGN, most_mib=MOST_BYTES // 1024**2, most_rows=MOST_ROWS,
     )  # fmt: skip
@@ -72,14 +63,14 @@ def _counted(
     return visit.counted(wanted, patience=patience)
 
 
-def _listed(visit: Visit) -> CampaignList:
-    """Return some campaigns of messages that the visitor sees, found within ``_LIST_SECONDS``."""
+def _listed(visit: Visit) -> tuple[list[ListedCampaign], bool]:
+    """Return some campaigns of messages that the visitor sees, and whether these are the last."""
     after = visit.query["after"] and check_text("after", visit.query["after"], longest=MAX_CAMPAIGN)
     until = visit.parts.clock.monotonic() + _LIST_SECONDS
     found: list[ListedCampaign] = []
     for name in visit.parts.listing.campaigns(after=after):
         if len(found) == _MOST_LISTED:
-            return CampaignList(found, is_last=False)
+            return found, False
         counts, is_whole = _counted(visit, name, timedelta(0))
         if counts:
             by_status: Counter[Status] = Counter()
@@ -87,15 +78,15 @@ def _listed(visit: Visit) -> CampaignList:
                 by_status.update(some)
             found.append(ListedCampaign(name, by_status, is_whole))
         if visit.parts.clock.monotonic() >= until:
-            return CampaignList(found, is_last=False)
-    return CampaignList(found, is_last=True)
+            return found, False
+    return found, True
 
 
 def drop(visit: Visit) -> Response:
     try:
         upload = _kept(visit)
     except InvalidValue as refused:
-        return _shown(visit, visit.error_text(refused))
+        return campaigns(visit, visit.error_text(refused))
     visit.site.uploads.add(upload)
     upload.start(visit.dispatcher, UploadState.PLANNING)
     visit.note(f"plan of upload {upload.token}")
@@ -108,7 +99,7 @@ def _kept(visit: Visit) -> Upload:
     if file is None or not file.filename:
         raise InvalidValue("file", "none given", "a file .csv or .jsonl")
     upload = Upload(
-        visit.caller,
+        caller=visit.caller,
         name=file.filename,
         campaign=campaign,
         channel=form.get("channel"),

@@ -101,8 +101,7 @@ def listed(visit: Visit) -> Response:
     try:
         wanted = visit.selection(wanted_of(visit, visit.query))
         shown["overdue"] = wanted.overdue
-        after = visit.query.get("after")
-        found = visit.found(wanted, limit=_LISTED, after=after, oldest_first=oldest_first)
+        found = visit.found(wanted, limit=_LISTED, oldest_first=oldest_first)
         ended_early = found.after is not None and len(found) < _LISTED
         shown |= {"found": found, "looked_until": _made_at(found.after) if ended_early else None}
     except (InvalidDraft, StoreUnavailable) as error:

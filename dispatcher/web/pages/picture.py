@@ -219,7 +219,7 @@ class _Drawing:
             row.blocks += self._blocks(row, lane.timeline.blocked, top, f"q{lane.pattern}")
         top = y + BOOKED + len(self._lanes) * LANE
         row.blocks += self._blocks(row, self._timeline.quiet, top, "quiet")
-        row.marks = list(self._marks(row))
+        row.marks = self._marks(row)
         row.ticks = list(self._ticks(row))
         return row
 
@@ -236,39 +236,31 @@ class _Drawing:
                 text = f"{shown:%H:%M}"
             yield Line(self._x(row, tick), text, "tick")
 
-    def _blocks(
-        self, row: PictureRow, spans: Iterable[Span], y: float, css: str
-    ) -> Iterator[Block]:
-        """Yield what is seen of spans in a row; those that touch in the picture are one."""
-        joined: list[float] | None = None
+    def _blocks(self, row: PictureRow, spans: Iterable[Span], y: float, css: str) -> list[Block]:
+        """Return what is seen of spans in a row; those that touch in the picture are one."""
+        joined: list[tuple[float, float]] = []
         for span in spans:
             if span.ends_at <= row.begins_at or span.begins_at >= row.ends_at:
                 continue
             first = self._x(row, max(span.begins_at, row.begins_at))
             last = max(self._x(row, min(span.ends_at, row.ends_at)), first + 1)
-            if joined is not None and first <= joined[1] + 1:
-                joined[1] = max(joined[1], last)
-                continue
-            if joined is not None:
-                yield Block(joined[0], round(joined[1] - joined[0], 1), y, css)
-            joined = [first, last]
-        if joined is not None:
-            yield Block(joined[0], round(joined[1] - joined[0], 1), y, css)
+            if joined and first <= joined[-1][1] + 1:
+                first, end = joined.pop()
+                last = max(end, last)
+            joined.append((first, last))
+        return [Block(first, round(last - first, 1), y, css) for first, last in joined]
 
-    def _marks(self, row: PictureRow) -> Iterator[Mark]:
-        mark: Mark | None = None
+    def _marks(self, row: PictureRow) -> list[Mark]:
+        marks: list[Mark] = []
         for each in self._timeline.windows[0].booked:
             if not row.begins_at <= each.at < row.ends_at:
                 continue
             x = self._x(row, each.at)
-            if mark is not None and x - mark.x < _DOT:
-                mark = mark._replace(many=mark.many + 1, until=each.at)
-                continue
-            if mark is not None:
-                yield mark
-            mark = Mark(x, 1, each.at, each.at, each.message_id)
-        if mark is not None:
-            yield mark
+            if marks and x - marks[-1].x < _DOT:
+                marks[-1] = marks[-1]._replace(many=marks[-1].many + 1, until=each.at)
+            else:
+                marks.append(Mark(x, 1, each.at, each.at, each.message_id))
+        return marks
 
     def _x(self, row: PictureRow | Span, instant: datetime) -> float:
         part = (instant - row.begins_at) / self._longest

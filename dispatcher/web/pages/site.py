@@ -243,27 +243,20 @@ class Visit:
         except InvalidDraft as error:
             raise named_as_here(error) from None
 
-    def found(
-        self, wanted: Selection, *, limit: int, after: str | None, oldest_first: bool = False
-    ) -> Found:
+    def found(self, wanted: Selection, *, limit: int, oldest_first: bool = False) -> Found:
         """Return a page of messages, which may end early: it takes a moment at most."""
+        after = self._after()
         return self.parts.listing.page(
-            wanted,
-            after=None if after is None else id_of(after, "after"),
-            limit=limit,
-            oldest_first=oldest_first,
-            patience=_PATIENCE,
+            wanted, after=after, limit=limit, oldest_first=oldest_first, patience=_PATIENCE
         )
 
-    def versions(
-        self, wanted: Selection, *, limit: int, after: str | None
-    ) -> tuple[list[StoredVersion], UUID | None]:
-        return self.parts.listing.versions(
-            wanted,
-            after=None if after is None else id_of(after, "after"),
-            limit=limit,
-            patience=_PATIENCE,
-        )
+    def versions(self, wanted: Selection, *, limit: int) -> tuple[list[StoredVersion], UUID | None]:
+        after = self._after()
+        return self.parts.listing.versions(wanted, after=after, limit=limit, patience=_PATIENCE)
+
+    def _after(self) -> UUID | None:
+        after = self.query.get("after")
+        return None if after is None else id_of(after, "after")
 
     def counted(
         self, wanted: Selection, *, patience: timedelta | None = None

@@ -8,7 +8,7 @@ import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -82,6 +82,7 @@ class Turns(AbstractContextManager["Turns"]):
         self.__enter__()
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Upload:
     """One file of messages, and what is known of them.
 
@@ -91,38 +92,28 @@ class Upload:
     booked twice, also where the same file is dropped again for the same campaign.
     """
 
-    def __init__(
-        self,
-        caller: Caller,
-        *,
-        name: str,
-        campaign: str,
-        channel: str | None,
-        on_conflict: OnConflict | None,
-        path: Path,
-        at: datetime,
-        turns: Turns,
-    ) -> None:
-        self.token = secrets.token_urlsafe(12)
-        self.digest = _digest(path, campaign, channel)
-        self.caller = caller
-        self.name = name
-        self.campaign = campaign
-        self.at = at
-        self.size = path.stat().st_size
-        self.state = UploadState.DROPPED
-        self.counted = Progress(0, 0, None)
-        self.bad = 0
-        self.rows: int | None = None
-        self.reasons: Counter[str] = Counter()
-        self.refused: list[tuple[int, DispatcherError]] = []
-        self.plan: Plan | None = None
-        self.histogram: Histogram | None = None
-        self.error: DispatcherError | None = None
-        self._channel = channel
-        self._on_conflict = on_conflict
-        self._path = path
-        self._turns = turns
+    caller: Caller
+    name: str
+    campaign: str
+    channel: str | None
+    on_conflict: OnConflict | None
+    path: Path
+    at: datetime
+    turns: Turns
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(12))
+    state: UploadState = UploadState.DROPPED
+    counted: Progress = field(default_factory=lambda: Progress(0, 0, None))
+    bad: int = 0
+    rows: int | None = None
+    reasons: Counter[str] = field(default_factory=Counter)
+    refused: list[tuple[int, DispatcherError]] = field(default_factory=list)
+    plan: Plan | None = None
+    histogram: Histogram | None = None
+    error: DispatcherError | None = None
+
+    def __post_init__(self) -> None:
+        self.digest = _digest(self.path, self.campaign, self.channel)
+        self.size = self.path.stat().st_size
         self._lock = Lock()
 
     @property
@@ -154,7 +145,7 @@ class Upload:
             pass
 
     def forget(self) -> None:
-        self._path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
         self.size = 0
 
     def _run(self, work: Callable[[Dispatcher], UploadState], dispatcher: Dispatcher) -> None:
@@ -162,7 +153,7 @@ class Upload:
         self.reasons.clear()
         self.refused.clear()
         try:
-            with self._turns:
+            with self.turns:
                 self.state = work(dispatcher)
         except DispatcherError as error:
             self.error, self.state = alone(error), UploadState.FAILED
@@ -198,7 +189,7 @@ class Upload:
     def _source(self) -> Source:
         if Format.of(self.name) is None:
             raise InvalidValue("file", "its name shows no format", "a file .csv or .jsonl")
-        return Source(str(self._path), label="file")
+        return Source(str(self.path), label="file")
 
     def _drafts(self, dispatcher: Dispatcher) -> Iterator[Draft]:
         with self._source() as source:
@@ -209,7 +200,7 @@ class Upload:
             rows = read(
                 source,
                 Format.of(self.name) or Format.CSV,
-                channel=self._channel,
+                channel=self.channel,
                 campaign=self.campaign,
                 longest=dispatcher.settings.body_max_bytes,
             )
@@ -227,7 +218,7 @@ class Upload:
         if key is not None:
             check_text("idempotency_key", key, longest=LONGEST_KEY)
         own = f"{self.digest}/{line}" if key is None else key
-        on_conflict = self._on_conflict or draft.on_conflict
+        on_conflict = self.on_conflict or draft.on_conflict
         draft = replace(draft, idempotency_key=self.caller.own_key(own), on_conflict=on_conflict)
         try:
             return self.caller.own(draft)
@@ -239,7 +230,7 @@ class Upload:
     def _count(self, counted: Progress) -> None:
         self.counted = counted
         if self.state is UploadState.BOOKING:  # a plan has more in memory, and takes seconds
-            self._turns.pass_on()
+            self.turns.pass_on()
 
     def _refuse_row(self, line: int, error: DispatcherError) -> None:
         self.bad += 1
