@@ -348,22 +348,6 @@ def test_changes_are_logged_with_their_caller_and_without_names(
     assert lines == ["PUT /v1/suppressions/{recipient} by shop: 200"]
 
 
-def test_messages_of_a_campaign_are_listed_and_counted(shop: TestClient, calls: Calls) -> None:
-    made = shop.post("/v1/messages", json=new(campaign="summer")).json()
-    shop.post("/v1/messages", json=new("ben", campaign="winter"))
-    assert made["campaign"] == "summer"
-    assert shop.get(f"/v1/messages/{made['id']}").json()["campaign"] == "summer"
-    listed = shop.get("/v1/messages", params={"campaign": "summer"}).json()["messages"]
-    assert [each["id"] for each in listed] == [made["id"]]
-    counts = shop.get("/v1/counts", params={"campaign": "summer"})
-    found = {"counts": {"memory": {"scheduled": 1}}, "complete": True}
-    assert (counts.status_code, counts.json()) == (200, found)
-    refused = shop.post("/v1/messages", json=new(campaign="c" * 65))
-    assert (refused.status_code, refused.json()["field"]) == (422, "campaign")
-    bound = calls("bound", channels=["memory", "mail"])
-    assert bound.get("/v1/counts", params={"campaign": "summer"}).json() == counts.json()
-
-
 def test_the_load_and_the_refusals_need_the_right_to_operate(
     house: House, shop: TestClient, calls: Calls
 ) -> None:
