@@ -51,9 +51,10 @@ def test_no_redirect_leads_where_a_host_or_a_path_says(house: House, visit: Visi
     assert client.get("/messages/?channel=memory").headers["location"] == "/messages?channel=memory"
 
 
-@pytest.mark.parametrize("value", VALUES)
-def test_no_id_breaks_a_page(visit: Visit, value: str) -> None:
-    assert visit().get(f"/messages/{value}").status_code in (200, 400, 404, 422)
+def test_no_id_breaks_a_page(visit: Visit) -> None:
+    client = visit()
+    for value in VALUES:
+        assert client.get(f"/messages/{value}").status_code in (200, 400, 404, 422), value
 
 
 def test_no_form_breaks_a_page(house: House, visit: Visit) -> None:
