@@ -115,7 +115,7 @@ class EventResponse(LongResponse):
 
 
 class NumbersResponse(LongResponse):
-    """The live numbers of a page. After ten minutes they end, and the page asks again."""
+    """The live numbers of a page. They end in time also if the browser does not read."""
 
     kind = "pages"
     media_type = "text/event-stream"
