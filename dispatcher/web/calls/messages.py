@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 from urllib.parse import urlencode
 from uuid import UUID
 
-from fastapi import Header, Path, Query
+from fastapi import Header, Path, Query, Request
 from starlette.responses import Response
 
 from dispatcher.client import selection_of
@@ -31,8 +31,13 @@ Id = Annotated[str, Path(json_schema_extra={"format": "uuid"})]
 IfMatch = Annotated[str | None, Header(alias="If-Match")]
 
 
-def submit(context: CallContext) -> Response:
+async def submit(request: Request) -> Response:
     """Accept a message for a future time."""
+    context = await Context.of(request)
+    return await context.service.threads.run(_submitted, context)
+
+
+def _submitted(context: Context) -> Response:
     caller, new = context.admit(), context.payload(models.NewMessage)
     key, parts = context.idempotency_key, context.service.parts
     draft = caller.own(new.draft(None if key is None else caller.own_key(key)))
