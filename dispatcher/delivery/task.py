@@ -20,7 +20,7 @@ from dispatcher.delivery.recorder import LastingSends, Recorder, permit_of, put_
 from dispatcher.delivery.send_log import ClaimLog, SendLogs
 from dispatcher.delivery.sender import NO_WAIT, Group, Sender, Shared
 from dispatcher.delivery.sender_pool import SenderPool
-from dispatcher.errors import LimitersUnavailable, StoreUnavailable
+from dispatcher.errors import InvalidValue, LimitersUnavailable, StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.settings import Settings
 from dispatcher.store import Claim
@@ -256,10 +256,17 @@ def _quiet_wait(claim: Claim, settings: Settings) -> timedelta:
     """
     message = claim.message
     quiet = settings.channels[message.channel].quiet
-    if message.quiet_hours is not None:
-        quiet = read_hours(message.quiet_hours)
     late_by = timedelta(seconds=claim.late_by + claim.due_in)
-    if quiet is None or late_by <= settings.enqueue_grace:
+    if late_by <= settings.enqueue_grace:
+        return NO_WAIT
+    if message.quiet_hours is not None:
+        try:
+            quiet = read_hours(message.quiet_hours)
+        except InvalidValue:  # another program wrote it: the rest of the group goes on
+            log.warning(
+                "message %s: its quiet hours cannot be read; those of its channel apply", message.id
+            )
+    if quiet is None:
         return NO_WAIT
     zone = known_zone(message.zone) or settings.zone
     ends_ms = quiet.end(zone, to_ms(message.send_at + late_by))

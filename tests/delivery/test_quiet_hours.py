@@ -158,6 +158,20 @@ def test_a_zone_that_this_host_lacks_is_that_of_the_settings() -> None:
         assert timedelta(0) <= sent.at - (START + 11 * HOUR) < timedelta(seconds=1)
 
 
+def test_hours_that_cannot_be_read_are_those_of_the_channel_and_hold_up_no_other(
+    build: Build, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = build(clock=hour_ago(), quotas="100/minute")
+    broken, other = house.submit("ada"), house.submit("ben")
+    house.change([broken], quiet_hours="late at night")
+    assert house.deliver(broken, other) == 2
+    assert {*house.sent} == {broken.id, other.id}
+    [line] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert line == (
+        f"message {broken.id}: its quiet hours cannot be read; those of its channel apply"
+    )
+
+
 @pytest.mark.every_database
 def test_it_is_put_back_without_a_permit_and_without_an_attempt(build: Build) -> None:
     house = build(clock=hour_ago(), quotas="100/minute")
