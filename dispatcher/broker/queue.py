@@ -119,7 +119,6 @@ class Queue:
         self._producers: Any = _Producers(self._connections, limit)
 
     def close(self) -> None:
-        """Close the connections to the broker."""
         self._connections.force_close_all()
 
     def enqueue(self, tickets: Sequence[Ticket]) -> None:

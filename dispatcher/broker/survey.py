@@ -79,7 +79,6 @@ class BrokerSurvey:
         self._settings = settings
 
     def server(self) -> BrokerFacts:
-        """Connect, and return the facts of the broker."""
         with (
             _translated("the broker cannot be reached"),
             closing(self._publishing.connection_for_write()) as connection,
@@ -97,7 +96,6 @@ class BrokerSurvey:
             )
 
     def app(self) -> AppFacts:
-        """Return the facts of the examined app, compared with our broker and queue."""
         with _translated("the options of the Celery app cannot be read"):
             return facts_of(self._examined, self._settings)
 

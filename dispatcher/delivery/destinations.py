@@ -1,7 +1,4 @@
-"""The destinations of a channel, such as hosts and domains: they share its senders.
-
-One that does not answer leaves senders to others.
-"""
+"""The destinations of a channel, such as hosts and domains, share its senders."""
 
 from __future__ import annotations
 
@@ -30,8 +27,6 @@ _MOST_REMEMBERED = 10_000
 
 
 class WaitingMessage(NamedTuple):
-    """A message that waits until its destination may have one more sender."""
-
     group: Group
     due_at: float
     claim: Claim
@@ -96,7 +91,6 @@ class Destinations:
         return resumed
 
     def has(self, group: Group) -> bool:
-        """Whether anything of this group is parked."""
         if not self._parked:  # without the lock, which all senders share: mostly none is parked
             return False
         with self._lock:

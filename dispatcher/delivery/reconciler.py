@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
@@ -16,7 +16,7 @@ from dispatcher.limiters import Permit, Permits
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation import Rebuild, Reserved, Unconfirmed, Upkeep
 from dispatcher.settings import Settings
-from dispatcher.store import ReservationRow, ReservedTime, Settled, StoreMaintenance
+from dispatcher.store import ReservationRow, Settled, StoreMaintenance
 from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -55,10 +55,7 @@ class ReconcileResult:
 
 
 class Reconciler:
-    """The duty ``reconcile``, and the rebuild of windows that an operator asks for.
-
-    Any number may run side by side.
-    """
+    """Any number may run side by side."""
 
     def __init__(
         self,
@@ -242,11 +239,6 @@ class Reconciler:
         return restored
 
     def _settle_unconfirmed(self) -> Counter[str]:
-        """Settle the reservations that no submit has confirmed; return how many, by what was done.
-
-        ``confirmed`` are those that the store knows, ``released`` those that it does not,
-        ``corrected`` those that were at another time than in the store.
-        """
         did: Counter[str] = Counter(confirmed=0, released=0, corrected=0)
         waiting: Counter[ShardKeys] = Counter()
         in_batches(lambda limit: self._settle_some(limit, did, waiting))
@@ -262,7 +254,11 @@ class Reconciler:
         being_moved = self._bar_moves(found)
         holding = self._store.reserved_times([each.message_id for each in found])
         fault("reconcile.after_look_up")
-        settled = self._give_up(found, holding)
+        settled = Settled({}, set(), set())
+        if missing := {each.message_id for each in found} - holding.keys():
+            # They hold no reservation by the store: from now on they are never stored.
+            settled = self._store.give_up(list(missing))
+            fault("reconcile.after_giving_up")
         holding |= settled.holding
         left = settled.under_way | (being_moved & holding.keys())
         some = [each for each in found if each.message_id not in left]
@@ -301,24 +297,12 @@ class Reconciler:
     def _beside_holds(
         self, found: Sequence[Unconfirmed], stored: Collection[UUID]
     ) -> list[Unconfirmed]:
-        """Return the reservations of stored messages with a hold in ``found``, lost ones too."""
         held = {each.message_id for each in found if each.is_hold} & set(stored)
         if not held:
             return []
         return self._upkeep.await_confirmation(
             found, self._reserved(self._store.reservations_of(sorted(held)))
         )
-
-    def _give_up(
-        self, found: Sequence[Unconfirmed], holding: Mapping[UUID, ReservedTime]
-    ) -> Settled:
-        """Make sure that ids which hold no reservation by the store are never stored."""
-        missing = {each.message_id for each in found} - holding.keys()
-        if not missing:
-            return Settled({}, set(), set())
-        settled = self._store.give_up(list(missing))
-        fault("reconcile.after_giving_up")
-        return settled
 
     def _reserved(self, rows: Iterable[ReservationRow]) -> list[Reserved]:
         kinds = self._settings.quotas_of

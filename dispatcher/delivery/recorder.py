@@ -1,4 +1,4 @@
-"""The recorder of a group: it records outcomes, renews claims and puts back what was not sent."""
+"""Record outcomes, renew claims, and put back what was not sent."""
 
 from __future__ import annotations
 
@@ -66,11 +66,9 @@ class Recorder:
 
     @property
     def time_left(self) -> timedelta:
-        """How long the claims last."""
         return timedelta(seconds=max(0.0, self._group.ends_at - self._shared.clock.monotonic()))
 
     def send(self, permitted: Sequence[Claim]) -> None:
-        """Let the senders send these, which have permits, each at its instant."""
         due: list[tuple[float, Claim]] = []
         for claim in permitted:
             self._sending[claim.message.id] = claim
@@ -85,8 +83,7 @@ class Recorder:
         """
         try:
             self._collect()
-            if parked := self._pool.withdraw(self._group, only_silent=True):
-                self._put_back_unsent(parked)
+            self._withdraw(only_silent=True)
             if (self.error or self._shared.is_stopping) and not self._is_broken_off:
                 self._break_off()
             self._renew()
@@ -101,7 +98,6 @@ class Recorder:
         return goes_on
 
     def pause(self) -> None:
-        """Wait for the senders, or until it is time to ask for permits."""
         clock = self._shared.clock
         left = max(0.0, self.ask_at - clock.monotonic())
         if self._sending:
@@ -114,12 +110,10 @@ class Recorder:
             clock.sleep(_RECORD_AGAIN_SECONDS)
 
     def finish(self) -> None:
-        """Wait for the end of all claims."""
         while self.step():
             self.pause()
 
     def has_lasting_sends(self) -> bool:
-        """Whether all sends have begun, some time ago, and not all have ended."""
         now = self._shared.clock.monotonic()
         if self.waiting or self._pool.has_left(self._group) or not self._sending:
             self._all_begun_at = now
@@ -149,15 +143,11 @@ class Recorder:
             self._enqueue(soon)
 
     def put_waiting_back(self, wait: timedelta = NO_WAIT) -> None:
-        """Put back the messages that wait for permits, due again after the wait."""
         waiting, self.waiting = self.waiting, []
         if waiting:
             self.put_back([(claim, wait) for claim in waiting])
 
-    # The steps.
-
     def _collect(self) -> None:
-        """Take the reports of the senders, and record outcomes when it is time."""
         group = self._group
         group.all_reported.clear()
         unsent = []
@@ -191,20 +181,16 @@ class Recorder:
             self._record_at = self._shared.clock.monotonic() + pause
 
     def _break_off(self) -> None:
-        """Put back the messages that will not be sent."""
         self._is_broken_off = self._group.is_over = True
         self.put_waiting_back()
         self._withdraw()
 
-    def _withdraw(self) -> None:
-        """Put back the messages that no sender has taken."""
-        if unsent := self._pool.withdraw(self._group):
-            self._put_back_unsent(unsent)
-
-    def _put_back_unsent(self, unsent: Sequence[tuple[Claim, timedelta]]) -> None:
+    def _withdraw(self, *, only_silent: bool = False) -> None:
+        unsent = self._pool.withdraw(self._group, only_silent=only_silent)
         for claim, _ in unsent:
             del self._sending[claim.message.id]
-        self.put_back(unsent)
+        if unsent:
+            self.put_back(unsent)
 
     def _renew(self) -> None:
         """Renew the claims that are sent or wait for permits, when half of their time is over.
@@ -235,8 +221,6 @@ class Recorder:
             return
         group.lost |= {claim.message.id for claim in held} - ours
         group.ends_at = now + self._ttl
-
-    # Outcomes.
 
     def _record(self, ended: list[EndedSend]) -> list[EndedSend]:
         """Record outcomes and settle their permits; return those to be recorded by a later try."""
@@ -373,7 +357,6 @@ class LastingSends:
 
 
 def permit_of(claim: Claim) -> Permit:
-    """Return the permit that a claimed message needs."""
     message = claim.message
     return Permit(message.id, claim.token, message.scope, message.channel)
 

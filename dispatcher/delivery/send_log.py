@@ -74,7 +74,6 @@ class ClaimLog:
         self._is_kept = False
 
     def begin(self, message_id: UUID) -> bool:
-        """Note that the send of this message begins; False where it must not begin."""
         file = self._file
         if not self._users:
             return False
@@ -225,7 +224,6 @@ class SendLogs:
                 os.close(lock)
 
     def _make_folder(self) -> LogFile | None:
-        """Return the folder of this process and its lock; None where it cannot be made."""
         try:
             return _locked_folder(self._folder)
         except OSError as error:
@@ -241,7 +239,6 @@ class SendLogs:
 
 
 def _file_at(path: Path, spares: list[LogFile]) -> LogFile | None:
-    """Give a spare file this path, or make a file there; None where it cannot be made."""
     if spares:
         old, descriptor = spares.pop()
         try:
@@ -267,7 +264,6 @@ def _discard(file: LogFile) -> None:
 
 
 def _append(file: LogFile, line: str) -> bool:
-    """Append a line to a file; return whether that worked, and log why not."""
     path, descriptor = file
     data = line.encode() + b"\n"
     try:
@@ -286,7 +282,6 @@ def _append(file: LogFile, line: str) -> bool:
 
 
 def _write(descriptor: int, data: bytes) -> int:
-    """Return how many bytes were written. Raises OSError."""
     written: int = _write_at_once(descriptor, data, len(data))
     if written < 0:
         number = ctypes.get_errno()
@@ -295,7 +290,6 @@ def _write(descriptor: int, data: bytes) -> int:
 
 
 def _delete(path: Path) -> bool:
-    """Delete a file; return whether that worked, and log why not."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:

@@ -66,7 +66,6 @@ class Shared:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether no further send begins."""
         return self.stop_flag[0] != 0
 
 
@@ -132,7 +131,7 @@ class Group:
 
 
 class Sender:
-    """Sends messages of one channel by its transport; several threads may do so at once."""
+    """Several threads may send by one at once."""
 
     def __init__(self, channel: str, transport: Transport, shared: Shared) -> None:
         self._channel = channel

@@ -80,7 +80,6 @@ class SenderPool:
             self._work(None)
 
     def has_left(self, group: Group) -> bool:
-        """Whether a group has messages that no sender has taken yet."""
         return bool(group.left) or bool(self._destinations and self._destinations.has(group))
 
     def withdraw(self, group: Group, *, only_silent: bool = False) -> list[tuple[Claim, timedelta]]:

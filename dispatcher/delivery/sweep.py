@@ -1,8 +1,4 @@
-"""The periodic maintenance that beat starts: enqueue, rescue, catch up, notify, prune.
-
-The other duty is ``reconcile`` (``reconciler.py``). ``Ticks`` keeps late tasks from repeating the
-work.
-"""
+"""The periodic maintenance that beat starts, beside ``reconcile`` (``reconciler.py``)."""
 
 from __future__ import annotations
 
@@ -167,15 +163,12 @@ class Sweep:
             )
         if not are_all_read:
             return put_back
-        rescued = self._rescues.run(
-            lambda within: _whether_all(in_batches(partial(self._rescue, within)))
-        )
+        rescued = self._rescues.run(self._rescue)
         if rescued:
             log.warning("%d messages rescued: their outcome is unknown", rescued)
         return put_back + rescued
 
     def _put_back(self, left: LeftLog) -> int:
-        """Put back messages that a worker had claimed and not begun to send, and their permits."""
         found = self._store.unbegun(left.unbegun, mark=left.mark, died=left.died)
         if not found:
             return 0
@@ -193,11 +186,15 @@ class Sweep:
             self._tell_rescued(each[0], each.channel, each.attempt, each.status, "temporary")
         return len(found)
 
-    def _rescue(self, within: timedelta | None, limit: int) -> int:
-        rescued = self._store.rescue(limit=limit, within=within)
-        for each in rescued:
-            self._tell_rescued(*each, "unknown")
-        return len(rescued)
+    def _rescue(self, within: timedelta | None) -> tuple[int, bool]:
+        def rescue(limit: int) -> int:
+            rescued = self._store.rescue(limit=limit, within=within)
+            for each in rescued:
+                self._tell_rescued(*each, "unknown")
+            return len(rescued)
+
+        done = in_batches(rescue)
+        return done, done < _MOST_AT_ONCE
 
     def _tell_rescued(
         self, message_id: UUID, channel: str, attempt: int, status: Status, outcome: str
@@ -319,10 +316,6 @@ class Ticks:
             with self._lock:
                 self._under_way[duty] -= 1
         return True
-
-
-def _whether_all(done: int) -> tuple[int, bool]:
-    return done, done < _MOST_AT_ONCE
 
 
 def in_batches(work: Callable[[int], int], *, most: int = _MOST_BATCHES) -> int:

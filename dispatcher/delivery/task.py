@@ -1,8 +1,4 @@
-"""The task of a worker: claim a group, acquire permits, send, and record what came of it.
-
-``Delivery`` has these steps in this order; ``Recorder`` the last one, and renewals. ``GroupQueue``
-begins so many groups of a channel at a time.
-"""
+"""The task of a worker: claim a group, acquire permits, send, and record what came of it."""
 
 from __future__ import annotations
 
@@ -42,7 +38,7 @@ _MOST_WAITING = 2_000
 
 
 class Delivery:
-    """The use case of the worker.
+    """Claims, acquires permits, sends and records.
 
     A claim makes repeated tasks harmless, a permit guards the limits, the rest of the claim is
     checked right before each send, and the record is guarded by the claim's token. When the process
@@ -90,9 +86,8 @@ class Delivery:
     ) -> int:
         """Deliver the claims of each channel in turn; return the successes.
 
-        A task has one channel, but may have several. After an error in one the others are put back.
-        So are messages of a channel that these settings do not know: while settings are being
-        rolled out another worker may know it.
+        After an error in one the others are put back. So are messages of a channel that these
+        settings do not know: while settings are being rolled out another worker may know it.
         """
         received_at = self.shared.clock.monotonic()
         ttl = self.shared.settings.claim_ttl
@@ -124,7 +119,6 @@ class Delivery:
         return sent
 
     def _deliver_group(self, recorder: Recorder, *, to_the_end: bool) -> int:
-        """Acquire permits, send and record; return the successes. Raises the error of the group."""
         ask_until = recorder.ask_at + _LONGEST_ASKING_SECONDS
         try:
             self._put_quiet_back(recorder)
@@ -142,7 +136,6 @@ class Delivery:
         return recorder.sent
 
     def _put_quiet_back(self, recorder: Recorder) -> None:
-        """Put back late messages that are in their quiet hours, due when these end."""
         waits = [(claim, _quiet_wait(claim, self.shared.settings)) for claim in recorder.waiting]
         quiet = [(claim, wait) for claim, wait in waits if wait]
         if quiet:
@@ -150,7 +143,6 @@ class Delivery:
             recorder.snooze(quiet)
 
     def _send_permitted(self, recorder: Recorder, ask_until: float) -> None:
-        """Send the messages that get a permit; snooze those that get none until ``ask_until``."""
         claims = recorder.waiting
         asked_at = self.shared.clock.monotonic()
         if not claims or self.shared.is_stopping or asked_at < recorder.ask_at:
@@ -183,7 +175,6 @@ class Delivery:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether no further send begins."""
         return self.shared.is_stopping
 
     def take_unclaimed(self) -> list[UUID]:
@@ -199,7 +190,6 @@ class Delivery:
         return self._lasting.finish(timeout)
 
     def close(self) -> None:
-        """Let the threads of the senders end."""
         for pool in self._pools.values():
             pool.close()
 
@@ -225,11 +215,7 @@ class Delivery:
         return list(soon)
 
     def _pool(self, name: str, transport: Transport) -> SenderPool:
-        """Return the senders of a channel.
-
-        Where the transport names destinations, one of them leaves a quarter of the senders to the
-        others.
-        """
+        """Where the transport names destinations, one leaves a quarter of the senders to others."""
         shared = self.shared
         channel = shared.settings.channels[name]
         name_of = getattr(transport, "destination", None)
@@ -346,7 +332,6 @@ class GroupQueue:
             raise failure
 
     def take_waiting(self) -> list[UUID]:
-        """Return the messages of the groups that wait, which then wait no more."""
         with self._lock:
             queues = [each for some in self._channels.values() for each in (some.again, some.first)]
             groups = [group for each in queues for group in each]

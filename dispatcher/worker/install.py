@@ -106,7 +106,6 @@ def _check_prefix(options: Mapping[str, Any] | None) -> None:
 
 
 def _shown(url: str) -> str:
-    """Return the address without user and password."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
@@ -121,7 +120,6 @@ def _check_visibility(seconds: float | None, settings: Settings) -> None:
 
 
 def _check_tasks(conf: Any) -> None:
-    """Refuse an app that does not accept JSON, or publishes by another protocol."""
     accepted = conf.accept_content
     if not {"json", "application/json"} & {*accepted}:
         raise InvalidSettings(

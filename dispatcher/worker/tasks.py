@@ -90,7 +90,6 @@ def here() -> App:
 
 
 def made_here() -> App | None:
-    """Return the app of this process, None before the first call of :func:`here`."""
     return _apps.get(os.getpid())
 
 
@@ -102,7 +101,6 @@ def deliver(message_ids: list[str], channel: str = "", is_first: bool = True) ->
 
 @worker_init.connect
 def share_stop_flag(**_: object) -> None:
-    """Make the byte that the processes of the pool will share, before they are forked."""
     _stop_flags.append(mmap(-1, 1))
 
 
@@ -143,7 +141,6 @@ def enqueue_again(message_ids: list[UUID], **_: object) -> None:
 
 @item_rejected.connect
 def count_rejected(**_: object) -> None:
-    """Count an item of the broker that this worker deleted."""
     here().journal.item_rejected()
     here().pulse.item_rejected()
 
@@ -186,7 +183,6 @@ def _counts(did: object) -> dict[str, int]:
 
 @worker_ready.connect
 def worker_is_ready(sender: object = None, **_: object) -> None:
-    """Start the signs of life of this worker."""
     here().pulse.start(Kind.WORKER, getattr(sender, "hostname", ""))
 
 
@@ -218,7 +214,6 @@ def beat_is_ready(sender: Any = None, **_: object) -> None:
 
 @worker_shutdown.connect
 def worker_has_ended(**_: object) -> None:
-    """Stop the signs of life of this worker."""
     here().pulse.stop()
 
 
