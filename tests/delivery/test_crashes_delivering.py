@@ -175,23 +175,6 @@ def test_a_worker_killed_while_it_renews_a_claim_leaves_one_message_of_unknown_o
     assert outcomes(house) == {messages[0].id: [UNKNOWN, SENT]}
 
 
-@on_postgresql
-@pytest.mark.parametrize("point", ["after_begin", "after_send"])
-def test_a_send_of_unknown_outcome_counts_against_the_limit_of_the_next_attempt(
-    make: Callable[..., House], point: str
-) -> None:
-    house = make(quotas=["1/minute"])
-    [message] = due(house, "ada")
-    die(f"deliver.{point}", delivers, house.settings, [message])
-    house.end_claims(message)
-    assert house.parts.sweep.rescue() == 1
-    before = begun(house)
-    assert house.deliver(message) == 0
-    assert begun(house) == before
-    wait = house.again(message).next_attempt_at - house.database_time()
-    assert wait > timedelta(seconds=30), "the minute is counted from the latest it can have been"
-
-
 @contextmanager
 def frozen_at(point: str, house: House, messages: list[Message]) -> Iterator[Any]:
     """Give a worker in a process of its own that froze at a point; end it in any case."""
@@ -339,17 +322,3 @@ def test_a_message_that_kills_its_worker_before_the_send_fails_after_its_attempt
     assert house.again(poison).status is Status.FAILED
     assert outcomes(house)[poison.id] == [Outcome.TEMPORARY] * 3
     assert house.permits("poison") == {}
-
-
-@on_postgresql
-def test_a_worker_that_is_alive_keeps_what_it_has_not_begun(make: Callable[..., House]) -> None:
-    house = make()
-    messages = due(house, *PEOPLE)
-    with frozen_at("deliver.before_send", house, messages) as worker:
-        assert house.parts.sweep.rescue() == 0
-        assert {house.again(each).status for each in messages} == {Status.SENDING}
-        os.kill(worker.pid, signal.SIGCONT)
-        worker.join(20)
-    assert begun(house) == list(PEOPLE)
-    heal(house)
-    judge(house, [each.id for each in messages])

@@ -97,8 +97,9 @@ def test_a_message_whose_task_came_far_too_early_is_left_to_the_sweep(slow: Hous
 @pytest.mark.every_database
 def test_a_message_past_its_expiry_is_never_sent_and_gives_its_quota_back(slow: House) -> None:
     message = slow.submit(expires_at=slow.clock.now() + timedelta(seconds=1))
-    assert slow.deliver(message) == 0
-    assert slow.sent == []
+    other = slow.submit("ben")
+    assert slow.deliver(message, other) == 1
+    assert slow.sent == [other.id]
     now = slow.again(message)
     assert (now.status, now.attempt_count) == (Status.EXPIRED, 0)
     assert slow.dispatcher.attempts(message.id) == []
@@ -107,32 +108,6 @@ def test_a_message_past_its_expiry_is_never_sent_and_gives_its_quota_back(slow: 
     assert slow.parts.reconciler.reconcile().released == 1
     assert slow.members() == {}
     slow.submit()
-
-
-def test_an_early_and_an_expired_message_do_not_hold_up_the_rest_of_their_group(
-    slow: House,
-) -> None:
-    early = slow.submit("early", send_in=2 * HOUR)
-    expired = slow.submit("expired", expires_at=slow.clock.now() + timedelta(seconds=1))
-    due = [slow.submit(f"due {n}") for n in range(5)]
-    assert slow.deliver(early, expired, *due, new_id()) == 5
-    assert set(slow.sent) == {message.id for message in due}
-
-
-def test_a_frozen_worker_does_not_send(slow: House) -> None:
-    messages = [slow.submit(name) for name in ("ada", "ben")]
-
-    def freeze() -> None:
-        slow.moved.advance(slow.settings.claim_ttl)
-
-    slow.swap("permits", Between(slow.parts.permits, after={"acquire": freeze}))
-    assert slow.deliver(*messages) == 0
-    assert slow.sent == []
-    for message in messages:
-        assert slow.again(message).status is Status.SCHEDULED
-        assert slow.again(message).attempt_count == 0
-        assert slow.dispatcher.attempts(message.id) == []
-        assert slow.permits(message.scope) == {}, "an unused permit is given back"
 
 
 def test_a_worker_that_waited_for_its_disk_past_its_claim_does_not_send(

@@ -32,24 +32,6 @@ TIMEOUT = 10.0
 MINUTE = timedelta(minutes=1)
 
 
-class Sends:
-    """The sends of one group."""
-
-    def __init__(self, pool: SenderPool, group: Group) -> None:
-        self._pool = pool
-        self._group = group
-
-    @property
-    def has_left(self) -> bool:
-        return self._pool.has_left(self._group)
-
-    def withdraw(self) -> list[tuple[Claim, timedelta]]:
-        return self._pool.withdraw(self._group)
-
-    def withdraw_silent(self) -> list[tuple[Claim, timedelta]]:
-        return self._pool.withdraw(self._group, only_silent=True)
-
-
 def ended(claim: Claim, *, answered: bool) -> EndedSend:
     return EndedSend(claim, Success(claim, None), 0.0, answered=answered)
 
@@ -79,12 +61,12 @@ class World:
         most, there = SHARE + spare, self.destinations
         return SenderPool("test", send, self.clock, most=most, destinations=there)
 
-    def group(self, *names: str) -> Sends:
+    def group(self, *names: str) -> Group:
         """Let a group of messages to these hosts be sent; all are due."""
         group = a_group()
         claims = [Claim(a_message(recipient=each), token=1) for each in names]
         self.pool.add(group, [(0.0, each) for each in claims])
-        return Sends(self.pool, group)
+        return group
 
     def _send(self, group: Group, claim: Claim) -> Report:
         del group
@@ -114,19 +96,12 @@ def world() -> Iterator[World]:
 
 def test_a_silent_destination_leaves_a_sender_to_others(world: World) -> None:
     world.silent.add("silent")
-    world.group(*["silent"] * 20)
+    world.group(*["silent"] * 20, "of its group")
     world.wait_for("silent", SHARE)
+    world.wait_for("of its group", 1)
     world.group("good", "good", "better")
     world.wait_for("good", 2)
     world.wait_for("better", 1)
-    assert world.begun.count("silent") == SHARE
-
-
-def test_a_silent_destination_leaves_a_sender_to_others_of_its_own_group(world: World) -> None:
-    world.silent.add("silent")
-    world.group(*["silent"] * 20, "good")
-    world.wait_for("good", 1)
-    world.wait_for("silent", SHARE)
     assert world.begun.count("silent") == SHARE
 
 
@@ -153,7 +128,7 @@ def test_all_that_waited_for_a_destination_is_sent_once_it_answers(world: World)
     world.silent.clear()
     world.gate.release(SHARE)
     world.wait_for("slow", 18)
-    wait_until(lambda: not any(each.has_left for each in groups), 60)
+    wait_until(lambda: not any(world.pool.has_left(each) for each in groups), 60)
     assert world.most["slow"] <= SHARE
 
 
@@ -163,7 +138,7 @@ def silenced(world: World) -> None:
     sending = world.group(*["silent"] * 3)
     world.wait_for("silent", 3)
     world.gate.release(3)
-    wait_until(lambda: world.busy["silent"] == 0 and not sending.has_left, 60)
+    wait_until(lambda: world.busy["silent"] == 0 and not world.pool.has_left(sending), 60)
     wait_until(lambda: world.destinations._is_silent("silent"), 60)
 
 
@@ -174,12 +149,12 @@ def test_after_timeouts_in_a_row_one_sender_at_a_time_tries_it(world: World) -> 
     world.wait_for("silent", 4)
     wait_until(lambda: len(world.destinations._parked["silent"]) == 8, 60)
     assert world.most["silent"] == 1
-    back = group.withdraw_silent()
+    back = world.pool.withdraw(group, only_silent=True)
     assert [wait.total_seconds() for _, wait in back] == [
         TIMEOUT * 1.25 * n for n in range(1, 5)
     ] + [pytest.approx(45, abs=15)] * 4, "each at its turn, none later than the longest wait"
-    assert not group.has_left
-    assert group.withdraw_silent() == []
+    assert not world.pool.has_left(group)
+    assert world.pool.withdraw(group, only_silent=True) == []
 
 
 def test_a_silent_destination_that_answers_has_its_share_again(world: World) -> None:
@@ -187,7 +162,7 @@ def test_a_silent_destination_that_answers_has_its_share_again(world: World) -> 
     world.silent.clear()
     group = world.group(*["silent"] * 9)
     world.wait_for("silent", 3 + 9)
-    assert group.withdraw_silent() == []
+    assert world.pool.withdraw(group, only_silent=True) == []
     assert not world.destinations._timeouts
 
 
@@ -196,15 +171,15 @@ def test_messages_parked_for_a_busy_destination_stay_with_their_group(world: Wor
     group = world.group(*["slow"] * 7)
     world.wait_for("slow", SHARE)
     wait_until(lambda: len(world.destinations._parked["slow"]) == 3, 60)
-    assert group.withdraw_silent() == []
-    assert group.has_left
-    assert [wait for _, wait in group.withdraw()] == [timedelta(0)] * 3
-    assert not group.has_left
+    assert world.pool.withdraw(group, only_silent=True) == []
+    assert world.pool.has_left(group)
+    assert [wait for _, wait in world.pool.withdraw(group)] == [timedelta(0)] * 3
+    assert not world.pool.has_left(group)
 
 
 def test_nothing_is_kept_of_destinations_that_answered(world: World) -> None:
     group = world.group(*(f"host {number}" for number in range(100)))
-    wait_until(lambda: len(world.begun) == 100 and not group.has_left, 60)
+    wait_until(lambda: len(world.begun) == 100 and not world.pool.has_left(group), 60)
     wait_until(lambda: not world.destinations._busy, 60)
     kept = (world.destinations._names, world.destinations._parked, world.destinations._timeouts)
     assert not any(kept)

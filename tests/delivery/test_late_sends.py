@@ -58,8 +58,11 @@ class Locked:
         self.__getattr__("record")(successes, failures, enqueue_in=enqueue_in)
 
 
+Held = tuple[House, Holding]
+
+
 @pytest.fixture
-def holding(build: Build) -> Iterator[tuple[House, Holding]]:
+def holding(build: Build) -> Iterator[Held]:
     """Give a house of two groups at a time and six senders, and what holds its sends."""
     house = build(
         clock=hour_ago(),
@@ -80,19 +83,7 @@ def passes(house: House) -> bool:
 
 
 def in_background(house: House, *groups: list[Message]) -> list[threading.Thread]:
-    """Let a thread deliver each of the groups, as a worker's threads do."""
-    deliver = house.parts.group_queue.deliver
-    threads = [
-        threading.Thread(target=deliver, args=([each.id for each in group], "memory"))
-        for group in groups
-    ]
-    for thread in threads:
-        thread.start()
-    return threads
-
-
-def in_background_quietly(house: House, *groups: list[Message]) -> list[threading.Thread]:
-    """Do the same where the threads end with an error."""
+    """Let a thread deliver each of the groups, as a worker's threads do; it may end in an error."""
 
     def deliver(group: list[Message]) -> None:
         with suppress(BaseException):
@@ -108,9 +99,7 @@ def is_sent(house: House, *messages: Message) -> bool:
     return {house.again(each).status for each in messages} == {Status.SENT}
 
 
-def test_groups_with_one_that_hangs_do_not_stop_their_channel(
-    holding: tuple[House, Holding],
-) -> None:
+def test_groups_with_one_that_hangs_do_not_stop_their_channel(holding: Held) -> None:
     house, held = holding
     groups = [[house.submit(f"{SLOW} {n}"), house.submit(f"quick {n}")] for n in range(4)]
     threads = in_background(house, *groups)
@@ -125,7 +114,7 @@ def test_groups_with_one_that_hangs_do_not_stop_their_channel(
     assert is_sent(house, *(each for each, _ in groups))
 
 
-def test_no_more_is_claimed_than_two_groups_can_wait_with(holding: tuple[House, Holding]) -> None:
+def test_no_more_is_claimed_than_two_groups_can_wait_with(holding: Held) -> None:
     house, held = holding
     slow = [[house.submit(f"{SLOW} {n}")] for n in range(6)]
     waiting = [[house.submit(f"{n} {place}") for place in range(3)] for n in range(4)]
@@ -142,9 +131,7 @@ def test_no_more_is_claimed_than_two_groups_can_wait_with(holding: tuple[House, 
     wait_until(lambda: is_sent(house, *claimed))
 
 
-def test_a_long_send_keeps_its_claim_though_no_task_waits_for_it(
-    holding: tuple[House, Holding],
-) -> None:
+def test_a_long_send_keeps_its_claim_though_no_task_waits_for_it(holding: Held) -> None:
     house, held = holding
     message = house.submit(SLOW)
     [thread] = in_background(house, [message])
@@ -157,7 +144,7 @@ def test_a_long_send_keeps_its_claim_though_no_task_waits_for_it(
     assert is_sent(house, message)
 
 
-def test_a_stop_waits_for_what_no_task_waits_for(holding: tuple[House, Holding]) -> None:
+def test_a_stop_waits_for_what_no_task_waits_for(holding: Held) -> None:
     house, held = holding
     message = house.submit(SLOW)
     [thread] = in_background(house, [message])
@@ -169,9 +156,7 @@ def test_a_stop_waits_for_what_no_task_waits_for(holding: tuple[House, Holding])
     assert is_sent(house, message)
 
 
-def test_a_late_send_that_cannot_be_recorded_holds_up_no_other(
-    holding: tuple[House, Holding],
-) -> None:
+def test_a_late_send_that_cannot_be_recorded_holds_up_no_other(holding: Held) -> None:
     house, held = holding
     shared: Any = house.parts.delivery.shared
     shared.claims = locked = Locked(shared.claims)
@@ -189,7 +174,7 @@ def test_a_late_send_that_cannot_be_recorded_holds_up_no_other(
 
 
 def test_a_stop_waits_no_longer_than_a_claim_is_kept(
-    holding: tuple[House, Holding], monkeypatch: pytest.MonkeyPatch
+    holding: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house, held = holding
     [thread] = in_background(house, [house.submit(SLOW)])
@@ -202,7 +187,7 @@ def test_a_stop_waits_no_longer_than_a_claim_is_kept(
 
 
 def test_an_exception_of_a_late_send_ends_no_other(
-    holding: tuple[House, Holding], caplog: pytest.LogCaptureFixture
+    holding: Held, caplog: pytest.LogCaptureFixture
 ) -> None:
     house, held = holding
     breaks = house.submit(f"{SLOW} breaks")
@@ -224,7 +209,7 @@ def test_an_exception_of_a_late_send_ends_no_other(
 
 
 def test_where_no_thread_can_be_started_the_task_waits(
-    holding: tuple[House, Holding], monkeypatch: pytest.MonkeyPatch
+    holding: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class NoThreads:
         class Thread(threading.Thread):
@@ -247,9 +232,7 @@ def test_where_no_thread_can_be_started_the_task_waits(
     assert [each.outcome for each in house.dispatcher.attempts(message.id)] == [Outcome.SENT]
 
 
-def test_an_interrupted_leading_thread_leaves_no_claim_open(
-    holding: tuple[House, Holding],
-) -> None:
+def test_an_interrupted_leading_thread_leaves_no_claim_open(holding: Held) -> None:
     house, held = holding
     message = house.submit(SLOW)
 
@@ -261,12 +244,12 @@ def test_an_interrupted_leading_thread_leaves_no_claim_open(
         raise Interrupted
 
     vars(vars(house.parts.delivery)["_lasting"])["take"] = interrupt
-    [thread] = in_background_quietly(house, [message])
+    [thread] = in_background(house, [message])
     wait_until(lambda: passes(house) and not thread.is_alive())
     assert is_sent(house, message)
 
 
-def test_as_many_groups_may_last_as_there_are_senders(holding: tuple[House, Holding]) -> None:
+def test_as_many_groups_may_last_as_there_are_senders(holding: Held) -> None:
     house, held = holding
     most = ChannelSettings.model_validate(house.settings.channels["memory"].model_dump()).senders
     messages = [house.submit(f"{SLOW} {n}") for n in range(most + 3)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dispatcher import Message, Outcome, PermanentFailure, Status, TemporaryFailure
+from dispatcher import Message, Outcome, Status, TemporaryFailure
 from tests.support.doubles import Between, raising
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
@@ -112,9 +112,17 @@ def test_an_odd_receipt_is_a_receipt(build: Build, receipt: object) -> None:
     assert transport.seen == list(GROUP), "nobody is sent to twice"
 
 
+class Busy(TemporaryFailure):
+    """Says nothing to the class that it comes from."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+
 @pytest.mark.parametrize(
     "error",
     [
+        Busy(503),
         ValueError("bad \udc80 name"),
         ValueError("bad \0 name"),
         UnspeakableError(),
@@ -128,8 +136,8 @@ def test_an_odd_receipt_is_a_receipt(build: Build, receipt: object) -> None:
         TemporaryFailure("before all time", retry_after=timedelta.min),
     ],
     ids=[
-        "surrogate", "NUL", "unspeakable", "both", "4,000,000 days", "longest", "int", "str",
-        "NaN", "negative", "most negative",
+        "of its own", "surrogate", "NUL", "unspeakable", "both", "4,000,000 days", "longest",
+        "int", "str", "NaN", "negative", "most negative",
     ],
 )  # fmt: skip
 def test_an_odd_error_is_one_failure(build: Build, error: Exception) -> None:
@@ -155,29 +163,6 @@ def test_an_odd_error_is_one_failure(build: Build, error: Exception) -> None:
     assert house.deliver(*messages) == 1
     assert transport.seen == [*GROUP, "odd"]
     assert house.again(odd).status is Status.SENT
-
-
-def test_a_retry_after_of_the_right_kind_is_still_kept(build: Build) -> None:
-    asked = timedelta(days=30)
-    house, _, messages = at_odds(build, raising(TemporaryFailure("later", retry_after=asked)))
-    before = house.database_time()
-    assert house.deliver(*messages) == 4
-    wait = house.again(messages[2]).next_attempt_at - before
-    assert asked <= wait <= asked + timedelta(minutes=1)
-
-
-@pytest.mark.parametrize("text", ["no \udc80 number", "no \0 number"], ids=["surrogate", "NUL"])
-def test_a_permanent_failure_with_an_odd_text_ends_its_message_alone(
-    build: Build, text: str
-) -> None:
-    house, transport, messages = at_odds(build, raising(PermanentFailure(text)))
-    assert house.deliver(*messages) == 4
-    assert transport.seen == list(GROUP)
-    neighbours_are_sent(house, messages)
-    now = house.again(messages[2])
-    assert (now.status, now.attempt_count) == (Status.FAILED, 1)
-    assert now.last_error is not None
-    assert now.last_error.startswith("PermanentFailure: no ")
 
 
 def test_an_odd_error_of_the_last_try_ends_its_message_alone(build: Build) -> None:
@@ -228,22 +213,3 @@ def test_an_exit_during_a_send_leaves_the_messages_after_it_unchanged(
     make_due(house, *messages[3:])
     assert house.deliver(*messages) == 2
     assert transport.seen == list(GROUP)
-
-
-class Busy(TemporaryFailure):
-    """Says nothing to the class that it comes from."""
-
-    def __init__(self, code: int) -> None:
-        self.code = code
-
-
-def test_a_temporary_failure_of_the_transports_own_is_one(build: Build) -> None:
-    def refuse() -> None:
-        raise Busy(503)
-
-    house, _, messages = at_odds(build, refuse)
-    assert house.deliver(*messages) == 4
-    neighbours_are_sent(house, messages)
-    assert house.again(messages[2]).status is Status.SCHEDULED
-    [attempt] = house.dispatcher.attempts(messages[2].id)
-    assert attempt.outcome is Outcome.TEMPORARY

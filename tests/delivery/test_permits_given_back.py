@@ -11,6 +11,7 @@ from datetime import timedelta
 import pytest
 
 from dispatcher import LimitersUnavailable, Message, Status
+from dispatcher.delivery.recorder import permit_of
 from dispatcher.limiters import Permit
 from dispatcher.message import Outcome
 from dispatcher.store import Claim, Claims, Failure, Success
@@ -32,9 +33,20 @@ def claimed(house: House, *these: Message) -> list[Claim]:
     return found
 
 
-def permit_of(claim: Claim) -> Permit:
-    message = claim.message
-    return Permit(message.id, claim.token, message.scope, message.channel)
+def in_hand(house: House, message: Message) -> Claim:
+    """Claim a message and take its permit, as a worker does that is about to send."""
+    [claim] = claimed(house, message)
+    [granted] = house.parts.permits.acquire([permit_of(claim)], within=MINUTE / 2)
+    assert granted.allowed
+    return claim
+
+
+def both_due(build: Build) -> tuple[House, Message, Message]:
+    """Return a house, and two messages that are due of which one an hour may be sent."""
+    house = build(clock=hour_ago(), quotas="1/hour")
+    first, second = house.submit(), house.submit(send_in=HOUR)
+    house.change([second], send_at=first.send_at, next_attempt_at=first.send_at)
+    return house, first, second
 
 
 def emptied_while(house: House, meanwhile: object, *, when: str) -> None:
@@ -71,9 +83,7 @@ def test_a_try_recorded_while_redis_is_rebuilt_counts_from_its_end(slow: House, 
 
 
 def test_a_claim_that_was_refused_before_redis_was_emptied_keeps_no_permit(build: Build) -> None:
-    house = build(clock=hour_ago(), quotas="1/hour")
-    first, second = house.submit(), house.submit(send_in=HOUR)
-    house.change([second], send_at=first.send_at, next_attempt_at=first.send_at)
+    house, first, second = both_due(build)
     claims = claimed(house, first, second)
     answers = house.parts.permits.acquire([permit_of(each) for each in claims], within=MINUTE / 2)
     assert [each.allowed for each in answers] == [True, False]
@@ -109,9 +119,7 @@ def test_a_snoozed_message_comes_when_its_scopes_permit_is_given_back(build: Bui
     house = build(clock=hour_ago(), quotas="2/hour")
     first, second, third = (house.submit(send_in=n * HOUR / 2) for n in range(3))
     house.change([second, third], send_at=first.send_at, next_attempt_at=first.send_at)
-    [claim] = claimed(house, first)
-    [granted] = house.parts.permits.acquire([permit_of(claim)], within=MINUTE / 2)
-    assert granted.allowed
+    claim = in_hand(house, first)
     assert house.deliver(second, third) == 1
     [waiting] = snoozed(house, [second, third])
     house.open()
@@ -128,12 +136,8 @@ def test_a_snoozed_message_comes_when_its_scopes_permit_is_given_back(build: Bui
 def test_a_permit_that_redis_did_not_take_back_keeps_no_message_waiting(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = build(clock=hour_ago(), quotas="1/hour")
-    first, second = house.submit(), house.submit(send_in=HOUR)
-    house.change([second], send_at=first.send_at, next_attempt_at=first.send_at)
-    [claim] = claimed(house, first)
-    [granted] = house.parts.permits.acquire([permit_of(claim)], within=MINUTE / 2)
-    assert granted.allowed
+    house, first, second = both_due(build)
+    claim = in_hand(house, first)
 
     def away(_: object) -> None:
         raise LimitersUnavailable("redis is away")
@@ -171,11 +175,8 @@ def test_of_a_herd_as_many_come_as_permits_are_given_back(build: Build) -> None:
 
 
 def test_a_freed_permit_brings_no_message_before_its_send_at(build: Build) -> None:
-    house = build(clock=hour_ago(), quotas="1/hour")
-    first, second = house.submit(), house.submit(send_in=HOUR)
-    house.change([second], send_at=first.send_at, next_attempt_at=first.send_at)
-    [claim] = claimed(house, first)
-    house.parts.permits.acquire([permit_of(claim)], within=MINUTE / 2)
+    house, first, second = both_due(build)
+    claim = in_hand(house, first)
     assert house.deliver(second) == 0
     later = house.database_time() + 3 * HOUR
     house.change([second], send_at=later, next_attempt_at=later)
@@ -192,9 +193,7 @@ def test_room_goes_to_the_next_where_the_first_in_line_comes_no_more(
     house = build(clock=hour_ago(), quotas="1/hour")
     first, second, third = (house.submit(send_in=n * HOUR) for n in range(3))
     house.change([second, third], send_at=first.send_at, next_attempt_at=first.send_at)
-    [claim] = claimed(house, first)
-    [granted] = house.parts.permits.acquire([permit_of(claim)], within=MINUTE / 2)
-    assert granted.allowed
+    claim = in_hand(house, first)
     assert house.deliver(second) == 0
     assert house.deliver(third) == 0
     assert len(snoozed(house, [second, third])) == 2
@@ -211,12 +210,8 @@ def test_room_goes_to_the_next_where_the_first_in_line_comes_no_more(
 
 
 def test_a_message_snoozed_before_a_flush_of_redis_is_judged_once_more(build: Build) -> None:
-    house = build(clock=hour_ago(), quotas="1/hour")
-    first, second = house.submit(), house.submit(send_in=HOUR)
-    house.change([second], send_at=first.send_at, next_attempt_at=first.send_at)
-    [claim] = claimed(house, first)
-    [granted] = house.parts.permits.acquire([permit_of(claim)], within=MINUTE / 2)
-    assert granted.allowed
+    house, first, second = both_due(build)
+    claim = in_hand(house, first)
     assert house.deliver(second) == 0
     house.redis.flushall()
     house.open()
@@ -232,9 +227,7 @@ def test_a_message_snoozed_before_a_flush_of_redis_is_judged_once_more(build: Bu
 
 
 def test_room_that_a_rebuild_makes_is_used(build: Build) -> None:
-    house = build(clock=hour_ago(), quotas="1/hour")
-    first, second = house.submit(), house.submit(send_in=HOUR)
-    house.change([second], send_at=first.send_at, next_attempt_at=first.send_at)
+    house, first, second = both_due(build)
     of_no_try = Permit(first.id, 99, first.scope, first.channel)
     [granted] = house.parts.permits.acquire([of_no_try], within=MINUTE / 2)
     assert granted.allowed

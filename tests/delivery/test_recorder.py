@@ -143,16 +143,6 @@ def put_back(house: House, messages: Sequence[Message]) -> int:
     return sum(house.again(each).status is Status.SCHEDULED for each in messages)
 
 
-def test_a_stop_puts_back_at_once_what_waits_for_a_busy_sender(pair: House) -> None:
-    messages = [pair.submit(f"name {number}") for number in range(6)]
-    with hanging(pair, messages):
-        assert statuses(pair, messages) == {Status.SENDING}, "four wait for a sender"
-        pair.parts.stop_sending()
-        wait_until(lambda: put_back(pair, messages) == 4)
-    assert statuses(pair, messages) == {Status.SCHEDULED, Status.SENT}
-    assert len(pair.sent) == 2
-
-
 def test_nothing_waits_for_a_busy_sender_when_too_little_is_left_of_its_claim(pair: House) -> None:
     """It would be rescued, as if it had been tried."""
     messages = [pair.submit(f"name {number}") for number in range(6)]

@@ -18,7 +18,6 @@ from dispatcher import (
     UnknownChannel,
 )
 from dispatcher.message import new_id
-from dispatcher.store import Success
 from dispatcher.times.send_time import to_ms
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
@@ -55,6 +54,8 @@ def failed(house: House, **asked: Any) -> Message:
 def test_it_is_due_at_once_with_all_its_tries_and_its_reservation(slow: House) -> None:
     message = failed(slow)
     again = slow.dispatcher.retry(message.id)
+    with pytest.raises(TooLate, match="already scheduled"):
+        slow.dispatcher.retry(message.id)
     assert again == slow.again(message)
     assert (again.status, again.finished_at) == (Status.SCHEDULED, None)
     assert (again.attempt_count, again.max_attempts) == (1, 3)
@@ -111,14 +112,6 @@ def test_retry_refuses_messages_that_have_not_failed(slow: House) -> None:
         slow.dispatcher.retry(message.id)
 
 
-@on_sqlite
-def test_a_second_retry_is_told_of_the_first(slow: House) -> None:
-    message = failed(slow)
-    slow.dispatcher.retry(message.id)
-    with pytest.raises(TooLate, match="already scheduled"):
-        slow.dispatcher.retry(message.id)
-
-
 @on_every_database
 def test_past_its_expiry_it_stays_failed(slow: House) -> None:
     message = failed(slow, expire_after=2 * timedelta(hours=1))
@@ -142,19 +135,6 @@ def test_retry_of_an_unknown_outcome_must_be_confirmed(slow: House) -> None:
     assert slow.again(message).status is Status.FAILED
     again = slow.dispatcher.retry(message.id, perhaps_sent=True)
     assert again.status is Status.SCHEDULED
-
-
-@on_every_database
-def test_a_late_success_of_the_try_before_ends_it(slow: House) -> None:
-    """The provider took it after all: the round that was to come does not happen."""
-    message = slow.submit(on_unknown="hold")
-    [claim] = slow.parts.delivery.shared.claims.claim([message.id])
-    slow.end_claims(message)
-    slow.parts.sweep.rescue()
-    slow.dispatcher.drop(message.id)
-    slow.dispatcher.retry(message.id, perhaps_sent=True)
-    slow.parts.delivery.shared.claims.record([Success(claim, "took it")], [], enqueue_in=MINUTE)
-    assert slow.again(message).status is Status.SENT
 
 
 @on_sqlite

@@ -161,20 +161,7 @@ def test_a_file_is_there_until_the_last_holder_lets_go(tmp_path: Path) -> None:
     assert file.exists(), "a send is under way: nobody may take this process for dead"
     log.close()
     assert not file.exists()
-
-
-def test_no_send_begins_once_all_have_closed_it(tmp_path: Path) -> None:
-    log = SendLogs(tmp_path).open(IDS)
-    log.close()
-    assert not log.begin(IDS[0])
-
-
-def test_a_claim_that_may_still_be_in_the_store_is_left_to_the_rescue(tmp_path: Path) -> None:
-    log = SendLogs(tmp_path).open(IDS)
-    log.begin(IDS[1])
-    log.keep()
-    log.close()
-    assert left_in(tmp_path) == [LeftLog(log.mark, (IDS[0], IDS[2]), died=False)]
+    assert not log.begin(IDS[0]), "all have closed it"
 
 
 @pytest.mark.parametrize(
@@ -254,37 +241,27 @@ def test_after_the_machine_was_started_again_the_files_prove_nothing(
     assert left_in(tmp_path) == []
 
 
-def test_without_a_folder_for_them_all_goes_on_with_one_warning(
+def test_without_a_folder_for_them_all_goes_on_with_one_warning_and_it_is_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "file").write_text("")
-    logs = SendLogs(tmp_path / "file")
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    logs = SendLogs(in_the_way)
     for _ in range(3):
         log = logs.open(IDS)
         assert log.begin(IDS[0])
         log.keep()
         log.close()
     assert logs.consume(lambda _: pytest.fail("there is nothing"), limit=100)
-    logs.close()
-    [line] = [each.getMessage() for each in caplog.records]
-    assert "data_dir" in line
-
-
-def test_a_folder_that_could_not_be_made_is_tried_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    in_the_way = tmp_path / "sends"
-    in_the_way.write_text("")
-    logs = SendLogs(in_the_way)
-    for _ in range(2):
-        logs.open(IDS).close()
     in_the_way.unlink()
     log = logs.open(IDS)
     assert log.begin(IDS[0])
     log.keep()
     log.close()
     assert left_in(in_the_way) == [LeftLog(log.mark, IDS[1:], died=False)]
-    assert len(caplog.records) == 1
+    logs.close()
+    [line] = [each.getMessage() for each in caplog.records]
+    assert "data_dir" in line
 
 
 def test_a_folder_that_was_deleted_is_made_again(tmp_path: Path) -> None:
@@ -365,16 +342,6 @@ def test_a_note_that_the_disk_has_no_room_for_is_noticed(
     assert f"could not write to the send log {path}: No space left on device" in caplog.text
     assert list(tmp_path.glob(f"*/{log.mark.hex}")) == []
     log.close()
-
-
-def test_a_file_that_takes_no_more_proves_nothing_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The disk is full: what is not noted is sent all the same, and the file is gone before."""
-    log = SendLogs(tmp_path).open(IDS)
-    monkeypatch.setattr("dispatcher.delivery.send_log._write", lambda *_: 3)
-    assert log.begin(IDS[0])
-    assert list(tmp_path.glob(f"*/{log.mark.hex}")) == []
 
 
 def test_nothing_is_sent_where_neither_a_note_nor_a_deletion_works(

@@ -111,15 +111,6 @@ def test_a_run_that_leaves_something_is_followed_by_one_that_looks_as_far_back(
     assert counts == [2, 2, 1]
 
 
-def test_a_rescued_message_is_enqueued_at_once(slow: House) -> None:
-    [message] = left_sending(slow, 1)
-    slow.broker.flushdb()
-    assert slow.parts.sweep.rescue() == 1
-    assert slow.parts.sweep.enqueue_due() == 1
-    assert slow.broker.llen("dispatcher.memory") == 1
-    assert slow.again(message).next_attempt_at <= slow.database_time()
-
-
 @pytest.mark.every_database
 def test_old_messages_are_pruned_with_their_attempts(slow: House) -> None:
     old, recent, waiting = slow.submit("old"), slow.submit("recent"), slow.submit("waiting")

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from dispatcher import (
-    Attempt,
     Message,
     MessageNotFound,
     Outcome,
@@ -85,12 +84,6 @@ def test_a_held_message_is_sent_by_nobody_and_keeps_its_reservation(slow: House)
     assert slow.members() == {message.id: to_ms(message.send_at)}, "a rebuild counts it"
     assert slow.dispatcher.verify_windows().equal
     assert slow.sent == []
-
-
-def test_without_a_word_it_is_tried_again(slow: House) -> None:
-    [message] = left_open(slow, "ada", on_unknown=None)
-    assert (message.status, message.on_unknown) == (Status.SCHEDULED, "retry")
-    assert deliver_again(slow, message) == 1
 
 
 def test_a_message_wins_over_its_channel_whose_word_stays_with_it(build: Build) -> None:
@@ -255,14 +248,21 @@ def test_a_late_success_of_a_held_message_is_taken(slow: House) -> None:
         slow.dispatcher.release(message.id)
 
 
-def test_a_late_success_is_taken_from_who_released_meanwhile(slow: House) -> None:
+@pytest.mark.every_database
+@pytest.mark.parametrize("decide", [*DECISIONS, "retry"])
+def test_a_late_success_is_taken_from_who_decided_meanwhile(slow: House, decide: str) -> None:
     message = slow.submit(on_unknown="hold")
     [claim] = slow.parts.delivery.shared.claims.claim([message.id])
     slow.end_claims(message)
     slow.parts.sweep.rescue()
-    slow.dispatcher.release(message.id)
+    if decide == "retry":
+        slow.dispatcher.drop(message.id)
+        slow.dispatcher.retry(message.id, perhaps_sent=True)
+    else:
+        getattr(slow.dispatcher, decide)(message.id)
     slow.parts.delivery.shared.claims.record([Success(claim, "late")], [], enqueue_in=HOUR)
     assert slow.again(message).status is Status.SENT
+    assert [each.outcome for each in slow.dispatcher.attempts(message.id)] == [Outcome.SENT]
     assert slow.deliver(message) == 0
 
 
@@ -282,17 +282,6 @@ def test_a_late_failure_of_a_held_message_is_taken(
     assert message.status is status
     assert str(error) in (message.last_error or "")
     assert [each.outcome for each in slow.dispatcher.attempts(message.id)] == [outcome]
-
-
-def test_a_success_that_is_told_after_a_drop_is_the_truth(slow: House) -> None:
-    message = held(slow)
-    slow.dispatcher.drop(message.id)
-    claims = slow.parts.delivery.shared.claims
-    [claim] = claims.claim([slow.submit("ben").id])
-    late = type(claim)(message, 1)
-    claims.record([Success(late, "receipt")], [], enqueue_in=HOUR)
-    assert slow.again(message).status is Status.SENT
-    assert [each.outcome for each in slow.dispatcher.attempts(message.id)] == [Outcome.SENT]
 
 
 @pytest.mark.every_database
@@ -318,22 +307,19 @@ def test_a_held_message_that_was_never_sent_is_scheduled_again(slow: House, late
     assert slow.sent == []
 
 
-def break_line(_: Message) -> None:
-    raise TimeoutError("the provider did not answer")
-
-
 @pytest.mark.every_database
-def test_an_unnamed_failure_is_held(slow: House) -> None:
+@pytest.mark.parametrize("error", [TimeoutError("no answer"), PerhapsSent("no answer")], ids=repr)
+def test_an_unnamed_failure_is_held(slow: House, error: Exception) -> None:
     """A failure that has no name may be a line that broke after the provider took the message."""
     messages = [slow.submit(name, on_unknown="hold") for name in ("ada", "ben")]
     other = slow.submit("cyd")
-    slow.memory.before = break_line
+    slow.memory.before = lambda _: raising(error)()
     assert slow.deliver(*messages, other) == 0
     slow.memory.before = None
     for message in messages:
         now = slow.again(message)
         assert (now.status, now.attempt_count) == (Status.HELD, 1)
-        assert now.last_error == "TimeoutError: the provider did not answer"
+        assert now.last_error == f"{type(error).__name__}: no answer"
         [attempt] = slow.dispatcher.attempts(message.id)
         assert (attempt.outcome, attempt.error) == (Outcome.UNKNOWN, now.last_error)
         assert len(slow.permits(message.scope)) == 1, "it counts as a send"
@@ -365,56 +351,3 @@ def test_a_lost_outcome_is_held(slow: House) -> None:
     assert slow.again(message).status is Status.HELD
     assert slow.sent == [message.id]
     assert slow.deliver(message) == slow.parts.sweep.enqueue_due() == 0
-
-
-def lose_the_answer(_: Message) -> None:
-    raise PerhapsSent("no answer after the final dot")
-
-
-@pytest.fixture
-def answerless(build: Build) -> House:
-    """Give a house whose provider takes messages and does not say so."""
-    house = build(clock=hour_ago(), quotas="100/minute")
-    house.memory.before = lose_the_answer
-    return house
-
-
-def tried(house: House, **asked: Any) -> tuple[Message, list[Attempt]]:
-    message = house.submit(**asked)
-    house.deliver(message)
-    return house.again(message), house.dispatcher.attempts(message.id)
-
-
-@pytest.mark.every_database
-def test_a_message_without_an_answer_is_held_where_it_is_to_be_held(answerless: House) -> None:
-    message, [attempt] = tried(answerless, on_unknown="hold")
-    assert message.status is Status.HELD
-    assert message.last_error == "PerhapsSent: no answer after the final dot"
-    assert (attempt.outcome, attempt.error) == (Outcome.UNKNOWN, message.last_error)
-    assert answerless.dispatcher.release(message.id).status is Status.SCHEDULED
-
-
-@pytest.mark.every_database
-def test_without_an_answer_there_is_another_try_and_the_attempt_says_what_is_known(
-    answerless: House,
-) -> None:
-    message, [attempt] = tried(answerless)
-    assert (message.status, message.attempt_count) == (Status.SCHEDULED, 1)
-    assert attempt.outcome is Outcome.UNKNOWN
-    assert message.next_attempt_at > message.send_at, "after a backoff"
-
-    answerless.memory.before = None
-    answerless.change([message], next_attempt_at=message.send_at)
-    assert answerless.deliver(message) == 1
-    assert answerless.again(message).status is Status.SENT
-    assert answerless.sent == [message.id]
-
-
-@pytest.mark.every_database
-def test_without_an_answer_and_tries_left_it_has_failed(answerless: House) -> None:
-    message = answerless.submit()
-    answerless.change([message], max_attempts=1)
-    answerless.deliver(message)
-    assert answerless.again(message).status is Status.FAILED
-    [attempt] = answerless.dispatcher.attempts(message.id)
-    assert attempt.outcome is Outcome.UNKNOWN

@@ -72,21 +72,12 @@ def test_queues_of_rabbitmq_are_quorum_queues_unless_asked_for_otherwise() -> No
         assert found["worker_prefetch_multiplier"] == 1
 
 
-@pytest.mark.parametrize(("name", "value"), PINNED.items(), ids=str)
-def test_an_option_has_its_value(name: str, value: object) -> None:
-    assert options(REDIS)[name] == value
-    assert create_app(REDIS).conf[name] == value
-
-
-def test_there_is_no_option_that_this_table_does_not_know() -> None:
-    others = {"broker_transport_options", "task_queues", "beat_schedule"}
-    assert set(options(REDIS)) == set(PINNED) | others
-
-
-@pytest.mark.parametrize(("name", "value"), PINNED_TRANSPORT.items(), ids=str)
-def test_an_option_of_the_redis_transport_has_its_value(name: str, value: object) -> None:
-    assert options(REDIS)["broker_transport_options"] == PINNED_TRANSPORT
-    assert create_app(REDIS).conf.broker_transport_options[name] == value
+def test_the_options_are_those_of_this_table_and_no_others() -> None:
+    others = ("broker_transport_options", "task_queues", "beat_schedule")
+    made, conf = options(REDIS), create_app(REDIS).conf
+    assert made == PINNED | {name: made[name] for name in others}
+    assert {name: conf[name] for name in PINNED} == PINNED
+    assert made["broker_transport_options"] == conf.broker_transport_options == PINNED_TRANSPORT
 
 
 def test_rabbitmq_confirms_what_it_takes() -> None:
@@ -136,12 +127,11 @@ def test_the_sweep_is_all_of_its_duties_each_expiring_after_ten_ticks() -> None:
     }  # fmt: skip
 
 
-def test_no_channel_that_catches_up_needs_no_tick_for_it() -> None:
-    assert set(beat_schedule(CATCHING_UP)) - set(beat_schedule(REDIS)) == {"dispatcher.catch_up"}
-
-
-def test_where_nobody_may_ask_to_be_told_there_is_no_tick_for_it() -> None:
-    assert set(beat_schedule(TELLING)) - set(beat_schedule(REDIS)) == {"dispatcher.notify"}
+@pytest.mark.parametrize(
+    ("settings", "duty"), [(CATCHING_UP, "catch_up"), (TELLING, "notify")], ids=lambda _: ""
+)
+def test_there_is_no_tick_for_a_duty_that_nothing_needs(settings: Settings, duty: str) -> None:
+    assert set(beat_schedule(settings)) - set(beat_schedule(REDIS)) == {f"dispatcher.{duty}"}
 
 
 def test_the_module_has_an_app_made_when_first_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,18 +168,11 @@ def test_a_conflicting_configuration_is_named_and_the_app_is_unchanged(
     assert settings_of(app) is not SETTINGS
 
 
-def test_a_refusal_shows_no_password() -> None:
-    app = shop(broker_url="redis://:hunter2@other/0")
-    with pytest.raises(InvalidSettings) as refused:
-        install(app, Settings.load(broker_url="redis://:swordfish@broker/0"))
-    assert "hunter2" not in str(refused.value)
-    assert "swordfish" not in str(refused.value)
-
-
 def test_another_broker_is_named_without_its_password() -> None:
     settings = SETTINGS.model_copy(update={"broker_url": "redis://ada:hunter2@ours.example/3"})
     with pytest.raises(InvalidSettings) as refused:
-        install(shop(), settings)
+        install(shop(broker_url="redis://:swordfish@other/0"), settings)
+    assert "swordfish" not in str(refused.value)
     assert "redis://ours.example/3 is not the broker" in refused.value.problem
     assert "DISPATCHER_BROKER_URL" in refused.value.accepted
     assert "hunter2" not in str(refused.value)

@@ -24,21 +24,11 @@ def grouped(tickets: list[Ticket], size: int = 50) -> list[TaskGroup]:
     return list(group(tickets, coalesce=COALESCE, size=size))
 
 
-def test_nothing_makes_no_group() -> None:
-    assert grouped([]) == []
-
-
 def test_messages_due_within_the_length_share_a_task_that_begins_before_the_first() -> None:
     first, second = ticket(0), ticket(50)
     assert grouped([second, first]) == [
         TaskGroup("sms", (first.message_id, second.message_id), first.due_at - EARLY)
     ]
-
-
-def test_a_millisecond_more_makes_a_task_of_its_own() -> None:
-    first, second = ticket(0), ticket(51)
-    begins = [each.begins_at + EARLY for each in grouped([first, second])]
-    assert begins == [first.due_at, second.due_at]
 
 
 def test_repeated_messages_go_in_the_task_of_the_last_of_them() -> None:
@@ -49,15 +39,6 @@ def test_repeated_messages_go_in_the_task_of_the_last_of_them() -> None:
         TaskGroup("sms", tuple(each.message_id for each in again), again[1].due_at, False),
         TaskGroup("sms", (first.message_id, second.message_id), first.due_at - EARLY),
     ]
-
-
-def test_the_length_is_measured_from_the_first_so_that_groups_do_not_creep() -> None:
-    tickets = [ticket(n * 30) for n in range(4)]
-    assert [len(each.message_ids) for each in grouped(tickets)] == [2, 2]
-
-
-def test_channels_do_not_share_a_task() -> None:
-    assert len(grouped([ticket(0, "sms"), ticket(0, "email"), ticket(0, "sms")])) == 2
 
 
 def test_a_group_is_closed_when_it_is_full() -> None:
