@@ -44,7 +44,6 @@ class Consumer(consumer.Consumer):
         )  # fmt: skip
 
     def ensure_connected(self, connection: Any) -> Any:
-        """Connect; try until it succeeds."""
         make, has_quorum = connection.create_transport, is_quorum(settings_of(self.app))
 
         def create_transport() -> Any:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from mmap import mmap
 from socket import gethostname
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 from billiard.process import current_process
@@ -145,7 +145,7 @@ def count_rejected(**_: object) -> None:
     here().pulse.item_rejected()
 
 
-def _run(duty: str, work: Callable[[], object]) -> None:
+def _run(duty: str, work: Callable[[], int | ReconcileResult]) -> None:
     app = here()
 
     def counted() -> None:
@@ -159,7 +159,7 @@ def _run(duty: str, work: Callable[[], object]) -> None:
                     "minute; beat starts it again: %s", duty, error,
                 )  # fmt: skip
             raise
-        app.journal.swept(duty, _counts(did))
+        app.journal.swept(duty, {"messages": did} if isinstance(did, int) else asdict(did))
 
     if app.ticks.run(duty, counted):
         app.pulse.done(duty)
@@ -173,12 +173,6 @@ def _is_news(text: str) -> bool:
     is_news = text not in _told_at
     _told_at.setdefault(text, now)
     return is_news
-
-
-def _counts(did: object) -> dict[str, int]:
-    if isinstance(did, int):
-        return {"messages": did}
-    return asdict(cast("ReconcileResult", did))
 
 
 @worker_ready.connect
