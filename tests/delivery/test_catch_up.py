@@ -59,24 +59,14 @@ def test_catch_up_changes_overdue_messages_alone(back: House) -> None:
     back.change([tried], attempt_count=1)
     snoozed = back.submit("snoozed", channel="expire")
     back.change([snoozed], next_attempt_at=back.database_time() - MINUTE)
+    limited = back.submit("limited", channel="expire")
+    back.change([limited], next_attempt_at=back.database_time() + HOUR)
     cancelled = back.submit("cancelled", channel="expire")
     back.dispatcher.cancel(cancelled.id)
     before = back.rows()
     assert catch_up(back) == 0
     assert back.rows() == before
     assert back.deliver(near, tried, snoozed) == 3
-
-
-def test_a_snoozed_message_is_not_overdue_before_its_turn(build: Build) -> None:
-    limited = CHANNELS["expire"] | {"limits": ["1/hour"]}
-    house = build(clock=hour_ago(), channels={"memory": limited})
-    now = house.database_time()
-    first, second = house.submit("ada", send_at=now - MINUTE), house.submit("ben", send_at=now)
-    assert house.deliver(first, second) == 1
-    waiting = house.again(second)
-    assert waiting.next_attempt_at > now + 50 * MINUTE
-    house.change([second], send_at=now - 2 * HOUR)
-    assert catch_up(house) == 0
 
 
 @pytest.mark.every_database

@@ -198,7 +198,6 @@ def test_a_rebuild_that_dies_before_the_permits_takes_submits_and_sends_nothing(
 
 
 def let_waits_pass(house: House, messages: list[Message]) -> None:
-    """Let what waits for the limiters be due."""
     house.change(messages, next_attempt_at=house.database_time())
 
 

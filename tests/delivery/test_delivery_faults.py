@@ -114,7 +114,6 @@ def test_a_lost_settle_leaves_the_permit_counted_at_its_latest_time(
 
 @pytest.fixture
 def through(redis_server: RedisServer, far: FarDatabase) -> Iterator[House]:
-    """Give a house that reaches its database through the proxy."""
     with house_on(redis_server, far.direct, database_url=far.through, clock=hour_ago()) as house:
         yield house
 

@@ -169,7 +169,6 @@ def raise_error(error: Exception, _: Message) -> None:
 
 
 def limited(build: Build, **channel: object) -> House:
-    """Give a house whose channel is limited and whose scopes are not."""
     settings = {"memory": {"transport": "memory", **channel}}
     return build(clock=hour_ago(), quotas="1000/second", channels=settings)
 

@@ -57,7 +57,6 @@ class World:
         self._lock = threading.Lock()
 
     def pool_of(self, send: Callable[[Group, Claim], Report], spare: int = 1) -> SenderPool:
-        """Return senders that share these destinations."""
         most, there = SHARE + spare, self.destinations
         return SenderPool("test", send, self.clock, most=most, destinations=there)
 
@@ -242,7 +241,6 @@ class Silent:
         return int(self._socket.getsockname()[1])
 
     def close(self) -> None:
-        """Break every connection."""
         self._socket.close()
 
 

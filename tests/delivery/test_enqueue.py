@@ -27,7 +27,6 @@ SECOND = timedelta(seconds=1)
 
 
 def tasks(house: House) -> list[dict[str, Any]]:
-    """Return the tasks that wait in the broker, oldest first."""
     raw = [
         each
         for name in house.settings.queues

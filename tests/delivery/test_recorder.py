@@ -25,7 +25,6 @@ TWO_SENDERS = {"memory": {"transport": "memory", "senders": 2}}
 
 @pytest.fixture
 def pair(build: Build) -> House:
-    """Give a house whose channel sends two messages at a time."""
     return build(clock=hour_ago(), channels=TWO_SENDERS, in_order=False)
 
 

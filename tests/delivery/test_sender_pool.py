@@ -53,7 +53,6 @@ Make = Callable[..., SenderPool]
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Give what makes pools; they are closed."""
     made: list[SenderPool] = []
 
     def make(hand: FakeSend, *, most: int) -> SenderPool:
@@ -105,17 +104,6 @@ def test_a_hanging_send_holds_up_no_other(make: Make) -> None:
     make(hand, most=2).add(a_group(), claims(*[0.0] * 10))
     wait_until(lambda: len(hand.at) == 10)
     released.set()
-
-
-def test_a_message_added_after_the_last_send_is_sent(make: Make) -> None:
-    hand, group = FakeSend(), a_group()
-    pool = make(hand, most=2)
-    pool.add(group, claims(0.0))
-    assert group.all_reported.wait(60)
-    group.all_reported.clear()
-    pool.add(group, [(0.0, cast("Claim", 7))])
-    assert group.all_reported.wait(60)
-    assert list(hand.at) == [0, 7]
 
 
 def test_messages_due_now_do_not_wait_behind_a_far_instant(make: Make) -> None:
@@ -181,11 +169,14 @@ def test_groups_share_the_threads_of_their_channel(make: Make) -> None:
 
 
 def test_threads_that_are_free_are_used_again_and_end_when_closed(make: Make) -> None:
-    pool = make(FakeSend(), most=5)
-    for _ in range(50):
-        group = a_group()
-        pool.add(group, claims(0.0))
+    """A message that is added after the last send of its group is sent."""
+    hand, group = FakeSend(), a_group()
+    pool = make(hand, most=5)
+    for number in range(50):
+        pool.add(group, [(0.0, cast("Claim", number))])
         assert group.all_reported.wait(60)
+        group.all_reported.clear()
+    assert list(hand.at) == list(range(50))
     assert 1 <= threads(pool) <= 2
     pool.close()
     wait_until(lambda: not threads(pool))

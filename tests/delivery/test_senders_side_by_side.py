@@ -142,7 +142,7 @@ def test_a_stop_finishes_what_is_on_its_way_and_puts_the_rest_back(build: Build)
     thread = in_background(house, *messages)
     under_way.wait(60)
     house.parts.stop_sending()
-    wait_until(lambda: [house.again(each).status for each in messages].count("scheduled") == 6)
+    wait_until(lambda: [house.again(each).status for each in messages].count(Status.SCHEDULED) == 6)
     stopped.set()
     thread.join(60)
     assert len(house.sent) == 2

@@ -33,6 +33,14 @@ def queues(app: Celery) -> list[str]:
     return [*app.amqp.queues.consume_from]
 
 
+def has_both(app: Celery) -> None:
+    assert app.conf.imports == ("shop.tasks", "dispatcher.worker.tasks")
+    assert set(app.conf.beat_schedule) == {"tidy", *beat_schedule(SETTINGS)}
+    assert queues(app) == ["shop", *OURS]
+    for task, queue in {"dispatcher.deliver": "post", "shop.tidy": "shop"}.items():
+        assert app.amqp.router.route({}, task)["queue"].name == queue
+
+
 def test_an_app_gets_tasks_queues_route_and_sweep_and_keeps_its_own() -> None:
     app = shop(
         imports=("shop.tasks",),
@@ -44,11 +52,7 @@ def test_an_app_gets_tasks_queues_route_and_sweep_and_keeps_its_own() -> None:
         task_serializer="yaml",
     )
     install(app, SETTINGS)
-    assert app.conf.imports == ("shop.tasks", "dispatcher.worker.tasks")
-    assert set(app.conf.beat_schedule) == {"tidy", *beat_schedule(SETTINGS)}
-    assert queues(app) == ["shop", *OURS]
-    for task, queue in {"dispatcher.deliver": "post", "shop.tidy": "shop"}.items():
-        assert app.amqp.router.route({}, task)["queue"].name == queue
+    has_both(app)
     assert app.conf.task_time_limit == 5
     assert settings_of(app) is SETTINGS
 
@@ -66,11 +70,7 @@ def test_options_of_a_namespace_are_kept_beside_ours() -> None:
     app = Celery("shop", set_as_current=False)
     app.config_from_object(Project, namespace="CELERY")
     install(app, SETTINGS)
-    assert app.conf.imports == ("shop.tasks", "dispatcher.worker.tasks")
-    assert set(app.conf.beat_schedule) == {"tidy", *beat_schedule(SETTINGS)}
-    assert queues(app) == ["shop", *OURS]
-    for task, queue in {"dispatcher.deliver": "post", "shop.tidy": "shop"}.items():
-        assert app.amqp.router.route({}, task)["queue"].name == queue
+    has_both(app)
 
 
 def test_a_worker_without_a_list_of_queues_takes_its_default_one_and_ours() -> None:

@@ -20,7 +20,6 @@ QUEUE = Queue("tasks")
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    """Give the loop of a worker."""
     hub = Hub()
     yield hub
     hub.close()
@@ -28,7 +27,6 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture
 def over_redis(redis_server: RedisServer) -> Iterator[Connection]:
-    """Give a worker's line to its broker."""
     with Connection(broker_on(redis_server.url)) as line:
         yield line
 
