@@ -19,7 +19,6 @@ _FAILED = pytest.StashKey[bool]()
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Give an empty folder; what works in it is ended with the test."""
     with workplace() as path:
         yield path
 

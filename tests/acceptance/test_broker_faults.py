@@ -30,7 +30,6 @@ on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 @pytest.fixture
 def own_broker() -> Iterator[RedisServer]:
-    """Give a second Redis, for the tasks alone."""
     with RedisServer() as server:
         yield server
 

@@ -60,7 +60,6 @@ class Run:
         return sum(load.unavailable() for load in self.loads)
 
     def flow(self) -> None:
-        """Wait until messages are accepted and sent again."""
         accepted, lines = len(self.accepted), len(self.running.ledger())
         wait_until(lambda: len(self.accepted) > accepted + 60)
         wait_until(lambda: len(self.running.ledger()) > lines + 20)
@@ -70,7 +69,6 @@ class Run:
         wait_until(lambda: self.unavailable > before)
 
     def slots_on(self, cluster: Cluster, master: Node) -> list[int]:
-        """Return the slots of the shards that a master serves."""
         name = self.house.settings.namespace
         slots = (slot_of(ShardKeys(name, shard).epoch) for shard in range(SHARDS))
         return [slot for slot in slots if cluster.master_of(slot) is master]
@@ -240,7 +238,6 @@ class Late:
             each.join(DEADLINE)
 
     def begin(self) -> None:
-        """Submit; some of the calls now wait for their server."""
         self._calling.set()
 
     def _submit(self, recipient: str) -> None:

@@ -19,7 +19,6 @@ MESSAGES = 24
 
 @pytest.fixture
 def to_rabbitmq(rabbitmq: str) -> Iterator[Proxy]:
-    """Give a line to RabbitMQ that the test may cut."""
     assert rabbitmq
     with Proxy(ADDRESS) as proxy:
         yield proxy
@@ -27,7 +26,6 @@ def to_rabbitmq(rabbitmq: str) -> Iterator[Proxy]:
 
 @pytest.fixture
 def to_redis() -> Iterator[Proxy]:
-    """Give a line to a Redis of its own, for the tasks alone, that the test may cut."""
     with RedisServer() as server, Proxy(server.socket) as proxy:
         yield proxy
 

@@ -21,7 +21,6 @@ DEMO_SECONDS = 90
 
 @pytest.fixture
 def cwd(folder: Path) -> Path:
-    """Give an empty folder to call from; the folder of temporary files lies beside it."""
     for name in ("here", "tmp"):
         (folder / name).mkdir()
     return folder / "here"

@@ -37,7 +37,6 @@ PREFORK = [
 def submit(
     running: Environment, name: str, *, at: datetime | None = None, seconds: float = 0.0
 ) -> Message:
-    """Submit for ``at``, or for now."""
     body = {"seconds": seconds} if seconds else {}
     now = None if at else timedelta(0)
     return running.dispatcher.submit(
@@ -89,7 +88,6 @@ def test_a_worker_told_to_stop_ends_its_send_and_puts_back_the_rest_of_its_group
 
 
 def permits(running: Environment) -> set[UUID]:
-    """Return the messages that have permits."""
     scopes = f"{{{running.settings.namespace}:permits:*:log:scope:*"
     with redis.Redis.from_url(running.settings.redis_url) as client:
         logs = [client.zrange(key, 0, -1) for key in client.scan_iter(match=scopes)]

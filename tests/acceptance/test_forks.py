@@ -37,7 +37,6 @@ child, whoever uses it, so the statement is over then.
 
 
 def in_children(work: Callable[[int], Any]) -> list[Any]:
-    """Return what ``work`` returns in each of the forked children, as JSON."""
     pipes = []
     for number in range(CHILDREN):
         reader, writer = os.pipe()
@@ -63,7 +62,6 @@ def in_children(work: Callable[[int], Any]) -> list[Any]:
 
 
 def submits(dispatcher: Dispatcher, who: str, many: int = 10) -> dict[str, str]:
-    """Submit, also awaited; return the id of each recipient's message."""
     made = {}
     for number in range(many):
         recipient = f"{who}-{number}"

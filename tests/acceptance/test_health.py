@@ -28,13 +28,11 @@ on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 @pytest.fixture
 def broker() -> Iterator[RedisServer]:
-    """Give a broker apart from the Redis of the windows."""
     with RedisServer() as server:
         yield server
 
 
 def address(folder: Path, name: str) -> str | None:
-    """Return where a service answers since its last start."""
     found = re.findall(r"metrics at http://(\S+)/metrics", (folder / f"{name}.log").read_text())
     return found[-1] if found else None
 

@@ -62,7 +62,6 @@ class Hosts:
 
     @property
     def all(self) -> list[Host]:
-        """Every host but that of the callers."""
         servers = [*self.redis.nodes, *self.rabbitmq]
         return [
             *self.workers,
@@ -72,13 +71,11 @@ class Hosts:
         ]
 
     def flow(self) -> None:
-        """Wait until messages are accepted and sent again."""
         accepted, lines = len(self.load.accepted), len(self.running.ledger())
         self.load.wait_for(accepted + 60)
         wait_until(lambda: len(self.running.ledger()) > lines + 20)
 
     def check(self) -> None:
-        """Fail if a promise was broken."""
         failures = self.load.failures
         assert [error for error in failures if not isinstance(error, StoreUnavailable)] == []
         unknown = {error.message_id for error in failures if isinstance(error, OutcomeUnknown)}
@@ -182,7 +179,6 @@ def test_hosts_cut_off_slow_lines_and_wrong_clocks_break_no_promise(hosts: Hosts
 
 
 def worker_has_lost_its_claims() -> None:
-    """Wait for longer than a claim holds."""
     until = time.monotonic() + 4
     wait_until(lambda: time.monotonic() > until)
 

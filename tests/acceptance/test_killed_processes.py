@@ -14,7 +14,6 @@ from tests.support.waiting import wait_until
 
 
 def sending_now(running: Environment) -> bool:
-    """Whether a send has begun and not ended."""
     lines = running.ledger()
     begun = {(line.id, line.attempt) for line in lines if line.event == "begin"}
     ended = {(line.id, line.attempt) for line in lines if line.event == "end"}
@@ -22,8 +21,6 @@ def sending_now(running: Environment) -> bool:
 
 
 def wait_for_an_end(running: Environment) -> None:
-    """Wait until a send that lies in the future has ended."""
-
     def ends() -> int:
         return sum(line.event == "end" for line in running.ledger())
 
@@ -32,7 +29,6 @@ def wait_for_an_end(running: Environment) -> None:
 
 
 def cut_short(running: Environment) -> int:
-    """How many sends began and never ended."""
     lines = running.ledger()
     return sum(1 if line.event == "begin" else -1 for line in lines)
 

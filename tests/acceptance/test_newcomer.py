@@ -93,7 +93,6 @@ def alive(shell: Shell) -> set[str]:
 
 @contextmanager
 def watching(shell: Shell) -> Iterator[Iterator[Any]]:
-    """Let ``status --watch`` run beside it all; give what it tells."""
     command = dispatcher_command("status", "--watch", "--every", "0.5", "--json")
     with subprocess.Popen(
         command, cwd=shell.cwd, env=shell.env, stdout=subprocess.PIPE, text=True

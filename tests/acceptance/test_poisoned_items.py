@@ -45,7 +45,6 @@ REJECTED = "rejected an item of the broker"
 
 
 def good() -> dict[str, Any]:
-    """Return what the dispatcher publishes: an envelope of Redis with its body not packed yet."""
     embed = dict.fromkeys(("callbacks", "errbacks", "chain", "chord"))
     return {
         "body": [[[str(uuid4())], CHANNEL, True], {}, embed],
@@ -242,7 +241,6 @@ class Past(datetime):
 
 
 def past_kombu(item: dict[str, Any], **properties: Any) -> amqp.Message:
-    """Return an item as AMQP carries it."""
     plain = {
         "content_type": item["content-type"],
         "content_encoding": item["content-encoding"],
@@ -296,7 +294,6 @@ class Poisoned:
 
 
 def deliver_one(running: Environment) -> None:
-    """Submit a message that is due, and wait until it is sent."""
     message = running.dispatcher.submit(
         channel=CHANNEL, recipient=f"somebody {uuid4()}", body={}, send_in=timedelta(0)
     )
@@ -311,8 +308,6 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.fixture(scope="module")
 def started(stack: ExitStack, sqlite_template: Path) -> Callable[..., Environment]:
-    """Give what starts a worker on a broker."""
-
     def start(**settings: Any) -> Environment:
         folder = stack.enter_context(workplace())
         shutil.copy(sqlite_template, folder / "store.db")

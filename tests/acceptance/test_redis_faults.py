@@ -21,7 +21,6 @@ PEOPLE = 15
 
 
 def flow(load: Load, running: Environment) -> None:
-    """Wait until messages are accepted and sent again."""
     accepted, lines = len(load.accepted), len(running.ledger())
     wait_until(lambda: len(load.accepted) > accepted + 40)
     wait_until(lambda: len(running.ledger()) > lines + 20)
@@ -37,7 +36,6 @@ def wait_for_send(running: Environment) -> None:
 
 
 def recovery(load: Load, since: float) -> float:
-    """Wait until submits are accepted again; return how long they were not."""
     wait_until(lambda: load.accepted_since(since))
     return time.monotonic() - since
 

@@ -53,13 +53,11 @@ class Submitter:
         return self.file.read_text().count('"accepted"') if self.file.exists() else 0
 
     def flow(self, count: int) -> None:
-        """Wait until so many more submits were accepted; the deadline is for each next one."""
         enough = self.lines + count
         while (seen := self._ran()) < enough:
             wait_until(lambda: self._ran() > seen, every=0.1)
 
     def stop(self) -> None:
-        """End it; what it began it finishes."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             self._process.stdin.close()
         assert self._process.wait(60) == 0
@@ -83,7 +81,6 @@ def before(folder: Path) -> Previous:
 
 @pytest.fixture
 def settings(folder: Path, own_redis: RedisServer, postgres: PostgresServer) -> Iterator[Settings]:
-    """Give the settings that both versions have."""
     database = postgres.create_database()
     yield short_settings(
         folder,
@@ -162,5 +159,4 @@ def test_two_versions_side_by_side_lose_and_refuse_nothing(
 
 
 def sent(log: Path) -> int:
-    """Return how many messages a worker has sent, by its log."""
     return log.read_text().count(" sent channel=") if log.exists() else 0

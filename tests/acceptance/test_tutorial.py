@@ -54,7 +54,6 @@ def test_every_command_of_the_tutorial_does_what_the_page_says(folder: Path) -> 
 
 
 def environment() -> dict[str, str]:
-    """Return that of a shell in which the virtual environment is active."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return child_environment() | {"PATH": path}
 
@@ -69,7 +68,6 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def up(command: str, folder: Path) -> Iterator[None]:
-    """Type the command into a shell of its own; press Ctrl-C in the end."""
     log = folder / "first shell"
     with log.open("w") as output:
         shell = subprocess.Popen(

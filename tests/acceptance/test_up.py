@@ -56,7 +56,6 @@ class Shell:
         return run_command(arguments, self.cwd, self.env, 60)
 
     def ask(self, *arguments: str) -> Any:
-        """Run a command and return what it prints."""
         done = self.run(*arguments, "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)

@@ -62,7 +62,6 @@ def run(page: str, **names: Any) -> dict[str, Any]:
 
 
 def opened() -> Settings:
-    """Let the sweep declare Redis complete, for the settings that this folder has now."""
     with Dispatcher() as dispatcher:
         dispatcher._app.reconciler.reconcile(settle=timedelta(0))
         return dispatcher.settings

@@ -90,7 +90,6 @@ def answers(url: str) -> bool:
 
 
 def shell(block: str, **variables: str) -> Any:
-    """Run a block of the page; return the lines that it prints, as JSON."""
     ran = subprocess.run(
         ["sh", "-c", block], env=variables, capture_output=True, text=True, check=True, timeout=30
     )
@@ -131,7 +130,6 @@ def test_the_calls_of_the_page_get_the_answers_it_names(served: dict[str, str]) 
 
 
 def snippet(language: str) -> str:
-    """Return the one snippet of the page in that language."""
     [found] = re.findall(rf"^ +```{language}\n(.*?)^ +```$", PAGE, re.DOTALL | re.MULTILINE)
     return textwrap.dedent(found)
 

@@ -30,7 +30,6 @@ _NOT_BY_SUBMIT = {
 
 
 def sections(path: Path) -> set[str]:
-    """Return the anchors that a forge and the site give to the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
 

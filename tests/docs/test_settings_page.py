@@ -48,7 +48,6 @@ _UNITS = {"day": 86_400, "hour": 3_600, "minute": 60, "second": 1}
 
 
 def meanings(model: type[BaseModel]) -> dict[str, str]:
-    """Return the text below each field in the code, on one line, as Markdown."""
     [body] = ast.parse(inspect.getsource(model)).body
     assert isinstance(body, ast.ClassDef)
     found = {}
@@ -62,7 +61,6 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
 
 
 def takes(schema: dict[str, Any]) -> str:
-    """Return what a field takes."""
     if "anyOf" in schema:
         schema = next(each for each in schema["anyOf"] if each.get("type") != "null")
     if "enum" in schema:
@@ -94,7 +92,6 @@ def shown(default: object) -> str:
 
 
 def lines() -> Iterator[str]:
-    """Yield the page."""
     yield HEAD
     for title, (model, told) in PARTS.items():
         yield f"## {title}\n\n{told}\n\n| setting | takes | default | meaning |\n|---|---|---|---|"
@@ -109,7 +106,6 @@ def lines() -> Iterator[str]:
 
 
 def page() -> str:
-    """Return the text of the page."""
     return "\n".join(lines())
 
 

@@ -15,7 +15,6 @@ from tests.simulation.runs import played, search, told
 
 
 def main() -> int:
-    """Return 1 when a promise was broken."""
     asked = argparse.ArgumentParser(prog="python -m tests.simulation")
     asked.add_argument("seed", type=int, nargs="?", help="the story to tell")
     asked.add_argument("about", nargs="?", default="", help="only the lines that name this")

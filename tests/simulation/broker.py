@@ -20,12 +20,10 @@ class Broker:
         self.take: Callable[[TaskGroup], bool] = lambda _: False
 
     def publish(self, task: TaskGroup) -> None:
-        """Give a task to a worker now, or once there is one."""
         if not self.take(task):
             self.tasks.append(task)
 
     def offer(self) -> None:
-        """A worker has come."""
         waiting, self.tasks = self.tasks, []
         for task in waiting:
             self.publish(task)

@@ -52,7 +52,6 @@ class Caller:
         self._rng = world.rng
 
     def ask(self) -> None:
-        """Ask for something."""
         rng = self._rng
         if not self._known.ids or rng.random() < (0.5 if self._world.is_restless else 0.8):
             ways = [self._submit, self._submit_many, self._submit_joined]

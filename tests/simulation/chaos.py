@@ -22,7 +22,6 @@ class Chaos:
         self._rng = world.rng
 
     def work(self) -> None:
-        """Do it; a thread of its own."""
         world, weather = self._world, self._world.weather
         while not weather.calm:
             world.scheduler.wait(self._rng.expovariate(0.4))

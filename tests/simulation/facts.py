@@ -69,14 +69,11 @@ class OptOuts:
             self._under_way[who] -= 1
 
     def has(self, row: Row | Message, among: Iterable[_OptOut]) -> bool:
-        """Whether a message is one of those who get nothing."""
         return not {(row.recipient, row.channel), (row.recipient, None)}.isdisjoint(among)
 
 
 @dataclass(slots=True)
 class Pruned:
-    """A message that is not stored any more."""
-
     row: Row
     tries: list[Try]
     at: datetime
@@ -149,7 +146,6 @@ class WatchedClaims(Claims):
         self._look_again(others)
 
     def _of_others(self, claims: Iterable[Claim]) -> list[UUID]:
-        """Return the ids of the messages that carry a newer claim."""
         rows = ((self._watched.store.row(claim.message.id), claim.token) for claim in claims)
         return [
             row.id for row, token in rows

@@ -78,7 +78,6 @@ class Weather:
         return fault
 
     def note(self, what: str) -> None:
-        """Count something that goes wrong beside the calls."""
         self.counts[what] += 1
 
     @property

@@ -59,7 +59,6 @@ class CallersSession(Session):
 
     @property
     def is_open(self) -> bool:
-        """Whether its line has not broken."""
         return not self._line.invalidated
 
     def close(self) -> None:
@@ -81,7 +80,6 @@ class Commit:
 
 
 def committed(line: Any, reached: Any) -> None:
-    """Commit on a line that may break."""
     try:
         reached.commit()
     except StoreUnavailable:

@@ -28,7 +28,6 @@ KINDS = settings().quotas_of
 
 
 def judge(world: World) -> list[str]:
-    """Return one sentence for each promise that is broken."""
     return [
         *(f"a thread ended with {error!r}" for error in world.scheduler.failures),
         *world.facts.wrong,
@@ -68,7 +67,6 @@ def _by_id(world: World) -> dict[UUID, Row]:
 
 
 def _scopes(row: Row) -> list[str]:
-    """Return the names of what a message counts against."""
     place = ReservationRow(row.id, row.scope, row.send_at, row.channel, row.scopes)
     return [f"{each.kind}:{each.name}" for each in place.counted(KINDS)]
 
@@ -91,7 +89,6 @@ def _stored(world: World, row: Row) -> Stored:
 
 
 def accepted(world: World) -> set[UUID]:
-    """Return the messages whose callers were told that they are accepted."""
     return {asked.answer for asked in world.facts.asked if asked.answer is not None}
 
 

@@ -21,7 +21,6 @@ class Found:
 
 
 def played(seed: int) -> World:
-    """Return the world of a seed after its story."""
     world = World(seed)
     world.play()
     return world

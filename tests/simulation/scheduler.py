@@ -50,8 +50,6 @@ class Process:
 
 
 class SimThread:
-    """One thread of a process."""
-
     __slots__ = ("greenlet", "name", "process", "seed", "ticket")
 
     def __init__(self, process: Process, name: str, work: Callable[[], object], hub: Any) -> None:
@@ -95,7 +93,6 @@ class Scheduler:
         heapq.heappush(self._due, (at_us, self._tickets, thread))
 
     def wait(self, seconds: float) -> None:
-        """Let time pass for the thread that calls."""
         thread = self.running()
         self.wake(thread, seconds)
         self.block()

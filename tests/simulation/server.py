@@ -31,7 +31,6 @@ class Server:
 
     @cached_property
     def client(self) -> Redis:
-        """The client of all processes."""
         client = RedisTime(servers().socket, self._now).client()
         vars(client)["info"] = self._info
         return client
@@ -40,11 +39,9 @@ class Server:
         return {"run_id": f"run {self.number}", "maxmemory_policy": "noeviction"}
 
     def now_ms(self) -> int:
-        """Return the present by the server's clock."""
         return to_ms(self._now())
 
     def flush(self) -> None:
-        """Forget everything."""
         self.client.flushdb()
 
     def keep(self) -> None:
@@ -73,7 +70,6 @@ class Server:
         fence.incomplete(self.client, fence.parts)
 
     def windows(self) -> dict[str, dict[bytes, int]]:
-        """Return the members of all windows by the names of their scopes."""
         names = [name for name in self._names() if b"}:window" in name]
         pipeline = self.client.pipeline(transaction=False)
         for name in names:
@@ -85,11 +81,9 @@ class Server:
         }
 
     def unconfirmed(self, fence: Fence) -> int:
-        """Return how many reservations the store has not confirmed."""
         return sum(int(cast("Any", self.client.zcard(keys.pending))) for keys in fence.keys)
 
     def scores(self, name: str) -> dict[bytes, float]:
-        """Return the members of a ZSET with their scores."""
         return dict(cast("Any", self.client.zrange(name, 0, -1, withscores=True)))
 
     def _names(self) -> list[bytes]:

@@ -29,8 +29,6 @@ _QUICK = ("synchronous=OFF", "busy_timeout=0", "foreign_keys=ON")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A message as SQL has it."""
-
     id: UUID
     status: Status
     channel: str
@@ -52,7 +50,6 @@ class Row:
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> Row:
-        """Return the row with these values of SQLite."""
         id_, status, channel, recipient, scope, scopes, *rest = values
         instants: list[Any] = [each and _instant(each) for each in rest[:6]]
         scopes = json.loads(scopes) if scopes else None
@@ -62,8 +59,6 @@ class Row:
 
 
 class Try(NamedTuple):
-    """An attempt as SQL has it."""
-
     token: int
     finished_at: datetime | None
     outcome: Outcome | None
@@ -126,16 +121,13 @@ class Store:
         self._view = copy
 
     def now(self) -> datetime:
-        """Return the present by the database's clock."""
         now = self._now()
         return now.replace(microsecond=now.microsecond // 1_000 * 1_000)
 
     def rows(self) -> list[Row]:
-        """Return all messages."""
         return [Row.of(each) for each in self.values()]
 
     def row(self, message_id: UUID) -> Row | None:
-        """Return a message."""
         rows = self._read(f"{_ROWS} AND id = ?", message_id.hex)
         return Row.of(rows[0]) if rows else None
 
@@ -144,7 +136,6 @@ class Store:
         return self._read(_ROWS)
 
     def ids(self) -> set[UUID]:
-        """Return the ids of all messages."""
         return {UUID(row[0]) for row in self._read(f"SELECT id {_MESSAGES}")}
 
     def new_ends(self) -> list[tuple[str, str, str | None]]:
@@ -156,18 +147,15 @@ class Store:
         return self._read(f"SELECT id, status, finished_at {_MESSAGES}")
 
     def is_settled(self) -> bool:
-        """Return whether no message is scheduled or being sent."""
         return not self._read(f"{_ROWS} AND status IN ('scheduled', 'sending') LIMIT 1")
 
     def tries(self, message_id: UUID, *, before: int = 2**31) -> list[Try]:
-        """Return the attempts of a message, first one first, up to a token."""
         return [
             Try(token, end and _instant(end), outcome and Outcome(outcome))
             for token, end, outcome in self._read(_TRIES, message_id.hex, before)
         ]
 
     def outcomes(self, message_id: UUID, *, before: int = 2**31) -> list[Outcome | None]:
-        """Return what came of the attempts of a message, up to a token."""
         return [each.outcome for each in self.tries(message_id, before=before)]
 
     def is_unsent(self, row: Row) -> bool:

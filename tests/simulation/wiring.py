@@ -115,7 +115,6 @@ class Wiring:
         return app
 
     def duties(self, app: App) -> dict[str, Callable[[], object]]:
-        """Return the duties of a sweeper by name."""
         return {
             "enqueue_due": app.sweep.enqueue_due, "rescue": app.sweep.rescue,
             "prune": app.sweep.prune, "reconcile": app.reconciler.reconcile,
@@ -123,7 +122,6 @@ class Wiring:
         }  # fmt: skip
 
     def session(self, process: Process) -> CallersSession:
-        """Return a session of a caller's."""
         return CallersSession(self._world.store.callers.connect(), process)
 
     def commit(self, line: Any) -> None:

@@ -95,25 +95,20 @@ class World:
             self.scheduler.run(self.scheduler.now_us + _SECOND)
 
     def digest(self) -> str:
-        """Return a digest of the story: the same seed has the same one."""
         return hashlib.sha256(repr(self.story).encode()).hexdigest()[:16]
 
     def tell(self, who: str, what: str, detail: str = "") -> None:
-        """Go on with the story."""
         self.story.append((self.scheduler.now_us, who, what, detail))
 
     @property
     def fence(self) -> Fence:
-        """The layout of the parts in Redis."""
         return self.wiring.parts.fence
 
     def db_ms(self) -> int:
-        """Return the present by the database's clock."""
         return to_ms(self.store.now())
 
     @property
     def db_shift_us(self) -> int:
-        """How far the database's clock is off."""
         return self._shifts_us[0]
 
     def redis_ms_of(self, db_us: int) -> float:
@@ -270,7 +265,6 @@ class World:
             process.frozen_until_us = 0
 
     def number(self) -> int:
-        """Return the next number of the story."""
         self._numbers += 1
         return self._numbers
 
@@ -290,7 +284,6 @@ class World:
         return id_
 
     def new_ids(self, count: int) -> list[UUID]:
-        """Return ids as :meth:`new_id` makes them."""
         return [self.new_id() for _ in range(count)]
 
     def new_hold(self, message_id: UUID) -> bytes:

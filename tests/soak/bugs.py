@@ -74,7 +74,6 @@ def _run(*module: str) -> subprocess.CompletedProcess[str]:
 
 
 def _hunts(seed: int, seconds: float) -> Iterator[tuple[str, str, Callable[[], Caught]]]:
-    """Yield the name of each bug, what it replaces, and what is to catch it."""
     for name, seams in simulated.BUGS.items():
         yield name, _named(seams), partial(_by_simulation, name)
     for name, bug in BUGS.items():

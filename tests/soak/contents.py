@@ -17,7 +17,6 @@ _PEOPLE: Mapping[str, int] = {"mail": 70, "text": 70, EMAIL: 20, WEBHOOK: 20}
 
 
 def people_of(channel: str) -> list[str]:
-    """Return all whom clients write to on a channel."""
     at = "@soak.example" if channel == EMAIL else ""
     return [f"{PERSON}-{number}{at}" for number in range(_PEOPLE[channel])]
 
@@ -25,7 +24,6 @@ def people_of(channel: str) -> list[str]:
 def body_of(
     channel: str, tag: str, *, text: str = CANARY, changed: int | None = None
 ) -> dict[str, Any]:
-    """Return a body of a form that the channel takes; the tag is found in it again."""
     if channel == EMAIL:
         return {"subject": tag, "text": text if changed is None else f"{text} {changed}"}
     body = {"tag": tag, "secret": text}
@@ -33,5 +31,4 @@ def body_of(
 
 
 def tag_of(body: Mapping[str, Any]) -> str | None:
-    """Return the tag of a body."""
     return body.get("tag") or body.get("subject")

@@ -414,7 +414,6 @@ FAULTS_OF_CLUSTERS = (
 
 
 def in_cluster() -> list[Fault]:
-    """Return the kinds of faults where the windows lie in a cluster."""
     gone = {"windows", *_WINDOWS}
     left = [(fault, [each for each in fault.targets if each not in gone]) for fault in FAULTS]
     found = [

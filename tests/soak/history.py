@@ -144,7 +144,6 @@ class History:
         return [call for call in calls if call.told.get("id", row["id"]) == row["id"]]
 
     def changes(self, op: str) -> dict[str, list[Call]]:
-        """Return the calls of that kind for each message."""
         found: dict[str, list[Call]] = defaultdict(list)
         for call in self.calls:
             if call.op == op and call.about:
@@ -152,7 +151,6 @@ class History:
         return found
 
     def by_message(self) -> dict[str, list[Send]]:
-        """Return the sends of each message, in order of their attempts."""
         found: dict[str, list[Send]] = defaultdict(list)
         for each in self.sends:
             found[each.id].append(each)

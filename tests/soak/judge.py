@@ -44,7 +44,6 @@ class Violation(NamedTuple):
 
 
 def judge(lines: Iterable[Line]) -> list[Violation]:
-    """Return every promise that the history breaks."""
     history = History.of(lines)
     return [
         Violation(name, text)
@@ -226,7 +225,6 @@ def changed_ends(history: History) -> Iterator[str]:
 
 
 def leaks(history: History) -> Iterator[str]:
-    """No log names a recipient or a body."""
     for line in history.leaks:
         yield f"{line['log']} tells {line['secret']}"
 
@@ -275,7 +273,6 @@ def _is_promise(call: Call) -> bool:
 
 
 def _accepted(history: History) -> set[str]:
-    """The ids of all messages that a submit promised."""
     return {call.told["id"] for call in history.calls if call.op in SUBMITS and _is_promise(call)}
 
 

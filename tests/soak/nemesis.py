@@ -82,7 +82,6 @@ class Nemesis:
         self._leaving = threading.Event()
 
     def run(self, strikes: Sequence[Strike]) -> None:
-        """Strike, and return when all faults are healed."""
         start = time.monotonic()
         with ThreadPoolExecutor(_AT_ONCE) as hands:
             running = []

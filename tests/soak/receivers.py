@@ -107,7 +107,6 @@ class MailReceiver(ScriptedServer):
         self._chance = random.Random(f"{seed} words")  # noqa: S311 - repeatable
 
     def plan(self, word: str, content: bytes) -> str:
-        """Return a reply or a way to fail."""
         if word == "message":
             return self._take(content)
         if word in _BEFORE and self._chance.random() < _SHARE_BEFORE:
@@ -143,7 +142,6 @@ class WebReceiver:
         self._book = book
 
     def __call__(self, handler: Handler) -> None:
-        """Answer a request that was read."""
         got = handler.received
         payload = json.loads(got.content)
         key, id_ = got.headers["idempotency-key"], payload["id"]
@@ -189,11 +187,9 @@ class Receivers:
 
     @property
     def did(self) -> Mapping[str, int]:
-        """How often which receiver did what."""
         return dict(sorted(self._book.did.items()))
 
     def options(self) -> dict[str, dict[str, Any]]:
-        """Return what the channels that lead here need, by channel."""
         mail = {"url": f"smtp://127.0.0.1:{self._mail.port}", "from": "Soak <soak@soak.example>"}
         web = {"url": self._web.url, "http": True, "allow": ["127.0.0.1"]}
         return {EMAIL: mail, WEBHOOK: web}

@@ -108,7 +108,6 @@ class Stage:
         self.up(*CLIENTS)
 
     def settings(self, side: str) -> Settings:
-        """Return the settings of one side: each has lines of its own."""
         ports = {
             name: line.port
             for name in SERVERS
@@ -156,7 +155,6 @@ class Stage:
         )
 
     def terms(self) -> dict[str, Any]:
-        """Return what the judge must know of the settings."""
         settings = self.settings("clients")
         quotas = {
             kind: [[each.count, getattr(each, "length_ms", 0)] for each in some]
@@ -176,7 +174,6 @@ class Stage:
         }
 
     def up(self, *names: str) -> None:
-        """Start these services, and start them again whenever they end."""
         with self._lock:
             for name in names:
                 self._wanted.add(name)
@@ -206,7 +203,6 @@ class Stage:
             self.services[name].kill()
 
     def node(self, name: str) -> RedisServer:
-        """Return the server of windows or broker, or a node of the cluster."""
         if isinstance(self.windows, Cluster):
             return self.windows.nodes[NODES.index(name)] if name in NODES else self.broker
         return self.windows if name == "windows" else self.broker
@@ -220,7 +216,6 @@ class Stage:
 
     @contextmanager
     def sql(self, **more: Any) -> Iterator[psycopg.Connection[DictRow]]:
-        """Give a connection past the lines."""
         with psycopg.connect(
             self.store.url(self.database),
             autocommit=True,
@@ -231,7 +226,6 @@ class Stage:
             yield connection
 
     def is_drained(self) -> bool:
-        """Whether no message is scheduled or being sent any more."""
         with self.sql() as connection:
             query = (
                 "SELECT 1 FROM dispatcher_messages "
@@ -240,7 +234,6 @@ class Stage:
             return connection.execute(query).fetchone() is None
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Return the messages, and their attempts, as lines of a history."""
         with self.sql() as connection:
             for row in connection.execute(
                 "SELECT * FROM dispatcher_messages WHERE status <> 'void'"
@@ -275,7 +268,6 @@ class Stage:
                 }
 
     def places(self) -> Iterator[dict[str, Any]]:
-        """Return the members of the windows as lines of a history."""
         with self.windows.client() as client:
             for key in client.scan_iter(match="*:window*", count=1_000):
                 found = _WINDOW.match(key)
@@ -295,7 +287,6 @@ class Stage:
                     }
 
     def leaks(self) -> Iterator[dict[str, Any]]:
-        """Return where a log tells what no log may tell."""
         for log in self.folder.glob("*.log"):
             for text in log.read_text(errors="replace").splitlines():
                 for secret in (CANARY, PERSON):
@@ -304,12 +295,10 @@ class Stage:
                         yield {"kind": "leak", "at": now_us()} | line
 
     def told(self) -> Iterator[dict[str, Any]]:
-        """Return what clients, provider, receivers and nemesis wrote down."""
         for path in sorted(self.folder.glob("*.jsonl")):
             yield from read(path)
 
     def sends_begun(self) -> int:
-        """How many sends have begun."""
         path = self.folder / "provider.jsonl"
         return path.read_bytes().count(b'"begin"') if path.exists() else 0
 

@@ -23,7 +23,6 @@ _GRACE = timedelta(hours=1)
 
 
 def key_of(house: House, scope: Scope) -> str:
-    """Return the name of a scope's window."""
     return house.keys(scope.home).window(scope.name, scope.kind)
 
 
@@ -39,7 +38,6 @@ def windows_of(house: House) -> Windows:
 
 
 def promised(house: House) -> Windows:
-    """Return what the windows must hold by the store."""
     columns = (messages.c[name] for name in ("id", "scope", "channel", "scopes", "send_at"))
     query = select(*columns).where(
         messages.c.status.notin_([Status.CANCELLED.value, Status.EXPIRED.value, VOID])
@@ -56,17 +54,14 @@ def promised(house: House) -> Windows:
 
 
 def shards(house: House) -> list[ShardKeys]:
-    """Return the keys of every shard."""
     return [ShardKeys(house.settings.namespace, shard) for shard in range(house.settings.shards)]
 
 
 def shard(house: House, scope: Scope) -> int:
-    """Return the number of a scope's shard."""
     return shard_of(scope.home, house.settings.shards)
 
 
 def pending_entries(house: House) -> list[bytes]:
-    """Return whatever waits for the store to confirm it, in all shards."""
     return [
         entry
         for keys in shards(house)
@@ -75,7 +70,6 @@ def pending_entries(house: House) -> list[bytes]:
 
 
 def let_graces_pass(house: House) -> None:
-    """Make everything that waits for a grace as old as if it had passed."""
     older = -(_GRACE // timedelta(milliseconds=1))
     client: Any = house.redis
     for keys in shards(house):

@@ -46,7 +46,6 @@ def path_of_chromium() -> str:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Start Chromium."""
     path = path_of_chromium()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=_SANDBOX)
@@ -58,7 +57,6 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def served(app: Any) -> Iterator[str]:
-    """Serve an application on a free port of this machine; yield its address."""
     config = uvicorn.Config(
         app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1
     )
@@ -87,12 +85,10 @@ class Tab:
         page.on("pageerror", lambda error: self.errors.append(str(error)))
 
     def go(self, path: str) -> Page:
-        """Open a path."""
         self.page.goto(f"{self.address}{path}", wait_until="load")
         return self.page
 
     def violations(self) -> list[str]:
-        """Return what axe finds wrong with the page as it is."""
         found = Axe().run(self.page, options=_RULES).response["violations"]
         return [
             f"{each['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"

@@ -62,29 +62,24 @@ def callers_engine(
 
 @contextmanager
 def calling(engine: Engine, way: Way) -> Iterator[Caller]:
-    """Give a Session or a Connection."""
     with Session(engine) if way == "session" else engine.connect() as caller:
         yield caller
 
 
 def order(caller: Caller, number: int = 1) -> None:
-    """Write a row of the caller's."""
     caller.execute(insert(orders).values(number=number))
 
 
 def ordered(engine: Engine) -> list[int]:
-    """Return the caller's rows that are committed."""
     with engine.connect() as connection:
         return list(connection.scalars(select(orders.c.number).order_by(orders.c.number)))
 
 
 def remind(house: House, caller: Caller, recipient: str = "ada", **asked: Any) -> Message:
-    """Submit in the caller's transaction."""
     return house.submit(recipient, session=caller, **{"send_at": SOON} | asked)
 
 
 def queued(house: House) -> int:
-    """Return how many tasks wait in the broker."""
     return house.broker.llen("dispatcher.memory")
 
 

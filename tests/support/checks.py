@@ -42,7 +42,6 @@ class History:
 
 
 def broken_promises(history: History, quotas: Sequence[Quota]) -> list[str]:
-    """Return one sentence for each promise that the history breaks."""
     return [
         *_trace_of_a_refusal(history),
         *_lost(history),
@@ -56,7 +55,6 @@ def broken_promises(history: History, quotas: Sequence[Quota]) -> list[str]:
 
 
 def false_windows(windows: Windows, stored: Iterable[Stored]) -> list[str]:
-    """Return where the windows differ from what SQL says they must hold."""
     expected: dict[str, dict[UUID, int]] = defaultdict(dict)
     for each in stored:
         if each.status not in _HOLD_NO_PLACE:
@@ -67,7 +65,6 @@ def false_windows(windows: Windows, stored: Iterable[Stored]) -> list[str]:
 def differences(
     windows: Mapping[Name, Mapping[Id, int]], expected: Mapping[Name, Mapping[Id, int]]
 ) -> Iterator[str]:
-    """Yield where windows differ from what they must hold."""
     for name in sorted(expected.keys() | windows.keys()):
         should, does = expected.get(name, {}), windows.get(name, {})
         of = name if isinstance(name, str) else " ".join(name).strip()

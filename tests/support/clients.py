@@ -12,7 +12,6 @@ CLUSTER, SENTINEL = "redis+cluster://", "redis+sentinel://"
 
 
 def client_of(url: str) -> redis.Redis:
-    """Return a client that reads past the code."""
     if url.startswith(CLUSTER):
         seeds = [cast("Any", ClusterNode)(*each) for each in _addresses(url, CLUSTER)]
         return cast("redis.Redis", RedisCluster(startup_nodes=seeds, protocol=2))

@@ -29,15 +29,12 @@ _MOST_KEYS = 100
 
 
 class Member(Node):
-    """One node of a cluster."""
-
     def __init__(self, *options: str, host: Host | None = None, port: int = 0) -> None:
         super().__init__("--cluster-enabled", "yes", *options, host=host, port=port)
         self.id = ""
 
     @property
     def serves(self) -> bool:
-        """Whether it answers commands on keys."""
         return cast("dict[str, str]", self.command("CLUSTER INFO"))["cluster_state"] == "ok"
 
     @property
@@ -51,7 +48,6 @@ class Member(Node):
         return int(self._own()["epoch"])
 
     def claims(self, slot: int) -> bool:
-        """Whether it takes itself for the master of a slot."""
         own = self._own()
         return "master" in own["flags"] and any(
             int(ends[0]) <= slot <= int(ends[-1]) for ends in own["slots"]
@@ -61,7 +57,6 @@ class Member(Node):
         return next(facts for facts in self.known().values() if "myself" in facts["flags"])
 
     def known(self) -> dict[str, dict[str, Any]]:
-        """Return what it knows of each node, itself included, by the node's address."""
         nodes = cast("dict[str, dict[str, Any]]", self.command("CLUSTER NODES"))
         return {
             address: facts
@@ -86,12 +81,10 @@ class Cluster:
 
     @property
     def alive(self) -> list[Member]:
-        """The nodes that run and are not frozen."""
         return [node for node in self.nodes if node.alive]
 
     @property
     def is_whole(self) -> bool:
-        """Whether all nodes live, serve and agree, and every master has a replica."""
         try:
             return (
                 len(self.alive) == len(self.nodes)
@@ -109,7 +102,6 @@ class Cluster:
         return [node for node in known.values() if node in self.alive]
 
     def client(self) -> redis.Redis:
-        """Return a client of the whole cluster, without the dispatcher's fence."""
         return client_of(self.url)
 
     def ranges(self, seen_by: Member | None = None) -> list[tuple[int, int, Member]]:
@@ -144,11 +136,9 @@ class Cluster:
         ]
 
     def master_of_key(self, key: bytes | str) -> Member:
-        """Return the node that serves the slot of a key."""
         return self.master_of(slot_of(key))
 
     def replica_of(self, master: Member) -> Member:
-        """Return a living replica of a node."""
         return next(
             self._at(address)
             for address, facts in self.alive[0].known().items()
@@ -156,7 +146,6 @@ class Cluster:
         )
 
     def elsewhere(self, master: Member) -> Member:
-        """Return another living master than this one."""
         return next(node for node in self.masters if node is not master)
 
     def wait_for_failover(self, slot: int, old: Member) -> Member:
@@ -166,7 +155,6 @@ class Cluster:
         return self.master_of(slot)
 
     def wait_until_ok(self) -> None:
-        """Wait until every living node serves requests."""
         wait_until(lambda: all(node.serves for node in self.alive))
 
     def wait_for_replicas(self) -> None:
@@ -194,13 +182,11 @@ class Cluster:
             self.end_move(slot, to)
 
     def begin_move(self, slot: int, to: Member) -> None:
-        """Say that a slot moves; no key has moved yet."""
         source = self.master_of(slot)
         to.command("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
         source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", to.id)
 
     def move_one(self, slot: int, to: Member, most: int = 1) -> int:
-        """Move some keys of a slot; return how many."""
         source = self.master_of(slot)
         keys = source.command("CLUSTER", "GETKEYSINSLOT", slot, most)
         if keys:
@@ -221,7 +207,6 @@ class Cluster:
         wait_until(lambda: {*self.owners(slot)} == {to})
 
     def mend(self) -> None:
-        """Let every node live and take writes, and end what a move of a slot left."""
         for node in self.nodes:
             node.start()
             if node.frozen:
@@ -264,18 +249,15 @@ class Cluster:
             node.command("CLUSTER", "SETSLOT", slot, "STABLE")
 
     def move_slot(self, slot: int, to: Member) -> None:
-        """Move a slot and its keys to another master."""
         with self.moving(slot, to):
             pass
 
     def told(self) -> str:
-        """Return what each living node says of all: for a test that hangs."""
         return "\n".join(
             f"{node}: {node.command('CLUSTER', 'NODES').decode()}" for node in self.alive
         )
 
     def _agree(self) -> bool:
-        """Whether all nodes live, and each tells the same of all: masters, replicas, slots."""
         told = {
             frozenset(
                 (address, facts["master_id"], str(facts["slots"]), "fail" in facts["flags"])
@@ -340,7 +322,6 @@ def three_masters(
 
 @contextmanager
 def cluster_of_one() -> Iterator[tuple[Member, int]]:
-    """Start one Redis that serves all 16384 slots; give it and its port on the loopback."""
     with started(Member) as server:
         server.command("CLUSTER", "ADDSLOTS", *range(SLOTS))
         wait_until(lambda: server.serves)
@@ -362,5 +343,4 @@ def one_and_a_new_node() -> Iterator[tuple[Cluster, Member]]:
 
 
 def slot_of(key: bytes | str) -> int:
-    """Return the slot of a key."""
     return key_slot(key.encode() if isinstance(key, str) else key)

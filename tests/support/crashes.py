@@ -67,7 +67,6 @@ def die(point: str, work: Work, settings: Settings, *given: Any, how: How = "kil
 
 
 def in_a_process(spec: str, work: Work, settings: Settings, *given: Any) -> Any:
-    """Start work in a fresh process that is armed by its environment; return the process."""
     process = forking().Process(target=_run, args=(spec, work, settings, given), daemon=True)
     process.start()
     return process
@@ -162,13 +161,11 @@ def assert_permits_are_right(house: House, *, extra: int) -> None:
 
 
 def lines(house: House) -> list[ledger.Line]:
-    """Return what the ledger of a house holds."""
     path = house.settings.channels[CHANNEL].options["path"]
     return ledger.read(house.settings.data_dir / str(path))
 
 
 def outcomes(house: House) -> dict[UUID, list[Outcome | None]]:
-    """Return the outcomes of each message's attempts."""
     return {each.id: list(each.outcomes) for each in stored_in(house.database)}
 
 

@@ -39,7 +39,6 @@ def shop() -> Any:
 
 
 def database_of(url: str, **options: Any) -> dict[str, Any]:
-    """Return the entry of DATABASES for a URL."""
     parts = make_url(url)
     return {
         "ENGINE": f"django.db.backends.{_ENGINES[parts.get_backend_name()]}",
@@ -54,7 +53,6 @@ def database_of(url: str, **options: Any) -> dict[str, Any]:
 
 @contextmanager
 def default_database(given: dict[str, Any]) -> Iterator[None]:
-    """Let ``default`` be another database."""
     settings: dict[str, Any] = connections.settings
     before = settings["default"]
     connections["default"].close()

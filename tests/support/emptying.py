@@ -57,7 +57,6 @@ def schema_of(connection: psycopg.Connection[Any]) -> str:
 
 
 def end_others(connection: psycopg.Connection[Any]) -> None:
-    """End every other connection to the same database."""
     connection.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
         "WHERE datname = current_database() AND pid <> pg_backend_pid()"

@@ -67,7 +67,6 @@ def short_settings(folder: Path, **overrides: Any) -> Settings:
 
 
 def child_environment(settings: Settings | None = None) -> dict[str, str]:
-    """Return the environment of a child that runs the code under test with these settings."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("DISPATCHER_")}
     given = settings.environment() if settings else {}
     return {**inherited, **given, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
@@ -125,7 +124,6 @@ class Environment:
         self.close()
 
     def up(self, *names: str) -> None:
-        """Start these services, all if none is named."""
         with self._lock:
             for name in names or self._services:
                 self._wanted.add(name)
@@ -153,11 +151,9 @@ class Environment:
         wait_until(lambda: not service.alive)
 
     def pid(self, name: str) -> int:
-        """Return the process id of a service."""
         return self._services[name].pid
 
     def accepts(self) -> bool:
-        """Whether submits are accepted."""
         try:
             self.dispatcher.next_slot(recipient="anybody")
         except ReservationsUnavailable:
@@ -168,7 +164,6 @@ class Environment:
         return ledger.read(self._ledger)
 
     def logs(self) -> str:
-        """Return the ends of all logs."""
         ends = [
             f"--- {name}\n{service.log.read_text(errors='replace')[-6_000:]}"
             for name, service in self._services.items()
@@ -177,16 +172,13 @@ class Environment:
         return "\n".join(ends)
 
     def stored(self) -> list[Stored]:
-        """Return all messages with the outcomes of their attempts, read past the code."""
         return stored_in(self._database)
 
     def rows(self) -> Sequence[Any]:
-        """Return all messages as they are stored."""
         with self._database.engine.connect() as connection:
             return connection.execute(select(messages).where(IS_MESSAGE)).all()
 
     def windows(self) -> dict[str, dict[UUID, int]]:
-        """Return what Redis holds, read past the code."""
         found: dict[str, dict[UUID, int]] = {}
         with client_of(self.settings.redis_url) as client:
             for key in client.scan_iter(match=f"{{{self.settings.namespace}:*}}:window:*"):

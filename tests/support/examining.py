@@ -25,7 +25,6 @@ OK, WARNING, ERROR, SKIPPED = Level.OK, Level.WARNING, Level.ERROR, Level.SKIPPE
 def doctor_for(
     settings: Settings, *, clock: Clock | None = None, app: Celery | None = None
 ) -> Iterator[Doctor]:
-    """Yield a doctor for these settings; close its connections on exit."""
     with closing(App(settings, clock)) as ours:
         yield ours.doctor(app)
 
@@ -46,13 +45,11 @@ def examined(
 
 
 def note_at_work(house: House) -> None:
-    """Let a worker and a beat give a sign of life."""
     for kind in (Kind.WORKER, Kind.BEAT):
         house.parts.signs.note(kind, {"somebody": timedelta(0)})
 
 
 def levels(found: dict[str, Finding], room: str = "") -> dict[str, Level]:
-    """Return what is not in order, by check."""
     return {
         name: each.level
         for name, each in found.items()
@@ -61,6 +58,5 @@ def levels(found: dict[str, Finding], room: str = "") -> dict[str, Level]:
 
 
 def stops(house: House, **settings: Any) -> set[str]:
-    """Name the checks for which a worker does not start."""
     with doctor_for(house.settings.model_copy(update=settings), clock=house.clock) as doctor:
         return {each.check for each in doctor.before_start()}

@@ -19,14 +19,11 @@ class FarDatabase:
 
     @property
     def direct(self) -> str:
-        """The URL without the proxy."""
         return self.server.url(self.name)
 
     @property
     def through(self) -> str:
-        """The URL through the proxy."""
         return self.server.url(self.name, port=self.proxy.port)
 
     def end_connections(self) -> None:
-        """End every connection to this database, on the server."""
         self.server.end_connections(self.name)

@@ -24,7 +24,6 @@ def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Write what was measured."""
     figures = [
         value
         for reports in terminalreporter.stats.values()

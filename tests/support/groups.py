@@ -15,11 +15,9 @@ _NONE: Any = None
 
 
 def a_group() -> Group:
-    """Return a group whose claims do not end, without a send log."""
     log = ClaimLog(_NONE, uuid4(), None)
     return Group(claimed_at=0.0, received_at=0.0, ends_at=inf, send_log=log)
 
 
 def a_recorder(delivery: Delivery) -> Recorder:
-    """Return what puts claims back that a test made."""
     return Recorder(delivery.shared, _NONE, a_group(), ())

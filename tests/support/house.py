@@ -39,8 +39,6 @@ BODY = {"text": canaries.BODY}
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that Redis (windows, permits, broker) and SQL hold."""
-
     redis: dict[tuple[int, bytes], bytes]
     messages: list[tuple[Any, ...]]
     attempts: list[tuple[Any, ...]]
@@ -89,23 +87,19 @@ class House(AbstractContextManager["House"]):
 
     @property
     def tables(self) -> Tables:
-        """Its tables, under the names of its settings."""
         return self.parts.database.tables
 
     @property
     def moved(self) -> ActingClock:
-        """The clock, where it is one a test moves."""
         assert isinstance(self.clock, ActingClock)
         return self.clock
 
     @property
     def memory(self) -> MemoryTransport:
-        """The transport of the channel ``memory``."""
         return cast("MemoryTransport", self.parts.transports["memory"])
 
     @property
     def sent(self) -> list[UUID]:
-        """What went out through it, in order."""
         return [message.id for message in self.memory.sent]
 
     def open(self) -> None:
@@ -126,7 +120,6 @@ class House(AbstractContextManager["House"]):
             upkeep.open(rebuild.of_permits)
 
     def reconciled(self) -> Self:
-        """Reconcile, and return this."""
         self.parts.reconciler.reconcile()
         return self
 
@@ -147,12 +140,10 @@ class House(AbstractContextManager["House"]):
         )
 
     def deliver(self, *these: Message | UUID) -> int:
-        """Deliver in this process."""
         ids = [each.id if isinstance(each, Message) else each for each in these]
         return self.parts.delivery.deliver(ids)
 
     def again(self, message: Message) -> Message:
-        """Read a message again."""
         return self.dispatcher.get(message.id)
 
     def snapshot(self) -> Snapshot:
@@ -166,12 +157,10 @@ class House(AbstractContextManager["House"]):
         return Snapshot(found, self.rows(), self.attempt_rows())
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """All messages as they are stored, by id."""
         messages = self.tables.messages
         return self._all(select(messages).where(self.tables.is_message).order_by(messages.c.id))
 
     def attempt_rows(self) -> list[tuple[Any, ...]]:
-        """All attempts as they are stored."""
         attempts = self.tables.attempts
         return self._all(select(attempts).order_by(attempts.c.message_id, attempts.c.token))
 
@@ -182,7 +171,6 @@ class House(AbstractContextManager["House"]):
         return self._all(query)[0]
 
     def column_names(self) -> list[str]:
-        """The columns of a message in the store."""
         return [column.name for column in self.tables.messages.columns]
 
     def change(self, these: Iterable[Message], **values: Any) -> None:
@@ -211,8 +199,6 @@ class House(AbstractContextManager["House"]):
         return seconds * 1_000 + micros // 1_000
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        """Run one statement beside the dispatcher; return its rows."""
-
         def work(connection: Any) -> list[tuple[Any, ...]]:
             result = connection.execute(text(statement))
             return [tuple(row) for row in result] if result.returns_rows else []
@@ -230,7 +216,6 @@ class House(AbstractContextManager["House"]):
         self.database.run(lambda connection: connection.execute(insert(messages), copies))
 
     def keys(self, scope: str) -> ShardKeys:
-        """The Redis keys of a scope."""
         return ShardKeys(self.settings.namespace, shard_of(scope, self.settings.shards))
 
     def members(self, scope: str = "ada") -> dict[UUID, int]:
@@ -238,7 +223,6 @@ class House(AbstractContextManager["House"]):
         return window(self.redis, self.keys(scope).window(scope))
 
     def all_members(self) -> dict[str, dict[UUID, int]]:
-        """Every window that is not empty, by scope."""
         found = {}
         for name in self.redis.scan_iter(match=f"{{{self.settings.namespace}:*:window:*"):
             key = name.decode()
@@ -246,11 +230,9 @@ class House(AbstractContextManager["House"]):
         return found
 
     def pending_key(self, shard: int) -> str:
-        """The key of a shard's pending reservations."""
         return ShardKeys(self.settings.namespace, shard).pending
 
     def pending(self) -> set[UUID]:
-        """Reservations that the store has not confirmed."""
         found: set[UUID] = set()
         for shard in range(self.settings.shards):
             key = ShardKeys(self.settings.namespace, shard).pending
@@ -259,11 +241,9 @@ class House(AbstractContextManager["House"]):
         return found
 
     def permit_shards(self) -> tuple[PermitKeys, ...]:
-        """Return the keys of every shard of the permit logs."""
         return permit_parts(self.settings.namespace, self.settings.shards)
 
     def permit_keys(self, name: str) -> PermitKeys:
-        """Return the keys of the shard of the permit logs of a scope or a channel."""
         return self.permit_shards()[shard_of(name, self.settings.shards)]
 
     def permits(self, scope: str = "ada") -> dict[bytes, int]:
@@ -284,7 +264,6 @@ class House(AbstractContextManager["House"]):
         return found
 
     def close(self) -> None:
-        """Close every connection."""
         self.dispatcher.close()
         self.redis.close()
         self.broker.close()

@@ -14,7 +14,6 @@ Build = Callable[..., House]
 
 @pytest.fixture
 def build(redis_server: RedisServer, database_url: str) -> Iterator[Build]:
-    """Give a maker of houses on the run's Redis and a database of the test's own."""
     made: list[House] = []
 
     def make(

@@ -52,7 +52,6 @@ class Ask(NamedTuple):
         return text_of(self.quiet) if isinstance(self.quiet, tuple) else self.quiet
 
     def draft(self, start: int) -> Draft:
-        """Return the same as a caller says it."""
         asked = start + self.offset
         shift: dict[str, Any] = {}
         if self.room is not None:
@@ -95,7 +94,6 @@ class Accepted:
 
     @property
     def may_change(self) -> bool:
-        """Whether it is still scheduled."""
         return not (self.cancelled or self.is_held or self.is_dropped)
 
 
@@ -144,7 +142,6 @@ class HouseModel:
         return any(shard(self.house, scope) in self.closed for scope in wish.scopes)
 
     def expected(self, ask: Ask) -> Expected:
-        """Say what a submit must come to."""
         if ask.key in self.keys and self.superseded(ask) is None:
             known = self.stored[self.keys[ask.key]]
             return self.keys[ask.key] if known.ask.content == ask.content else IdempotencyConflict
@@ -170,7 +167,6 @@ class HouseModel:
         return ask.key or "", (home, self.superseded(ask))
 
     def latest(self, ask: Ask) -> int:
-        """Return the last time that an ask may be shifted to."""
         asked = self.start + ask.offset
         if ask.room is None:
             return asked
@@ -188,7 +184,6 @@ class HouseModel:
         return at
 
     def accept(self, ask: Ask, message: Message) -> None:
-        """Note that a submit stored a message."""
         at = to_ms(message.send_at)
         wish = self.wish(ask)
         expires = None if ask.life is None else self.start + ask.offset + ask.life
@@ -212,7 +207,6 @@ class HouseModel:
         self.forget_holds()
 
     def forget_holds(self) -> None:
-        """Drop those holds that no window has any more."""
         left = {each for members in self.ledger.places.values() for each in members}
         self.holds = {each: member for each, member in self.holds.items() if each in left}
         self.ledger.holders = {
@@ -234,7 +228,6 @@ class HouseModel:
                 each.released = True
 
     def windows(self) -> Windows:
-        """Return what Redis must hold."""
         found: Windows = {}
         for scope, members in self.ledger.places.items():
             if members:
@@ -244,7 +237,6 @@ class HouseModel:
         return found
 
     def store(self) -> Windows:
-        """Return what the store must promise."""
         found: Windows = {}
         for message_id, each in self.stored.items():
             if not each.cancelled:

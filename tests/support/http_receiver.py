@@ -24,7 +24,6 @@ class Received:
 
 
 def pause(seconds: float) -> None:
-    """Let a server take its time."""
     threading.Event().wait(seconds)
 
 
@@ -54,7 +53,6 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def hang_up(self) -> None:
-        """End the line without an answer."""
         self.close_connection = True
         self.connection.shutdown(socket.SHUT_RDWR)
 

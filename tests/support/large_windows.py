@@ -124,7 +124,6 @@ class Filled:
             self.real.client.zadd(key, {each.bytes: at for each, at in held.items()})
 
     def windows(self) -> dict[str, dict[UUID, int]]:
-        """Return what each window must hold."""
         held = (self.booked, self.booked | self.besides)
         keys = (self.real.keys(scope.home).window(scope.name, scope.kind)
                 for scope in self.terms.scopes)  # fmt: skip

@@ -76,7 +76,6 @@ def began_ns() -> int:
 
 
 def read(path: Path) -> list[Line]:
-    """Return what a ledger holds, in the order in which it was written."""
     if not path.exists():
         return []
     lines = []

@@ -32,7 +32,6 @@ class Model:
     """Calls whose id stands for a later one by now."""
 
     def room(self, now: int) -> int:
-        """Return how many permits there would be now."""
         raise NotImplementedError
 
     def take(self, permit: str, n: int, now: int) -> None:
@@ -69,7 +68,6 @@ class Model:
         return [call for call in self.ever() if not call.given_back]
 
     def ever(self) -> list[Taken]:
-        """Return all calls in the order of time."""
         return sorted([*self.past, *self.calls.values()], key=lambda call: call.at)
 
 

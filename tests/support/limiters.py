@@ -58,12 +58,10 @@ class Clocked(redis.Redis):
         self.now_us += length // timedelta(microseconds=1)
 
     def everything(self) -> dict[bytes, bytes | None]:
-        """Return all that limiters keep and that has not expired."""
         keys = cast("list[bytes]", self.keys("*"))
         return {key: self.dump(key) for key in keys if self.left(key) != _GONE}
 
     def left(self, key: bytes | str) -> int:
-        """Return the PTTL of a key by this time."""
         return cast(int, self.eval(_LEFT, 1, key))
 
 

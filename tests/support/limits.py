@@ -17,8 +17,6 @@ LIMITS = {
 
 
 def little_at_once(most_read: int) -> Callable[[str], Script]:
-    """Return what reads our scripts with those limits."""
-
     def read(name: str) -> Script:
         text = source(name)
         if name in {f"reservation/{each}" for each in ("reserve", "move", "next_slot", "check")}:

@@ -61,12 +61,10 @@ class Load:
         self.stop()
 
     def stop(self) -> None:
-        """Submit no more."""
         self._leaving.set()
         self._thread.join(60)
 
     def wait_for(self, count: int) -> None:
-        """Wait until that many submits were accepted in all."""
         wait_until(lambda: len(self.accepted) >= count)
 
     def unavailable(self) -> int:
@@ -74,7 +72,6 @@ class Load:
         return self.refused[ReservationsUnavailable.__name__]
 
     def accepted_since(self, instant: float) -> bool:
-        """Whether a submit was accepted after that instant of the monotonic clock."""
         return bool(self.accepted_at) and self.accepted_at[-1] > instant
 
     def _run(self) -> None:

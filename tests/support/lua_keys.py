@@ -53,7 +53,6 @@ class _Keys:
             self._known -= wrong
 
     def is_key(self, expression: str) -> bool:
-        """Whether an expression is certainly one of KEYS."""
         return self._is(expression, "key")
 
     def _is(self, expression: str, kind: str) -> bool:
@@ -125,7 +124,6 @@ class _Keys:
 
 
 def _statements(script: str) -> list[str]:
-    """Return the statements of a script, each on one line."""
     found: list[str] = []
     depth = 0
     for line in script.splitlines():

@@ -26,13 +26,11 @@ USER, PASSWORD = "shop", "p@ss/word: hunter2"  # needs to be percent-encoded
 def an_email(
     recipient: str = "ada@example.org", body: Mapping[str, Any] | None = None, **more: Any
 ) -> Message:
-    """Return a message for the SMTP transport."""
     body = {"text": canaries.BODY} if body is None else body
     return a_message(recipient=recipient, body=body, **more)
 
 
 def smtp(url: str, **options: Any) -> SmtpTransport:
-    """Return a transport, with a sender where none is given."""
     return SmtpTransport(**{"url": url, "from": "Shop <mail@shop.example>"} | options)
 
 
@@ -121,7 +119,6 @@ class MailServer(AbstractContextManager["MailServer"]):
 
     @property
     def taken(self) -> list[Taken]:
-        """The mail that came."""
         return self._handler.taken
 
     def __enter__(self) -> Self:
@@ -201,7 +198,6 @@ class ScriptedServer(AbstractContextManager["ScriptedServer"]):
         self.cut()
 
     def cut(self) -> None:
-        """Cut every connection."""
         for each in self._open:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

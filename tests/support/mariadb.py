@@ -53,7 +53,6 @@ class MariaDBServer:
 
     @classmethod
     def found(cls) -> Self:
-        """Return the server at the address of the tests; skip the test where there is none."""
         try:
             pymysql.connect(host=ADDRESS[0], port=ADDRESS[1], **_LOGIN).close()
         except pymysql.Error as error:
@@ -78,15 +77,12 @@ class MariaDBServer:
 
     @property
     def upstream(self) -> tuple[str, int]:
-        """Where a proxy connects to."""
         return self.address
 
     def url(self, database: str, *, port: int | None = None) -> str:
-        """Return a URL, also through a proxy on a loopback port."""
         return f"mysql://root@{self.address[0]}:{port or self.address[1]}/{database}"
 
     def create_database(self) -> str:
-        """Make a database and return its name."""
         self._databases += 1
         name = f"{self._prefix}{self._databases}"
         self.execute(f"CREATE DATABASE `{name}`")
@@ -114,7 +110,6 @@ class MariaDBServer:
             return answers
 
     def end_connections(self, name: str) -> None:
-        """End every connection to a database."""
         found = self.execute(
             f"SELECT id FROM information_schema.processlist WHERE db = '{name}'"  # noqa: S608 - a name of ours
         )
@@ -150,7 +145,6 @@ class MariaDBServer:
         return versions, [sorted(line.strip(" ,") for line in each) for each in lines]
 
     def _empty(self, name: str) -> None:
-        """Leave nothing in a migrated database but its tables."""
         triggers, tables = self._answers("SHOW TRIGGERS", "SHOW TABLES", database=name)
         self.execute(
             *(f"DROP TRIGGER `{trigger[0]}`" for trigger in triggers),

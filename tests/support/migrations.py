@@ -92,7 +92,6 @@ def differences(database: Database) -> list[object]:
 
 
 def back_to(database: Database, revision: str) -> None:
-    """Undo the migrations after a revision."""
     config = _config()
     with database.engine.connect() as connection:
         config.attributes.update(connection=connection, database=database)

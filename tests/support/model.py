@@ -138,7 +138,6 @@ def _begun_near(unit: CalendarUnit, zone: str, stretch: int) -> list[int]:
 
 
 def is_quiet(items: Sequence[Item], zone: str, instant: int) -> bool:
-    """Whether the clocks show a time inside the items."""
     if not items:
         return False
     shown = _shown_on(zone, instant // DAY_MS)[instant % DAY_MS // MINUTE_MS]
@@ -171,12 +170,10 @@ class Wish:
 
     @property
     def text(self) -> str:
-        """The quiet hours as a user writes them."""
         return "; ".join(text_of(item) for item in self.items)
 
     @property
     def terms(self) -> Terms:
-        """The same as the windows take it."""
         return Terms(self.scopes, self.zone, Hours.parse(self.text) if self.items else None)
 
 

@@ -86,7 +86,6 @@ class Host:
 
     @contextmanager
     def slowed(self, delay_ms: float, loss: float) -> Iterator[None]:
-        """Delay every packet from and to this host, and lose a share of them."""
         near, far = f"{self._port}-n", f"{self._port}-f"
         switch = ("-n", self._switch, "link")
         _ip(*switch, "add", near, "type", "veth", "peer", "name", far)
@@ -112,14 +111,11 @@ class Host:
             _ip(*switch, "set", self._port, "master", "bridge")
 
     def cut_for(self, seconds: float) -> None:
-        """Be cut off for at least that long."""
         with self.cut():
             until = time.monotonic() + seconds
             wait_until(lambda: time.monotonic() >= until)
 
     def end_all(self) -> None:
-        """End every process here."""
-
         def none_left() -> bool:
             found = _ip("netns", "pids", self.namespace).split()
             for pid in found:
@@ -144,7 +140,6 @@ class Network:
         _ip("-n", f"{name}-switch", "link", "set", "bridge", "up")
 
     def host(self, name: str) -> Host:
-        """Make another host."""
         made = Host(self.name, name, len(self.hosts) + 1)
         self.hosts.append(made)
         return made

@@ -46,7 +46,6 @@ class Node(RedisServer):
 
     @property
     def alive(self) -> bool:
-        """Whether it runs, is not frozen, and others reach it."""
         reached = self.host is None or not self.host.is_cut
         return reached and self.running and not self.frozen
 
@@ -72,7 +71,6 @@ class Node(RedisServer):
             return work(client)
 
     def command(self, *words: str | int | bytes) -> Any:
-        """Run one command here."""
         return self.ask(lambda client: cast("Any", client).execute_command(*words))
 
     def freeze(self) -> None:

@@ -25,7 +25,6 @@ def planted(seams: Seams) -> Iterator[None]:
 
 
 def real(name: str) -> Any:
-    """Return the present value of an attribute."""
     return resolve_name(_full(name))
 
 
@@ -34,5 +33,4 @@ def _full(name: str) -> str:
 
 
 def nothing(_: Any) -> Any:
-    """Return a function that does nothing."""
     return lambda *_, **__: None

@@ -38,7 +38,6 @@ class Pooler(Server):
 
     @staticmethod
     def program() -> str:
-        """Return where PgBouncer is; skip the test where it is not."""
         if program := shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin"):
             return program
         required = "pgbouncer" in os.environ.get("DISPATCHER_TESTS_REQUIRE", "").split(",")
@@ -46,7 +45,6 @@ class Pooler(Server):
         raise missing.Exception("PgBouncer is missing: apt-get install pgbouncer")
 
     def url(self, database: str) -> str:
-        """Return the URL of a database through the pooler."""
         return f"postgresql://postgres@/{database}?host={quote(str(self.folder))}&port=6432"
 
     def _launch(self, log: int) -> subprocess.Popen[bytes]:

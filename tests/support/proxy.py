@@ -77,7 +77,6 @@ class Proxy:
             return self._drop.dropped if self._drop else 0
 
     def pass_all(self) -> None:
-        """Forward everything from now on."""
         with self._lock:
             self._mode, self._drop, self._delay = _Mode.PASS, None, 0.0
         self._wake()
@@ -117,13 +116,11 @@ class Proxy:
             self._drop = _Drop(pattern, nth - 1, times, then_refuse)
 
     def cut_all(self) -> None:
-        """Reset every connection that exists."""
         with self._lock:
             for line in list(self._lines):
                 self._cut(line)
 
     def close(self) -> None:
-        """Cut everything and stop listening."""
         with self._lock:
             self._closing = True
         self._wake()

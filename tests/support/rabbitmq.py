@@ -43,7 +43,6 @@ def own_queue() -> Iterator[str]:
 
 @contextmanager
 def queue_of_own() -> Iterator[str]:
-    """Yield what ``own_queue`` gives."""
     url = _found()
     name = f"dispatcher-test-{uuid4().hex}"
     yield name
@@ -82,7 +81,6 @@ class RabbitMQNode(Server):
         return url_at((self.at.address, ADDRESS[1]))
 
     def knows(self, other: RabbitMQNode) -> bool:
-        """Whether it has seen that another node of its cluster is up."""
         log = self.folder / "logs" / f"{self.name}.log"
         return log.exists() and f"rabbit on node '{other.name}' up" in log.read_text()
 

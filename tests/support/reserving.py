@@ -58,7 +58,6 @@ class Booking(NamedTuple):
 
     @property
     def request(self) -> BookingRequest:
-        """The request that has this booking, to be withdrawn."""
         at_ms = to_ms(self.send_at)
         return BookingRequest(self.message_id, self.terms, at_ms, at_ms, self.submit)
 
@@ -74,7 +73,6 @@ def reserve(
     grace: timedelta = timedelta(0),
     is_stored: bool = False,
 ) -> Booking:
-    """Book one message as a submit does; raise why it is not booked."""
     asked_ms = to_ms(send_at)
     latest_ms = max(asked_ms, to_ms(latest)) if latest else asked_ms
     request = BookingRequest(message_id, terms, asked_ms, latest_ms, submit)
@@ -113,7 +111,6 @@ class Reserving(AbstractContextManager["Reserving"]):
         return ShardKeys(self.namespace, shard_of(scope, self.shards))
 
     def members(self, scope: str) -> dict[UUID, int]:
-        """Return a window as it is: message id and send_at in ms."""
         return window(self.client, self.keys(scope).window(scope))
 
     def places(self, scope: Scope) -> dict[bytes, int]:
@@ -176,7 +173,6 @@ def reserving(
 
 
 def named(shard: int, home: str = "{}") -> str:
-    """Return a name that makes its scope lie in that shard."""
     names = (f"name {n}" for n in count())
     return next(name for name in names if shard_of(home.format(name), SHARDS) == shard)
 
@@ -215,13 +211,11 @@ def value_of(client: redis.Redis, name: bytes) -> bytes:
 
 
 def window(client: redis.Redis, key: str) -> dict[UUID, int]:
-    """Return the members of a window with their times in ms."""
     found = cast(list[tuple[bytes, float]], client.zrange(key, 0, -1, withscores=True))
     return {UUID(bytes=member): int(score) for member, score in found}
 
 
 def pending(client: redis.Redis, keys: ShardKeys) -> set[UUID]:
-    """Return the ids that wait for the store to confirm them."""
     found = cast(list[bytes], client.zrange(keys.pending, 0, -1))
     return {UUID(bytes=member[:16]) for member in found}
 
@@ -245,10 +239,8 @@ def calls_of(client: redis.Redis, action: Callable[[], object], *commands: str) 
 
 
 def at(base: datetime, seconds: float) -> datetime:
-    """Return the instant so many seconds after ``base``."""
     return base + timedelta(seconds=seconds)
 
 
 def ms(instant: datetime) -> int:
-    """Return an instant as the windows hold it."""
     return to_ms(instant)

@@ -34,7 +34,6 @@ def now() -> datetime:
 
 
 def a_message(**changes: Any) -> Message:
-    """Return a message that is due in an hour, with changes."""
     send_at = changes.get("send_at", now() + timedelta(hours=1))
     message_id = changes.get("id") or new_id()
     values: dict[str, Any] = {
@@ -58,7 +57,6 @@ def a_message(**changes: Any) -> Message:
 
 
 def add(database: Database, **changes: Any) -> Message:
-    """Store a message."""
     return Messages(database).add(addition(a_message(**changes)))
 
 
@@ -71,31 +69,26 @@ def addition(
 
 
 def add_due(database: Database, **changes: Any) -> Message:
-    """Store a message that has been due for a minute."""
     return add(database, send_at=now() - timedelta(minutes=1), **changes)
 
 
 def claimed(database: Database, **changes: Any) -> Claim:
-    """Store a message that is due, and claim it."""
     message = add_due(database, **changes)
     (claim,) = Claims(database, ttl=TTL).claim([message.id])
     return claim
 
 
 def row(database: Database, message_id: UUID) -> Any:
-    """Return all columns of a message."""
     query = select(messages).where(messages.c.id == message_id)
     return database.run(lambda connection: connection.execute(query).one())
 
 
 def count(database: Database) -> int:
-    """Return how many messages are stored."""
     query = select(func.count()).select_from(messages)
     return database.run(lambda connection: connection.execute(query).scalar_one())
 
 
 def listed(database: Database, *, limit: int = 1_000, **wanted: Any) -> list[Message]:
-    """Return the messages that match, newest first."""
     listing = Listing(database, late=SOON, put_off=TTL)
     return [*listing.page(Selection(**wanted), after=None, limit=limit).messages]
 
@@ -107,7 +100,6 @@ def change(database: Database, message_id: UUID, **columns: Any) -> None:
 
 
 def insert_attempt(database: Database, **columns: Any) -> None:
-    """Write an attempt."""
     database.run(lambda connection: connection.execute(insert(attempts).values(**columns)))
 
 
@@ -123,5 +115,4 @@ def age(database: Database, message_id: UUID, by: timedelta = timedelta(minutes=
 
 
 def take_due(maintenance: StoreMaintenance, *, limit: int, grace: timedelta) -> list[Due]:
-    """Take messages that are due, as the sweep does."""
     return maintenance.take_due(maintenance.due(limit=limit), grace=grace)

@@ -21,8 +21,6 @@ _SENTINELS, _QUORUM = 3, 2
 
 
 class Sentinel(Node):
-    """A process that watches a master and makes its replica the next one."""
-
     def __init__(self, master: Node, down_after_ms: int) -> None:
         super().__init__()
         self._master, self._down_after_ms = master, down_after_ms
@@ -49,30 +47,24 @@ class Sentinel(Node):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it knows the replica and the other sentinels."""
         seen = self.seen()
         return int(seen["num-slaves"]) == 1 and int(seen["num-other-sentinels"]) == _SENTINELS - 1
 
     def seen(self) -> dict[str, str]:
-        """Return what it knows of the master."""
         seen: dict[bytes, bytes] = self.command("SENTINEL", "MASTER", NAME)
         return {name.decode(): value.decode() for name, value in seen.items()}
 
 
 class Watched:
-    """A master, its replica and their sentinels."""
-
     def __init__(self, nodes: Sequence[Node], sentinels: Sequence[Sentinel]) -> None:
         self.nodes = tuple(nodes)
         self.sentinels = tuple(sentinels)
 
     @property
     def url(self) -> str:
-        """The URL that the settings take."""
         return f"{SENTINEL}{','.join(each.address for each in self.sentinels)}/{NAME}/0"
 
     def client(self) -> redis.Redis:
-        """Return a client of the master, without the dispatcher's fence."""
         return client_of(self.url)
 
     @property
@@ -97,7 +89,6 @@ class Watched:
         node.command("REPLICAOF", "127.0.0.1", self.master.port)
 
     def wait_for_replica(self) -> None:
-        """Wait until both nodes live, and the replica has caught up."""
         wait_until(lambda: all(node.alive for node in self.nodes) and self.master.has_replica)
 
 

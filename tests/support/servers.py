@@ -89,15 +89,12 @@ class Server:
         wait_until(self._answers)
 
     def stop(self) -> None:
-        """End in good order; the data stay."""
         self._end(self._polite)
 
     def kill(self) -> None:
-        """End without any order; the data stay as they happen to be."""
         self._end(self._rude)
 
     def close(self) -> None:
-        """End and remove the folder."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -141,7 +138,6 @@ class RedisServer(Server):
         return f"unix://{quote(str(self.socket))}"
 
     def client(self) -> redis.Redis:
-        """Return a plain client, without the dispatcher's fence."""
         return redis.Redis(unix_socket_path=str(self.socket))
 
     def _launch(self, log: int) -> subprocess.Popen[bytes]:
@@ -199,7 +195,6 @@ class PostgresServer(Server):
 
     @property
     def upstream(self) -> Path:
-        """Where a proxy connects to."""
         return self.socket
 
     def url(self, database: str, *, port: int | None = None) -> str:
@@ -213,13 +208,11 @@ class PostgresServer(Server):
         return f"postgresql://postgres@/{database}?{where}"
 
     def url_of_host(self, database: str) -> str:
-        """Return a URL through the network of its host."""
         if self.host is None:
             raise RuntimeError("it has no host of its own")
         return f"postgresql://postgres@{self.host.address}/{database}"
 
     def create_database(self, template: str = "template1") -> str:
-        """Make a database and return its name."""
         self._databases += 1
         name = f"test_{self._databases}"
         self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
@@ -245,7 +238,6 @@ class PostgresServer(Server):
         return name
 
     def end_connections(self, name: str) -> None:
-        """End every connection to a database."""
         self._ask(name, end_others)
 
     def execute(self, statement: str, database: str = "postgres") -> None:

@@ -31,7 +31,6 @@ class _End:
         self.waiting: deque[tuple[float, bytes]] = deque()
 
     def take(self, delay: float, loss: float, choose: random.Random) -> None:
-        """Read what has come."""
         while True:
             try:
                 frame = self.socket.recv(_LARGEST)
@@ -50,7 +49,6 @@ class _End:
                 continue
 
     def left(self) -> float:
-        """Return the seconds until the next frame goes."""
         return max(0.0, self.waiting[0][0] - time.monotonic()) if self.waiting else 60.0
 
 

@@ -39,7 +39,6 @@ class Submits:
 
 
 def read(path: Path) -> Submits:
-    """Return what a process has noted."""
     lines = [json.loads(line) for line in _whole_lines(path)]
     told = {name: [each[name] for each in lines if name in each] for name in _NAMES}
     return Submits(

@@ -65,7 +65,6 @@ def test_a_slow_line_delays_and_loses_packets() -> None:
 
 
 def size_of_answer(host: Host) -> int:
-    """Return how many bytes the server sends to a caller."""
     with socket.create_connection((host.address, PORT), DEADLINE) as line:
         return sum(map(len, iter(lambda: line.recv(65_536), b"")))
 

@@ -97,7 +97,6 @@ def send(
 def received(
     called: str, *, kept: bool = True, answered: bool = True, id_: str = ANN, **fields: Any
 ) -> Lines:
-    """Return a send to a receiver, and what its transport called it."""
     end = {"tag": f"tag {ANN}", "answered": answered, "digest": f"digest {ANN}"}
     begin, known = send(end="accept" if kept else "decline")
     word = {"kind": "called", "id": ANN, "attempt": 1, "pid": 1, "at": DUE + 6_000}

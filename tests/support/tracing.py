@@ -49,18 +49,14 @@ def _logs() -> InMemoryLogRecordExporter:
 
 
 class Collected:
-    """The spans that have ended."""
-
     def __init__(self, exporter: InMemorySpanExporter, processor: Switched) -> None:
         self._exporter = exporter
         self._processor = processor
 
     def all(self) -> list[ReadableSpan]:
-        """All of them, in the order of their beginning."""
         return sorted(self._exporter.get_finished_spans(), key=lambda each: each.start_time or 0)
 
     def named(self, name: str) -> list[ReadableSpan]:
-        """Those of this name."""
         return [each for each in self.all() if each.name == name]
 
     def text(self) -> str:
@@ -70,7 +66,6 @@ class Collected:
 
     @contextmanager
     def also(self, processor: SpanProcessor) -> Iterator[None]:
-        """Let this one listen, too."""
         self._processor.listening.append(processor)
         try:
             yield
@@ -80,7 +75,6 @@ class Collected:
 
 @contextmanager
 def collecting() -> Iterator[Collected]:
-    """Collect the spans of this process."""
     exporter, processor = InMemorySpanExporter(), _processor()
     _logs().clear()
     collected = Collected(exporter, processor)

@@ -24,7 +24,6 @@ class Line:
         self._gate = gate
 
     def begin(self) -> None:
-        """Wait until all processes are here."""
         self._gate.wait(_SECONDS)
 
     def stand(self) -> None:
@@ -48,7 +47,6 @@ class Victim:
         assert self.process.exitcode == -signal.SIGKILL
 
     def join(self) -> None:
-        """Wait until it has done its work, in good order."""
         self.process.join(_SECONDS)
         assert self.process.exitcode == 0
 

@@ -31,7 +31,6 @@ rm -rf "$1"
 
 @contextmanager
 def workplace() -> Iterator[Path]:
-    """Yield an empty folder."""
     folder = Path(tempfile.mkdtemp(prefix="dispatcher-work-")).resolve()
     guard = subprocess.Popen(
         ["/bin/sh", "-c", _GUARD, "guard", str(folder)],
@@ -63,8 +62,6 @@ def inhabitants(folder: Path) -> dict[int, str]:
 
 
 def end_all(folder: Path) -> None:
-    """End every process that works inside."""
-
     def none_left() -> bool:
         for pid in inhabitants(folder):
             with suppress(ProcessLookupError):
