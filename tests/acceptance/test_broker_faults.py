@@ -61,12 +61,8 @@ def test_a_task_repeated_many_times_sends_once(environment: Maker) -> None:
     start = datetime.now(UTC) + timedelta(seconds=2)
     for number in range(60):
         soonest = datetime.now(UTC) + timedelta(seconds=1)  # a busy machine is slow to accept them
-        message = running.dispatcher.submit(
-            channel=CHANNEL,
-            recipient=f"person-{number}",
-            body={"seconds": 0.02},
-            send_at=max(start + timedelta(milliseconds=30 * number), soonest),
-        )
+        at = max(start + timedelta(milliseconds=30 * number), soonest)
+        message = running.submit(f"person-{number}", body={"seconds": 0.02}, send_at=at)
         accepted.append(message)
         for late_ms in (-700, 0, 0, 1, 40, 500, 1_500):
             due_at = message.send_at + timedelta(milliseconds=late_ms)
@@ -108,10 +104,9 @@ def test_a_worker_comes_back_to_its_broker_and_hands_over_again_what_it_held(
     )
     start = datetime.now(UTC) + timedelta(seconds=8)
     accepted = [
-        running.dispatcher.submit(channel=CHANNEL, recipient=f"held-{number}", body={},
-                                  send_at=start + number * timedelta(seconds=0.1))
+        running.submit(f"held-{number}", send_at=start + number * timedelta(seconds=0.1))
         for number in range(10)
-    ]  # fmt: skip
+    ]
 
     def are_held() -> bool:
         """Whether the worker has begun to wait with each task; the broker's index tells sooner."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from datetime import timedelta
 
 import pytest
 
 from dispatcher.telemetry.liveness import Kind
-from tests.support.environment import CHANNEL, Environment, Maker, dispatcher_command
+from tests.support.environment import Environment, Maker, dispatcher_command
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.long
@@ -54,12 +53,7 @@ def test_workers_of_one_host_share_a_rabbitmq(
 def deliver_some(running: Environment) -> None:
     """Half of them near, half beyond the horizon."""
     accepted = [
-        running.dispatcher.submit(
-            channel=CHANNEL,
-            recipient=f"person-{number}",
-            body={},
-            send_in=timedelta(seconds=1.5 + 5 * number / MESSAGES),
-        )
+        running.submit(f"person-{number}", 1.5 + 5 * number / MESSAGES)
         for number in range(MESSAGES)
     ]
     running.wait_until_ended()

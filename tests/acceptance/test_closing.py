@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -34,7 +33,7 @@ def test_a_worker_that_ends_closes_its_transports_after_its_sends(
     running = environment(
         services={"worker": SERVICES["worker"], "beat": SERVICES["beat-1"]}, channels=channels
     )
-    running.dispatcher.submit(channel=CHANNEL, recipient="ada", body={}, send_in=timedelta(0))
+    running.submit("ada")
     running.wait_until_ended()
     sends = running.settings.data_dir / f"sends.{running.settings.namespace}"
     assert len([*sends.iterdir()]) == 1

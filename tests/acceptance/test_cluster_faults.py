@@ -23,7 +23,7 @@ from tests.support.all_windows import promised, windows_of
 from tests.support.cluster import QUICK_MS, Cluster, slot_of, three_masters
 from tests.support.environment import CHANNEL, Environment, Maker
 from tests.support.house import Gate, House
-from tests.support.load import Load
+from tests.support.load import Load, flow
 from tests.support.model import excesses
 from tests.support.nodes import Node
 from tests.support.sentinel import watched_pair
@@ -60,9 +60,7 @@ class Run:
         return sum(load.unavailable() for load in self.loads)
 
     def flow(self) -> None:
-        accepted, lines = len(self.accepted), len(self.running.ledger())
-        wait_until(lambda: len(self.accepted) > accepted + 60)
-        wait_until(lambda: len(self.running.ledger()) > lines + 20)
+        flow(self.running, *self.loads)
 
     def wait_for_refusal(self) -> None:
         before = self.unavailable

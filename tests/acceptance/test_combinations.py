@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
 
 import pytest
 
-from tests.support.environment import CHANNEL, SERVICES, Environment, Maker
+from tests.support.environment import SERVICES, Environment, Maker
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import ADDRESS, url_at
 from tests.support.servers import RedisServer
@@ -50,12 +49,7 @@ def started(environment: Maker, **settings: object) -> Environment:
 def goes_through_it_all(running: Environment, broker: Proxy) -> None:
     """Half of the messages are near, half beyond the horizon; the worker dies in their midst."""
     accepted = [
-        running.dispatcher.submit(
-            channel=CHANNEL,
-            recipient=f"person-{number}",
-            body={},
-            send_in=timedelta(seconds=0.5 + 4 * number / MESSAGES),
-        )
+        running.submit(f"person-{number}", 0.5 + 4 * number / MESSAGES)
         for number in range(MESSAGES)
     ]
     wait_until(lambda: len(running.ledger()) > MESSAGES / 3)

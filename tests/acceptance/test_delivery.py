@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from tests.support.checks import lateness_ms
-from tests.support.environment import CHANNEL, Maker
+from tests.support.environment import Maker
 
 MESSAGES = 200
 WITHIN_SECONDS = 4.5
@@ -25,12 +25,7 @@ def test_every_message_is_sent_once_at_its_time(
         return max(planned, datetime.now(UTC) + timedelta(seconds=1))
 
     accepted = [
-        running.dispatcher.submit(
-            channel=CHANNEL,
-            recipient=f"person-{number}",
-            body={"number": number},
-            send_at=at(number),
-        )
+        running.submit(f"person-{number}", body={"number": number}, send_at=at(number))
         for number in range(MESSAGES)
     ]
     running.wait_until_ended()

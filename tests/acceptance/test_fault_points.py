@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 import redis
 
-from dispatcher.message import Message, Outcome, Status
+from dispatcher.message import Outcome, Status
 from tests.support.environment import (
     CHANNEL,
     SERVICES,
@@ -34,16 +34,6 @@ PREFORK = [
 """A worker whose main process is told to stop, and whose children send."""
 
 
-def submit(
-    running: Environment, name: str, *, at: datetime | None = None, seconds: float = 0.0
-) -> Message:
-    body = {"seconds": seconds} if seconds else {}
-    now = None if at else timedelta(0)
-    return running.dispatcher.submit(
-        channel=CHANNEL, recipient=name, body=body, send_at=at, send_in=now
-    )
-
-
 def channel_with(folder: Path, **more: object) -> dict[str, object]:
     transport = "tests.support.ledger:Ledger"
     options = {"path": str(folder / "ledger")}
@@ -62,7 +52,8 @@ def test_a_worker_told_to_stop_ends_its_send_and_puts_back_the_rest_of_its_group
         claim_ttl=10,
     )
     at = datetime.now(UTC) + timedelta(seconds=6)  # a busy machine is slow to accept them
-    group = [submit(running, f"p-{n}", at=at, seconds=SEND_SECONDS) for n in range(4)]
+    body = {"seconds": SEND_SECONDS}
+    group = [running.submit(f"p-{n}", send_at=at, body=body) for n in range(4)]
     wait_until(running.ledger)
     running.stop("worker")
     standing = {each.id: each for each in running.stored()}
@@ -78,7 +69,7 @@ def test_a_worker_told_to_stop_ends_its_send_and_puts_back_the_rest_of_its_group
     running.up("worker")
     running.wait_until_ended()
     running.check(group)
-    lasting = submit(running, "lasting", seconds=2 * SEND_SECONDS)
+    lasting = running.submit("lasting", body={"seconds": 2 * SEND_SECONDS})
     begun_at = wait_until(lambda: max((each.at_us for each in running.ledger()
                                        if each.id == lasting.id), default=0), 15)  # fmt: skip
     wait_until(lambda: time.time() - begun_at / 1e6 > SEND_SECONDS / 2)
@@ -100,7 +91,7 @@ def test_a_worker_whose_clock_is_an_hour_ahead_sends_nothing_early(environment: 
     running = environment(services={**SERVICES, "worker": ahead})
     start = datetime.now(UTC) + timedelta(seconds=6)
     messages = [
-        submit(running, f"p-{n}", at=start + timedelta(milliseconds=100 * n)) for n in range(8)
+        running.submit(f"p-{n}", send_at=start + timedelta(milliseconds=100 * n)) for n in range(8)
     ]
 
     def left_to_the_sweep() -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
@@ -11,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from tests.acceptance.test_health import address, says
-from tests.support.environment import CHANNEL, Environment, Maker
+from tests.support.environment import Environment, Maker
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.long
@@ -101,15 +100,7 @@ def services(pool: str) -> dict[str, list[str]]:
 
 
 def delivers_and_does_its_own_work(running: Environment, folder: Path) -> None:
-    accepted = [
-        running.dispatcher.submit(
-            channel=CHANNEL,
-            recipient=f"person-{number}",
-            body={},
-            send_in=timedelta(seconds=1 + number / 10),
-        )
-        for number in range(20)
-    ]
+    accepted = [running.submit(f"person-{number}", 1 + number / 10) for number in range(20)]
     running.wait_until_ended()
     running.check(accepted)
     wait_until(lambda: len((folder / "counted").read_text()) > 1)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
 from dispatcher.message import Message, Outcome, Status
-from tests.support.environment import CHANNEL, Environment, Maker
+from tests.support.environment import Environment, Maker
 from tests.support.load import Load
 from tests.support.waiting import wait_until
 
@@ -56,23 +55,18 @@ def test_a_send_of_a_killed_worker_is_held_where_on_unknown_says_so(environment:
     running = environment()
     dispatcher = running.dispatcher
 
-    def submit(recipient: str, **asked: Any) -> Message:
-        return dispatcher.submit(
-            channel=CHANNEL, recipient=recipient, send_in=timedelta(0), **{"body": {}} | asked
-        )
-
     def begun(message: Message) -> int:
         return sum(line.id == message.id and line.event == "begin" for line in running.ledger())
 
     def has(message: Message, status: Status) -> bool:
         return dispatcher.get(message.id).status is status
 
-    careful = submit("careful", on_unknown="hold", body={"seconds": 0.5})
+    careful = running.submit("careful", on_unknown="hold", body={"seconds": 0.5})
     wait_until(lambda: sending_now(running), every=0.001)
     running.kill("worker")
     assert cut_short(running) == 1, "the kill hit no send"
     wait_until(lambda: has(careful, Status.HELD))
-    after = [submit(f"person-{number}") for number in range(10)]
+    after = [running.submit(f"person-{number}") for number in range(10)]
     wait_until(lambda: all(has(each, Status.SENT) for each in after))
     assert begun(careful) == 1, "nothing is sent twice"
     assert [each.id for each in dispatcher.held()] == [careful.id]
@@ -89,16 +83,11 @@ def test_a_send_of_a_killed_worker_is_held_where_on_unknown_says_so(environment:
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_while_no_beat_lives_nothing_is_lost_and_then_all_is_sent(environment: Maker) -> None:
     running = environment()
-    horizon = running.settings.horizon
-
-    def submit(number: int, due: timedelta) -> Message:
-        return running.dispatcher.submit(
-            channel=CHANNEL, recipient=f"person-{number}", body={}, send_in=due
-        )
+    beyond = running.settings.horizon.total_seconds() + 2
 
     running.down("beat-1", "beat-2")
-    near = [submit(number, timedelta(seconds=1)) for number in range(20)]
-    far = [submit(number, horizon + timedelta(seconds=2)) for number in range(20, 40)]
+    near = [running.submit(f"person-{number}", 1) for number in range(20)]
+    far = [running.submit(f"person-{number}", beyond) for number in range(20, 40)]
 
     def all_sent(messages: list[Message]) -> bool:
         sent = {each.id for each in running.stored() if each.status is Status.SENT}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dispatcher.message import Message
 from tests.support.environment import Environment, Maker, dispatcher_command
 from tests.support.proxy import Proxy
 from tests.support.servers import PostgresServer, RedisServer
@@ -22,6 +22,18 @@ SERVICES = {
     "worker": dispatcher_command("worker", "--loglevel=DEBUG"),
     "beat-1": dispatcher_command("beat", "--loglevel=DEBUG"),
 }
+
+
+class Quoting:
+    """Crashes at the first try of each message and quotes all it knows; takes the second."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def send(self, message: Message) -> str:
+        if message.attempt_count == 1:
+            raise RuntimeError(f"{self._token} {message.recipient} {dict(message.body)} {vars()}")
+        return f"{self._token} {message.recipient}"
 
 
 def lines(folder: Path) -> tuple[list[dict[str, Any]], int]:
@@ -59,7 +71,7 @@ def test_no_process_writes_a_secret(
             "ACL", "SETUSER", "canary", "on", f">{PASSWORD}", "~*", "&*", "+@all"
         )
         redis_url = f"redis://canary:{PASSWORD}@127.0.0.1:{line.port}"
-        quoting = {"transport": "tests.support.quoting:Quoting", "options": {"token": TOKEN}}
+        quoting = {"transport": f"{__name__}:Quoting", "options": {"token": TOKEN}}
         running = environment(
             services=SERVICES,
             redis_url=f"{redis_url}/0",
@@ -90,12 +102,7 @@ def submitted(running: Environment) -> bool:
     """Submit one more, as soon as it is accepted."""
     if not running.accepts():
         return False
-    running.dispatcher.submit(
-        channel="quoting",
-        recipient=RECIPIENT,
-        scope=SCOPE,
-        body={"text": BODY},
-        send_in=timedelta(0),
-        on_conflict="shift",
+    running.submit(
+        RECIPIENT, channel="quoting", scope=SCOPE, body={"text": BODY}, on_conflict="shift"
     )
     return True

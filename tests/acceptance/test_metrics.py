@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import urllib.request
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.acceptance.test_health import address
 from tests.support.environment import CHANNEL, Maker, dispatcher_command
 from tests.support.soak import a_third_of
 from tests.support.waiting import wait_until
@@ -23,13 +22,9 @@ POOLS = {
 }
 
 
-def address(folder: Path) -> str | None:
-    found = re.search(r"metrics at (http://\S+)", (folder / "worker.log").read_text())
-    return found[1] if found else None
-
-
-def scraped(url: str) -> Mapping[tuple[str, frozenset[Any]], float]:
-    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - our own, on loopback
+def scraped(address: str) -> Mapping[tuple[str, frozenset[Any]], float]:
+    url = f"http://{address}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as answer:
         text = answer.read().decode()
     return {
         (each.name.removeprefix("dispatcher_"), frozenset(each.labels.items())): each.value
@@ -50,12 +45,9 @@ def test_a_worker_tells_what_all_its_processes_counted(
     }
     running = environment(services=services, quotas="100/second")
     for number in range(MANY):
-        running.dispatcher.submit(
-            channel=CHANNEL, recipient=f"person {number}", body={}, send_in=timedelta(0)
-        )
+        running.submit(f"person {number}")
     running.wait_until_ended()
-    wait_until(lambda: address(folder) is not None)
-    url = address(folder)
+    url = wait_until(lambda: address(folder, "worker"))
     assert url is not None
 
     def value(name: str, **labels: str) -> float:

@@ -30,8 +30,7 @@ def test_overdue_messages_expire_or_are_sent_late_as_their_channel_says(
     running.down("worker")
 
     def submit(name: str, channel: str, after: float) -> Message:
-        due = timedelta(seconds=after)
-        return running.dispatcher.submit(channel=channel, recipient=name, body={}, send_in=due)
+        return running.submit(name, after, channel=channel)
 
     late = [submit(name, CHANNEL, after) for name in ("ada", "ben") for after in (1.0, 1.1)]
     codes = [submit(name, "codes", 1.0) for name in ("cyd", "dan")]

@@ -13,7 +13,7 @@ import shutil
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
@@ -294,9 +294,7 @@ class Poisoned:
 
 
 def deliver_one(running: Environment) -> None:
-    message = running.dispatcher.submit(
-        channel=CHANNEL, recipient=f"somebody {uuid4()}", body={}, send_in=timedelta(0)
-    )
+    message = running.submit(f"somebody {uuid4()}")
     wait_until(lambda: message.id in {line.id for line in running.ledger()}, 60)
 
 

@@ -11,19 +11,13 @@ import pytest
 
 from dispatcher import Message
 from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
-from tests.support.environment import CHANNEL, Environment, Maker, frozen
-from tests.support.load import Load
+from tests.support.environment import Environment, Maker, frozen
+from tests.support.load import Load, flow
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
 FORGOTTEN_BYTES = 30_000
 PEOPLE = 15
-
-
-def flow(load: Load, running: Environment) -> None:
-    accepted, lines = len(load.accepted), len(running.ledger())
-    wait_until(lambda: len(load.accepted) > accepted + 40)
-    wait_until(lambda: len(running.ledger()) > lines + 20)
 
 
 def wait_for_refusal(load: Load, before: int) -> None:
@@ -43,9 +37,7 @@ def recovery(load: Load, since: float) -> float:
 def are_open(running: Environment, accepted: list[Message]) -> bool:
     """Submit once; return whether the windows decide, by yes or no. Add what they accept."""
     try:
-        message = running.dispatcher.submit(
-            channel=CHANNEL, recipient="ada", body={}, send_in=timedelta(0)
-        )
+        message = running.submit("ada")
     except ReservationsUnavailable:
         return False
     except QuotaExceeded:
@@ -69,17 +61,17 @@ def test_a_killed_redis_comes_back_and_no_quota_or_limit_is_exceeded(
 ) -> None:
     running = environment()
     with Load(running.settings, recipients=40) as load:
-        flow(load, running)
+        flow(running, load)
         own_redis.kill()
         wait_for_refusal(load, load.unavailable())
         own_redis.start()
         first = recovery(load, time.monotonic())
-        flow(load, running)
+        flow(running, load)
         own_redis.kill()
         forget_the_end(own_redis.folder)
         own_redis.start()
         second = recovery(load, time.monotonic())
-        flow(load, running)
+        flow(running, load)
     report(f"submits accepted {first:.1f} s and {second:.1f} s after the restart")
     running.wait_until_ended()
     assert load.failures == []
@@ -94,7 +86,7 @@ def test_after_flushall_submits_are_refused_until_the_windows_are_rebuilt(
     with Load(running.settings, recipients=40) as load, own_redis.client() as client:
         recovered = []
         ours: list[Message] = []
-        flow(load, running)
+        flow(running, load)
         for _ in range(3):
             # The second and third hit while what waited for the first is being sent.
             wait_for_send(running)
@@ -104,7 +96,7 @@ def test_after_flushall_submits_are_refused_until_the_windows_are_rebuilt(
             assert not are_open(running, ours)
             wait_until(lambda: are_open(running, ours))
             recovered.append(time.monotonic() - since)
-        flow(load, running)
+        flow(running, load)
     report("submits accepted again after " + ", ".join(f"{each:.1f} s" for each in recovered))
     running.wait_until_ended()
     assert load.failures == []
@@ -119,12 +111,7 @@ def test_a_backlog_keeps_the_limits_though_redis_forgets_what_was_sent(
     running = environment(horizon=9)  # a task of each message waits in the worker
     start = datetime.now(UTC) + timedelta(seconds=6)
     accepted = [
-        running.dispatcher.submit(
-            channel=CHANNEL,
-            recipient=f"person-{number}",
-            body={},
-            send_at=start + timedelta(seconds=after),
-        )
+        running.submit(f"person-{number}", send_at=start + timedelta(seconds=after))
         for number in range(PEOPLE)
         for after in (0.0, 0.1, 2.6, 2.7)
     ]

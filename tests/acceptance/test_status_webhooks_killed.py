@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -55,12 +54,9 @@ def test_status_webhooks_arrive_though_processes_are_killed(
             quotas="1/10 second",
         )  # fmt: skip
         accepted = [
-            running.dispatcher.submit(
-                channel=CHANNEL, recipient=f"person {number}", body={}, send_in=timedelta(0),
-                status_url=receiver.url if number else None,
-            )
+            running.submit(f"person {number}", status_url=receiver.url if number else None)
             for number in range(MANY + 1)
-        ]  # fmt: skip
+        ]
         for seen in (1, MANY // 2, MANY):
             wait_until(partial(has_got, receiver, seen), every=0.001)
             running.kill("worker")

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 from uuid import UUID
 
 from sqlalchemy import select
@@ -27,6 +28,7 @@ from tests.support import ledger
 from tests.support.checks import History, Stored, broken_promises, false_windows
 from tests.support.clients import client_of
 from tests.support.model import Quota
+from tests.support.reserving import window
 from tests.support.service import Forked, Service
 from tests.support.tables import IS_MESSAGE, attempts, messages
 from tests.support.waiting import wait_until
@@ -160,6 +162,13 @@ class Environment:
             return False
         return True
 
+    def submit(self, recipient: str, after: float = 0.0, **asked: Any) -> Message:
+        """Submit for so many seconds from now, or for a ``send_at`` that is asked for."""
+        if "send_at" not in asked:
+            asked["send_in"] = timedelta(seconds=after)
+        usual = {"channel": CHANNEL, "recipient": recipient, "body": {}}
+        return self.dispatcher.submit(**usual | asked)
+
     def ledger(self) -> list[ledger.Line]:
         return ledger.read(self._ledger)
 
@@ -182,11 +191,7 @@ class Environment:
         found: dict[str, dict[UUID, int]] = {}
         with client_of(self.settings.redis_url) as client:
             for key in client.scan_iter(match=f"{{{self.settings.namespace}:*}}:window:*"):
-                members = cast(
-                    "list[tuple[bytes, float]]", client.zrange(key, 0, -1, withscores=True)
-                )
-                scope = key.decode().split(":window:", 1)[1]
-                found[scope] = {UUID(bytes=member): int(score) for member, score in members}
+                found[key.decode().split(":window:", 1)[1]] = window(client, key)
         return found
 
     @property

@@ -17,7 +17,7 @@ from dispatcher.errors import (
     ReservationsUnavailable,
 )
 from dispatcher.message import Message
-from tests.support.environment import CHANNEL
+from tests.support.environment import CHANNEL, Environment
 from tests.support.waiting import wait_until
 
 _PACE_SECONDS = 0.005
@@ -104,3 +104,14 @@ class Load:
         if not self._tenants:
             return None
         return {"tenant": f"tenant-{self._random.randrange(self._tenants)}"}
+
+
+def flow(running: Environment, *loads: Load) -> None:
+    """Wait until messages are accepted and sent again."""
+
+    def accepted() -> int:
+        return sum(len(load.accepted) for load in loads)
+
+    before, lines = accepted(), len(running.ledger())
+    wait_until(lambda: accepted() > before + 60)
+    wait_until(lambda: len(running.ledger()) > lines + 20)

@@ -210,7 +210,7 @@ def value_of(client: redis.Redis, name: bytes) -> bytes:
     return cast(bytes, client.dump(name))
 
 
-def window(client: redis.Redis, key: str) -> dict[UUID, int]:
+def window(client: redis.Redis, key: str | bytes) -> dict[UUID, int]:
     found = cast(list[tuple[bytes, float]], client.zrange(key, 0, -1, withscores=True))
     return {UUID(bytes=member): int(score) for member, score in found}
 
