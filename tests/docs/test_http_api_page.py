@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import subprocess
 import textwrap
 from collections.abc import Iterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from dispatcher.problems import STATUSES, problem_kind_of
+from dispatcher.times.clock import SystemClock
 from dispatcher.web import api, streams
 from dispatcher.web.access import Right, add_key
 from tests.support.environment import child_environment
@@ -55,8 +56,6 @@ func main() {
 @pytest.fixture
 def served(build: Build, tmp_path: Path) -> Iterator[dict[str, str]]:
     """Serve the API as the page does; give the variables of its shell."""
-    from dispatcher.times.clock import SystemClock  # noqa: PLC0415 - beside its use
-
     house: House = build(
         clock=SystemClock(),
         channels={"sms": {"transport": "memory"}},
@@ -70,23 +69,19 @@ def served(build: Build, tmp_path: Path) -> Iterator[dict[str, str]]:
         tmp_path / "serve.log", tmp_path, child_environment(house.settings),
     )  # fmt: skip
     try:
-        url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: answers(url))
-        yield {"API": url, "KEY": token}
+        wait_until(lambda: answers(port))
+        yield {"API": f"http://127.0.0.1:{port}", "KEY": token}
     finally:
         server.terminate()
         server.join()
 
 
-def answers(url: str) -> bool:
-    import socket  # noqa: PLC0415 - beside its use
-
-    host, _, port = url.removeprefix("http://").partition(":")
+def answers(port: int) -> bool:
     try:
-        with closing(socket.create_connection((host, int(port)), 1)):
-            return True
+        socket.create_connection(("127.0.0.1", port), 1).close()
     except OSError:
         return False
+    return True
 
 
 def shell(block: str, **variables: str) -> Any:
@@ -147,12 +142,7 @@ def test_the_snippet_in_typescript_submits(served: dict[str, str], tmp_path: Pat
 def test_the_snippet_in_go_submits(served: dict[str, str], tmp_path: Path) -> None:
     program = tmp_path / "submit.go"
     program.write_text(GO_PROGRAM % snippet("go"))
-    draft = {
-        "channel": "sms",
-        "recipient": "ada",
-        "body": {"text": "See you"},
-        "send_in_seconds": 9,
-    }
+    draft = {"channel": "sms", "recipient": "ada", "body": {"text": "hi"}, "send_in_seconds": 9}
     more = {"MESSAGE": json.dumps(draft), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     submitted([GO or "", "run", str(program)], served | more)
 

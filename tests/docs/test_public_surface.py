@@ -5,14 +5,12 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import pkgutil
 import types
 
 import pytest
 
 import dispatcher
 from dispatcher import errors
-from tests.support.django_project import shop
 
 PACKAGES = ["cli", "limiters", "reservation", "store", "submission", "transports"]
 
@@ -67,26 +65,11 @@ def test_every_error_a_caller_may_meet_is_public() -> None:
     assert tree - set(dispatcher.__all__) == {"EmbeddedUnavailable"}
 
 
-@pytest.mark.parametrize(
-    "method", [name for name in dir(dispatcher.Dispatcher) if not name.startswith("_")]
-)
-def test_every_method_of_the_front_door_is_documented(method: str) -> None:
-    assert inspect.getdoc(getattr(dispatcher.Dispatcher, method))
-
-
 @pytest.mark.parametrize("name", PACKAGES)
-def test_a_package_says_what_it_is_and_exports_what_exists(name: str) -> None:
+def test_a_package_exports_what_exists(name: str) -> None:
     package = importlib.import_module(f"dispatcher.{name}")
-    assert package.__doc__
     for each in package.__all__:
         assert hasattr(package, each)
-
-
-def test_every_module_says_what_it_is() -> None:
-    shop()  # Django's models need a project
-    for found in pkgutil.walk_packages(dispatcher.__path__, "dispatcher."):
-        if found.name != "dispatcher.__main__":
-            assert importlib.import_module(found.name).__doc__, found.name
 
 
 def test_errors_of_limiters_are_exported_beside_them() -> None:

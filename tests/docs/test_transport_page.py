@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import http.server
 import importlib
 import re
 import sys
-import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +22,7 @@ from dispatcher import (
 from dispatcher.testing import TransportSuite, a_message
 from dispatcher.transports import Checks, load, mail, smtp
 from dispatcher.transports.smtp import SmtpTransport
+from tests.support.http_receiver import Handler, Receiver, receiving
 from tests.transports.test_names import install
 
 PAGE = (Path(__file__).parents[2] / "docs" / "transports.md").read_text(encoding="utf-8")
@@ -36,44 +35,23 @@ def shown(language: str, beginning: str) -> str:
     return str(block)
 
 
-class Receiver(http.server.ThreadingHTTPServer):
-    """Answers as it is told: with a status, or not at all."""
-
-    status: int | None = 200
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Answers)
-        self.keys: list[str] = []
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class _Answers(http.server.BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        receiver = self.server
-        assert isinstance(receiver, Receiver)
-        self.rfile.read(int(self.headers["Content-Length"]))
-        receiver.keys.append(self.headers["Idempotency-Key"])
-        if receiver.status is not None:
-            self.send_response(receiver.status)
-            self.send_header("Receipt", f"pushed to {self.headers['To']}")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
-        """Say nothing."""
+def took(handler: Handler) -> None:
+    handler.reply(200, {"Receipt": f"pushed to {handler.received.headers.get('to')}"})
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    with Receiver() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with receiving() as server:
+        server.answer = took
         yield server
-        server.shutdown()
-        thread.join()
+
+
+def address(receiver: Receiver) -> str:
+    return f"http://127.0.0.1:{receiver.port}"
+
+
+def keys(receiver: Receiver) -> list[str]:
+    return [each.headers["idempotency-key"] for each in receiver.received]
 
 
 @pytest.fixture
@@ -89,7 +67,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def made(receiver: Receiver) -> Any:
-    return importlib.import_module("shop.push").Push(receiver.address, "a token", timeout=5)
+    return importlib.import_module("shop.push").Push(address(receiver), "a token", timeout=5)
 
 
 def test_the_transport_has_twenty_lines() -> None:
@@ -100,7 +78,7 @@ def test_the_transport_has_twenty_lines() -> None:
 def test_it_sends(shop: Path, receiver: Receiver) -> None:
     message = a_message()
     assert made(receiver).send(message) == "pushed to ada"
-    assert receiver.keys == [str(message.id)]
+    assert keys(receiver) == [str(message.id)]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +88,10 @@ def test_it_sends(shop: Path, receiver: Receiver) -> None:
 def test_it_tells_failures_apart(
     shop: Path, receiver: Receiver, status: int | None, kind: type[Exception]
 ) -> None:
-    receiver.status = status
+    if status is None:
+        receiver.answer = Handler.hang_up
+    else:
+        receiver.answers(status)
     with pytest.raises(kind):
         made(receiver).send(a_message())
 
@@ -121,11 +102,11 @@ def test_its_tests_pass(
     text = shown("python", "# tests/test_push.py")
     assert "http://127.0.0.1:8025" in text
     space: dict[str, Any] = {}
-    exec(text.replace("http://127.0.0.1:8025", receiver.address), space)  # noqa: S102 - our page
+    exec(text.replace("http://127.0.0.1:8025", address(receiver)), space)  # noqa: S102 - our page
     suite = space["TestPush"]
     assert issubclass(suite, TransportSuite)
     suite.run()
-    assert len(receiver.keys) > 40
+    assert len(keys(receiver)) > 40
 
 
 def test_it_is_found_where_its_distribution_is_installed(shop: Path, receiver: Receiver) -> None:
@@ -133,7 +114,7 @@ def test_it_is_found_where_its_distribution_is_installed(shop: Path, receiver: R
     [(name, place)] = project["entry-points"]["dispatcher.transports"].items()
     install(shop, "shop", f"{name} = {place}")
     channels = {"push": {"transport": name, "options": {
-        "address": receiver.address, "token": "a token",
+        "address": address(receiver), "token": "a token",
     }}}  # fmt: skip
     settings = Settings.load(channels=channels, transport_timeout=7)
     transport: Any = load("push", settings.channels["push"], settings)
@@ -162,11 +143,11 @@ def test_its_settings_are_read_and_a_secret_may_come_from_the_environment(
 def test_its_receiver_on_this_machine_is_one_option_away(receiver: Receiver) -> None:
     options = tomllib.loads(shown("toml", "[channels.local]"))["channels"]["local"]["options"]
     assert options.keys() == {"url"}
-    options["url"] = options["url"].replace("http://127.0.0.1:8099", receiver.address)
+    options["url"] = options["url"].replace("http://127.0.0.1:8099", address(receiver))
     settings = Settings.load(channels={"local": {"transport": "webhook", "options": options}})
     message = a_message()
     load("local", settings.channels["local"], settings).send(message)
-    assert receiver.keys == [str(message.id)]
+    assert keys(receiver) == [str(message.id)]
 
 
 def test_its_email_can_be_sent() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 import subprocess
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,6 +21,7 @@ from dispatcher.operations import server_checks
 from dispatcher.operations.findings import Level
 from dispatcher.telemetry.prometheus import _Handler
 from tests.operations.test_doctor_checks import SOUND
+from tests.support.nodes import free_port
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
@@ -129,12 +129,6 @@ def test_a_health_check_asks_a_path_and_a_port_that_answer(name: str) -> None:
     assert "metrics" in (ROOT / "Dockerfile").read_text("utf-8")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1]) % 40_000 + 10_000  # the bus listens 10,000 above
-
-
 @pytest.mark.long
 def test_the_nodes_start_by_their_options_and_are_joined_once(tmp_path: Path) -> None:
     """The commands of the file, on this machine: with other ports, and without passwords."""
@@ -152,7 +146,7 @@ def test_the_nodes_start_by_their_options_and_are_joined_once(tmp_path: Path) ->
     assert {"--cluster-enabled", "--appendonly", "noeviction"} <= {*options}
     script = CLUSTER["redis-cluster"]["command"][2].replace("$$", "$")
     with ExitStack() as stack:
-        ports = [_free_port() for _ in NODES]
+        ports = [free_port() for _ in NODES]
         nodes = [
             stack.enter_context(
                 RedisServer("--port", str(port), "--bind", "127.0.0.1", *options)
