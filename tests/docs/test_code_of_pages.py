@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import re
 import shutil
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
-from dispatcher import Dispatcher, Settings, Status
+from dispatcher import Dispatcher, QuotaExceeded, Settings, Status
 from dispatcher.limiters import Concurrency
+from dispatcher.times.clock import SystemClock
+from tests.docs.pages import blocks, page
+from tests.support.callers import callers_engine
 from tests.support.environment import broker_on
+from tests.support.house_fixtures import Build
 from tests.support.servers import RedisServer
 
-ROOT = Path(__file__).parents[2]
 _PRINTS = re.compile(r"^( *)print\((.+)\)  # (.+)$", re.MULTILINE)
 _HERE = "redis.Redis()"
 
@@ -48,14 +54,10 @@ class Told:
         assert " ".join(map(str, values)) == said
 
 
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-
-
-def run(page: str, **names: Any) -> dict[str, Any]:
+def run(text: str, **names: Any) -> dict[str, Any]:
     """Run code of a page; return its names, with ``told`` among them."""
     names |= {"told": Told(), "__name__": "page"}
-    for block in blocks(page, "python"):
+    for block in blocks(text, "python"):
         code = _PRINTS.sub(r"\1told('''\3''', \2)", block)
         exec(compile(code, "page", "exec", dont_inherit=True), names)  # noqa: S102 - our own page
     return names
@@ -68,9 +70,9 @@ def opened() -> Settings:
 
 
 def test_the_readme_does_what_it_says() -> None:
-    page = (ROOT / "README.md").read_text().split("\n## Python\n")[1].split("\n## ")[0]
+    text = page("README.md").split("\n## Python\n")[1].split("\n## ")[0]
     opened()
-    names = run(page)
+    names = run(text)
     with names["dispatcher"] as dispatcher:
         assert names["told"].lines == 6
         assert dispatcher.get(names["shifted"].id).status is Status.SCHEDULED
@@ -80,17 +82,17 @@ def test_the_readme_does_what_it_says() -> None:
 def test_the_first_page_of_the_site_does_what_it_says(place: Path) -> None:
     (place / "dispatcher.toml").write_text('[channels.sms]\ntransport = "file"\n')
     opened()
-    names = run((ROOT / "docs/index.md").read_text())
+    names = run(page("docs/index.md"))
     with names["dispatcher"] as dispatcher:
         assert names["told"].lines == 2
         assert dispatcher.count(status=Status.SCHEDULED) == 2
 
 
 def test_the_limiter_of_the_readme_does_what_it_says(redis_server: RedisServer) -> None:
-    page = (ROOT / "README.md").read_text().split("\n## Limiters alone\n")[1].split("\n## ")[0]
-    assert _HERE in page
-    page = page.replace(_HERE, f"redis.Redis.from_url({redis_server.url!r})")
-    names = run(page.replace("10/second", "10/hour"))  # a slow machine takes its time
+    text = page("README.md").split("\n## Limiters alone\n")[1].split("\n## ")[0]
+    assert _HERE in text
+    text = text.replace(_HERE, f"redis.Redis.from_url({redis_server.url!r})")
+    names = run(text.replace("10/second", "10/hour"))  # a slow machine takes its time
     assert names["decision"].allowed
     [holds] = [each for each in names["limits"] if isinstance(each, Concurrency)]
     assert holds.on(redis_server.client()).peek("customer 17").remaining == 20
@@ -100,7 +102,7 @@ def test_the_limiter_of_the_readme_does_what_it_says(redis_server: RedisServer) 
 
 def test_the_apps_of_the_page_about_frameworks_submit(redis_server: RedisServer) -> None:
     opened()
-    text = (ROOT / "docs/frameworks.md").read_text()
+    text = page("docs/frameworks.md")
     names = run(text.replace("redis://redis.example/0", redis_server.url))
     with TestClient(names["app"]) as client:
         answers = [client.post("/codes", params={"recipient": "ada"}) for _ in range(2)]
@@ -114,11 +116,11 @@ def test_the_apps_of_the_page_about_frameworks_submit(redis_server: RedisServer)
 
 
 def test_submitting_does_what_it_says(place: Path) -> None:
-    page = (ROOT / "docs/submitting.md").read_text()
-    [settings] = blocks(page, "toml")
+    text = page("docs/submitting.md")
+    [settings] = blocks(text, "toml")
     (place / "dispatcher.toml").write_text(settings)
     assert opened().scopes.keys() == {"tenant"}
-    main, last = page.split("\n## In your own tests\n")
+    main, last = text.split("\n## In your own tests\n")
     names = run(main)
     with names["dispatcher"] as dispatcher:
         assert names["told"].lines == 10
@@ -130,11 +132,11 @@ def test_submitting_does_what_it_says(place: Path) -> None:
 
 
 def test_what_is_possible_is(place: Path) -> None:
-    page = (ROOT / "docs/is-it-possible.md").read_text()
-    [settings] = blocks(page, "toml")
+    text = page("docs/is-it-possible.md")
+    [settings] = blocks(text, "toml")
     (place / "dispatcher.toml").write_text(settings)
     opened()
-    names = run(page)
+    names = run(text)
     with names["dispatcher"] as dispatcher:
         assert [message.status for message in names["results"]] == [Status.SCHEDULED] * 2
         assert dispatcher.get(names["digest"].id).body == {"text": "Two new comments"}
@@ -142,16 +144,38 @@ def test_what_is_possible_is(place: Path) -> None:
 
 
 def test_coming_from_others_does_what_it_says(place: Path, redis_server: RedisServer) -> None:
-    page = (ROOT / "docs/coming-from.md").read_text()
-    [settings] = blocks(page, 'toml title="dispatcher.toml"')
+    text = page("docs/coming-from.md")
+    [settings] = blocks(text, 'toml title="dispatcher.toml"')
     (place / "dispatcher.toml").write_text(settings)
-    for block in blocks(page, 'python title="before"'):
+    for block in blocks(text, 'python title="before"'):
         compile(block, "before", "exec")
     opened()
-    assert _HERE in page
-    page = page.replace(_HERE, f"redis.Redis.from_url({redis_server.url!r})")
-    names = run(page.replace('```python title="after"', "```python"))
+    assert _HERE in text
+    text = text.replace(_HERE, f"redis.Redis.from_url({redis_server.url!r})")
+    names = run(text.replace('```python title="after"', "```python"))
     with names["dispatcher"] as dispatcher:
         assert names["told"].lines == 9
         assert dispatcher.count(status=Status.CANCELLED) == 2
         assert dispatcher.count(status=Status.SCHEDULED) == 4
+
+
+def test_an_order_and_its_reminder_commit_together(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = build(clock=SystemClock(), channels={"email": {"transport": "memory"}})
+    with callers_engine(house.database, table=False) as engine:
+        monkeypatch.setattr("dispatcher.Dispatcher", lambda: house.dispatcher)
+        monkeypatch.setattr("sqlalchemy.create_engine", lambda _: engine)
+        names = run(page("docs/transactions.md"))
+        order, take_order = names["Order"], names["take_order"]
+        [message] = [*house.dispatcher.select()]
+        rounded = message.send_at - (names["tomorrow"] - timedelta(hours=1))
+        assert timedelta(0) <= rounded < timedelta(milliseconds=1)
+        with suppress(QuotaExceeded), Session(engine) as session, session.begin():
+            take_order(session, order(number=18, email="ben", pickup_at=names["tomorrow"]))
+            take_order(session, order(number=19, email="ben", pickup_at=names["tomorrow"]))
+            pytest.fail("both fit")
+        with Session(engine) as session:
+            assert list(session.scalars(select(order.number))) == [17]
+    assert [*house.dispatcher.select()] == [message]
+    assert house.reservations() == house.all_members()

@@ -19,6 +19,7 @@ from dispatcher.problems import STATUSES, problem_kind_of
 from dispatcher.times.clock import SystemClock
 from dispatcher.web import api, streams
 from dispatcher.web.access import Right, add_key
+from tests.docs.pages import blocks, page
 from tests.support.environment import child_environment
 from tests.support.house import House
 from tests.support.house_fixtures import Build
@@ -26,9 +27,7 @@ from tests.support.nodes import free_port
 from tests.support.processes import command_line
 from tests.support.waiting import wait_until
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "http-api.md").read_text()
-SERVING = (DOCS / "http-api-serving.md").read_text()
+PAGE, SERVING = page("docs/http-api.md"), page("docs/http-api-serving.md")
 CURL = shutil.which("curl")
 NODE = shutil.which("node")
 GO = shutil.which("go")
@@ -94,9 +93,8 @@ def shell(block: str, **variables: str) -> Any:
 @pytest.mark.skipif(CURL is None, reason="curl is not installed")
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_the_calls_of_the_page_get_the_answers_it_names(served: dict[str, str]) -> None:
-    blocks = [each for each in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-              if "curl" in each]  # fmt: skip
-    submit, refused, change, listen, batch = blocks
+    calls = [block for block in blocks(PAGE, "sh") if "curl" in block]
+    submit, refused, change, listen, batch = calls
     served["PATH"] = str(Path(CURL or "").parent) + ":/usr/bin:/bin"
     listener = subprocess.Popen(["sh", "-c", f"exec {listen}"], env=served, stdout=subprocess.PIPE)
     with listener as listening:
@@ -112,7 +110,7 @@ def test_the_calls_of_the_page_get_the_answers_it_names(served: dict[str, str]) 
     assert message["status"] == "scheduled"
     assert shell(submit, **served) == [message]
     [problem] = shell(refused, **served)
-    [told] = map(json.loads, re.findall(r"^```json\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
+    [told] = map(json.loads, blocks(PAGE, "json"))
     assert set(problem) == set(told)
     for name in ("type", "title", "status", "quota", "scope", "send_at", "next_slot"):
         assert problem[name] == told[name]

@@ -15,6 +15,7 @@ from dispatcher.testing import a_message
 from dispatcher.transports import load
 from dispatcher.transports.apprise import AppriseTransport
 from dispatcher.transports.webhook import WebhookTransport, receiver_secret
+from tests.docs.pages import blocks
 from tests.docs.test_transport_page import PAGE
 
 SECTIONS = {"Webhook": WebhookTransport, "Apprise": AppriseTransport}
@@ -27,9 +28,9 @@ def section(name: str) -> str:
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_the_settings_of_the_page_make_transports(name: str) -> None:
-    blocks = re.findall(r"```toml\n(.*?)```", section(name), re.DOTALL)
-    assert blocks
-    for block in blocks:
+    shown = blocks(section(name), "toml")
+    assert shown
+    for block in shown:
         settings = Settings.load(default_channels=False, **tomllib.loads(block))
         for each, channel in settings.channels.items():
             assert isinstance(load(each, channel, settings), SECTIONS[name])
@@ -43,7 +44,7 @@ def test_the_page_has_every_option(name: str, transport: type) -> None:
 
 
 def test_the_payload_of_the_page_is_what_is_posted() -> None:
-    [block] = re.findall(r"```json\n(.*?)```", section("Webhook"), re.DOTALL)
+    [block] = blocks(section("Webhook"), "json")
     shown = json.loads(block)
     content = WebhookTransport()._content(a_message())
     assert list(json.loads(content)) == list(shown)
@@ -52,9 +53,7 @@ def test_the_payload_of_the_page_is_what_is_posted() -> None:
 
 def test_the_key_of_a_receiver_is_made_as_the_page_says() -> None:
     [made] = [
-        block
-        for block in re.findall(r"```python\n(.*?)```", section("Webhook"), re.DOTALL)
-        if "def receiver_secret" in block
+        block for block in blocks(section("Webhook"), "python") if "def receiver_secret" in block
     ]
     given: dict[str, Any] = {}
     exec(made, given)  # noqa: S102 - our own page

@@ -17,10 +17,11 @@ from dispatcher.cli import app as cli
 from dispatcher.cli import every_command
 from dispatcher.operations import doctor
 from dispatcher.transports import load
+from tests.docs.pages import blocks, page
+from tests.support.environment import ROOT
 
-ROOT = Path(__file__).parents[2]
-OPERATING = (ROOT / "docs/operating.md").read_text()
-SUBMITTING = (ROOT / "docs/submitting.md").read_text()
+OPERATING = page("docs/operating.md")
+SUBMITTING = page("docs/submitting.md")
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)]*))?\)")
 _NOT_BY_SUBMIT = {
     "DispatcherError", "InvalidValue", "InvalidSettings", "MissingExtra", "SlotRefused",
@@ -34,20 +35,16 @@ def sections(path: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
-def rows(page: str, header: str) -> list[list[str]]:
+def rows(text: str, header: str) -> list[list[str]]:
     """Return the cells of the table with this header."""
-    lines = page.split(f"{header}\n")[1].split("\n\n", maxsplit=1)[0].splitlines()[1:]
+    lines = text.split(f"{header}\n")[1].split("\n\n", maxsplit=1)[0].splitlines()[1:]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-
-
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
 def test_a_link_leads_somewhere(name: str) -> None:
     """Those of the other pages are judged by ``make docs``, which does not read these."""
-    found = _LINK.findall((ROOT / name).read_text())
+    found = _LINK.findall(page(name))
     assert len(found) >= 3
     for file, section in found:
         path = ROOT / (file or name)
@@ -56,8 +53,8 @@ def test_a_link_leads_somewhere(name: str) -> None:
 
 
 def test_the_first_page_of_the_site_says_what_the_readme_says() -> None:
-    name, motto, introduction = (ROOT / "README.md").read_text().split("\n\n")[:3]
-    first = (ROOT / "docs/index.md").read_text().split("\n\n")
+    name, motto, introduction = page("README.md").split("\n\n")[:3]
+    first = page("docs/index.md").split("\n\n")
     assert first[:2] == [name, motto]
     assert introduction in first
 
@@ -66,7 +63,7 @@ def test_the_first_page_of_the_site_says_what_the_readme_says() -> None:
 def test_the_settings_of_a_page_are_read(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [shown] = blocks((ROOT / name).read_text(), "toml")
+    [shown] = blocks(page(name), "toml")
     (tmp_path / "dispatcher.toml").write_text(shown)
     monkeypatch.chdir(tmp_path)
     settings = Settings.load()
@@ -124,17 +121,15 @@ def test_every_error_of_a_submit_has_a_row() -> None:
 
 
 def test_every_duty_of_the_sweep_has_a_row_and_is_in_the_glossary() -> None:
-    told = rows((ROOT / "docs/architecture.md").read_text(), "| duty | every | does |")
+    told = rows(page("docs/architecture.md"), "| duty | every | does |")
     assert {row[0].strip("| `") for row in told} == set(DUTIES)
-    words = set(
-        re.findall(r"^\| \*\*(\w+)\*\*", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
-    )
+    words = set(re.findall(r"^\| \*\*(\w+)\*\*", page("docs/glossary.md"), re.MULTILINE))
     assert DUTIES.keys() - words == set()
 
 
 def test_a_supervisor_leaves_a_worker_the_time_that_it_needs_to_end() -> None:
     seconds = f"{Settings.load().stop_grace.total_seconds():g}"
-    assert f"stop_grace_period: {seconds}s" in (ROOT / "docker-compose.yml").read_text()
+    assert f"stop_grace_period: {seconds}s" in page("docker-compose.yml")
     assert f"{seconds} seconds by default" in (ROOT / "docs" / "operating.md").read_text()
     told = CliRunner().invoke(cli, ["worker", "--help"], env={"DISPATCHER_TRANSPORT_TIMEOUT": "21"})
     assert "leave it 31 seconds" in " ".join(told.output.replace("│", " ").split())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,19 +15,20 @@ from dispatcher.store.schema import NOTIFIED_STATUSES
 from dispatcher.testing import a_message
 from dispatcher.transports import load
 from dispatcher.transports.webhook import WebhookTransport
+from tests.docs.pages import blocks, page
 
-PAGE = (Path(__file__).parents[2] / "docs/status-webhooks.md").read_text()
+PAGE = page("docs/status-webhooks.md")
 
 
 def test_the_settings_of_the_page_load() -> None:
-    [block] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    [block] = blocks(PAGE, "toml")
     settings = Settings.load(**tomllib.loads(block))
     channel = settings.channels[settings.status_channel]
     assert isinstance(load("status", channel, settings), WebhookTransport)
 
 
 def test_the_page_shows_what_is_told() -> None:
-    [block] = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    [block] = blocks(PAGE, "json")
     shown = json.loads(block)
     message = a_message()
     values = {name: getattr(message, name) for name in message.__dataclass_fields__}

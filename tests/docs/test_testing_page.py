@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.docs.pages import blocks, page
 from tests.support.processes import LIGHT
 
-PAGE = Path(__file__).parents[2] / "docs" / "testing.md"
 _HEAD = """
 from datetime import UTC, datetime, timedelta
 from dispatcher import QuotaExceeded, TemporaryFailure
@@ -17,10 +16,10 @@ from dispatcher import QuotaExceeded, TemporaryFailure
 
 
 def test_the_tests_of_the_page_pass(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    conftest = [each for each in blocks if "@pytest.fixture" in each]
-    tests = [each for each in blocks if "def test_" in each]
-    assert len(conftest) + len(tests) == len(blocks)
+    shown = blocks(page("docs/testing.md"), "python")
+    conftest = [each for each in shown if "@pytest.fixture" in each]
+    tests = [each for each in shown if "def test_" in each]
+    assert len(conftest) + len(tests) == len(shown)
     (tmp_path / "conftest.py").write_text("\n".join(conftest))
     (tmp_path / "test_page.py").write_text(_HEAD + "\n".join(tests))
     ran = subprocess.run(

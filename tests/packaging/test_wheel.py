@@ -15,23 +15,14 @@ from fastapi.testclient import TestClient
 
 from dispatcher.web import api
 from dispatcher.web.access import add_key
+from tests.support.environment import ROOT
 from tests.support.house import House
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a folder with what the wheel holds, as an installer unpacks it."""
-    tmp_path = tmp_path_factory.mktemp("wheel")
-    made = tmp_path / "made"
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(made)]
-    done = subprocess.run(
-        [*build, str(ROOT)], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    [wheel] = made.glob("*.whl")
-    folder = tmp_path / "unpacked"
+    folder = tmp_path_factory.mktemp("unpacked")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
     return folder
