@@ -16,7 +16,7 @@ import redis
 
 from dispatcher.quota import Quota
 from dispatcher.reservation.terms import AnyQuota
-from dispatcher.store import Database, migrate
+from dispatcher.store import Database
 from dispatcher.times import zones
 from tests.support import canaries
 from tests.support.compiled import compile_once
@@ -30,6 +30,7 @@ from tests.support.reserving import Reserving, reserving
 from tests.support.servers import PostgresServer, RedisServer
 from tests.support.sharing import begins_late, pytest_xdist_make_scheduler
 from tests.support.soak import ALL
+from tests.support.tables import migrate_at
 
 if zones.database().source == zones.PACKAGE:
     zoneinfo.reset_tzpath(())  # what tests compare with goes by the same tz database
@@ -148,7 +149,7 @@ def postgres() -> Iterator[PostgresServer]:
 def postgres_template(postgres: PostgresServer) -> str:
     """Name a migrated database to copy, for tests that need one of their own."""
     name = postgres.create_database()
-    _migrate(postgres.url(name))
+    migrate_at(postgres.url(name))
     return name
 
 
@@ -156,7 +157,7 @@ def postgres_template(postgres: PostgresServer) -> str:
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a migrated database file to copy."""
     path = tmp_path_factory.mktemp("sqlite") / "template.db"
-    _migrate(f"sqlite:///{path}")
+    migrate_at(f"sqlite:///{path}")
     return path
 
 
@@ -170,7 +171,7 @@ def mariadb() -> Iterator[MariaDBServer]:
 @pytest.fixture
 def mariadb_name(mariadb: MariaDBServer) -> str:
     """Name a migrated database with nothing in it; one is emptied faster than another is made."""
-    return mariadb.migrated(_migrate)
+    return mariadb.migrated(migrate_at)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -274,7 +275,7 @@ def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
 @pytest.fixture
 def postgres_name(postgres: PostgresServer) -> str:
     """Name a migrated PostgreSQL database with nothing in it."""
-    return postgres.migrated(_migrate)
+    return postgres.migrated(migrate_at)
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
@@ -317,9 +318,3 @@ def far(request: pytest.FixtureRequest) -> Iterator[FarDatabase]:
     name: str = request.getfixturevalue(f"{kind}_name")
     with Proxy(server.upstream) as proxy:
         yield FarDatabase(server, name, proxy)
-
-
-def _migrate(url: str) -> None:
-    database = Database(url)
-    migrate(database)
-    database.close()

@@ -128,7 +128,8 @@ def test_slots_move_under_load(run: Callable[..., Run]) -> None:
                 accepted = len(made.accepted)
                 wait_until(lambda: len(made.accepted) > accepted + 20)  # noqa: B023 - called here
         made.flow()
-        cluster.move_slot(slots[0], first)
+        with cluster.moving(slots[0], first):
+            pass
         made.flow()
         made.judge()
 

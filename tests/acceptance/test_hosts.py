@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from dispatcher.errors import OutcomeUnknown, StoreUnavailable
-from dispatcher.store import Database, migrate
 from dispatcher.times.send_time import to_ms
 from tests.acceptance.conftest import show_logs_of_failure
 from tests.support import wrong_clock
@@ -32,6 +31,7 @@ from tests.support.model import excesses
 from tests.support.network import Host, missing, network
 from tests.support.rabbitmq import RabbitMQNode, cluster_on
 from tests.support.servers import PostgresServer
+from tests.support.tables import migrate_at
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.long
@@ -105,7 +105,7 @@ def hosts(request: pytest.FixtureRequest, folder: Path) -> Iterator[Hosts]:
         assert postgres.host is not None
         settings = short_settings(
             folder,
-            database_url=postgres.url_of_host(postgres.migrated(_migrate)),
+            database_url=postgres.url_of_host(postgres.migrated(migrate_at)),
             redis_url=redis.url,
             broker_url=";".join(node.url for node in rabbitmq),
             shards=64,
@@ -192,9 +192,3 @@ def _ledger(folder: Path) -> dict[str, Any]:
         "options": {"path": str(folder / "ledger"), "began_ns": began_ns()},
         "max_attempts": 20,
     }
-
-
-def _migrate(url: str) -> None:
-    database = Database(url)
-    migrate(database)
-    database.close()

@@ -124,7 +124,7 @@ def soak(
             "missed": sum(nemesis.missed.values()),
             "seconds": round(took, 1),
             "drain_seconds": round(drained, 1),
-            "restarts": stage.restarts,
+            "restarts": stage.supervised.restarts,
             "receivers": stage.receivers.did,
         }
     return lines, told

@@ -54,16 +54,16 @@ class Fault:
 
 
 def _kill(stage: Stage, target: str, _: random.Random) -> Done | None:
-    return Done() if stage.signal(target, signal.SIGKILL) else None
+    return Done() if stage.supervised.signal(target, signal.SIGKILL) else None
 
 
 def _end(stage: Stage, target: str, _: random.Random) -> Done | None:
-    return Done() if stage.signal(target, signal.SIGTERM) else None
+    return Done() if stage.supervised.signal(target, signal.SIGTERM) else None
 
 
 def _freeze(stage: Stage, target: str, _: random.Random) -> Done | None:
-    pid = stage.signal(target, signal.SIGSTOP)
-    return Done(lambda: stage.signal(target, signal.SIGCONT), (pid,)) if pid else None
+    pid = stage.supervised.signal(target, signal.SIGSTOP)
+    return Done(lambda: stage.supervised.signal(target, signal.SIGCONT), (pid,)) if pid else None
 
 
 def _cut(stage: Stage, target: str, _: random.Random) -> Done:

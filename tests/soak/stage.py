@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 from uuid import UUID
 
 import psycopg
@@ -20,15 +18,16 @@ from psycopg.rows import DictRow, dict_row
 
 from dispatcher import Dispatcher, Settings
 from dispatcher.errors import ReservationsUnavailable, StoreUnavailable
-from dispatcher.store import Database, migrate
 from tests.soak.contents import CANARY, EMAIL, PERSON, WEBHOOK, tag_of
 from tests.soak.receivers import Receivers
 from tests.soak.recorder import Recorder, digest_of, now_us, read
 from tests.support.cluster import MASTERS, QUICK_MS, Cluster, three_masters
 from tests.support.environment import child_environment
 from tests.support.proxy import Proxy
+from tests.support.reserving import scores
 from tests.support.servers import HARNESS, PostgresServer, RedisServer
-from tests.support.service import Service
+from tests.support.service import Service, Supervised
+from tests.support.tables import migrate_at
 from tests.support.waiting import wait_until
 
 QUOTAS = {"": "3/2 second, 6/5 second", "recipient.text": "2/2 second"}
@@ -45,8 +44,6 @@ SIDES, SERVERS = (*WORKERS, "beats", "clients"), ("windows", "broker", "store")
 NODES = tuple(f"windows-{number}" for number in range(2 * MASTERS))
 """The nodes of the cluster, where there is one for the windows."""
 
-_RESTART_SECONDS = 0.4
-_LOOK_SECONDS = 0.1
 _WINDOW = re.compile(rb"\A\{[^}]*\}:window(?:@([a-z0-9_.-]+))?:(.*)\Z", re.DOTALL)
 _ROOMY = 40.0
 
@@ -59,8 +56,6 @@ class Stage:
     seed: int
     bug: str | None = None
     clustered: bool = False
-    restarts: int = 0
-    services: dict[str, Service] = field(default_factory=dict)
     lines: dict[str, Proxy] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
@@ -85,27 +80,22 @@ class Stage:
         self.broker = enter(RedisServer())
         self.store = enter(PostgresServer())
         self.database = self.store.create_database()
-        _migrate(self.store.url(self.database))
+        migrate_at(self.store.url(self.database))
         for side in SIDES:
             for name in SERVERS[1:] if self.clustered else SERVERS:
                 self.lines[f"{side}/{name}"] = enter(Proxy(getattr(self, name).socket))
         self.recorder = Recorder(self.folder / "nemesis.jsonl")
         self._stack.callback(self.recorder.close)
         self.receivers = enter(Receivers(self.folder / "receivers.jsonl", self.seed))
-        self._wanted: set[str] = set()
-        self._lock = threading.Lock()
         self.away = threading.Lock()
         """Held by the fault that keeps a node of the cluster away."""
-        self._leaving = threading.Event()
-        self._stack.callback(self._end_services)
-        for name in (*WORKERS, *BEATS, *CLIENTS):
-            self.services[name] = self._service(name)
-        self.up(*WORKERS, *BEATS)
-        self._supervisor = threading.Thread(target=self._supervise, daemon=True)
-        self._supervisor.start()
+        names = (*WORKERS, *BEATS, *CLIENTS)
+        self.supervised = Supervised({name: self._service(name) for name in names})
+        self._stack.callback(self.supervised.close)
+        self.supervised.up(*WORKERS, *BEATS)
         with Dispatcher(self.settings("clients")) as dispatcher:
             wait_until(lambda: _accepts(dispatcher), _ROOMY, every=0.1)
-        self.up(*CLIENTS)
+        self.supervised.up(*CLIENTS)
 
     def settings(self, side: str) -> Settings:
         ports = {
@@ -173,34 +163,16 @@ class Stage:
             "answer_ms": 60_000,
         }
 
-    def up(self, *names: str) -> None:
-        with self._lock:
-            for name in names:
-                self._wanted.add(name)
-                if not self.services[name].alive:
-                    self.services[name].start()
-
-    def signal(self, name: str, number: signal.Signals) -> int | None:
-        """Send a signal to a service and all its children; return its process id."""
-        with self._lock:
-            service = self.services[name]
-            if not service.alive:
-                return None
-            with suppress(ProcessLookupError):
-                os.killpg(service.pid, number)
-            return service.pid
-
     def leave(self, *names: str) -> None:
         """Let these services come to an end in good order, or without it."""
-        with self._lock:
-            self._wanted.difference_update(names)
+        self.supervised.leave(*names)
         for name in names:
-            self.signal(name, signal.SIGCONT)
-            self.signal(name, signal.SIGTERM)
+            self.supervised.signal(name, signal.SIGCONT)
+            self.supervised.signal(name, signal.SIGTERM)
+        services = self.supervised.services
         with suppress(AssertionError):
-            wait_until(lambda: not any(self.services[name].alive for name in names), 15, every=0.1)
-        for name in names:
-            self.services[name].kill()
+            wait_until(lambda: not any(services[name].alive for name in names), 15, every=0.1)
+        self.supervised.kill(*names)
 
     def node(self, name: str) -> RedisServer:
         if isinstance(self.windows, Cluster):
@@ -273,17 +245,14 @@ class Stage:
                 found = _WINDOW.match(key)
                 if found is None:
                     continue
-                members = cast(
-                    "list[tuple[bytes, float]]", client.zrange(key, 0, -1, withscores=True)
-                )
-                for member, score in members:
+                for member, at_ms in scores(client, key).items():
                     yield {
                         "kind": "place",
                         "at": now_us(),
                         "of": (found[1] or b"").decode(),
                         "scope": found[2].decode(),
                         "id": str(UUID(bytes=member)) if len(member) == 16 else member.hex(),
-                        "at_ms": int(score),
+                        "at_ms": at_ms,
                     }
 
     def leaks(self) -> Iterator[dict[str, Any]]:
@@ -313,23 +282,6 @@ class Stage:
             command += ["dispatcher", "worker" if name in WORKERS else "beat"]
         return Service(name, command, self.folder, child_environment(self.settings(side)))
 
-    def _supervise(self) -> None:
-        started: dict[str, float] = {}
-        while not self._leaving.wait(_LOOK_SECONDS):
-            with self._lock:
-                for name in self._wanted:
-                    service = self.services[name]
-                    rested = time.monotonic() - started.get(name, 0.0) > _RESTART_SECONDS
-                    if not service.alive and rested:
-                        service.start()
-                        started[name] = time.monotonic()
-                        self.restarts += 1
-
-    def _end_services(self) -> None:
-        self._leaving.set()
-        for service in self.services.values():
-            service.kill()
-
 
 def _accepts(dispatcher: Dispatcher) -> bool:
     try:
@@ -337,12 +289,6 @@ def _accepts(dispatcher: Dispatcher) -> bool:
     except (ReservationsUnavailable, StoreUnavailable):
         return False
     return True
-
-
-def _migrate(url: str) -> None:
-    database = Database(url)
-    migrate(database)
-    database.close()
 
 
 def _us(instant: Any) -> int:

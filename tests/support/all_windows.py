@@ -13,6 +13,7 @@ from dispatcher.scope import Scope, counted
 from dispatcher.store.schema import VOID
 from dispatcher.times.send_time import to_ms
 from tests.support.house import House
+from tests.support.reserving import scores
 from tests.support.tables import messages
 
 Windows = dict[str, dict[bytes, int]]
@@ -28,13 +29,8 @@ def key_of(house: House, scope: Scope) -> str:
 
 def windows_of(house: House) -> Windows:
     """Return every window that is not empty, holds and all."""
-    found: Windows = {}
-    for name in house.redis.scan_iter(match=f"{{{house.settings.namespace}:*}}:window*"):
-        members = cast(
-            "list[tuple[bytes, float]]", house.redis.zrange(name, 0, -1, withscores=True)
-        )
-        found[name.decode()] = {member: int(score) for member, score in members}
-    return found
+    names = house.redis.scan_iter(match=f"{{{house.settings.namespace}:*}}:window*")
+    return {name.decode(): scores(house.redis, name) for name in names}
 
 
 def promised(house: House) -> Windows:

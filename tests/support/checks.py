@@ -75,15 +75,6 @@ def differences(
                 yield f"{of}: {id_} is reserved at {does[id_]} instead of {should[id_]}"
 
 
-def lateness_ms(ledger: Iterable[Line]) -> list[float]:
-    """Return how late each first send began, sorted."""
-    first: dict[UUID, float] = {}
-    for line in ledger:
-        if line.event == "begin":
-            first.setdefault(line.id, line.at_us / 1_000 - line.send_at_ms)
-    return sorted(first.values())
-
-
 def _trace_of_a_refusal(history: History) -> Iterator[str]:
     for each in history.stored:
         if each.id not in history.accepted:

@@ -16,7 +16,7 @@ from redis.crc import key_slot
 
 from tests.support.clients import CLUSTER, client_of
 from tests.support.network import Host
-from tests.support.nodes import PORTS, Node, started
+from tests.support.nodes import PORTS, Node, replicating, started
 from tests.support.waiting import wait_until
 
 SLOTS = 16_384
@@ -248,10 +248,6 @@ class Cluster:
         for node in self.masters:
             node.command("CLUSTER", "SETSLOT", slot, "STABLE")
 
-    def move_slot(self, slot: int, to: Member) -> None:
-        with self.moving(slot, to):
-            pass
-
     def told(self) -> str:
         return "\n".join(
             f"{node}: {node.command('CLUSTER', 'NODES').decode()}" for node in self.alive
@@ -284,13 +280,8 @@ def three_masters(
 
     With six ``hosts`` each node has one of its own, the masters the first three.
     """
-    options = (
-        *("--cluster-node-timeout", str(node_timeout_ms)),
-        *("--min-replicas-to-write", str(min_replicas), "--min-replicas-max-lag", "2"),
-        *("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"),
-        *("--repl-ping-replica-period", "1"),
-        *options,
-    )
+    timeout = ("--cluster-node-timeout", str(node_timeout_ms))
+    options = (*timeout, *replicating(min_replicas), *options)
 
     def make(number: int) -> Member:
         if not hosts:

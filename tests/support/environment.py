@@ -6,8 +6,6 @@ import os
 import re
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -29,7 +27,7 @@ from tests.support.checks import History, Stored, broken_promises, false_windows
 from tests.support.clients import client_of
 from tests.support.model import Quota
 from tests.support.reserving import window
-from tests.support.service import Forked, Service
+from tests.support.service import Forked, Service, Supervised
 from tests.support.tables import IS_MESSAGE, attempts, messages
 from tests.support.waiting import wait_until
 
@@ -51,8 +49,6 @@ SHORT: Mapping[str, Any] = {
 }
 """Settings that heal within seconds."""
 
-_LOOK_EVERY_SECONDS = 0.1
-_RESTART_SECONDS = 0.5
 _MOST_SHOWN = 20
 _RESCUED = re.compile(r"message (\S+) rescued channel=\S+ attempt=(\d+)")
 
@@ -100,21 +96,15 @@ class Environment:
     ) -> None:
         self.settings = settings
         self.dispatcher = Dispatcher(settings)
-        self.restarts = 0
         self._database = Database.of(settings)
         self._ledger = folder / "ledger"
         env = child_environment(settings)
-        self._services = {
-            name: _service(name, command, folder, env) for name, command in services.items()
-        }
-        self._wanted: set[str] = set()
-        self._lock = threading.Lock()
-        self._leaving = threading.Event()
-        self._supervisor = threading.Thread(target=self._supervise, daemon=True)
+        self._supervised = Supervised(
+            {name: _service(name, command, folder, env) for name, command in services.items()}
+        )
 
     def __enter__(self) -> Self:
         self.up()
-        self._supervisor.start()
         try:
             wait_until(self.accepts)
         except BaseException:
@@ -126,34 +116,31 @@ class Environment:
         self.close()
 
     def up(self, *names: str) -> None:
-        with self._lock:
-            for name in names or self._services:
-                self._wanted.add(name)
-                if not self._services[name].alive:
-                    self._services[name].start()
+        """Start these services, all if none is named."""
+        self._supervised.up(*(names or self._supervised.services))
 
     def kill(self, *names: str) -> None:
-        """``kill -9`` these services; the supervisor starts them again."""
-        with self._lock:
-            for name in names:
-                self._services[name].kill()
+        """``kill -9`` these services; they are started again."""
+        self._supervised.kill(*names)
 
     def down(self, *names: str) -> None:
         """``kill -9`` these services; they stay down until ``up``."""
-        with self._lock:
-            self._wanted.difference_update(names)
+        self._supervised.leave(*names)
         self.kill(*names)
 
     def stop(self, name: str) -> None:
         """Tell a service to end in good order, and wait for it; it stays down until ``up``."""
-        with self._lock:
-            self._wanted.discard(name)
-            service = self._services[name]
+        self._supervised.leave(name)
+        service = self._supervised.services[name]
         os.kill(service.pid, signal.SIGTERM)
         wait_until(lambda: not service.alive)
 
     def pid(self, name: str) -> int:
-        return self._services[name].pid
+        return self._supervised.services[name].pid
+
+    @property
+    def restarts(self) -> int:
+        return self._supervised.restarts
 
     def accepts(self) -> bool:
         try:
@@ -175,7 +162,7 @@ class Environment:
     def logs(self) -> str:
         ends = [
             f"--- {name}\n{service.log.read_text(errors='replace')[-6_000:]}"
-            for name, service in self._services.items()
+            for name, service in self._supervised.services.items()
             if service.log.exists()
         ]
         return "\n".join(ends)
@@ -214,7 +201,7 @@ class Environment:
         """Return the attempts that a rescue gave up, by the logs: message and number."""
         return {
             (UUID(message_id), int(number))
-            for service in self._services.values()
+            for service in self._supervised.services.values()
             for message_id, number in _RESCUED.findall(service.log.read_text(errors="replace"))
         }
 
@@ -245,24 +232,9 @@ class Environment:
         return false_windows(self.windows(), self.stored())
 
     def close(self) -> None:
-        self._leaving.set()
-        if self._supervisor.is_alive():
-            self._supervisor.join()
-        for service in self._services.values():
-            service.kill()
+        self._supervised.close()
         self.dispatcher.close()
         self._database.close()
-
-    def _supervise(self) -> None:
-        started: dict[str, float] = {}
-        while not self._leaving.wait(_LOOK_EVERY_SECONDS):
-            with self._lock:
-                for name in self._wanted:
-                    service, last = self._services[name], started.get(name, 0.0)
-                    if not service.alive and time.monotonic() - last > _RESTART_SECONDS:
-                        service.start()
-                        started[name] = time.monotonic()
-                        self.restarts += 1
 
 
 def _service(name: str, command: Sequence[str], folder: Path, env: dict[str, str]) -> Service:

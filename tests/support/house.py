@@ -23,7 +23,7 @@ from dispatcher.times.send_time import to_ms
 from dispatcher.transports import MemoryTransport
 from tests.support import canaries
 from tests.support.clock import MovableClock
-from tests.support.reserving import value_of, window
+from tests.support.reserving import scores, value_of, window
 from tests.support.servers import RedisServer
 
 BROKER_DB = 1
@@ -248,9 +248,7 @@ class House(AbstractContextManager["House"]):
 
     def permits(self, scope: str = "ada") -> dict[bytes, int]:
         """The log of a scope's sends: permit id and time in ms."""
-        key = self.permit_keys(scope).scope(scope)
-        found = cast("list[tuple[bytes, float]]", self.redis.zrange(key, 0, -1, withscores=True))
-        return {member: int(score) for member, score in found}
+        return scores(self.redis, self.permit_keys(scope).scope(scope))
 
     def reservations(self) -> dict[str, dict[UUID, int]]:
         """What the windows must hold by the store: scope, message id and promised time in ms."""

@@ -94,6 +94,15 @@ class Node(RedisServer):
 N = TypeVar("N", bound=RedisServer)
 
 
+def replicating(min_replicas: int) -> tuple[str, ...]:
+    """Return the options of servers with replicas that a test waits for."""
+    return (
+        *("--min-replicas-to-write", str(min_replicas), "--min-replicas-max-lag", "2"),
+        *("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"),
+        *("--repl-ping-replica-period", "1"),
+    )
+
+
 @contextmanager
 def started(make: Callable[[], N]) -> Iterator[N]:
     """Start a server; another one where its port is taken first."""

@@ -115,10 +115,7 @@ class Reserving(AbstractContextManager["Reserving"]):
 
     def places(self, scope: Scope) -> dict[bytes, int]:
         """Return a window of any kind as it is, with the holds: member and time in ms."""
-        keys = self.keys(scope.home)
-        key = keys.window(scope.name, scope.kind)
-        found = cast(list[tuple[bytes, float]], self.client.zrange(key, 0, -1, withscores=True))
-        return {member: int(score) for member, score in found}
+        return scores(self.client, self.keys(scope.home).window(scope.name, scope.kind))
 
     def unconfirmed(self) -> set[tuple[bytes, str]]:
         """Return what waits for the store to confirm it: member and name of its window."""
@@ -211,8 +208,13 @@ def value_of(client: redis.Redis, name: bytes) -> bytes:
 
 
 def window(client: redis.Redis, key: str | bytes) -> dict[UUID, int]:
+    return {UUID(bytes=member): at for member, at in scores(client, key).items()}
+
+
+def scores(client: redis.Redis, key: str | bytes) -> dict[bytes, int]:
+    """Return the members of a sorted set with their scores."""
     found = cast(list[tuple[bytes, float]], client.zrange(key, 0, -1, withscores=True))
-    return {UUID(bytes=member): int(score) for member, score in found}
+    return {member: int(score) for member, score in found}
 
 
 def pending(client: redis.Redis, keys: ShardKeys) -> set[UUID]:
@@ -242,5 +244,4 @@ def at(base: datetime, seconds: float) -> datetime:
     return base + timedelta(seconds=seconds)
 
 
-def ms(instant: datetime) -> int:
-    return to_ms(instant)
+ms = to_ms

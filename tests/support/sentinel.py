@@ -10,7 +10,7 @@ from typing import cast
 import redis
 
 from tests.support.clients import SENTINEL, client_of
-from tests.support.nodes import Node, started
+from tests.support.nodes import Node, replicating, started
 from tests.support.servers import redis_executable
 from tests.support.waiting import wait_until
 
@@ -97,12 +97,7 @@ def watched_pair(
     *options: str, down_after_ms: int = QUICK_MS, min_replicas: int = 0
 ) -> Iterator[Watched]:
     """Start a master, a replica and three sentinels; give them when they know each other."""
-    options = (
-        *("--min-replicas-to-write", str(min_replicas), "--min-replicas-max-lag", "2"),
-        *("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"),
-        *("--repl-ping-replica-period", "1"),
-        *options,
-    )
+    options = (*replicating(min_replicas), *options)
     with ExitStack() as stack:
         master, replica = [stack.enter_context(started(lambda: Node(*options))) for _ in range(2)]
         replica.command("REPLICAOF", "127.0.0.1", master.port)

@@ -1,16 +1,21 @@
-"""One child process that an acceptance test runs, kills and starts again."""
+"""Child processes that an acceptance test or a soak runs, kills and starts again."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from tests.support.processes import command_line
+
+_LOOK_EVERY_SECONDS = 0.1
+_RESTART_SECONDS = 0.5
 
 
 class Service:
@@ -77,3 +82,61 @@ class Forked(Service):
     def _wait(self) -> None:
         if isinstance(self._child, BaseProcess):
             self._child.join()
+
+
+class Supervised:
+    """Services, of which those that are to run are started again when they end, until ``close``."""
+
+    def __init__(self, services: Mapping[str, Service]) -> None:
+        self.services = services
+        self.restarts = 0
+        self._wanted: set[str] = set()
+        self._lock = threading.Lock()
+        self._leaving = threading.Event()
+        self._supervisor = threading.Thread(target=self._supervise, daemon=True)
+        self._supervisor.start()
+
+    def up(self, *names: str) -> None:
+        with self._lock:
+            for name in names:
+                self._wanted.add(name)
+                if not self.services[name].alive:
+                    self.services[name].start()
+
+    def kill(self, *names: str) -> None:
+        """``kill -9``; those that are to run are started again."""
+        with self._lock:
+            for name in names:
+                self.services[name].kill()
+
+    def leave(self, *names: str) -> None:
+        """Start these no more, until ``up``."""
+        with self._lock:
+            self._wanted.difference_update(names)
+
+    def signal(self, name: str, number: signal.Signals) -> int | None:
+        """Send a signal to a service and all its children; return its process id."""
+        with self._lock:
+            service = self.services[name]
+            if not service.alive:
+                return None
+            with suppress(ProcessLookupError):
+                os.killpg(service.pid, number)
+            return service.pid
+
+    def close(self) -> None:
+        self._leaving.set()
+        self._supervisor.join()
+        for service in self.services.values():
+            service.kill()
+
+    def _supervise(self) -> None:
+        started: dict[str, float] = {}
+        while not self._leaving.wait(_LOOK_EVERY_SECONDS):
+            with self._lock:
+                for name in self._wanted:
+                    service, last = self.services[name], started.get(name, 0.0)
+                    if not service.alive and time.monotonic() - last > _RESTART_SECONDS:
+                        service.start()
+                        started[name] = time.monotonic()
+                        self.restarts += 1

@@ -12,7 +12,6 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -33,28 +32,16 @@ class Submits:
 
     package: Path
     accepted: list[UUID]
-    refused: int
-    """By a quota."""
     failures: list[str]
 
 
 def read(path: Path) -> Submits:
-    lines = [json.loads(line) for line in _whole_lines(path)]
-    told = {name: [each[name] for each in lines if name in each] for name in _NAMES}
+    first, *lines = [json.loads(line) for line in path.read_text().splitlines()]
     return Submits(
-        package=Path(told["package"][0]),
-        accepted=[UUID(each) for each in told["accepted"]],
-        refused=len(told["refused"]),
-        failures=told["failure"],
+        package=Path(first["package"]),
+        accepted=[UUID(each["accepted"]) for each in lines if "accepted" in each],
+        failures=[each["failure"] for each in lines if "failure" in each],
     )
-
-
-_NAMES = ("package", "accepted", "refused", "failure")
-
-
-def _whole_lines(path: Path) -> Iterator[str]:
-    if path.exists():
-        yield from (line for line in path.read_text().splitlines(keepends=True) if line[-1] == "\n")
 
 
 def _run(path: Path, rate: float, seed: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dispatcher.settings import TABLE_PREFIX
+from dispatcher.store import Database, migrate
 from dispatcher.store.schema import tables_named
 
 TABLES = tables_named(TABLE_PREFIX, None)
@@ -12,3 +13,10 @@ messages = TABLES.messages
 attempts = TABLES.attempts
 keys = TABLES.keys
 IS_MESSAGE = TABLES.is_message
+
+
+def migrate_at(url: str) -> None:
+    """Make them in the database at a URL."""
+    database = Database(url)
+    migrate(database)
+    database.close()

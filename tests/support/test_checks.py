@@ -8,13 +8,7 @@ from uuid import UUID
 import pytest
 
 from dispatcher.message import Outcome, Status
-from tests.support.checks import (
-    History,
-    Stored,
-    broken_promises,
-    false_windows,
-    lateness_ms,
-)
+from tests.support.checks import History, Stored, broken_promises, false_windows
 from tests.support.ledger import Event, Line
 
 QUOTAS = [(1, 1_000)]
@@ -151,7 +145,3 @@ def test_windows_that_differ_from_sql_are_told(
 ) -> None:
     (told,) = false_windows(windows, [stored()])
     assert problem in told
-
-
-def test_lateness_counts_the_first_send() -> None:
-    assert lateness_ms([*send(at_ms=10_007), *send(at_ms=15_000, attempt=2)]) == [7.0]

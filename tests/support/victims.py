@@ -41,7 +41,8 @@ class Victim:
 
     def kill(self) -> None:
         """End it with SIGKILL once it stands where it is to die."""
-        assert self._heard() == _STANDS
+        assert self.connection.poll(_SECONDS), "it did not come to where it is to stand"
+        assert self.connection.recv() == _STANDS
         self.process.kill()
         self.process.join(_SECONDS)
         assert self.process.exitcode == -signal.SIGKILL
@@ -49,10 +50,6 @@ class Victim:
     def join(self) -> None:
         self.process.join(_SECONDS)
         assert self.process.exitcode == 0
-
-    def _heard(self) -> Any:
-        assert self.connection.poll(_SECONDS), "it did not come to where it is to stand"
-        return self.connection.recv()
 
 
 @contextmanager
