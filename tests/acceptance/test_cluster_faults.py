@@ -45,8 +45,6 @@ MOVED = 3
 
 @dataclass(frozen=True)
 class Run:
-    """An environment under load, and a look into it past the code."""
-
     running: Environment
     loads: Sequence[Load]
     house: House

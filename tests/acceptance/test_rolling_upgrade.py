@@ -33,8 +33,6 @@ ALONE, TOGETHER = 300, 2_000
 
 
 class Submitter:
-    """A process that submits with one of the two versions."""
-
     def __init__(self, name: str, command: Sequence[str], seed: int, settings: Settings) -> None:
         self.file = settings.data_dir / f"submits-{name}"
         log = (settings.data_dir / f"submitter-{name}.log").open("wb")

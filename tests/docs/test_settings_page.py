@@ -72,7 +72,6 @@ def takes(schema: dict[str, Any]) -> str:
 
 
 def shown(default: object) -> str:
-    """Return a default, as a file of settings has it."""
     match default:
         case None | "" | () | []:
             return ""

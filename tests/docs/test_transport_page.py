@@ -29,7 +29,6 @@ PAGE = (Path(__file__).parents[2] / "docs" / "transports.md").read_text(encoding
 
 
 def shown(language: str, beginning: str) -> str:
-    """Return the block of code that begins so."""
     blocks = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
     [block] = [each for each in blocks if each.startswith(beginning)]
     return str(block)
@@ -56,7 +55,6 @@ def keys(receiver: Receiver) -> list[str]:
 
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Lay the page's transport where it can be imported from."""
     package = tmp_path / "site" / "shop"
     package.mkdir(parents=True)
     (package / "push.py").write_text(shown("python", "# shop/push.py"))

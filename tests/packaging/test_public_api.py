@@ -18,7 +18,6 @@ BEFORE = """
 
 
 def package(folder: Path, init: str, inside: str) -> griffe.Module:
-    """Return a package of these two modules."""
     (folder / "pack").mkdir(parents=True)
     (folder / "pack" / "__init__.py").write_text(textwrap.dedent(init))
     (folder / "pack" / "inside.py").write_text(inside)

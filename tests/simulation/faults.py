@@ -82,7 +82,6 @@ class Weather:
 
     @property
     def faults(self) -> int:
-        """How much went wrong so far."""
         return sum(self.counts.values())
 
 

@@ -296,7 +296,6 @@ def _windows(world: World) -> Windows:
 
 
 def _places(world: World) -> list[Stored]:
-    """Return what the windows are to hold, one for each place of a message."""
     return [
         replace(_stored(world, row), scope=scope)
         for row in world.store.rows()

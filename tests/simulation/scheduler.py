@@ -77,7 +77,6 @@ class Scheduler:
     def spawn(
         self, process: Process, name: str, work: Callable[[], object], *, after: float = 0.0
     ) -> SimThread:
-        """Start a thread ``after`` some seconds."""
         if not process.alive:
             raise Killed
         thread = SimThread(process, name, work, self._hub)

@@ -34,8 +34,6 @@ _NOT_TAKEN = frozenset({"temporary", "permanent"})
 
 
 class Violation(NamedTuple):
-    """A promise that was broken: which one, and how."""
-
     invariant: str
     text: str
 

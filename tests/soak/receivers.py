@@ -166,8 +166,6 @@ class WebReceiver:
 
 
 class Receivers:
-    """Both of them, in threads of this process."""
-
     def __init__(self, path: Path, seed: int) -> None:
         self._path = path
         self._seed = seed

@@ -180,7 +180,6 @@ class Stage:
         return self.windows if name == "windows" else self.broker
 
     def pass_all(self) -> None:
-        """Let every line be whole again, and a cluster too."""
         for line in self.lines.values():
             line.pass_all()
         if isinstance(self.windows, Cluster):

@@ -35,7 +35,6 @@ def log_everything() -> None:
 
 @contextmanager
 def watched() -> Iterator[list[str]]:
-    """Yield what any log tells of them from now on."""
     watch = _Watch()
     root = logging.getLogger()
     root.addHandler(watch)

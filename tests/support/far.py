@@ -11,8 +11,6 @@ from tests.support.servers import PostgresServer
 
 @dataclass(frozen=True)
 class FarDatabase:
-    """A migrated database, and a proxy to it."""
-
     server: PostgresServer | MariaDBServer
     name: str
     proxy: Proxy

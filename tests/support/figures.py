@@ -15,8 +15,6 @@ _FIGURE = "measured"
 
 @pytest.fixture
 def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Give a function that adds a line to the end of the run's report."""
-
     def add(line: str) -> None:
         request.node.user_properties.append((_FIGURE, f"{request.node.name}: {line}"))
 

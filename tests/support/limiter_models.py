@@ -14,8 +14,6 @@ Bounds = Callable[[int], tuple[int, int]]
 
 @dataclass
 class Taken:
-    """Permits of one call."""
-
     at: int
     n: int
     given_back: bool = False
@@ -23,8 +21,6 @@ class Taken:
 
 @dataclass
 class Model:
-    """At most ``count`` per ``length`` ms, somehow."""
-
     count: int
     length: int
     calls: dict[str, Taken] = field(default_factory=dict)
@@ -40,7 +36,6 @@ class Model:
         self.calls[permit] = Taken(now, n)
 
     def give_back(self, permit: str, now: int) -> int:
-        """Return how many were given back."""
         call = self.calls.get(permit)
         if call is None or call.given_back or not self.counts(call, now):
             return 0

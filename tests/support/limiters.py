@@ -66,7 +66,6 @@ class Clocked(redis.Redis):
 
 
 def clocked(path: str) -> Clocked:
-    """Return such a client, whose time is START_US."""
     return Clocked(path)
 
 
@@ -84,7 +83,6 @@ COUNTED: Mapping[str, Callable[[int, timedelta], Algorithm]] = {
 
 
 def exported_limits() -> list[type[Algorithm]]:
-    """Return the classes of limits that callers may use."""
     found = (getattr(limiters, name) for name in limiters.__all__)
     return [
         each

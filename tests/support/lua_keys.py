@@ -139,7 +139,6 @@ def _statements(script: str) -> list[str]:
 
 
 def _calls(script: str, *functions: str) -> list[list[str]]:
-    """Return the arguments of each call of these functions."""
     found = []
     for function in functions:
         starts = re.finditer(rf"(?<![\w.])(?<!function ){re.escape(function)}\(", script)

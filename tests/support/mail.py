@@ -46,8 +46,6 @@ def certified(folder: Path) -> tuple[ssl.SSLContext, str]:
 
 @dataclass
 class Taken:
-    """One mail that a server took."""
-
     sender: str
     recipients: list[str]
     content: bytes

@@ -102,8 +102,6 @@ class Host:
 
 
 class Network:
-    """A switch and hosts, one of which is that of the test's own threads."""
-
     def __init__(self, name: str) -> None:
         self.name = name
         self.hosts: list[Host] = []
