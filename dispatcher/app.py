@@ -279,7 +279,6 @@ class App:
             self.redis,
             self.fence,
             marker_life=self.settings.settle + MARKER_SPARE,
-            under_way=self.settings.reconcile_grace * 2,
         )
 
     @built_once
@@ -444,6 +443,7 @@ class App:
             settings=self.settings,
             clock=self.clock,
             windows=self.windows,
+            upkeep=self.upkeep,
             messages=self.messages,
             enqueuer=self.enqueuer,
         )

@@ -42,7 +42,7 @@ POINTS = frozenset(
         "suppress.after_row",
         "reschedule.after_hold",
         "reschedule.after_row",
-        "reschedule.after_take",
+        "reschedule.after_release",
         "deliver.after_claim",
         "deliver.after_permits",
         "deliver.before_send",

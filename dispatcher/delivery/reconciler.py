@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from uuid import UUID
 
@@ -16,7 +16,7 @@ from dispatcher.limiters import Permit, Permits
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation import Rebuild, Reserved, Unconfirmed, Upkeep
 from dispatcher.settings import Settings
-from dispatcher.store import ReservationRow, Settled, StoreMaintenance
+from dispatcher.store import ReservationRow, ReservedTime, Settled, StoreMaintenance
 from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,14 @@ class ReconcileResult:
     restored: int = 0
     confirmed: int = 0
     released: int = 0
+
+
+@dataclass(slots=True)
+class _Left:
+    """What a run leaves to the next one: messages, and how many entries of them in each shard."""
+
+    message_ids: set[UUID] = field(default_factory=set)
+    entries: Counter[ShardKeys] = field(default_factory=Counter)
 
 
 class Reconciler:
@@ -240,19 +248,19 @@ class Reconciler:
 
     def _settle_unconfirmed(self) -> Counter[str]:
         did: Counter[str] = Counter(confirmed=0, released=0, corrected=0)
-        waiting: Counter[ShardKeys] = Counter()
-        in_batches(lambda limit: self._settle_some(limit, did, waiting))
+        left = _Left()
+        in_batches(lambda limit: self._settle_some(limit, did, left))
         return did
 
-    def _settle_some(self, limit: int, did: Counter[str], waiting: Counter[ShardKeys]) -> int:
-        """Settle a batch; return how many were found. ``waiting`` counts those left so far."""
+    def _settle_some(self, limit: int, did: Counter[str], left: _Left) -> int:
+        """Settle a batch; return how many were found."""
         found = self._upkeep.unconfirmed(
-            older_than=self._settings.reconcile_grace, limit=limit, skip=waiting
+            older_than=self._settings.reconcile_grace, limit=limit, skip=left.entries
         )
         if not found:
             return 0
-        being_moved = self._bar_moves(found)
         holding = self._store.reserved_times([each.message_id for each in found])
+        being_moved = self._bar_moves(found, holding)
         fault("reconcile.after_look_up")
         settled = Settled({}, set(), set())
         if missing := {each.message_id for each in found} - holding.keys():
@@ -260,53 +268,53 @@ class Reconciler:
             settled = self._store.give_up(list(missing))
             fault("reconcile.after_giving_up")
         holding |= settled.holding
-        left = settled.under_way | (being_moved & holding.keys())
-        some = [each for each in found if each.message_id not in left]
-        # Asked for while all have the ages they were found with: if this process dies now, what
-        # it puts down stays, and is to be found by the next sweep.
-        beside = self._beside_holds(some, holding)
+        left.message_ids |= settled.under_way | being_moved
+        some = [each for each in found if each.message_id not in left.message_ids]
+        left.entries.update(each.keys for each in found if each.message_id in left.message_ids)
         some = [
             each._replace(before_ms=_EVER) if each.message_id in settled.void else each
             for each in some
         ]
-        did["corrected"] += self._upkeep.confirm([*some, *beside], holding)
+        did["corrected"] += self._upkeep.confirm(some, holding)
         confirmed = sum(each.message_id in holding for each in some)
         did["confirmed"] += confirmed
         did["released"] += len(some) - confirmed
-        waiting.update(each.keys for each in found if each.message_id in left)
         return len(found)
 
-    def _bar_moves(self, found: Sequence[Unconfirmed]) -> set[UUID]:
-        """Let no move take effect whose hold is old, and return those that still may.
+    def _bar_moves(
+        self, found: Sequence[Unconfirmed], holding: dict[UUID, ReservedTime]
+    ) -> set[UUID]:
+        """Let no move take effect whose reservation is old; return those that still may.
 
-        The process that moves the message stood still or died, so the hold can be dropped.
+        Such a reservation has a tail that the row does not have: the process that moves the
+        message stood still or died. Both reservations of a message that still may move are left.
+        Notes in ``holding`` what the others have then.
         """
-        held = {each.message_id for each in found if each.is_hold}
+        held = {
+            each.message_id
+            for each in found
+            if each.tail and each.message_id in holding
+            and each.tail != holding[each.message_id].tail
+        }  # fmt: skip
         if not held:
             return held
         try:
             barred = self._store.bar_moves(sorted(held))
         except StoreUnavailable as error:
-            log.warning(
-                "could not settle the holds of %d moves, the next sweep will: %s", len(held), error
-            )
+            log.warning("could not settle %d moves, the next sweep will: %s", len(held), error)
             return held
         fault("reconcile.after_barring")
+        now = self._store.reserved_times(sorted(barred))
+        for message_id in barred:
+            del holding[message_id]
+        holding |= now
         return held - barred
-
-    def _beside_holds(
-        self, found: Sequence[Unconfirmed], stored: Collection[UUID]
-    ) -> list[Unconfirmed]:
-        held = {each.message_id for each in found if each.is_hold} & set(stored)
-        if not held:
-            return []
-        return self._upkeep.await_confirmation(
-            found, self._reserved(self._store.reservations_of(sorted(held)))
-        )
 
     def _reserved(self, rows: Iterable[ReservationRow]) -> list[Reserved]:
         kinds = self._settings.quotas_of
-        return [Reserved(each.message_id, each.counted(kinds), each.send_at) for each in rows]
+        return [
+            Reserved(each.message_id, each.counted(kinds), each.send_at, each.tail) for each in rows
+        ]
 
     def _bring_forward(self) -> None:
         """Let messages that wait for a limit be due now where room was made for them.

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from dispatcher.redis.keys import ShardKeys, scope_kind_of, scope_of
-from dispatcher.reservation import Contents, Held, MemberState, longest_ms
+from dispatcher.reservation import Contents, Held, MemberState, longest_ms, member_of
 from dispatcher.scope import Scope
 from dispatcher.settings import Settings
 from dispatcher.store import ReservationRow, ReservationState, StoreMaintenance
@@ -238,7 +238,7 @@ class Verification:
     def _expected_ms(self, at: _At, standing: Mapping[UUID, ReservationState]) -> int | None:
         """Return the time that a member must have by the store; None where it must not exist."""
         known = standing.get(at.message_id)
-        if known is None or not known.holds or len(at.member) != _ID_BYTES:
+        if known is None or not known.holds or at.member != _member(known.row):
             return None
         return to_ms(known.row.send_at) if at.window in self._windows_of(known.row) else None
 
@@ -253,7 +253,7 @@ class Verification:
     def _entries_of(self, row: ReservationRow) -> Iterator[tuple[_At, ShardKeys]]:
         for scope in row.counted(self._kinds):
             keys, window = self._contents.fence.window_of(scope)
-            yield _At(window, row.message_id.bytes), keys
+            yield _At(window, _member(row)), keys
 
     def _verified(self, found: _Found, opened: Mapping[ShardKeys, int]) -> Verified:
         still = self._contents.opened()
@@ -281,6 +281,10 @@ class Verification:
             differences=tuple(ordered),
             closed=tuple(sorted(keys.shard for keys in closed)),
         )
+
+
+def _member(row: ReservationRow) -> bytes:
+    return member_of(row.message_id, row.tail)
 
 
 def _difference(

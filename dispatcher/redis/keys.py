@@ -12,7 +12,6 @@ import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
-from uuid import UUID
 
 _WORD = re.compile(rb":[a-z]+")
 _WINDOW = re.compile(rb"\A\{[^}]*\}:window(?:@([a-z0-9_.-]+))?:(.*)\Z", re.DOTALL)
@@ -59,21 +58,17 @@ class ShardKeys(_PartKeys):
     def pending(self) -> str:
         """ZSET of reservations that the store has not confirmed.
 
-        Member: message id, then the key of its window; score: when reserved, ms.
+        Member: that of its window, then the key of the window; score: when reserved, ms.
         """
         return pending_of(self.tag)
 
     def window(self, scope: str, kind: str = "") -> str:
-        """ZSET of one scope's reservations; member: message id, score: send_at, ms."""
+        """ZSET of one scope's reservations; member: message id and tail, score: send_at, ms."""
         return f"{self.contents}@{kind}:{scope}" if kind else f"{self.contents}:{scope}"
 
     def duplicates(self, idempotency_key: str) -> str:
         """HASH of the submits under way with one idempotency key."""
         return f"{self.tag}:duplicates:{digest_of(idempotency_key)}"
-
-    def moved(self, message_id: UUID) -> str:
-        """HASH of one message: the last move token that each window has seen."""
-        return f"{self.tag}:moved:{message_id.hex}"
 
 
 @dataclass(frozen=True)

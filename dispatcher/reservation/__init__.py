@@ -8,7 +8,6 @@ confirm, ``fence`` closes those of a server that may have lost data. ``contents`
 """
 
 from dispatcher.reservation.booking import (
-    Blocked,
     Booked,
     BookingRequest,
     Moving,
@@ -16,6 +15,7 @@ from dispatcher.reservation.booking import (
     Reservation,
     Submit,
     is_planned_id,
+    member_of,
     planned_id,
 )
 from dispatcher.reservation.contents import Contents, Held, MemberState
@@ -48,7 +48,6 @@ from dispatcher.reservation.windows import Windows
 
 __all__ = [
     "CLOSED",
-    "Blocked",
     "Booked",
     "BookingRequest",
     "ClusterFacts",
@@ -84,5 +83,6 @@ __all__ = [
     "Windows",
     "is_planned_id",
     "longest_ms",
+    "member_of",
     "planned_id",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from secrets import token_hex
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
@@ -63,24 +64,29 @@ class Leg(NamedTuple):
 
 
 class Reservation(NamedTuple):
-    """A reservation, or a hold. The id is that of a duplicate submit where that booked first.
-
-    ``held_at_ms`` is when the hold was made, in ms by the clock of Redis.
-    """
+    """A booked time. The id is that of a duplicate submit where that booked first."""
 
     message_id: UUID
     at_ms: int
-    held_at_ms: int = 0
 
 
 class BookingRequest(NamedTuple):
-    """One of many messages to book: ``asked_ms``, or the first slot up to ``latest_ms``."""
+    """One of many messages to book: ``asked_ms``, or the first slot up to ``latest_ms``.
+
+    ``tail`` is that of its present reservation: empty unless it was moved before.
+    """
 
     message_id: UUID
     terms: Terms
     asked_ms: int
     latest_ms: int
     submit: Submit | None = None
+    tail: str = ""
+
+    @property
+    def member(self) -> bytes:
+        """The member of its present reservation."""
+        return member_of(self.message_id, self.tail)
 
     def renewed(self) -> BookingRequest:
         """Return the same request under another id, and with another token.
@@ -109,9 +115,8 @@ Of a duplicate submit its reservation; of a renewed request the new one and its 
 class LegRequest(NamedTuple):
     """What one shard is asked for: ``asked_ms``, or the first slot up to ``latest_ms``.
 
-    ``submit`` goes to the first leg of a booking only. With ``hold`` the time is held under that
-    member and not reserved, judged as if the message's reservation, and its hold ``beside``, were
-    free.
+    ``submit`` goes to the first leg of a booking only. With ``new_member`` it is a move: the time
+    is booked under that member, judged as if ``member`` were not there, which stays.
     """
 
     leg: Leg
@@ -119,22 +124,25 @@ class LegRequest(NamedTuple):
     asked_ms: int
     latest_ms: int
     submit: Submit | None = None
-    hold: bytes = b""
-    beside: bytes = b""
+    member: bytes = b""
+    new_member: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Moving:
-    """A time held for a message that still has its reservation. Take it or drop it.
+class Moving(NamedTuple):
+    """The second reservation of a message that is being moved.
 
-    ``held_at_ms`` is when it was held or seen, in ms by the clock of Redis.
+    The row decides which of the two stays: the one whose tail it has.
     """
 
     message_id: UUID
     terms: Terms
     send_at: datetime
-    hold: bytes
-    held_at_ms: int = 0
+    tail: str
+
+    @property
+    def member(self) -> bytes:
+        """The member of the second reservation."""
+        return member_of(self.message_id, self.tail)
 
 
 class Blocked(NamedTuple):
@@ -151,6 +159,11 @@ class Blocked(NamedTuple):
     is_slot: bool
 
 
-def new_hold(message_id: UUID) -> bytes:
-    """Return the member of a new hold of a message: its id, then a random token."""
-    return message_id.bytes + uuid4().hex[:12].encode()
+def member_of(message_id: UUID, tail: str) -> bytes:
+    """Return what stands in the windows for a message: its id, and the tail of its last move."""
+    return message_id.bytes + tail.encode()
+
+
+def new_tail() -> str:
+    """Return a tail that no other move of a message has: 8 characters, none of them ``{``."""
+    return token_hex(4)

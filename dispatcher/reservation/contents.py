@@ -23,7 +23,7 @@ _FIRST_PAGE = 20
 """How many members of each of many windows are read together; few windows hold more."""
 
 Member = tuple[bytes, int]
-"""What stands in a window, a message's id or a hold that begins with it, and its time in ms."""
+"""What stands in a window, a message's id and perhaps a tail, and its time in ms."""
 
 
 class Held(NamedTuple):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import lru_cache
-from itertools import islice
 from operator import attrgetter
 from typing import Any, cast
 from uuid import UUID
@@ -23,14 +22,13 @@ from dispatcher.reservation.booking import (
     Blocked,
     Leg,
     LegRequest,
-    Moving,
     Reservation,
     Submit,
-    new_hold,
+    member_of,
+    new_tail,
 )
 from dispatcher.reservation.taken_keys import replies_of
 from dispatcher.reservation.terms import Blackouts, Judged, Rules, RuleSet
-from dispatcher.times.send_time import to_ms
 
 CLOSED = (
     "the windows are not complete; the sweep rebuilds them from the store, once a worker and a "
@@ -42,6 +40,7 @@ _MOST_AT_ONCE = 250
 """Most messages that one script books; it then runs for a few milliseconds at most."""
 _MOST_CALLS = 10_000
 _CLOSED_REPLY = [b"closed"]
+_GOES_ON = (b"searching", b"unsure")
 _ID_BYTES = 16
 
 _ScriptTerms = tuple[bool, Judged]
@@ -50,7 +49,7 @@ _kind = attrgetter("kind")
 ENDLESS = "no slot was found in a bounded search"
 
 LegResult = int | Reservation | Blocked | IdempotencyConflict
-"""The reserved time in ms; or a hold or the reservation of a duplicate submit; or a refusal."""
+"""The reserved time in ms; that of a move or of a duplicate submit; or a refusal."""
 
 
 class Shards:
@@ -70,7 +69,6 @@ class Shards:
         self._check = script("reservation/check")
         self._hold = script("reservation/hold")
         self._move = script("reservation/move")
-        self._take = script("reservation/take")
         self._release = script("reservation/release")
 
     def book(self, requests: Sequence[LegRequest], *, pending_grace_ms: int = 0) -> list[LegResult]:
@@ -104,21 +102,29 @@ class Shards:
                     del waiting[shard]
         return [answers[number] for number in range(len(requests))]
 
-    def hold(self, requests: Sequence[LegRequest]) -> list[Reservation | Blocked]:
-        """Hold times for messages that keep their reservations, one after the other."""
-        calls = [self._arguments.move(request) for request in requests]
-        replies = self._run(self._move, calls)
-        found = [self._searched(*each) for each in zip(requests, replies, strict=True)]
-        return cast("list[Reservation | Blocked]", found)
+    def move(self, requests: Sequence[LegRequest]) -> list[Reservation | Blocked]:
+        """Book second times for messages, one after the other.
 
-    def slot(self, leg: Leg, start_ms: int, mover: UUID | None = None) -> int:
+        The list ends early behind a search that goes on: nothing may overtake it.
+        """
+        replies = self._run(self._move, [self._arguments.move(request) for request in requests])
+        answers: list[LegResult] = []
+        for request, reply in zip(requests, replies, strict=True):
+            goes_on = reply[0] in _GOES_ON
+            if goes_on and (later := requests[len(answers) + 1 :]):
+                self.drop([(each.leg, each.new_member) for each in later])
+            answers.append(self._searched(request, reply))
+            if goes_on:
+                break
+        return cast("list[Reservation | Blocked]", answers)
+
+    def slot(self, leg: Leg, start_ms: int, mover: bytes = b"") -> int:
         """Return the first time at or after ``start_ms`` that fits. Books nothing.
 
-        The reservations of ``mover`` count as free.
+        The reservation ``mover`` counts as free.
         """
-        own = mover.bytes if mover else b""
         for step in range(_MOST_CALLS):
-            call = self._arguments.next_slot(leg, start_ms, own, step=step)
+            call = self._arguments.next_slot(leg, start_ms, mover, step=step)
             word, start_ms = self._run_once(self._next_slot, call)
             if word == b"slot":
                 return start_ms
@@ -129,53 +135,22 @@ class Shards:
                 start_ms = blocked.until_ms
         raise ReservationsUnavailable(ENDLESS)
 
-    def have(self, held: Sequence[tuple[Sequence[Leg], Moving]]) -> list[bool]:
-        """Return for each hold whether it stands in all windows of its legs, at its time."""
-        pipeline = self._client.pipeline(transaction=False)
-        many = []
-        for legs, moving in held:
-            windows = [window for leg in legs for window in leg.windows]
-            many.append(len(windows))
-            for window in windows:
-                pipeline.zscore(window, moving.hold)
-        with translated(ReservationsUnavailable):
-            scores = iter(pipeline.execute())
-        return [
-            set(islice(scores, number)) == {to_ms(moving.send_at)}
-            for number, (_, moving) in zip(many, held, strict=True)
-        ]
+    def drop(self, members: Sequence[tuple[Leg, bytes]]) -> None:
+        """Release members on which no submit relies."""
+        self.release_many((leg, member, None) for leg, member in members)
 
-    def take(self, held: Sequence[tuple[Leg, Moving, int]]) -> list[bool]:
-        """Make each hold the reservation of its message; False where a window has lost it.
-
-        Also where it is older than what is remembered of moves. The number is the store's token.
-        """
-        calls = []
-        for leg, moving, token in held:
-            names = [leg.keys.pending, leg.keys.moved(moving.message_id), *leg.windows]
-            words = [
-                moving.message_id.bytes, moving.hold, to_ms(moving.send_at), moving.held_at_ms,
-                token, self._under_way_ms,
-            ]  # fmt: skip
-            calls.append((names, words))
-        return [taken == 1 for taken in self._run(self._take, calls)]
-
-    def drop(self, holds: Sequence[tuple[Leg, bytes]]) -> None:
-        calls: list[Call] = [([leg.keys.pending, *leg.windows], [hold, ""]) for leg, hold in holds]
-        self._run(self._release, calls)
-
-    def release(self, leg: Leg, message_id: UUID, submit: Submit | None) -> bool:
+    def release(self, leg: Leg, member: bytes, submit: Submit | None) -> bool:
         """Release a reservation; return whether it is free: a duplicate submit may rely on it."""
-        return self.release_many([(leg, message_id, submit)])[0]
+        return self.release_many([(leg, member, submit)])[0]
 
-    def release_many(self, booked: Iterable[tuple[Leg, UUID, Submit | None]]) -> list[bool]:
+    def release_many(self, booked: Iterable[tuple[Leg, bytes, Submit | None]]) -> list[bool]:
         calls: list[Call] = []
-        for leg, message_id, submit in booked:
+        for leg, member, submit in booked:
             names = [leg.keys.pending]
             if submit is not None:
                 names.append(leg.keys.duplicates(submit.name))
             token = submit.token if submit else ""
-            calls.append(([*names, *leg.windows], [message_id.bytes, token]))
+            calls.append(([*names, *leg.windows], [member, token]))
         return [freed == 1 for freed in self._run(self._release, calls)]
 
     def _searched(self, request: LegRequest, reply: Any, pending_grace_ms: int = 0) -> LegResult:
@@ -205,7 +180,7 @@ class Shards:
     def _ask(
         self, request: LegRequest, pending_grace_ms: int, *, step: int = 0, judged: bytes = b""
     ) -> Any:
-        if request.hold:
+        if request.new_member:
             reply: Any = self._run_once(self._move, self._arguments.move(request, step=step))
         else:
             call = self._arguments.reserve(
@@ -216,30 +191,28 @@ class Shards:
 
     def _judged(self, request: LegRequest, at_ms: int, pending_grace_ms: int) -> LegResult:
         """Hold a time, judge it in bounded steps, and book or hold it if it fits."""
-        leg, own = request.leg, request.hold or new_hold(request.message_id)
+        leg = request.leg
+        own = request.new_member or member_of(request.message_id, new_tail())
         names = [leg.keys.pending, leg.keys.epoch, *leg.windows]
         keep = False
         try:
             if not self._run_once(self._hold, (names, [own, at_ms])):
                 raise closed()
-            blocked = self._checked(leg, request.message_id, at_ms, own)
+            blocked = self._checked(leg, request.member or request.message_id.bytes, at_ms, own)
             if blocked is not None:
                 return blocked
             exact = request._replace(asked_ms=at_ms, latest_ms=at_ms)
             answer = _final(exact, self._ask(exact, pending_grace_ms, judged=own))
             if answer is None:  # a rebuild or reconcile took the hold meanwhile
                 raise closed()
-            keep = bool(request.hold)
+            keep = bool(request.new_member)
             return answer
         finally:
             if not keep:
                 self.drop([(leg, own)])
 
-    def _checked(
-        self, leg: Leg, message_id: UUID | None, at_ms: int, hold: bytes
-    ) -> Blocked | None:
+    def _checked(self, leg: Leg, own: bytes, at_ms: int, hold: bytes) -> Blocked | None:
         """Judge one time in as many calls as it takes; None when it fits."""
-        own = message_id.bytes if message_id else b""
         resume: Sequence[int] = (0, 0, 0)
         while True:
             call = self._arguments.check(leg, at_ms, own, hold, resume)
@@ -279,8 +252,6 @@ def _final(request: LegRequest, reply: Any) -> LegResult | None:
     word, *facts = reply
     if word == b"booked":
         return Reservation(UUID(bytes=facts[1]), facts[0])
-    if word == b"held":
-        return Reservation(request.message_id, *facts)
     if word == b"conflict":
         key = request.submit.key if request.submit else ""
         return IdempotencyConflict(key, UUID(bytes=facts[0]))
@@ -342,13 +313,13 @@ class Arguments:
         return names, [*words, encode(tuple(numbers)), *messages]
 
     def move(self, request: LegRequest, *, step: int = 0) -> Call:
-        leg, message_id, asked_ms, latest_ms, _, hold, beside = request
-        words = [message_id.bytes, hold, beside, asked_ms, latest_ms]
+        leg, _, asked_ms, latest_ms, _, member, new_member = request
+        words = [member, new_member, asked_ms, latest_ms]
         names = [leg.keys.pending, leg.keys.epoch, *leg.windows]
         return names, [*words, self._judged(leg, asked_ms, step)]
 
     def next_slot(self, leg: Leg, start_ms: int, own: bytes, *, step: int) -> Call:
-        """Encode ``next_slot.lua``; ``own`` is the id of a message whose reservation is free."""
+        """Encode ``next_slot.lua``; ``own`` is a member that counts as free."""
         words = [start_ms, own, self._judged(leg, start_ms, step)]
         return [leg.keys.epoch, *leg.windows], words
 

@@ -9,6 +9,7 @@ intervals are pairs (from, until), ``until`` not belonging to them.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -53,7 +54,7 @@ class Span(NamedTuple):
 
 
 class Booked(NamedTuple):
-    """A message's reservation in a window; with ``held`` a hold that it may be about to take."""
+    """A message's reservation in a window; with ``held`` one of the two of a move under way."""
 
     message_id: UUID
     at: datetime
@@ -212,10 +213,11 @@ class Timelines:
             )
         members = self._contents.members(window, earliest, latest)
         times = [at_ms for _, at_ms in members]
+        often = Counter(member[:_ID_BYTES] for member, _ in members)
         return WindowTimeline(
             scope=str(scope),
             booked=tuple(
-                Booked(UUID(bytes=member[:_ID_BYTES]), from_ms(at_ms), len(member) > _ID_BYTES)
+                Booked(UUID(bytes=(id_ := member[:_ID_BYTES])), from_ms(at_ms), often[id_] > 1)
                 for member, at_ms in members
                 if start <= at_ms < end and len(member) >= _ID_BYTES
             ),

@@ -28,6 +28,7 @@ from dispatcher.redis.keys import (
     tag_of,
 )
 from dispatcher.redis.scripts import Call, script
+from dispatcher.reservation.booking import member_of
 from dispatcher.reservation.fence import Fence, Part
 from dispatcher.reservation.plan import LIFE_MS
 from dispatcher.reservation.taken_keys import replies_of, taken
@@ -57,13 +58,18 @@ class Reserved(NamedTuple):
     message_id: UUID
     scopes: tuple[Scope, ...]
     send_at: datetime
+    tail: str = ""
+
+    @property
+    def member(self) -> bytes:
+        return member_of(self.message_id, self.tail)
 
 
 class Unconfirmed(NamedTuple):
     """A reservation, or a hold, that the store has not confirmed, and the window that has it.
 
-    ``member`` is what stands in the window: the message's id, or a hold that begins with it.
-    ``before_ms`` is the time, by Redis, up to which its entry is as old as was asked.
+    ``member`` is what stands in the window: the message's id, and a tail if it is of a move or the
+    hold of a submit. ``before_ms`` is the time, by Redis, up to which its entry is as old as asked.
     """
 
     message_id: UUID
@@ -73,9 +79,8 @@ class Unconfirmed(NamedTuple):
     before_ms: int
 
     @property
-    def is_hold(self) -> bool:
-        """Whether it is a hold: that of a move, or of a submit that was being judged slowly."""
-        return self.member != self.message_id.bytes
+    def tail(self) -> str:
+        return self.member[_ID_BYTES:].decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +131,7 @@ class Upkeep:
     A rebuild is ``begin`` for what is closed, or ``close`` for what is open; then ``wipe``,
     ``restore`` as often as needed, ``open``. Each step is guarded by the marker, so
     that a rebuilder that was overtaken fills and opens nothing more. A marker that is not kept
-    alive ends after ``marker_life``: then another process may begin. ``under_way`` is that of
-    Windows.
+    alive ends after ``marker_life``: then another process may begin.
     """
 
     def __init__(
@@ -136,11 +140,9 @@ class Upkeep:
         fence: Fence,
         *,
         marker_life: timedelta = timedelta(seconds=15),
-        under_way: timedelta = timedelta(minutes=1),
     ) -> None:
         self._client = client
         self._fence = fence
-        self._under_way_ms = under_way // MILLISECOND
         self._marker_life_ms = marker_life // MILLISECOND
         self._keep_ms = max(fence.reaches_ms.values()) + KEEP_MS
         self._tidy_cursors: dict[str, int] = {}
@@ -295,9 +297,9 @@ class Upkeep:
         ours = {keys.shard: keys for keys in rebuild.shards}
         waiting: dict[int, dict[Scope, list[bytes]]] = defaultdict(dict)
         counts: dict[int, int] = defaultdict(int)
-        for message_id, scopes, send_at in rows:
-            entry = b"%015d%b" % (to_ms(send_at), message_id.bytes)
-            for scope in scopes:
+        for row in rows:
+            entry = b"%015d%c%b" % (to_ms(row.send_at), len(row.member), row.member)
+            for scope in row.scopes:
                 shard = self._fence.keys_of(scope).shard
                 if shard not in ours:
                     continue
@@ -380,46 +382,24 @@ class Upkeep:
         ]
 
     def confirm(
-        self, found: Sequence[Unconfirmed], stored: Mapping[UUID, tuple[datetime, int]]
+        self, found: Sequence[Unconfirmed], stored: Mapping[UUID, tuple[datetime, str]]
     ) -> int:
         """Let the windows agree with the store; return how many reservations had to be corrected.
 
-        ``stored`` has the send time of those messages that need a reservation, and the token of
-        their last move; the reservations of all others are released.
-        A hold ends: before it was read, the store was made to refuse the time of this hold.
+        ``stored`` has the send time and the tail of those messages that need a reservation; the
+        reservations of all others are released, and so is what has another tail.
         """
         calls: list[Call] = []
         for each in found:
-            send_at, token = stored.get(each.message_id, (None, 0))
-            calls.append((
-                [each.window, each.keys.pending, each.keys.moved(each.message_id)],
-                [each.member, each.message_id.bytes, to_ms(send_at) if send_at else "",
-                 each.before_ms, token, self._under_way_ms],
-            ))  # fmt: skip
+            kept: list[bytes | int | str] = ["", 0]
+            if each.message_id in stored:
+                send_at, tail = stored[each.message_id]
+                kept = [member_of(each.message_id, tail), to_ms(send_at)]
+            calls.append(([each.window, each.keys.pending], [each.member, each.before_ms, *kept]))
         with translated(ReservationsUnavailable):
             corrected: int = sum(replies_of(self._client, self._confirm, calls))
             self._tidied({(each.window, each.keys) for each in found})
         return corrected
-
-    def await_confirmation(
-        self, found: Sequence[Unconfirmed], rows: Iterable[Reserved]
-    ) -> list[Unconfirmed]:
-        """Let the reservations of some messages be confirmed in all their windows; return them.
-
-        ``rows`` are the messages with a hold in ``found``. A hold may be left in one window and
-        lost in another.
-        """
-        before_ms = max((each.before_ms for each in found), default=0)
-        added = []
-        with translated(ReservationsUnavailable):
-            pipeline = self._client.pipeline(transaction=False)
-            for message_id, scopes, _ in rows:
-                for scope in scopes:
-                    (keys, window), member = self._fence.window_of(scope), message_id.bytes
-                    pipeline.zadd(keys.pending, {member + window: before_ms}, nx=True)
-                    added.append(Unconfirmed(message_id, member, window, keys, before_ms))
-            pipeline.execute()
-        return added
 
     def release(self, rows: Sequence[Reserved]) -> None:
         """Release the reservations of messages that the store knows to need none."""
@@ -428,7 +408,7 @@ class Upkeep:
             for row in rows:
                 for scope in row.scopes:
                     _, window = self._fence.window_of(scope)
-                    pipeline.zrem(window, row.message_id.bytes)
+                    pipeline.zrem(window, row.member)
             pipeline.execute()
 
     def forget(
@@ -464,11 +444,11 @@ class Upkeep:
         with translated(ReservationsUnavailable):
             now = now_ms(self._client)
             pipeline = self._client.pipeline(transaction=False)
-            for message_id, scopes, send_at in rows:
-                for scope in scopes:
-                    (keys, window), member = self._fence.window_of(scope), message_id.bytes
-                    pipeline.zadd(window, {member: to_ms(send_at)}, nx=True)
-                    pipeline.zadd(keys.pending, {member + window: now}, nx=True)
+            for row in rows:
+                for scope in row.scopes:
+                    keys, window = self._fence.window_of(scope)
+                    pipeline.zadd(window, {row.member: to_ms(row.send_at)}, nx=True)
+                    pipeline.zadd(keys.pending, {row.member + window: now}, nx=True)
             return sum(pipeline.execute()[::2])
 
     def tidy(self, *, keys_at_once: int) -> int:

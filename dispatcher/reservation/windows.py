@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import groupby
+from itertools import groupby, takewhile
 from uuid import UUID
 
 import redis
@@ -38,7 +38,8 @@ from dispatcher.reservation.booking import (
     Rebooked,
     Reservation,
     Submit,
-    new_hold,
+    member_of,
+    new_tail,
 )
 from dispatcher.reservation.shards import ENDLESS, Shards
 from dispatcher.reservation.terms import Rules, Terms
@@ -54,33 +55,30 @@ _NO_GRACE = timedelta(0)
 
 @dataclass(slots=True)
 class _Booking:
-    """What is to be booked in every leg: a reservation, or with ``hold`` a hold."""
+    """What is to be booked in every leg: a first reservation, or with ``tail`` that of a move."""
 
     request: BookingRequest
-    hold: bytes = b""
-    beside: bytes = b""
+    tail: str = ""
     pending_grace_ms: int = 0
     is_stored: bool = False
 
     @property
-    def mover(self) -> UUID | None:
-        """The message whose present reservation counts as free."""
-        return self.request.message_id if self.hold else None
+    def mover(self) -> bytes:
+        """The present reservation of a message that is moved: it counts as free."""
+        return self.request.member if self.tail else b""
 
-    def moving(self, reservation: Reservation) -> Moving:
-        message_id, terms, *_ = self.request
-        return Moving(
-            message_id, terms, from_ms(reservation.at_ms), self.hold, reservation.held_at_ms
-        )
+    def moving(self, at_ms: int) -> Moving:
+        return Moving(self.request.message_id, self.request.terms, from_ms(at_ms), self.tail)
 
 
 class Windows:
     """The windows of all scopes.
 
-    A window is a ZSET of one scope's reservations: member message id (16 bytes), score send_at in
-    ms. For a quota of N per W a time t is refused exactly when N consecutive members that lie
-    within less than W of each other would, with t, be N+1 within less than W; for a calendar
-    quota when N lie in the calendar period of t (``lua/rule.lua``; docs/reservation.md).
+    A window is a ZSET of one scope's reservations: member message id (16 bytes), with a tail once
+    it was moved, score send_at in ms. For a quota of N per W a time t is refused exactly when N
+    consecutive members that lie within less than W of each other would, with t, be N+1 within less
+    than W; for a calendar quota when N lie in the calendar period of t (``lua/rule.lua``;
+    docs/reservation.md).
 
     Legs are booked one after the other, the one of the message's own scope first, the others in the
     order of their shards. Where one refuses, the earlier ones are released; until then others count
@@ -185,7 +183,7 @@ class Windows:
         """
         submit = submit and replace(submit, token=EVERYONE)
         for leg in self.legs(terms):
-            self.shards.release(leg, message_id, submit)
+            self.shards.release(leg, message_id.bytes, submit)
             submit = None
 
     def withdraw(self, requests: Sequence[BookingRequest]) -> list[bool]:
@@ -197,11 +195,11 @@ class Windows:
         """
         legs = [self.legs(each.terms) for each in requests]
         freed = self.shards.release_many(
-            (its[0], request.message_id, request.submit)
+            (its[0], request.member, request.submit)
             for request, its in zip(requests, legs, strict=True)
         )
         further = [
-            (leg, request.message_id, None)
+            (leg, request.member, None)
             for request, its, is_free in zip(requests, legs, freed, strict=True)
             if is_free
             for leg in its[1:]
@@ -210,95 +208,52 @@ class Windows:
             self.shards.release_many(further)
         return freed
 
-    def move(
-        self,
-        message_id: UUID,
-        *,
-        terms: Terms,
-        send_at: datetime,
-        latest: datetime | None = None,
-        beside: Moving | None = None,
-    ) -> Moving:
-        """Hold another time for a message, judged as if its reservation were free.
-
-        So is the time that it holds ``beside``. The message keeps its reservation until
-        :meth:`take`; :meth:`drop` gives the hold up. Raises like :meth:`book_alone`; then nothing
-        is held.
-        """
-        asked_ms = to_ms(send_at)
-        latest_ms = max(asked_ms, to_ms(latest)) if latest else asked_ms
-        request = BookingRequest(message_id, terms, asked_ms, latest_ms)
-        booking = _Booking(request, new_hold(message_id), beside.hold if beside else b"")
-        [found] = self._held([booking])
-        if isinstance(found, SlotRefused):
-            raise found
-        return found
-
     def move_many(self, requests: Sequence[BookingRequest]) -> list[Moving | SlotRefused]:
-        """Hold another time for each of these messages, or return why it has none.
+        """Book a second time for each of these messages, or return why it has none, in order.
 
-        As if :meth:`move` was called for each, in order. Those with one leg go together in one
-        round trip; the others, and what shares a scope with them, one by one after those. All keep
-        their reservations, which count for the others. Raises ReservationsUnavailable; then
-        nothing is held.
+        Each is judged as if its present reservation were free; that one stays, and counts for the
+        others, until :meth:`drop` releases one of the two. Those with one leg go together in one
+        round trip. The list may end early, but not before the first: behind a search that took
+        more than one call, because nothing may overtake it. Raises ReservationsUnavailable; then
+        nothing is booked.
         """
-        return self._held([_Booking(each, new_hold(each.message_id)) for each in requests])
+        bookings = [_Booking(request, new_tail()) for request in requests]
+        answers: list[Moving | SlotRefused] = []
+        try:
+            while len(answers) < len(bookings):
+                begin = len(answers)
+                together = [*takewhile(self._has_one_leg, bookings[begin:])]
+                if together:
+                    answers += self._moved_together(together)
+                    if len(answers) < begin + len(together):
+                        break
+                else:
+                    answers.append(self._moved_alone(bookings[begin]))
+        except ReservationsUnavailable:
+            # Only the reply may have been lost. To drop what is not there is harmless.
+            try:
+                self.drop(*(booking.moving(0) for booking in bookings))
+            except ReservationsUnavailable as error:
+                _log_left_to_reconcile(error)
+            raise
+        return answers
 
-    def hold_again(self, moving: Moving) -> Moving | Blocked:
-        """Hold the time once more where a window has lost the hold or has it for too long.
-
-        Return Blocked where another message has got the time there; holds in other windows stay.
-        """
-        at_ms = to_ms(moving.send_at)
-        booking = _Booking(
-            BookingRequest(moving.message_id, moving.terms, at_ms, at_ms), moving.hold
-        )
-        held_at_ms: list[int] = []
-        for leg in self.legs(moving.terms):
-            found = self._in_leg(booking, leg, Reservation(moving.message_id, at_ms), at_ms)
-            if isinstance(found, Blocked):
-                return found
-            held_at_ms.append(found.held_at_ms)
-        return replace(moving, held_at_ms=min(held_at_ms))
-
-    def take(self, held: Sequence[tuple[Moving, int]]) -> list[bool]:
-        """Make held times the reservations of their messages, whose old ones are then free.
-
-        Each comes with the token that the store gave with the new time, after it was held. Where a
-        message was moved further since, only the hold goes. False where a window has lost the
-        hold, or holds it for too long: then it is to be held again, or the message to go back.
-        """
-        legs = [self.legs(moving.terms) for moving, _ in held]
-        taken = [True] * len(held)
-        # An old reservation goes when all shards have the new one.
-        several = [number for number, each in enumerate(legs) if len(each) > 1]
-        if several:
-            stand = self.shards.have([(legs[number], held[number][0]) for number in several])
-            for number, stands in zip(several, stand, strict=True):
-                taken[number] = stands
-        left = [number for number, each in enumerate(taken) if each]
-        for level in range(max(map(len, legs), default=0)):
-            some = [number for number in left if len(legs[number]) > level]
-            done = self.shards.take([(legs[number][level], *held[number]) for number in some])
-            for number, is_done in zip(some, done, strict=True):
-                taken[number] = taken[number] and is_done
-        return taken
-
-    def drop(self, *held: Moving) -> None:
-        self.shards.drop([(leg, each.hold) for each in held for leg in self.legs(each.terms)])
+    def drop(self, *members: BookingRequest | Moving) -> None:
+        """Release one of the two reservations of each of these messages."""
+        self.shards.drop([(leg, each.member) for each in members for leg in self.legs(each.terms)])
 
     def refusal(
         self,
         terms: Terms,
         asked_ms: int,
         blocked: Blocked,
-        mover: UUID | None = None,
+        mover: bytes = b"",
         *,
         latest_ms: int = 0,
     ) -> SlotRefused:
         """Return the error that says why a time does not fit, and the next slot.
 
-        The reservations of ``mover`` count as free. With ``latest_ms`` after ``asked_ms`` a shift
+        The reservation ``mover`` counts as free. With ``latest_ms`` after ``asked_ms`` a shift
         was tried up to then.
         """
         legs = self.legs(terms)
@@ -329,7 +284,7 @@ class Windows:
         found = self.shards.book(
             [
                 LegRequest(leg, message_id, asked_ms, latest_ms, submit)
-                for (message_id, _, asked_ms, latest_ms, submit), [leg] in asked
+                for (message_id, _, asked_ms, latest_ms, submit, _), [leg] in asked
             ],
             pending_grace_ms=grace // MILLISECOND,
         )
@@ -361,56 +316,35 @@ class Windows:
         except ReservationsUnavailable as error:
             _log_left_to_reconcile(error)
 
-    def _held(self, bookings: Sequence[_Booking]) -> list[Moving | SlotRefused]:
+    def _has_one_leg(self, booking: _Booking) -> bool:
+        return len(self.legs(booking.request.terms)) == 1
+
+    def _moved_together(self, bookings: Sequence[_Booking]) -> list[Moving | SlotRefused]:
+        requests = []
+        for booking in bookings:
+            message_id, terms, asked_ms, latest_ms, *_ = booking.request
+            start = Reservation(message_id, asked_ms)
+            requests.append(_leg_request(booking, self.legs(terms)[0], start, latest_ms))
+        return [
+            self._refused(booking, answer)
+            if isinstance(answer, Blocked)
+            else booking.moving(answer.at_ms)
+            for booking, answer in zip(bookings, self.shards.move(requests), strict=False)
+        ]
+
+    def _refused(self, booking: _Booking, blocked: Blocked) -> SlotRefused:
+        _, terms, asked_ms, latest_ms, *_ = booking.request
+        return self.refusal(terms, asked_ms, blocked, booking.mover, latest_ms=latest_ms)
+
+    def _moved_alone(self, booking: _Booking) -> Moving | SlotRefused:
         try:
-            return self._held_or_refused(bookings)
-        except ReservationsUnavailable:
-            # Only the reply may have been lost. To drop a hold that is not there is harmless.
-            try:
-                self.drop(
-                    *(each.moving(Reservation(each.request.message_id, 0)) for each in bookings)
-                )
-            except ReservationsUnavailable as error:
-                _log_left_to_reconcile(error)
-            raise
-
-    def _held_or_refused(self, bookings: Sequence[_Booking]) -> list[Moving | SlotRefused]:
-        near: dict[int, LegRequest] = {}
-        far: set[Scope] = set()
-        for number, booking in enumerate(bookings):
-            message_id, terms, asked_ms, latest_ms, _ = booking.request
-            legs = self.legs(terms)
-            if len(legs) == 1 and far.isdisjoint(terms.scopes):
-                near[number] = _leg_request(
-                    booking, legs[0], Reservation(message_id, asked_ms), latest_ms
-                )
-            else:
-                far.update(terms.scopes)
-        answers = self.shards.hold([*near.values()]) if near else []
-        found = {
-            number: self._judged(bookings[number], answer)
-            for number, answer in zip(near, answers, strict=True)
-        }
-        for number, booking in enumerate(bookings):
-            if number not in near:
-                found[number] = self._held_alone(booking)
-        return [found[number] for number in range(len(bookings))]
-
-    def _judged(self, booking: _Booking, answer: Reservation | Blocked) -> Moving | SlotRefused:
-        message_id, terms, asked_ms, latest_ms, _ = booking.request
-        if isinstance(answer, Blocked):
-            return self.refusal(terms, asked_ms, answer, message_id, latest_ms=latest_ms)
-        return booking.moving(answer)
-
-    def _held_alone(self, booking: _Booking) -> Moving | SlotRefused:
-        try:
-            return booking.moving(self._in_all(booking))
+            return booking.moving(self._in_all(booking).at_ms)
         except SlotRefused as refused:
             return refused
 
     def _in_all(self, booking: _Booking) -> Reservation:
         """Book the same time in every leg, or nothing in any."""
-        _, terms, asked_ms, latest_ms, _ = booking.request
+        _, terms, asked_ms, latest_ms, *_ = booking.request
         first, *others = legs = self.legs(terms)
         refused = partial(self.refusal, terms, asked_ms, mover=booking.mover, latest_ms=latest_ms)
         start_ms, why = asked_ms, None
@@ -475,8 +409,8 @@ class Windows:
     ) -> Reservation | Blocked:
         """Book one leg at the time and under the id of ``reservation``, or at the next slot."""
         leg_request = _leg_request(booking, leg, reservation, latest_ms)
-        if booking.hold:
-            return self.shards.hold([leg_request])[0]
+        if booking.tail:
+            return self.shards.move([leg_request])[0]
         [found] = self.shards.book([leg_request], pending_grace_ms=booking.pending_grace_ms)
         if isinstance(found, IdempotencyConflict):
             raise found
@@ -485,18 +419,18 @@ class Windows:
     def _undo(self, booking: _Booking, reservation: Reservation) -> None:
         """Release what the legs have. Raises DuplicateUnderWay where another submit needs it."""
         request = booking.request
-        if booking.hold:
-            held = booking.moving(reservation)
-            # A new one, so that a late copy of this call drops no later hold.
-            booking.hold = new_hold(request.message_id)
-            self.drop(held)
+        if booking.tail:
+            booked = booking.moving(reservation.at_ms)
+            # A new one, so that a late copy of this call drops nothing that is booked later.
+            booking.tail = new_tail()
+            self.drop(booked)
         elif not booking.is_stored:
             [is_free] = self.withdraw([request._replace(message_id=reservation.message_id)])
             if not is_free:
                 raise DuplicateUnderWay
             booking.request = request.renewed()
 
-    def _next_slot(self, legs: Sequence[Leg], start_ms: int, mover: UUID | None = None) -> int:
+    def _next_slot(self, legs: Sequence[Leg], start_ms: int, mover: bytes = b"") -> int:
         for _ in range(_MOST_ROUNDS):
             before_ms = start_ms
             for leg in legs:
@@ -518,8 +452,8 @@ def _leg_request(
         reservation.at_ms,
         latest_ms,
         submit,
-        booking.hold,
-        booking.beside,
+        booking.request.member,
+        member_of(reservation.message_id, booking.tail) if booking.tail else b"",
     )
 
 

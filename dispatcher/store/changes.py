@@ -51,6 +51,7 @@ _TYPES: dict[str, TypeEngine[Any]] = {
     "next_attempt_at": Instant(),
     "enqueue_at": Instant(), "expires_at": Instant(), "asked_at": Instant(), "until": Instant(),
     "expire_after": Length(), "zone": Text(), "max_attempts": Integer(), "key": Text(),
+    "tail": Text(),
 }  # fmt: skip
 _NO_CLAIM: dict[str, Any] = {"claimed_by": None, "claim_expires_at": None}
 _NOW = database_now()

@@ -126,6 +126,7 @@ class MessageDetails(NamedTuple):
     attempts: list[Attempt]
     status_url: str | None
     notified_status: Status | None
+    tail: str
 
 
 class StoredVersion(NamedTuple):
@@ -395,6 +396,7 @@ class Listing:
             messages.c.claim_expires_at,
             messages.c.status_url,
             messages.c.notified_status,
+            messages.c.tail,
         ).where(messages.c.id == message_id, tables.is_message)
         rows = self._database.read(query)
         if not rows:
@@ -407,6 +409,7 @@ class Listing:
             attempts_of(self._database, message_id),
             row.status_url,
             None if row.notified_status is None else Status(row.notified_status),
+            row.tail,
         )
 
     def _edge(

@@ -346,11 +346,7 @@ class StoreMaintenance:
 
     def reserved_times(self, message_ids: Sequence[UUID]) -> dict[UUID, ReservedTime]:
         rows = self._holding(time_columns(self._tables), message_ids)
-        return {row.id: ReservedTime(row.send_at, row.move_token) for row in rows}
-
-    def reservations_of(self, message_ids: Sequence[UUID]) -> list[ReservationRow]:
-        rows = self._holding(reservation_columns(self._tables), message_ids)
-        return [ReservationRow._make(row) for row in rows]
+        return {row.id: ReservedTime(row.send_at, row.tail) for row in rows}
 
     def reservation_states(
         self, message_ids: Sequence[UUID], *, grace: timedelta

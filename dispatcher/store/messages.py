@@ -98,6 +98,7 @@ class NewSlot(NamedTuple):
     expires_at: datetime | None
     expire_after: timedelta | None
     asked_at: datetime | None
+    tail: str
 
     def given(self, within: timedelta) -> dict[str, Any]:
         return {
@@ -115,7 +116,7 @@ class CancelResult(NamedTuple):
     the statement runs again then.
     """
 
-    found: Mapping[UUID, Message]
+    found: Mapping[UUID, Movable]
     newly_cancelled: Collection[UUID]
 
 
@@ -309,12 +310,6 @@ class Messages:
         query = self._movable.where(self._database.one_of(self._tables.messages.c.id, message_ids))
         return {row.id: to_movable(row) for row in self._database.read(query)}
 
-    def cancelled(self, message_ids: Sequence[UUID]) -> list[Message]:
-        tables = self._tables
-        query = select(*tables.message_columns).where(tables.has_status(Status.CANCELLED))
-        rows = self._database.read_of(query, tables.messages.c.id, message_ids)
-        return [to_message(row) for row in rows]
-
     def cancel(
         self,
         message_ids: Sequence[UUID],
@@ -335,16 +330,18 @@ class Messages:
         may_be = [] if move_token is None else [messages.c.move_token == move_token]
         query = select(messages.c.id).where(tables.is_scheduled, *may_be)
         locking = query.order_by(messages.c.id).with_for_update()
-        found: dict[UUID, Message] = {}
+        found: dict[UUID, Movable] = {}
         newly_cancelled: set[UUID] = set()
         for _ in range(_CANCEL_TRIES):
             these = self._database.one_of(messages.c.id, left)
             rows = self._database.update_returning(locking.where(these), change, messages.c.id)
             newly_cancelled |= {row.id for row in rows}
-            stored = self._database.read(tables.stored.where(these))
-            found |= {row.id: to_message(row) for row in stored}
+            stored = self._database.read(self._movable.where(these))
+            found |= {row.id: to_movable(row) for row in stored}
             left = [
-                each for each in left if each in found and found[each].status is Status.SCHEDULED
+                each
+                for each in left
+                if each in found and found[each].message.status is Status.SCHEDULED
             ]
             if not left or move_token is not None:
                 return CancelResult(found, newly_cancelled)
@@ -353,7 +350,7 @@ class Messages:
     def move(self, moves: Sequence[NewSlot], *, within: timedelta) -> dict[UUID, Movable]:
         """Give messages other times, each unless its move token has changed since it was read.
 
-        And no later than ``within`` after it was read: its new time is held for no longer.
+        And no later than ``within`` after it was read: its new time is booked for no longer.
         """
         by_id = sorted(moves, key=lambda each: each.found.message.id)
         rows = [each.given(within) for each in by_id]

@@ -37,6 +37,7 @@ class ReservationRow(NamedTuple):
     send_at: datetime
     channel: str
     scopes: Mapping[str, str] | None
+    tail: str
 
     def counted(self, kinds: Container[str]) -> tuple[Scope, ...]:
         return counted(kinds, scope=self.scope, channel=self.channel, scopes=self.scopes)
@@ -58,7 +59,7 @@ class PermitRow(NamedTuple):
 
 class ReservedTime(NamedTuple):
     send_at: datetime
-    token: int
+    tail: str
 
 
 class ReservationState(NamedTuple):
@@ -74,12 +75,12 @@ class ReservationState(NamedTuple):
 
 def reservation_columns(tables: Tables) -> tuple[Column[Any], ...]:
     row = tables.messages.c
-    return row.id, row.scope, row.send_at, row.channel, row.scopes
+    return row.id, row.scope, row.send_at, row.channel, row.scopes, row.tail
 
 
 def time_columns(tables: Tables) -> tuple[Column[Any], ...]:
     row = tables.messages.c
-    return row.id, row.send_at, row.move_token
+    return row.id, row.send_at, row.tail
 
 
 class Settled(NamedTuple):
@@ -112,7 +113,7 @@ def give_up(database: Database, message_ids: Sequence[UUID]) -> Settled:
     ).where(database.one_of(messages.c.id, ordered))
     rows = database.read(query)
     void = {row.id for row in rows if row.status == VOID}
-    holding = {row.id: ReservedTime(row.send_at, row.move_token) for row in rows if not row.ended}
+    holding = {row.id: ReservedTime(row.send_at, row.tail) for row in rows if not row.ended}
     return Settled(holding, void, set(ordered) - {row.id for row in rows})
 
 

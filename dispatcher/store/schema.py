@@ -246,7 +246,8 @@ class Tables:
         self.message_columns = tuple(messages.c[name] for name in Message.__dataclass_fields__)
         """The columns of which a ``Message`` is made, in the order of its fields."""
         self.movable_columns: tuple[ColumnElement[Any], ...] = (
-            *self.message_columns, messages.c.move_token, database_now().label("read_at")
+            *self.message_columns, messages.c.move_token, messages.c.tail,
+            database_now().label("read_at"),
         )  # fmt: skip
         """The columns of a ``Movable``."""
         self.is_live = in_live_partition(messages.c.finished_at)
@@ -393,6 +394,7 @@ def _messages(name: str, metadata: MetaData) -> Table:
         Column("expire_after", Length),
         Column("asked_at", Instant),
         Column("move_token", Integer, nullable=False, server_default="0"),
+        Column("tail", String(8), nullable=False, server_default=""),
         Column("status_url", String(MAX_URL)),
         Column("notified_status", String(9)),
         Column("trace", String(55)),  # all that version 00 of a traceparent has
@@ -465,11 +467,13 @@ class Addition(NamedTuple):
 class Movable(NamedTuple):
     """A message as it was at ``read_at``, by the database's clock, and the guard of its move.
 
-    ``token`` rises whenever its time or its body changes, or its moves are barred.
+    ``token`` rises whenever its time or its body changes, or its moves are barred. ``tail`` is that
+    of its reservation in the windows.
     """
 
     message: Message
     token: int
+    tail: str
     read_at: datetime
 
 
@@ -511,7 +515,7 @@ def to_message(row: Sequence[Any]) -> Message:
 
 
 def to_movable(row: Row[Any]) -> Movable:
-    return Movable(to_message(row), row.move_token, row.read_at)
+    return Movable(to_message(row), row.move_token, row.tail, row.read_at)
 
 
 def to_attempt(row: Row[Any]) -> Attempt:

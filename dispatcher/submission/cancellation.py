@@ -8,7 +8,7 @@ from uuid import UUID
 from dispatcher.errors import DispatcherError, MessageChanged, MessageNotFound, TooLate
 from dispatcher.faults import fault
 from dispatcher.message import Message, Status
-from dispatcher.store import Messages
+from dispatcher.store import Messages, Movable
 from dispatcher.submission.moves import Moves, unchanged
 from dispatcher.telemetry.journal import Journal, Transition
 
@@ -53,17 +53,19 @@ class Cancellation:
         answers: list[Message | DispatcherError] = []
         for start in range(0, len(message_ids), _AT_ONCE):
             some = message_ids[start : start + _AT_ONCE]
-            found: dict[UUID, Message] = {}
+            found: dict[UUID, Movable] = {}
             for token, these in _by_token(some, tokens).items():
                 result = self._messages.cancel(these, move_token=token, because=because)
                 found |= result.found
                 for each in result.found.values():
-                    if each.id in result.newly_cancelled:
-                        self._journal.tell(Transition.CANCELLED, each)
+                    if each.message.id in result.newly_cancelled:
+                        self._journal.tell(Transition.CANCELLED, each.message)
                 fault("cancel.after_rows")
                 # All, not only the new ones: a process that cancelled may have died before this.
-                cancelled = [e for e in result.found.values() if e.status is Status.CANCELLED]
-                self._moves.release(cancelled)
+                self._moves.release([
+                    each for each in result.found.values()
+                    if each.message.status is Status.CANCELLED
+                ])  # fmt: skip
             answers += [_answer(each, found.get(each)) for each in some]
         return answers
 
@@ -80,11 +82,12 @@ def _by_token(
     return groups
 
 
-def _answer(message_id: UUID, found: Message | None) -> Message | DispatcherError:
+def _answer(message_id: UUID, found: Movable | None) -> Message | DispatcherError:
     if found is None:
         return MessageNotFound(message_id)
-    if found.status is Status.SCHEDULED:
+    status = found.message.status
+    if status is Status.SCHEDULED:
         return MessageChanged(message_id)
-    if found.status is not Status.CANCELLED:
-        return TooLate(message_id, found.status)
-    return found
+    if status is not Status.CANCELLED:
+        return TooLate(message_id, status)
+    return found.message

@@ -1,9 +1,9 @@
-"""Give messages other times: hold the new time, change the row, take the held time.
+"""Give messages other times: book the new time, change the row, release the time that lost.
 
 One move is a batch of one. A caller asks for a ``NewTime``; checked, with the row it was read from,
-it is a ``ValidMove``; held in Redis it is a ``Moving``; the values of the row are a ``NewSlot``.
-Where a process dies in between, reconcile makes the windows agree with the rows
-(docs/decisions/0031-moves.md).
+it is a ``ValidMove``; booked in Redis it is a ``Moving``; the values of the row are a ``NewSlot``.
+Both reservations stand until the row has decided: it has the tail of one of them. Where a process
+dies in between, reconcile releases the other one (docs/decisions/0031-moves.md).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right, insort
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
@@ -24,11 +24,18 @@ from dispatcher.errors import (
     ReservationsUnavailable,
     SlotRefused,
     StoreUnavailable,
-    TooLate,
 )
 from dispatcher.faults import fault
 from dispatcher.message import Message, is_unchanged
-from dispatcher.reservation import Blocked, BookingRequest, Moving, Terms, Windows, longest_ms
+from dispatcher.reservation import (
+    BookingRequest,
+    Moving,
+    Reserved,
+    Terms,
+    Upkeep,
+    Windows,
+    longest_ms,
+)
 from dispatcher.scope import Scope
 from dispatcher.settings import Settings
 from dispatcher.store import Messages, Movable, NewSlot
@@ -39,11 +46,6 @@ from dispatcher.times.send_time import to_ms
 from dispatcher.times.zones import known_zone
 
 log = logging.getLogger(__name__)
-
-_TRIES = 10
-_BETWEEN_TRIES_SECONDS = 0.5
-_MOST_TURNS = 10
-"""How often messages of a batch are judged that other messages of it were in the way of."""
 
 MoveResult = Message | DispatcherError | None
 """A moved message, or why it was not moved; None where it was changed concurrently."""
@@ -75,7 +77,9 @@ class ValidMove(NamedTuple):
     def request(self) -> BookingRequest:
         asked_ms = to_ms(self.send_at)
         latest_ms = to_ms(self.latest) if self.latest else asked_ms
-        return BookingRequest(self.found.message.id, self.terms, asked_ms, latest_ms)
+        return BookingRequest(
+            self.found.message.id, self.terms, asked_ms, latest_ms, tail=self.found.tail
+        )
 
     def expiry(self, send_at: datetime) -> datetime | None:
         return self.expires_at if self.expire_after is None else send_at + self.expire_after
@@ -93,14 +97,16 @@ class Moves:
         settings: Settings,
         clock: Clock,
         windows: Windows,
+        upkeep: Upkeep,
         messages: Messages,
         enqueuer: Enqueuer,
     ) -> None:
         self._settings = settings
-        # Reconcile confirms an old time after the whole grace, and sees late changes by then.
+        # Reconcile releases what the row does not have after the whole grace.
         self._within = settings.reconcile_grace / 2
         self._clock = clock
         self._windows = windows
+        self._upkeep = upkeep
         self._messages = messages
         self._enqueuer = enqueuer
         self._reach_ms = {
@@ -108,33 +114,31 @@ class Moves:
         }
 
     def move_many(self, valid_moves: Sequence[ValidMove]) -> list[MoveResult]:
-        """Return the moved messages, or why they were not moved.
+        """Return the moved messages, or why they were not moved, as one by one in this order.
 
         After StoreUnavailable a message has the old time or the new one, after another error the
         old one.
-
-        Each is judged after those before it have moved: one that was refused or shifted near a time
-        that an earlier one leaves is judged again, in ten turns at most.
         """
-        answers: list[MoveResult] = [None] * len(valid_moves)
-        left: Collection[int] = range(len(valid_moves))
-        for turn in range(1, _MOST_TURNS + 1):
+        answers: list[MoveResult] = []
+        at_once = len(valid_moves)
+        while len(answers) < len(valid_moves):
+            together = valid_moves[len(answers) : len(answers) + at_once]
             try:
-                left = self._turn(valid_moves, left, answers, is_last=turn == _MOST_TURNS)
+                done = self._moved(together)
             except (ReservationsUnavailable, StoreUnavailable) as error:
-                for index in left:
-                    answers[index] = answers[index] or error
-                break
-            if not left:
-                break
+                return answers + [error] * (len(valid_moves) - len(answers))
+            answers += done
+            # Messages in the way of each other come in a row: then few are judged in vain.
+            at_once = 1 if len(done) < len(together) else 2 * at_once
         return answers
 
-    def release(self, cancelled: Sequence[Message]) -> None:
+    def release(self, cancelled: Sequence[Movable]) -> None:
+        """Release the reservations of cancelled messages."""
         requests = []
-        for message in cancelled:
+        for message, _, tail, _ in cancelled:
             at_ms, terms = to_ms(message.send_at), self._terms_of(message)
             if terms.scopes:  # a status message has none
-                requests.append(BookingRequest(message.id, terms, at_ms, at_ms))
+                requests.append(BookingRequest(message.id, terms, at_ms, at_ms, tail=tail))
         try:
             self._windows.withdraw(requests)
         except ReservationsUnavailable as error:
@@ -143,255 +147,156 @@ class Moves:
                 len(requests), error,
             )  # fmt: skip
 
-    def _turn(
+    def _moved(self, valid_moves: Sequence[ValidMove]) -> list[MoveResult]:
+        """Move messages together; return the answers to the first ones, at least to one.
+
+        The list ends before a message whose answer may be another one once those before it have
+        left their old times.
+        """
+        began = self._clock.monotonic()
+        moving = [index for index, move in enumerate(valid_moves) if not move.keeps_its_time]
+        found = self._windows.move_many([valid_moves[index].request for index in moving])
+        judged = dict(zip(moving, found, strict=False))
+        end = self._end_of_order(valid_moves, moving, judged)
+        booked = {index: each for index, each in judged.items() if isinstance(each, Moving)}
+        self._drop([booked.pop(index) for index in [*booked] if index >= end])
+        fault("reschedule.after_hold")
+        answers: list[MoveResult] = [None] * end
+        slots: dict[int, NewSlot] = {}
+        for index, move in enumerate(valid_moves[:end]):
+            refused = judged.get(index)
+            if isinstance(refused, SlotRefused):
+                answers[index] = refused
+            else:
+                slots[index] = self._new_slot(move, booked.get(index))
+        rows = self._changed(valid_moves, slots, answers)
+        fault("reschedule.after_row")
+        won = [index for index, each in booked.items()
+               if index in rows and rows[index].tail == each.tail]  # fmt: skip
+        lost = [each for index, each in booked.items() if index not in won]
+        self._drop([*lost, *(valid_moves[index].request for index in won)])
+        if self._clock.monotonic() - began > self._settings.settle.total_seconds():
+            self._restore([(rows[index], valid_moves[index].terms.scopes) for index in won])
+        fault("reschedule.after_release")
+        for index, slot in slots.items():
+            if answers[index] is None and index not in rows:
+                answers[index] = MessageNotFound(slot.found.message.id)
+            elif answers[index] is None and _is_as_wanted(rows[index].message, slot):
+                answers[index] = rows[index].message
+        return answers
+
+    def _end_of_order(
         self,
         valid_moves: Sequence[ValidMove],
-        left: Collection[int],
-        answers: list[MoveResult],
-        *,
-        is_last: bool,
-    ) -> list[int]:
-        """Move the messages that can move now; return the indexes of those to judge again."""
-        moving = [index for index in left if not valid_moves[index].keeps_its_time]
-        found = self._windows.move_many([valid_moves[index].request for index in moving])
-        judged = dict(zip(moving, found, strict=True))
-        again = [] if is_last else self._judged_too_early(valid_moves, judged)
-        held: dict[int, Moving] = {}
-        for index, each in judged.items():
-            if index in again:
-                continue
-            if isinstance(each, Moving):
-                held[index] = each
-            else:
-                answers[index] = each
-        self._drop(*(each for index in again if isinstance(each := judged[index], Moving)))
-        fault("reschedule.after_hold")
-        times = {index: held[index].send_at if index in held else valid_moves[index].send_at
-                 for index in left if index in held or index not in judged}  # fmt: skip
-        rows = self._changed(valid_moves, times, held, answers)
-        moved = {
-            index: moving
-            for index, moving in held.items()
-            # Also where another change came after it.
-            if index in rows and rows[index].message.send_at == moving.send_at
-        }
-        self._drop(*(each for index, each in held.items() if index not in moved))
-        if moved:
-            taken = {index: (each, rows[index].token) for index, each in moved.items()}
-            self._take(valid_moves, taken, answers)
-        for index, send_at in times.items():
-            if answers[index] is None and index not in rows:
-                answers[index] = MessageNotFound(valid_moves[index].found.message.id)
-            elif answers[index] is None:
-                now = rows[index].message
-                is_wanted = _is_as_wanted(now, send_at, valid_moves[index])
-                answers[index] = now if is_wanted else None
-        return again
+        moving: Sequence[int],
+        judged: Mapping[int, Moving | SlotRefused],
+    ) -> int:
+        """Return before which message the list must end.
 
-    def _judged_too_early(
-        self, valid_moves: Sequence[ValidMove], judged: Mapping[int, Moving | SlotRefused]
-    ) -> list[int]:
-        """Return the moves that were refused or shifted near a time that an earlier one leaves.
-
-        Also the later ones that share a scope with one of them.
+        The first that was not judged, or was refused or shifted near a time that an earlier one
+        is about to leave. One that gets the time it asked for would get it then, too.
         """
-        left_at: defaultdict[Scope, list[int]] = defaultdict(list)
-        waiting: set[Scope] = set()
-        found = []
-        for index, each in judged.items():
-            request = valid_moves[index].request
-            scopes = request.terms.scopes
-            is_held = isinstance(each, Moving)
-            until_ms = to_ms(each.send_at if isinstance(each, Moving) else each.next_slot)
-            is_as_asked = is_held and until_ms == request.asked_ms
-            reaches = [(left_at[scope], self._reach_ms[scope.kind]) for scope in scopes]
-            if not waiting.isdisjoint(scopes) or (not is_as_asked and any(
-                _has_between(times, request.asked_ms - reach_ms, until_ms + reach_ms)
-                for times, reach_ms in reaches
-            )):  # fmt: skip
-                waiting.update(scopes)
-                found.append(index)
-            elif is_held:
-                old_ms = to_ms(valid_moves[index].found.message.send_at)
-                for scope in scopes:
-                    insort(left_at[scope], old_ms)
-        return found
+        leaving: defaultdict[Scope, list[int]] = defaultdict(list)
+        for index in moving:
+            if index not in judged:
+                return index
+            request, answer = valid_moves[index].request, judged[index]
+            is_booked = isinstance(answer, Moving)
+            until_ms = to_ms(answer.send_at if isinstance(answer, Moving) else answer.next_slot)
+            if not is_booked or until_ms != request.asked_ms:
+                for scope in request.terms.scopes:
+                    reach_ms = self._reach_ms[scope.kind]
+                    begins_ms, ends_ms = request.asked_ms - reach_ms, until_ms + reach_ms
+                    if _has_between(leaving[scope], begins_ms, ends_ms):
+                        return index
+            if is_booked:
+                for scope in request.terms.scopes:
+                    insort(leaving[scope], to_ms(valid_moves[index].found.message.send_at))
+        return len(valid_moves)
 
     def _changed(
         self,
         valid_moves: Sequence[ValidMove],
-        times: Mapping[int, datetime],
-        held: Mapping[int, Moving],
+        slots: Mapping[int, NewSlot],
         answers: list[MoveResult],
     ) -> dict[int, Movable]:
         """Change rows; return those that are stored, as they now are.
 
         Rows that the database refuses together are tried one by one.
         """
-        if not times:
+        if not slots:
             return {}
-        new = [self._new_slot(valid_moves[index], send_at) for index, send_at in times.items()]
         try:
-            if any(valid_moves[index].if_unchanged for index in times):
-                [move] = new  # it is asked of one message at a time
-                rows = {
-                    move.found.message.id: self._messages.move_if_unchanged(
-                        move, within=self._within
-                    )
-                }
-            else:
-                rows = self._messages.move(new, within=self._within)
+            if any(valid_moves[index].if_unchanged for index in slots):
+                [(index, slot)] = slots.items()  # it is asked of one message at a time
+                return {index: self._messages.move_if_unchanged(slot, within=self._within)}
+            rows = self._messages.move([*slots.values()], within=self._within)
         except (MessageChanged, MessageNotFound) as refused:
-            [index] = times
+            [index] = slots
             answers[index] = refused
             return {}
         except StoreUnavailable as error:
             # Unless the database refused, rows may have changed: reconcile reads them.
             if not error.refused:
                 raise
-            if len(times) > 1:
-                found: dict[int, Movable] = {}
-                for index, send_at in times.items():
-                    found |= self._changed(valid_moves, {index: send_at}, held, answers)
-                return found
-            [index] = times
-            answers[index] = error
-            return {}
-        ids = {index: valid_moves[index].found.message.id for index in times}
+            if len(slots) == 1:
+                [index] = slots
+                answers[index] = error
+                return {}
+            found: dict[int, Movable] = {}
+            for index, slot in slots.items():
+                found |= self._changed(valid_moves, {index: slot}, answers)
+            return found
+        ids = {index: slot.found.message.id for index, slot in slots.items()}
         return {index: rows[each] for index, each in ids.items() if each in rows}
 
-    def _new_slot(self, valid: ValidMove, send_at: datetime) -> NewSlot:
+    def _new_slot(self, move: ValidMove, booked: Moving | None) -> NewSlot:
+        send_at = move.send_at if booked is None else booked.send_at
         return NewSlot(
-            valid.found,
+            move.found,
             send_at=send_at,
             next_attempt_at=send_at,
             enqueue_at=self._enqueuer.enqueue_at(send_at),
-            zone=valid.zone,
-            expires_at=valid.expiry(send_at),
-            expire_after=valid.expire_after,
-            asked_at=valid.send_at if valid.send_at != send_at else None,
+            zone=move.zone,
+            expires_at=move.expiry(send_at),
+            expire_after=move.expire_after,
+            asked_at=move.send_at if move.send_at != send_at else None,
+            tail=move.found.tail if booked is None else booked.tail,
         )
 
-    def _take(
-        self,
-        valid_moves: Sequence[ValidMove],
-        held: dict[int, tuple[Moving, int]],
-        answers: list[MoveResult],
-    ) -> None:
-        """Take held times, or return to the old ones where other messages took them.
-
-        Release the new times of messages that were cancelled while they moved.
-        """
-        fault("reschedule.after_row")
-        for index, blocked in self._taken(dict(held)).items():
-            moving, before = held[index][0], valid_moves[index].found.message
-            if self._is_back(moving, before):
-                request = valid_moves[index].request
-                answers[index] = self._windows.refusal(
-                    moving.terms,
-                    request.asked_ms,
-                    blocked,
-                    before.id,
-                    latest_ms=request.latest_ms,
-                )
-        fault("reschedule.after_take")
-        left = {moving.message_id: index for index, (moving, _) in held.items()
-                if answers[index] is None}  # fmt: skip
-        cancelled = self._messages.cancelled(list(left))
-        if cancelled:
-            self.release(cancelled)
-        for message in cancelled:
-            answers[left[message.id]] = TooLate(message.id, message.status)
-
-    def _taken(self, held: dict[int, tuple[Moving, int]]) -> dict[int, Blocked]:
-        """Take held times, held anew where the windows have lost them; return the blocked ones.
-
-        Times that are not settled here are settled by reconcile. Until then the old time stays
-        reserved, and the new one where the windows still hold it.
-        """
-        blocked: dict[int, Blocked] = {}
-        reason = "the windows kept losing the held time"
-        for _ in range(_TRIES):
-            try:
-                taken = self._windows.take(list(held.values()))
-                for index, is_taken in zip(list(held), taken, strict=True):
-                    if is_taken:
-                        del held[index]
-                for index, (moving, _) in list(held.items()):
-                    again = self._windows.hold_again(moving)
-                    if isinstance(again, Blocked):
-                        blocked[index] = again
-                        del held[index]
-                        continue
-                    now = self._messages.movables([moving.message_id]).get(moving.message_id)
-                    if now is None or now.message.send_at != moving.send_at:
-                        self._drop(again)  # another move came after this one
-                        del held[index]
-                    else:
-                        held[index] = (again, now.token)
-            except ReservationsUnavailable as error:
-                reason = str(error)
-                self._clock.sleep(_BETWEEN_TRIES_SECONDS)
-            if not held:
-                return blocked
-        for moving, _ in held.values():
-            log.warning(
-                "could not settle the reservations of moved message %s; reconcile will: %s",
-                moving.message_id,
-                reason,
-            )
-        return blocked
-
-    def _is_back(self, moving: Moving, before: Message) -> bool:
-        """Return a message to its old time where that is free; return whether it has that time."""
-        reason = "its time was changed again and again"
-        for _ in range(_TRIES):
-            now = self._messages.movables([before.id]).get(before.id)
-            if now is None or now.message.send_at != moving.send_at:
-                self._drop(moving)
-                return now is not None and now.message.send_at == before.send_at
-            try:
-                back = self._windows.move(
-                    before.id,
-                    terms=self._terms_of(before),
-                    send_at=before.send_at,
-                    beside=moving,
-                )
-            except (SlotRefused, ReservationsUnavailable) as error:
-                reason = str(error)
-                break
-            old = NewSlot(
-                now,
-                send_at=before.send_at,
-                next_attempt_at=before.next_attempt_at,
-                enqueue_at=self._enqueuer.enqueue_at(before.next_attempt_at),
-                zone=before.zone,
-                expires_at=before.expires_at,
-                expire_after=before.expire_after,
-                asked_at=before.asked_at,
-            )
-            found = self._messages.move([old], within=self._within).get(before.id)
-            if found is not None and found.message.send_at == before.send_at:
-                self._taken({0: (back, found.token)})
-                self._drop(moving)
-                # Its task may have run before the row had this time again.
-                self._enqueuer.enqueue(found.message)
-                return True
-            self._drop(back)
-        log.warning(
-            "reservation lost for moved message %s: quota may be exceeded; "
-            "run `dispatcher windows verify`: %s",
-            before.id, reason,
-        )  # fmt: skip
-        return False
-
-    def _drop(self, *held: Moving) -> None:
-        if not held:
+    def _drop(self, members: Sequence[BookingRequest | Moving]) -> None:
+        if not members:
             return
         try:
-            self._windows.drop(*held)
+            self._windows.drop(*members)
         except ReservationsUnavailable as error:
-            log.warning("could not release %d held times; reconcile will: %s", len(held), error)
+            log.warning(
+                "could not release %d reservations of moved messages; reconcile will: %s",
+                len(members), error,
+            )  # fmt: skip
+
+    def _restore(self, moved: Sequence[tuple[Movable, Sequence[Scope]]]) -> None:
+        """Add reservations that a rebuild has missed, because it read the rows before they moved.
+
+        The messages keep their times, also against a quota.
+        """
+        rows = [
+            Reserved(row.message.id, tuple(scopes), row.message.send_at, row.tail)
+            for row, scopes in moved
+        ]
+        try:
+            restored = self._upkeep.restore_missing(rows)
+        except ReservationsUnavailable as error:
+            log.warning(
+                "could not look whether %d moved messages have their reservations; reconcile "
+                "restores them: %s", len(rows), error,
+            )  # fmt: skip
+        else:
+            if restored:
+                log.error(
+                    "%d reservations lost while messages moved were restored: a quota may be "
+                    "exceeded; run `dispatcher windows verify`", restored,
+                )  # fmt: skip
 
     def _terms_of(self, message: Message) -> Terms:
         return Terms(
@@ -417,6 +322,7 @@ def _has_between(ordered: Sequence[int], start: int, end: int) -> bool:
     return first < len(ordered) and ordered[first] < end
 
 
-def _is_as_wanted(message: Message, send_at: datetime, valid: ValidMove) -> bool:
-    wanted = (send_at, valid.zone, valid.expiry(send_at), valid.expire_after)
-    return wanted == (message.send_at, message.zone, message.expires_at, message.expire_after)
+def _is_as_wanted(message: Message, slot: NewSlot) -> bool:
+    return (slot.send_at, slot.zone, slot.expires_at, slot.expire_after) == (
+        message.send_at, message.zone, message.expires_at, message.expire_after
+    )  # fmt: skip

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import Attempt, Message, Status
-from dispatcher.reservation import Contents
+from dispatcher.reservation import Contents, member_of
 from dispatcher.scope import NO_SCOPE
 from dispatcher.settings import Settings
 from dispatcher.store import Listing, Pause
@@ -102,7 +102,7 @@ class StoryReader:
         return Story(
             message=message,
             attempts=tuple(found.attempts),
-            reservations=self._reservations(message),
+            reservations=self._reservations(message, found.tail),
             is_enqueued=is_scheduled and found.enqueue_at > message.next_attempt_at,
             enqueue_at=found.enqueue_at if is_scheduled else None,
             claim_expires_at=found.claim_expires_at,
@@ -115,7 +115,7 @@ class StoryReader:
             pauses=self._pauses.of(message) if is_scheduled else (),
         )
 
-    def _reservations(self, message: Message) -> tuple[Reservation, ...] | None:
+    def _reservations(self, message: Message, tail: str) -> tuple[Reservation, ...] | None:
         if message.scope == NO_SCOPE:
             return ()
         scopes = scopes_of(message, self._settings)
@@ -123,7 +123,7 @@ class StoryReader:
         try:
             if not self._contents.opened().keys() >= {keys for keys, _ in windows}:
                 return None
-            seen = self._contents.look([(name, message.id.bytes) for _, name in windows])
+            seen = self._contents.look([(name, member_of(message.id, tail)) for _, name in windows])
         except ReservationsUnavailable:
             return None
         return tuple(

@@ -85,6 +85,7 @@ def upgrade() -> None:
         sa.Column("expire_after", sa.BigInteger(), nullable=True),
         sa.Column("asked_at", Instant(), nullable=True),
         sa.Column("move_token", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("tail", sa.String(8), server_default="", nullable=False),
         sa.Column("status_url", sa.String(length=2048), nullable=True),
         sa.Column("notified_status", sa.String(length=9), nullable=True),
         sa.Column("trace", sa.String(length=55), nullable=True),

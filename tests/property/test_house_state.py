@@ -24,7 +24,7 @@ from dispatcher.errors import (
     TooLate,
 )
 from dispatcher.message import Message, Rejection, new_id
-from dispatcher.reservation import Submit
+from dispatcher.reservation import Submit, member_of
 from dispatcher.store import NewSlot
 from dispatcher.submission import Result
 from dispatcher.submission.validation import validate
@@ -50,10 +50,11 @@ from tests.support.house_model import (
     asks,
     named,
     offsets,
+    places_of,
     rooms,
 )
 from tests.support.model import is_quiet
-from tests.support.reserving import reserve
+from tests.support.reserving import move, reserve
 from tests.support.servers import RedisServer
 from tests.support.soak import SOAKING, examples, play
 
@@ -278,15 +279,16 @@ class HouseMachine(RuleBasedStateMachine):
         slot = self.model.slot(accepted.wish, asked, asked, message_id)
         if not accepted.may_change or slot is SlotRefused or asked == accepted.at:
             return
-        moving = self.house.parts.windows.move(
-            message_id, terms=accepted.wish.terms, send_at=from_ms(asked)
-        )
-        as_id = new_id()
-        self.model.hold(message_id, as_id, moving.hold, asked)
+        found = self.house.parts.messages.movable(message_id)
+        moving = move(
+            self.house.parts.windows, message_id, terms=accepted.wish.terms,
+            send_at=from_ms(asked), tail=found.tail,
+        )  # fmt: skip
+        second = new_id()
+        self.model.book_second(message_id, second, asked)
         if steps == 0 or asked >= (accepted.expires or FAR_AWAY):
             return
-        message = self.house.dispatcher.get(message_id)
-        found = self.house.parts.messages.movable(message_id)
+        message = found.message
         new = NewSlot(
             found,
             send_at=moving.send_at,
@@ -296,14 +298,18 @@ class HouseMachine(RuleBasedStateMachine):
             expires_at=message.expires_at,
             expire_after=message.expire_after,
             asked_at=None,
+            tail=moving.tail,
         )
-        moved = self.house.parts.messages.move([new], within=timedelta(minutes=1))[message_id]
+        self.house.parts.messages.move([new], within=timedelta(minutes=1))
         accepted.at = asked
+        self.model.ledger.swap(accepted.wish.scopes, message_id, second)
         if steps == 2:
             first = self.house.parts.windows.legs(moving.terms)[0]
-            self.house.parts.windows.shards.take([(first, moving, moved.token)])
-            self.model.ledger.take(first.scopes, message_id, as_id)
-            self.model.forget_holds()
+            old = member_of(message_id, found.tail)
+            self.house.parts.windows.shards.drop([(first, old)])
+            for scope in first.scopes:
+                del self.model.ledger.places[scope][second]
+            self.model.forget_second()
 
     @SOMETHING
     @rule(choice=choices)
@@ -321,7 +327,7 @@ class HouseMachine(RuleBasedStateMachine):
             self.house.redis.flushall()
             self.model.closed = set(range(self.house.settings.shards))
             self.model.ledger.places.clear()
-            self.model.forget_holds()
+            self.model.forget_second()
             self.model.orphans.clear()
         else:
             number = choice % self.house.settings.shards
@@ -360,11 +366,11 @@ class HouseMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_windows_are_the_model(self) -> None:
-        assert windows_of(self.house) == self.model.windows()
+        assert places_of(windows_of(self.house)) == self.model.windows()
 
     @invariant()
     def the_store_is_the_model(self) -> None:
-        assert promised(self.house) == self.model.store()
+        assert places_of(promised(self.house)) == self.model.store()
         assert len(self.house.rows()) == len(self.model.stored)
 
     @invariant()

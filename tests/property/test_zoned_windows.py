@@ -26,7 +26,16 @@ from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.calendar_model import CHANGES, MINUTE_MS, Item, items, zoned
 from tests.support.limits import little_at_once
 from tests.support.model import Ledger, Wish
-from tests.support.reserving import TOKENS, Reserving, reserve, reserving, stored, window
+from tests.support.reserving import (
+    Reserving,
+    cancel,
+    move,
+    reserve,
+    reserving,
+    stored,
+    win,
+    window,
+)
 from tests.support.servers import RedisServer
 from tests.support.soak import examples
 
@@ -75,6 +84,7 @@ class Story:
         self.ledger = Ledger(scene.quotas)
         self.of: dict[UUID, Wish] = {}
         self.unconfirmed: set[UUID] = set()
+        self.tails: dict[UUID, str] = {}
         further = {kind: each for kind, each in scene.quotas.items() if kind != OWN_SCOPE}
         self.real: Reserving = reserving(
             url,
@@ -122,8 +132,8 @@ class Story:
 
     def again(self, step: Step) -> None:
         """Book one that is booked: it keeps its place, and waits for the store once more."""
-        if (message_id := self.booked(step)) is None:
-            return
+        if (message_id := self.booked(step)) is None or message_id in self.tails:
+            return  # the submit of what was moved ended long ago
         terms, scope = self.of[message_id].terms, self.of[message_id].scopes[0]
         found = reserve(
             self.real.windows, message_id, terms=terms, send_at=from_ms(self.asked(step))
@@ -137,7 +147,7 @@ class Story:
         assert {each.message_id for each in found} == self.unconfirmed
         places = {each: at for held in self.ledger.places.values() for each, at in held.items()}
         times = {each: from_ms(at) for each, at in places.items()}
-        assert self.real.upkeep.confirm(found, stored(times)) == 0
+        assert self.real.upkeep.confirm(found, stored(times, self.tails)) == 0
         self.unconfirmed.clear()
         self.real.client.script_flush()
 
@@ -167,7 +177,7 @@ class Story:
             if not isinstance(booked, SlotRefused):
                 message_id, at = request.message_id, booked
                 if isinstance(booked, Rebooked):
-                    message_id, at, _ = booked.reservation
+                    message_id, at = booked.reservation
                 assert isinstance(at, int)
                 assert asked <= at <= request.latest_ms
                 assert self.ledger.fits(wish, at) or not same
@@ -190,9 +200,10 @@ class Story:
         slot = self.ledger.slot(wish, asked, without=message_id)
         latest = from_ms(asked + room) if room else None
         try:
-            moving = self.real.windows.move(
-                message_id, terms=wish.terms, send_at=from_ms(asked), latest=latest
-            )
+            moving = move(
+                self.real.windows, message_id, terms=wish.terms, send_at=from_ms(asked),
+                latest=latest, tail=self.tails.get(message_id, ""),
+            )  # fmt: skip
         except SlotRefused as refused:
             assert slot > asked + room
             self.ledger.check(wish, asked, refused, without=message_id)
@@ -200,10 +211,12 @@ class Story:
         assert to_ms(moving.send_at) == slot
         assert slot <= asked + room
         if step.who % 3:
-            assert self.real.windows.take([(moving, next(TOKENS))]) == [True]
+            win(self.real.windows, moving, tail=self.tails.get(message_id, ""))
+            self.tails[message_id] = moving.tail
             self.note(message_id, wish, slot)
         else:
             self.real.windows.drop(moving)
+            self.unconfirmed.add(message_id)
 
     def push(self, step: Step) -> None:
         self.move(step, step.room)
@@ -211,7 +224,8 @@ class Story:
     def free(self, step: Step) -> None:
         if (message_id := self.booked(step)) is None:
             return
-        self.real.windows.release(message_id, self.of.pop(message_id).terms)
+        terms = self.of.pop(message_id).terms
+        cancel(self.real.windows, message_id, terms, self.tails.get(message_id, ""))
         self.ledger.free(message_id)
         self.unconfirmed.discard(message_id)
 

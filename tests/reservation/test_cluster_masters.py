@@ -119,7 +119,7 @@ def test_a_silent_master_keeps_no_other_one_from_its_calls(house: House, cluster
     windows = [house.keys(name).window(name) for name in people]
     messages = [house.submit(name, send_in=HOUR) for name in people]
     booked = [
-        (leg, message.id, None)
+        (leg, message.id.bytes, None)
         for name, message in zip(people, messages, strict=True)
         for leg in house.parts.windows.legs(Terms.own(name))
     ]

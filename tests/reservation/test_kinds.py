@@ -28,11 +28,11 @@ from tests.support.doubles import once
 from tests.support.proxy import Proxy
 from tests.support.reserving import (
     SHARDS,
-    TOKENS,
     Booking,
     Reserving,
     calls_of,
     late_releases,
+    move,
     ms,
     named,
     reserve,
@@ -80,9 +80,7 @@ def warm(real: Reserving, of: Terms) -> Reserving:
     """Let the server learn the scripts, and leave nothing."""
     far = NOON + timedelta(days=300)
     message_id = reserve(real.windows, new_id(), terms=of, send_at=far).message_id
-    moving = real.windows.move(message_id, terms=of, send_at=far + HOUR)
-    real.windows.take([(moving, next(TOKENS))])
-    real.windows.drop(moving)
+    real.windows.drop(move(real.windows, message_id, terms=of, send_at=far + HOUR))
     real.windows.next_slot(of, far)
     real.windows.release(message_id, of)
     return real
@@ -140,12 +138,8 @@ def test_a_scope_and_its_scope_on_a_channel_are_judged_in_one_call(opened: Opene
         assert calls_of(real.client, call) == 1, name
         if name == "reserve":
             assert stands_at(real, Booking(message_id, both, NOON), NOON)
-    moving = windows.move(
-        reserve(windows, message_id, terms=both, send_at=NOON - MINUTE).message_id,
-        terms=both,
-        send_at=NOON - 2 * MINUTE,
-    )
-    assert calls_of(real.client, lambda: windows.take([(moving, next(TOKENS))])) == 1
+    reserve(windows, message_id, terms=both, send_at=NOON - MINUTE)
+    moving = move(windows, message_id, terms=both, send_at=NOON - 2 * MINUTE)
     assert calls_of(real.client, lambda: windows.drop(moving)) == 1
 
 
@@ -411,7 +405,7 @@ def test_a_duplicate_that_is_changing_its_time_stops_only_its_own_message_of_man
                 end()
             return found
 
-        end = once(lambda: shards.release(first, duplicate, theirs))
+        end = once(lambda: shards.release(first, duplicate.bytes, theirs))
         shards.book = book  # type: ignore[method-assign]  # this one, to act behind it
     requests = [
         BookingRequest(new_id(), terms(), ms(NOON), ms(NOON + HOUR), Submit("key", "print")),

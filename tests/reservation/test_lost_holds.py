@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,12 +11,12 @@ import pytest
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
-from dispatcher.reservation import Reservation, Terms
+from dispatcher.reservation import Terms
 from dispatcher.reservation.booking import LegRequest
 from dispatcher.scope import OWN_SCOPE, Scope, counted
 from dispatcher.times.send_time import from_ms
 from tests.support.limits import little_at_once
-from tests.support.reserving import Reserving, reserve
+from tests.support.reserving import Reserving, move, reserve
 
 BASE = 4_102_444_800_000  # 2100-01-01, ms
 COUNT, STEP = 5, 10
@@ -72,9 +71,9 @@ def test_a_place_that_another_took_meanwhile_stays_the_other_s(
         reserve(real.windows, other, terms=Terms((LAST,)), send_at=from_ms(ASKED + 1))
 
     lose_while_judging(real, LAST, monkeypatch, another_books)
-    act = real.windows.move if moves else partial(reserve, real.windows)
+    act = move if moves else reserve
     with pytest.raises(ReservationsUnavailable):
-        act(message_id, terms=BOTH, send_at=from_ms(ASKED))
+        act(real.windows, message_id, terms=BOTH, send_at=from_ms(ASKED))
     before[LAST] |= {other.bytes: ASKED + 1}
     assert {scope: real.places(scope) for scope in BOTH.scopes} == before
     assert all(len(member) == 16 for member, _ in real.unconfirmed())
@@ -87,15 +86,16 @@ def test_a_hold_that_one_window_lost_is_not_taken_for_held(real: Reserving, scop
     reserve(real.windows, message_id, terms=BOTH, send_at=from_ms(AWAY))
     [leg] = real.windows.legs(BOTH)
 
-    def move() -> Any:
-        hold = message_id.bytes + b"token"
-        [found] = real.windows.shards.hold([LegRequest(leg, message_id, far, far, hold=hold)])
-        return found._replace(held_at_ms=0) if isinstance(found, Reservation) else found
+    new_member = message_id.bytes + b"token"
 
-    held = move()
-    assert move() == held
-    real.client.zrem(
-        real.keys(scope.home).window(scope.name, scope.kind), held.message_id.bytes + b"token"
-    )
-    assert move() == held
+    def again() -> Any:
+        asked = LegRequest(
+            leg, message_id, far, far, member=message_id.bytes, new_member=new_member
+        )
+        return real.windows.shards.move([asked])
+
+    booked = again()
+    assert again() == booked
+    real.client.zrem(real.keys(scope.home).window(scope.name, scope.kind), new_member)
+    assert again() == booked
     assert all(far in real.places(each).values() for each in BOTH.scopes)

@@ -28,7 +28,7 @@ from tests.support.all_windows import pending_entries, promised, windows_of
 from tests.support.doubles import Between, once, raising
 from tests.support.house import BODY, FAR, House, hour_ago
 from tests.support.house_fixtures import Build
-from tests.support.reserving import SHARDS, Reserving, ms, reserve, reserving, stored
+from tests.support.reserving import SHARDS, Reserving, move, ms, reserve, reserving, stored
 from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
@@ -493,24 +493,24 @@ def test_deleting_what_is_left_takes_few_round_trips(
     assert house.all_members() == {}
 
 
-# A sweep that dies while it settles a hold and an orphan leaves both to the next one.
+# A sweep that dies while it settles a dead move and an orphan leaves both to the next one.
 
 
 HOUR = timedelta(hours=1)
 TERMS = Terms.own("ada")
 
 
-def test_a_place_that_is_looked_at_for_its_hold_is_settled_by_a_later_sweep(house: House) -> None:
+def test_what_a_sweep_that_dies_has_looked_at_is_settled_by_a_later_one(house: House) -> None:
     message = house.submit(send_at=FAR)
     age_pending(house)
     house.parts.reconciler.reconcile()
-    house.parts.windows.move(message.id, terms=TERMS, send_at=FAR + HOUR)  # and its mover died
+    move(house.parts.windows, message.id, terms=TERMS, send_at=FAR + HOUR)  # and its mover died
     reserve(house.parts.windows, new_id(), terms=TERMS, send_at=FAR + 2 * HOUR)
     age_pending(house)
 
     sweep = vars(house.parts.reconciler)
     real = sweep["_upkeep"]
-    sweep["_upkeep"] = Between(real, after={"await_confirmation": raising(Died())})
+    sweep["_upkeep"] = Between(real, before={"confirm": raising(Died())})
     with pytest.raises(Died):
         house.parts.reconciler.reconcile()
     sweep["_upkeep"] = real

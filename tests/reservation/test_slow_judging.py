@@ -29,13 +29,14 @@ from tests.support.proxy import Proxy
 from tests.support.reserving import (
     NAMESPACE,
     SHARDS,
-    TOKENS,
     Reserving,
     calls_of,
     reserve,
     reserving,
     stored,
+    win,
 )
+from tests.support.reserving import move as booked_move
 from tests.support.servers import RedisServer
 from tests.support.soak import a_third_of
 
@@ -83,7 +84,7 @@ def book(real: Reserving, at: int, *, latest: int | None = None, terms: Terms = 
 
 
 def move(real: Reserving, message_id: UUID, at: int, *, terms: Terms = ADA) -> Any:
-    return real.windows.move(message_id, terms=terms, send_at=from_ms(at))
+    return booked_move(real.windows, message_id, terms=terms, send_at=from_ms(at))
 
 
 def moved_earlier(times: Sequence[int], *ranks: int, by: int = 7) -> list[int]:
@@ -91,13 +92,16 @@ def moved_earlier(times: Sequence[int], *ranks: int, by: int = 7) -> list[int]:
     return [time - by * (rank in ranks) for rank, time in enumerate(times)]
 
 
-def stands(real: Reserving, *booked: tuple[UUID, int]) -> None:
+def stands(real: Reserving, *booked: tuple[UUID | bytes, int]) -> None:
     """Fail if more than this was added to the window, or if anything else waits for the store."""
     added = cast("list[Any]", real.client.zdiff([WINDOW, FILLED], withscores=True))
     placed = {member: int(time) for member, time in zip(added[::2], added[1::2], strict=True)}
-    assert placed == {message_id.bytes: time for message_id, time in booked}
+    members = {
+        member.bytes if isinstance(member, UUID) else member: time for member, time in booked
+    }
+    assert placed == members
     assert real.client.zcard(WINDOW) == real.client.zcard(FILLED) + len(booked)
-    assert {member for member, _ in real.unconfirmed()} == {each.bytes for each, _ in booked}
+    assert {member for member, _ in real.unconfirmed()} == {*members}
 
 
 def score(real: Reserving, member: bytes) -> int:
@@ -214,9 +218,9 @@ def _watch(real: Reserving, monkeypatch: pytest.MonkeyPatch, slow: list[int]) ->
     """Note each judgement that takes more than one call."""
     judge = real.windows.shards._checked
 
-    def checked(group: Any, message_id: UUID, at_ms: int, hold: bytes) -> Any:
+    def checked(group: Any, own: bytes, at_ms: int, hold: bytes) -> Any:
         slow.append(at_ms)
-        return judge(group, message_id, at_ms, hold)
+        return judge(group, own, at_ms, hold)
 
     monkeypatch.setattr(real.windows.shards, "_checked", checked)
 
@@ -253,12 +257,12 @@ def test_a_message_is_moved_within_what_only_it_keeps_full(real: Reserving, asid
     calls = calls_of(real.client, lambda: moves.append(move(real, message_id, asked)))
     assert 3 < calls <= MOST_CALLS
     (moving,) = moves
-    assert (score(real, message_id.bytes), score(real, moving.hold)) == (MIDDLE, asked)
+    assert (score(real, message_id.bytes), score(real, moving.member)) == (MIDDLE, asked)
     with pytest.raises(QuotaExceeded):
         book(real, MIDDLE + 7)
     if aside > 0:
-        assert real.windows.take([(moving, next(TOKENS))]) == [True]
-        stands(real, (message_id, asked))
+        win(real.windows, moving)
+        stands(real, (moving.member, asked))
     else:
         real.windows.drop(moving)
         stands(real, (message_id, MIDDLE))
@@ -274,9 +278,9 @@ def test_a_refused_move_leaves_no_hold(real: Reserving) -> None:
     check_refusal(real, refused.value, asked, slot)
     stands(real, (message_id, AWAY))
     until = from_ms(slot)
-    moving = real.windows.move(message_id, terms=ADA, send_at=from_ms(asked), latest=until)
-    assert real.windows.take([(moving, next(TOKENS))]) == [True]
-    stands(real, (message_id, slot))
+    moving = booked_move(real.windows, message_id, terms=ADA, send_at=from_ms(asked), latest=until)
+    win(real.windows, moving)
+    stands(real, (moving.member, slot))
 
 
 Happens = Callable[[], None]

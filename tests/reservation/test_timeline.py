@@ -23,7 +23,7 @@ from dispatcher.submission import terms_for
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
-from tests.support.reserving import reserve
+from tests.support.reserving import move, reserve
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 HOUR_MS, DAY_MS, NEAR_MS = 3_600_000, 86_400_000, 47 * 3_600_000
@@ -156,10 +156,10 @@ def test_the_timeline_lists_bookings_in_order_within_its_stretch(house: House) -
 def test_a_place_that_is_held_counts_and_says_so(house: House) -> None:
     message = house.submit(send_at=FAR + HOUR)
     terms = Terms.own("ada")
-    house.parts.windows.move(message.id, terms=terms, send_at=FAR + 2 * HOUR)
+    move(house.parts.windows, message.id, terms=terms, send_at=FAR + 2 * HOUR)
     [window] = house.dispatcher.timeline("ada").windows
     assert [(each.message_id, each.held) for each in window.booked] == [
-        (message.id, False),
+        (message.id, True),
         (message.id, True),
     ]
     assert house.dispatcher.timeline("ada").refuses(FAR + 2 * HOUR)

@@ -38,7 +38,7 @@ from tests.support.doubles import Between, once
 from tests.support.house import FAR, House, hour_ago, house_on
 from tests.support.house_fixtures import Build
 from tests.support.model import is_broken
-from tests.support.reserving import reserve
+from tests.support.reserving import move, reserve
 from tests.support.servers import RedisServer
 from tests.support.soak import examples
 from tests.support.waiting import wait_until
@@ -152,7 +152,7 @@ def test_exactly_what_was_put_wrong_is_told(kinds: House) -> None:
 def test_verification_leaves_out_submits_under_way(house: House) -> None:
     pending, frees = new_id(), house.submit(send_at=LATER)
     reserve(house.parts.windows, pending, terms=Terms.own("ben"), send_at=LATER)
-    house.parts.windows.move(frees.id, terms=Terms.own("ada"), send_at=LATER + 9 * MINUTE)
+    move(house.parts.windows, frees.id, terms=Terms.own("ada"), send_at=LATER + 9 * MINUTE)
     expired = house.submit("cleo", send_at=LATER)
     house.redis.delete(house.keys("cleo").pending)
     house.change([expired], status="expired", finished_at=house.database_time())

@@ -92,7 +92,7 @@ _ROOMS: dict[str, Callable[[], DispatcherError]] = {
     "permits": lambda: LimitersUnavailable("redis did not answer"),
     "queue": lambda: QueueUnavailable("the broker did not take the tasks"),
 }
-_COPIED = frozenset({"hold", "take", "drop", "release", "confirm"})
+_COPIED = frozenset({"move", "drop", "release", "confirm"})
 """Calls of the windows that a client makes again on another line when no answer comes."""
 _SERVER_OF = {"store": "store", "windows": "redis", "permits": "redis", "queue": "broker"}
 

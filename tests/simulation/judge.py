@@ -67,7 +67,7 @@ def _by_id(world: World) -> dict[UUID, Row]:
 
 
 def _scopes(row: Row) -> list[str]:
-    place = ReservationRow(row.id, row.scope, row.send_at, row.channel, row.scopes)
+    place = ReservationRow(row.id, row.scope, row.send_at, row.channel, row.scopes, "")
     return [f"{each.kind}:{each.name}" for each in place.counted(KINDS)]
 
 
@@ -304,10 +304,12 @@ def _places(world: World) -> list[Stored]:
 
 
 def _leftovers(world: World) -> Iterator[str]:
+    tails = world.store.tails()
     for name, window in world.server.windows().items():
         for member in window:
-            if len(member) > 16:
-                yield f"{name} still has a hold of {UUID(bytes=member[:16])}"
+            tail = member[16:].decode()
+            if tail != tails.get(member[:16], tail):  # a message that was pruned has none
+                yield f"{name} still has another place of {UUID(bytes=member[:16])}"
     waiting = world.server.unconfirmed(world.fence)
     if waiting:
         yield f"{waiting} reservations are not confirmed"

@@ -127,6 +127,11 @@ class Store:
     def rows(self) -> list[Row]:
         return [Row.of(each) for each in self.values()]
 
+    def tails(self) -> dict[bytes, str]:
+        """Return the tails of all messages, by the bytes of their ids."""
+        found = self._read(f"SELECT id, tail {_MESSAGES}")
+        return {UUID(id_).bytes: tail for id_, tail in found}
+
     def row(self, message_id: UUID) -> Row | None:
         rows = self._read(f"{_ROWS} AND id = ?", message_id.hex)
         return Row.of(rows[0]) if rows else None

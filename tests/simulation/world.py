@@ -286,9 +286,9 @@ class World:
     def new_ids(self, count: int) -> list[UUID]:
         return [self.new_id() for _ in range(count)]
 
-    def new_hold(self, message_id: UUID) -> bytes:
-        """Return a member for a time that a message does not have yet."""
-        return message_id.bytes + b"hold%08d" % self.number()
+    def new_tail(self) -> str:
+        """Return a tail that no other move has."""
+        return f"{self.number():08d}"
 
 
 @contextmanager
@@ -301,7 +301,7 @@ def patched(world: World) -> Iterator[None]:
         *((module, "threading", threading)
           for module in (destinations, recorder, sender, sender_pool, task)),
         *((module, "random", world.rng) for module in (destinations, sweep, database)),
-        *((module, "new_hold", world.new_hold) for module in (windows, shards)),
+        *((module, "new_tail", world.new_tail) for module in (windows, shards)),
         (submitter, "new_ids", world.new_ids),
         (booking, "new_id", world.new_id),
         (batch, "BATCH", _BATCH),

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from tests.soak.history import History, Line, Send
+from tests.soak.recorder import place_of
 from tests.support.checks import differences
 from tests.support.model import excesses
 
@@ -83,7 +84,8 @@ def _expected(history: History) -> dict[tuple[str, str], dict[str, int]]:
     for row in history.rows.values():
         if row["status"] not in _SLOT_REFUSED:
             for kind in _kinds(row, history.terms["quotas"]):
-                expected[kind, row["scope"]][row["id"]] = row["send_at_ms"]
+                place = place_of(row["id"], row.get("tail", ""))
+                expected[kind, row["scope"]][place] = row["send_at_ms"]
     return dict(expected)
 
 

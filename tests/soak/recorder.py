@@ -56,3 +56,8 @@ def _whole(text: str) -> list[dict[str, Any]]:
     except json.JSONDecodeError:
         _, begin, rest = text[1:].rpartition(_BEGIN)  # the next writer went on in the torn line
         return _whole(begin + rest) if begin else []
+
+
+def place_of(message_id: str, tail: str) -> str:
+    """Return the name of a message's place in a window: with the tail of its last move."""
+    return f"{message_id}~{tail}" if tail else message_id

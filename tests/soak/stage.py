@@ -20,7 +20,7 @@ from dispatcher import Dispatcher, Settings
 from dispatcher.errors import ReservationsUnavailable, StoreUnavailable
 from tests.soak.contents import CANARY, EMAIL, PERSON, WEBHOOK, tag_of
 from tests.soak.receivers import Receivers
-from tests.soak.recorder import Recorder, digest_of, now_us, read
+from tests.soak.recorder import Recorder, digest_of, now_us, place_of, read
 from tests.support.cluster import MASTERS, QUICK_MS, Cluster, three_masters
 from tests.support.environment import child_environment
 from tests.support.proxy import Proxy
@@ -226,6 +226,7 @@ class Stage:
                     "expires_at_ms": row["expires_at"] and _us(row["expires_at"]) // 1_000,
                     "key": row["idempotency_key"],
                     "on_unknown": row.get("on_unknown"),
+                    "tail": row["tail"],
                 }
             for row in connection.execute("SELECT * FROM dispatcher_attempts"):
                 yield {
@@ -250,7 +251,7 @@ class Stage:
                         "at": now_us(),
                         "of": (found[1] or b"").decode(),
                         "scope": found[2].decode(),
-                        "id": str(UUID(bytes=member)) if len(member) == 16 else member.hex(),
+                        "id": place_of(str(UUID(bytes=member[:16])), member[16:].decode()),
                         "at_ms": at_ms,
                     }
 

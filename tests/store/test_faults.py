@@ -256,7 +256,8 @@ def test_a_cancel_whose_reply_was_lost_says_what_is_true(
 ) -> None:
     message = rows.add(direct)
     far.proxy.drop_reply(b"UPDATE dispatcher_messages")
-    assert Messages(through).cancel([message.id]).found[message.id].status is Status.CANCELLED
+    found = Messages(through).cancel([message.id]).found
+    assert found[message.id].message.status is Status.CANCELLED
     assert far.proxy.dropped == 1
 
 

@@ -63,7 +63,7 @@ def test_messages_are_left_alone(database: Database) -> None:
     kept, cancelled = rows.add(database), rows.add(database)
     Messages(database).cancel([cancelled.id])
     settled = StoreMaintenance(database).give_up([kept.id, cancelled.id])
-    assert settled == ({kept.id: (kept.send_at, 0)}, set(), set())
+    assert settled == ({kept.id: (kept.send_at, "")}, set(), set())
     assert Messages(database).get(kept.id) == kept
     assert rows.count(database) == 2
 
@@ -79,7 +79,7 @@ def test_giving_up_waits_for_an_insert_under_way(database: Database, end: str) -
         other.exec_driver_sql(end)
     settled = maintenance.give_up([message.id])
     is_stored = end == "COMMIT"
-    assert settled.holding == ({message.id: (message.send_at, 0)} if is_stored else {})
+    assert settled.holding == ({message.id: (message.send_at, "")} if is_stored else {})
     assert settled.void == (set() if is_stored else {message.id})
 
 

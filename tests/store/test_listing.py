@@ -47,7 +47,7 @@ def stored(database: Database) -> list[Message]:
             campaign=(None, "summer", "Summer", "summer")[number % 4],
         )
         if number % 3 == 0:
-            message = Messages(database).cancel([message.id]).found[message.id]
+            message = Messages(database).cancel([message.id]).found[message.id].message
         found.append(message)
     return found
 

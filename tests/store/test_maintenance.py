@@ -257,7 +257,7 @@ def move(
     new = NewSlot(
         found, send_at=send_at, next_attempt_at=send_at, enqueue_at=enqueue_at or send_at,
         zone=message.zone, expires_at=message.expires_at, expire_after=message.expire_after,
-        asked_at=None,
+        asked_at=None, tail="0badcafe",
     )  # fmt: skip
     return Messages(database).move([new], within=MINUTE)[message.id]
 
@@ -283,7 +283,7 @@ def test_places_come_in_pages_and_each_once(database: Database) -> None:
     assert [len(page) for page in pages] == [3, 3, 1]
     assert [place for page in pages for place in page] == [
         ReservationRow(
-            message.id, message.scope, message.send_at, message.channel, message.scopes or None
+            message.id, message.scope, message.send_at, message.channel, message.scopes or None, ""
         )
         for message in kept
     ]

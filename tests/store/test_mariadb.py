@@ -163,7 +163,8 @@ def test_a_lock_is_waited_for_again(database: Database, impatient: Database) -> 
             del context
             other.exec_driver_sql("ROLLBACK")
 
-        assert Messages(impatient).cancel([message.id]).found[message.id].status is Status.CANCELLED
+        found = Messages(impatient).cancel([message.id]).found
+        assert found[message.id].message.status is Status.CANCELLED
     assert seen == [1205]
 
 

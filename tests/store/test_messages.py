@@ -90,11 +90,13 @@ def test_an_unknown_message_is_not_found(database: Database) -> None:
 def test_a_scheduled_message_can_be_cancelled_and_stays_so(database: Database) -> None:
     message = rows.add(database)
     cancelled = Messages(database).cancel([message.id])
-    first = cancelled.found[message.id]
+    first = cancelled.found[message.id].message
     assert set(cancelled.newly_cancelled) == {message.id}
     assert first.status is Status.CANCELLED
     assert first.finished_at is not None
-    assert Messages(database).cancel([message.id]) == ({message.id: first}, set())
+    again = Messages(database).cancel([message.id])
+    assert again.found[message.id].message == first
+    assert again.newly_cancelled == set()
     rows.age(database, message.id, timedelta(hours=2))
     assert Claims(database, ttl=rows.TTL).claim([message.id]) == []
 
@@ -103,7 +105,7 @@ def test_a_message_under_way_or_sent_is_neither_cancelled_nor_updated(database: 
     claim, store = rows.claimed(database), Messages(database)
     under_way = store.get(claim.message.id)
     assert (
-        store.cancel([under_way.id]).found[under_way.id]
+        store.cancel([under_way.id]).found[under_way.id].message
         == store.update(under_way.id, body={})
         == under_way
     )
@@ -111,7 +113,7 @@ def test_a_message_under_way_or_sent_is_neither_cancelled_nor_updated(database: 
     Claims(database, ttl=rows.TTL).record([Success(claim, None)], [], enqueue_in=rows.TTL)
     sent = store.get(under_way.id)
     assert sent.status is Status.SENT
-    assert store.cancel([sent.id]).found[sent.id] == store.update(sent.id, body={}) == sent
+    assert store.cancel([sent.id]).found[sent.id].message == store.update(sent.id, body={}) == sent
 
 
 @pytest.mark.parametrize("key", [None, "key"])

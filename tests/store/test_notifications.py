@@ -102,7 +102,7 @@ def ended(database: Database, status: Status) -> Message:
         return failed(database, Outcome.UNKNOWN, on_unknown="hold")
     message = asked(database, expires_at=rows.now() - timedelta(seconds=1))
     if status is Status.CANCELLED:
-        return Messages(database).cancel([message.id]).found[message.id]
+        return Messages(database).cancel([message.id]).found[message.id].message
     claims(database).unclaimed([message.id])
     return Messages(database).get(message.id)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -122,6 +123,34 @@ def _put_back(house: House, messages: list[Message]) -> None:
     house.change(messages, asked_at=None)
 
 
+def test_each_of_many_may_free_the_time_of_the_next_one(build: Build) -> None:
+    house = build(quotas="1/minute")
+    messages = [house.submit(send_at=LATER + n * MINUTE) for n in range(30)]
+    answers = house.dispatcher.reschedule_many(
+        [each.id for each in reversed(messages)], later=MINUTE
+    )
+    assert kinds(answers) == [each.send_at + MINUTE for each in reversed(messages)]
+    assert agree(house)
+
+
+@pytest.mark.parametrize("latest", [None, FAR + timedelta(days=8)])
+def test_a_long_search_is_decided_before_later_moves(build: Build, latest: datetime | None) -> None:
+    """It finds the slot that a later one would take, and counts it once."""
+    house = build(quotas="2/day in UTC")
+    first = house.submit(send_at=FAR.replace(hour=23, minute=30))
+    for day in range(1, 7):
+        for _ in range(2):
+            house.submit(send_at=FAR + timedelta(days=day))
+    second = house.submit(send_at=FAR.replace(hour=10) + timedelta(days=7))
+    answers = house.dispatcher.reschedule_many(
+        [first.id, second.id], later=HOUR, on_conflict="shift", latest=latest
+    )
+    assert [each.send_at.date() for each in answers if isinstance(each, Message)] == [
+        (FAR + timedelta(days=7)).date()
+    ] * 2
+    assert agree(house)
+
+
 def test_scopes_of_several_shards_move_together(build: Build) -> None:
     house = build(
         shards=16,
@@ -151,7 +180,7 @@ def test_a_cancel_a_claim_and_a_move_meanwhile_are_seen_by_each(build: Build) ->
     moves["_windows"] = Between(
         moves["_windows"],
         after={"move_many": once(meanwhile)},
-        before={"take": once(lambda: house.dispatcher.cancel(messages[2].id))},
+        before={"drop": once(lambda: house.dispatcher.cancel(messages[2].id))},
     )
     answers = house.dispatcher.reschedule_many([each.id for each in messages], later=HOUR)
     at = LATER + HOUR
@@ -167,7 +196,7 @@ def test_a_process_that_dies_in_a_batch_is_healed(house: House, step: str) -> No
     if step == "after_hold":
         moves["_messages"] = Between(moves["_messages"], before={"move": dies})
     else:
-        moves["_windows"] = Between(moves["_windows"], before={"take": dies})
+        moves["_windows"] = Between(moves["_windows"], before={"drop": dies})
     with pytest.raises(KeyboardInterrupt):
         house.dispatcher.reschedule_many([each.id for each in messages], send_at=LATER + HOUR)
     at = LATER if step == "after_hold" else LATER + HOUR
@@ -236,7 +265,7 @@ def test_however_many_move_the_store_and_redis_are_asked_a_few_times(house: Hous
     event.listen(house.parts.database.engine, "before_execute", note)
     sent = Between(
         house.parts.windows.shards,
-        after={"hold": lambda: asked.append("move"), "take": lambda: asked.append("take")},
+        after={name: partial(asked.append, name) for name in ("move", "release_many")},
     )
     vars(house.parts.windows)["shards"] = sent
     house.dispatcher.reschedule_many(ids[:2], send_at=LATER + HOUR)

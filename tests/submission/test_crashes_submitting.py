@@ -196,7 +196,7 @@ def test_an_opting_out_that_dies_holds_and_cancels_what_is_due(house: House, how
     [
         ("reschedule.after_hold", False),
         ("reschedule.after_row", True),
-        ("reschedule.after_take", True),
+        ("reschedule.after_release", True),
     ],
 )
 def test_a_reschedule_that_dies_leaves_one_place_where_the_row_says(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from threading import Event
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -19,20 +19,19 @@ from dispatcher import (
     MessageNotFound,
     QuietHours,
     QuotaExceeded,
-    ReservationsUnavailable,
     Status,
     StoreUnavailable,
     TooLate,
 )
 from dispatcher.faults import InjectedFault, arm
 from dispatcher.message import new_id
-from dispatcher.reservation import Moving, Terms
 from dispatcher.store import Movable, NewSlot
 from dispatcher.times.send_time import to_ms
+from tests.support.all_windows import promised, windows_of
 from tests.support.doubles import Between, at_once, once, raising
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
-from tests.support.reserving import reserve
+from tests.support.reserving import move
 from tests.support.tables import messages
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -290,7 +289,7 @@ def test_a_move_waits_for_another_one_of_the_message_that_holds_the_time(
 def test_a_process_that_dies_after_the_row_changed_is_healed(
     house: House, message: Message
 ) -> None:
-    between(house, "_windows", before={"take": raising(KeyboardInterrupt())})
+    between(house, "_windows", before={"drop": raising(KeyboardInterrupt())})
     with pytest.raises(KeyboardInterrupt):
         house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
     assert house.again(message).send_at == LATER + HOUR
@@ -334,73 +333,58 @@ def test_windows_rebuilt_meanwhile_take_the_message_again(house: House, message:
     assert settled(house)
 
 
-def test_a_place_taken_while_the_windows_were_rebuilt_refuses_the_move(
-    house: House, message: Message
-) -> None:
-    taken: list[Message] = []
+def stand_still(house: House, happens: Callable[[], object]) -> None:
+    """Let the next move be late when it changes the row, and this happen before."""
+    store = house.parts.messages
+    double = Between(store)
 
-    def lose_and_take() -> None:
-        house.redis.flushall()
-        house.open()
-        taken.append(house.submit(send_at=LATER + HOUR))
+    def late(slots: Sequence[NewSlot], **_: Any) -> dict[UUID, Movable]:
+        happens()
+        del vars(double)["move"]
+        return store.move(slots, within=-MINUTE)
 
-    between(house, "_messages", before={"move": once(lose_and_take)})
-    with pytest.raises(QuotaExceeded) as refused:
-        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
-    assert refused.value.conflicting == (taken[0].id,)
-    assert house.again(message).send_at == LATER
-    assert settled(house)
-
-
-def test_a_move_that_stands_still_for_too_long_takes_no_effect_and_is_made_again(
-    house: House, message: Message
-) -> None:
-    """Its hold is gone by the time at which it changes the row: another may have the place."""
-    taken: list[Message] = []
-
-    def stand_still() -> None:
-        past_the_grace(house)
-        taken.append(house.submit(send_at=LATER + HOUR))
-
-    between(house, "_messages", before={"move": once(stand_still)})
-    with pytest.raises(QuotaExceeded) as refused:
-        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
-    assert refused.value.conflicting == (taken[0].id,)
-    assert house.again(message).send_at == LATER
-    assert settled(house)
+    vars(double)["move"] = late
+    vars(house.parts.moves)["_messages"] = double
 
 
 @pytest.mark.every_database
-def test_a_move_that_stood_still_for_too_long_and_then_dies_has_changed_nothing(
-    house: House, message: Message
+@pytest.mark.parametrize("is_rebuilt", [True, False], ids=["rebuilt", "reconciled"])
+@pytest.mark.parametrize("dies", [True, False], ids=["dies", "is made again"])
+def test_a_move_that_stands_still_for_too_long_takes_no_effect(
+    house: House, message: Message, is_rebuilt: bool, dies: bool
 ) -> None:
+    """Its new place is gone by the time at which it changes the row: another may have it."""
     taken: list[Message] = []
-    messages = house.parts.messages
 
-    def move(found: Sequence[NewSlot], **values: Any) -> NoReturn:
-        past_the_grace(house)
+    def happens() -> None:
+        if is_rebuilt:
+            house.redis.flushall()
+            house.open()
+        else:
+            past_the_grace(house)
         taken.append(house.submit(send_at=LATER + HOUR))
-        messages.move(found, **values)
-        raise KeyboardInterrupt
 
-    double = Between(messages)
-    vars(double)["move"] = move
-    vars(house.parts.moves)["_messages"] = double
-    with pytest.raises(KeyboardInterrupt):
+    stand_still(house, happens)
+    if dies:
+        between(house, "_windows", before={"drop": raising(KeyboardInterrupt())})
+    error = KeyboardInterrupt if dies else QuotaExceeded
+    with pytest.raises(error) as refused:
         house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    if isinstance(refused.value, QuotaExceeded):
+        assert refused.value.conflicting == (taken[0].id,)
     assert house.again(message).send_at == LATER
+    past_the_grace(house)
     assert settled(house)
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_a_hold_stays_while_its_move_is_under_way_in_the_store(
+def test_both_places_stay_while_the_move_is_under_way_in_the_store(
     house: House, message: Message
 ) -> None:
     """Its statement has changed the row, and its transaction has not ended yet."""
     movable = house.parts.messages.movable(message.id)
-    house.parts.windows.move(
-        message.id, terms=house.parts.moves._terms_of(message), send_at=LATER + HOUR
-    )
+    terms = house.parts.moves._terms_of(message)
+    moving = move(house.parts.windows, message.id, terms=terms, send_at=LATER + HOUR)
     window = house.keys(message.scope).window(message.scope)
 
     def work(connection: Connection) -> None:
@@ -411,6 +395,7 @@ def test_a_hold_stays_while_its_move_is_under_way_in_the_store(
                 send_at=LATER + HOUR,
                 next_attempt_at=LATER + HOUR,
                 move_token=messages.c.move_token + 1,
+                tail=moving.tail,
             )
         )
         past_the_grace(house)
@@ -423,132 +408,36 @@ def test_a_hold_stays_while_its_move_is_under_way_in_the_store(
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2], ids=["first", "second", "third"])
-@pytest.mark.parametrize("is_free", [True, False], ids=["its place is free", "another has it"])
-def test_a_hold_lost_in_one_shard_of_several(build: Build, lost: int, is_free: bool) -> None:
-    """Windows of one shard were rebuilt while the row changed."""
+def test_a_place_that_a_slow_move_has_lost_in_one_shard_is_restored(
+    build: Build, lost: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rebuild of that shard has read the row before its change was committed."""
     house = build(
         shards=16,
         channels={"memory": {"transport": "memory", "quotas": ["1/minute"]}},
         scopes={"tenant": {"quotas": ["1/minute"]}},
     )
     message = house.submit(send_at=LATER, scopes={"tenant": "acme"})
-    terms = house.parts.moves._terms_of(message)
-    groups = house.parts.windows.legs(terms)
-    assert len(groups) == 3
-    windows = house.parts.windows
+    legs = house.parts.windows.legs(house.parts.moves._terms_of(message))
+    assert len(legs) == 3
 
     def lose() -> None:
-        (hold,) = (
-            member for member, _ in house.redis.zscan_iter(groups[0].windows[0]) if len(member) > 16
-        )
-        house.parts.windows.shards.drop([(groups[lost], hold)])
-        if not is_free:
-            reserve(
-                windows,
-                new_id(),
-                terms=Terms(groups[lost].scopes),
-                send_at=LATER + HOUR + MINUTE / 2,
-            )
-        between(house, "_windows", before={"move": still_taken})
-
-    def still_taken() -> None:
-        for group in groups:
-            with pytest.raises(QuotaExceeded):
-                reserve(windows, new_id(), terms=Terms(group.scopes), send_at=LATER)
-
-    house.change([message], next_attempt_at=LATER + MINUTE)  # put off
-    between(house, "_messages", after={"move": once(lose)})
-    if is_free:
-        moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
-        assert moved.send_at == LATER + HOUR
-    else:
-        with pytest.raises(QuotaExceeded):
-            house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
-    at = house.again(message).send_at
-    assert at == (LATER + HOUR if is_free else LATER)
-    wait = timedelta(0) if is_free else MINUTE
-    assert house.again(message).next_attempt_at == at + wait, "a refused move changes nothing"
-    for group in groups:
-        for window in group.windows:
-            assert house.redis.zscore(window, message.id.bytes) == to_ms(at)
-            assert house.redis.zcard(window) == 1 + (not is_free and group == groups[lost])
-
-
-def test_a_lost_hold_is_not_taken_again_for_a_row_that_moved_on(
-    house: House, message: Message
-) -> None:
-    """Another move has changed the row, and takes its own hold afterwards."""
-    windows, store = house.parts.windows, house.parts.messages
-    terms, later = house.parts.moves._terms_of(message), LATER + 2 * HOUR
-
-    def move_on() -> None:
-        (leg,) = windows.legs(terms)
-        for member, _ in house.redis.zscan_iter(leg.windows[0]):
-            if len(member) > 16:
-                windows.shards.drop([(leg, member)])
-        hold = windows.move(message.id, terms=terms, send_at=later)
-        new = NewSlot(
-            store.movable(message.id), send_at=later, next_attempt_at=later, enqueue_at=later,
-            zone=None, expires_at=None, expire_after=None, asked_at=None,
-        )  # fmt: skip
-        taken.append((hold, store.move([new], within=MINUTE)[message.id].token))
-
-    taken: list[tuple[Moving, int]] = []
-    between(house, "_messages", after={"move": once(move_on)})
-    house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
-    windows.take(taken)
-    assert house.again(message).send_at == later
-    assert settled(house)
-
-
-@pytest.mark.parametrize("lost", [0, 1, 2], ids=["first", "second", "third"])
-def test_a_move_without_a_way_back_is_put_right_in_the_windows_that_can(
-    build: Build, lost: int
-) -> None:
-    house = build(
-        shards=16,
-        channels={"memory": {"transport": "memory", "quotas": ["1/minute"]}},
-        scopes={"tenant": {"quotas": ["1/minute"]}},
-    )
-    message = house.submit(send_at=LATER, scopes={"tenant": "acme"})
-    past_the_grace(house)
-    groups = house.parts.windows.legs(house.parts.moves._terms_of(message))
-    windows = house.parts.windows
-
-    def lose() -> None:
-        for member, _ in house.redis.zscan_iter(groups[0].windows[0]):
-            if len(member) > 16:
-                windows.shards.drop([(groups[lost], member)])
-        at = LATER + HOUR + MINUTE / 2
-        reserve(windows, new_id(), terms=Terms(groups[lost].scopes), send_at=at)
-        gone = ReservationsUnavailable("redis did not answer")
-        between(house, "_windows", before={"move": raising(gone)})
+        house.redis.delete(*legs[lost].windows)
+        house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
 
     between(house, "_messages", after={"move": once(lose)})
     moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
     assert moved.send_at == LATER + HOUR
-    past_the_grace(house)
-    for group in groups:
-        for window in group.windows:
-            assert house.redis.zscore(window, message.id.bytes) == to_ms(LATER + HOUR)
+    assert "reservations lost while messages moved were restored" in caplog.text
+    assert windows_of(house) == promised(house)
 
 
-def test_windows_that_are_closed_for_a_moment_are_asked_again(
-    house: House, message: Message
-) -> None:
-    closed = ReservationsUnavailable("the windows are not complete")
-    between(house, "_windows", before={"take": raising(closed, closed)})
-    moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
-    assert moved.send_at == LATER + HOUR
-    assert settled(house)
-
-
-def test_a_hold_whose_message_cannot_be_barred_from_moving_stays(
+def test_both_places_stay_while_the_message_cannot_be_barred_from_moving(
     house: House, message: Message
 ) -> None:
     """SQLite lets nobody in beside one who writes."""
     terms = house.parts.moves._terms_of(message)
-    house.parts.windows.move(message.id, terms=terms, send_at=LATER + HOUR)
+    move(house.parts.windows, message.id, terms=terms, send_at=LATER + HOUR)
     window = house.keys(message.scope).window(message.scope)
     sweep = vars(house.parts.reconciler)
     locked = raising(StoreUnavailable("the database is locked"))
@@ -562,9 +451,9 @@ def test_a_hold_whose_message_cannot_be_barred_from_moving_stays(
 def test_a_cancel_after_the_row_moved_frees_the_new_place_too(
     house: House, message: Message
 ) -> None:
-    between(house, "_windows", before={"take": once(lambda: house.dispatcher.cancel(message.id))})
-    with pytest.raises(TooLate):
-        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    between(house, "_windows", before={"drop": once(lambda: house.dispatcher.cancel(message.id))})
+    house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert house.again(message).status is Status.CANCELLED
     assert house.all_members() == {}
 
 

@@ -9,6 +9,7 @@ from sqlalchemy import select
 
 from dispatcher.message import Status
 from dispatcher.redis.keys import ShardKeys, shard_of
+from dispatcher.reservation import member_of
 from dispatcher.scope import Scope, counted
 from dispatcher.store.schema import VOID
 from dispatcher.times.send_time import to_ms
@@ -34,18 +35,18 @@ def windows_of(house: House) -> Windows:
 
 
 def promised(house: House) -> Windows:
-    columns = (messages.c[name] for name in ("id", "scope", "channel", "scopes", "send_at"))
+    columns = (messages.c[name] for name in ("id", "scope", "channel", "scopes", "send_at", "tail"))
     query = select(*columns).where(
         messages.c.status.notin_([Status.CANCELLED.value, Status.EXPIRED.value, VOID])
     )
     found: Windows = {}
-    for message_id, scope, channel, scopes, send_at in house.database.run(
+    for message_id, scope, channel, scopes, send_at, tail in house.database.run(
         lambda connection: [tuple(row) for row in connection.execute(query)]
     ):
         kinds = house.settings.quotas_of
         for each in counted(kinds, scope=scope, channel=channel, scopes=scopes):
             members = found.setdefault(key_of(house, each), {})
-            members[message_id.bytes] = to_ms(cast("datetime", send_at))
+            members[member_of(message_id, tail)] = to_ms(cast("datetime", send_at))
     return found
 
 

@@ -6,6 +6,7 @@ process died before it told the store), and which shards are closed.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -78,6 +79,18 @@ class Ask(NamedTuple):
         )  # fmt: skip
 
 
+Places = dict[str, list[tuple[bytes, int]]]
+"""By the name of a window: ids of messages and their times in ms, in order."""
+
+
+def places_of(windows: Windows) -> Places:
+    """Return what windows hold, whatever the tails of its moves."""
+    return {
+        name: sorted((member[:16], at) for member, at in members.items())
+        for name, members in windows.items()
+    }
+
+
 @dataclass
 class Accepted:
     """A message as the store must have it."""
@@ -116,7 +129,6 @@ class HouseModel:
     stored: dict[UUID, Accepted] = field(default_factory=dict)
     keys: dict[str, UUID] = field(default_factory=dict)
     orphans: dict[tuple[str, tuple[int, UUID | None]], Orphan] = field(default_factory=dict)
-    holds: dict[UUID, bytes] = field(default_factory=dict)
     closed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -193,22 +205,20 @@ class HouseModel:
             self.orphans.pop(self.duplicates(ask), None)
             self.keys[ask.key] = message.id
 
-    def hold(self, message_id: UUID, as_id: UUID, member: bytes, at: int) -> None:
-        """Note that a place is held by a move that died."""
-        self.ledger.book(self.stored[message_id].wish.scopes, as_id, at)
-        self.ledger.holders[as_id] = message_id
-        self.holds[as_id] = member
+    def book_second(self, message_id: UUID, second: UUID, at: int) -> None:
+        """Note that a move that died has booked a second place for a message."""
+        self.ledger.book(self.stored[message_id].wish.scopes, second, at)
+        self.ledger.holders[second] = message_id
 
     def lose(self, shards: set[int]) -> None:
         """Note that the windows of these shards are filled from the store again."""
         for scope in list(self.ledger.places):
             if shard(self.house, scope) in shards:
                 self.ledger.places[scope] = self.promised(scope)
-        self.forget_holds()
+        self.forget_second()
 
-    def forget_holds(self) -> None:
+    def forget_second(self) -> None:
         left = {each for members in self.ledger.places.values() for each in members}
-        self.holds = {each: member for each, member in self.holds.items() if each in left}
         self.ledger.holders = {
             each: holder for each, holder in self.ledger.holders.items() if each in left
         }
@@ -227,23 +237,22 @@ class HouseModel:
                 self.ledger.free(message_id)
                 each.released = True
 
-    def windows(self) -> Windows:
-        found: Windows = {}
-        for scope, members in self.ledger.places.items():
-            if members:
-                found[key_of(self.house, scope)] = {
-                    self.holds.get(each, each.bytes): at for each, at in members.items()
-                }
-        return found
+    def windows(self) -> Places:
+        return {
+            key_of(self.house, scope): sorted(
+                (self.ledger.holders.get(each, each).bytes, at) for each, at in members.items()
+            )
+            for scope, members in self.ledger.places.items()
+            if members
+        }
 
-    def store(self) -> Windows:
-        found: Windows = {}
+    def store(self) -> Places:
+        found: defaultdict[str, list[tuple[bytes, int]]] = defaultdict(list)
         for message_id, each in self.stored.items():
             if not each.cancelled:
                 for scope in each.wish.scopes:
-                    members = found.setdefault(key_of(self.house, scope), {})
-                    members[message_id.bytes] = each.at
-        return found
+                    found[key_of(self.house, scope)].append((message_id.bytes, each.at))
+        return {name: sorted(places) for name, places in found.items()}
 
     def one_after_the_other(self, asks: Sequence[Ask]) -> list[Expected]:
         """Say what submits in a row must come to; none of them is noted."""

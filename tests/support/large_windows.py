@@ -17,7 +17,7 @@ from dispatcher.scope import OWN_SCOPE, counted, of_scope_on, own_scope
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support import model
 from tests.support.model import Interval, blocked, merged, next_free
-from tests.support.reserving import TOKENS, Reserving, reserve, reserving, window
+from tests.support.reserving import Reserving, move, reserve, reserving, win, window
 
 BASE = 4_102_444_800_000  # 2100-01-01, ms
 CHANNEL = "sms"
@@ -119,6 +119,7 @@ class Filled:
         self.quotas = {str(own_scope("ada")): quotas, f"{NEAR}:ada": near}
         times = sorted(BASE + each for each in members)
         self.booked: dict[UUID, int] = {new_id(): each for each in times}
+        self.tails: dict[UUID, str] = {}
         self.besides: dict[UUID, int] = {new_id(): each for each in times[::9]} if near else {}
         for key, held in self.windows().items():
             self.real.client.zadd(key, {each.bytes: at for each, at in held.items()})
@@ -161,15 +162,17 @@ class Filled:
         message_id = list(self.booked)[asked % len(self.booked)]
         slot = next_free(self.intervals(message_id), asked)
         try:
-            moving = self.real.windows.move(
-                message_id, terms=self.terms, send_at=from_ms(asked), latest=from_ms(asked + room)
-            )
+            moving = move(
+                self.real.windows, message_id, terms=self.terms, send_at=from_ms(asked),
+                latest=from_ms(asked + room), tail=self.tails.get(message_id, ""),
+            )  # fmt: skip
         except SlotRefused as refused:
             assert slot > asked + room
             self.check(refused, asked, slot, without=message_id)
         else:
             assert to_ms(moving.send_at) == slot <= asked + room
-            assert self.real.windows.take([(moving, next(TOKENS))]) == [True]
+            win(self.real.windows, moving, tail=self.tails.get(message_id, ""))
+            self.tails[message_id] = moving.tail
             self.booked[message_id] = slot
 
     def many(self, asked: int, room: int) -> None:

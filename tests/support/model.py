@@ -184,15 +184,17 @@ class Ledger:
     quotas: Mapping[str, Sequence[AnyQuota]]
     places: dict[Scope, dict[UUID, int]] = field(default_factory=dict)
     holders: dict[UUID, UUID] = field(default_factory=dict)
-    """Whose the places are that are booked under another id: those held for a message."""
+    """Whose the places are that are booked under another id: the second ones of dead moves."""
 
     def book(self, scopes: Sequence[Scope], message_id: UUID, at: int) -> None:
         for scope in scopes:
             self.places.setdefault(scope, {})[message_id] = at
 
-    def take(self, scopes: Sequence[Scope], message_id: UUID, held_as: UUID) -> None:
+    def swap(self, scopes: Sequence[Scope], message_id: UUID, second: UUID) -> None:
+        """Note that the second place of a message is now its own, and the first one left over."""
         for scope in scopes:
-            self.places[scope][message_id] = self.places[scope].pop(held_as)
+            places = self.places[scope]
+            places[message_id], places[second] = places[second], places[message_id]
 
     def free(self, message_id: UUID) -> None:
         for members in self.places.values():

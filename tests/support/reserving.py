@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import count
+from types import MappingProxyType
 from typing import NamedTuple, cast
 from uuid import UUID
 
@@ -14,7 +15,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from dispatcher.errors import DispatcherError
+from dispatcher.errors import DispatcherError, SlotRefused
 from dispatcher.quota import Quota
 from dispatcher.redis.client import after_set_up, repeated
 from dispatcher.redis.keys import ShardKeys, shard_of
@@ -22,6 +23,7 @@ from dispatcher.reservation import (
     Booked,
     BookingRequest,
     Fence,
+    Moving,
     Rebooked,
     Reservation,
     Rules,
@@ -39,13 +41,13 @@ from dispatcher.times.send_time import from_ms, to_ms
 
 NAMESPACE = "test"
 SHARDS = 4
-TOKENS = count(1)
-"""What a store gives with each move: it rises."""
 
 
-def stored(times: Mapping[UUID, datetime]) -> dict[UUID, tuple[datetime, int]]:
-    """Return what a store says that has these times, and was read now."""
-    return {message_id: (at, next(TOKENS)) for message_id, at in times.items()}
+def stored(
+    times: Mapping[UUID, datetime], tails: Mapping[UUID, str] = MappingProxyType({})
+) -> dict[UUID, tuple[datetime, str]]:
+    """Return what a store says that has these times, and the tails of those that moved."""
+    return {message_id: (at, tails.get(message_id, "")) for message_id, at in times.items()}
 
 
 class Booking(NamedTuple):
@@ -90,6 +92,35 @@ def reserve(
     return Booking(found.message_id, terms, from_ms(found.at_ms), request.submit)
 
 
+def move(
+    windows: Windows,
+    message_id: UUID,
+    *,
+    terms: Terms,
+    send_at: datetime,
+    latest: datetime | None = None,
+    tail: str = "",
+) -> Moving:
+    """Book a second time for a message as a move does; raise why it is not booked."""
+    asked_ms = to_ms(send_at)
+    latest_ms = max(asked_ms, to_ms(latest)) if latest else asked_ms
+    request = BookingRequest(message_id, terms, asked_ms, latest_ms, tail=tail)
+    [found] = windows.move_many([request])
+    if isinstance(found, SlotRefused):
+        raise found
+    return found
+
+
+def cancel(windows: Windows, message_id: UUID, terms: Terms, tail: str = "") -> None:
+    """Release the reservation of a message as a cancel does."""
+    windows.withdraw([BookingRequest(message_id, terms, 0, 0, tail=tail)])
+
+
+def win(windows: Windows, moving: Moving, *, tail: str = "") -> None:
+    """Release the reservation that a message had before, as a move does when the row has moved."""
+    windows.drop(moving._replace(tail=tail))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reserving(AbstractContextManager["Reserving"]):
     """What one process of the dispatcher holds of the reservations."""
@@ -123,10 +154,8 @@ class Reserving(AbstractContextManager["Reserving"]):
         return {(each.member, each.window.decode()) for each in found}
 
     def dump(self) -> dict[bytes, bytes]:
-        """Return everything that is there, but for what is remembered of moves for a while."""
-        names = [
-            name for name in cast(list[bytes], self.client.keys("*")) if b":moved:" not in name
-        ]
+        """Return everything that is there."""
+        names = cast(list[bytes], self.client.keys("*"))
         return {name: value_of(self.client, name) for name in names}
 
     def __exit__(self, *_: object) -> None:
@@ -180,9 +209,9 @@ def late_releases(real: Reserving) -> Callable[[], None]:
     It checks that they change nothing.
     """
     release_many = real.windows.shards.release_many
-    calls: list[tuple[Leg, UUID, Submit | None]] = []
+    calls: list[tuple[Leg, bytes, Submit | None]] = []
 
-    def release(booked: Iterable[tuple[Leg, UUID, Submit | None]]) -> list[bool]:
+    def release(booked: Iterable[tuple[Leg, bytes, Submit | None]]) -> list[bool]:
         some = list(booked)
         calls.extend(some)
         return release_many(some)
@@ -208,7 +237,11 @@ def value_of(client: redis.Redis, name: bytes) -> bytes:
 
 
 def window(client: redis.Redis, key: str | bytes) -> dict[UUID, int]:
-    return {UUID(bytes=member): at for member, at in scores(client, key).items()}
+    """Return the messages of a window with their times in ms; one that is there twice fails."""
+    members = scores(client, key)
+    times = {UUID(bytes=member[:16]): at for member, at in members.items()}
+    assert len(times) == len(members), "a message has one reservation"
+    return times
 
 
 def scores(client: redis.Redis, key: str | bytes) -> dict[bytes, int]:

@@ -2,7 +2,7 @@
 -- for single gaps. Quiet hours are not judged.
 --
 -- KEYS  1 epoch HASH   2... window ZSETs
--- ARGV  1 time, ms   2 message id, 16 bytes   3 hold of that message ('': none)
+-- ARGV  1 time, ms   2 member of the message   3 hold of that message ('': none)
 --       4, 5, 6 index of the scope and of the quota and time to go on from (0, 0, 0 at first)
 --       7 {rule set of each window, blackouts} (rule.lua)
 -- Reply {'closed'}                                      the shard is not complete: rebuild first

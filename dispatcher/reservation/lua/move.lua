@@ -1,15 +1,14 @@
--- Judge another time for a message, as if its reservation were free, and hold it. The reservation
--- stays until take.lua, when the store has the new time.
+-- Book another time for a message under a new member, judged as if its present one were not there. That
+-- one stays: the row decides which of the two the message has (decision 0031).
 --
 -- KEYS  1 pending ZSET   2 epoch HASH   3... window ZSETs
--- ARGV  1 message id, 16 bytes   2 hold: message id, then a token without "{"
---       3 another hold of the message that counts as free, or ''
---       4 time asked for, ms   5 latest time, ms (= asked: that time or nothing)
---       6 {rule set of each window, blackouts} (rule.lua)
--- Reply {'closed'}, {'held', at ms, present ms}, or 'refused', 'searching', 'unsure' as reserve.lua
+-- ARGV  1 present member: message id (16 bytes) and the tail of its last move   2 new member
+--       3 time asked for, ms   4 latest time, ms (= asked: that time or nothing)
+--       5 {rule set of each window, blackouts} (rule.lua)
+-- Reply {'closed'}, {'booked', at ms, id}, or 'refused', 'searching', 'unsure' as reserve.lua
 --
--- Idempotent by hold. One that some window has lost, or has at a time that was not asked for, counts
--- for nothing, and all is judged anew.
+-- Idempotent by new member. One that some window has lost, or has at a time that was not asked for,
+-- counts for nothing, and all is judged anew.
 
 -- @include rule.lua
 -- @include clock.lua
@@ -17,21 +16,20 @@
 if redis.call('EXISTS', KEYS[2]) == 0 then
   return {'closed'}
 end
-local sets, blackouts = unpack(cmsgpack.unpack(ARGV[6]))
+local sets, blackouts = unpack(cmsgpack.unpack(ARGV[5]))
 local windows = {unpack(KEYS, 3)}
-local asked, latest, now = tonumber(ARGV[4]), tonumber(ARGV[5]), now_ms()
-local at = hold_in_all(windows, ARGV[2])
-if at and at >= asked and at <= latest then
-  return {'held', at, now}
-end
-local found, reply = without(windows, {ARGV[1], ARGV[2], ARGV[3]}, function()
-  return find_slot(windows, sets, blackouts, asked, latest)
-end)
-if not found then
-  return reply
+local asked, latest, now = tonumber(ARGV[3]), tonumber(ARGV[4]), now_ms()
+local at, reply = hold_in_all(windows, ARGV[2])
+if not at or at < asked or at > latest then
+  at, reply = without(windows, {ARGV[1], ARGV[2]}, function()
+    return find_slot(windows, sets, blackouts, asked, latest)
+  end)
+  if not at then
+    return reply
+  end
 end
 for _, window in ipairs(windows) do
-  redis.call('ZADD', window, found, ARGV[2])
-  redis.call('ZADD', KEYS[1], now, ARGV[2] .. window)
+  redis.call('ZADD', window, at, ARGV[2])
+  redis.call('ZADD', KEYS[1], 'GT', now, ARGV[1] .. window, now, ARGV[2] .. window)
 end
-return {'held', found, now}
+return {'booked', at, string.sub(ARGV[1], 1, 16)}

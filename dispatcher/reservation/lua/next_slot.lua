@@ -2,7 +2,7 @@
 -- there. Books nothing.
 --
 -- KEYS  1 epoch HASH   2... window ZSETs
--- ARGV  1 time to search from, ms   2 id of that message, 16 bytes ('' for none)
+-- ARGV  1 time to search from, ms   2 member of that message ('' for none)
 --       3 {rule set of each window, blackouts} (rule.lua)
 -- Reply {'closed'}             the shard is not complete: rebuild first
 --       {'slot', ms}

@@ -7,8 +7,8 @@
 --       3... wipe: keys to delete
 --       3 pending ZSET   4... window ZSETs: restore
 -- ARGV  1 step   2 marker: identity of the server process, then a random token   3 its life, ms
---       4... restore: of each window, its reservations in one word: send_at in ms (15 digits), then
---       the message id (16 bytes), of one after the other
+--       4... restore: of each window, its reservations in one word: send_at in ms (15 digits), the
+--       length of the member (1 byte), then the member, of one after the other
 --       4 identity of the server process   5 number of shards   6... name and length in ms of each
 --       reach, how far back the part is complete: open
 -- Reply 1, or 0 and nothing was written: the marker is not, or no longer, the caller's; begin: or the
@@ -20,7 +20,7 @@
 
 -- @include clock.lua
 
-local DIGITS, WIDTH = 15, 31
+local DIGITS = 15
 
 local step, marker, life = ARGV[1], ARGV[2], ARGV[3]
 local held = redis.call('GET', KEYS[1])
@@ -54,9 +54,13 @@ elseif step == 'restore' then
   for index = 4, #KEYS do
     local window, packed = KEYS[index], ARGV[index]
     local words = {}
-    for start = 1, #packed, WIDTH do
-      local member = string.sub(packed, start + DIGITS, start + WIDTH - 1)
+    local start = 1
+    while start <= #packed do
+      local begins = start + DIGITS + 1
+      local ends = begins + string.byte(packed, begins - 1)
+      local member = string.sub(packed, begins, ends - 1)
       words[#words + 1] = string.sub(packed, start, start + DIGITS - 1)
+      start = ends
       words[#words + 1] = member
       entries[#entries + 1] = now
       entries[#entries + 1] = member .. window

@@ -1,9 +1,9 @@
--- Release a reservation, or give up a hold.
+-- Release a reservation, one of the two of a move, or a hold.
 --
 -- KEYS  1 pending ZSET
 --       2 duplicates HASH (only for the submit of a message with an idempotency key)
 --       then window ZSETs
--- ARGV  1 member: message id (16 bytes), or a hold
+-- ARGV  1 member: message id (16 bytes) and the tail of its last move, or a hold
 --       2 token of the submit that gives up ('': there is no duplicates HASH; '*': all give up,
 --       because the message is not stored any more)
 -- Reply 1 when it is released or was not there, 0 when another submit still relies on it
