@@ -181,7 +181,8 @@ class Shards:
         self, request: LegRequest, pending_grace_ms: int, *, step: int = 0, judged: bytes = b""
     ) -> Any:
         if request.new_member:
-            reply: Any = self._run_once(self._move, self._arguments.move(request, step=step))
+            call = self._arguments.move(request, step=step, judged=judged)
+            reply: Any = self._run_once(self._move, call)
         else:
             call = self._arguments.reserve(
                 [request], pending_grace_ms=pending_grace_ms, step=step, judged=judged
@@ -190,11 +191,13 @@ class Shards:
         return reply
 
     def _judged(self, request: LegRequest, at_ms: int, pending_grace_ms: int) -> LegResult:
-        """Hold a time, judge it in bounded steps, and book or hold it if it fits."""
-        leg = request.leg
-        own = request.new_member or member_of(request.message_id, new_tail())
+        """Hold a time, judge it in bounded steps, and book it if it fits.
+
+        Each hold has a name of its own, also that of a move: a late copy of these calls then
+        changes nothing that is booked.
+        """
+        leg, own = request.leg, member_of(request.message_id, new_tail())
         names = [leg.keys.pending, leg.keys.epoch, *leg.windows]
-        keep = False
         try:
             if not self._run_once(self._hold, (names, [own, at_ms])):
                 raise closed()
@@ -205,11 +208,9 @@ class Shards:
             answer = _final(exact, self._ask(exact, pending_grace_ms, judged=own))
             if answer is None:  # a rebuild or reconcile took the hold meanwhile
                 raise closed()
-            keep = bool(request.new_member)
             return answer
         finally:
-            if not keep:
-                self.drop([(leg, own)])
+            self.drop([(leg, own)])
 
     def _checked(self, leg: Leg, own: bytes, at_ms: int, hold: bytes) -> Blocked | None:
         """Judge one time in as many calls as it takes; None when it fits."""
@@ -312,9 +313,9 @@ class Arguments:
         words = [b"%d" % pending_grace_ms, b"%d" % (self._under_way_ms + pending_grace_ms)]
         return names, [*words, encode(tuple(numbers)), *messages]
 
-    def move(self, request: LegRequest, *, step: int = 0) -> Call:
+    def move(self, request: LegRequest, *, step: int = 0, judged: bytes = b"") -> Call:
         leg, _, asked_ms, latest_ms, _, member, new_member = request
-        words = [member, new_member, asked_ms, latest_ms]
+        words = [member, new_member, judged, asked_ms, latest_ms]
         names = [leg.keys.pending, leg.keys.epoch, *leg.windows]
         return names, [*words, self._judged(leg, asked_ms, step)]
 

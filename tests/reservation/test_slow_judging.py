@@ -283,6 +283,27 @@ def test_a_refused_move_leaves_no_hold(real: Reserving) -> None:
     stands(real, (moving.member, slot))
 
 
+def test_late_copies_of_the_calls_of_a_long_search_lose_nothing(real: Reserving) -> None:
+    """A time that was held, and refused, is not that of the reservation."""
+    times, asked = SHAPES["the lowest run is in the way"]
+    slot = model.next_slot(fill(real, times), asked, RULE)
+    message_id, calls = book(real, AWAY), []
+    run = real.windows.shards._run
+
+    def noted(*call: Any) -> Any:
+        calls.append(call)
+        return run(*call)
+
+    vars(real.windows.shards)["_run"] = noted
+    until = from_ms(slot)
+    moving = booked_move(real.windows, message_id, terms=ADA, send_at=from_ms(asked), latest=until)
+    win(real.windows, moving)
+    assert any(script == real.windows.shards._hold for script, _ in calls)
+    for call in calls:
+        run(*call)
+        assert score(real, moving.member) == slot
+
+
 Happens = Callable[[], None]
 
 
