@@ -173,10 +173,19 @@ class Moves:
         fault("reschedule.after_row")
         won = [index for index, each in booked.items()
                if index in rows and rows[index].tail == each.tail]  # fmt: skip
-        lost = [each for index, each in booked.items() if index not in won]
-        self._drop([*lost, *(valid_moves[index].request for index in won)])
-        if self._clock.monotonic() - began > self._settings.settle.total_seconds():
-            self._restore([(rows[index], valid_moves[index].terms.scopes) for index in won])
+        released: list[BookingRequest | Moving] = [
+            each for index, each in booked.items() if index not in won
+        ]
+        is_slow = self._clock.monotonic() - began > self._settings.settle.total_seconds()
+        scopes = [(rows[index], valid_moves[index].terms.scopes) for index in won]
+        # The old reservations, which are pending, stay until the new ones are surely there.
+        if not is_slow or self._restore(scopes):
+            released += [
+                valid_moves[index].request
+                for index in booked
+                if index in rows and rows[index].tail != valid_moves[index].found.tail
+            ]
+        self._drop(released)
         fault("reschedule.after_release")
         for index, slot in slots.items():
             if answers[index] is None and index not in rows:
@@ -275,10 +284,10 @@ class Moves:
                 len(members), error,
             )  # fmt: skip
 
-    def _restore(self, moved: Sequence[tuple[Movable, Sequence[Scope]]]) -> None:
+    def _restore(self, moved: Sequence[tuple[Movable, Sequence[Scope]]]) -> bool:
         """Add reservations that a rebuild has missed, because it read the rows before they moved.
 
-        The messages keep their times, also against a quota.
+        The messages keep their times, also against a quota. Return whether all are there.
         """
         rows = [
             Reserved(row.message.id, tuple(scopes), row.message.send_at, row.tail)
@@ -291,12 +300,13 @@ class Moves:
                 "could not look whether %d moved messages have their reservations; reconcile "
                 "restores them: %s", len(rows), error,
             )  # fmt: skip
-        else:
-            if restored:
-                log.error(
-                    "%d reservations lost while messages moved were restored: a quota may be "
-                    "exceeded; run `dispatcher windows verify`", restored,
-                )  # fmt: skip
+            return False
+        if restored:
+            log.error(
+                "%d reservations lost while messages moved were restored: a quota may be "
+                "exceeded; run `dispatcher windows verify`", restored,
+            )  # fmt: skip
+        return True
 
     def _terms_of(self, message: Message) -> Terms:
         return Terms(

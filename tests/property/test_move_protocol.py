@@ -31,6 +31,7 @@ BUGS = frozenset({
     "what reconcile puts back is not pending",
     "what was asked for since is settled",
     "a move that was slow does not look again",
+    "a slow move releases the old reservation before it looks",
 })  # fmt: skip
 
 
@@ -120,8 +121,8 @@ class Protocol:
         yield from self.reconcile(state)
         yield from self.lose_and_rebuild(state)
         yield from self.copies(state)
-        # One case is known to be left (decision 0031): a rebuild, and a change of the row that is
-        # judged in time and committed after the grace, and then the death of its process.
+        # One case is known to be left (docs/reliability.md): a rebuild, and a change of the row
+        # that is judged in time and committed after the grace, and then the death of its process.
         if state.graces and not (state.has_lost and state.locked_by):
             movers = tuple(
                 mover if mover.step == "read" else replace(mover, is_late=True, is_slow=True)
@@ -142,6 +143,12 @@ class Protocol:
                 yield self.changing(state, number)
             case "commit":
                 yield self.committed(state)
+            case "look" if state.is_open:
+                yield self.looked(state, number)
+            case "look":
+                yield state.with_mover(
+                    number, replace(mover, step="end")
+                )  # no answer: reconcile looks
             case "drop":
                 yield self.dropped(state, number)
 
@@ -162,13 +169,18 @@ class Protocol:
         loser = mover.tail if mover.has_won else number
         if self.bug == "the one who lost releases the old reservation":
             loser = mover.tail
-        dropped = state.drops(loser)
-        looks = mover.has_won and mover.is_slow
-        if self.bug == "a move that was slow does not look again":
-            looks = False
-        if looks and number not in dropped.window:
-            dropped = replace(dropped, window=dropped.window | {number}).books({number})
-        return dropped.with_mover(number, replace(mover, step="end")).copied("drop", loser)
+        dropped = state.drops(loser).copied("drop", loser)
+        looks_late = self.bug == "a slow move releases the old reservation before it looks"
+        step = "look" if looks_late and mover.is_slow and mover.has_won else "end"
+        return dropped.with_mover(number, replace(mover, step=step))
+
+    def looked(self, state: State, number: int) -> State:
+        looks_late = self.bug == "a slow move releases the old reservation before it looks"
+        mover = replace(state.movers[number - 1], step="end" if looks_late else "drop")
+        looks = mover.is_slow and self.bug != "a move that was slow does not look again"
+        if looks and number not in state.window:
+            state = replace(state, window=state.window | {number}).books({number})
+        return state.with_mover(number, mover)
 
     def booked(self, state: State, number: int) -> State:
         old = {state.movers[number - 1].tail}
@@ -177,11 +189,12 @@ class Protocol:
         booked = replace(state, window=state.window | {number}).books({number} | old)
         return booked.copied("book", number)
 
-    @staticmethod
-    def committed(state: State) -> State:
+    def committed(self, state: State) -> State:
         number = state.locked_by
         assert number is not None
-        mover = replace(state.movers[number - 1], step="drop", has_won=True)
+        looks_late = self.bug == "a slow move releases the old reservation before it looks"
+        step = "drop" if looks_late else "look"
+        mover = replace(state.movers[number - 1], step=step, has_won=True)
         changed = replace(state, tail=number, token=state.token + 1, locked_by=None)
         return changed.with_mover(number, mover)
 

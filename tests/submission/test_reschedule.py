@@ -19,6 +19,7 @@ from dispatcher import (
     MessageNotFound,
     QuietHours,
     QuotaExceeded,
+    ReservationsUnavailable,
     Status,
     StoreUnavailable,
     TooLate,
@@ -429,6 +430,26 @@ def test_a_place_that_a_slow_move_has_lost_in_one_shard_is_restored(
     moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
     assert moved.send_at == LATER + HOUR
     assert "reservations lost while messages moved were restored" in caplog.text
+    assert windows_of(house) == promised(house)
+
+
+def test_a_slow_move_leaves_its_old_place_until_it_has_looked_at_the_new_one(
+    house: House, message: Message
+) -> None:
+    """It is pending: where the look fails, or its process dies, reconcile restores the new one."""
+
+    def lose() -> None:
+        house.redis.flushall()
+        house.open()
+        house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
+
+    between(house, "_messages", before={"move": once(lose)})
+    closed = ReservationsUnavailable("redis did not answer")
+    between(house, "_upkeep", before={"restore_missing": raising(closed)})
+    moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert moved.send_at == LATER + HOUR
+    assert house.members() == {message.id: to_ms(LATER)}
+    past_the_grace(house)
     assert windows_of(house) == promised(house)
 
 
