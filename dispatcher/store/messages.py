@@ -423,10 +423,10 @@ class Messages:
     def take_back(self, message: Message) -> bool:
         """Take back a message that lost its reservation while it was stored.
 
-        Return whether it was taken back; it is not once it was claimed. Without an idempotency key
-        no other call has returned it, so its row becomes void, without recipient, body and trace.
-        With a key a duplicate submit may have returned it, so it is cancelled, and the key is free
-        for the next submit. Reconcile releases the reservation.
+        Return whether it was taken back; it is not once it was claimed or moved. Without an
+        idempotency key no other call has returned it, so its row becomes void, without recipient,
+        body and trace. With a key a duplicate submit may have returned it, so it is cancelled, and
+        the key is free for the next submit. Reconcile releases the reservation.
         """
         messages = self._tables.messages
         values: dict[str, Any] = {
@@ -441,7 +441,8 @@ class Messages:
                 "notified_status": None, "next_attempt_at": database_now(),
             }  # fmt: skip
         this = messages.c.id == message.id
-        statement = update(messages).where(this, self._tables.is_scheduled).values(**values)
+        may_be = (this, self._tables.is_scheduled, messages.c.tail == "")
+        statement = update(messages).where(*may_be).values(**values)
         query = select(messages.c.status, messages.c.idempotency_key).where(this)
 
         key = message.idempotency_key

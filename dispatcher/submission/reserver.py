@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from datetime import timedelta
+from uuid import UUID
 
 from dispatcher.errors import (
     DispatcherError,
@@ -118,7 +119,10 @@ class Reserver:
         """
         until = self._clock.monotonic() + (LOOKING_SECONDS if wait else 0)
         silent: ReservationsUnavailable | None = None
+        moved = self._moved([entry.addition.message.id for entry in entries])
         for entry in entries:
+            if entry.addition.message.id in moved:
+                continue  # its reservation is that of the move
             error = silent or self._lost(entry, until)
             if error is None:
                 continue
@@ -134,6 +138,14 @@ class Reserver:
                 self._take_back(entry, error, is_answered=silent is None)
             if isinstance(error, ReservationsUnavailable) and is_silence(error):
                 silent = error
+
+    def _moved(self, message_ids: Sequence[UUID]) -> set[UUID]:
+        """Return those of these messages that were moved since they were stored."""
+        try:
+            rows = self._messages.movables(message_ids) if message_ids else {}
+        except StoreUnavailable:
+            return set()  # whoever takes one back finds that it was moved
+        return {message_id for message_id, row in rows.items() if row.tail}
 
     def _lost(self, entry: Entry, until: float) -> DispatcherError | None:
         """Reserve the same time once more; return why that is not possible."""

@@ -65,6 +65,32 @@ def test_a_place_that_was_given_back_as_an_orphan_is_booked_again(build: Build) 
     assert house.submit(send_at=SOON, idempotency_key="key") == message
 
 
+@pytest.mark.every_database
+@pytest.mark.parametrize("by", [timedelta(seconds=30), timedelta(hours=1)], ids=["near", "far"])
+@pytest.mark.parametrize("is_seen", [True, False], ids=["seen", "as the look begins"])
+def test_a_message_that_was_moved_meanwhile_stays_where_it_is(
+    build: Build, by: timedelta, is_seen: bool
+) -> None:
+    """Its first place is nobody's by then: to book it again would be refused, or count twice."""
+    house, other = build(), build()
+
+    def move() -> None:
+        [message] = other.dispatcher.select()
+        other.dispatcher.reschedule(message.id, send_at=SOON + by)
+        other.submit(send_at=SOON if by > timedelta(minutes=1) else SOON - timedelta(minutes=1))
+
+    slow_store(house, after=move)
+    if not is_seen:  # it moves right after the look at its row
+        real = house.parts.messages
+        vars(real)["movables"] = lambda _: {}
+        vars(house.parts.reserver)["_messages"] = real
+    message = house.submit(send_at=SOON)
+    moved = house.again(message)
+    assert (moved.status, moved.send_at) == (Status.SCHEDULED, SOON + by)
+    house.reconciled()
+    assert house.members()[message.id] == to_ms(SOON + by)
+
+
 def test_a_place_that_is_still_there_is_left_alone(house: House) -> None:
     slow_store(house)
     message = house.submit(send_at=SOON)
