@@ -10,16 +10,13 @@ from typing import Any, cast
 import pytest
 from sqlalchemy.orm import Session
 
-from dispatcher import Draft, Message, QuotaExceeded
+from dispatcher import Draft, Message
 from dispatcher.broker.queue import EARLY
-from dispatcher.message import new_id
-from dispatcher.reservation import Terms
 from dispatcher.store import MOST_GRACES
 from dispatcher.times.clock import SystemClock
-from tests.support.doubles import Between, at_once, once
+from tests.support.doubles import at_once
 from tests.support.house import BODY, House, hour_ago
 from tests.support.house_fixtures import Build
-from tests.support.reserving import reserve
 from tests.support.servers import RedisServer
 
 CANARY = "canary-body-4711"
@@ -92,28 +89,6 @@ def test_a_message_enqueued_at_submit_says_so(build: Build) -> None:
     [late] = [each for each in stored if each.recipient == "joined far"]
     house.dispatcher.reschedule(late.id, send_in=20 * SECOND)
     assert house.dispatcher.get(late.id).enqueued_at is not None
-
-
-def test_a_near_message_that_a_refused_move_brings_back_is_enqueued(build: Build) -> None:
-    """Its task may have come while the row had the other time, and was no message's then."""
-    house = build(clock=SystemClock())
-    message = house.submit(send_in=20 * SECOND)
-    house.broker.delete(*house.settings.queues)
-    far = message.send_at + timedelta(hours=1)
-    windows, changes = house.parts.windows, vars(house.parts.moves)
-
-    def lose() -> None:
-        window = house.keys(message.scope).window(message.scope)
-        (hold,) = (member for member, _ in house.redis.zscan_iter(window) if len(member) > 16)
-        [group] = windows.legs(house.parts.moves._terms_of(message))
-        windows.shards.drop([(group, hold)])
-        reserve(windows, new_id(), terms=Terms(group.scopes), send_at=far)
-
-    changes["_messages"] = Between(changes["_messages"], after={"move": once(lose)})
-    with pytest.raises(QuotaExceeded):
-        house.dispatcher.reschedule(message.id, send_at=far)
-    assert house.again(message).send_at == message.send_at
-    assert all_ids(house) == [str(message.id)]
 
 
 def test_late_messages_share_tasks_however_far_apart_they_were_due(build: Build) -> None:

@@ -10,7 +10,6 @@ import pytest
 from dispatcher import InvalidSendTime, QuietHours, QuotaExceeded, Status
 from dispatcher.cli.output import outcome_text
 from dispatcher.times.zones import known_zone
-from tests.support.doubles import Between, once
 from tests.support.house import FAR, House, hour_ago
 from tests.support.house_fixtures import Build
 
@@ -77,22 +76,6 @@ def test_the_same_time_is_judged_anew_by_another_zone(house: House) -> None:
     assert house.snapshot() == before
     moved = house.dispatcher.reschedule(message.id, send_at=message.send_at, set_zone="Asia/Seoul")
     assert (moved.zone, moved.send_at) == ("Asia/Seoul", message.send_at)
-    assert settled(house)
-
-
-def test_a_place_lost_to_another_gives_back_time_and_zone(house: House) -> None:
-    message = house.submit(send_at=LATER)
-
-    def lose_and_take() -> None:
-        house.redis.flushall()
-        house.open()
-        house.submit(send_at=LATER + HOUR)
-
-    changes = vars(house.parts.moves)
-    changes["_messages"] = Between(changes["_messages"], before={"move": once(lose_and_take)})
-    with pytest.raises(QuotaExceeded):
-        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR, set_zone="Asia/Tokyo")
-    assert (house.again(message).send_at, house.again(message).zone) == (LATER, None)
     assert settled(house)
 
 
