@@ -333,7 +333,7 @@ def permits(house: House, booked: Sequence[Message]) -> None:
     house.parts.permits.close("memory", MINUTE)
     assert not any(answer.allowed for answer in ask(granted[9:12], within=MINUTE))
     house.redis.delete(house.permit_keys("memory").closing("memory"))
-    [fill] = vars(house.parts.overviews)["_fills"].read()
+    [fill] = house.parts.overviews.fills.read()
     assert fill.limits[0].used == 9
 
     closed = close_permits(house, people[0], people[1], "memory")
