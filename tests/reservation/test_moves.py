@@ -114,7 +114,8 @@ def stands(real: Reserving, terms: Terms, **at: tuple[bytes | UUID, datetime]) -
 def sweep(real: Reserving, store: Store) -> int:
     """Reconcile by what a store says, until nothing waits for it; return what was corrected."""
     corrected = 0
-    while found := real.upkeep.unconfirmed(older_than=timedelta(0), limit=100):
+    while any(real.client.zcard(keys.pending) for keys in real.fence.keys):
+        found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=100)
         corrected += real.upkeep.confirm(found, store)
     return corrected
 
