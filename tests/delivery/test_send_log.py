@@ -194,18 +194,18 @@ def test_a_note_behind_one_that_was_cut_counts(
 ) -> None:
     """The disk is full for a moment, and the file cannot be deleted: the next note is whole."""
     log = SendLogs(tmp_path).open(IDS)
-    unlink, write = Path.unlink, os.write
+    unlink = Path.unlink
 
     def cut(file: int, data: bytes) -> int:
-        return write(file, data[:3])
+        return os.write(file, data[:3])
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(13, "Permission denied")
 
-    monkeypatch.setattr(os, "write", cut)
+    monkeypatch.setattr("dispatcher.delivery.send_log._write", cut)
     monkeypatch.setattr(Path, "unlink", fail)
     assert not log.begin(IDS[0])
-    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr("dispatcher.delivery.send_log._write", os.write)
     assert log.begin(IDS[1]), "it is noted, and sent"
     monkeypatch.setattr(Path, "unlink", unlink)
     log.keep()
@@ -218,10 +218,10 @@ def test_a_log_that_is_gone_when_it_is_to_be_left_leaves_no_open_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logs = SendLogs(tmp_path)
-    log, write = logs.open(IDS), os.write
-    monkeypatch.setattr(os, "write", lambda *_: 3)
+    log = logs.open(IDS)
+    monkeypatch.setattr("dispatcher.delivery.send_log._write", lambda *_: 3)
     assert log.begin(IDS[0]), "the disk is full: the log is deleted"
-    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr("dispatcher.delivery.send_log._write", os.write)
     log.keep()
     before = len([*Path("/proc/self/fd").iterdir()])
     log.close()
@@ -348,7 +348,7 @@ def test_nothing_is_sent_where_neither_a_note_nor_a_deletion_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = SendLogs(tmp_path).open(IDS)
-    monkeypatch.setattr(os, "write", lambda *_: 3)
+    monkeypatch.setattr("dispatcher.delivery.send_log._write", lambda *_: 3)
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
