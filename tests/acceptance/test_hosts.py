@@ -1,4 +1,4 @@
-"""Each part of a dispatcher has a host of its own; hosts are cut off, and clocks are wrong.
+"""Each part of a dispatcher has a host of its own; hosts are cut off or slow, and clocks are wrong.
 
 Two workers, a beat, PostgreSQL, a Redis Cluster and a RabbitMQ cluster live in network namespaces.
 One worker's clock is three seconds ahead, the other's three behind. The ledger goes by a clock that
@@ -26,7 +26,7 @@ from tests.support import wrong_clock
 from tests.support.cluster import MASTERS, QUICK_MS, Cluster, three_masters
 from tests.support.environment import CHANNEL, Environment, short_settings
 from tests.support.ledger import began_ns
-from tests.support.load import Load, flow
+from tests.support.load import Load
 from tests.support.model import excesses
 from tests.support.network import Host, missing, network
 from tests.support.rabbitmq import RabbitMQNode, cluster_on
@@ -44,6 +44,8 @@ COUNT, SECONDS = 8, 2
 DATABASE_SECONDS = 1.0
 SHORT_SECONDS = 0.1
 ROUNDS = 2
+DELAY_MS, LOSS = 10, 0.02
+"""Of each packet to or from a host with a slow line."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,9 @@ class Hosts:
         ]
 
     def flow(self) -> None:
-        flow(self.running, self.load)
+        accepted, lines = len(self.load.accepted), len(self.running.ledger())
+        self.load.wait_for(accepted + 60)
+        wait_until(lambda: len(self.running.ledger()) > lines + 20)
 
     def check(self) -> None:
         failures = self.load.failures
@@ -133,7 +137,7 @@ def hosts(request: pytest.FixtureRequest, folder: Path) -> Iterator[Hosts]:
         yield made
 
 
-def test_hosts_cut_off_and_wrong_clocks_break_no_promise(hosts: Hosts) -> None:
+def test_hosts_cut_off_slow_lines_and_wrong_clocks_break_no_promise(hosts: Hosts) -> None:
     for host, seconds in zip(hosts.workers, (AHEAD, BEHIND), strict=True):
         assert_off_by(host, seconds)
 
@@ -158,6 +162,10 @@ def test_hosts_cut_off_and_wrong_clocks_break_no_promise(hosts: Hosts) -> None:
     with hosts.rabbitmq[0].at.cut():
         hosts.flow()
     hosts.flow()
+
+    for host in (hosts.database, hosts.workers[0], hosts.rabbitmq[0].at):
+        with host.slowed(DELAY_MS, LOSS):
+            hosts.flow()
 
     for _ in range(ROUNDS):
         for host in hosts.all:

@@ -188,7 +188,7 @@ def calendar(visit: Visit) -> Response:
         "refused": refused[:_MOST_REFUSALS], "closed": closed,
         "opt_outs": [each for each in opt_outs if each != wanted.channel] if not closed else (),
         "pauses": [each for each in visit.parts.pause_list.in_force() if wanted.has(each)],
-        "entries": entries[:_MOST_ROWS], "left_out": len(entries) - _MOST_ROWS,
+        "entries": entries[:_MOST_ROWS], "left_out": _count(timeline, drawn) - _MOST_ROWS,
         "before": _moved(visit, wanted, start, -1), "after": _moved(visit, wanted, start, 1),
         "sizes": picture,
     }  # fmt: skip
@@ -359,14 +359,24 @@ def _is_within(instant: datetime, spans: Iterable[Span]) -> bool:
     return any(each.begins_at <= instant < each.ends_at for each in spans)
 
 
+def _count(timeline: Timeline, drawn: picture.Picture) -> int:
+    """Return how many rows the table of all that the picture shows would have."""
+    lanes = [lane.timeline for lane in drawn.lanes]
+    spans = (*(lane.blocked for lane in lanes), timeline.quiet)
+    booked = timeline.windows[0].booked
+    return sum(map(len, (*spans, booked, drawn.changes, timeline.slots)))
+
+
 def _entries(visit: Visit, timeline: Timeline, drawn: picture.Picture) -> list[TableRow]:
     booked = timeline.windows[0].booked
     entries = [
-        TableRow(each.at, None, "booked", "a message", "", each.message_id) for each in booked
+        TableRow(each.at, None, "booked", "a message", "", each.message_id)
+        for each in islice(booked, _MOST_ROWS)
     ]
     for lane in drawn.lanes:
         detail, css = f"{lane.quota} of {visit.scope_text(lane.scope)}", f"q{lane.pattern}"
-        entries += [TableRow(*span, "blocked", detail, css) for span in lane.timeline.blocked]
+        shown = islice(lane.timeline.blocked, _MOST_ROWS)
+        entries += [TableRow(*span, "blocked", detail, css) for span in shown]
     entries += [TableRow(*span, "quiet hours", "", "quiet") for span in timeline.quiet]
     entries += [
         TableRow(each.begins_at, None, "clock change", picture.change_text(each))
