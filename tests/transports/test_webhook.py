@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import hmac
 import json
 import logging
 import threading
+from base64 import b64decode, b64encode
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -67,6 +69,17 @@ def test_without_a_url_the_recipient_is_where_it_goes(receiver: Receiver) -> Non
     assert received.path == "/of/ada?token=x%20y"
     assert received.headers["host"] == f"127.0.0.1:{receiver.port}"
     assert received.content == '{"text":"é","n":1}'.encode()
+
+
+def test_the_signature_is_the_one_that_the_specification_describes(receiver: Receiver) -> None:
+    """Computed without the library that signs, and verifies: a fault there agrees with itself."""
+    to(receiver, secrets=[SECRET]).send(a_message(body={"text": "hé 💌"}))
+    [received] = receiver.received
+    names = ("webhook-id", "webhook-timestamp")
+    signed = b".".join([*(received.headers[name].encode() for name in names), received.content])
+    key = b64decode(SECRET.removeprefix("whsec_"))
+    signature = b64encode(hmac.digest(key, signed, "sha256")).decode()
+    assert received.headers["webhook-signature"] == f"v1,{signature}"
 
 
 def test_the_library_of_receivers_verifies_the_signature(receiver: Receiver) -> None:
