@@ -290,25 +290,28 @@ class Reconciler:
         message stood still or died. Both reservations of a message that still may move are left.
         Notes in ``holding`` what the others have then.
         """
-        held = {
-            each.message_id
-            for each in found
-            if each.tail and each.message_id in holding
-            and each.tail != holding[each.message_id].tail
+        moving = {
+            entry.message_id
+            for entry in found
+            if entry.tail and entry.message_id in holding
+            and entry.tail != holding[entry.message_id].tail
         }  # fmt: skip
-        if not held:
-            return held
+        if not moving:
+            return moving
         try:
-            barred = self._store.bar_moves(sorted(held))
+            barred = self._store.bar_moves(sorted(moving))
         except StoreUnavailable as error:
-            log.warning("could not settle %d moves, the next sweep will: %s", len(held), error)
-            return held
+            log.warning(
+                "could not bar the moves of %d messages; the next reconcile releases what they "
+                "left: %s", len(moving), error,
+            )  # fmt: skip
+            return moving
         fault("reconcile.after_barring")
         now = self._store.reserved_times(sorted(barred))
         for message_id in barred:
             del holding[message_id]
         holding |= now
-        return held - barred
+        return moving - barred
 
     def _reserved(self, rows: Iterable[ReservationRow]) -> list[Reserved]:
         kinds = self._settings.quotas_of

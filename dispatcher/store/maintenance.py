@@ -274,7 +274,8 @@ class StoreMaintenance:
     ) -> None:
         """Put back messages that no worker has begun to send.
 
-        No attempt counts. Those whose attempt counts are due ``wait`` from now, or fail.
+        A message is due as before, and its attempt does not count; where it ``counts``, the message
+        is due ``wait`` from now, or fails after its last attempt.
         """
         pause = {"wait": wait.total_seconds(), "enqueue": wait.total_seconds(), "more": 0}
         error = NOT_BEGUN if died else None
@@ -300,7 +301,7 @@ class StoreMaintenance:
     def prune(self, *, older_than: timedelta, limit: int) -> int:
         """Delete messages that ended longer ago, with their attempts; return how many.
 
-        Not those whose reservation is not released, nor those whose last status is not reported.
+        A message stays until its reservation is released and its last status is reported.
         """
         backend, messages = self._database.backend, self._tables.messages
         attempts, since = self._tables.attempts, messages.c.next_attempt_at

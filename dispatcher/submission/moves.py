@@ -158,7 +158,7 @@ class Moves:
         found = self._windows.move_many([valid_moves[index].request for index in moving])
         judged = dict(zip(moving, found, strict=False))
         end = self._end_of_order(valid_moves, moving, judged)
-        booked = {index: each for index, each in judged.items() if isinstance(each, Moving)}
+        booked = {index: answer for index, answer in judged.items() if isinstance(answer, Moving)}
         self._drop([booked.pop(index) for index in [*booked] if index >= end])
         fault("reschedule.after_hold")
         answers: list[MoveResult] = [None] * end
@@ -171,15 +171,15 @@ class Moves:
                 slots[index] = self._new_slot(move, booked.get(index))
         rows = self._changed(valid_moves, slots, answers)
         fault("reschedule.after_row")
-        won = [index for index, each in booked.items()
-               if index in rows and rows[index].tail == each.tail]  # fmt: skip
+        won = [index for index in booked
+               if index in rows and rows[index].tail == booked[index].tail]  # fmt: skip
         released: list[BookingRequest | Moving] = [
-            each for index, each in booked.items() if index not in won
+            booked[index] for index in booked if index not in won
         ]
         is_slow = self._clock.monotonic() - began > self._settings.settle.total_seconds()
-        scopes = [(rows[index], valid_moves[index].terms.scopes) for index in won]
+        moved = [(rows[index], valid_moves[index].terms.scopes) for index in won]
         # The old reservations, which are pending, stay until the new ones are surely there.
-        if not is_slow or self._restore(scopes):
+        if not is_slow or self._restore(moved):
             released += [
                 valid_moves[index].request
                 for index in booked
@@ -297,14 +297,14 @@ class Moves:
             restored = self._upkeep.restore_missing(rows)
         except ReservationsUnavailable as error:
             log.warning(
-                "could not look whether %d moved messages have their reservations; reconcile "
-                "restores them: %s", len(rows), error,
+                "could not check the reservations of %d moved messages; reconcile restores those "
+                "that are missing: %s", len(rows), error,
             )  # fmt: skip
             return False
         if restored:
             log.error(
-                "%d reservations lost while messages moved were restored: a quota may be "
-                "exceeded; run `dispatcher windows verify`", restored,
+                "restored %d reservations that were lost while their messages moved: a quota may "
+                "be exceeded; run `dispatcher windows verify`", restored,
             )  # fmt: skip
         return True
 

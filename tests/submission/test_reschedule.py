@@ -429,7 +429,7 @@ def test_a_place_that_a_slow_move_has_lost_in_one_shard_is_restored(
     between(house, "_messages", after={"move": once(lose)})
     moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
     assert moved.send_at == LATER + HOUR
-    assert "reservations lost while messages moved were restored" in caplog.text
+    assert "reservations that were lost while their messages moved" in caplog.text
     assert windows_of(house) == promised(house)
 
 
