@@ -305,13 +305,13 @@ class StoreMaintenance:
         """
         backend, messages = self._database.backend, self._tables.messages
         attempts, since = self._tables.attempts, messages.c.next_attempt_at
+        until = backend.pruned_until(older_than)
+        found = (
+            (messages.c.finished_at, messages.c.finished_at <= until),
+            (since, and_(self._tables.is_void, since <= until)),
+        )
 
         def work(connection: Connection) -> int:
-            until = backend.pruned_until(connection, self._tables, older_than)
-            found = (
-                (messages.c.finished_at, messages.c.finished_at <= until),
-                (since, and_(self._tables.is_void, since <= until)),
-            )
             rows: list[Row[Any]] = []
             for order, is_old in found:
                 if len(rows) == limit:

@@ -120,16 +120,12 @@ class StoreSurvey:
         """Return how long ago ``prune`` should have deleted a message, the first one; 0 if none."""
         tables, backend = self._tables, self._database.backend
         ended = tables.messages.c.finished_at
-
-        def work(connection: Connection) -> timedelta:
-            is_old = ended <= backend.pruned_until(connection, tables, retention)
-            query = select(ended, database_now()).where(is_old, tables.is_prunable)
-            for first, present in connection.execute(query.order_by(ended).limit(1)):
-                late: timedelta = present - backend.pruned_at(connection, tables, first, retention)
-                return late
-            return timedelta(0)
-
-        return self._database.run(work)
+        is_old = ended <= backend.pruned_until(retention)
+        query = select(ended, database_now()).where(is_old, tables.is_prunable)
+        for first, present in self._database.read(query.order_by(ended).limit(1)):
+            late: timedelta = present - backend.pruned_at(first, retention)
+            return late
+        return timedelta(0)
 
     def not_enqueued(self, *, older_than: timedelta) -> LateCount:
         messages = self._tables.messages

@@ -170,9 +170,7 @@ def test_messages_that_should_be_deleted_and_are_not(house: House) -> None:
     house.change([message], status=Status.SENT.value, finished_at=ended)
     found = examined(house)["work.prune"]
     assert found.level is WARNING
-    at = database.run(
-        lambda each: database.backend.pruned_at(each, database.tables, ended, retention)
-    )
+    at = database.backend.pruned_at(ended, retention)
     whole = (SystemClock().now() - at) // HOUR
     assert f"`prune` is {timedelta(hours=whole)}"[:-6] in found.found
     assert house.parts.sweep.prune() == 1

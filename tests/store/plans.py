@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine, event, text
+
+from dispatcher.store import Database
 
 
 @contextmanager
@@ -43,3 +45,12 @@ def scans(plan: dict[str, Any]) -> list[str]:
     """What a plan reads from one end to the other."""
     own = [plan["Relation Name"]] if plan["Node Type"] == "Seq Scan" else []
     return own + [name for each in plan.get("Plans", []) for name in scans(each)]
+
+
+def waits_for_a_lock(database: Database) -> bool:
+    """Return whether some statement in a database of PostgreSQL waits for another transaction."""
+    query = text(
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    return bool(database.run(lambda connection: connection.scalar(query)))

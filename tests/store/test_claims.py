@@ -23,7 +23,7 @@ from dispatcher.store import (
     StoreMaintenance,
     Success,
 )
-from tests.store.plans import asked_of
+from tests.store.plans import asked_of, waits_for_a_lock
 from tests.support import rows
 from tests.support.doubles import at_once
 from tests.support.soak import a_third_of
@@ -64,25 +64,21 @@ def test_messages_not_due_or_not_scheduled_are_not_claimed(database: Database) -
     assert Messages(database).attempts(early.id) == []
 
 
-def test_an_early_message_is_told_how_long_to_wait(database: Database) -> None:
+def test_an_early_message_is_told_its_wait_and_an_expired_one_ends(database: Database) -> None:
     early, due = rows.add(database), rows.add_due(database)
-    waits = claims(database).unclaimed([early.id, due.id, uuid4()]).waits
-    assert set(waits) == {early.id}
+    late = rows.add_due(database, expires_at=rows.now() - timedelta(seconds=1))
+    assert claims(database).claim([late.id]) == []
+    waits, expired, cancelled = claims(database).unclaimed([early.id, due.id, late.id, uuid4()])
+    assert (set(waits), expired, cancelled) == ({early.id}, {late.id: late.channel}, {})
     assert timedelta(minutes=59) < waits[early.id] <= timedelta(hours=1)
-
-
-def test_an_expired_message_ends_instead_of_being_claimed(database: Database) -> None:
-    message = rows.add_due(database, expires_at=rows.now() - timedelta(seconds=1))
-    assert claims(database).claim([message.id]) == []
-    assert claims(database).unclaimed([message.id]) == ({}, {message.id: message.channel}, {})
-    ended = Messages(database).get(message.id)
+    ended = Messages(database).get(late.id)
     assert ended.status is Status.EXPIRED
     assert ended.finished_at is not None
-    assert Messages(database).attempts(message.id) == []
+    assert Messages(database).attempts(late.id) == []
 
 
 def test_many_workers_claim_each_message_once(database: Database) -> None:
-    for _ in range(8):
+    for _ in range(4):
         ids = [rows.add_due(database).id for _ in range(12)]
         won: Counter[UUID] = Counter()
 
@@ -152,17 +148,13 @@ def lapsed(database: Database, **changes: Any) -> Claim:
     return claim
 
 
-def test_a_late_success_is_taken_while_nobody_has_claimed_again(database: Database) -> None:
-    claim = lapsed(database)
-    record(database, Success(claim, "late"))
-    sent = Messages(database).get(claim.message.id)
-    assert (sent.status, sent.attempt_count, sent.last_error) == (Status.SENT, 1, None)
-    (attempt,) = Messages(database).attempts(sent.id)
-    assert (attempt.outcome, attempt.receipt) == (Outcome.SENT, "late")
-
-
-def test_a_late_failure_is_refused_once_another_has_claimed(database: Database) -> None:
+def test_a_late_failure_changes_nothing_before_or_after_the_next_claim(
+    database: Database,
+) -> None:
     stale = lapsed(database)
+    before = Messages(database).get(stale.message.id)
+    record(database, Failure(stale, Outcome.PERMANENT, "late", None))
+    assert Messages(database).get(stale.message.id) == before
     (current,) = claims(database).claim([stale.message.id])
     record(database, Failure(stale, Outcome.PERMANENT, "late", None))
     claims(database).put_back([(stale, timedelta(0))], enqueue_in=rows.SOON)
@@ -266,13 +258,6 @@ def test_the_permit_of_an_overtaken_try_counts_as_long_as_it_may_last(database: 
     assert -rows.TTL <= ages[current.token] < -rows.TTL / 2
 
 
-def test_a_late_failure_changes_nothing(database: Database) -> None:
-    claim = lapsed(database)
-    before = Messages(database).get(claim.message.id)
-    record(database, Failure(claim, Outcome.PERMANENT, "late", None))
-    assert Messages(database).get(claim.message.id) == before
-
-
 @pytest.mark.parametrize("end", [Status.CANCELLED, Status.EXPIRED])
 def test_a_late_success_does_not_undo_the_end(database: Database, end: Status) -> None:
     """The place of the message may be another's by now."""
@@ -328,15 +313,6 @@ END_ATTEMPT = text(
     "UPDATE dispatcher_attempts SET finished_at = now(), outcome = 'unknown' WHERE message_id = :id"
 )
 """What a rescue does, without its commit."""
-
-
-def waits_for_a_lock(database: Database) -> bool:
-    query = text(
-        "SELECT 1 FROM pg_stat_activity "
-        "WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    )
-    with database.engine.connect() as connection:
-        return connection.execute(query).first() is not None
 
 
 @pytest.mark.parametrize("many", [1, 2])

@@ -134,7 +134,7 @@ def test_a_schema_is_made_where_it_is_missing(postgres: PostgresServer, is_there
 def test_days_lie_in_a_schema_of_their_own(
     empty_database_url: str, names: dict[str, Any], schema: str
 ) -> None:
-    """Where the name of that schema would be invalid, partitions are weeks beside the tables."""
+    """Where the name of that schema would be invalid, they lie beside the tables."""
     query = text(
         "SELECT DISTINCT relnamespace::regnamespace::text FROM pg_class "
         "WHERE relname ~ '_history_[0-9]+$'"

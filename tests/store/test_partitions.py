@@ -8,7 +8,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,11 +32,12 @@ from dispatcher.store import (
 )
 from dispatcher.store.engines import partitions
 from dispatcher.store.schema import to_values
+from tests.store.plans import waits_for_a_lock
 from tests.support import rows
 from tests.support.doubles import raising
-from tests.support.migrations import HEAD, INDEXED, NEXT, become_next_version
+from tests.support.migrations import HEAD
 from tests.support.servers import PostgresServer
-from tests.support.tables import NAMES, attempts, messages
+from tests.support.tables import attempts, messages
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -84,14 +84,14 @@ def standing(database: Database) -> Days | None:
     return found and found.days
 
 
-def make_day(database: Database, day: date, length: timedelta = DAY, schema: str = DAYS) -> None:
+def make_day(database: Database, day: date, schema: str = DAYS) -> None:
     """Make the partitions of a day that is over, as maintenance did before it."""
     start = datetime.combine(day, time(), UTC)
     for table in SPLIT:
         run(
             database,
             f"CREATE TABLE {schema}.{table}_history_{day:%Y%m%d} PARTITION OF {table}_history "
-            f"FOR VALUES FROM ('{start}') TO ('{start + length}')",
+            f"FOR VALUES FROM ('{start}') TO ('{start + DAY}')",
         )
 
 
@@ -114,6 +114,14 @@ def lies_in(database: Database, message: Message) -> tuple[str, str]:
     return run(database, of_message)[0][0], run(database, of_attempt)[0][0]
 
 
+@pytest.fixture
+def day(database: Database) -> date:
+    """Make the partitions of a day that is older than the retention."""
+    made = today(database) - OLD
+    make_day(database, made)
+    return made
+
+
 @contextmanager
 def in_use(database: Database, *statements: str | Executable) -> Iterator[Any]:
     """Run statements in a transaction of another program that stays open inside."""
@@ -124,16 +132,6 @@ def in_use(database: Database, *statements: str | Executable) -> Iterator[Any]:
             connection.execute(text(each) if isinstance(each, str) else each).close()
         yield connection
         connection.exec_driver_sql("ROLLBACK")
-
-
-def waits_for_a_lock(database: Database) -> bool:
-    """Return whether some statement in this database waits for another transaction."""
-    found = run(
-        database,
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-        "AND wait_event_type = 'Lock'",
-    )
-    return bool(found[0][0])
 
 
 def test_a_message_moves_to_its_day_when_it_ends_and_back_when_it_is_retried(
@@ -147,13 +145,6 @@ def test_a_message_moves_to_its_day_when_it_ends_and_back_when_it_is_retried(
     assert lies_in(database, claim.message) == ended_today
     rows.change(database, claim.message.id, status="scheduled", finished_at=None)
     assert lies_in(database, claim.message) == (f"{SPLIT[0]}_live", ended_today[1])
-
-
-def test_the_schema_of_the_tables_gets_no_table_for_a_day(database: Database) -> None:
-    found = "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND relnamespace = "
-    fixed = {f"{table}_{name}" for table in SPLIT for name in ("live", "history", "history_other")}
-    assert {each for (each,) in run(database, f"{found} 'public'::regnamespace")} == NAMES | fixed
-    assert len(run(database, f"{found} '{DAYS}'::regnamespace")) == 2 * 4
 
 
 def test_claims_and_the_sweep_look_at_live_messages_alone(database: Database) -> None:
@@ -179,9 +170,9 @@ def test_claims_and_the_sweep_look_at_live_messages_alone(database: Database) ->
     assert store.get(sent.message.id).status is Status.SENT
 
 
-def test_a_prune_makes_the_coming_days_and_drops_the_old_ones(database: Database) -> None:
-    day = today(database) - OLD
-    make_day(database, day)
+def test_a_prune_makes_the_coming_days_and_drops_the_old_ones(
+    database: Database, day: date
+) -> None:
     tomorrow = today(database) + DAY
     for table in SPLIT:
         run(database, f"DROP TABLE {DAYS}.{table}_history_{tomorrow:%Y%m%d}")
@@ -210,10 +201,8 @@ def test_a_prune_makes_the_coming_days_and_drops_the_old_ones(database: Database
     ids=["unreleased", "unreported"],
 )
 def test_a_day_stays_while_something_remains_to_be_done(
-    database: Database, needed: dict[str, Any]
+    database: Database, day: date, needed: dict[str, Any]
 ) -> None:
-    day = today(database) - OLD
-    make_day(database, day)
     message, other = ended(database, OLD), ended(database, OLD)
     rows.change(database, message.id, **needed)
     maintenance = StoreMaintenance(database)
@@ -227,10 +216,8 @@ def test_a_day_stays_while_something_remains_to_be_done(
 
 
 def test_the_attempt_that_made_a_message_held_stays_as_long_as_the_message(
-    database: Database,
+    database: Database, day: date
 ) -> None:
-    day = today(database) - OLD
-    make_day(database, day)
     message = ended(database, OLD)
     rows.change(database, message.id, status="held", finished_at=None)
     run(database, "UPDATE dispatcher_attempts SET outcome = 'unknown'")
@@ -243,9 +230,9 @@ def test_the_attempt_that_made_a_message_held_stays_as_long_as_the_message(
     assert day not in days(database, "dispatcher_attempts")
 
 
-def test_a_day_that_is_read_is_dropped_later_and_nothing_waits_for_it(database: Database) -> None:
-    day = today(database) - OLD
-    make_day(database, day)
+def test_a_day_that_is_read_is_dropped_later_and_nothing_waits_for_it(
+    database: Database, day: date
+) -> None:
     ended(database, OLD)
     maintenance = StoreMaintenance(database)
     with in_use(database, "SELECT count(*) FROM dispatcher_messages"):
@@ -267,9 +254,8 @@ def test_messages_are_deleted_one_by_one_where_their_day_stays_for_another(
 
 
 def test_a_message_that_is_retried_while_its_day_goes_keeps_its_key_or_is_gone(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    database: Database, day: date, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_day(database, today(database) - OLD)
     message = ended(database, OLD, idempotency_key="old")
     rows.change(database, message.id, status="failed")
     free, failed = partitions._free_keys, FailedMessages(database)
@@ -286,9 +272,8 @@ def test_a_message_that_is_retried_while_its_day_goes_keeps_its_key_or_is_gone(
 
 
 def test_a_day_whose_sweep_died_before_it_was_dropped_is_dropped_by_the_next(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    database: Database, day: date, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_day(database, today(database) - OLD)
     ended(database, OLD, idempotency_key="old")
     with monkeypatch.context() as patch:
         patch.setattr(partitions, "_free_keys", lambda *_: raising(InjectedFault())())
@@ -406,9 +391,9 @@ def test_an_insert_that_the_server_runs_too_late_stores_nothing(
     assert rows.count(database) == 1
 
 
-def test_a_role_that_does_not_own_the_tables_prunes_one_by_one(database: Database) -> None:
-    day = today(database) - OLD
-    make_day(database, day)
+def test_a_role_that_does_not_own_the_tables_prunes_one_by_one(
+    database: Database, day: date
+) -> None:
     ended(database, OLD)
     run(database, "CREATE ROLE dispatcher_guest")
     try:
@@ -428,110 +413,42 @@ def test_a_role_that_does_not_own_the_tables_prunes_one_by_one(database: Databas
 
 
 @pytest.fixture
-def weekly(
+def modest(
     database_url: str, postgres: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> Iterator[Database]:
     """Give the database of a role that may not make schemas."""
     del database_url
     name = postgres.create_database()
-    postgres.execute("CREATE ROLE weekly LOGIN", name)
-    postgres.execute("GRANT CREATE ON SCHEMA public TO weekly", name)
-    with closing(Database(postgres.url(name).replace("postgres@", "weekly@"))) as database:
+    postgres.execute("CREATE ROLE modest LOGIN", name)
+    postgres.execute("GRANT CREATE ON SCHEMA public TO modest", name)
+    with closing(Database(postgres.url(name).replace("postgres@", "modest@"))) as database:
         with caplog.at_level(logging.WARNING):
             assert migrate(database) == HEAD
-        assert "for days, as an administrator: CREATE SCHEMA dispatcher_days " in caplog.text
+        assert "as an administrator: CREATE SCHEMA dispatcher_days " in caplog.text
         yield database
     postgres.drop_database(name)
-    postgres.execute("DROP ROLE weekly")
+    postgres.execute("DROP ROLE modest")
 
 
-def monday(day: date) -> date:
-    return day - day.weekday() * DAY
-
-
-def starts(database: Database, schema: str) -> list[date]:
-    """Return the first day of each partition of messages in a schema."""
-    query = (
-        "SELECT CAST(substring(pg_get_expr(relpartbound, oid) FROM 'FROM ..(.{10})') AS date) "
-        "FROM pg_class WHERE relname ~ '^dispatcher_messages_history_[0-9]+$' AND "
-        "relnamespace::regnamespace::text = :schema ORDER BY 1"
-    )
-    return [each for (each,) in run(database, query, schema=schema)]
-
-
-def test_without_the_right_to_a_schema_partitions_are_weeks(
-    weekly: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_the_right_to_a_schema_days_lie_beside_the_tables(
+    modest: Database, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, maintenance = today(weekly), StoreMaintenance(weekly)
-    assert standing(weekly) == (3, False)
-    monkeypatch.setattr(partitions, "_DAYS_AHEAD", 13)
-    assert maintenance.keep_days(older_than=RETENTION) == []
-    coming = [first, *(monday(first) + number * 7 * DAY for number in (1, 2))]
-    assert starts(weekly, "public") in (coming, coming[:2])
-    assert standing(weekly) == (13, False)
-    message = ended(weekly, timedelta(0))
-    week = f"_history_{first:%Y%m%d}"
-    assert lies_in(weekly, message) == tuple(f"{table}{week}" for table in SPLIT)
-    become_next_version(tmp_path, monkeypatch, INDEXED)
-    assert migrate(weekly) == NEXT
-    valid = "SELECT bool_and(indisvalid) FROM pg_index WHERE indexrelid::regclass::text ~ 'note'"
-    assert run(weekly, valid) == [(True,)]
-
-
-def test_weeks_are_dropped_and_what_needs_them_keeps_others_for_a_day(weekly: Database) -> None:
-    day, maintenance = today(weekly), StoreMaintenance(weekly)
-    retention = 4 * 7 * DAY + day.weekday() * DAY
-    week = monday(day) - 5 * 7 * DAY  # it ended when the present retention began
-    make_day(weekly, week, 7 * DAY, "public")
-    age = rows.now() - datetime.combine(week, time(), UTC)
-    monday_s, sunday_s = (ended(weekly, age - number * DAY) for number in (0, 6))
-    kept = ended(weekly, age)
-    rows.change(weekly, kept.id, status="cancelled", reserved=True)
-    survey = StoreSurvey(weekly)
-    assert maintenance.keep_days(older_than=retention + DAY) == []
-    assert maintenance.keep_days(older_than=retention) == []
-    assert maintenance.prune(older_than=retention, limit=9) == 0
-    assert survey.not_pruned(retention=retention) == timedelta(0)
-    assert timedelta(0) < survey.not_pruned(retention=retention - DAY) < DAY
-    assert maintenance.prune(older_than=retention - DAY, limit=9) == 2
-    assert Messages(weekly).find_many([monday_s.id, sunday_s.id]) == []
-    rows.change(weekly, kept.id, reserved=False)
-    assert maintenance.keep_days(older_than=retention + DAY) == []
-    assert maintenance.keep_days(older_than=retention) == [week + n * DAY for n in range(7)]
-    assert week not in starts(weekly, "public")
-    assert rows.count(weekly) == 0
-
-
-def test_with_a_retention_of_less_than_two_weeks_messages_do_not_wait_for_their_week(
-    weekly: Database,
-) -> None:
-    ended(weekly, 9 * DAY)
-    assert StoreMaintenance(weekly).prune(older_than=8 * DAY, limit=9) == 1
-
-
-def test_days_follow_weeks_where_an_administrator_makes_the_schema_later(
-    weekly: Database, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    maintenance, week = StoreMaintenance(weekly), monday(today(weekly) - 2 * OLD)
-    name = weekly.url.database or ""
-    make_day(weekly, week, 7 * DAY, "public")
+    """Until an administrator makes it: the days after that lie there."""
+    day, name, maintenance = today(modest), modest.url.database or "", StoreMaintenance(modest)
+    message = ended(modest, timedelta(0))
+    assert lies_in(modest, message) == tuple(f"{table}_history_{day:%Y%m%d}" for table in SPLIT)
+    assert standing(modest) == (3, False)
+    old = day - OLD
+    make_day(modest, old, "public")
+    ended(modest, OLD)
+    assert maintenance.keep_days(older_than=RETENTION) == [old]
     postgres.execute(f"CREATE SCHEMA {DAYS}", name)
-    maintenance.keep_days(older_than=4 * OLD)
-    assert starts(weekly, DAYS) == []
-    postgres.execute(f"ALTER SCHEMA {DAYS} OWNER TO weekly", name)
-    monkeypatch.setattr(partitions, "_DAYS_AHEAD", 13)
-    weeks = starts(weekly, "public")
-    assert maintenance.keep_days(older_than=4 * OLD) == []
-    made = starts(weekly, DAYS)
-    assert made[0] == monday(weeks[-1]) + 7 * DAY
-    assert made == [made[0] + number * DAY for number in range(len(made))]
-    assert made[-1] == today(weekly) + 13 * DAY
-    assert standing(weekly) == (13, False)
-    make_day(weekly, week + 7 * DAY)
-    assert len(maintenance.keep_days(older_than=OLD)) == 8
-    assert starts(weekly, DAYS) == made
-    postgres.execute(f"ALTER SCHEMA {DAYS} OWNER TO postgres", name)
-    monkeypatch.setattr(partitions, "_DAYS_AHEAD", 20)
-    maintenance.keep_days(older_than=OLD)
-    assert starts(weekly, "public")[len(weeks) - 1] == made[-1] + DAY
-    assert standing(weekly) == (20, False)
+    monkeypatch.setattr(partitions, "_DAYS_AHEAD", 4)
+    maintenance.keep_days(older_than=RETENTION)
+    there = "SELECT count(*) FROM pg_tables WHERE schemaname = :days"
+    assert (standing(modest), run(modest, there, days=DAYS)) == ((4, False), [(0,)])
+    postgres.execute(f"ALTER SCHEMA {DAYS} OWNER TO modest", name)
+    monkeypatch.setattr(partitions, "_DAYS_AHEAD", 5)
+    maintenance.keep_days(older_than=RETENTION)
+    assert run(modest, there, days=DAYS) == [(len(SPLIT),)]
+    assert standing(modest) == (5, False)

@@ -364,15 +364,11 @@ class StoreEngine(ABC):
         """Make the partitions of the coming days; drop old ones, and return the days dropped."""
         return []
 
-    def pruned_until(
-        self, _connection: Connection, _tables: Tables, retention: timedelta
-    ) -> ColumnElement[datetime]:
+    def pruned_until(self, retention: timedelta) -> ColumnElement[datetime]:
         """Return until when a message must have ended to be deleted."""
         return cast("ColumnElement[datetime]", later(database_now(), -retention))
 
-    def pruned_at(
-        self, _connection: Connection, _tables: Tables, ended_at: datetime, retention: timedelta
-    ) -> datetime:
+    def pruned_at(self, ended_at: datetime, retention: timedelta) -> datetime:
         return ended_at + retention
 
     def table_options(self) -> dict[str, Any]:

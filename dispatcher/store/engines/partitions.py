@@ -6,8 +6,7 @@ clears ``finished_at`` moves the row. ``…_history_other`` takes the rows of a 
 partition, so that no outcome is lost where maintenance has made none.
 
 Days are two tables a day, so they lie in a schema of their own, ``…_days``. Where the role in
-``database_url`` may not create in it, each partition goes on to the end of its week, and lies
-beside the tables.
+``database_url`` may not create in it, they lie beside the tables.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ log = logging.getLogger(__name__)
 
 _DAY = timedelta(days=1)
 _DAYS_AHEAD = 3
-_LEAST = {"day": timedelta(days=2), "week": timedelta(weeks=2)}
+_LEAST = timedelta(days=2)
 """With a shorter retention messages are deleted one by one: a day more would be a large part."""
 _LIVE, _HISTORY, _OTHER, _DETACHED = "live", "history", "history_other", "detached"
 _TO_DROP_IT = _DAY
@@ -102,15 +101,15 @@ _LIKE = text(
 _DAY_OF = text(
     "SELECT CAST((statement_timestamp() - CAST(:ago AS interval)) AT TIME ZONE 'UTC' AS date)"
 )
-# Another sweep makes the same day, or a week of it.
+# Another sweep makes the same day.
 _MADE_BEFORE = frozenset({"42P07", "23505", "42710", "42P17"})
 _MISPLACED = "23514"
 _IN_USE, _GONE, _NOT_OWNED = "55P03", "42P01", "42501"
 
 
-class _Span(NamedTuple):
+class _Day(NamedTuple):
     rows: TableClause
-    days: list[date]
+    day: date
 
 
 class _Split(NamedTuple):
@@ -124,12 +123,6 @@ class _Split(NamedTuple):
         columns = (column(each.name, each.type) for each in self.table.columns)
         return table(f"{self.table.name}_{name}", *columns, schema=schema or self.table.schema)
 
-    def span(self, start: date, schema: str | None) -> _Span:
-        """Return the partition in a schema that begins with a day, whether it is there or not."""
-        length = 1 if schema == self.days else 7 - start.weekday()
-        rows = self.part(f"{_HISTORY}_{start:%Y%m%d}", schema)
-        return _Span(rows, [start + number * _DAY for number in range(length)])
-
     def name(self, named: Table | TableClause) -> str:
         return self.qualified(named.name, named.schema)
 
@@ -137,16 +130,16 @@ class _Split(NamedTuple):
         quote = self.connection.dialect.identifier_preparer
         return f"{quote.quote_schema(schema)}.{quote.quote(name)}" if schema else quote.quote(name)
 
-    def spans(self) -> Iterator[_Span]:
+    def made(self) -> Iterator[_Day]:
         history = self.part(_HISTORY)
         given = {"parent": self.name(history)}
         for schema, name in self.connection.execute(_CHILDREN, given).all():
-            if (day := name.removeprefix(f"{history.name}_")).isdigit():
-                start = datetime.strptime(day, "%Y%m%d").replace(tzinfo=UTC).date()
-                yield self.span(start, schema)
+            if (digits := name.removeprefix(f"{history.name}_")).isdigit():
+                day = datetime.strptime(digits, "%Y%m%d").replace(tzinfo=UTC).date()
+                yield _Day(self.part(f"{_HISTORY}_{digits}", schema), day)
 
     def covered(self) -> set[date]:
-        return {day for span in self.spans() for day in span.days}
+        return {made.day for made in self.made()}
 
     def is_usable(self) -> bool | None:
         """Return whether the role may create in the schema of days; None where it is missing."""
@@ -190,28 +183,22 @@ class PartitionedEngine(StoreEngine):
                 run(f"CREATE INDEX ON {history} (message_id) WHERE outcome = 'unknown'")
             else:
                 run(f"CREATE INDEX ON {history} (id) WHERE idempotency_key IS NOT NULL")
-            for span in _missing(split):
-                run(_make_span(split, span))
+            for missing in _missing(split):
+                run(_make_day(split, missing))
 
-    def pruned_until(
-        self, connection: Connection, tables: Tables, retention: timedelta
-    ) -> ColumnElement[datetime]:
+    def pruned_until(self, retention: timedelta) -> ColumnElement[datetime]:
         """Return until when a message must have ended to be deleted alone.
 
-        As a rule a day after its own day or week was to be dropped, which then cannot be.
+        As a rule a day after its own day was to be dropped, which then cannot be.
         """
-        if unit := _goes_by(connection, tables, retention):
-            return func.date_trunc(unit, later(database_now(), -retention - _TO_DROP_IT), "UTC")
-        return super().pruned_until(connection, tables, retention)
+        if retention < _LEAST:
+            return super().pruned_until(retention)
+        return func.date_trunc("day", later(database_now(), -retention - _TO_DROP_IT), "UTC")
 
-    def pruned_at(
-        self, connection: Connection, tables: Tables, ended_at: datetime, retention: timedelta
-    ) -> datetime:
-        unit, day = _goes_by(connection, tables, retention), ended_at.date()
-        if unit is None:
-            return super().pruned_at(connection, tables, ended_at, retention)
-        last = day + (6 - day.weekday()) * _DAY if unit == "week" else day
-        return retention + _midnight(last + _DAY) + _TO_DROP_IT
+    def pruned_at(self, ended_at: datetime, retention: timedelta) -> datetime:
+        if retention < _LEAST:
+            return super().pruned_at(ended_at, retention)
+        return retention + _midnight(ended_at.date() + _DAY) + _TO_DROP_IT
 
     def keep_days(self, connection: Connection, tables: Tables, retention: timedelta) -> list[date]:
         """Make the partitions of the coming days; drop those of old ones, and return these days.
@@ -229,15 +216,15 @@ class PartitionedEngine(StoreEngine):
         dropped: list[date] = []
         with _left_to_the_next_run():
             _drop_detached(messages, tables)
-            for span in messages.spans():
-                if span.days[-1] < until and not _has_messages_to_keep(messages, span.rows, tables):
-                    _detach(messages, span)
-                    dropped += span.days
+            for rows, day in messages.made():
+                if day < until and not _has_messages_to_keep(messages, rows, tables):
+                    _detach(messages, rows, day)
+                    dropped.append(day)
                     _drop_detached(messages, tables)
         with _left_to_the_next_run():
-            for span in attempts.spans():
-                if span.days[-1] < until and not _has_attempts_to_keep(attempts, span.rows, tables):
-                    _alone(connection, f"DROP TABLE {attempts.name(span.rows)}")
+            for rows, day in attempts.made():
+                if day < until and not _has_attempts_to_keep(attempts, rows, tables):
+                    _alone(connection, f"DROP TABLE {attempts.name(rows)}")
             _delete_orphans(attempts, until, tables)
         return dropped
 
@@ -327,18 +314,11 @@ def _make_schema(split: _Split) -> None:
         connection.exec_driver_sql(f"CREATE SCHEMA {name}")
     else:
         log.warning(
-            "no right to create in schema %s: partitions are made for weeks, beside the tables, "
-            "and messages go at the end of their week; for days, as an administrator: %s the role "
-            "in database_url", split.days, f"CREATE SCHEMA {name} AUTHORIZATION"
+            "no right to create in schema %s: partitions of days are made beside the tables; to "
+            "have them there, as an administrator: %s the role in database_url",
+            split.days, f"CREATE SCHEMA {name} AUTHORIZATION"
             if is_usable is None else f"GRANT USAGE, CREATE ON SCHEMA {name} TO",
         )  # fmt: skip
-
-
-def _goes_by(connection: Connection, tables: Tables, retention: timedelta) -> str | None:
-    """Return by what messages are deleted together: "week" as long as one stands, "day", None."""
-    messages, _ = _splits(connection, tables)
-    unit = "week" if any(each.rows.schema != messages.days for each in messages.spans()) else "day"
-    return unit if retention >= _LEAST[unit] else None
 
 
 def _coming(connection: Connection) -> list[date]:
@@ -350,17 +330,17 @@ def _midnight(day: date) -> datetime:
     return datetime.combine(day, time(), UTC)
 
 
-def _missing(split: _Split) -> Iterator[_Span]:
+def _missing(split: _Split) -> Iterator[_Day]:
     schema = split.days if split.is_usable() else None
     for day in _coming(split.connection):
         if day not in split.covered():
-            yield split.span(day, schema)
+            yield _Day(split.part(f"{_HISTORY}_{day:%Y%m%d}", schema), day)
 
 
-def _make_span(split: _Split, span: _Span) -> str:
-    start, end = _midnight(span.days[0]), _midnight(span.days[-1] + _DAY)
+def _make_day(split: _Split, missing: _Day) -> str:
+    start, end = _midnight(missing.day), _midnight(missing.day + _DAY)
     return (
-        f"CREATE TABLE {split.name(span.rows)} PARTITION OF {split.name(split.part(_HISTORY))} "
+        f"CREATE TABLE {split.name(missing.rows)} PARTITION OF {split.name(split.part(_HISTORY))} "
         f"FOR VALUES FROM ('{start.isoformat()}') TO ('{end.isoformat()}')"
     )
 
@@ -372,9 +352,9 @@ def _days_there(split: _Split) -> int:
 def _make_coming(split: _Split) -> None:
     spare = _days_there(split) - 1
     patience = _PATIENCE_MS if spare > 1 else 10 * _PATIENCE_MS
-    for span in _missing(split):
+    for missing in _missing(split):
         try:
-            _alone(split.connection, _make_span(split, span), patience_ms=patience)
+            _alone(split.connection, _make_day(split, missing), patience_ms=patience)
         except DBAPIError as error:
             # Another sweep makes it, or it has rows in the partition of other days.
             if _code(error) not in {_MISPLACED, *_MADE_BEFORE}:
@@ -398,9 +378,9 @@ def _left_to_the_next_run() -> Iterator[None]:
         log.debug("partitions are left to the next run (%s)", _code(error))
 
 
-def _detach(split: _Split, span: _Span) -> None:
+def _detach(split: _Split, rows: TableClause, day: date) -> None:
     """Take a partition out of the table. From now on its messages are not found."""
-    rows, detached = span.rows, split.part(f"{_DETACHED}_{span.days[0]:%Y%m%d}")
+    detached = split.part(f"{_DETACHED}_{day:%Y%m%d}")
     quote = split.connection.dialect.identifier_preparer.quote
     _alone(
         split.connection,
