@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, inspect
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.message import new_id
@@ -20,29 +20,20 @@ from dispatcher.store.migrate import schema_standing
 from tests.support import rows
 from tests.support.migrations import (
     HEAD,
-    INDEXED,
     NEXT,
     back_to,
     become_next_version,
     differences,
 )
 from tests.support.processes import in_processes
-from tests.support.tables import NAMES, TABLES
-from tests.support.waiting import wait_until
+from tests.support.tables import NAMES
 
 pytestmark = pytest.mark.every_database
 
 OURS = "CREATE TABLE dispatcher_messages (x INT)"
-VERSIONS = "CREATE TABLE alembic_version (version_num VARCHAR(32))"
-OLD = """CREATE TABLE messages (
-    id INT, claim_token INT, enqueue_at INT, next_attempt_at INT, reserved INT)"""
 FOREIGN = (
     r"the tables dispatcher_messages exist without dispatcher_alembic_version, .*; "
     r"set another table_prefix, or drop these tables if no program needs them$"
-)
-PRE_RELEASE = (
-    r"it holds the tables of a version before the first release \(messages, .*\), which cannot "
-    r"be migrated; drop these tables or take another database, then run `dispatcher migrate`$"
 )
 IN_THE_WAY: dict[str, tuple[Sequence[str], str]] = {
     "a table of another program": ([OURS], FOREIGN),
@@ -50,14 +41,7 @@ IN_THE_WAY: dict[str, tuple[Sequence[str], str]] = {
         [OURS, "CREATE TABLE dispatcher_suppressions (x INT)"],
         r"the tables dispatcher_messages, dispatcher_suppressions exist without",
     ),
-    "a version before the first release": (
-        [OLD, VERSIONS, "INSERT INTO alembic_version VALUES ('0010')"],
-        PRE_RELEASE,
-    ),
 }
-
-
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
 @pytest.fixture
@@ -126,31 +110,24 @@ def test_several_migrations_at_once_take_turns(empty_database_url: str) -> None:
     assert in_processes(4, migrated, empty_database_url) == [HEAD] * 4
 
 
-def test_the_first_opening_of_a_file_waits_for_another(tmp_path: Path) -> None:
-    path = tmp_path / "new.db"
-    with sqlite3.connect(path, isolation_level=None) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        database = Database(f"sqlite:///{path}")
-        with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(migrate, database)
-            assert not wait([answer], 0.3).done, "the log of the file cannot be changed now"
-            other.execute("COMMIT")
-            assert answer.result(60) == HEAD
-        database.close()
-
-
-def test_the_first_opening_of_a_file_waits_no_longer_than_for_a_lock(
+def test_the_first_opening_of_a_file_waits_for_another_as_long_as_for_a_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatcher.store.engines.sqlite._BUSY_SECONDS", 0.2)
     path = tmp_path / "new.db"
-    with sqlite3.connect(path, isolation_level=None) as other:
+    with (
+        sqlite3.connect(path, isolation_level=None) as other,
+        closing(Database(f"sqlite:///{path}")) as database,
+        ThreadPoolExecutor(1) as pool,
+    ):
         other.execute("BEGIN EXCLUSIVE")
-        database = Database(f"sqlite:///{path}")
-        with ThreadPoolExecutor(1) as pool, pytest.raises(StoreUnavailable):
-            pool.submit(migrate, database).result(60)
+        with monkeypatch.context() as patched:
+            patched.setattr("dispatcher.store.engines.sqlite._BUSY_SECONDS", 0.2)
+            with pytest.raises(StoreUnavailable):
+                pool.submit(migrate, database).result(60)
+        answer = pool.submit(migrate, database)
+        assert not wait([answer], 0.1).done, "the log of the file cannot be changed now"
         other.execute("COMMIT")
-        database.close()
+        assert answer.result(60) == HEAD
 
 
 @pytest.mark.parametrize("empty_database_url", ["mariadb"], indirect=True)
@@ -199,35 +176,6 @@ def test_the_migrations_build_what_the_schema_describes(database: Database) -> N
     assert differences(database) == []
 
 
-def test_constraints_have_names_that_can_be_changed_later(database: Database) -> None:
-    def names(connection: Connection) -> set[str | None]:
-        found = inspect(connection)
-        return {
-            each["name"]
-            for table in TABLES.metadata.tables
-            for each in (
-                *found.get_check_constraints(table),
-                *found.get_unique_constraints(table),
-                *found.get_foreign_keys(table),
-            )
-        }
-
-    found = database.run(names)
-    assert None not in found
-    assert "ck_dispatcher_messages_status_known" in found
-
-
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_sqlite_is_set_up_for_durable_writes_side_by_side(database: Database) -> None:
-    found = {
-        name: database.run(
-            lambda connection, name=name: connection.execute(text(f"PRAGMA {name}")).scalar_one()  # type: ignore[misc]  # a default argument
-        )
-        for name in ("journal_mode", "synchronous", "foreign_keys")
-    }
-    assert found == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
-
-
 def test_a_migration_keeps_what_is_stored_and_its_attempts(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,54 +189,3 @@ def test_a_migration_keeps_what_is_stored_and_its_attempts(
     assert Messages(database).get(claim.message.id) == claim.message
     [attempt] = Messages(database).attempts(claim.message.id)
     assert attempt.outcome is None
-
-
-@on_postgresql
-def test_on_postgresql_an_index_is_built_while_others_write(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Interrupted, the migration goes on where it was."""
-    ended = rows.add(database)
-    rows.change(database, ended.id, status="sent", finished_at=rows.now())
-    message = rows.add(database)
-    become_next_version(tmp_path, monkeypatch, INDEXED)
-    # As a run leaves it that is interrupted: else the transaction below would keep it waiting.
-    run(database, "ALTER TABLE dispatcher_messages ADD note VARCHAR(9)")
-    with ThreadPoolExecutor(1) as pool, database.engine.connect() as writer:
-        writer.exec_driver_sql("BEGIN")
-        writer.exec_driver_sql("UPDATE dispatcher_messages_live SET max_attempts = 9")
-        interrupted = pool.submit(migrate, database)
-        wait_until(lambda: building(database), 30)
-        rows.add(database)
-        run(database, f"SELECT pg_cancel_backend({building(database)})")
-        with pytest.raises(StoreUnavailable):
-            interrupted.result(30)
-        again = pool.submit(migrate, database)
-        wait_until(lambda: building(database), 30)
-        rows.add(database)
-        writer.exec_driver_sql("COMMIT")
-        assert again.result(30) == NEXT
-    assert Messages(database).get(message.id).max_attempts == 9
-    valid = "SELECT bool_and(indisvalid) FROM pg_index WHERE indexrelid::regclass::text ~ 'note'"
-    assert database.run(lambda connection: connection.exec_driver_sql(valid).scalar())
-
-
-def building(database: Database) -> int | None:
-    """Return the process of PostgreSQL that builds an index and waits for a transaction."""
-    query = (
-        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND "
-        "wait_event_type = 'Lock' AND query ~ '^(CREATE|DROP) INDEX CONCURRENTLY'"
-    )
-    found: int | None = database.run(lambda connection: connection.exec_driver_sql(query).scalar())
-    return found
-
-
-@on_postgresql
-def test_autovacuum_comes_long_before_a_fifth_of_a_table_is_dead(database: Database) -> None:
-    query = text("SELECT reloptions FROM pg_class WHERE oid = CAST(:name AS regclass)")
-    for table in (TABLES.messages, TABLES.attempts):
-        found = database.run(
-            lambda connection, name=f"{table.name}_live": connection.scalar(query, {"name": name})  # type: ignore[misc]  # a default argument
-        )
-        assert "autovacuum_vacuum_scale_factor=0.02" in found
-        assert "fillfactor=85" in found

@@ -47,36 +47,13 @@ def downgrade():
     with op.batch_alter_table(messages, schema=tables.schema) as table:
         table.drop_column("note")
 '''
-INDEXED = f'''
-import sqlalchemy as sa
-from alembic import op
-from dispatcher.store.engines.base import NewIndex
-from dispatcher.store.engines.types import partial
-
-revision, down_revision, branch_labels, depends_on = "{NEXT}", "{HEAD}", None, None
 
 
-def upgrade():
-    tables, engine = op.get_context().opts["tables"], op.get_context().opts["engine"]
-    messages, connection = f"{{tables.prefix}}messages", op.get_bind()
-    # A run that was interrupted while it built the index has added the column.
-    columns = sa.inspect(connection).get_columns(messages, tables.schema)
-    if "note" not in {{each["name"] for each in columns}}:
-        op.add_column(messages, sa.Column("note", sa.String(9)), schema=tables.schema)
-    index = NewIndex(f"ix_{{messages}}_note", tables.messages, ["note", "id"], "note IS NOT NULL")
-    engine.build_index(connection, index, lambda: op.create_index(
-        index.name, messages, index.columns, schema=tables.schema, **partial(index.where)))
-'''
-"""Adds a column, and builds an index without letting writes wait."""
-
-
-def become_next_version(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, migration: str = _NEXT
-) -> None:
+def become_next_version(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process have one more migration: a column, a constraint, rows, an index."""
     migrate = import_module("dispatcher.store.migrate")  # the package has a function of that name
     shutil.copytree(migrate._LOCATIONS[-1], folder / "migrations")
-    (folder / "migrations" / "versions" / f"{NEXT}_next.py").write_text(migration)
+    (folder / "migrations" / "versions" / f"{NEXT}_next.py").write_text(_NEXT)
     monkeypatch.setattr(migrate, "_LOCATIONS", (folder / "migrations",))
 
 

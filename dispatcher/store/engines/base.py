@@ -140,13 +140,6 @@ class Backlog(NamedTuple):
     usual: int
 
 
-class NewIndex(NamedTuple):
-    name: str
-    table: Table
-    columns: Sequence[str]
-    where: str
-
-
 class Housekeeping(NamedTuple):
     """What the database has not removed yet, and the age of what keeps it from that.
 
@@ -377,15 +370,6 @@ class StoreEngine(ABC):
     def busy_table_options(self) -> dict[str, Any]:
         """Return the options of a table whose rows are changed several times each."""
         return self.table_options()
-
-    def build_index(
-        self, _connection: Connection, _index: NewIndex, create: Callable[[], None]
-    ) -> None:
-        """Build an index in a migration, without letting writes wait if possible.
-
-        ``create`` makes it at once. What the migration did before may be committed by then.
-        """
-        create()
 
     def skip_applied_statements(self, impl: DefaultImpl, tables: Tables) -> None:  # noqa: B027
         """Prepare Alembic for a migration that an earlier one may have begun."""

@@ -41,7 +41,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
-from dispatcher.store.engines.base import NewIndex, StoreEngine, transaction
+from dispatcher.store.engines.base import StoreEngine, transaction
 from dispatcher.store.engines.types import database_now, later
 
 if TYPE_CHECKING:
@@ -84,14 +84,6 @@ _CHILDREN = text(
     "SELECT nspname, relname FROM pg_inherits JOIN pg_class child ON child.oid = inhrelid "
     "JOIN pg_namespace own ON own.oid = relnamespace "
     "WHERE inhparent = CAST(:parent AS regclass) ORDER BY relname"
-)
-_WITHOUT_INDEX = text(
-    "SELECT child.oid, nspname, child.relname, child.relkind = 'p' FROM pg_inherits "
-    "JOIN pg_class child ON child.oid = inhrelid JOIN pg_namespace ns ON ns.oid = relnamespace "
-    "WHERE inhparent = CAST(:parent AS regclass) AND NOT EXISTS ("
-    "SELECT FROM pg_index own JOIN pg_inherits attached ON attached.inhrelid = own.indexrelid "
-    "WHERE own.indrelid = child.oid AND attached.inhparent = CAST(:index AS regclass)) "
-    "ORDER BY child.relname DESC"
 )
 _LIKE = text(
     "SELECT nspname, relname FROM pg_class JOIN pg_namespace own ON own.oid = relnamespace "
@@ -245,41 +237,6 @@ def drop(connection: Connection, tables: Tables) -> None:
             f"DO $$ BEGIN DROP SCHEMA IF EXISTS {schema}; EXCEPTION WHEN "
             "dependent_objects_still_exist OR insufficient_privilege THEN NULL; END $$"
         )
-
-
-def has_begun(connection: Connection, index: NewIndex) -> bool:
-    name = _Split(index.table, connection).qualified(index.name, index.table.schema)
-    return bool(connection.scalar(select(func.to_regclass(name).is_not(None))))
-
-
-def build_index(connection: Connection, index: NewIndex) -> None:
-    """Build an index of a split table beside all writes, outside of a transaction.
-
-    It is built for each partition that has rows by ``CREATE INDEX CONCURRENTLY``, and becomes valid
-    with the last one. Interrupted, it goes on where it was when it is called again.
-    """
-    split = _Split(index.table, connection)
-    quote = connection.dialect.identifier_preparer
-    columns = ", ".join(map(quote.quote, index.columns))
-    shape = f"({columns}) WHERE {index.where}"
-    run = connection.exec_driver_sql
-
-    def build(parent: str, whole: str) -> None:
-        given = {"parent": parent, "index": whole}
-        for oid, schema, name, is_split in connection.execute(_WITHOUT_INDEX, given).all():
-            own = f"ix_{index.table.name}_{oid}_{index.columns[0]}"
-            part, built = split.qualified(name, schema), split.qualified(own, schema)
-            if is_split:
-                run(f"CREATE INDEX IF NOT EXISTS {quote.quote(own)} ON ONLY {part} {shape}")
-                build(part, built)
-            else:  # an interrupted one has left an index that is not valid
-                run(f"DROP INDEX CONCURRENTLY IF EXISTS {built}")
-                run(f"CREATE INDEX CONCURRENTLY {quote.quote(own)} ON {part} {shape}")
-            run(f"ALTER INDEX {whole} ATTACH PARTITION {built}")
-
-    table_name, name = split.name(index.table), quote.quote(index.name)
-    run(f"CREATE INDEX IF NOT EXISTS {name} ON ONLY {table_name} {shape}")
-    build(table_name, split.qualified(index.name, index.table.schema))
 
 
 def state(connection: Connection, tables: Tables) -> tuple[int, bool]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -34,7 +33,6 @@ from sqlalchemy import (
     event,
     func,
     literal,
-    select,
     text,
 )
 from sqlalchemy.dialects import postgresql
@@ -50,7 +48,6 @@ from dispatcher.store.engines.base import (
     Housekeeping,
     InsertFailed,
     Location,
-    NewIndex,
     Prepared,
     Slot,
     transaction,
@@ -83,7 +80,7 @@ _CURSOR = "dispatcher.cursor"
 _TRIES = 3
 _MIGRATION_LOCK = 0x64697370  # "disp": two migrations at a time take turns
 _TRY_TO_LOCK = text(f"SELECT pg_try_advisory_xact_lock({_MIGRATION_LOCK})")
-_LOCK_EVERY_SECONDS = 0.1
+_LOCK = text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
 _LOCATION = text("SELECT current_database(), (SELECT system_identifier FROM pg_control_system())")
 _USUALLY_DEAD = 250_000
 """As many as 1,000 messages a second leave behind in a minute and a half."""
@@ -283,29 +280,9 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
             "" if sees_all else _ALL_STATISTICS,
         )
 
-    def build_index(
-        self, connection: Connection, index: NewIndex, create: Callable[[], None]
-    ) -> None:
-        """Commit, build it partition by partition beside all writes, and begin anew.
-
-        Also where an interrupted migration began it, and there are no rows any more.
-        """
-        has_rows = connection.scalar(select(select(index.table.c.id).exists()))
-        if has_rows or partitions.has_begun(connection, index):
-            connection.exec_driver_sql("COMMIT")
-            partitions.build_index(connection, index)
-            connection.exec_driver_sql(self.begin)
-        else:
-            create()
-
     @contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:
-        """Migrate in one transaction, but for indexes of large tables.
-
-        The lock is that of a transaction on another connection, so that it holds while an index is
-        built outside of one, also behind a pooler. It is asked for again and again: a statement
-        that waits for it would keep that index from being built.
-        """
+        """Migrate in one transaction; its lock holds behind a pooler, too."""
         driver = cast("PostgreSQLConnection", connection.connection.driver_connection)
         connection.detach()
         driver.patience = None
@@ -313,16 +290,11 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
         if not driver.is_pooled:
             for name in _TIMEOUTS:
                 connection.exec_driver_sql(f"SET {name} = 0")
-        with connection.engine.connect() as other, transaction(other):
-            other.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
-            is_waiting = False
-            while not other.scalar(_TRY_TO_LOCK):
-                if not is_waiting:
-                    is_waiting = True
-                    log.warning("another migration of this database runs: waiting for its end")
-                time.sleep(_LOCK_EVERY_SECONDS)
-            with transaction(connection):
-                yield
+        with transaction(connection):
+            if not connection.scalar(_TRY_TO_LOCK):
+                log.warning("another migration of this database runs: waiting for its end")
+                connection.execute(_LOCK)
+            yield
 
 
 class _Direct:
