@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 _one_at_a_time = Lock()  # Alembic's context is global to the process
 _PACKAGE = Path(__file__).parent.parent
-_PRE_RELEASE = frozenset(f"{number:04}" for number in range(1, 11))
-"""The revisions of the versions before 0.1.0, whose tables had no prefix."""
-_PRE_RELEASE_COLUMNS = {"claim_token", "enqueue_at", "next_attempt_at", "reserved"}
 _LOCATIONS = (_PACKAGE / "migrations", _PACKAGE.parent / "migrations")
 
 
@@ -130,29 +127,14 @@ def obstacle_of(connection: Connection, tables: Tables) -> Obstacle | None:
     if there.has_table(tables.version, tables.schema):
         return None
     names = [each.name for each in tables.metadata.sorted_tables]
-    if taken := [name for name in names if there.has_table(name, tables.schema)]:
-        return Obstacle(
-            f"the tables {', '.join(taken)} exist without {tables.version}, so another program may "
-            "have made them",
-            "set another table_prefix, or drop these tables if no program needs them",
-        )
-    if _is_of_pre_release(connection):
-        return Obstacle(
-            "it holds the tables of a version before the first release (messages, attempts, "
-            "suppressions, alembic_version), which cannot be migrated",
-            "drop these tables or take another database, then run `dispatcher migrate`",
-        )
-    return None
-
-
-def _is_of_pre_release(connection: Connection) -> bool:
-    there = inspect(connection)
-    if not (there.has_table("alembic_version") and there.has_table("messages")):
-        return False
-    if not {each["name"] for each in there.get_columns("messages")} >= _PRE_RELEASE_COLUMNS:
-        return False
-    found = connection.exec_driver_sql("SELECT version_num FROM alembic_version")
-    return any(version in _PRE_RELEASE for (version,) in found)
+    taken = [name for name in names if there.has_table(name, tables.schema)]
+    if not taken:
+        return None
+    return Obstacle(
+        f"the tables {', '.join(taken)} exist without {tables.version}, so another program may "
+        "have made them",
+        "set another table_prefix, or drop these tables if no program needs them",
+    )
 
 
 def _config() -> Config:
