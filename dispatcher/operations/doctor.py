@@ -1,31 +1,25 @@
-"""The doctor: asks each server, and runs the checks on the answers."""
+"""The doctor: one table of checks, each of which asks and judges."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from functools import cache, partial
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
+from typing import Any, NamedTuple
 
-from dispatcher.broker.survey import AppFacts, BrokerFacts, BrokerSurvey
+from dispatcher.broker.survey import BrokerSurvey
 from dispatcher.errors import StoreUnavailable, Unavailable
-from dispatcher.file_modes import open_to_others
 from dispatcher.operations import housekeeping_checks, server_checks, work_checks
 from dispatcher.operations.findings import Examination, Finding, error, ok, skipped
-from dispatcher.operations.server_checks import StoreFacts
 from dispatcher.redis.errors import START_REDIS
-from dispatcher.reservation import RedisFacts, RedisSurvey
-from dispatcher.settings import Settings, config_file
-from dispatcher.store import MOST_GRACES, Housekeeping, LateCount, Pauses, StoreSurvey
-from dispatcher.telemetry.liveness import Kind, Signs
+from dispatcher.reservation import RedisSurvey
+from dispatcher.settings import Settings
+from dispatcher.store import LateCount, Pauses, StoreSurvey
+from dispatcher.telemetry.liveness import Signs
 from dispatcher.templating import Templates
 from dispatcher.times.clock import Clock
-from dispatcher.times.zones import database
 from dispatcher.transports import probe_all
-
-F = TypeVar("F")
-Answer: TypeAlias = F | Unavailable
 
 _REMEDIES = {
     "redis": START_REDIS,
@@ -35,38 +29,14 @@ _REMEDIES = {
 }
 _SWEEPS = 3
 """After how many missed ticks of the sweep a message is late."""
-_LONG_WAIT = timedelta(hours=1)
-"""How long after its send time a message may wait. At defaults the waits between all attempts are a
-quarter of an hour."""
-
-_OF_REDIS = {
-    "redis.version": server_checks.redis_version,
-    "redis.vulnerabilities": server_checks.redis_vulnerabilities,
-    "redis.eviction": server_checks.redis_eviction,
-    "redis.writes": server_checks.redis_writes,
-    "redis.persistence": server_checks.redis_persistence,
-    "redis.replicas": server_checks.redis_replicas,
-    "redis.cluster": server_checks.redis_cluster,
-    "redis.memory": server_checks.redis_memory,
-}
-_OF_STORE = {
-    "store.migrations": server_checks.store_migrations,
-    "store.indexes": server_checks.store_indexes,
-    "store.durability": server_checks.store_durability,
-    "store.encoding": server_checks.store_encoding,
-    "store.pooler": server_checks.store_pooler,
-}
-_OF_HOUSEKEEPING = {
-    "store.transactions": housekeeping_checks.store_transactions,
-    "store.dead_rows": housekeeping_checks.store_dead_rows,
-    "store.replication": housekeeping_checks.store_replication,
-    "store.partitions": housekeeping_checks.store_partitions,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor:
-    """Examines a deployment. Changes nothing; a server without an answer is a finding, no error."""
+    """Examines a deployment. Changes nothing; a server without an answer is a finding, no error.
+
+    It asks a server once for its facts.
+    """
 
     settings: Settings
     clock: Clock
@@ -76,33 +46,10 @@ class Doctor:
     broker: BrokerSurvey
     templates: Templates
     pauses: Pauses
+    _answers: dict[str, Any] = field(default_factory=dict, init=False)
 
     def examine(self) -> Examination:
-        redis, store = _asked(self.redis.servers), _asked(self._store_facts)
-        migrated = _with_schema(store)
-        findings = [
-            *_of_redis(redis),
-            _checked(
-                "redis.complete",
-                lambda _: server_checks.redis_complete(self.redis.readiness()),
-                redis,
-            ),
-            _checked(
-                "redis.foreign", lambda _: server_checks.redis_foreign(self.redis.taken()), redis
-            ),
-            *self._of_store(store),
-            _checked(
-                "store.writes",
-                lambda _: server_checks.store_writes(self._refused_write()),
-                migrated,
-            ),
-            *self._of_housekeeping(migrated),
-            *self._of_broker(redis),
-            *self._of_clocks(redis, store),
-            *self._of_work(redis, migrated),
-            *self._of_settings(),
-        ]
-        return Examination(tuple(findings))
+        return Examination(tuple(self.find(CHECKS)))
 
     def before_start(self) -> tuple[Finding, ...]:
         """Return the findings with which a worker must not start: those that no waiting corrects.
@@ -110,216 +57,136 @@ class Doctor:
         A server that does not answer is not among them: workers wait for their servers. A missing
         file of SQLite is.
         """
-        redis, store = _asked(self.redis.servers), _asked(self._store_facts)
-        findings = [
-            *_of_redis(redis),
-            *self._of_store(store),
-            *self._of_queues(_asked(self.broker.server)),
-            *self._of_clocks(redis, store),
-        ]
-        return tuple(each for each in findings if each.stops_worker)
+        at_start = (name for name, check in CHECKS.items() if check.at_start)
+        return tuple(finding for finding in self.find(at_start) if finding.stops_worker)
 
-    def _of_store(self, store: Answer[StoreFacts]) -> list[Finding]:
-        """Return the findings about the database.
+    def find(self, names: Iterable[str]) -> list[Finding]:
+        return [replace(self._find(CHECKS[name]), check=name) for name in names]
 
-        The first, ``store.answers``, stops a worker where the file is missing.
-        """
-        first, *others = _of_server("store", store, _OF_STORE)
-        stops = isinstance(store, Unavailable) and self.store.lacks_file
-        return [replace(first, stops_worker=stops), *others]
+    def facts(self, of: str) -> Any:
+        """Return what there is to know of something, asked once. Raises Unavailable."""
+        if of not in self._answers:
+            try:
+                self._answers[of] = _QUESTIONS[of](self)
+            except Unavailable as silent:
+                self._answers[of] = silent
+        if isinstance(self._answers[of], Unavailable):
+            raise self._answers[of]
+        return self._answers[of]
 
-    def _of_housekeeping(self, store: Answer[StoreFacts]) -> list[Finding]:
-        ask = cache(self.store.housekeeping)
+    @property
+    def patience(self) -> timedelta:
+        return _SWEEPS * self.settings.sweep_interval
 
-        def after_asking(judge: Callable[[Housekeeping | None], Finding]) -> Callable[..., Finding]:
-            return lambda _: judge(ask())
+    def not_enqueued(self) -> LateCount:
+        return self.store.not_enqueued(older_than=self.patience)
 
-        return [
-            _checked(name, after_asking(judge), store) for name, judge in _OF_HOUSEKEEPING.items()
-        ]
-
-    def _of_queues(self, broker: Answer[BrokerFacts]) -> list[Finding]:
-        queues = partial(server_checks.broker_queues, queue_type=self.settings.queue_type)
-        return _of_server("broker", broker, {"broker.queues": queues})
-
-    def _of_broker(self, redis: Answer[Sequence[RedisFacts]]) -> list[Finding]:
-        broker, app = _asked(self.broker.server), _asked(self.broker.app)
-        if isinstance(broker, Unavailable) or isinstance(redis, Unavailable):
-            separate = skipped("not examined: the broker or Redis does not answer")
-        else:
-            separate = server_checks.broker_separate(broker, redis)
-        app_checks: dict[str, Callable[[AppFacts], Finding]] = {
-            "app.serializer": server_checks.app_serializer,
-            "app.redelivery": partial(server_checks.app_redelivery, settings=self.settings),
-            "app.attached": server_checks.app_attached,
-        }
-        return [
-            *self._of_queues(broker),
-            replace(separate, check="broker.separate"),
-            *_of_server("app", app, app_checks),
-        ]
-
-    def _of_clocks(
-        self, redis: Answer[Sequence[RedisFacts]], store: Answer[StoreFacts]
-    ) -> list[Finding]:
-        def offset(ask: Callable[[], datetime]) -> server_checks.Offset:
-            return server_checks.measure(ask, self.clock)
-
-        def of_store(_: object) -> Finding:
-            there = offset(self.store.now)
-            return server_checks.clock_of("the database", there, stops_worker=True)
-
-        def of_redis(_: object) -> Finding:
-            offsets = map(offset, self.redis.clocks())
-            return server_checks.clock_of("Redis", max(offsets, key=lambda each: each.at_least))
-
-        return [
-            _checked("clock.store", of_store, store),
-            _checked("clock.redis", of_redis, redis),
-        ]
-
-    def _of_work(
-        self, redis: Answer[Sequence[RedisFacts]], store: Answer[StoreFacts]
-    ) -> list[Finding]:
-        given, ask, checks = self.settings, self.store, work_checks
-        patience = _SWEEPS * given.sweep_interval
-        # Without a status_channel nothing posts any of them, however young it is.
-        patience_to_tell = patience if given.status_channel else timedelta(0)
-
-        def not_enqueued() -> LateCount:
-            return ask.not_enqueued(older_than=patience)
-
-        def overdue() -> LateCount:
-            grace = given.enqueue_grace
-            return ask.overdue(older_than=grace + patience, grace=MOST_GRACES * grace)
-
-        def processes(_: object) -> Finding:
-            signs = self.signs.read()
-            late = LateCount()
-            if not isinstance(store, Unavailable):
-                late = not_enqueued()
-                late = late if late.many else overdue()
-            workers, beats = (
-                sum(each.is_alive for each in signs[kind]) for kind in (Kind.WORKER, Kind.BEAT)
-            )
-            return checks.processes(workers, beats, late)
-
-        def zones(_: object) -> Finding:
-            alive = (each.name for each in self.signs.read()[Kind.ZONES] if each.is_alive)
-            return checks.zones(database(), frozenset(alive))
-
-        def pauses() -> int:
-            return len(self.pauses.in_force())
-
-        def orphans(_: object) -> Finding:
-            older_than = given.reconcile_grace + patience
-            return checks.orphans(self.redis.unconfirmed(older_than=older_than))
-
-        def notifications(_: object) -> Finding:
-            late = ask.late_notifications(older_than=patience_to_tell)
-            return checks.notifications(late, given.status_channel)
-
-        def prune(_: object) -> Finding:
-            behind = ask.not_pruned(retention=given.retention)
-            duties = () if isinstance(redis, Unavailable) else self.signs.read()[Kind.DUTY]
-            age = next((each.age for each in duties if each.name == "prune"), None)
-            return housekeeping_checks.prune(age, behind, given.prune_interval)
-
-        return [
-            _checked("work.processes", processes, redis),
-            _checked("work.zones", zones, redis),
-            _checked("work.sweep", lambda _: checks.sweep(not_enqueued(), pauses()), store),
-            _checked("work.overdue", lambda _: checks.overdue(overdue(), pauses()), store),
-            _checked(
-                "work.waiting",
-                lambda _: checks.waiting(ask.waiting(older_than=_LONG_WAIT)),
-                store,
-            ),
-            _checked(
-                "work.claims", lambda _: checks.claims(ask.not_rescued(older_than=patience)), store
-            ),
-            _checked("work.orphans", orphans, redis),
-            _checked(
-                "work.channels",
-                lambda _: checks.channels(ask.unknown_channels(given.channels)),
-                store,
-            ),
-            _checked("work.notifications", notifications, store),
-            _checked("work.prune", prune, store),
-        ]
-
-    def _of_settings(self) -> list[Finding]:
-        probed = probe_all(self.settings)
-        named = (config_file(), self.settings.data_dir, self.store.file)
-        files = [each for each in named if each and open_to_others(each)]
-        findings = {
-            "settings.transports": work_checks.transports(probed),
-            "settings.servers": work_checks.servers(probed),
-            "settings.files": work_checks.files(files),
-            "settings.hooks": work_checks.hooks(self.settings.hooks),
-            "settings.templates": work_checks.templates(self.templates.problems()),
-            "settings.recipients": work_checks.recipients(self.settings.spellings.problems()),
-            "settings.bodies": work_checks.bodies(self.settings.body_types.problems()),
-        }
-        return [replace(each, check=name) for name, each in findings.items()]
-
-    def _refused_write(self) -> str | None:
+    def _find(self, check: Check) -> Finding:
         try:
-            self.store.try_write()
-        except StoreUnavailable as silent:
-            return silent.reason
-        return None
-
-    def _store_facts(self) -> StoreFacts:
-        standing = self.store.standing()
-        return StoreFacts(
-            standing=standing,
-            missing_indexes=self.store.missing_indexes() if standing.revision else None,
-            durability=self.store.durability(),
-            encoding=self.store.encoding(),
-            unset_behind_pooler=self.store.unset_behind_pooler(),
-        )
+            for need in check.needs:
+                self.facts(need)
+        except Unavailable as silent:
+            return skipped(f"not examined: {silent.reason}")
+        try:
+            return check.judge(self)
+        except Unavailable as silent:
+            remedy = silent.remedy or "run the doctor again; then see the log of the server"
+            return error(f"no answer: {silent.reason}", remedy)
 
 
-def _with_schema(store: Answer[StoreFacts]) -> Answer[StoreFacts]:
-    """Return the facts of a database with the tables of this version, or why there are none."""
-    if isinstance(store, StoreFacts) and store.standing.missing:
-        return StoreUnavailable("the schema of the database is out of date")
-    return store
+class Check(NamedTuple):
+    """What to find where those answer that it ``needs``; ``at_start``: before a worker starts."""
+
+    judge: Callable[[Doctor], Finding]
+    needs: Sequence[str] = ()
+    at_start: bool = False
 
 
-def _asked(ask: Callable[[], F]) -> Answer[F]:
+def _check_schema(doctor: Doctor) -> None:
+    if doctor.facts("store").missing:
+        raise StoreUnavailable("the schema of the database is out of date")
+
+
+_QUESTIONS: dict[str, Callable[[Doctor], Any]] = {
+    "redis": lambda doctor: doctor.redis.servers(),
+    "store": lambda doctor: doctor.store.standing(),
+    "schema": _check_schema,
+    "housekeeping": lambda doctor: doctor.store.housekeeping(),
+    "broker": lambda doctor: doctor.broker.server(),
+    "app": lambda doctor: doctor.broker.app(),
+    "transports": lambda doctor: probe_all(doctor.settings),
+}
+
+
+def _answers(server: str, doctor: Doctor) -> Finding:
+    """Find whether a server answers. A worker does not start without the file of SQLite."""
     try:
-        return ask()
+        doctor.facts(server)
     except Unavailable as silent:
-        return silent
+        stops = server == "store" and doctor.store.lacks_file
+        return error(silent.reason, silent.remedy or _REMEDIES[server], stops_worker=stops)
+    return ok("it answers")
 
 
-def _of_redis(answer: Answer[Sequence[RedisFacts]]) -> list[Finding]:
-    checks = {name: partial(server_checks.worst, judge) for name, judge in _OF_REDIS.items()}
-    return _of_server("redis", answer, checks)
+def _of_facts(server: str, judge: Callable[[Any], Finding], *, at_start: bool = True) -> Check:
+    return Check(lambda doctor: judge(doctor.facts(server)), [server], at_start)
 
 
-def _of_server(
-    server: str, answer: Answer[F], checks: Mapping[str, Callable[[F], Finding]]
-) -> list[Finding]:
-    """Return whether a server answered, and the findings of the checks on its answer."""
-    first = ok("it answers")
-    if isinstance(answer, Unavailable):
-        first = error(answer.reason, answer.remedy or _REMEDIES[server])
-    return [
-        replace(first, check=f"{server}.answers"),
-        *(_checked(name, judge, answer) for name, judge in checks.items()),
-    ]
+def _of_housekeeping(judge: Callable[[Any], Finding]) -> Check:
+    return Check(lambda doctor: judge(doctor.facts("housekeeping")), ["schema"])
 
 
-def _checked(name: str, judge: Callable[[F], Finding], answer: Answer[F]) -> Finding:
-    """Return what ``judge`` finds in an answer, or after it; it may ask for more."""
-    if isinstance(answer, Unavailable):
-        return replace(skipped(f"not examined: {answer.reason}"), check=name)
-    try:
-        finding = judge(answer)
-    except Unavailable as silent:
-        remedy = silent.remedy or "run the doctor again; then see the log of the server"
-        finding = error(f"no answer: {silent.reason}", remedy)
-    return replace(finding, check=name)
+def _of_redis(judge: Callable[[Any], Finding]) -> Check:
+    return _of_facts("redis", partial(server_checks.worst, judge))
+
+
+CHECKS = {
+    "redis.answers": Check(partial(_answers, "redis"), at_start=True),
+    "redis.version": _of_redis(server_checks.redis_version),
+    "redis.vulnerabilities": _of_redis(server_checks.redis_vulnerabilities),
+    "redis.eviction": _of_redis(server_checks.redis_eviction),
+    "redis.writes": _of_redis(server_checks.redis_writes),
+    "redis.persistence": _of_redis(server_checks.redis_persistence),
+    "redis.replicas": _of_redis(server_checks.redis_replicas),
+    "redis.cluster": _of_redis(server_checks.redis_cluster),
+    "redis.memory": _of_redis(server_checks.redis_memory),
+    "redis.complete": Check(server_checks.redis_complete, ["redis"]),
+    "redis.foreign": Check(server_checks.redis_foreign, ["redis"]),
+    "store.answers": Check(partial(_answers, "store"), at_start=True),
+    "store.migrations": _of_facts("store", server_checks.store_migrations),
+    "store.indexes": Check(server_checks.store_indexes, ["store"], at_start=True),
+    "store.durability": Check(server_checks.store_durability, ["store"]),
+    "store.encoding": Check(server_checks.store_encoding, ["store"]),
+    "store.pooler": Check(server_checks.store_pooler, ["store"]),
+    "store.writes": Check(server_checks.store_writes, ["schema"]),
+    "store.transactions": _of_housekeeping(housekeeping_checks.store_transactions),
+    "store.dead_rows": _of_housekeeping(housekeeping_checks.store_dead_rows),
+    "store.replication": _of_housekeeping(housekeeping_checks.store_replication),
+    "store.partitions": _of_housekeeping(housekeeping_checks.store_partitions),
+    "broker.answers": Check(partial(_answers, "broker"), at_start=True),
+    "broker.queues": Check(server_checks.broker_queues, ["broker"], at_start=True),
+    "broker.separate": Check(server_checks.broker_separate, ["broker", "redis"]),
+    "app.answers": Check(partial(_answers, "app")),
+    "app.serializer": _of_facts("app", server_checks.app_serializer, at_start=False),
+    "app.redelivery": Check(server_checks.app_redelivery, ["app"]),
+    "app.attached": _of_facts("app", server_checks.app_attached, at_start=False),
+    "clock.store": Check(server_checks.clock_store, ["store"], at_start=True),
+    "clock.redis": Check(server_checks.clock_redis, ["redis"], at_start=True),
+    "work.processes": Check(work_checks.processes, ["redis"]),
+    "work.zones": Check(work_checks.zones, ["redis"]),
+    "work.sweep": Check(work_checks.sweep, ["schema"]),
+    "work.overdue": Check(work_checks.overdue, ["schema"]),
+    "work.waiting": Check(work_checks.waiting, ["schema"]),
+    "work.claims": Check(work_checks.claims, ["schema"]),
+    "work.orphans": Check(work_checks.orphans, ["redis"]),
+    "work.channels": Check(work_checks.channels, ["schema"]),
+    "work.notifications": Check(work_checks.notifications, ["schema"]),
+    "work.prune": Check(housekeeping_checks.prune, ["schema"]),
+    "settings.transports": Check(work_checks.transports),
+    "settings.servers": Check(work_checks.servers),
+    "settings.files": Check(work_checks.files),
+    "settings.hooks": Check(work_checks.hooks),
+    "settings.templates": Check(work_checks.templates),
+    "settings.recipients": Check(work_checks.recipients),
+    "settings.bodies": Check(work_checks.bodies),
+}

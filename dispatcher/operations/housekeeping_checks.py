@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
+from dispatcher.errors import Unavailable
 from dispatcher.operations.findings import Finding, ok, warning
 from dispatcher.store import Housekeeping
-from dispatcher.telemetry.liveness import MISSED_INTERVALS
+from dispatcher.telemetry.liveness import MISSED_INTERVALS, Kind
+
+if TYPE_CHECKING:
+    from dispatcher.operations.doctor import Doctor
 
 _LONG_OPEN = timedelta(minutes=10)
 _MANY_TRANSACTIONS = 1_000_000
@@ -87,11 +93,13 @@ def store_partitions(facts: Housekeeping | None) -> Finding:
     )
 
 
-def prune(age: timedelta | None, behind: timedelta, interval: timedelta) -> Finding:
-    """Judge the duty that was done ``age`` ago, None where that is not known, or over a day ago.
-
-    ``behind``: how long ago it should have deleted the first message that it has not deleted.
-    """
+def prune(doctor: Doctor) -> Finding:
+    behind = doctor.store.not_pruned(retention=doctor.settings.retention)
+    interval, age = doctor.settings.prune_interval, None
+    with suppress(Unavailable):
+        doctor.facts("redis")
+        ages = {duty.name: duty.age for duty in doctor.signs.read()[Kind.DUTY]}
+        age = ages.get("prune")
     done = f"last done {_rounded(age)} ago" if age is not None else "not done within a day"
     missed = age is not None and age > MISSED_INTERVALS * interval
     if behind > _PRUNE_PATIENCE:

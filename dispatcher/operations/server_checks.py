@@ -6,16 +6,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from dispatcher.broker.survey import AppFacts, BrokerFacts
-from dispatcher.errors import InvalidSettings
+from dispatcher.broker.survey import AppFacts
+from dispatcher.errors import InvalidSettings, StoreUnavailable
 from dispatcher.operations.findings import Finding, Level, error, ok, skipped, warning
-from dispatcher.reservation import Readiness, RedisFacts
+from dispatcher.reservation import RedisFacts
 from dispatcher.reservation.taken_keys import REMEDY
 from dispatcher.settings import Settings
-from dispatcher.store import Durability, SchemaStanding
+from dispatcher.store import SchemaStanding
 from dispatcher.times.clock import Clock
+
+if TYPE_CHECKING:
+    from dispatcher.operations.doctor import Doctor
 
 # Redis.
 
@@ -149,7 +152,8 @@ def redis_memory(facts: RedisFacts) -> Finding:
     return warning(f"{used} of {most} used: at {most} bookings are refused", remedy)
 
 
-def redis_complete(seen: Readiness) -> Finding:
+def redis_complete(doctor: Doctor) -> Finding:
+    seen = doctor.redis.readiness()
     if not seen.closed and not seen.being_rebuilt:
         return ok(f"all {len(seen.complete)} parts are complete")
     words = []
@@ -165,7 +169,8 @@ def redis_complete(seen: Readiness) -> Finding:
     )
 
 
-def redis_foreign(taken: Sequence[str]) -> Finding:
+def redis_foreign(doctor: Doctor) -> Finding:
+    taken = doctor.redis.taken()
     if not taken:
         return ok("every key with the name of a window is a window")
     names = ", ".join(taken[:_MOST_NAMED]) + ", …" * (len(taken) > _MOST_NAMED)
@@ -187,21 +192,7 @@ def worst(judge: Callable[[RedisFacts], Finding], servers: Sequence[RedisFacts])
 _MIGRATE = "run `dispatcher migrate`"
 
 
-class StoreFacts(NamedTuple):
-    """Facts of the database.
-
-    ``missing_indexes`` is None while it has no tables, ``unset_behind_pooler`` without a pooler.
-    """
-
-    standing: SchemaStanding
-    missing_indexes: tuple[str, ...] | None
-    durability: Durability
-    encoding: str = "UTF8"
-    unset_behind_pooler: tuple[str, ...] | None = None
-
-
-def store_migrations(facts: StoreFacts) -> Finding:
-    standing = facts.standing
+def store_migrations(standing: SchemaStanding) -> Finding:
     if standing.obstacle is not None:
         return error(
             f"the database cannot be migrated: {standing.obstacle.found}",
@@ -222,10 +213,10 @@ def store_migrations(facts: StoreFacts) -> Finding:
     )
 
 
-def store_indexes(facts: StoreFacts) -> Finding:
-    missing = facts.missing_indexes
-    if missing is None:
+def store_indexes(doctor: Doctor) -> Finding:
+    if not doctor.facts("store").revision:
         return skipped("the database has no tables")
+    missing = doctor.store.missing_indexes()
     if not missing:
         return ok("all are there")
     names = ", ".join(missing)
@@ -242,8 +233,8 @@ def store_indexes(facts: StoreFacts) -> Finding:
     return warning(f"missing: {names}. The sweep reads the whole table instead", remedy)
 
 
-def store_durability(facts: StoreFacts) -> Finding:
-    found, unsafe, remedy = facts.durability
+def store_durability(doctor: Doctor) -> Finding:
+    found, unsafe, remedy = doctor.store.durability()
     if not unsafe:
         return ok(", ".join(f"{name} {value}" for name, value in found.items()))
     wrong = ", ".join(f"{name} is {found[name]}" for name in unsafe)
@@ -252,18 +243,19 @@ def store_durability(facts: StoreFacts) -> Finding:
     )
 
 
-def store_encoding(facts: StoreFacts) -> Finding:
-    if facts.encoding == "UTF8":
+def store_encoding(doctor: Doctor) -> Finding:
+    encoding = doctor.store.encoding()
+    if encoding == "UTF8":
         return ok("texts are stored in UTF-8")
     return warning(
-        f"texts are stored in {facts.encoding}: submits with other characters are refused, and "
+        f"texts are stored in {encoding}: submits with other characters are refused, and "
         "receipts and errors are stored without them",
         "move to a database in UTF-8 (on MariaDB, convert the tables to utf8mb4)",
     )
 
 
-def store_pooler(facts: StoreFacts) -> Finding:
-    unset = facts.unset_behind_pooler
+def store_pooler(doctor: Doctor) -> Finding:
+    unset = doctor.store.unset_behind_pooler()
     if unset is None:
         return ok("no pooler between the dispatcher and the database")
     pooler = "the database is reached through a pooler (such as PgBouncer): nothing is prepared"
@@ -277,14 +269,16 @@ def store_pooler(facts: StoreFacts) -> Finding:
     )
 
 
-def store_writes(refusal: str | None) -> Finding:
-    if refusal is None:
-        return ok("a row was stored and rolled back")
-    return error(
-        f"a row cannot be stored: {refusal}. Every submit fails",
-        "free space on the database's disk, and let the user of database_url write; see the log of "
-        "the server",
-    )
+def store_writes(doctor: Doctor) -> Finding:
+    try:
+        doctor.store.try_write()
+    except StoreUnavailable as refusal:
+        return error(
+            f"a row cannot be stored: {refusal.reason}. Every submit fails",
+            "free space on the database's disk, and let the user of database_url write; see the "
+            "log of the server",
+        )
+    return ok("a row was stored and rolled back")
 
 
 # The broker, and the Celery app that uses it.
@@ -293,8 +287,9 @@ _CONSUMER_TIMEOUT = timedelta(minutes=30)
 """RabbitMQ's default: how long a task may stay unacknowledged."""
 
 
-def broker_separate(broker: BrokerFacts, servers: Sequence[RedisFacts]) -> Finding:
-    shared = (each for each in servers if each.run_id == broker.run_id)
+def broker_separate(doctor: Doctor) -> Finding:
+    broker = doctor.facts("broker")
+    shared = (each for each in doctor.facts("redis") if each.run_id == broker.run_id)
     redis = next(shared, None) if broker.run_id is not None else None
     if redis is None:
         return ok("not the server of the windows")
@@ -307,8 +302,9 @@ def broker_separate(broker: BrokerFacts, servers: Sequence[RedisFacts]) -> Findi
     )
 
 
-def broker_queues(broker: BrokerFacts, queue_type: str) -> Finding:
+def broker_queues(doctor: Doctor) -> Finding:
     """Refuse other queues: a worker cannot consume from them, and would reconnect for ever."""
+    broker, queue_type = doctor.facts("broker"), doctor.settings.queue_type
     if not broker.other_queues:
         return ok("each queue can be used, or does not exist yet")
     named = ", ".join(broker.other_queues)
@@ -332,7 +328,8 @@ def app_serializer(app: AppFacts) -> Finding:
     )
 
 
-def app_redelivery(app: AppFacts, settings: Settings) -> Finding:
+def app_redelivery(doctor: Doctor) -> Finding:
+    app, settings = doctor.facts("app"), doctor.settings
     if app.redelivery is None:
         return _held_by_a_consumer(settings.horizon)
     given = {"redelivery_timeout": app.redelivery.total_seconds()}
@@ -418,6 +415,16 @@ def measure(ask: Callable[[], datetime], clock: Clock) -> Offset:
         return best
     # One of the clocks was set in between.
     return min(looks, key=lambda each: each.most - each.least)
+
+
+def clock_store(doctor: Doctor) -> Finding:
+    there = measure(doctor.store.now, doctor.clock)
+    return clock_of("the database", there, stops_worker=True)
+
+
+def clock_redis(doctor: Doctor) -> Finding:
+    offsets = [measure(ask, doctor.clock) for ask in doctor.redis.clocks()]
+    return clock_of("Redis", max(offsets, key=lambda offset: offset.at_least))
 
 
 def clock_of(whose: str, offset: Offset, *, stops_worker: bool = False) -> Finding:

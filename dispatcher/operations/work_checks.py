@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dispatcher.errors import InvalidSettings
+from dispatcher.errors import InvalidSettings, Unavailable
+from dispatcher.file_modes import open_to_others
 from dispatcher.operations.findings import Finding, error, ok, warning
-from dispatcher.store import LateCount
+from dispatcher.settings import config_file
+from dispatcher.store import MOST_GRACES, LateCount
 from dispatcher.telemetry.hooks import find as find_hooks
-from dispatcher.times.zones import PACKAGE, Database
-from dispatcher.transports import Probed
+from dispatcher.telemetry.liveness import Kind
+from dispatcher.times.zones import PACKAGE, database
+
+if TYPE_CHECKING:
+    from dispatcher.operations.doctor import Doctor
+
+_LONG_WAIT = timedelta(hours=1)
+"""How long after its send time a message may wait. At defaults the waits between all attempts are a
+quarter of an hour."""
 
 # Work.
 
 
-def processes(workers: int, beats: int, late: LateCount) -> Finding:
+def processes(doctor: Doctor) -> Finding:
+    signs, late = doctor.signs.read(), LateCount()
+    workers, beats = (
+        sum(sign.is_alive for sign in signs[kind]) for kind in (Kind.WORKER, Kind.BEAT)
+    )
     if workers and beats:
         return ok(f"alive: {_counted(workers, 'worker')}, {_counted(beats, 'beat')}")
     missing = " and ".join(
@@ -26,12 +40,18 @@ def processes(workers: int, beats: int, late: LateCount) -> Finding:
         "start `dispatcher worker` and `dispatcher beat` under a supervisor; with processes of an "
         "app of yours, look whether they reach the Redis of redis_url"
     )
+    with suppress(Unavailable):
+        doctor.facts("schema")
+        late = doctor.not_enqueued()
+        late = late if late.many else _overdue(doctor)
     if late.many:
         return error(f"{missing} is alive, and {_waiting(late)}", remedy)
     return warning(f"{missing} is alive: due messages are not sent", remedy)
 
 
-def zones(own: Database, versions: frozenset[str]) -> Finding:
+def zones(doctor: Doctor) -> Finding:
+    own = database()
+    versions = {sign.name for sign in doctor.signs.read()[Kind.ZONES] if sign.is_alive}
     found = f"times go by the tz database {own.version or 'of unknown version'} of {own.source}"
     if others := versions - {own.version}:
         named = ", ".join(sorted(each or "an unknown one" for each in others))
@@ -42,10 +62,10 @@ def zones(own: Database, versions: frozenset[str]) -> Finding:
     return ok(found)
 
 
-def sweep(late: LateCount, pauses: int) -> Finding:
+def sweep(doctor: Doctor) -> Finding:
     return _late(
-        late,
-        pauses,
+        doctor.not_enqueued(),
+        len(doctor.pauses.in_force()),
         otherwise="nothing waits for the sweep",
         where="for the sweep",
         why=": no sweep runs, or it is too slow",
@@ -55,10 +75,10 @@ def sweep(late: LateCount, pauses: int) -> Finding:
     )
 
 
-def overdue(late: LateCount, pauses: int) -> Finding:
+def overdue(doctor: Doctor) -> Finding:
     return _late(
-        late,
-        pauses,
+        _overdue(doctor),
+        len(doctor.pauses.in_force()),
         otherwise="nothing is overdue",
         where="to be claimed though due",
         remedy="see work.sweep first. Where the sweep runs and nothing is paused, no worker takes "
@@ -66,9 +86,15 @@ def overdue(late: LateCount, pauses: int) -> Finding:
     )
 
 
-def waiting(late: LateCount) -> Finding:
+def _overdue(doctor: Doctor) -> LateCount:
+    grace = doctor.settings.enqueue_grace
+    older_than = grace + doctor.patience
+    return doctor.store.overdue(older_than=older_than, grace=MOST_GRACES * grace)
+
+
+def waiting(doctor: Doctor) -> Finding:
     return _late(
-        late,
+        doctor.store.waiting(older_than=_LONG_WAIT),
         otherwise="no message waits more than an hour after its send time",
         where="more than an hour after the send time",
         why=": put back by a limit or for a destination that does not answer, or tried again and "
@@ -78,9 +104,9 @@ def waiting(late: LateCount) -> Finding:
     )
 
 
-def claims(late: LateCount) -> Finding:
+def claims(doctor: Doctor) -> Finding:
     return _late(
-        late,
+        doctor.store.not_rescued(older_than=doctor.patience),
         otherwise="no claim has expired",
         where="with an expired claim",
         why=", and `rescue` does not run",
@@ -88,7 +114,9 @@ def claims(late: LateCount) -> Finding:
     )
 
 
-def orphans(many: int) -> Finding:
+def orphans(doctor: Doctor) -> Finding:
+    older_than = doctor.settings.reconcile_grace + doctor.patience
+    many = doctor.redis.unconfirmed(older_than=older_than)
     if not many:
         return ok("every reservation is confirmed, or young")
     return warning(
@@ -99,7 +127,8 @@ def orphans(many: int) -> Finding:
     )
 
 
-def channels(strange: Mapping[str, int]) -> Finding:
+def channels(doctor: Doctor) -> Finding:
+    strange = doctor.store.unknown_channels(doctor.settings.channels)
     if not strange:
         return ok("every channel of scheduled messages is known")
     named = ", ".join(f"{name} ({many})" for name, many in strange.items())
@@ -110,9 +139,12 @@ def channels(strange: Mapping[str, int]) -> Finding:
     )
 
 
-def notifications(late: LateCount, status_channel: str) -> Finding:
+def notifications(doctor: Doctor) -> Finding:
+    status_channel = doctor.settings.status_channel
+    # Without a status_channel nothing posts any of them, however young it is.
+    older_than = doctor.patience if status_channel else timedelta(0)
     return _late(
-        late,
+        doctor.store.late_notifications(older_than=older_than),
         otherwise="no status webhook is late",
         where="for a status webhook",
         why=": the duty `notify` does not run"
@@ -151,7 +183,8 @@ def _counted(many: int, what: str) -> str:
 # What the settings name.
 
 
-def transports(found: Probed) -> Finding:
+def transports(doctor: Doctor) -> Finding:
+    found = doctor.facts("transports")
     if not found.unmade:
         return ok("a worker can make the transport of every channel")
     return error(
@@ -161,17 +194,19 @@ def transports(found: Probed) -> Finding:
     )
 
 
-def files(open_to_others: Sequence[Path]) -> Finding:
-    if not open_to_others:
+def files(doctor: Doctor) -> Finding:
+    private = (config_file(), doctor.settings.data_dir, doctor.store.file)
+    found = [str(path) for path in private if path and open_to_others(path)]
+    if not found:
         return ok("other users cannot read the settings file, data_dir or the SQLite file")
-    named = ", ".join(str(each) for each in open_to_others)
     return warning(
-        f"other users of this machine may read {named}: addresses, messages, secrets",
-        f"chmod o= {' '.join(str(each) for each in open_to_others)}",
+        f"other users of this machine may read {', '.join(found)}: addresses, messages, secrets",
+        f"chmod o= {' '.join(found)}",
     )
 
 
-def servers(found: Probed) -> Finding:
+def servers(doctor: Doctor) -> Finding:
+    found = doctor.facts("transports")
     if found.refuse:
         return error(
             f"no message gets through: {_listed(found.refuse)}",
@@ -183,7 +218,8 @@ def servers(found: Probed) -> Finding:
     return ok(f"every server answers, and takes the log-in: {', '.join(found.answer)}")
 
 
-def hooks(setting: str) -> Finding:
+def hooks(doctor: Doctor) -> Finding:
+    setting = doctor.settings.hooks
     if not setting:
         return ok("there are none")
     try:
@@ -197,7 +233,8 @@ def hooks(setting: str) -> Finding:
     return ok(f"{setting} can be loaded")
 
 
-def templates(found: Mapping[str, InvalidSettings | None]) -> Finding:
+def templates(doctor: Doctor) -> Finding:
+    found = doctor.templates.problems()
     wrong = [f"{each.field}: {each.problem}" for each in found.values() if each is not None]
     if wrong:
         return error(
@@ -207,9 +244,9 @@ def templates(found: Mapping[str, InvalidSettings | None]) -> Finding:
     return ok(f"each of {len(found)} compiles" if found else "there are none")
 
 
-def recipients(found: Mapping[str, InvalidSettings | None]) -> Finding:
+def recipients(doctor: Doctor) -> Finding:
     return _of_channels(
-        found,
+        doctor.settings.spellings.problems(),
         what="rules",
         otherwise="submits to these channels are refused",
         remedy="make it importable for submitting programs, or correct the setting: email, phone, "
@@ -217,9 +254,9 @@ def recipients(found: Mapping[str, InvalidSettings | None]) -> Finding:
     )
 
 
-def bodies(found: Mapping[str, InvalidSettings | None]) -> Finding:
+def bodies(doctor: Doctor) -> Finding:
     return _of_channels(
-        found,
+        doctor.settings.body_types.problems(),
         what="types",
         otherwise="submits to these channels fail, and so does the OpenAPI document",
         remedy="make it importable for submitting programs, or correct the setting: "

@@ -15,7 +15,6 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from dispatcher import Settings, StoreUnavailable
-from dispatcher.operations.doctor import _asked, _of_server
 from dispatcher.store import Database, Messages
 from tests.support import rows
 from tests.support.examining import ERROR, doctor_for
@@ -90,12 +89,8 @@ def says(setting: str, url: str, sentence: str, remedy: str) -> None:
     """Check what the doctor says of a server at this URL, and that it tells no password."""
     changed: Any = {setting: url}
     with doctor_for(Settings(**changed)) as doctor:
-        server, ask = {
-            "database_url": ("store", doctor.store.now),
-            "redis_url": ("redis", doctor.redis.servers),
-            "broker_url": ("broker", doctor.broker.server),
-        }[setting]
-        [finding] = _of_server(server, _asked(ask), {})
+        server = {"database_url": "store", "redis_url": "redis", "broker_url": "broker"}[setting]
+        [finding] = doctor.find([f"{server}.answers"])
     assert finding.level is ERROR
     assert sentence in finding.found
     assert remedy in (finding.remedy or "")
