@@ -40,7 +40,7 @@ from tests.support.examining import (
 from tests.support.house import House, house_on
 from tests.support.house_fixtures import Build
 from tests.support.migrations import HEAD, NEXT, REVISIONS, become_next_version
-from tests.support.servers import PostgresServer, RedisServer
+from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
 MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
@@ -90,16 +90,13 @@ def test_an_evicting_redis_stops_the_worker_and_what_is_wrong_has_a_remedy(lone:
     assert lone.redis.exists(lone.keys("ada").epoch), "looking closes nothing"
 
 
-@pytest.mark.parametrize(("save", "says"), [("", "nothing is written"), ("60 1", "only snapshots")])
-def test_a_redis_without_a_log_is_warned_of(lone: House, save: str, says: str) -> None:
+def test_a_redis_without_a_log_or_short_of_memory_is_warned_of(lone: House) -> None:
     lone.redis.config_set("appendonly", "no")
-    lone.redis.config_set("save", save)
-    found = examined(lone)
-    assert levels(found) == {"redis.persistence": WARNING}
-    assert says in found["redis.persistence"].found
-
-
-def test_memory_that_is_nearly_used_up(lone: House) -> None:
+    for save, told in (("", "nothing is written"), ("60 1", "only snapshots")):
+        lone.redis.config_set("save", save)
+        found = examined(lone)
+        assert levels(found) == {"redis.persistence": WARNING}
+        assert told in found["redis.persistence"].found
     used = int(lone.redis.info("memory")["used_memory"])
     for most, level in ((used * 10, OK), (int(used * 1.15), WARNING), (used // 2, ERROR)):
         lone.redis.config_set("maxmemory", most)
@@ -212,49 +209,24 @@ def test_a_database_that_a_process_opened_is_found_after_it_changed_its_folder(
     uri.close()
 
 
-@pytest.mark.parametrize(
-    ("statement", "check", "said"),
-    [
-        (
-            "UPDATE dispatcher_alembic_version SET version_num = '9999'",
-            "store.migrations",
-            "at revision 9999",
-        ),
-        (
-            "DROP INDEX ix_dispatcher_messages_enqueue_at",
-            "store.indexes",
-            "missing: ix_dispatcher_messages_enqueue_at.",
-        ),
-    ],
-)
-def test_a_later_version_and_a_dropped_index_of_the_sweep_are_warned_of(
-    house: House, statement: str, check: str, said: str
-) -> None:
-    house.sql(statement)
-    found = examined(house)[check]
-    assert found.level is WARNING
-    assert said in found.found
-    assert stops(house) == set()
-
-
 @on_postgres
-def test_without_a_primary_key_the_worker_does_not_start(house: House) -> None:
+def test_a_later_version_and_a_dropped_index_are_warned_of_and_a_missing_key_stops_the_worker(
+    house: House,
+) -> None:
+    house.sql("UPDATE dispatcher_alembic_version SET version_num = '9999'")
+    house.sql("DROP INDEX ix_dispatcher_messages_enqueue_at")
+    found = examined(house)
+    for check, told in (
+        ("store.migrations", "at revision 9999"),
+        ("store.indexes", "missing: ix_dispatcher_messages_enqueue_at."),
+    ):
+        assert (found[check].level, told in found[check].found) == (WARNING, True)
+    assert stops(house) == set()
     key = "pk_dispatcher_idempotency_keys"
     house.sql(f"ALTER TABLE dispatcher_idempotency_keys DROP CONSTRAINT {key}")
-    found = examined(house)["store.indexes"]
-    assert found.level is ERROR
-    assert key in found.found
+    missing = examined(house)["store.indexes"]
+    assert (missing.level, key in missing.found) == (ERROR, True)
     assert stops(house) == {"store.indexes"}
-
-
-@on_postgres
-def test_postgres_that_acknowledges_too_early(
-    build: Build, postgres: PostgresServer, postgres_name: str
-) -> None:
-    url = f"{postgres.url(postgres_name)}&options=-csynchronous_commit%3Doff"
-    found = examined(build(url=url, clock=SystemClock()))["store.durability"]
-    assert found.level is WARNING
-    assert found.found.startswith("fsync is off, synchronous_commit is off:")
 
 
 @on_sqlite
@@ -363,17 +335,6 @@ def test_a_queue_of_another_type_stops_the_worker(
         (lambda conf: conf.update(beat_schedule={}), {"app.attached": ERROR}),
         (lambda conf: conf.update(broker_url="memory://"), {"app.attached": ERROR}),
         (lambda conf: conf.update(broker_url="nothing://"), None),
-    ],
-    ids=[
-        "sound",
-        "pickle",
-        "writes pickle",
-        "too short",
-        "prefix",
-        "route",
-        "beat",
-        "broker",
-        "unreadable",
     ],
 )
 def test_a_celery_app_of_the_users(
