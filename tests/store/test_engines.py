@@ -39,15 +39,6 @@ def test_no_module_but_the_engines_asks_for_the_kind_of_a_database() -> None:
     assert {name: asked for name, asked in found.items() if asked} == {}
 
 
-@pytest.mark.parametrize(
-    "code",
-    ["if connection.dialect.name in KNOWN: pass", "kind == 'sqlite'",
-     "from sqlalchemy.dialects import mysql"],
-)  # fmt: skip
-def test_a_module_that_asks_is_found(code: str) -> None:
-    assert len([*questions(code)]) == 1
-
-
 def test_a_server_of_mysql_is_refused_with_what_to_use_instead() -> None:
     check_version("10.11.19-MariaDB-0+deb12u1")
     with pytest.raises(StoreUnavailable, match=r"MySQL 8\.4\.6") as refused:

@@ -228,14 +228,6 @@ def test_overdue_is_what_is_scheduled_and_was_due_for_a_while(
     assert listing.count(chosen(overdue=True, channel="fax")) == 0
 
 
-def test_a_message_is_traced_with_its_tries(database: Database, listing: Listing) -> None:
-    claim = rows.claimed(database)
-    found = listing.details(claim.message.id)
-    assert found.message.status is Status.SENDING
-    assert found.claim_expires_at is not None
-    assert [each.token for each in found.attempts] == [claim.token]
-
-
 INDEXES: list[tuple[dict[str, Any], str]] = [
     ({"status": "held"}, "ix_dispatcher_messages_held"),
     ({"status": "sending"}, "ix_dispatcher_messages_claim_expires_at"),
@@ -430,9 +422,3 @@ def test_the_busiest_come_first(database: Database, figures: Figures) -> None:
     by_recipient, _ = figures.busiest("recipient", within=DAY, limit=9)
     assert [each.name for each in by_recipient] == ["to ben", "to cyd", "to ada"]
     assert figures.busiest("channel", within=DAY, limit=9)[0][0].messages == 7
-
-
-def test_without_messages_there_is_nothing_to_tell(figures: Figures) -> None:
-    assert figures.counts(since=DAY).by_channel == {}
-    assert sum(figures.load().minutes) == 0
-    assert figures.busiest("scope", within=DAY, limit=9) == ([], True)

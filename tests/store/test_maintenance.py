@@ -51,6 +51,9 @@ def test_due_messages_come_soonest_first_up_to_the_limit(database: Database) -> 
     times = [rows.now() - timedelta(seconds=seconds) for seconds in (10, 30, 20, 40)]
     ids = [rows.add(database, send_at=time).id for time in times]
     rows.add(database)
+    rows.claimed(database)
+    ended(database, timedelta(0))
+    Messages(database).cancel([rows.add_due(database).id])
     taken = rows.take_due(StoreMaintenance(database), limit=3, grace=GRACE)
     assert [due.message_id for due in taken] == [ids[3], ids[1], ids[2]]
     assert taken[0].channel == "sms"
@@ -135,14 +138,6 @@ def test_a_move_to_a_near_time_is_enqueued_with_it(database: Database) -> None:
     assert far.message.enqueued_at == near, "it had been"
 
 
-def test_claimed_and_ended_messages_are_not_due(database: Database) -> None:
-    rows.claimed(database)
-    ended(database, timedelta(0))
-    cancelled = rows.add_due(database)
-    Messages(database).cancel([cancelled.id])
-    assert rows.take_due(StoreMaintenance(database), limit=9, grace=GRACE) == []
-
-
 def test_a_claim_that_ran_out_is_due_again_at_once(database: Database) -> None:
     claim = rows.claimed(database)
     assert len(StoreMaintenance(database).rescue(limit=9)) == 0, "it has time left"
@@ -154,7 +149,9 @@ def test_a_claim_that_ran_out_is_due_again_at_once(database: Database) -> None:
     assert "unknown" in (rescued.last_error or "")
     (attempt,) = Messages(database).attempts(rescued.id)
     assert attempt.outcome is Outcome.UNKNOWN
-    assert len(rows.take_due(StoreMaintenance(database), limit=9, grace=GRACE)) == 1
+    fresh = rows.add_due(database)
+    due = rows.take_due(StoreMaintenance(database), limit=9, grace=GRACE)
+    assert {each.message_id: each.is_suspect for each in due} == {rescued.id: True, fresh.id: False}
     (again,) = Claims(database, ttl=rows.TTL).claim([rescued.id])
     assert again.token == claim.token + 1
 
@@ -333,15 +330,6 @@ def test_lengths_are_added_to_the_millisecond(database: Database) -> None:
     assert abs(now - rows.now()) < timedelta(seconds=5)
 
 
-def test_rescued_messages_are_marked_as_suspect(database: Database) -> None:
-    maintenance = StoreMaintenance(database)
-    rescued, fresh = rows.claimed(database).message, rows.add_due(database)
-    rows.age(database, rescued.id)
-    assert len(maintenance.rescue(limit=9)) == 1
-    due = rows.take_due(maintenance, limit=9, grace=rows.SOON)
-    assert {each.message_id: each.is_suspect for each in due} == {rescued.id: True, fresh.id: False}
-
-
 def marked(database: Database, *messages_: Message) -> UUID:
     """Claim messages, and return the mark of the claim."""
     mark = uuid4()
@@ -450,36 +438,27 @@ def test_a_message_rescued_or_claimed_meanwhile_is_not_changed(
         assert tries == [Outcome.UNKNOWN, None]
 
 
-def test_the_next_page_of_places_is_read_while_the_caller_works_on_one(database: Database) -> None:
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_the_next_page_of_places_is_read_while_the_caller_works_on_one(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error reaches the caller in its turn, and closed pages leave no thread."""
     ids = sorted(rows.add(database).id for _ in range(5))
     read: list[object] = []
     event.listen(database.engine, "after_cursor_execute", lambda *_: read.append(None))
+    before = threading.enumerate()
     pages = StoreMaintenance(database).reservations(memory=DAY, batch=2)
     found = next(pages)
     wait_until(lambda: len(read) == 2)
-    for page in pages:
-        found += page
-    assert [each.message_id for each in found] == ids
-    assert len(read) == 3
-
-
-def test_an_error_of_a_page_that_is_read_ahead_reaches_the_caller_in_its_turn(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for _ in range(3):
-        rows.add(database)
-    maintenance = StoreMaintenance(database)
-    pages = maintenance.reservations(memory=DAY, batch=1)
-    assert len(next(pages)) == 1
+    found += next(pages)
+    wait_until(lambda: len(read) == 3)
+    assert [each.message_id for page in (found, *pages) for each in page] == ids
+    pages = StoreMaintenance(database).reservations(memory=DAY, batch=1)
+    next(pages)
     monkeypatch.setattr(database, "run", lambda _: raising(StoreUnavailable("down"))())
     with pytest.raises(StoreUnavailable, match="down"):
         list(pages)
-
-
-def test_closed_pages_leave_no_thread(database: Database) -> None:
-    for _ in range(3):
-        rows.add(database)
-    before = threading.enumerate()
+    monkeypatch.undo()
     pages = StoreMaintenance(database).reservations(memory=DAY, batch=1)
     next(pages)
     assert threading.enumerate() != before
