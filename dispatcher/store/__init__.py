@@ -5,8 +5,8 @@ between databases. ``schema`` describes the tables that the migrations build, an
 into rows and back.
 
 For submission there are ``messages``, and ``outbox`` in a transaction of the caller's;
-``suppressions`` are the recipients who have opted out. For delivery: ``claims``, which write by
-``changes``; ``pauses`` keep messages back. For periodic maintenance: ``maintenance``,
+``lists`` has the recipients who have opted out, and pauses. For delivery: ``claims``, which write
+by ``changes``. For periodic maintenance: ``maintenance``,
 ``reservations`` and ``notifications``. For operators: ``decisions``, ``listing``, ``survey`` and
 ``migrate``. For the HTTP API: ``api``.
 """
@@ -15,7 +15,7 @@ from dispatcher.store.api import ApiKey, ApiKeys, Sessions
 from dispatcher.store.claims import Claim, Claims, Failure, Success
 from dispatcher.store.database import Database
 from dispatcher.store.decisions import FailedMessages, HeldMessages, StoppedMessage
-from dispatcher.store.engines.base import Backlog, Days, Durability, Housekeeping, Slot
+from dispatcher.store.engines.base import Housekeeping
 from dispatcher.store.listing import (
     Counts,
     DueByMinute,
@@ -28,6 +28,7 @@ from dispatcher.store.listing import (
     OverdueFigure,
     StoredVersion,
 )
+from dispatcher.store.lists import REASON, Pause, Pauses, Suppression, Suppressions
 from dispatcher.store.maintenance import (
     MOST_GRACES,
     Due,
@@ -38,7 +39,6 @@ from dispatcher.store.messages import GivenUp, Messages, NewSlot
 from dispatcher.store.migrate import SchemaStanding, migrate
 from dispatcher.store.notifications import Notifications
 from dispatcher.store.outbox import JoinedMessages, JoinedTransaction
-from dispatcher.store.pauses import Pause, Pauses
 from dispatcher.store.reservations import (
     ReservationRow,
     ReservationState,
@@ -53,7 +53,6 @@ from dispatcher.store.schema import (
     Addition,
     Movable,
 )
-from dispatcher.store.suppressions import REASON, Suppression, Suppressions
 from dispatcher.store.survey import LateCount, StoreSurvey
 
 __all__ = [
@@ -66,16 +65,13 @@ __all__ = [
     "Addition",
     "ApiKey",
     "ApiKeys",
-    "Backlog",
     "Claim",
     "Claims",
     "Counts",
     "Database",
-    "Days",
     "Due",
     "DueByMinute",
     "DueCount",
-    "Durability",
     "EndedInHour",
     "FailedMessages",
     "Failure",
@@ -102,7 +98,6 @@ __all__ = [
     "SchemaStanding",
     "Sessions",
     "Settled",
-    "Slot",
     "StoppedMessage",
     "StoreMaintenance",
     "StoreSurvey",

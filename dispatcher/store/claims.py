@@ -32,8 +32,8 @@ from dispatcher.message import Message, Outcome, Status
 from dispatcher.store.changes import ClaimChanges, GivenRow, arrays
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, id_type, later
+from dispatcher.store.lists import REASON
 from dispatcher.store.schema import Tables, to_message
-from dispatcher.store.suppressions import REASON
 
 _NO_WAIT = timedelta(0)
 _NOW = database_now()

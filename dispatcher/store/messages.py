@@ -54,6 +54,7 @@ from dispatcher.store.engines.errors import (
     worth_another_try,
 )
 from dispatcher.store.engines.types import database_now, later
+from dispatcher.store.lists import is_suppressed
 from dispatcher.store.schema import (
     AS_NAMED,
     CLOCK_STEP,
@@ -71,7 +72,6 @@ from dispatcher.store.schema import (
     to_movable,
     to_values,
 )
-from dispatcher.store.suppressions import is_suppressed
 
 log = logging.getLogger(__name__)
 

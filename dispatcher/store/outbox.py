@@ -28,6 +28,7 @@ from dispatcher.store.engines import StoreEngine
 from dispatcher.store.engines.base import Location, files_of
 from dispatcher.store.engines.errors import refused_by_driver, unavailable
 from dispatcher.store.event_loop import beside_the_loop
+from dispatcher.store.lists import is_suppressed
 from dispatcher.store.messages import (
     free_key,
     free_key_without_message,
@@ -37,7 +38,6 @@ from dispatcher.store.messages import (
     unsent,
 )
 from dispatcher.store.schema import AS_NAMED, KEYED, Addition, Tables, to_message, to_row
-from dispatcher.store.suppressions import is_suppressed
 
 log = logging.getLogger(__name__)
 

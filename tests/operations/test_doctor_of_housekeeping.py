@@ -13,8 +13,9 @@ from sqlalchemy.engine import make_url
 from dispatcher.message import Status
 from dispatcher.operations import housekeeping_checks as checks
 from dispatcher.operations.findings import Level
-from dispatcher.store import Backlog, Database, Days, Housekeeping, Slot, StoreSurvey, migrate
+from dispatcher.store import Database, Housekeeping, StoreSurvey, migrate
 from dispatcher.store.engines import postgresql
+from dispatcher.store.engines.base import Backlog, Days, Slot
 from dispatcher.telemetry.liveness import Kind
 from dispatcher.times.clock import SystemClock
 from tests.support.examining import OK, WARNING, examined

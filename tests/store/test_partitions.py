@@ -21,7 +21,6 @@ from dispatcher.store import (
     Addition,
     Claims,
     Database,
-    Days,
     FailedMessages,
     Failure,
     Messages,
@@ -31,6 +30,7 @@ from dispatcher.store import (
     migrate,
 )
 from dispatcher.store.engines import partitions
+from dispatcher.store.engines.base import Days
 from dispatcher.store.schema import to_values
 from tests.store.plans import waits_for_a_lock
 from tests.support import rows
