@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -103,23 +101,10 @@ def test_a_redis_without_a_log_or_short_of_memory_is_warned_of(lone: House) -> N
         assert examined(lone)["redis.memory"].level is level
 
 
-def test_replicas_and_the_replica_itself(lone: House, sqlite_template: Path) -> None:
-    with socket.socket() as probe, ExitStack() as stack:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
-        master = stack.enter_context(RedisServer("--port", str(port), "--bind", "127.0.0.1"))
-        replica = stack.enter_context(RedisServer("--replicaof", "127.0.0.1", str(port)))
-        client = stack.enter_context(master.client())
-        wait_until(lambda: client.info("replication")["connected_slaves"] == 1)
-        assert levels(examined(lone, redis_url=master.url), "redis.re") == {
-            "redis.replicas": WARNING
-        }
-        client.config_set("min-replicas-to-write", 1)
-        assert levels(examined(lone, redis_url=master.url), "redis.re") == {}
-        found = examined(lone, redis_url=replica.url)["redis.writes"]
-        assert found.level is ERROR
-        assert "replica" in found.found
+def test_a_replica_is_an_error(lone: House) -> None:
+    lone.redis.replicaof("127.0.0.1", "1")
+    found = examined(lone, at_work=False)["redis.writes"]
+    assert (found.level, "replica" in found.found) == (ERROR, True)
 
 
 def test_a_cluster_that_does_not_serve_every_slot_stops_the_worker(lone: House) -> None:
@@ -227,26 +212,6 @@ def test_a_later_version_and_a_dropped_index_are_warned_of_and_a_missing_key_sto
     missing = examined(house)["store.indexes"]
     assert (missing.level, key in missing.found) == (ERROR, True)
     assert stops(house) == {"store.indexes"}
-
-
-@on_sqlite
-def test_sqlite_without_its_log(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = Database.__init__
-
-    def after(self: Database, url: str, **names: Any) -> None:
-        before(self, url, **names)
-        event.listen(self.engine, "connect", _without_wal)
-
-    monkeypatch.setattr(Database, "__init__", after)
-    house.parts.database.close()
-    house.database.close()
-    found = examined(house)["store.durability"]
-    assert found.level is WARNING
-    assert found.found.startswith("journal_mode is delete:")
-
-
-def _without_wal(connection: Any, _: object) -> None:
-    connection.execute("PRAGMA journal_mode=DELETE")
 
 
 @on_sqlite
@@ -463,19 +428,6 @@ def test_a_database_that_takes_no_rows_is_an_error(lone: House) -> None:
     assert "SQLITE_FULL: no space is left. Every submit fails" in found.found
     assert examined(lone)["store.writes"].level is OK
     assert lone.snapshot().messages == before.messages
-
-
-@on_postgres
-def test_a_database_that_lets_nobody_write_is_an_error(house: House, postgres_name: str) -> None:
-    house.sql(f"ALTER DATABASE {postgres_name} SET default_transaction_read_only = on")
-    try:
-        assert examined(house)["store.writes"].level is ERROR
-    finally:
-        with house.database.engine.connect() as line:
-            line.exec_driver_sql("SET default_transaction_read_only = off")
-            line.exec_driver_sql(
-                f"ALTER DATABASE {postgres_name} RESET default_transaction_read_only"
-            )
 
 
 @on_sqlite

@@ -17,6 +17,7 @@ from dispatcher.reservation import ClusterFacts, RedisFacts
 from dispatcher.store import SchemaStanding
 from dispatcher.store.engines.mariadb import MariaDBEngine
 from dispatcher.store.engines.postgresql import PostgreSQLEngine
+from dispatcher.store.engines.sqlite import SQLiteEngine
 from dispatcher.store.migrate import Obstacle
 from tests.support.clock import MovableClock
 
@@ -56,6 +57,8 @@ def cluster(nodes: int, *, all_nodes_asked: bool) -> dict[str, Any]:
         (server_checks.redis_vulnerabilities, {"version": "6.2.14", "is_private": True}, OK),
         (server_checks.redis_writes, {"failed_writes": ("log",)}, ERROR),
         (server_checks.redis_persistence, {"has_log": False, "has_snapshots": None}, WARNING),
+        (server_checks.redis_replicas, {"replicas": 1}, WARNING),
+        (server_checks.redis_replicas, {"replicas": 1, "waits_for_replicas": True}, OK),
         *((server_checks.redis_cluster, cluster(nodes, all_nodes_asked=True), OK)
           for nodes in (0, 2, 3)),
         *((server_checks.redis_cluster, cluster(nodes, all_nodes_asked=False), STOPS)
@@ -88,6 +91,8 @@ def test_tables_of_another_program_stop_the_worker() -> None:
         (PostgreSQLEngine.durable, {"fsync": "on", "synchronous_commit": "on"}, OK),
         (PostgreSQLEngine.durable, {"fsync": "off", "synchronous_commit": "on"}, WARNING),
         (PostgreSQLEngine.durable, {"fsync": "on", "synchronous_commit": "off"}, WARNING),
+        (SQLiteEngine.durable, {"journal_mode": "wal", "synchronous": "2"}, OK),
+        (SQLiteEngine.durable, {"journal_mode": "delete", "synchronous": "2"}, WARNING),
         *((MariaDBEngine.durable, {"innodb_flush_log_at_trx_commit": value}, level)
           for value, level in (("1", OK), ("2", WARNING), ("0", WARNING))),
     ],
