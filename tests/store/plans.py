@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
+from uuid import UUID
 
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, event, insert, text
 
 from dispatcher.store import Database
+from tests.support import rows
+from tests.support.tables import attempts, messages
 
 
 @contextmanager
@@ -54,3 +58,39 @@ def waits_for_a_lock(database: Database) -> bool:
         "WHERE datname = current_database() AND wait_event_type = 'Lock'"
     )
     return bool(database.run(lambda connection: connection.scalar(query)))
+
+
+def add_many(
+    database: Database,
+    instants: Iterable[datetime],
+    *,
+    status: str = "sent",
+    tokens: int = 1,
+    reserved: bool = True,
+) -> set[tuple[UUID, int]]:
+    """Store a message of each instant, at which it ended unless it is scheduled, with attempts.
+
+    Return the attempts.
+    """
+    values: list[dict[str, Any]] = []
+    tried: list[dict[str, Any]] = []
+    for instant in instants:
+        message = rows.a_message(send_at=instant, attempt_count=tokens)
+        known = {each.name: getattr(message, each.name, None) for each in messages.c}
+        values.append({name: value for name, value in known.items() if value is not None} | {
+            "enqueue_at": instant, "claim_token": tokens, "reserved": reserved, "status": status,
+            "finished_at": None if status == "scheduled" else instant,
+        })  # fmt: skip
+        tried += [
+            {"message_id": message.id, "token": token, "started_at": instant,
+             "finished_at": instant, "outcome": status if token == tokens else "temporary"}
+            for token in range(1, tokens + 1)
+        ]  # fmt: skip
+
+    def work(connection: Connection) -> None:
+        connection.execute(insert(messages), values)
+        if tried:
+            connection.execute(insert(attempts), tried)
+
+    database.run(work)
+    return {(each["message_id"], each["token"]) for each in tried}

@@ -103,6 +103,10 @@ everywhere = pytest.mark.parametrize(
     ids=["sqlite", "postgresql", "mariadb", "schema"],
 )
 
+in_a_schema = pytest.mark.parametrize(
+    ("empty_database_url", "names"), [_IN_A_SCHEMA], indirect=["empty_database_url"]
+)
+
 
 @pytest.fixture
 def house(
@@ -134,7 +138,7 @@ def test_both_migrate_in_either_order(house: House, application: Application, fi
     assert (found["store.migrations"].level, found["store.indexes"].level) == (OK, OK)
 
 
-@everywhere
+@in_a_schema
 @pytest.mark.parametrize("function", a_third_of(["include_name", "include_object"]))
 def test_a_generated_migration_of_theirs_leaves_our_tables_alone(
     house: House, application: Application, function: str

@@ -78,49 +78,20 @@ def test_an_early_message_is_told_its_wait_and_an_expired_one_ends(database: Dat
 
 
 def test_many_workers_claim_each_message_once(database: Database) -> None:
+    mine = claims(database)
     for _ in range(4):
         ids = [rows.add_due(database).id for _ in range(12)]
         won: Counter[UUID] = Counter()
 
         def work(ids: list[UUID] = ids, won: Counter[UUID] = won) -> None:
-            mine = claims(database)
             for _ in range(2):
                 won.update(claim.message.id for claim in mine.claim(ids))
 
         assert at_once([work] * 4) == [None] * 4
         # SKIP LOCKED may leave out what another one is just looking at; its task comes again.
-        won.update(claim.message.id for claim in claims(database).claim(ids))
+        won.update(claim.message.id for claim in mine.claim(ids))
         assert won == Counter(ids)
         assert all(len(Messages(database).attempts(each)) == 1 for each in ids)
-
-
-def test_a_temporary_failure_is_tried_again_after_its_wait(database: Database) -> None:
-    claim = rows.claimed(database)
-    record(database, Failure(claim, Outcome.TEMPORARY, "busy", MINUTE))
-    again = Messages(database).get(claim.message.id)
-    assert (again.status, again.attempt_count, again.last_error) == (Status.SCHEDULED, 1, "busy")
-    assert MINUTE - timedelta(seconds=10) < again.next_attempt_at - rows.now() <= MINUTE
-    assert claims(database).claim([again.id]) == []
-    rows.age(database, again.id)
-    (second,) = claims(database).claim([again.id])
-    assert second.message.attempt_count == 2
-    assert outcomes(database, again.id) == [Outcome.TEMPORARY, None]
-
-
-@pytest.mark.parametrize(
-    ("outcome", "wait", "status"),
-    [(Outcome.PERMANENT, None, Status.FAILED), (Outcome.TEMPORARY, 2 * MINUTE, Status.EXPIRED)],
-)
-def test_a_failure_without_a_wait_or_with_one_past_the_expiry_ends_the_message(
-    database: Database, outcome: Outcome, wait: timedelta | None, status: Status
-) -> None:
-    claim = rows.claimed(database, expires_at=rows.now() + MINUTE)
-    assert claim.expires_in is not None
-    assert 50 < claim.expires_in <= 60
-    record(database, Failure(claim, outcome, "no such number", wait))
-    ended = Messages(database).get(claim.message.id)
-    assert (ended.status, ended.last_error) == (status, "no such number")
-    assert ended.finished_at is not None
 
 
 def test_a_record_of_many_is_taken_for_each_by_its_own_token(database: Database) -> None:
@@ -322,13 +293,6 @@ def test_put_back_messages_are_enqueued_by_the_sweep(database: Database, many: i
     claims(database).put_back([(claim, MINUTE) for claim in late], enqueue_in=-rows.SOON)
     found = [rows.row(database, claim.message.id).enqueued_at for claim in (*soon, *late)]
     assert [at is not None for at in found] == [True] * many + [False] * many
-
-
-def test_a_task_that_came_far_too_early_is_left_to_the_sweep(database: Database) -> None:
-    message = rows.add(database)
-    rows.change(database, message.id, enqueue_at=message.next_attempt_at + MINUTE)
-    claims(database).enqueue_when_due([message.id])
-    assert rows.row(database, message.id).enqueue_at == message.next_attempt_at
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

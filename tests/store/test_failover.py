@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 from redis import ResponseError
 from sqlalchemy import event
 
@@ -17,7 +14,6 @@ from dispatcher import (
     Draft,
     OutcomeUnknown,
     ReservationsUnavailable,
-    Status,
     StoreUnavailable,
 )
 from dispatcher.broker.queue import Ticket
@@ -26,9 +22,7 @@ from dispatcher.message import new_id
 from dispatcher.redis.scripts import replies_of, script
 from dispatcher.store import StoreSurvey
 from dispatcher.telemetry.liveness import Kind
-from dispatcher.web import api
-from dispatcher.web.access import add_key
-from tests.support.house import BODY, House, hour_ago
+from tests.support.house import BODY, House
 from tests.support.house_fixtures import Build
 from tests.support.servers import RedisServer
 
@@ -79,29 +73,6 @@ def test_the_next_submit_goes_where_the_name_leads(house: House, demoted: Any) -
     message = house.submit("ada")
     assert house.dispatcher.get(message.id) == message
     assert "database" not in house.parts.health(Kind.WORKER).away()
-
-
-@on_servers
-def test_worker_sweep_and_api_follow_within_three_seconds(build: Build) -> None:
-    house = build(clock=hour_ago(), quotas="9/hour")
-    overdue, waiting = house.submit("ada"), house.submit("ben")
-    _, token = add_key(house.parts.api_keys, "shop")
-    app = api(house.dispatcher, rate="100000/second")
-    asked = {"channel": "memory", "recipient": "cyd", "body": BODY, "send_in_seconds": 60}
-    with TestClient(app, headers={"Authorization": f"Bearer {token}"}) as caller:
-        promote = demote(house)
-        for work in (partial(house.deliver, overdue), house.parts.sweep.enqueue_due):
-            with pytest.raises(StoreUnavailable, match="takes no writes"):
-                work()
-        assert caller.post("/v1/messages", json=asked).status_code == 503
-        promote()
-        began = time.monotonic()
-        assert house.deliver(overdue) == 1
-        assert house.parts.sweep.enqueue_due() == 1
-        assert caller.post("/v1/messages", json=asked).status_code == 201
-        assert time.monotonic() - began < 3
-    assert house.again(overdue).status is Status.SENT
-    assert house.again(waiting).status is Status.SCHEDULED
 
 
 @on_servers

@@ -104,20 +104,6 @@ def test_a_batch_stores_all_keys_with_their_messages_or_nothing(database: Databa
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_a_callers_transaction_stores_a_key_with_its_message(database: Database, end: str) -> None:
-    message, other = (rows.a_message(idempotency_key="key") for _ in range(2))
-    with callers_transaction(database) as (joined, connection):
-        assert joined.add(rows.addition(message, fingerprint="print"))
-        assert not joined.add(rows.addition(other, fingerprint="print"))
-        assert joined.present([message.id, other.id]) == {message.id}
-        assert joined.with_key("key") == (message, "print")
-        getattr(connection, end)()
-    is_kept = end == "commit"
-    assert Messages(database).with_key("key") == ((message, "print") if is_kept else None)
-    assert (rows.count(database), stored_keys(database)) == (is_kept, is_kept)
-
-
 @pytest.mark.parametrize("is_taken_back", [False, True])
 def test_a_callers_transaction_stores_no_id_again(database: Database, is_taken_back: bool) -> None:
     """A duplicate submit had the same id, and its message has ended since."""
@@ -144,18 +130,6 @@ def test_a_key_is_free_when_its_message_is_pruned_and_not_before(database: Datab
     assert stored_keys(database) == 1
     again = rows.a_message(idempotency_key="key")
     assert add(database, again) == again
-
-
-def test_a_prune_frees_no_key_that_belongs_to_another_message_by_now(database: Database) -> None:
-    first = add(database, rows.a_message(idempotency_key="key"))
-    assert Messages(database).take_back(first)
-    again = add(database, rows.a_message(idempotency_key="key"))
-    # As a version that does not take the key from the row would leave it.
-    rows.change(
-        database, first.id, finished_at=rows.now() - 32 * DAY, idempotency_key="key", reserved=False
-    )
-    assert StoreMaintenance(database).prune(older_than=30 * DAY, limit=9) == 1
-    assert Messages(database).with_key("key") == (again, "print")
 
 
 def test_a_key_whose_message_was_deleted_by_hand_is_free(database: Database, way: None) -> None:

@@ -90,37 +90,26 @@ def test_two_sweeps_side_by_side_take_each_once_and_again_after_its_grace(
     assert take_side_by_side() == Counter(ids), "their tasks were lost"
 
 
-def test_a_message_taken_before_it_is_due_comes_again_only_after_it_was_due(
-    database: Database,
-) -> None:
-    message = rows.add(database)
-    rows.change(database, message.id, enqueue_at=rows.now() - DAY)
-    assert len(rows.take_due(StoreMaintenance(database), limit=9, grace=GRACE)) == 1
-    assert rows.row(database, message.id).enqueue_at == message.send_at + GRACE
-
-
-@pytest.mark.parametrize(
-    ("late", "graces"), [(0, 1), (1, 1), (3, 1), (4, 8), (7, 8), (8, 16), (1_000, 16)]
-)
-def test_the_later_a_message_is_the_longer_until_it_is_enqueued_again(
-    database: Database, late: float, graces: int
-) -> None:
-    message = rows.add(database, send_at=rows.now() - late * GRACE)
-    before = rows.now()
-    assert len(rows.take_due(StoreMaintenance(database), limit=9, grace=GRACE)) == 1
-    again_at = rows.row(database, message.id).enqueue_at
-    spent = rows.now() - before
-    assert timedelta(0) <= again_at - (before + graces * GRACE) <= spent + timedelta(milliseconds=9)
+def test_the_later_a_message_is_the_longer_until_it_is_enqueued_again(database: Database) -> None:
+    for late, graces in ((0, 1), (1, 1), (3, 1), (4, 8), (7, 8), (8, 16), (1_000, 16)):
+        message = rows.add(database, send_at=rows.now() - late * GRACE)
+        before = rows.now()
+        assert len(rows.take_due(StoreMaintenance(database), limit=9, grace=GRACE)) == 1
+        after = rows.row(database, message.id).enqueue_at - (before + graces * GRACE)
+        spent = rows.now() - before
+        assert timedelta(0) <= after <= spent + timedelta(milliseconds=9), late
 
 
 def test_take_due_answers_by_the_clock_of_the_database(database: Database) -> None:
-    message, far = rows.add_due(database), rows.add(database)
+    message, far, early = rows.add_due(database), rows.add(database), rows.add(database)
+    rows.change(database, early.id, enqueue_at=rows.now() - DAY)
     before = database.run(lambda connection: connection.scalar(select(database_now())))
     rows.take_due(StoreMaintenance(database), limit=9, grace=GRACE)
     after = database.run(lambda connection: connection.scalar(select(database_now())))
     first = rows.row(database, message.id).enqueued_at
     assert before <= first <= after
     assert rows.row(database, far.id).enqueued_at is None
+    assert rows.row(database, early.id).enqueue_at == early.send_at + GRACE, "due only then"
     rows.change(database, message.id, enqueue_at=rows.now() - MINUTE, enqueued_at=first - DAY)
     rows.take_due(StoreMaintenance(database), limit=9, grace=GRACE)
     assert rows.row(database, message.id).enqueued_at >= first, "its task was lost"
@@ -154,19 +143,6 @@ def test_a_claim_that_ran_out_is_due_again_at_once(database: Database) -> None:
     assert {each.message_id: each.is_suspect for each in due} == {rescued.id: True, fresh.id: False}
     (again,) = Claims(database, ttl=rows.TTL).claim([rescued.id])
     assert again.token == claim.token + 1
-
-
-@pytest.mark.parametrize("status", [Status.FAILED, Status.EXPIRED])
-def test_a_rescued_message_ends_when_its_tries_or_its_time_are_used_up(
-    database: Database, status: Status
-) -> None:
-    is_last, soon = status is Status.FAILED, rows.now() + MINUTE
-    claim = rows.claimed(database, max_attempts=1 if is_last else 2, expires_at=soon)
-    rows.age(database, claim.message.id)
-    assert len(StoreMaintenance(database).rescue(limit=9)) == 1
-    ended = Messages(database).get(claim.message.id)
-    assert ended.status is status
-    assert ended.finished_at is not None
 
 
 def test_rescue_goes_in_bounded_batches_side_by_side(database: Database) -> None:

@@ -10,7 +10,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, ExceptionContext, event, text
+from sqlalchemy import Connection, ExceptionContext, event
 
 from dispatcher.errors import OutcomeUnknown, StoreUnavailable
 from dispatcher.message import Status
@@ -23,6 +23,7 @@ from dispatcher.store import (
     StoreMaintenance,
     overdue,
 )
+from tests.store.plans import add_many
 from tests.support import rows
 from tests.support.tables import messages
 
@@ -278,108 +279,57 @@ def _status(database: Database, prefix: str) -> int:
 def cold(database: Database) -> Database:
     """Give a database with many messages of each status that are not what the sweep looks for."""
 
-    def work(connection: Connection) -> None:
-        for status, finished, reserved in (
-            ("scheduled", "NULL", 1),
-            ("sent", "UTC_TIMESTAMP(6)", 1),
-            ("cancelled", "UTC_TIMESTAMP(6)", 0),
-        ):
-            connection.execute(
-                text(f"""
-                INSERT INTO dispatcher_messages (id, channel, recipient, scope, body, send_at,
-                    next_attempt_at, enqueue_at, status, attempt_count, max_attempts, claim_token,
-                    reserved, created_at, finished_at)
-                WITH RECURSIVE numbers (n) AS
-                    (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < :many)
-                SELECT UNHEX(REPLACE(UUID(), '-', '')), 'sms', CONCAT('r', n), 'r', '{{}}',
-                    at, at, at, '{status}', 1, 3, 1, {reserved}, at, {finished}
-                FROM (SELECT n, UTC_TIMESTAMP(6) + INTERVAL
-                    IF('{status}' = 'scheduled', n, -n) MINUTE AS at FROM numbers) AS instants
-                """),  # noqa: S608 - what stands above
-                {"many": COLD},
-            )
-        connection.execute(
-            text("""
-            INSERT INTO dispatcher_attempts (message_id, token, started_at, finished_at, outcome)
-            SELECT id, 1, send_at, send_at, 'sent' FROM dispatcher_messages WHERE status = 'sent'
-            """)
-        )
-        connection.exec_driver_sql("ANALYZE TABLE dispatcher_messages, dispatcher_attempts").all()
-
-    database.run(work)
+    now, minutes = rows.now(), [n * timedelta(minutes=1) for n in range(1, COLD + 1)]
+    add_many(database, (now + each for each in minutes), status="scheduled", tokens=0)
+    add_many(database, (now - each for each in minutes))
+    add_many(database, (now - each for each in minutes), status="cancelled", tokens=0,
+             reserved=False)  # fmt: skip
+    analyze = "ANALYZE TABLE dispatcher_messages, dispatcher_attempts"
+    database.run(lambda connection: connection.exec_driver_sql(analyze).all())
     return database
 
 
-def _claims_that_ran_out(database: Database) -> None:
+def add_few(database: Database) -> None:
+    """Store three messages of each kind that the sweep looks for."""
+    store = Messages(database)
     for _ in range(3):
-        claim = rows.claimed(database)
-        rows.age(database, claim.message.id)
-
-
-def _old(database: Database) -> None:
-    for _ in range(3):
-        message = rows.add(database)
-        Messages(database).cancel([message.id])
-        StoreMaintenance(database).mark_released([message.id])
-        rows.age(database, message.id, rows.AGES)
-
-
-def _cancelled(database: Database) -> None:
-    for _ in range(3):
-        Messages(database).cancel([rows.add(database).id])
-
-
-def _overdue(database: Database) -> None:
-    for _ in range(3):
-        message = rows.add_due(database)
-        rows.change(database, message.id, next_attempt_at=rows.now() - timedelta(hours=1))
-
-
-def _held(database: Database) -> None:
-    database.run(
-        lambda connection: connection.exec_driver_sql(
-            "UPDATE dispatcher_messages SET status = 'held', finished_at = NULL "
-            "WHERE status = 'sent'"
-        )
+        rows.add_due(database)
+        rows.age(database, rows.claimed(database).message.id)
+        store.cancel([rows.add(database).id])
+        old, overdue_ = rows.add(database).id, rows.add_due(database).id
+        store.cancel([old])
+        StoreMaintenance(database).mark_released([old])
+        rows.age(database, old, rows.AGES)
+        rows.change(database, overdue_, next_attempt_at=rows.now() - timedelta(hours=1))
+    held = (
+        "UPDATE dispatcher_messages SET status = 'held', finished_at = NULL WHERE status = 'sent'"
     )
+    database.run(lambda connection: connection.exec_driver_sql(held))
 
 
-def _expired(database: Database) -> int:
+def expired(database: Database) -> int:
     to_expire = overdue(database.tables, ["sms"], timedelta(minutes=5))
     return len(StoreMaintenance(database, to_expire=to_expire).expire_overdue(limit=9))
 
 
-LOOKS: dict[str, tuple[Callable[[Database], object], Callable[[Database], int]]] = {
-    "take_due": (
-        lambda database: [rows.add_due(database) for _ in range(3)],
-        lambda database: len(rows.take_due(StoreMaintenance(database), limit=9, grace=rows.SOON)),
-    ),
-    "rescue": (
-        _claims_that_ran_out,
-        lambda database: len(StoreMaintenance(database).rescue(limit=9)),
-    ),
-    "prune": (
-        _old,
-        lambda database: StoreMaintenance(database).prune(older_than=timedelta(days=30), limit=9),
-    ),
-    "unreleased": (
-        _cancelled,
-        lambda database: len(StoreMaintenance(database).unreleased(limit=9)),
-    ),
-    "expire": (_overdue, _expired),
-    "overdue": (_overdue, lambda database: len(rows.listed(database, overdue=True))),
-    "listed": (_held, lambda database: len(rows.listed(database, limit=9, status=Status.HELD))),
-    "held": (_held, lambda database: len(HeldMessages(database).find(limit=9))),
-}
+LOOKS: list[Callable[[Database], int]] = [
+    lambda database: len(rows.listed(database, overdue=True)),
+    lambda database: len(rows.listed(database, limit=9, status=Status.HELD)),
+    lambda database: len(HeldMessages(database).find(limit=9)),
+    lambda database: len(StoreMaintenance(database).unreleased(limit=9)),
+    lambda database: StoreMaintenance(database).prune(older_than=timedelta(days=30), limit=9),
+    expired,
+    lambda database: len(rows.take_due(StoreMaintenance(database), limit=9, grace=rows.SOON)),
+    lambda database: len(StoreMaintenance(database).rescue(limit=9)),
+]
 
 
-@pytest.mark.parametrize("look", LOOKS)
-def test_looks_of_the_sweep_read_their_index_alone(cold: Database, look: str) -> None:
-    prepare, find = LOOKS[look]
-    prepare(cold)
-    before = _status(cold, "Handler_read")
-    assert find(cold) >= 3
-    assert _status(cold, "Handler_read") - before < COLD / 10
+def test_looks_of_the_sweep_read_their_index_alone(cold: Database) -> None:
+    add_few(cold)
+    for number, find in enumerate(LOOKS):
+        before = _status(cold, "Handler_read")
+        assert find(cold) >= 3, number
+        assert _status(cold, "Handler_read") - before < COLD / 10, number
 
 
 def test_a_page_of_permits_begins_where_the_one_before_it_ended(cold: Database) -> None:

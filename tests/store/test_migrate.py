@@ -107,7 +107,7 @@ def migrated(gate: Any, _number: int, url: str) -> str:
 
 
 def test_several_migrations_at_once_take_turns(empty_database_url: str) -> None:
-    assert in_processes(4, migrated, empty_database_url) == [HEAD] * 4
+    assert in_processes(2, migrated, empty_database_url) == [HEAD] * 2
 
 
 def test_the_first_opening_of_a_file_waits_for_another_as_long_as_for_a_lock(

@@ -17,11 +17,8 @@ from dispatcher.store import (
     Claim,
     Claims,
     Database,
-    FailedMessages,
     Failure,
     HeldMessages,
-    JoinedMessages,
-    JoinedTransaction,
     Messages,
     Notifications,
     StoreMaintenance,
@@ -42,8 +39,8 @@ NO_WAIT = timedelta(0)
 MANY = 5_000
 
 
-def due_notifications(database: Database, *, tells_errors: bool = False) -> Notifications:
-    return Notifications(database, channel="status", max_attempts=7, tells_errors=tells_errors)
+def due_notifications(database: Database) -> Notifications:
+    return Notifications(database, channel="status", max_attempts=7)
 
 
 def tell(database: Database) -> list[Any]:
@@ -186,57 +183,12 @@ def test_each_end_is_told_once_with_its_outcome_and_reason(
     assert rows.row(database, message.id).notified_status == status
 
 
-def test_the_words_of_a_provider_are_told_only_where_it_is_asked_for(database: Database) -> None:
-    failed(database)
-    [row] = tell(database)
-    assert "why" not in str(row.body)
-    failed(database)
-    [made] = due_notifications(database, tells_errors=True).tell(limit=9)
-    assert rows.row(database, made).body["data"]["last_error"] == "why"
-
-
-def test_a_status_message_is_due_at_once_and_takes_no_place(database: Database) -> None:
-    sent(database)
-    [row] = tell(database)
-    maintenance = StoreMaintenance(database)
-    [due] = rows.take_due(maintenance, limit=9, grace=timedelta(seconds=5))
-    assert (due.message_id, due.channel) == (row.id, "status")
-    [claim] = claims(database).claim([row.id])
-    assert claim.message.recipient == URL
-    places = [
-        place for page in maintenance.reservations(memory=rows.AGES, batch=9) for place in page
-    ]
-    assert row.id not in {place.message_id for place in places}
-    assert len(places) == maintenance.count_reservations(memory=rows.AGES) == 1
-
-
-def test_live_messages_and_those_without_a_status_url_are_not_notified(database: Database) -> None:
-    asked(database)
-    claims(database).claim([asked(database).id])
-    quiet = rows.claimed(database)
-    claims(database).record([Success(quiet, None)], [], enqueue_in=NO_WAIT)
-    Messages(database).cancel([rows.add(database).id])
-    assert tell(database) == []
-
-
 def test_a_late_success_is_told_after_the_failure(database: Database) -> None:
     claim = fail(database, asked(database), Outcome.TEMPORARY)
     told = [row.body["type"] for row in tell(database)]
     claims(database).record([Success(claim, None)], [], enqueue_in=NO_WAIT)
     told += [row.body["type"] for row in tell(database)]
     assert told == ["message.failed", "message.sent"]
-
-
-def test_an_end_after_a_retry_is_told_again(database: Database) -> None:
-    message = failed(database)
-    first = tell(database)
-    store = FailedMessages(database)
-    store.retry([(store.look([message.id])[message.id], 1)])
-    assert tell(database) == []
-    fail(database, message)
-    again = tell(database)
-    assert [row.body["type"] for row in (*first, *again)] == ["message.failed"] * 2
-    assert first[0].id != again[0].id
 
 
 def test_a_message_held_again_after_a_release_is_notified_again(database: Database) -> None:
@@ -283,27 +235,6 @@ def test_two_sweeps_side_by_side_make_each_status_message_once(database: Databas
     made.update(due_notifications(database).tell(limit=100))
     told = {rows.row(database, each).body["data"]["id"] for each in made}
     assert (len(made), len(told), set(made.values())) == (30, 30, {1})
-
-
-def test_every_way_to_store_a_message_stores_who_is_told(database: Database) -> None:
-    alone, together, joined = (rows.a_message(scopes={"tenant": "acme"}) for _ in range(3))
-    Messages(database).add(rows.addition(alone, status_url=URL))
-    plain = rows.a_message()
-    additions = [rows.addition(together, status_url=URL), rows.addition(plain)]
-    assert Messages(database).add_together(additions)
-    level = "SERIALIZABLE" if database.url.get_backend_name() == "sqlite" else "READ COMMITTED"
-    engine = database.engine.execution_options(isolation_level=level)
-    with engine.connect() as connection:
-        transaction: JoinedTransaction[None] = JoinedMessages(database).join(
-            connection, lambda *_: None
-        )
-        transaction.add(rows.addition(joined, status_url=URL))
-        connection.commit()
-    for message in (alone, together, joined):
-        found = rows.row(database, message.id)
-        assert (found.status_url, found.notified_status) == (URL, "scheduled")
-    found = rows.row(database, plain.id)
-    assert (found.status_url, found.notified_status) == (None, None)
 
 
 def store_many(database: Database) -> None:

@@ -7,55 +7,23 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Connection, insert, text
+from sqlalchemy import text
 
-from dispatcher.message import new_id
 from dispatcher.store import Database, StoreMaintenance
-from tests.store.plans import asked_of, plan_of, scans, touched
+from tests.store.plans import add_many, asked_of, plan_of, scans, touched
 from tests.support import rows
-from tests.support.tables import attempts, messages
 
 pytestmark = pytest.mark.every_database
 
 DAY = timedelta(days=1)
 BATCH = 5
-COLD = 20_000
+COLD = 3_000
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
 def sent_at(database: Database, *instants: datetime, tokens: int = 1) -> set[tuple[UUID, int]]:
     """Store messages that were sent, each with so many attempts; return the attempts."""
-    values = []
-    for instant in instants:
-        message = rows.a_message(send_at=instant)
-        values.append(
-            {name: getattr(message, name) for name in _shared()}
-            | {"id": new_id(), "status": "sent", "finished_at": instant, "attempt_count": tokens}
-            | {"enqueue_at": instant, "claim_token": tokens, "reserved": True}
-        )
-    made = [
-        {
-            "message_id": each["id"],
-            "token": token,
-            "started_at": each["finished_at"],
-            "finished_at": each["finished_at"],
-            "outcome": "sent" if token == tokens else "temporary",
-        }
-        for each in values
-        for token in range(1, tokens + 1)
-    ]
-
-    def work(connection: Connection) -> None:
-        connection.execute(insert(messages), values)
-        connection.execute(insert(attempts), made)
-
-    database.run(work)
-    return {(each["message_id"], each["token"]) for each in made}
-
-
-def _shared() -> list[str]:
-    message = rows.a_message()
-    return [name for name in messages.c.keys() if hasattr(message, name)]  # noqa: SIM118 - columns
+    return add_many(database, instants, tokens=tokens)
 
 
 def read(database: Database, *, batch: int, memory: timedelta = DAY) -> list[tuple[UUID, int]]:
@@ -69,7 +37,7 @@ def each_once(found: list[tuple[UUID, int]], expected: set[tuple[UUID, int]]) ->
     assert Counter(found) == Counter(dict.fromkeys(expected, 1))
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("batch", [1, 7])
 def test_finished_and_unfinished_attempts_come_each_once(database: Database, batch: int) -> None:
     now = rows.now()
     expected = sent_at(database, *(now - n * timedelta(hours=1) for n in range(6)))
@@ -82,8 +50,9 @@ def test_finished_and_unfinished_attempts_come_each_once(database: Database, bat
     each_once(read(database, batch=batch), expected)
 
 
-@pytest.mark.parametrize("apart", [timedelta(0), timedelta(microseconds=1)])
-@pytest.mark.parametrize("batch", [1, 2, 4, 5, 11])
+@pytest.mark.parametrize(
+    ("batch", "apart"), [(1, timedelta(0)), (4, timedelta(microseconds=1)), (11, timedelta(0))]
+)
 def test_attempts_that_ended_at_nearly_the_same_instant_come_each_once(
     database: Database, batch: int, apart: timedelta
 ) -> None:
@@ -118,41 +87,10 @@ def test_a_claim_that_ran_out_and_was_not_rescued_yet_comes_with_its_age(
     assert timedelta(minutes=9) < taken.age < timedelta(minutes=11)
 
 
-def add_cold(database: Database) -> None:
-    """Store many attempts that ended weeks ago, in one statement."""
-
-    def work(connection: Connection) -> None:
-        connection.execute(
-            text("""
-            INSERT INTO dispatcher_messages (id, channel, recipient, scope, body, send_at,
-                next_attempt_at, enqueue_at, status, attempt_count, max_attempts, claim_token,
-                reserved, created_at, finished_at)
-            SELECT gen_random_uuid(), 'sms', 'r' || n, 'r' || n, '{}', at, at, at, 'sent', 1, 3, 1,
-                true, at, at
-            FROM (
-                SELECT n, now() - interval '25 days' + n * interval '1 minute' AS at
-                FROM generate_series(1, :many) AS n
-            ) AS instants
-            """),
-            {"many": COLD},
-        )
-        connection.execute(
-            text("""
-            INSERT INTO dispatcher_attempts (message_id, token, started_at, finished_at, outcome)
-            SELECT id, 1, finished_at, finished_at, 'sent' FROM dispatcher_messages
-                WHERE status = 'sent'
-            """)
-        )
-
-    database.run(work)
-    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text("VACUUM ANALYZE"))  # earlier tests left dead rows
-
-
 @on_postgresql
 def test_old_attempts_are_not_looked_at(database: Database) -> None:
-    add_cold(database)
     now = rows.now()
+    add_many(database, (now - 25 * DAY + n * timedelta(minutes=1) for n in range(COLD)))
     expected = sent_at(database, *[now - timedelta(hours=1)] * 12)
     expected |= sent_at(database, *(now - n * timedelta(seconds=1) for n in range(8)))
     for _ in range(3):
