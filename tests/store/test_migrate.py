@@ -16,6 +16,7 @@ from sqlalchemy import Connection, inspect
 from dispatcher.errors import StoreUnavailable
 from dispatcher.message import new_id
 from dispatcher.store import Database, Messages, migrate
+from dispatcher.store.engines.postgresql import _MIGRATION_LOCK
 from dispatcher.store.migrate import schema_standing
 from tests.support import rows
 from tests.support.migrations import (
@@ -27,6 +28,7 @@ from tests.support.migrations import (
 )
 from tests.support.processes import in_processes
 from tests.support.tables import NAMES
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.every_database
 
@@ -110,6 +112,18 @@ def test_several_migrations_at_once_take_turns(empty_database_url: str) -> None:
     assert in_processes(2, migrated, empty_database_url) == [HEAD] * 2
 
 
+@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+def test_a_migration_on_postgresql_waits_for_another(
+    empty: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    with empty.engine.connect() as other, ThreadPoolExecutor(1) as pool:
+        other.exec_driver_sql(f"SELECT pg_advisory_lock({_MIGRATION_LOCK})")
+        waiting = pool.submit(migrate, empty)
+        wait_until(lambda: "another migration of this database runs" in caplog.text)
+        other.exec_driver_sql(f"SELECT pg_advisory_unlock({_MIGRATION_LOCK})")
+        assert waiting.result(60) == HEAD
+
+
 def test_the_first_opening_of_a_file_waits_for_another_as_long_as_for_a_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,8 +136,8 @@ def test_the_first_opening_of_a_file_waits_for_another_as_long_as_for_a_lock(
         other.execute("BEGIN EXCLUSIVE")
         with monkeypatch.context() as patched:
             patched.setattr("dispatcher.store.engines.sqlite._BUSY_SECONDS", 0.2)
-            with pytest.raises(StoreUnavailable):
-                pool.submit(migrate, database).result(60)
+            with closing(Database(f"sqlite:///{path}")) as short, pytest.raises(StoreUnavailable):
+                pool.submit(migrate, short).result(60)
         answer = pool.submit(migrate, database)
         assert not wait([answer], 0.1).done, "the log of the file cannot be changed now"
         other.execute("COMMIT")

@@ -248,7 +248,10 @@ def test_messages_are_deleted_one_by_one_where_their_day_stays_for_another(
     for each in (barely, long_ago):
         make_day(database, each)
     kept, gone = ended(database, RETENTION + DAY), ended(database, OLD)
+    survey = StoreSurvey(database)
+    assert 7 * DAY < survey.not_pruned(retention=RETENTION) <= 9 * DAY
     assert StoreMaintenance(database).prune(older_than=RETENTION, limit=9) == 1
+    assert survey.not_pruned(retention=RETENTION) == timedelta(0)
     ids = Messages(database).find_many([kept.id, gone.id])
     assert [each.id for each in ids] == [kept.id]
 
@@ -293,6 +296,7 @@ def test_with_a_short_retention_the_days_go_too_once_their_messages_are_gone(
     make_day(database, day)
     ended(database, 2 * DAY)
     maintenance = StoreMaintenance(database)
+    assert DAY < StoreSurvey(database).not_pruned(retention=DAY / 2) < 2 * DAY
     assert maintenance.prune(older_than=DAY / 2, limit=9) == 1
     assert maintenance.keep_days(older_than=DAY / 2) == [day]
     for table in SPLIT:
