@@ -1,13 +1,13 @@
 """Deliver a group of messages: claim, permit, send, record.
 
 ``task`` is what Celery calls: it claims, asks for permits and gives what has one to the
-``sender_pool`` of its channel. A ``recorder`` writes down what came of each send and puts back what
-was not sent. ``sender`` sends one message; ``send_log`` notes each send before it begins;
+``sender_pool`` of its channel. A ``group`` records what came of each send and puts back what was
+not sent. ``sender`` sends one message; ``send_log`` notes each send before it begins;
 ``destinations`` keeps one host from taking all senders. ``sweep`` and ``reconciler`` are the
 periodic maintenance.
 """
 
-from dispatcher.delivery.sender import Shared, StopFlag
+from dispatcher.delivery.group import Shared, StopFlag
 from dispatcher.delivery.task import Delivery, GroupQueue
 
 __all__ = ["Delivery", "GroupQueue", "Shared", "StopFlag"]

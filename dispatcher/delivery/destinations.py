@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from dispatcher.delivery.sender import NO_WAIT, Group
+from dispatcher.delivery.group import NO_WAIT, Group
 from dispatcher.message import Message
 from dispatcher.store import Claim
 from dispatcher.times.clock import Clock
@@ -94,7 +94,7 @@ class Destinations:
         if not self._parked:  # without the lock, which all senders share: mostly none is parked
             return False
         with self._lock:
-            return any(each.group is group for some in self._parked.values() for each in some)
+            return any(each.group is group for queue in self._parked.values() for each in queue)
 
     def withdraw(self, group: Group, *, only_silent: bool) -> list[tuple[Claim, timedelta]]:
         """Return the parked messages of a group, each with a wait, and forget them.
@@ -102,32 +102,28 @@ class Destinations:
         A message for a silent destination waits for a turn of its own, so that it is not claimed
         over and over. The others do not wait.
         """
-        found: list[tuple[Claim, timedelta]] = []
+        unsent: list[tuple[Claim, timedelta]] = []
         if not self._parked:
-            return found
+            return unsent
         with self._lock:
             for name in list(self._parked):
                 if only_silent and not self._is_silent(name):
                     continue
-                some = self._parked[name]
-                found += [(each.claim, self._turn(name)) for each in some if each.group is group]
-                self._parked[name] = deque(each for each in some if each.group is not group)
+                queue = self._parked[name]
+                unsent += [(each.claim, self._turn(name)) for each in queue if each.group is group]
+                self._parked[name] = deque(each for each in queue if each.group is not group)
                 self._forget_if_idle(name)
-        return found
+        return unsent
 
     def _name(self, message: Message) -> str | None:
         try:
             name: object = self._name_of(message)
+            if name is None or isinstance(name, str):
+                return name
+            problem = f"returned {type(name).__name__}, no text"
         except Exception as error:  # noqa: BLE001 - a transport may raise anything
-            kind = type(error).__name__  # its text may quote an address
-            log.warning("message %s: destination() of its transport raised %s; ignored",
-                        message.id, kind)  # fmt: skip
-            return None
-        if name is None or isinstance(name, str):
-            return name
-        kind = type(name).__name__
-        log.warning("message %s: destination() of its transport returned %s, no text; ignored",
-                    message.id, kind)  # fmt: skip
+            problem = f"raised {type(error).__name__}"  # its text may quote an address
+        log.warning("message %s: destination() of its transport %s; ignored", message.id, problem)
         return None
 
     def _most(self, name: str | None) -> int:
@@ -154,7 +150,6 @@ class Destinations:
             self._turns.pop(oldest, None)
 
     def _turn(self, name: str | None) -> timedelta:
-        """Return how long the next message is to wait; no time for one that is not silent."""
         if name is None or not self._is_silent(name):
             return NO_WAIT
         now = self._clock.monotonic()

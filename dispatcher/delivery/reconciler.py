@@ -182,14 +182,10 @@ class Reconciler:
         if permits.parts:
             life = self._settings.settle + MARKER_SPARE
             under_way: list[Permit] = []
-            for taken in self._store.permits(memory=self._permits.memory, batch=_ROWS_AT_ONCE):
-                known = [(Permit(*each[:4]), each.age) for each in taken]
+            for rows in self._store.permits(memory=self._permits.memory, batch=_ROWS_AT_ONCE):
+                known = [(Permit(*row[:4]), row.age) for row in rows]
                 self._permits.restore(known, permits.permit_markers, marker_life=life)
-                under_way += [
-                    permit
-                    for (permit, _), each in zip(known, taken, strict=True)
-                    if each.is_under_way
-                ]
+                under_way += [Permit(*row[:4]) for row in rows if row.is_under_way]
             self._correct(under_way, permits)
         opened_logs = self._upkeep.open(permits)
         opened += opened_logs
@@ -205,14 +201,15 @@ class Reconciler:
         that is put back or recorded after this look finds the permit there.
         """
         for start in range(0, len(under_way), BATCH):
-            some = under_way[start : start + BATCH]
-            ages = self._store.ages([(each.message_id, each.token) for each in some])
-            gone = [each for each in some if (each.message_id, each.token) not in ages]
-            ended = [
-                (each, age)
-                for each in some
-                if (age := ages.get((each.message_id, each.token))) is not None
-            ]
+            batch = under_way[start : start + BATCH]
+            ages = self._store.ages([(permit.message_id, permit.token) for permit in batch])
+            gone, ended = [], []
+            for permit in batch:
+                age = ages.get((permit.message_id, permit.token), timedelta.min)
+                if age == timedelta.min:
+                    gone.append(permit)
+                elif age is not None:
+                    ended.append((permit, age))
             if gone:
                 self._permits.give_back(gone)
             if ended:
@@ -249,40 +246,40 @@ class Reconciler:
     def _settle_unconfirmed(self) -> Counter[str]:
         did: Counter[str] = Counter(confirmed=0, released=0, corrected=0)
         left = _Left()
-        in_batches(lambda limit: self._settle_some(limit, did, left))
+        in_batches(lambda limit: self._settle_batch(limit, did, left))
         return did
 
-    def _settle_some(self, limit: int, did: Counter[str], left: _Left) -> int:
-        """Settle a batch; return how many were found."""
-        found = self._upkeep.unconfirmed(
+    def _settle_batch(self, limit: int, did: Counter[str], left: _Left) -> int:
+        """Settle a batch; return how many entries it had."""
+        entries = self._upkeep.unconfirmed(
             older_than=self._settings.reconcile_grace, limit=limit, skip=left.entries
         )
-        if not found:
+        if not entries:
             return 0
-        holding = self._store.reserved_times([each.message_id for each in found])
-        being_moved = self._bar_moves(found, holding)
+        holding = self._store.reserved_times([entry.message_id for entry in entries])
+        being_moved = self._bar_moves(entries, holding)
         fault("reconcile.after_look_up")
         settled = Settled({}, set(), set())
-        if missing := {each.message_id for each in found} - holding.keys():
+        if missing := {entry.message_id for entry in entries} - holding.keys():
             # They hold no reservation by the store: from now on they are never stored.
             settled = self._store.give_up(list(missing))
             fault("reconcile.after_giving_up")
         holding |= settled.holding
         left.message_ids |= settled.under_way | being_moved
-        some = [each for each in found if each.message_id not in left.message_ids]
-        left.entries.update(each.keys for each in found if each.message_id in left.message_ids)
-        some = [
-            each._replace(before_ms=_EVER) if each.message_id in settled.void else each
-            for each in some
+        left.entries.update(e.keys for e in entries if e.message_id in left.message_ids)
+        decided = [
+            entry._replace(before_ms=_EVER) if entry.message_id in settled.void else entry
+            for entry in entries
+            if entry.message_id not in left.message_ids
         ]
-        did["corrected"] += self._upkeep.confirm(some, holding)
-        confirmed = sum(each.message_id in holding for each in some)
+        did["corrected"] += self._upkeep.confirm(decided, holding)
+        confirmed = sum(entry.message_id in holding for entry in decided)
         did["confirmed"] += confirmed
-        did["released"] += len(some) - confirmed
-        return len(found)
+        did["released"] += len(decided) - confirmed
+        return len(entries)
 
     def _bar_moves(
-        self, found: Sequence[Unconfirmed], holding: dict[UUID, ReservedTime]
+        self, entries: Sequence[Unconfirmed], holding: dict[UUID, ReservedTime]
     ) -> set[UUID]:
         """Let no move take effect whose reservation is old; return those that still may.
 
@@ -292,7 +289,7 @@ class Reconciler:
         """
         moving = {
             entry.message_id
-            for entry in found
+            for entry in entries
             if entry.tail and entry.message_id in holding
             and entry.tail != holding[entry.message_id].tail
         }  # fmt: skip
@@ -307,17 +304,15 @@ class Reconciler:
             )  # fmt: skip
             return moving
         fault("reconcile.after_barring")
-        now = self._store.reserved_times(sorted(barred))
+        times = self._store.reserved_times(sorted(barred))
         for message_id in barred:
             del holding[message_id]
-        holding |= now
+        holding |= times
         return moving - barred
 
     def _reserved(self, rows: Iterable[ReservationRow]) -> list[Reserved]:
         kinds = self._settings.quotas_of
-        return [
-            Reserved(each.message_id, each.counted(kinds), each.send_at, each.tail) for each in rows
-        ]
+        return [Reserved(row.message_id, row.counted(kinds), row.send_at, row.tail) for row in rows]
 
     def _bring_forward(self) -> None:
         """Let messages that wait for a limit be due now where room was made for them.
@@ -328,17 +323,15 @@ class Reconciler:
             waiting = self._permits.waiting(logs=_ROOMS_AT_ONCE, each=BATCH)
             if not waiting:
                 return
-            ids = [id_ for some in waiting.values() for id_ in some][:BATCH]
+            ids = [id_ for line in waiting.values() for id_ in line][:BATCH]
             chosen = set(ids)
             come = self._store.bring_forward(ids) if ids else set[UUID]()
-            self._permits.give_turns(
-                {
-                    log: [each for each in some if each in chosen]
-                    for log, some in waiting.items()
-                    if not some or chosen & {*some}
-                },
-                come,
-            )
+            turns = {
+                name: [id_ for id_ in line if id_ in chosen]
+                for name, line in waiting.items()
+                if not line or chosen & {*line}
+            }
+            self._permits.give_turns(turns, come)
         except LimitersUnavailable as error:
             log.warning(
                 "could not bring snoozed messages forward, they wait for their turns: %s", error

@@ -274,10 +274,8 @@ def _append(file: LogFile, line: str) -> bool:
         problem = error.strerror
     log.warning(
         "could not write to the send log %s: %s; without it all messages of the claim have an "
-        "unknown outcome if the worker is killed",
-        path,
-        problem,
-    )
+        "unknown outcome if the worker is killed", path, problem,
+    )  # fmt: skip
     return False
 
 
@@ -313,9 +311,8 @@ def _read(path: Path) -> LeftLog | None:
     except (OSError, ValueError) as error:
         log.warning(
             "could not read the send log %s (%s): its messages wait until their claim ends",
-            path,
-            type(error).__name__,
-        )
+            path, type(error).__name__,
+        )  # fmt: skip
         return None
 
 

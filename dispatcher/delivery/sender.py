@@ -1,24 +1,20 @@
-"""A group of claims, and the send of one message of it.
-
-The sender checks that the message still may be sent, calls the transport and names the outcome.
-``Shared`` is what all tasks, senders and recorders of a process share.
-"""
+"""The send of one message: may it still be sent, what did the transport say, when to try again."""
 
 from __future__ import annotations
 
 import logging
-import random
-import threading
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import timedelta
-from mmap import mmap
 from typing import TYPE_CHECKING
-from uuid import UUID
 
-from dispatcher.broker.queue import Queue
-from dispatcher.delivery.send_log import ClaimLog
+from dispatcher.delivery.group import (
+    NO_WAIT,
+    BrokenSend,
+    EndedSend,
+    Group,
+    Report,
+    Shared,
+    UnsentClaim,
+)
 from dispatcher.errors import (
     LimitersUnavailable,
     PerhapsSent,
@@ -26,12 +22,8 @@ from dispatcher.errors import (
     TemporaryFailure,
 )
 from dispatcher.faults import fault
-from dispatcher.limiters import Permits
 from dispatcher.message import Outcome, storable_text
-from dispatcher.settings import Settings
-from dispatcher.store import Claim, Claims, Failure, Success
-from dispatcher.telemetry.journal import Journal
-from dispatcher.times.clock import Clock
+from dispatcher.store import Claim, Failure, Success
 from dispatcher.transports import Transport
 
 if TYPE_CHECKING:
@@ -39,95 +31,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-StopFlag = bytearray | mmap
-NO_WAIT = timedelta(0)
 _LONGEST_WAIT = timedelta(days=366)
 _IN_TIME = 0.5
 """Share of the timeout after which a send that failed had no answer in time."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Shared:
-    """What the tasks, senders and recorders of a process share.
-
-    ``jitter`` gives random numbers from 0 to 1 for the wait before a retry. ``stop_flag`` is one
-    byte, which processes may share.
-    """
-
-    settings: Settings
-    clock: Clock
-    claims: Claims
-    permits: Permits
-    queue: Queue
-    journal: Journal
-    spans: Spans | None = None
-    jitter: Callable[[], float] = random.random
-    stop_flag: StopFlag = field(default_factory=lambda: bytearray(1))
-
-    @property
-    def is_stopping(self) -> bool:
-        return self.stop_flag[0] != 0
-
-
-@dataclass(frozen=True, slots=True)
-class EndedSend:
-    """A send that came to an end, at a time of the monotonic clock. ``record`` is to be recorded.
-
-    It began ``late_by`` seconds after the promised time of its message. ``answered`` is False where
-    it failed and took so long that its destination gave no answer in time.
-    """
-
-    claim: Claim
-    record: Success | Failure
-    at: float
-    late_by: float = 0.0
-    answered: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class UnsentClaim:
-    """A claim whose message was not sent, and when to come back."""
-
-    claim: Claim
-    wait: timedelta = NO_WAIT
-
-
-@dataclass(frozen=True, slots=True)
-class BrokenSend:
-    """A claim whose send ended in what no transport should raise. Its outcome is unknown."""
-
-    claim: Claim
-    error: BaseException
-
-
-Report = EndedSend | UnsentClaim | BrokenSend
-
-
-class Group:
-    """Messages of one channel that were claimed together. Times are of the monotonic clock.
-
-    The recorder says until when and of which messages a send may begin: ``ends_at`` is when the
-    claims end, ``lost`` are those that another process has by now, ``is_over`` allows none.
-    ``closed_until`` is when the provider wants to be asked again; ``lock`` guards it. Senders add
-    to ``reports`` and set ``all_reported`` with the last one. ``left`` counts the messages that no
-    sender has taken, ``unreported`` those without a report; both are the sender pool's.
-    """
-
-    def __init__(
-        self, *, claimed_at: float, received_at: float, ends_at: float, send_log: ClaimLog
-    ) -> None:
-        self.claimed_at = claimed_at
-        self.received_at = received_at
-        self.ends_at = ends_at
-        self.send_log = send_log
-        self.lost: set[UUID] = set()
-        self.is_over = False
-        self.closed_until = 0.0
-        self.left = 0
-        self.unreported = 0
-        self.reports: deque[Report] = deque()
-        self.all_reported = threading.Event()
-        self.lock = threading.Lock()
 
 
 class Sender:
@@ -164,11 +70,7 @@ class Sender:
         unsent = self._refusal(group, claim, now)  # the note may have waited for a slow disk
         if unsent is not None:
             return unsent
-        spans = self._shared.spans
-        if spans is None:
-            record = self._call_transport(group, claim)
-        else:
-            record = self._call_traced(group, claim, spans)
+        record = self._call_traced(group, claim, self._shared.spans)
         fault("deliver.after_send")
         # Counted at its end: a send is never later than that, so never counted too early.
         ended_at = clock.monotonic()
@@ -187,7 +89,9 @@ class Sender:
             return UnsentClaim(claim, timedelta(seconds=group.closed_until - now))
         return None
 
-    def _call_traced(self, group: Group, claim: Claim, spans: Spans) -> Success | Failure:
+    def _call_traced(self, group: Group, claim: Claim, spans: Spans | None) -> Success | Failure:
+        if spans is None:
+            return self._call_transport(group, claim)
         with spans.delivering(claim.message) as came_to:
             record = self._call_transport(group, claim)
             came_to(record.outcome, record.error_type if isinstance(record, Failure) else None)
@@ -201,17 +105,23 @@ class Sender:
         except PermanentFailure as error:
             return Failure(claim, Outcome.PERMANENT, _text(error), None, type(error).__name__)
         except PerhapsSent as error:
-            return self._failure(claim, error, None, Outcome.UNKNOWN)
+            return self._failure(claim, error, Outcome.UNKNOWN)
         except TemporaryFailure as error:
-            is_closed = self._close(group, error)
-            return self._failure(claim, error, error.retry_after, counts=not is_closed)
+            counts = not self._close(group, error)
+            return self._failure(
+                claim,
+                error,
+                Outcome.TEMPORARY,
+                at_least=_kept_wait(error.retry_after),
+                counts=counts,
+            )
         except Exception as error:  # noqa: BLE001 - a transport may raise anything
             # It may be with the provider: a line that broke, say.
             log.warning(
                 "message %s: its transport raised %s, none of TemporaryFailure, PermanentFailure "
                 "and PerhapsSent; its outcome is unknown", message.id, type(error).__name__,
             )  # fmt: skip
-            return self._failure(claim, error, None, Outcome.UNKNOWN)
+            return self._failure(claim, error, Outcome.UNKNOWN)
         return Success(claim, None if receipt is None else storable_text(receipt))
 
     def _close(self, group: Group, error: TemporaryFailure) -> bool:
@@ -237,53 +147,43 @@ class Sender:
         self,
         claim: Claim,
         error: BaseException,
-        retry_after: object,
-        outcome: Outcome = Outcome.TEMPORARY,
+        outcome: Outcome,
         *,
+        at_least: timedelta = NO_WAIT,
         counts: bool = True,
     ) -> Failure:
         message = claim.message
         wait = None
         if message.attempt_count < message.max_attempts or not counts:
             channel = self._shared.settings.channels[message.channel]
-            wait = backoff(
+            wait = at_least + backoff(
                 message.attempt_count,
                 base=channel.backoff_base,
                 longest=channel.backoff_longest,
-                at_least=_kept_wait(retry_after),
                 jitter=self._shared.jitter(),
             )
         return Failure(claim, outcome, _text(error), wait, type(error).__name__, counts)
 
 
-def backoff(
-    attempt: int,
-    *,
-    base: timedelta,
-    longest: timedelta,
-    at_least: timedelta | None,
-    jitter: float,
-) -> timedelta:
+def backoff(attempt: int, *, base: timedelta, longest: timedelta, jitter: float) -> timedelta:
     """Return the wait before the attempt after number ``attempt`` (1 for the first).
 
     Exponential with full jitter: uniform between 0 and ``base * 2 ** (attempt - 1)``, capped at
     ``longest``. Full jitter spreads a herd that failed together better than any narrower one
-    (M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015). ``at_least`` is
-    what the provider asked for and is added before the jitter, so that those it turned away
-    together do not come back together. ``jitter`` is a random number from 0 to 1.
+    (M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015). ``jitter`` is a
+    random number from 0 to 1. What the provider asked for is added to it, so that those it turned
+    away together do not come back together.
     """
-    exponent = min(attempt - 1, 32)
-    ceiling: timedelta = min(base * (1 << exponent), longest)
-    wait: timedelta = (at_least or timedelta(0)) + ceiling * jitter
-    return wait
+    ceiling: timedelta = min(base * (1 << min(attempt - 1, 32)), longest)
+    return ceiling * jitter
 
 
 def _text(error: BaseException) -> str:
     return storable_text(f"{type(error).__name__}: {storable_text(error)}")
 
 
-def _kept_wait(retry_after: object) -> timedelta | None:
+def _kept_wait(retry_after: object) -> timedelta:
     """Return a wait that a transport asked for, if it is one that can be kept."""
     if not isinstance(retry_after, timedelta):
-        return None
+        return NO_WAIT
     return min(max(retry_after, NO_WAIT), _LONGEST_WAIT)

@@ -10,7 +10,7 @@ from itertools import count
 from math import inf
 
 from dispatcher.delivery.destinations import Destinations, WaitingMessage
-from dispatcher.delivery.sender import NO_WAIT, EndedSend, Group, Report
+from dispatcher.delivery.group import NO_WAIT, EndedSend, Group, Report
 from dispatcher.store import Claim
 from dispatcher.times.clock import Clock
 
@@ -87,17 +87,17 @@ class SenderPool:
 
         Where ``only_silent``, only those that wait for silent destinations.
         """
-        found: list[tuple[Claim, timedelta]] = []
+        unsent: list[tuple[Claim, timedelta]] = []
         if self._destinations is not None:
-            found = self._destinations.withdraw(group, only_silent=only_silent)
+            unsent = self._destinations.withdraw(group, only_silent=only_silent)
         with self._lock:
             if group.left and not only_silent:
-                found += [(claim, NO_WAIT) for _, _, each, claim in self._left if each is group]
-                self._left = [each for each in self._left if each[2] is not group]
+                unsent += [(claim, NO_WAIT) for _, _, owner, claim in self._left if owner is group]
+                self._left = [entry for entry in self._left if entry[2] is not group]
                 heapify(self._left)
                 group.left = 0
-            group.unreported -= len(found)
-        return found
+            group.unreported -= len(unsent)
+        return unsent
 
     def close(self) -> None:
         """Let the threads end once nothing is left."""
@@ -187,9 +187,9 @@ class SenderPool:
             answered = report.answered if isinstance(report, EndedSend) else None
             resumed = self._destinations.leave(report.claim, answered=answered)
         with self._lock:
-            for each in resumed:
-                each.group.left += 1
-                heappush(self._left, (each.due_at, next(self._numbers), each.group, each.claim))
+            for waiting, due_at, claim in resumed:
+                waiting.left += 1
+                heappush(self._left, (due_at, next(self._numbers), waiting, claim))
             group.unreported -= 1
             if not group.unreported:
                 group.all_reported.set()

@@ -8,6 +8,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from uuid import UUID
@@ -49,35 +50,25 @@ _ENDS = {
 """The transition of a rescued message that is not tried again, by its status."""
 
 
+@dataclass(kw_only=True)
 class Sweep:
     """Duties of the sweep. Each works in bounded batches and returns how many messages it changed.
 
     Any number may run side by side. ``notifications`` is None without a status channel.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        clock: Clock,
-        store: StoreMaintenance,
-        messages: Messages,
-        permits: Permits,
-        queue: Queue,
-        journal: Journal,
-        send_logs: SendLogs,
-        notifications: Notifications | None = None,
-    ) -> None:
-        self._settings = settings
-        self._clock = clock
-        self._store = store
-        self._messages = messages
-        self._permits = permits
-        self._queue = queue
-        self._journal = journal
-        self._send_logs = send_logs
-        self._notifications = notifications
-        self._enqueues, self._rescues = Looks(clock), Looks(clock)
+    settings: Settings
+    clock: Clock
+    store: StoreMaintenance
+    messages: Messages
+    permits: Permits
+    queue: Queue
+    journal: Journal
+    send_logs: SendLogs
+    notifications: Notifications | None = None
+
+    def __post_init__(self) -> None:
+        self._enqueues, self._rescues = Looks(self.clock), Looks(self.clock)
 
     def enqueue_due(self) -> int:
         """Enqueue messages inside the horizon, and again those that are due and not claimed.
@@ -85,26 +76,27 @@ class Sweep:
         When the broker does not answer, the next run enqueues them. After a pause has ended, it
         looks at all that is due.
         """
-        has_resumed = self._store.has_resumed(within=_RESUMED)
+        has_resumed = self.store.has_resumed(within=_RESUMED)
         return self._enqueues.run(self._enqueue_due, is_whole=has_resumed)
 
     def _enqueue_due(self, within: timedelta | None) -> tuple[int, bool]:
-        found = self._store.due(limit=_MOST_AT_ONCE, within=within)
+        rows = self.store.due(limit=_MOST_AT_ONCE, within=within)
         enqueued = 0
-        for start in range(0, len(found), BATCH):
-            some = found[start : start + BATCH]
-            due = self._store.take_due(some, grace=self._settings.enqueue_grace)
+        for start in range(0, len(rows), BATCH):
+            due = self.store.take_due(
+                rows[start : start + BATCH], grace=self.settings.enqueue_grace
+            )
             fault("enqueue_due.after_take")
             try:
-                self._queue.enqueue(self._tickets(due))
+                self.queue.enqueue(self._tickets(due))
             except QueueUnavailable as error:
                 log.warning(
                     "could not enqueue %d messages, the next sweep will: %s", len(due), error
                 )
-                self._messages.enqueue_again([each.message_id for each in due])
+                self.messages.enqueue_again([each.message_id for each in due])
                 return enqueued, False
             enqueued += len(due)
-        return enqueued, len(found) < _MOST_AT_ONCE
+        return enqueued, len(rows) < _MOST_AT_ONCE
 
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
         """Let the next ``enqueue_due`` enqueue these messages, whose tasks are lost.
@@ -113,13 +105,12 @@ class Sweep:
         """
         try:
             for start in range(0, len(message_ids), BATCH):
-                self._messages.enqueue_again(message_ids[start : start + BATCH])
+                self.messages.enqueue_again(message_ids[start : start + BATCH])
         except StoreUnavailable as error:
             log.warning(
                 "could not note that %d tasks are lost, enqueued again after their grace: %s",
-                len(message_ids),
-                error,
-            )
+                len(message_ids), error,
+            )  # fmt: skip
 
     def _tickets(self, due: Sequence[Due]) -> list[Ticket]:
         """Return the tickets of messages that are due.
@@ -132,7 +123,7 @@ class Sweep:
         suspects = [each for each in due if each.is_suspect]
         random.shuffle(suspects)
         apart = min(_APART, _SPREAD / max(1, len(suspects)))
-        now = self._clock.now()
+        now = self.clock.now()
         return [
             *(
                 Ticket(*each[:3], is_first=each.is_first) for each in due if not each.is_suspect
@@ -151,16 +142,15 @@ class Sweep:
         by their send logs. While more logs are left than one run reads, it ends no claim.
         """
         counts: list[int] = []
-        are_all_read = self._send_logs.consume(
+        are_all_read = self.send_logs.consume(
             lambda left: counts.append(self._put_back(left)), limit=_LOGS_AT_ONCE
         )
         put_back = sum(counts)
         if put_back:
             log.warning(
                 "%d messages put back: their worker had not begun to send them, and died or could "
-                "not put them back",
-                put_back,
-            )
+                "not put them back", put_back,
+            )  # fmt: skip
         if not are_all_read:
             return put_back
         rescued = self._rescues.run(self._rescue)
@@ -169,26 +159,25 @@ class Sweep:
         return put_back + rescued
 
     def _put_back(self, left: LeftLog) -> int:
-        found = self._store.unbegun(left.unbegun, mark=left.mark, died=left.died)
-        if not found:
+        rows = self.store.unbegun(left.unbegun, mark=left.mark, died=left.died)
+        if not rows:
             return 0
         try:  # first: once they are put back, the store returns them no more
-            self._permits.give_back([Permit(*each[:4]) for each in found])
+            self.permits.give_back([Permit(*row[:4]) for row in rows])
         except LimitersUnavailable as error:
             log.warning(
                 "could not give back %d unused permits, they stay counted for longer: %s",
-                len(found),
-                error,
-            )
+                len(rows), error,
+            )  # fmt: skip
         fault("rescue.before_put_back")
-        self._store.put_back(found, wait=self._settings.claim_ttl, died=left.died)
-        for each in found:
-            self._tell_rescued(each[0], each.channel, each.attempt, each.status, "temporary")
-        return len(found)
+        self.store.put_back(rows, wait=self.settings.claim_ttl, died=left.died)
+        for row in rows:
+            self._tell_rescued(row[0], row.channel, row.attempt, row.status, "temporary")
+        return len(rows)
 
     def _rescue(self, within: timedelta | None) -> tuple[int, bool]:
         def rescue(limit: int) -> int:
-            rescued = self._store.rescue(limit=limit, within=within)
+            rescued = self.store.rescue(limit=limit, within=within)
             for each in rescued:
                 self._tell_rescued(*each, "unknown")
             return len(rescued)
@@ -199,7 +188,7 @@ class Sweep:
     def _tell_rescued(
         self, message_id: UUID, channel: str, attempt: int, status: Status, outcome: str
     ) -> None:
-        tell = partial(self._journal.tell_of, message_id=message_id, channel=channel)
+        tell = partial(self.journal.tell_of, message_id=message_id, channel=channel)
         tell(Transition.RESCUED, attempt=attempt)
         if status in _ENDS:
             tell(_ENDS[status], attempt=attempt, outcome=outcome)
@@ -209,18 +198,19 @@ class Sweep:
 
         Claims and ``enqueue_due`` skip such messages.
         """
-        if not self._settings.expiring_channels:
+        if not self.settings.expiring_channels:
             return 0
-        expired = in_batches(self._expire_overdue)
+
+        def expire(limit: int) -> int:
+            channels = self.store.expire_overdue(limit=limit)
+            for message_id, channel in channels.items():
+                self.journal.tell_of(Transition.EXPIRED, message_id, channel)
+            return len(channels)
+
+        expired = in_batches(expire)
         if expired:
             log.warning("%d overdue messages expired", expired)
         return expired
-
-    def _expire_overdue(self, limit: int) -> int:
-        expired = self._store.expire_overdue(limit=limit)
-        for message_id, channel in expired.items():
-            self._journal.tell_of(Transition.EXPIRED, message_id, channel)
-        return len(expired)
 
     def notify(self) -> int:
         """Make status messages, due at once, for the callers who asked for them.
@@ -229,28 +219,30 @@ class Sweep:
         may be skipped, the final one is reported. ``enqueue_due`` enqueues status messages like
         any others. Raises StoreUnavailable.
         """
-        return in_batches(self._notify)
-
-    def _notify(self, limit: int) -> int:
-        if self._notifications is None:
+        notifications = self.notifications
+        if notifications is None:
             return 0
-        made = self._notifications.tell(limit=limit)
-        for message_id in made:
-            self._journal.tell_of(Transition.SCHEDULED, message_id, self._settings.status_channel)
-        return len(made)
+
+        def tell(limit: int) -> int:
+            made = notifications.tell(limit=limit)
+            for message_id in made:
+                self.journal.tell_of(Transition.SCHEDULED, message_id, self.settings.status_channel)
+            return len(made)
+
+        return in_batches(tell)
 
     def prune(self) -> int:
         """Delete messages that ended longer ago than the retention, whole days at once."""
-        keep = self._settings.retention
+        keep = self.settings.retention
         try:
-            days = self._store.keep_days(older_than=keep)
+            days = self.store.keep_days(older_than=keep)
         except StoreUnavailable as error:
             log.warning("could not keep the partitions of days, the next run will: %s", error)
             days = []
         for day in days:
             log.info("deleted the messages that ended on %s", day)
         return in_batches(
-            lambda limit: self._store.prune(older_than=keep, limit=limit), most=_MOST_PRUNED
+            lambda limit: self.store.prune(older_than=keep, limit=limit), most=_MOST_PRUNED
         )
 
 

@@ -12,9 +12,9 @@ from uuid import UUID
 
 from dispatcher.broker.queue import EARLY
 from dispatcher.delivery.destinations import Destinations
-from dispatcher.delivery.recorder import LastingSends, Recorder, permit_of, put_back
+from dispatcher.delivery.group import NO_WAIT, Group, LastingSends, Shared, permit_of
 from dispatcher.delivery.send_log import ClaimLog, SendLogs
-from dispatcher.delivery.sender import NO_WAIT, Group, Sender, Shared
+from dispatcher.delivery.sender import Sender
 from dispatcher.delivery.sender_pool import SenderPool
 from dispatcher.errors import InvalidValue, LimitersUnavailable, StoreUnavailable
 from dispatcher.faults import fault
@@ -97,64 +97,66 @@ class Delivery:
         sent = 0
         try:
             for name in sorted(channels.keys() - self._pools.keys()):
-                some = channels.pop(name)
+                unknown = channels.pop(name)
                 log.error(
                     "channel %s is not in this worker's settings: %d messages put back for "
-                    "another one", [name], len(some),
+                    "another one", [name], len(unknown),
                 )  # fmt: skip
-                put_back(self.shared, send_log, [(claim, ttl) for claim in some])
+                self.shared.put_back([(claim, ttl) for claim in unknown], send_log)
             while channels:
-                name, some = channels.popitem()
+                name, known = channels.popitem()
                 group = Group(
+                    self.shared,
+                    self._pools[name],
+                    known,
                     claimed_at=claimed_at,
                     received_at=received_at,
-                    ends_at=claimed_at + ttl.total_seconds(),
                     send_log=send_log,
                 )
-                recorder = Recorder(self.shared, self._pools[name], group, some)
-                sent += self._deliver_group(recorder, to_the_end=to_the_end)
+                sent += self._deliver_group(group, to_the_end=to_the_end)
         finally:
-            for some in channels.values():
-                put_back(self.shared, send_log, [(claim, NO_WAIT) for claim in some])
+            for left in channels.values():
+                self.shared.put_back([(claim, NO_WAIT) for claim in left], send_log)
         return sent
 
-    def _deliver_group(self, recorder: Recorder, *, to_the_end: bool) -> int:
-        ask_until = recorder.ask_at + _LONGEST_ASKING_SECONDS
+    def _deliver_group(self, group: Group, *, to_the_end: bool) -> int:
+        ask_until = group.ask_at + _LONGEST_ASKING_SECONDS
         try:
-            self._put_quiet_back(recorder)
-            self._send_permitted(recorder, ask_until)
-            while recorder.step():
-                if not to_the_end and recorder.has_lasting_sends() and self._lasting.take(recorder):
-                    return recorder.sent
-                recorder.pause()
-                self._send_permitted(recorder, ask_until)
+            self._put_quiet_back(group)
+            self._send_permitted(group, ask_until)
+            while group.step():
+                if not to_the_end and group.has_lasting_sends() and self._lasting.take(group):
+                    return group.sent
+                group.pause()
+                self._send_permitted(group, ask_until)
         except BaseException as error:  # noqa: BLE001 - raised once all is recorded
-            recorder.fail(error)
-            recorder.finish()
-        if recorder.error:
-            raise recorder.error
-        return recorder.sent
+            group.fail(error)
+            while group.step():
+                group.pause()
+        if group.error:
+            raise group.error
+        return group.sent
 
-    def _put_quiet_back(self, recorder: Recorder) -> None:
-        waits = [(claim, _quiet_wait(claim, self.shared.settings)) for claim in recorder.waiting]
+    def _put_quiet_back(self, group: Group) -> None:
+        waits = [(claim, _quiet_wait(claim, self.shared.settings)) for claim in group.waiting]
         quiet = [(claim, wait) for claim, wait in waits if wait]
         if quiet:
-            recorder.waiting = [claim for claim, wait in waits if not wait]
-            recorder.snooze(quiet)
+            group.waiting = [claim for claim, wait in waits if not wait]
+            group.snooze(quiet)
 
-    def _send_permitted(self, recorder: Recorder, ask_until: float) -> None:
-        claims = recorder.waiting
+    def _send_permitted(self, group: Group, ask_until: float) -> None:
+        claims = group.waiting
         asked_at = self.shared.clock.monotonic()
-        if not claims or self.shared.is_stopping or asked_at < recorder.ask_at:
+        if not claims or self.shared.is_stopping or asked_at < group.ask_at:
             return
         permits = [*map(permit_of, claims)]
         try:
-            answers = self.shared.permits.acquire(permits, within=recorder.time_left)
+            answers = self.shared.permits.acquire(permits, within=group.time_left)
         except LimitersUnavailable as error:
             log.warning(
                 "no permits for %d messages, tried again in a second: %s", len(claims), error
             )
-            recorder.put_waiting_back(_LIMITERS_PAUSE)
+            group.put_waiting_back(_LIMITERS_PAUSE)
             return
         fault("deliver.after_permits")
         permitted, soon, refused = [], [], []
@@ -164,14 +166,14 @@ class Delivery:
                 permitted.append(claim)
             elif comes_at <= ask_until:
                 soon.append(claim)
-                recorder.ask_at = max(recorder.ask_at, comes_at)
+                group.ask_at = max(group.ask_at, comes_at)
             else:
                 refused.append((claim, answer.retry_after))
-        recorder.waiting = soon
+        group.waiting = soon
         if permitted:
-            recorder.send(permitted)
+            group.send(permitted)
         if refused:
-            recorder.snooze(refused)
+            group.snooze(refused)
 
     @property
     def is_stopping(self) -> bool:
@@ -199,14 +201,14 @@ class Delivery:
         Those that are due later are left to the sweep; those that have ended go into the journal.
         """
         claimed = {claim.message.id for claim in claims}
-        found = self.shared.claims.unclaimed([each for each in message_ids if each not in claimed])
-        for message_id, channel in found.expired.items():
+        unclaimed = self.shared.claims.unclaimed([id_ for id_ in message_ids if id_ not in claimed])
+        for message_id, channel in unclaimed.expired.items():
             self.shared.journal.tell_of(Transition.EXPIRED, message_id, channel)
-        for message_id, channel in found.cancelled.items():
+        for message_id, channel in unclaimed.cancelled.items():
             self.shared.journal.tell_of(Transition.CANCELLED, message_id, channel)
-        soon = {id_: wait for id_, wait in found.waits.items() if wait <= _LONGEST_EARLY}
-        if len(soon) < len(found.waits):
-            self.shared.claims.enqueue_when_due([id_ for id_ in found.waits if id_ not in soon])
+        soon = {id_: wait for id_, wait in unclaimed.waits.items() if wait <= _LONGEST_EARLY}
+        if len(soon) < len(unclaimed.waits):
+            self.shared.claims.enqueue_when_due([id_ for id_ in unclaimed.waits if id_ not in soon])
         if soon:
             pause = min(max(soon.values()) - self._ahead, min(soon.values()) - EARLY)
             # A message that is due already and was not claimed is paused. The least wait keeps

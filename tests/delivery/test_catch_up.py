@@ -91,9 +91,9 @@ def test_sweeps_side_by_side_catch_up_with_each_message_once(build: Build) -> No
 def test_where_all_channels_send_late_nothing_is_asked_or_left(build: Build) -> None:
     house = build(clock=hour_ago())
     message = house.submit()
-    store = vars(house.parts.sweep)["_store"]
-    vars(house.parts.sweep)["_store"] = None
+    store = vars(house.parts.sweep)["store"]
+    vars(house.parts.sweep)["store"] = None
     assert catch_up(house) == 0
-    vars(house.parts.sweep)["_store"] = store
+    vars(house.parts.sweep)["store"] = store
     assert house.parts.sweep.enqueue_due() == 1
     assert house.deliver(message) == 1

@@ -13,7 +13,7 @@ import pytest
 
 from dispatcher import Message, Outcome, Status
 from dispatcher.delivery.destinations import Destinations
-from dispatcher.delivery.sender import EndedSend, Group, Report
+from dispatcher.delivery.group import EndedSend, Group, Report
 from dispatcher.delivery.sender_pool import SenderPool
 from dispatcher.store import Claim, Success
 from dispatcher.testing import a_message

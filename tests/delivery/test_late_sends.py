@@ -13,7 +13,7 @@ import pytest
 
 from dispatcher import Message, Outcome, Status, StoreUnavailable
 from dispatcher.channel import ChannelSettings
-from dispatcher.delivery import recorder as module
+from dispatcher.delivery import group as module
 from dispatcher.store import Failure, Success
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
@@ -179,7 +179,7 @@ def test_a_stop_waits_no_longer_than_a_claim_is_kept(
     house, held = holding
     [thread] = in_background(house, [house.submit(SLOW)])
     wait_until(lambda: passes(house) and not thread.is_alive())
-    monkeypatch.setattr("dispatcher.delivery.recorder.LONGEST_CLAIM_SECONDS", 0.05)
+    monkeypatch.setattr("dispatcher.delivery.group.LONGEST_CLAIM_SECONDS", 0.05)
     house.parts.stop_sending()
     assert not house.parts.delivery.finish()
     held.released.set()
@@ -212,6 +212,8 @@ def test_where_no_thread_can_be_started_the_task_waits(
     holding: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class NoThreads:
+        Event, Lock = threading.Event, threading.Lock
+
         class Thread(threading.Thread):
             def start(self) -> None:
                 raise RuntimeError("can't start new thread")

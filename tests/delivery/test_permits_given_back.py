@@ -11,12 +11,12 @@ from datetime import timedelta
 import pytest
 
 from dispatcher import LimitersUnavailable, Message, Status
-from dispatcher.delivery.recorder import permit_of
+from dispatcher.delivery.group import permit_of
 from dispatcher.limiters import Permit
 from dispatcher.message import Outcome
 from dispatcher.store import Claim, Claims, Failure, Success
 from tests.support.doubles import Between, once
-from tests.support.groups import a_recorder
+from tests.support.groups import a_group
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 
@@ -63,7 +63,7 @@ def test_a_claim_put_back_while_redis_is_rebuilt_keeps_no_permit(slow: House, wh
     claims = claimed(slow, *(slow.submit(f"name {n}") for n in range(5)))
 
     def put_back() -> None:
-        a_recorder(slow.parts.delivery).put_back([(claim, NOW) for claim in claims])
+        a_group(slow.parts.delivery.shared).put_back([(claim, NOW) for claim in claims])
 
     emptied_while(slow, put_back, when=when)
     assert [slow.permits(f"name {n}") for n in range(5)] == [{}] * 5
@@ -92,7 +92,7 @@ def test_a_claim_that_was_refused_before_redis_was_emptied_keeps_no_permit(build
     assert len(house.permits()) == 2, "the store does not know who was refused"
 
     refused = next(each for each in claims if each.message.id == second.id)
-    a_recorder(house.parts.delivery).snooze([(refused, HOUR)])
+    a_group(house.parts.delivery.shared).snooze([(refused, HOUR)])
     granted = next(each for each in claims if each.message.id == first.id)
     [known] = house.permits()
     assert known[:16] == granted.message.id.bytes
@@ -104,7 +104,7 @@ def test_a_claim_under_way_keeps_its_permit_through_a_rebuild(slow: House) -> No
     slow.open()
     [at_ms] = slow.permits().values()
     assert at_ms > slow.redis_ms()
-    a_recorder(slow.parts.delivery).put_back([(claim, NOW)])
+    a_group(slow.parts.delivery.shared).put_back([(claim, NOW)])
     assert slow.permits() == {}
 
 
@@ -125,7 +125,7 @@ def test_a_snoozed_message_comes_when_its_scopes_permit_is_given_back(build: Bui
     house.open()
     assert snoozed(house, [waiting]), "there is no room"
 
-    a_recorder(house.parts.delivery).put_back([(claim, HOUR / 2)])
+    a_group(house.parts.delivery.shared).put_back([(claim, HOUR / 2)])
     house.open()
     assert snoozed(house, [waiting]) == []
     assert house.deliver(waiting) == 1
@@ -144,7 +144,7 @@ def test_a_permit_that_redis_did_not_take_back_keeps_no_message_waiting(
 
     with monkeypatch.context() as patched:
         patched.setattr(house.parts.permits, "_return", away)
-        a_recorder(house.parts.delivery).put_back([(claim, HOUR)])
+        a_group(house.parts.delivery.shared).put_back([(claim, HOUR)])
     assert len(house.permits()) == 1
     assert house.deliver(second) == 0
     assert house.permits() == {}
@@ -164,7 +164,7 @@ def test_of_a_herd_as_many_come_as_permits_are_given_back(build: Build) -> None:
     house.open()
     assert len(snoozed(house, herd)) == HERD - 10
 
-    a_recorder(house.parts.delivery).put_back([(claim, 2 * HOUR) for claim in claims[:4]])
+    a_group(house.parts.delivery.shared).put_back([(claim, 2 * HOUR) for claim in claims[:4]])
     house.open()
     waiting = snoozed(house, herd[10:])
     assert len(waiting) == HERD - 14
@@ -180,7 +180,7 @@ def test_a_freed_permit_brings_no_message_before_its_send_at(build: Build) -> No
     assert house.deliver(second) == 0
     later = house.database_time() + 3 * HOUR
     house.change([second], send_at=later, next_attempt_at=later)
-    a_recorder(house.parts.delivery).put_back([(claim, HOUR)])
+    a_group(house.parts.delivery.shared).put_back([(claim, HOUR)])
     house.open()
     found = house.again(second)
     assert (found.status, snoozed(house, [second])) == (Status.SCHEDULED, [found])
@@ -203,7 +203,7 @@ def test_room_goes_to_the_next_where_the_first_in_line_comes_no_more(
         later = house.database_time() + 3 * HOUR
         house.change([second], send_at=later, next_attempt_at=later)
 
-    a_recorder(house.parts.delivery).put_back([(claim, 2 * HOUR)])
+    a_group(house.parts.delivery.shared).put_back([(claim, 2 * HOUR)])
     for _ in range(4):
         house.open()
     assert snoozed(house, [third]) == []
@@ -220,7 +220,7 @@ def test_a_message_snoozed_before_a_flush_of_redis_is_judged_once_more(build: Bu
     house.open()
     assert snoozed(house, [second]), "there is no room yet, and it is judged once more only"
 
-    a_recorder(house.parts.delivery).put_back([(claim, HOUR)])
+    a_group(house.parts.delivery.shared).put_back([(claim, HOUR)])
     house.open()
     assert snoozed(house, [second]) == []
     assert house.deliver(second) == 1

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from dispatcher.delivery.sender import Group, Report, UnsentClaim
+from dispatcher.delivery.group import Group, Report, UnsentClaim
 from dispatcher.delivery.sender_pool import SenderPool
 from dispatcher.store import Claim
 from dispatcher.times.clock import SystemClock

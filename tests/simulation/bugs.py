@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import and_
 
-from dispatcher.delivery.recorder import permit_of
+from dispatcher.delivery.group import permit_of
 from dispatcher.errors import OutcomeUnknown, StoreUnavailable, TooLate
 from dispatcher.message import Status
 from dispatcher.reservation import BookingRequest
@@ -187,14 +187,14 @@ BUGS: Mapping[str, Seams] = {
     "rescue forgets hold": {"store.maintenance.case": _never_held},
     "permits settled before the send": {
         "delivery.sender.Sender._call_transport": _settled_first,
-        "delivery.recorder.Recorder._settle_permits": nothing,
+        "delivery.group.Group._settle_permits": nothing,
     },
     "cancel judged by the rows it changed": {"submission.Cancellation.cancel": _only_scheduled},
     "a failed submit keeps its reservation": {_WITHDRAW: _keeping(lambda some: len(some) == 1)},
     "a refused batch keeps its reservations": {_WITHDRAW: _keeping(lambda some: len(some) > 1)},
     "the rest of the claim not checked before the send": {
         "delivery.sender.Sender.__init__": _blind,
-        "delivery.recorder.Recorder.__init__": _blind,
+        "delivery.group.Group.__init__": _blind,
     },
     "sent without waiting for the instant": {
         "delivery.sender_pool.SenderPool.add": lambda real: (

@@ -17,8 +17,7 @@ from dispatcher.app import App
 from dispatcher.broker.queue import TaskGroup
 from dispatcher.delivery import (
     destinations,
-    recorder,
-    sender,
+    group,
     sender_pool,
     sweep,
     task,
@@ -299,7 +298,7 @@ def patched(world: World) -> Iterator[None]:
     level = log.level
     seams: list[tuple[object, str, object]] = [
         *((module, "threading", threading)
-          for module in (destinations, recorder, sender, sender_pool, task)),
+          for module in (destinations, group, sender_pool, task)),
         *((module, "random", world.rng) for module in (destinations, sweep, database)),
         *((module, "new_tail", world.new_tail) for module in (windows, shards)),
         (submitter, "new_ids", world.new_ids),

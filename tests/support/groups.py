@@ -1,23 +1,21 @@
-"""A group of claims, and its recorder, for tests of delivery's parts."""
+"""A group of claims, for tests of delivery's parts."""
 
 from __future__ import annotations
 
-from math import inf
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
-from dispatcher.delivery import Delivery
-from dispatcher.delivery.recorder import Recorder
+from dispatcher import Settings
+from dispatcher.delivery import Shared
+from dispatcher.delivery.group import Group
 from dispatcher.delivery.send_log import ClaimLog
-from dispatcher.delivery.sender import Group
+from dispatcher.times.clock import SystemClock
 
 _NONE: Any = None
+_BARE: Any = SimpleNamespace(clock=SystemClock(), settings=Settings())
 
 
-def a_group() -> Group:
+def a_group(shared: Shared = _BARE) -> Group:
     log = ClaimLog(_NONE, uuid4(), None)
-    return Group(claimed_at=0.0, received_at=0.0, ends_at=inf, send_log=log)
-
-
-def a_recorder(delivery: Delivery) -> Recorder:
-    return Recorder(delivery.shared, _NONE, a_group(), ())
+    return Group(shared, _NONE, (), claimed_at=0.0, received_at=0.0, send_log=log)
