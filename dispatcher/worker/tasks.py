@@ -27,7 +27,7 @@ from celery.signals import (
 
 from dispatcher.app import App
 from dispatcher.broker.items import item_rejected
-from dispatcher.celery_app import settings_of, tasks_dropped
+from dispatcher.celery_app import DUTIES, settings_of, tasks_dropped
 from dispatcher.delivery import StopFlag
 from dispatcher.delivery.reconciler import ReconcileResult
 from dispatcher.errors import DispatcherError, Unavailable
@@ -145,24 +145,31 @@ def count_rejected(**_: object) -> None:
     here().pulse.item_rejected()
 
 
-def _run(duty: str, work: Callable[[], int | ReconcileResult]) -> None:
-    app = here()
+def _task_of(duty: str) -> Any:
+    """Return the task of a duty, which is the method of that name."""
 
-    def counted() -> None:
-        try:
-            did = work()
-        except DispatcherError as error:
-            app.journal.swept(duty, None)
-            if isinstance(error, Unavailable) and _is_news(str(error)):
-                log.warning(
-                    "sweep: %s failed, and others may for the same reason, which is logged once a "
-                    "minute; beat starts it again: %s", duty, error,
-                )  # fmt: skip
-            raise
-        app.journal.swept(duty, {"messages": did} if isinstance(did, int) else asdict(did))
+    @shared_task(name=f"dispatcher.{duty}", **OPTIONS)
+    def run() -> None:
+        app = here()
+        work = getattr(app.reconciler if duty == "reconcile" else app.sweep, duty)
+        if app.ticks.run(duty, lambda: _count(app, duty, work)):
+            app.pulse.done(duty)
 
-    if app.ticks.run(duty, counted):
-        app.pulse.done(duty)
+    return run
+
+
+def _count(app: App, duty: str, work: Callable[[], int | ReconcileResult]) -> None:
+    try:
+        done = work()
+    except DispatcherError as error:
+        app.journal.swept(duty, None)
+        if isinstance(error, Unavailable) and _is_news(str(error)):
+            log.warning(
+                "sweep: %s failed, and others may for the same reason, which is logged once a "
+                "minute; beat starts it again: %s", duty, error,
+            )  # fmt: skip
+        raise
+    app.journal.swept(duty, {"messages": done} if isinstance(done, int) else asdict(done))
 
 
 def _is_news(text: str) -> bool:
@@ -211,37 +218,5 @@ def worker_has_ended(**_: object) -> None:
     here().pulse.stop()
 
 
-@shared_task(name="dispatcher.enqueue_due", **OPTIONS)
-def enqueue_due() -> None:
-    """Enqueue messages inside the horizon."""
-    _run("enqueue_due", here().sweep.enqueue_due)
-
-
-@shared_task(name="dispatcher.rescue", **OPTIONS)
-def rescue() -> None:
-    """Take back messages from dead workers."""
-    _run("rescue", here().sweep.rescue)
-
-
-@shared_task(name="dispatcher.reconcile", **OPTIONS)
-def reconcile() -> None:
-    """Make Redis agree with SQL."""
-    _run("reconcile", here().reconciler.reconcile)
-
-
-@shared_task(name="dispatcher.catch_up", **OPTIONS)
-def catch_up() -> None:
-    """Expire overdue messages where their channel says so."""
-    _run("catch_up", here().sweep.catch_up)
-
-
-@shared_task(name="dispatcher.notify", **OPTIONS)
-def notify() -> None:
-    """Make the messages for status webhooks."""
-    _run("notify", here().sweep.notify)
-
-
-@shared_task(name="dispatcher.prune", **OPTIONS)
-def prune() -> None:
-    """Delete messages past their retention."""
-    _run("prune", here().sweep.prune)
+duties = {duty: _task_of(duty) for duty in DUTIES}
+"""The task of each duty of the sweep, by its name."""

@@ -96,7 +96,7 @@ def test_a_server_that_is_away_is_told_in_a_line_and_not_in_a_traceback(
     monkeypatch.setattr(tasks, "here", lambda: parts)
     monkeypatch.setattr(tasks, "_told_at", {})
     with caplog.at_level(logging.INFO):
-        assert tasks.reconcile.apply().state == "FAILURE"
+        assert tasks.duties["reconcile"].apply().state == "FAILURE"
     (line,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert "reconcile" in line.message
     assert "Redis is loading its data" in line.message

@@ -57,7 +57,8 @@ PINNED_TRANSPORT: dict[str, Any] = {
     "socket_keepalive": True,
     "max_connections": 50,
 }
-NAMES = ["deliver", *DUTIES]
+TASKS = {"deliver": tasks.deliver, **tasks.duties}
+NAMES = [*TASKS]
 
 
 def test_queues_of_rabbitmq_are_quorum_queues_unless_asked_for_otherwise() -> None:
@@ -106,14 +107,13 @@ def test_a_task_is_registered_by_its_name(name: str) -> None:
     app = create_app(REDIS)
     app.loader.import_default_modules()
     task = app.tasks[f"dispatcher.{name}"]
-    assert task.name == f"dispatcher.{name}" == getattr(tasks, name).name
+    assert task.name == f"dispatcher.{name}" == TASKS[name].name
     assert (task.ignore_result, task.acks_late) == (True, False)
-    assert task.__doc__
 
 
 def test_the_sweep_is_all_of_its_duties_each_expiring_after_ten_ticks() -> None:
     schedule = beat_schedule(CATCHING_UP) | beat_schedule(TELLING)
-    assert set(schedule) == {f"dispatcher.{name}" for name in NAMES[1:]}
+    assert set(schedule) == {f"dispatcher.{name}" for name in DUTIES}
     for name, entry in schedule.items():
         duty = DUTIES[name.removeprefix("dispatcher.")]
         every = getattr(CATCHING_UP, duty.interval)
