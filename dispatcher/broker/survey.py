@@ -6,7 +6,7 @@ The app is the dispatcher's own, or one of the user's that the dispatcher is ins
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -117,12 +117,10 @@ class BrokerProbe:
         """
         with _translated("the broker does not answer"):
             if self._connection is not None:
-                try:
+                with suppress(Exception):  # whatever it is, a new connection decides
                     self._ask()
-                except Exception:  # noqa: BLE001 - whatever it is, a new connection decides
-                    self.close()
-                else:
                     return
+                self.close()
             try:
                 self._ask()
             except Exception:

@@ -21,7 +21,7 @@ from dispatcher.errors import (
     quoted,
 )
 from dispatcher.message import Body, Message, check_text
-from dispatcher.transports.library_logs import quiet, silence
+from dispatcher.transports.connections import quiet, silence
 
 PLACEHOLDER: Final = "{recipient}"
 _AUTHORITY = re.compile(r"[a-zA-Z0-9]+://[^/?#]*")

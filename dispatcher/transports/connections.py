@@ -1,12 +1,17 @@
-"""What transports need of connections: a deadline, an address that answers, idle ones kept."""
+"""What transports need of connections: a deadline, an address that answers, idle ones kept.
+
+And silence: at DEBUG libraries write headers, paths and URLs, some of them the message.
+"""
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
-from collections.abc import Callable, Hashable, Sequence
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from threading import Lock
 from typing import Generic, TypeVar
 
 from dispatcher.times.clock import Clock
@@ -78,7 +83,7 @@ class IdleConnections(Generic[C]):
         self._end = end
         self._seconds = seconds
         self._most = most
-        self._lock = Lock()
+        self._lock = threading.Lock()
         self._kept: list[tuple[float, Hashable, C]] = []  # since when, the longest first
 
     def take(self, key: Hashable = None) -> C | None:
@@ -117,3 +122,28 @@ class IdleConnections(Generic[C]):
     def _end_all(self, connections: list[tuple[float, Hashable, C]]) -> None:
         for _, _, each in connections:
             self._end(each)
+
+
+_here = threading.local()
+
+
+def _may_write(_: logging.LogRecord) -> bool:
+    """Whether this thread is outside of every :func:`quiet`."""
+    return not getattr(_here, "depth", 0)
+
+
+def silence(*libraries: str) -> None:
+    """Let :func:`quiet` hold for the loggers of these libraries that there are by now."""
+    for name in [*libraries, *logging.root.manager.loggerDict]:
+        if name.split(".")[0] in libraries:
+            logging.getLogger(name).addFilter(_may_write)  # once, however often
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let this thread write nothing to the loggers that were silenced. Other threads do."""
+    _here.depth = getattr(_here, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _here.depth -= 1

@@ -28,8 +28,7 @@ from dispatcher.errors import (
 from dispatcher.message import Body, Message, dump_json
 from dispatcher.times.clock import Clock, SystemClock
 from dispatcher.times.send_time import as_text
-from dispatcher.transports.connections import Deadline, IdleConnections, resolve
-from dispatcher.transports.library_logs import silence
+from dispatcher.transports.connections import Deadline, IdleConnections, resolve, silence
 from dispatcher.transports.webhook_connection import (
     HttpAnswer,
     Resolve,

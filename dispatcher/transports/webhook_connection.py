@@ -23,8 +23,7 @@ from dispatcher.errors import (
     TemporaryFailure,
     kind_of,
 )
-from dispatcher.transports.connections import Deadline, connect
-from dispatcher.transports.library_logs import quiet
+from dispatcher.transports.connections import Deadline, connect, quiet
 from dispatcher.transports.webhook_urls import Addresses, Target
 
 _HEAD_BYTES = 64 * 1024
