@@ -86,14 +86,3 @@ def test_sweeps_side_by_side_catch_up_with_each_message_once(build: Build) -> No
     assert sum(done) >= 20
     assert {house.again(each).status for each in messages} == {Status.EXPIRED}
     assert house.reconciled().all_members() == house.reservations()
-
-
-def test_where_all_channels_send_late_nothing_is_asked_or_left(build: Build) -> None:
-    house = build(clock=hour_ago())
-    message = house.submit()
-    store = vars(house.parts.sweep)["store"]
-    vars(house.parts.sweep)["store"] = None
-    assert catch_up(house) == 0
-    vars(house.parts.sweep)["store"] = store
-    assert house.parts.sweep.enqueue_due() == 1
-    assert house.deliver(message) == 1

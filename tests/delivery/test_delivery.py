@@ -9,10 +9,8 @@ import pytest
 
 from dispatcher import Outcome, Status
 from dispatcher.delivery.send_log import ClaimLog
-from dispatcher.message import new_id
-from dispatcher.times.clock import SystemClock
 from tests.support.doubles import Between, at_once
-from tests.support.house import BODY, House, hour_ago
+from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 
 HOUR = timedelta(hours=1)
@@ -38,47 +36,6 @@ def test_due_messages_are_sent_once_and_recorded(slow: House) -> None:
     assert slow.deliver(*messages) == 0, "a repeated task does nothing"
     assert len(slow.sent) == 3
     assert slow.reservations() == slow.all_members(), "what was sent keeps its reservation"
-
-
-def test_the_transport_sees_the_message_and_the_number_of_its_try(slow: House) -> None:
-    message = slow.submit(scope="family", expires_at=slow.clock.now() + 2 * HOUR)
-    slow.deliver(message)
-    [seen] = slow.memory.sent
-    assert (seen.id, seen.recipient, seen.scope, seen.body) == (message.id, "ada", "family", BODY)
-    assert (seen.status, seen.attempt_count, seen.send_at) == ("sending", 1, message.send_at)
-
-
-@pytest.mark.parametrize("status", ["cancelled", "sent", "failed", "expired"])
-def test_a_message_that_is_not_scheduled_is_skipped(slow: House, status: str) -> None:
-    message = slow.submit()
-    if status == "cancelled":
-        slow.dispatcher.cancel(message.id)
-    else:
-        slow.change([message], status=status, finished_at=slow.database_time())
-    before = slow.snapshot()
-    assert slow.deliver(message, new_id()) == 0
-    assert slow.sent == []
-    assert slow.snapshot() == before
-
-
-@pytest.mark.every_database
-def test_a_message_claimed_by_another_worker_is_skipped(slow: House, build: Build) -> None:
-    message = slow.submit()
-    other = build(clock=hour_ago())
-    seen: list[int] = []
-    slow.memory.before = lambda _: seen.append(other.deliver(message))
-    assert slow.deliver(message) == 1
-    assert seen == [0]
-    assert other.sent == []
-
-
-def test_a_message_due_within_a_second_is_waited_for(build: Build) -> None:
-    house = build(clock=SystemClock())
-    message = house.submit(send_in=timedelta(milliseconds=300))
-    assert house.deliver(message) == 1
-    [attempt] = house.dispatcher.attempts(message.id)
-    assert attempt.started_at >= message.send_at
-    assert attempt.started_at - message.send_at < timedelta(seconds=5)
 
 
 @pytest.mark.every_database

@@ -15,7 +15,6 @@ from tests.support.doubles import raising
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 
-HOUR = timedelta(hours=1)
 ROOMY = "100/minute"
 
 
@@ -106,32 +105,6 @@ def test_tries_end_at_the_most_the_channel_allows(roomy: House) -> None:
     assert roomy.deliver(message) == 0
 
 
-def test_the_wait_grows_with_each_try_up_to_the_longest(build: Build) -> None:
-    channel = {
-        "transport": "memory", "max_attempts": 100, "backoff_base": 10, "backoff_longest": 60,
-    }  # fmt: skip
-    house = build(clock=hour_ago(), quotas=ROOMY, channels={"memory": channel})
-    message = house.submit()
-    fails(house, *[TemporaryFailure("busy") for _ in range(20)])
-    for ceiling in (10, 20, 40, 60, 60):
-        make_due(house, message)
-        before = house.database_time()
-        house.deliver(message)
-        wait = house.again(message).next_attempt_at - before
-        assert timedelta(0) <= wait < timedelta(seconds=ceiling + 5)
-
-
-@pytest.mark.every_database
-def test_a_retry_past_the_expiry_ends_as_expired(roomy: House) -> None:
-    message = roomy.submit(expires_at=roomy.clock.now() + 2 * HOUR)
-    fails(roomy, TemporaryFailure("closed until tomorrow", 2 * HOUR))
-    assert roomy.deliver(message) == 0
-    now = roomy.again(message)
-    assert (now.status, now.attempt_count) == (Status.EXPIRED, 1)
-    assert now.last_error == "TemporaryFailure: closed until tomorrow"
-    assert outcomes(roomy, message) == [Outcome.TEMPORARY]
-
-
 def test_a_message_of_a_channel_this_worker_does_not_know_waits_for_another_worker(
     roomy: House, build: Build
 ) -> None:
@@ -163,39 +136,6 @@ def test_a_worker_that_dies_leaves_sending_and_the_rescue_frees_it(roomy: House)
     assert outcomes(roomy, message) == [Outcome.UNKNOWN]
     assert roomy.deliver(message) == 1
     assert outcomes(roomy, message) == [Outcome.UNKNOWN, Outcome.SENT]
-
-
-def test_a_send_of_unknown_outcome_keeps_its_permit(slow: House) -> None:
-    message = slow.submit()
-    fails(slow, WorkerDied())
-    with pytest.raises(WorkerDied):
-        slow.deliver(message)
-    slow.end_claims(message)
-    slow.parts.sweep.rescue()
-    assert slow.deliver(message) == 0, "one a minute, and one may have gone out"
-    assert slow.sent == []
-    waiting = slow.again(message)
-    assert waiting.attempt_count == 1
-    left = waiting.next_attempt_at - slow.database_time()
-    assert left > timedelta(seconds=30), "the minute is counted from the latest it can have been"
-
-
-@pytest.mark.parametrize("end", ["tries", "time"])
-def test_a_message_whose_tries_or_time_are_used_up_is_not_rescued_for_another(
-    roomy: House, end: str
-) -> None:
-    message = roomy.submit(expires_at=roomy.clock.now() + 2 * HOUR)
-    fails(roomy, WorkerDied())
-    with pytest.raises(WorkerDied):
-        roomy.deliver(message)
-    if end == "tries":
-        roomy.change([message], attempt_count=3)
-    else:
-        roomy.change([message], expires_at=roomy.database_time())
-    roomy.end_claims(message)
-    assert roomy.parts.sweep.rescue() == 1
-    expected = Status.FAILED if end == "tries" else Status.EXPIRED
-    assert roomy.again(message).status is expected
 
 
 @pytest.mark.every_database

@@ -10,9 +10,7 @@ from uuid import UUID
 import pytest
 
 from dispatcher import Message, Status, TemporaryFailure
-from dispatcher.quota import CalendarLimit
 from dispatcher.redis.keys import line_of
-from dispatcher.times.send_time import to_ms
 from tests.support.doubles import at_once
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
@@ -20,11 +18,6 @@ from tests.support.model import is_broken
 from tests.support.waiting import wait_until
 
 MINUTE = timedelta(minutes=1)
-
-
-def script_calls(house: House) -> int:
-    stats = house.redis.info("commandstats")
-    return int(stats.get("cmdstat_evalsha", {"calls": 0})["calls"])
 
 
 def test_two_late_messages_of_one_scope_do_not_go_out_together(slow: House) -> None:
@@ -45,32 +38,6 @@ def test_two_late_messages_of_one_scope_do_not_go_out_together(slow: House) -> N
     assert len(slow.permits()) == 1
 
 
-def test_the_numbers_of_every_quota_limit_the_sends(build: Build) -> None:
-    house = build(clock=hour_ago(), quotas="2/minute, 3/hour")
-    messages = [house.submit(send_in=n * MINUTE) for n in range(3)]
-    assert house.deliver(*messages) == 2
-    third = house.again(messages[2])
-    assert third.next_attempt_at - house.database_time() < MINUTE
-    # As if a minute had passed: the third goes, and then the hour is full.
-    key = house.permit_keys("ada").scope("ada")
-    for permit, at in house.permits().items():
-        house.redis.zadd(key, {permit: at - 60_000})
-    house.change([third], next_attempt_at=third.send_at)
-    assert house.deliver(third) == 1
-    fourth = house.submit(send_at=house.clock.now() + 63 * MINUTE)
-    house.change([fourth], next_attempt_at=messages[0].send_at)
-    assert house.deliver(fourth) == 0
-    wait = house.again(fourth).next_attempt_at - house.database_time()
-    assert 58 * MINUTE < wait <= 59 * MINUTE
-
-
-def test_scopes_do_not_limit_each_other_and_a_shared_scope_does(slow: House) -> None:
-    apart = [slow.submit(name) for name in ("ada", "ben")]
-    shared = [slow.submit("cleo", scope="s"), slow.submit("dora", scope="s", send_in=MINUTE)]
-    assert slow.deliver(*apart, *shared) == 3
-    assert slow.again(shared[1]).status is Status.SCHEDULED
-
-
 def test_a_channel_has_limits_of_its_own_beside_those_of_the_scopes(build: Build) -> None:
     channels = {
         "memory": {"transport": "memory", "limits": ["3/hour"]},
@@ -88,15 +55,6 @@ def test_a_channel_has_limits_of_its_own_beside_those_of_the_scopes(build: Build
         assert house.permits(message.scope) == {}, "the scope's log keeps nothing of a refusal"
 
 
-def test_a_group_takes_and_settles_its_permits_in_one_script_each(build: Build) -> None:
-    house = build(clock=hour_ago(), shards=1)
-    house.deliver(house.submit("warm"))
-    messages = [house.submit(f"name {n}") for n in range(50)]
-    before = script_calls(house)
-    assert house.deliver(*messages) == 50
-    assert script_calls(house) - before <= 1 + 5, "one to take; to settle, one each 50 ms of work"
-
-
 def test_a_short_wait_for_a_permit_is_spent_in_hand(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,15 +70,6 @@ def test_a_short_wait_for_a_permit_is_spent_in_hand(
     assert not is_broken(house.permits().values(), (1, 20_000))
 
 
-def test_a_granted_permit_does_not_wait_for_a_refused_one(build: Build) -> None:
-    house = build(clock=hour_ago(), quotas="1/second")
-    late = [house.submit(send_in=timedelta(seconds=n)) for n in range(2)]
-    other = house.submit("ben")
-    assert house.deliver(*late, other) == 2
-    assert house.moved.sleeps == []
-    assert set(house.sent) == {late[0].id, other.id}
-
-
 def test_many_workers_together_stay_within_the_limit(build: Build) -> None:
     workers = [build(clock=hour_ago(), quotas="5/minute") for _ in range(4)]
     messages = [workers[0].submit(send_in=n * 12 * timedelta(seconds=1)) for n in range(40)]
@@ -131,13 +80,6 @@ def test_many_workers_together_stay_within_the_limit(build: Build) -> None:
     statuses = [workers[0].again(message).status for message in messages]
     assert statuses.count(Status.SENT) == 5
     assert statuses.count(Status.SCHEDULED) == 35
-
-
-def test_a_permit_is_counted_from_the_send_not_from_the_end_of_the_claim(slow: House) -> None:
-    start = slow.redis_ms()
-    slow.deliver(slow.submit())
-    [at] = slow.permits().values()
-    assert start < at <= slow.redis_ms() + 1
 
 
 def let_time_pass(house: House, *names: str, by: timedelta) -> None:
@@ -187,19 +129,6 @@ def test_snoozed_messages_come_back_in_order(build: Build) -> None:
     assert minutes == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
-def test_a_message_without_a_turn_comes_after_those_with_one(build: Build) -> None:
-    house = limited(build, limits=["1/minute"])
-    first, second, third = (house.submit(name) for name in ("ada", "ben", "cleo"))
-    house.deliver(first)
-    before = house.database_time()
-    house.deliver(second)
-    house.deliver(third)
-    make_due(house, second)
-    assert house.deliver(second) == 0
-    waits = [house.again(each).next_attempt_at - before for each in (second, third)]
-    assert [round(wait / MINUTE) for wait in waits] == [1, 2], "the second keeps its turn"
-
-
 def test_a_turn_that_has_come_is_judged_by_the_limit_alone(build: Build) -> None:
     house = limited(build, limits=["2/minute"])
     messages = [house.submit(f"to {n}") for n in range(6)]
@@ -211,23 +140,6 @@ def test_a_turn_that_has_come_is_judged_by_the_limit_alone(build: Build) -> None
     assert house.deliver(*messages[4:], *messages[2:4]) == 2
     assert house.sent == [each.id for each in messages[:4]], "the others come too early"
     assert house.redis.zcard(line_of(log)) == 2
-
-
-def test_a_calendar_limit_counts_within_the_periods_of_its_zone(build: Build) -> None:
-    house = limited(build, limits=["3/day in Asia/Kathmandu"])
-    messages = [house.submit(f"to {n}") for n in range(5)]
-    assert house.deliver(*messages) == 3
-    begins_ms, ends_ms = CalendarLimit(3, "day", "Asia/Kathmandu").bounds(house.redis_ms(), 1)
-    for late in messages[3:]:
-        turn = to_ms(house.again(late).next_attempt_at)
-        assert abs(turn - ends_ms) < 5_000 or abs(turn - begins_ms) < 5_000, "at midnight there"
-    log = house.permit_keys("memory").channel("memory")
-    now_ms = house.redis_ms()
-    to_yesterday, to_their_turns = now_ms - begins_ms + 1, ends_ms - now_ms + 1
-    passed = timedelta(milliseconds=max(to_yesterday, to_their_turns))
-    let_time_pass(house, log, line_of(log), by=passed)
-    make_due(house, *messages[3:])
-    assert house.deliver(*messages[3:]) == 2
 
 
 def test_no_more_are_in_hand_than_a_channel_takes(build: Build) -> None:
@@ -252,17 +164,6 @@ def test_no_more_are_in_hand_than_a_channel_takes(build: Build) -> None:
     wait_until(are_sent)
     assert len(house.sent) == 7
     assert max(in_hand) == 2
-
-
-def test_a_permit_in_hand_that_a_dead_worker_had_comes_back(build: Build) -> None:
-    house = limited(build, concurrency=1)
-    log = house.permit_keys("memory").channel("memory")
-    house.redis.zadd(log, {b"the permit of a dead worker.": house.redis_ms() + 60_000})
-    message = house.submit()
-    assert house.deliver(message) == 0
-    let_time_pass(house, log, line_of(log), by=MINUTE)
-    make_due(house, message)
-    assert house.deliver(message) == 1
 
 
 def test_a_provider_that_asks_everybody_to_wait_closes_its_channel(build: Build) -> None:
@@ -295,43 +196,6 @@ def test_a_closed_channel_uses_up_no_attempt(build: Build) -> None:
         house.deliver(message)
         expected = Status.SCHEDULED if number < 5 else Status.FAILED
         assert house.again(message).status is expected
-
-
-def test_a_wait_that_is_only_for_one_message_closes_nothing(build: Build) -> None:
-    house = limited(build)
-    messages = [house.submit(f"to {n}") for n in range(3)]
-    fail_once(house, TemporaryFailure("busy", timedelta(minutes=5)))
-    assert house.deliver(*messages) == 2
-
-
-def test_messages_snoozed_by_a_closed_channel_get_turns_after_its_opening(
-    build: Build,
-) -> None:
-    house = limited(build, limits=["2/minute"])
-    house.parts.permits.close("memory", timedelta(minutes=5))
-    messages = [house.submit(f"to {n}") for n in range(6)]
-    before = house.database_time()
-    for message in messages:
-        assert house.deliver(message) == 0
-    turns = [house.again(each).next_attempt_at - before for each in messages]
-    assert [round(turn / MINUTE) for turn in turns] == [5, 5, 6, 6, 7, 7]
-    house.parts.permits.close("memory", timedelta(minutes=1))
-    make_due(house, *messages)
-    assert house.deliver(*messages) == 0, "closed for longer before"
-
-
-def test_where_all_come_too_late_they_wait_for_those_before_them(build: Build) -> None:
-    house = limited(build, limits=["2/20 second"])
-    messages = [house.submit(f"to {n}") for n in range(7)]
-    house.deliver(*messages)
-    log = house.permit_keys("memory").channel("memory")
-    let_time_pass(house, line_of(log), by=timedelta(seconds=65))  # but nobody came
-    make_due(house, *messages)
-    before = house.database_time()
-    for late in reversed(messages[2:]):
-        assert house.deliver(late) == 0
-    turns = [house.again(each).next_attempt_at - before for each in messages[2:]]
-    assert [round(turn / timedelta(seconds=20)) for turn in turns] == [1, 1, 2, 2, 3]
 
 
 def test_an_unused_turn_holds_up_the_others_for_a_minute_at_most(build: Build) -> None:
@@ -367,3 +231,12 @@ def test_a_message_that_is_there_takes_the_turn_of_a_late_one(build: Build) -> N
     make_due(house, *messages[2:4])
     assert house.deliver(*messages[2:4]) == 0, "and come in vain once"
     assert house.redis.zcard(line_of(log)) == 5
+
+
+def test_a_granted_permit_does_not_wait_for_a_refused_one(build: Build) -> None:
+    house = build(clock=hour_ago(), quotas="1/second")
+    late = [house.submit(send_in=timedelta(seconds=n)) for n in range(2)]
+    other = house.submit("ben")
+    assert house.deliver(*late, other) == 2
+    assert house.moved.sleeps == []
+    assert set(house.sent) == {late[0].id, other.id}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dispatcher import Message, Outcome, Status
+from dispatcher import Message, Status
 from dispatcher.delivery.destinations import Destinations
 from dispatcher.delivery.group import EndedSend, Group, Report
 from dispatcher.delivery.sender_pool import SenderPool
@@ -93,17 +93,6 @@ def world() -> Iterator[World]:
     made.pool.close()
 
 
-def test_a_silent_destination_leaves_a_sender_to_others(world: World) -> None:
-    world.silent.add("silent")
-    world.group(*["silent"] * 20, "of its group")
-    world.wait_for("silent", SHARE)
-    world.wait_for("of its group", 1)
-    world.group("good", "good", "better")
-    world.wait_for("good", 2)
-    world.wait_for("better", 1)
-    assert world.begun.count("silent") == SHARE
-
-
 def test_a_destination_that_is_alone_has_its_whole_share_at_once(world: World) -> None:
     barrier = threading.Barrier(SHARE)
     met: list[int] = []
@@ -174,14 +163,6 @@ def test_messages_parked_for_a_busy_destination_stay_with_their_group(world: Wor
     assert world.pool.has_left(group)
     assert [wait for _, wait in world.pool.withdraw(group)] == [timedelta(0)] * 3
     assert not world.pool.has_left(group)
-
-
-def test_nothing_is_kept_of_destinations_that_answered(world: World) -> None:
-    group = world.group(*(f"host {number}" for number in range(100)))
-    wait_until(lambda: len(world.begun) == 100 and not world.pool.has_left(group), 60)
-    wait_until(lambda: not world.destinations._busy, 60)
-    kept = (world.destinations._names, world.destinations._parked, world.destinations._timeouts)
-    assert not any(kept)
 
 
 @pytest.mark.parametrize("way", ["error", "list"])
@@ -317,43 +298,3 @@ def test_a_silent_host_does_not_hold_up_the_others(
     tried = [house.again(each).attempt_count for each in bad]
     senders = house.settings.channels["hook"].senders
     assert sum(tried) == senders - senders // 4, "the others were put back"
-
-
-@on_postgresql
-def test_after_timeouts_in_a_row_one_sender_at_a_time_tries_until_it_answers(
-    make: Make, good: Receiver, silent: Silent
-) -> None:
-    house = make(0.3)
-    first = to(house, silent.url, 3)
-    house.deliver(*first)
-    for each in first:
-        [attempt] = house.dispatcher.attempts(each.id)
-        assert attempt.outcome in {Outcome.UNKNOWN, Outcome.TEMPORARY}
-    more, others = to(house, silent.url, 40), to(house, good.url, 10)
-    assert house.deliver(*more, *others) == len(others)
-    assert len(good.received) == len(others)
-    now = [house.again(each) for each in more]
-    assert sorted(each.attempt_count for each in now) == [0] * 39 + [1]
-    back = sorted(each.next_attempt_at for each in now if each.attempt_count == 0)
-    assert {each.status for each in now} == {Status.SCHEDULED}
-    assert back[-1] - back[0] > timedelta(seconds=10), "they come back one after the other"
-    assert len(house.permits(silent.url)) == 3 + 1, "what was not sent has no permit"
-
-
-@on_postgresql
-def test_each_message_for_who_never_answers_is_tried_and_fails_in_the_end(
-    make: Make, silent: Silent
-) -> None:
-    """More than can be tried before the longest wait is over: none is passed over for ever."""
-    house = make(0.2, max_attempts=2, backoff_base=0.2, backoff_longest=0.5)
-    messages = to(house, silent.url, 12)
-
-    def have_failed() -> bool:
-        waiting = [each for each in messages if house.again(each).status is Status.SCHEDULED]
-        house.deliver(*waiting)
-        return not waiting
-
-    wait_until(have_failed, 2 * LATE)
-    for each in messages:
-        assert house.again(each).status is Status.FAILED
-        assert len(house.dispatcher.attempts(each.id)) == 2

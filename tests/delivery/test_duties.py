@@ -46,25 +46,6 @@ def test_each_tick_of_a_beat_is_run_though_they_are_not_quite_even(clock: Movabl
     assert len(done) == 5
 
 
-def test_duties_do_not_wait_for_each_other(clock: MovableClock) -> None:
-    done: list[str] = []
-    both = ticks(clock)
-    both.run("rescue", lambda: done.append("rescue"))
-    both.run("prune", lambda: done.append("prune"))
-    clock.advance(SECOND)
-    both.run("prune", lambda: done.append("too soon"))
-    both.run("rescue", lambda: done.append("again"))
-    assert done == ["rescue", "prune", "again"]
-
-
-def test_an_error_of_a_duty_is_raised_in_its_task(clock: MovableClock) -> None:
-    def fail() -> None:
-        raise ValueError("odd")
-
-    with pytest.raises(ValueError, match="odd"):
-        ticks(clock).run("rescue", fail)
-
-
 def test_a_duty_that_hangs_is_begun_once_more_and_not_again(clock: MovableClock) -> None:
     begun: list[str] = []
     hung = ticks(clock)

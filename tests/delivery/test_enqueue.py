@@ -139,15 +139,6 @@ def test_a_lost_task_is_enqueued_again_after_its_grace(slow: House) -> None:
     assert all_ids(slow) == [str(message.id)]
 
 
-@pytest.mark.parametrize("status", ["cancelled", "sent", "failed", "expired"])
-def test_an_ended_message_is_not_enqueued(slow: House, status: str) -> None:
-    message = slow.submit()
-    slow.broker.flushdb()
-    slow.change([message], status=status, finished_at=slow.database_time())
-    assert slow.parts.sweep.enqueue_due() == 0
-    assert all_ids(slow) == []
-
-
 def test_with_the_broker_down_a_submit_succeeds_in_time_and_the_sweep_enqueues_later(
     build: Build, own_redis: RedisServer
 ) -> None:

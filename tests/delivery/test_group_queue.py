@@ -83,18 +83,6 @@ def test_a_slow_channel_leaves_the_thread_to_another(deliveries: Deliveries) -> 
     assert set(deliveries.done) == {*deliveries.slow, waits, goes}, "who ends takes what waits"
 
 
-def test_waiting_groups_are_delivered_in_order(deliveries: Deliveries) -> None:
-    queue = queue_of(deliveries, at_once=1)
-    threads = fill(queue, deliveries, 1)
-    waiting = [new_id() for _ in range(5)]
-    for each in waiting:
-        queue.deliver([each], "slow")
-    end(threads, deliveries)
-    assert deliveries.done[1:] == waiting
-    queue.deliver(waiting, "slow")
-    assert deliveries.done[6:] == waiting, "the channel is free again"
-
-
 def test_without_the_store_what_waits_is_left_to_the_sweep(
     deliveries: Deliveries, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -129,13 +117,6 @@ def test_an_error_of_one_group_is_told_and_takes_no_other_along(
     deliveries.errors.clear()
     queue.deliver([broken], "slow")
     assert deliveries.done[-1] == broken, "the channel is free again"
-
-
-def test_the_error_of_a_group_is_its_tasks(deliveries: Deliveries) -> None:
-    broken = new_id()
-    deliveries.errors[broken] = ValueError("odd")
-    with pytest.raises(ValueError, match="odd"):
-        queue_of(deliveries).deliver([broken], "slow")
 
 
 def test_no_waiting_group_is_begun_after_a_stop(deliveries: Deliveries) -> None:

@@ -12,7 +12,6 @@ from uuid import UUID
 import pytest
 
 from dispatcher import Message, Outcome, Status, StoreUnavailable
-from dispatcher.channel import ChannelSettings
 from dispatcher.delivery import group as module
 from dispatcher.store import Failure, Success
 from tests.support.house import House, hour_ago
@@ -114,23 +113,6 @@ def test_groups_with_one_that_hangs_do_not_stop_their_channel(holding: Held) -> 
     assert is_sent(house, *(each for each, _ in groups))
 
 
-def test_no_more_is_claimed_than_two_groups_can_wait_with(holding: Held) -> None:
-    house, held = holding
-    slow = [[house.submit(f"{SLOW} {n}")] for n in range(6)]
-    waiting = [[house.submit(f"{n} {place}") for place in range(3)] for n in range(4)]
-    threads = in_background(house, *slow)
-    wait_until(lambda: passes(house) and len(held.begun) == 6)
-    threads += in_background(house, *waiting)
-    claimed = [each for group in waiting for each in group]
-    for _ in range(3):
-        passes(house)
-        assert sum(house.again(each).status is Status.SENDING for each in claimed) <= 6
-    held.released.set()
-    for thread in threads:
-        thread.join(60)
-    wait_until(lambda: is_sent(house, *claimed))
-
-
 def test_a_long_send_keeps_its_claim_though_no_task_waits_for_it(holding: Held) -> None:
     house, held = holding
     message = house.submit(SLOW)
@@ -139,18 +121,6 @@ def test_a_long_send_keeps_its_claim_though_no_task_waits_for_it(holding: Held) 
     [before] = house.columns(message, "claim_expires_at")
     house.moved.advance(house.settings.claim_ttl * 0.6)
     wait_until(lambda: house.columns(message, "claim_expires_at")[0] > before)
-    held.released.set()
-    assert house.parts.delivery.finish(20)
-    assert is_sent(house, message)
-
-
-def test_a_stop_waits_for_what_no_task_waits_for(holding: Held) -> None:
-    house, held = holding
-    message = house.submit(SLOW)
-    [thread] = in_background(house, [message])
-    wait_until(lambda: passes(house) and not thread.is_alive())
-    house.parts.stop_sending()
-    assert not house.parts.delivery.finish(0.05)
     held.released.set()
     assert house.parts.delivery.finish(20)
     assert is_sent(house, message)
@@ -171,19 +141,6 @@ def test_a_late_send_that_cannot_be_recorded_holds_up_no_other(holding: Held) ->
     assert house.again(messages[0]).status is Status.SENDING
     locked.ids.clear()
     wait_until(lambda: passes(house) and is_sent(house, *messages))
-
-
-def test_a_stop_waits_no_longer_than_a_claim_is_kept(
-    holding: Held, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    house, held = holding
-    [thread] = in_background(house, [house.submit(SLOW)])
-    wait_until(lambda: passes(house) and not thread.is_alive())
-    monkeypatch.setattr("dispatcher.delivery.group.LONGEST_CLAIM_SECONDS", 0.05)
-    house.parts.stop_sending()
-    assert not house.parts.delivery.finish()
-    held.released.set()
-    assert house.parts.delivery.finish(20)
 
 
 def test_an_exception_of_a_late_send_ends_no_other(
@@ -249,15 +206,3 @@ def test_an_interrupted_leading_thread_leaves_no_claim_open(holding: Held) -> No
     [thread] = in_background(house, [message])
     wait_until(lambda: passes(house) and not thread.is_alive())
     assert is_sent(house, message)
-
-
-def test_as_many_groups_may_last_as_there_are_senders(holding: Held) -> None:
-    house, held = holding
-    most = ChannelSettings.model_validate(house.settings.channels["memory"].model_dump()).senders
-    messages = [house.submit(f"{SLOW} {n}") for n in range(most + 3)]
-    threads = in_background(house, *([each] for each in messages))
-    wait_until(lambda: passes(house) and len(held.begun) == most)
-    held.released.set()
-    for thread in threads:
-        thread.join(60)
-    wait_until(lambda: is_sent(house, *messages))

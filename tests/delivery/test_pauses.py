@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from dispatcher import InvalidSettings, InvalidValue, Message, Settings, Status, UnknownChannel
+from dispatcher import InvalidValue, Message, Status, UnknownChannel
 from dispatcher.store import Pauses
 from dispatcher.times.clock import SystemClock
 from tests.support.doubles import Between, once
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 
-pytestmark = pytest.mark.every_database
+every_database = pytest.mark.every_database
 
 SCOPES = {"tenant": {"quotas": ["100/minute"]}}
 CHANNELS = {"memory": {"transport": "memory"}, "other": {"transport": "memory"}}
@@ -37,6 +37,7 @@ def late(house: House, *these: Message, by: timedelta) -> None:
     house.change(these, send_at=at, next_attempt_at=at, enqueue_at=at)
 
 
+@every_database
 @pytest.mark.parametrize(
     ("kind", "name"),
     [("channel", "memory"), ("recipient", "ada"), ("tenant", "acme"), ("campaign", "summer")],
@@ -91,15 +92,6 @@ def test_messages_long_overdue_are_enqueued_by_the_first_sweep_after_a_pause(
     assert pausing.parts.sweep.enqueue_due() == 1
 
 
-def test_a_second_pause_begins_anew(pausing: House) -> None:
-    [first] = pausing.dispatcher.pause("channel", "memory")
-    pausing.dispatcher.resume("channel", "memory")
-    [second] = pausing.dispatcher.pause("channel", "memory")
-    assert second.paused_at > first.paused_at
-    kept = pausing.submit("ada")
-    assert pausing.deliver(kept) == 0
-
-
 def test_catch_up_leaves_paused_messages_alone_until_they_are_resumed(build: Build) -> None:
     house = build(
         clock=hour_ago(), overdue_after="5 minutes",
@@ -116,17 +108,6 @@ def test_catch_up_leaves_paused_messages_alone_until_they_are_resumed(build: Bui
     assert house.again(kept).status is Status.EXPIRED
 
 
-def test_a_recipient_is_paused_and_resumed_in_any_spelling(build: Build) -> None:
-    house = build(
-        clock=hour_ago(), channels={"memory": {"transport": "memory", "recipients": "email"}}
-    )
-    kept = house.submit("ada@Example.org")
-    house.dispatcher.pause("recipient", "ada@EXAMPLE.org")
-    assert house.deliver(kept) == 0
-    assert house.dispatcher.resume("recipient", "ada@example.org") == ()
-    assert house.deliver(kept) == 1
-
-
 def test_a_pause_is_resumed_though_a_channel_that_was_paused_is_gone(
     pausing: House, build: Build
 ) -> None:
@@ -136,6 +117,7 @@ def test_a_pause_is_resumed_though_a_channel_that_was_paused_is_gone(
     assert [each.name for each in house.dispatcher.resume("channel", "memory")] == ["other"]
 
 
+@every_database
 def test_a_pause_is_not_lost_where_a_resume_forgets_its_old_row(pausing: House) -> None:
     pauses = pausing.parts.pauses
     old = pausing.database_time() - timedelta(hours=2)
@@ -159,9 +141,3 @@ def test_bad_kinds_and_names_are_refused_and_named(pausing: House) -> None:
     with pytest.raises(InvalidValue, match=r"name: .*65 characters"):
         pausing.dispatcher.pause("campaign", "s" * 65)
     assert pausing.dispatcher.status().pauses == ()
-
-
-@pytest.mark.parametrize("kind", ["channel", "recipient", "campaign"])
-def test_a_kind_of_scope_cannot_have_the_name_of_what_every_message_has(kind: str) -> None:
-    with pytest.raises(InvalidSettings, match="scopes"):
-        Settings.load(scopes={kind: {"quotas": ["1/day"]}})

@@ -10,9 +10,8 @@ from datetime import timedelta
 
 import pytest
 
-from dispatcher import LimitersUnavailable, Message, Status
+from dispatcher import LimitersUnavailable, Message
 from dispatcher.delivery.group import permit_of
-from dispatcher.limiters import Permit
 from dispatcher.message import Outcome
 from dispatcher.store import Claim, Claims, Failure, Success
 from tests.support.doubles import Between, once
@@ -98,16 +97,6 @@ def test_a_claim_that_was_refused_before_redis_was_emptied_keeps_no_permit(build
     assert known[:16] == granted.message.id.bytes
 
 
-def test_a_claim_under_way_keeps_its_permit_through_a_rebuild(slow: House) -> None:
-    [claim] = claimed(slow, slow.submit())
-    slow.redis.flushall()
-    slow.open()
-    [at_ms] = slow.permits().values()
-    assert at_ms > slow.redis_ms()
-    a_group(slow.parts.delivery.shared).put_back([(claim, NOW)])
-    assert slow.permits() == {}
-
-
 def snoozed(house: House, these: Sequence[Message]) -> list[Message]:
     """Return those that wait for more than a minute."""
     late = house.database_time() + MINUTE
@@ -174,18 +163,6 @@ def test_of_a_herd_as_many_come_as_permits_are_given_back(build: Build) -> None:
     assert house.deliver(*come) == 4
 
 
-def test_a_freed_permit_brings_no_message_before_its_send_at(build: Build) -> None:
-    house, first, second = both_due(build)
-    claim = in_hand(house, first)
-    assert house.deliver(second) == 0
-    later = house.database_time() + 3 * HOUR
-    house.change([second], send_at=later, next_attempt_at=later)
-    a_group(house.parts.delivery.shared).put_back([(claim, HOUR)])
-    house.open()
-    found = house.again(second)
-    assert (found.status, snoozed(house, [second])) == (Status.SCHEDULED, [found])
-
-
 @pytest.mark.parametrize("end", ["cancelled", "promised for later"])
 def test_room_goes_to_the_next_where_the_first_in_line_comes_no_more(
     build: Build, end: str
@@ -223,18 +200,6 @@ def test_a_message_snoozed_before_a_flush_of_redis_is_judged_once_more(build: Bu
     a_group(house.parts.delivery.shared).put_back([(claim, HOUR)])
     house.open()
     assert snoozed(house, [second]) == []
-    assert house.deliver(second) == 1
-
-
-def test_room_that_a_rebuild_makes_is_used(build: Build) -> None:
-    house, first, second = both_due(build)
-    of_no_try = Permit(first.id, 99, first.scope, first.channel)
-    [granted] = house.parts.permits.acquire([of_no_try], within=MINUTE / 2)
-    assert granted.allowed
-    assert house.deliver(second) == 0
-    assert snoozed(house, [second])
-    house.redis.flushall()
-    house.open()
     assert house.deliver(second) == 1
 
 

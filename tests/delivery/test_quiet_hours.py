@@ -122,29 +122,6 @@ def test_what_waited_for_a_limit_waits_and_leaves_as_the_limit_allows() -> None:
         assert third >= second + HOUR
 
 
-def test_one_that_is_not_late_is_sent_at_its_time() -> None:
-    """Also where its hours became quiet after it was accepted."""
-    with made(quiet_hours=NIGHT) as memory:
-        last = submit(memory, send_at=START.replace(hour=20, minute=59, second=59))
-        strange = submit(memory, recipient="ben", quiet_hours="none")
-        change(memory, strange, quiet_hours="19:00-08:00")
-        memory.travel.until_idle()
-        memory.assert_sent(recipient="ada", at=last.send_at)
-        memory.assert_sent(recipient="ben", at=strange.send_at)
-
-
-def test_it_expires_where_its_expiry_comes_before_their_end() -> None:
-    with made(quiet_hours=NIGHT) as memory:
-        message = submit(memory, expires_at=START + 14 * HOUR)
-        memory.pause("channel", "sms")
-        memory.travel(to=START + 10 * HOUR)
-        memory.resume("channel", "sms")
-        memory.travel.until_idle()
-        assert memory.get(message.id).status is Status.EXPIRED
-        assert memory.outbox == []
-        assert memory.attempts(message.id) == []
-
-
 def test_a_zone_that_this_host_lacks_is_that_of_the_settings() -> None:
     known_zone.cache_clear()  # a process says it once for each zone
     with made(quiet_hours=NIGHT, zone="Asia/Tokyo") as memory:

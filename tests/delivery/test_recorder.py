@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from dispatcher import Message, Status, StoreUnavailable, TemporaryFailure
+from dispatcher import Message, Status, StoreUnavailable
 from dispatcher.limiters import Permit, PermitAnswer, Permits
 from dispatcher.store import Claims, Success
 from dispatcher.times.clock import SystemClock
@@ -152,30 +152,6 @@ def test_nothing_waits_for_a_busy_sender_when_too_little_is_left_of_its_claim(pa
     assert len(pair.sent) == 2
 
 
-def test_the_longer_of_two_closings_holds_for_the_group(pair: House) -> None:
-    messages = [pair.submit(name) for name in ("ada", "ben", "cleo")]
-    first_closed, both_closed = threading.Event(), threading.Event()
-
-    def closed() -> None:
-        if first_closed.is_set():
-            pair.moved.advance(timedelta(seconds=2))
-            both_closed.set()
-        first_closed.set()
-        assert both_closed.wait(60)
-
-    pair.swap("permits", Between(pair.parts.permits, after={"close": closed}))
-
-    def refuse(message: Message) -> None:
-        if message.id == messages[0].id:
-            raise TemporaryFailure("busy", timedelta(seconds=10), closes_channel=True)
-        if message.id == messages[1].id:
-            assert first_closed.wait(60)
-            raise TemporaryFailure("busy", timedelta(seconds=1), closes_channel=True)
-
-    pair.memory.before = refuse
-    assert pair.deliver(*messages) == 0
-
-
 class Written(SystemClock):
     """The machine's clock; what somebody slept is written down."""
 
@@ -196,14 +172,6 @@ def test_of_a_group_that_comes_early_each_goes_at_its_own_time(build: Build) -> 
         house.change([message], next_attempt_at=now + timedelta(seconds=wait))
     assert house.deliver(*messages) == 2
     assert max(clock.sleeps) < 0.65, "not until the last of them"
-
-
-def test_a_task_that_comes_far_too_early_puts_nothing_off(house: House) -> None:
-    """Such as one from before a reschedule: the sweep is to enqueue it a horizon ahead."""
-    message = house.submit(send_in=timedelta(days=1))
-    before = house.columns(message, "enqueue_at")
-    assert house.deliver(message) == 0
-    assert house.columns(message, "enqueue_at") == before
 
 
 def test_a_claim_is_renewed_before_too_little_is_left_of_it(build: Build) -> None:

@@ -27,6 +27,17 @@ from tests.support.house_fixtures import Build
 from tests.support.servers import PostgresServer
 
 DAY = timedelta(days=1)
+
+
+class Unspeakable(Exception):
+    """Cannot be turned into text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
 TEXTS: dict[str, Any] = {
     "of Europe": "reçu",
     "of no 8-bit encoding": "reçu ✓ 收据 👍",
@@ -35,8 +46,10 @@ TEXTS: dict[str, Any] = {
     "long": "é✓" * 1_000_000,
     "a number without a text": 10**5_000,
     "bytes": b"\xff\x00",
+    "an object": {"id": [7, ""]},
+    "unspeakable": Unspeakable(),
 }
-WAITS: tuple[Any, ...] = (timedelta.max, timedelta.min, float("nan"), 10**30)
+WAITS: tuple[Any, ...] = (timedelta.max, timedelta.min, float("nan"), 10**30, "30", -DAY)
 _ALTERED = {
     "postgresql": "ALTER TABLE {} ALTER {} TYPE varchar({})",
     "mysql": "ALTER TABLE {} MODIFY {} varchar({}) CHARACTER SET latin1",
@@ -91,6 +104,8 @@ def record_all(house: House) -> None:
         expected += [outcome] * len(texts)
     answers += [failing(TemporaryFailure("✓", retry_after=wait)) for wait in waits]
     expected += [Outcome.TEMPORARY] * len(waits)
+    answers.append(failing(Unspeakable()))
+    expected.append(Outcome.UNKNOWN)
     assert outcomes_of(house, answers) == expected
 
 

@@ -15,7 +15,6 @@ from dispatcher import (
     Status,
     TemporaryFailure,
     TooLate,
-    UnknownChannel,
 )
 from dispatcher.message import new_id
 from dispatcher.times.send_time import to_ms
@@ -70,17 +69,6 @@ def test_it_is_due_at_once_with_all_its_tries_and_its_reservation(slow: House) -
 
 
 @on_sqlite
-def test_the_limits_count_the_tries_before_it(slow: House) -> None:
-    message = failed(slow)
-    slow.dispatcher.retry(message.id)
-    slow.deliver(message)
-    snoozed = slow.again(message)
-    assert snoozed.status is Status.SCHEDULED, "1 a minute, and the first send counts"
-    assert snoozed.next_attempt_at > slow.database_time() + MINUTE / 2
-    assert slow.sent == []
-
-
-@on_sqlite
 def test_it_fails_again_after_its_round(slow: House) -> None:
     message = failed(slow)
 
@@ -113,16 +101,6 @@ def test_retry_refuses_messages_that_have_not_failed(slow: House) -> None:
 
 
 @on_every_database
-def test_past_its_expiry_it_stays_failed(slow: House) -> None:
-    message = failed(slow, expire_after=2 * timedelta(hours=1))
-    slow.change([message], expires_at=slow.database_time() - timedelta(seconds=1))
-    before = slow.rows()
-    with pytest.raises(TooLate, match="past its expiry"):
-        slow.dispatcher.retry(message.id)
-    assert slow.rows() == before
-
-
-@on_every_database
 def test_retry_of_an_unknown_outcome_must_be_confirmed(slow: House) -> None:
     message = slow.submit(on_unknown="hold")
     slow.parts.delivery.shared.claims.claim([message.id])
@@ -135,12 +113,3 @@ def test_retry_of_an_unknown_outcome_must_be_confirmed(slow: House) -> None:
     assert slow.again(message).status is Status.FAILED
     again = slow.dispatcher.retry(message.id, perhaps_sent=True)
     assert again.status is Status.SCHEDULED
-
-
-@on_sqlite
-def test_a_channel_that_the_settings_do_not_know_is_refused(build: Build) -> None:
-    one = build(clock=hour_ago(), channels=CHANNELS)
-    message = failed(one)
-    other = build(clock=hour_ago(), channels={"sms": {"transport": "memory"}}, opened=False)
-    with pytest.raises(UnknownChannel):
-        other.dispatcher.retry(message.id)

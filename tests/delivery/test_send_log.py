@@ -132,16 +132,6 @@ def test_a_left_log_that_could_not_be_settled_is_read_again(tmp_path: Path) -> N
     assert [each.unbegun for each in left_in(tmp_path)] == [IDS]
 
 
-def test_the_files_of_a_process_that_is_alive_are_nobodys_business(tmp_path: Path) -> None:
-    logs = SendLogs(tmp_path)
-    log = logs.open(IDS)
-    assert left_in(tmp_path) == []
-    log.close()
-    logs.close()
-    logs.close()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_copy_of_the_files_of_a_process_that_is_alive_proves_nothing(tmp_path: Path) -> None:
     """A release is copied to become the next one, whose worker begins while this one goes on."""
     log = SendLogs(tmp_path / "one").open(IDS)
@@ -165,28 +155,24 @@ def test_a_file_is_there_until_the_last_holder_lets_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage",
+    ("file", "damage", "unbegun"),
     [
-        lambda text: text.splitlines()[0],
-        lambda _: "",
-        lambda _: "no ids\n",
+        ("log", lambda text: text.splitlines()[0], ()),
+        ("log", lambda _: "", ()),
+        ("log", lambda _: "no ids\n", ()),
+        ("log", lambda text: text + IDS[1].hex, IDS[1:]),
+        ("lock", lambda _: "of another boot\n", ()),
+        ("lock", lambda _: "", ()),
     ],
-    ids=["its first line has no end", "empty", "of another"],
+    ids=["first line without end", "empty", "no ids", "last note without end", "boot", "no seal"],
 )
-def test_a_claim_that_was_not_written_down_whole_was_not_made(
-    tmp_path: Path, damage: Callable[[str], str]
+def test_a_file_proves_nothing_that_was_not_written_down_whole_and_in_this_boot(
+    tmp_path: Path, file: str, damage: Callable[[str], str], unbegun: tuple[UUID, ...]
 ) -> None:
-    mark = killed(tmp_path)
-    [file] = tmp_path.glob(f"*/{mark.hex}")
-    file.write_text(damage(file.read_text()))
-    assert left_in(tmp_path) == []
-
-
-def test_a_note_without_its_end_is_of_a_send_that_did_not_begin(tmp_path: Path) -> None:
     mark = killed(tmp_path, IDS[0])
-    [file] = tmp_path.glob(f"*/{mark.hex}")
-    file.write_text(file.read_text() + IDS[1].hex)
-    assert left_in(tmp_path) == [LeftLog(mark, IDS[1:])]
+    [path] = tmp_path.glob(f"*/{mark.hex if file == 'log' else file}")
+    path.write_text(damage(path.read_text(errors="replace")))
+    assert [each.unbegun for each in left_in(tmp_path)] == ([unbegun] if unbegun else [])
 
 
 def test_a_note_behind_one_that_was_cut_counts(
@@ -214,33 +200,6 @@ def test_a_note_behind_one_that_was_cut_counts(
     assert IDS[1] not in left.unbegun
 
 
-def test_a_log_that_is_gone_when_it_is_to_be_left_leaves_no_open_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    logs = SendLogs(tmp_path)
-    log = logs.open(IDS)
-    monkeypatch.setattr("dispatcher.delivery.send_log._write", lambda *_: 3)
-    assert log.begin(IDS[0]), "the disk is full: the log is deleted"
-    monkeypatch.setattr("dispatcher.delivery.send_log._write", os.write)
-    log.keep()
-    before = len([*Path("/proc/self/fd").iterdir()])
-    log.close()
-    assert len([*Path("/proc/self/fd").iterdir()]) < before
-    assert left_in(tmp_path) == []
-    logs.close()
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("boot_id", ["of another boot\n", ""])
-def test_after_the_machine_was_started_again_the_files_prove_nothing(
-    tmp_path: Path, boot_id: str
-) -> None:
-    killed(tmp_path)
-    [lock] = tmp_path.glob("*/lock")
-    lock.write_text(boot_id)
-    assert left_in(tmp_path) == []
-
-
 def test_without_a_folder_for_them_all_goes_on_with_one_warning_and_it_is_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -262,27 +221,6 @@ def test_without_a_folder_for_them_all_goes_on_with_one_warning_and_it_is_tried_
     logs.close()
     [line] = [each.getMessage() for each in caplog.records]
     assert "data_dir" in line
-
-
-def test_a_folder_that_was_deleted_is_made_again(tmp_path: Path) -> None:
-    folder = tmp_path / "sends"
-    logs = SendLogs(folder)
-    logs.open(IDS).close()
-    shutil.rmtree(folder)
-    log = logs.open(IDS)
-    assert log.begin(IDS[0])
-    log.keep()
-    log.close()
-    assert left_in(folder) == [LeftLog(log.mark, IDS[1:], died=False)]
-
-
-def test_a_folder_that_was_moved_proves_nothing_while_its_process_is_alive(tmp_path: Path) -> None:
-    logs = SendLogs(tmp_path / "sends")
-    log = logs.open(IDS)
-    (tmp_path / "sends").rename(tmp_path / "moved")
-    logs.open(IDS).close()
-    assert left_in(tmp_path / "moved") == []
-    log.close()
 
 
 @pytest.mark.parametrize("call", ["open", "write"])
@@ -355,3 +293,32 @@ def test_nothing_is_sent_where_neither_a_note_nor_a_deletion_works(
 
     monkeypatch.setattr(Path, "unlink", fail)
     assert not log.begin(IDS[0])
+
+
+def test_a_log_that_is_gone_when_it_is_to_be_left_leaves_no_open_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = SendLogs(tmp_path)
+    log = logs.open(IDS)
+    monkeypatch.setattr("dispatcher.delivery.send_log._write", lambda *_: 3)
+    assert log.begin(IDS[0]), "the disk is full: the log is deleted"
+    monkeypatch.setattr("dispatcher.delivery.send_log._write", os.write)
+    log.keep()
+    before = len([*Path("/proc/self/fd").iterdir()])
+    log.close()
+    assert len([*Path("/proc/self/fd").iterdir()]) < before
+    assert left_in(tmp_path) == []
+    logs.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_was_deleted_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "sends"
+    logs = SendLogs(folder)
+    logs.open(IDS).close()
+    shutil.rmtree(folder)
+    log = logs.open(IDS)
+    assert log.begin(IDS[0])
+    log.keep()
+    log.close()
+    assert left_in(folder) == [LeftLog(log.mark, IDS[1:], died=False)]

@@ -92,20 +92,6 @@ def test_as_many_sends_run_at_once_as_the_pool_may_have_threads(make: Make, most
     assert hand.most == most
 
 
-def test_a_hanging_send_holds_up_no_other(make: Make) -> None:
-    released = threading.Event()
-    taken = threading.Lock()
-
-    def hang_first() -> None:
-        if taken.acquire(blocking=False):
-            released.wait(60)
-
-    hand = FakeSend(meanwhile=hang_first)
-    make(hand, most=2).add(a_group(), claims(*[0.0] * 10))
-    wait_until(lambda: len(hand.at) == 10)
-    released.set()
-
-
 def test_messages_due_now_do_not_wait_behind_a_far_instant(make: Make) -> None:
     hand = FakeSend(meanwhile=lambda: released.wait(60))
     released, later = threading.Event(), a_group()
@@ -143,29 +129,6 @@ def test_short_sends_start_far_fewer_threads_than_the_pool_may_have(make: Make) 
     assert group.all_reported.wait(60)
     assert len(hand.at) == 100
     assert threads(pool) < 40
-
-
-def test_the_recorder_is_woken_by_the_last_report_alone(make: Make) -> None:
-    released = threading.Event()
-    hand = FakeSend(meanwhile=lambda: len(hand.at) < 5 or released.wait(60))
-    group = a_group()
-    make(hand, most=1).add(group, claims(*[0.0] * 5))
-    wait_until(lambda: len(group.reports) == 4)
-    assert not group.all_reported.is_set()
-    released.set()
-    assert group.all_reported.wait(60)
-
-
-def test_groups_share_the_threads_of_their_channel(make: Make) -> None:
-    release = threading.Event()
-    hand = FakeSend(meanwhile=lambda: release.wait(60))
-    pool = make(hand, most=3)
-    for number in range(3):
-        pool.add(a_group(), [(0.0, cast("Claim", 4 * number + each)) for each in range(4)])
-    wait_until(lambda: len(hand.at) == 3)
-    release.set()
-    wait_until(lambda: len(hand.at) == 12)
-    assert threads(pool) == 3
 
 
 def test_threads_that_are_free_are_used_again_and_end_when_closed(make: Make) -> None:
@@ -242,17 +205,3 @@ def test_what_was_to_be_sent_before_close_is_sent(make: Make) -> None:
     hold.set()
     assert group.all_reported.wait(60)
     assert list(hand.at) == [0, 1]
-
-
-def test_a_message_added_while_the_last_send_hangs_is_sent_at_once(make: Make) -> None:
-    released = threading.Event()
-    hand = FakeSend(meanwhile=lambda: 7 in hand.at or released.wait(2 * DEADLINE))
-    group = a_group()
-    pool = make(hand, most=2)
-    pool.add(group, claims(0.0))
-    wait_until(lambda: 0 in hand.at)
-    pool.add(group, [(0.0, cast("Claim", 7))])
-    try:
-        wait_until(lambda: 7 in hand.at)
-    finally:
-        released.set()

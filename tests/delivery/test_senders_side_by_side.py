@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from dispatcher import Draft, Message, Outcome, Status, StoreUnavailable
-from dispatcher.times.clock import SystemClock
+from dispatcher import Message, Outcome, Status, StoreUnavailable
 from tests.support.doubles import Between
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
@@ -18,7 +17,6 @@ from tests.support.waiting import wait_until
 
 GROUP = [f"name {number}" for number in range(8)]
 CHANNELS = {"memory": {"transport": "memory", "senders": 8}}
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
 @pytest.fixture
@@ -47,33 +45,6 @@ def test_a_group_goes_side_by_side_and_each_outcome_is_its_own(wide: House) -> N
     outcomes = [wide.dispatcher.attempts(each.id)[0].outcome for each in messages]
     assert outcomes.pop(3) is Outcome.UNKNOWN
     assert set(outcomes) == {Outcome.SENT}
-
-
-def test_each_message_goes_at_its_own_instant(build: Build) -> None:
-    house = build(clock=SystemClock(), channels=CHANNELS, in_order=False)
-    house.submit("warm")  # or connecting takes the time until the first instant
-    start = house.clock.now() + timedelta(milliseconds=900)
-    drafts = [
-        Draft(
-            channel="memory",
-            recipient=name,
-            body={},
-            send_at=start + number * timedelta(milliseconds=6),
-        )
-        for number, name in enumerate(GROUP)
-    ]
-    answers = house.dispatcher.submit_many(drafts)
-    messages = [each for each in answers if isinstance(each, Message)]
-    assert len(messages) == len(GROUP)
-    begun = {}
-
-    def note(message: Message) -> None:
-        begun[message.id] = SystemClock().now()
-
-    house.memory.before = note
-    assert house.deliver(*messages) == len(GROUP)
-    assert all(begun[each.id] >= each.send_at for each in messages)
-    assert len({row[1] for row in house.attempt_rows()}) == 1, "they were claimed together"
 
 
 def test_a_long_send_keeps_its_claim_and_its_permit(wide: House) -> None:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy.orm import Session
 from standardwebhooks import Webhook
 
 from dispatcher import (
     Dispatcher,
     Draft,
-    IdempotencyConflict,
     InvalidDraft,
     Message,
     PerhapsSent,
@@ -27,14 +23,12 @@ from dispatcher import (
 )
 from dispatcher.times.send_time import as_text
 from dispatcher.transports.webhook import receiver_secret
-from tests.support.callers import callers_engine
 from tests.support.crashes import How, die
 from tests.support.house import BODY, House, hour_ago
 from tests.support.house_fixtures import Build
 from tests.support.http_receiver import Receiver, receiving
 
 SECRET = "whsec_" + base64.b64encode(b"a key of some twenty-nine bytes").decode()
-SHOWN_SECRET = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"  # noqa: S105 - of the page
 HOUR = timedelta(hours=1)
 PEOPLE = ("ada", "ben", "cyd")
 
@@ -116,19 +110,6 @@ def test_a_receiver_is_told_once_that_it_was_sent(house: House, receiver: Receiv
     }
 
 
-def test_a_receiver_verifies_as_the_page_says(house: House, receiver: Receiver) -> None:
-    page = (Path(__file__).parents[2] / "docs/status-webhooks.md").read_text("utf-8")
-    [snippet] = re.findall(r"```python\n(from dispatcher.transports.*?)```", page, re.DOTALL)
-    house.deliver(house.submit(status_url=f"{receiver.url}?token=hunter2"))
-    tell(house)
-    [request] = receiver.received
-    given: dict[str, Any] = {
-        "url": f"{receiver.url}?token=hunter2", "body": request.content, "headers": request.headers,
-    }  # fmt: skip
-    exec(snippet.replace(SHOWN_SECRET, SECRET), given)  # noqa: S102 - our own page
-    assert given["payload"]["type"] == "message.sent"
-
-
 def refused(house: House, message: Message) -> None:
     house.memory.before = raising(PermanentFailure("no such number"))
     house.deliver(message)
@@ -199,12 +180,6 @@ def test_errors_of_providers_are_reported_only_with_status_errors(
         assert all(each not in request.content for each in (b"mail.internal", b"answered", b"nine"))
 
 
-def test_no_status_message_is_sent_without_a_status_url(house: House, receiver: Receiver) -> None:
-    house.deliver(house.submit())
-    assert tell(house) == 0
-    assert (receiver.received, status_messages(house)) == ([], [])
-
-
 @pytest.mark.every_database
 def test_a_receiver_that_is_down_is_told_when_it_is_back(house: House, receiver: Receiver) -> None:
     receiver.answers(503)
@@ -239,21 +214,6 @@ def test_no_quota_and_no_limit_of_a_scope_holds_up_what_goes_to_one_url(
     assert set(house.all_members()) == set(PEOPLE)
 
 
-def test_the_limits_of_their_channel_hold_for_status_messages(
-    build: Build, receiver: Receiver
-) -> None:
-    limited = channels(receiver)
-    limited["status"] |= {"limits": ["2/hour"]}
-    house = build(clock=hour_ago(), quotas="1/day", status_channel="status", channels=limited)
-    house.deliver(*(house.submit(each, status_url=receiver.url) for each in PEOPLE))
-    assert tell(house) == len(PEOPLE)
-    assert len(told(receiver)) == 2
-    house.redis.flushdb()
-    house.reconciled()
-    tell(house)
-    assert len(told(receiver)) == 2, "their permits are rebuilt"
-
-
 def tells(dispatcher: Dispatcher) -> None:
     dispatcher._app.sweep.notify()
 
@@ -272,27 +232,6 @@ def test_notifications_of_a_killed_sweep_are_made_by_the_next(
     assert house.rows() == before
     assert tell(house) == len(PEOPLE)
     assert sorted(told(receiver)) == sorted(("message.sent", str(each.id)) for each in messages)
-
-
-def test_a_message_that_is_retried_is_told_of_again(house: House, receiver: Receiver) -> None:
-    message = house.submit(status_url=receiver.url)
-    refused(house, message)
-    tell(house)
-    house.dispatcher.retry(message.id)
-    house.redis.delete(*house.redis.keys("*permits:*}:log*"))  # of the first send
-    refused(house, message)
-    tell(house)
-    assert told(receiver) == [("message.failed", str(message.id))] * 2
-    assert len({each.headers["webhook-id"] for each in receiver.received}) == 2
-
-
-def test_changes_of_a_message_keep_its_status_url(house: House, receiver: Receiver) -> None:
-    message = house.submit(status_url=receiver.url, send_in=2 * HOUR)
-    house.dispatcher.update(message.id, body={"text": "later"})
-    house.dispatcher.reschedule(message.id, send_in=timedelta(0))
-    house.deliver(message)
-    tell(house)
-    assert told(receiver) == [("message.sent", str(message.id))]
 
 
 def test_a_status_message_is_an_ordinary_one_without_a_reservation(
@@ -315,50 +254,6 @@ def test_a_status_message_is_an_ordinary_one_without_a_reservation(
     house.dispatcher.retry(status_message.id)
     house.deliver(status_message)
     assert house.again(status_message).status is Status.SENT
-
-
-def test_a_status_message_that_is_cancelled_has_no_reservation_to_release(
-    house: House, receiver: Receiver
-) -> None:
-    message = house.submit(status_url=receiver.url)
-    house.deliver(message)
-    house.parts.sweep.notify()
-    [status_message] = status_messages(house)
-    before = house.all_members()
-    house.dispatcher.cancel(status_message.id)
-    assert house.parts.reconciler.reconcile().released == 0
-    assert house.all_members() == before
-    assert house.dispatcher.verify_windows().equal
-    assert tell(house) == 0
-    assert receiver.received == []
-
-
-def test_every_way_to_submit_takes_a_url(house: House, receiver: Receiver) -> None:
-    asked: dict[str, Any] = {
-        "channel": "memory", "body": BODY, "send_in": timedelta(0), "status_url": receiver.url,
-    }  # fmt: skip
-    alone = house.dispatcher.submit(recipient="ada", **asked)
-    [many] = house.dispatcher.submit_many([Draft(recipient="ben", **asked)])
-    [whole] = house.dispatcher.submit_many([Draft(recipient="cyd", **asked)], atomic=True)
-    with callers_engine(house.database) as engine, Session(engine) as session:
-        joined = house.dispatcher.submit(recipient="dan", **asked, session=session)
-        session.commit()
-    assert not isinstance(many, Rejection)
-    assert not isinstance(whole, Rejection)
-    for message in (alone, many, whole, joined):
-        assert house.columns(message, "status_url", "notified_status") == (
-            receiver.url,
-            "scheduled",
-        )
-
-
-def test_the_url_belongs_to_what_a_key_stands_for(house: House, receiver: Receiver) -> None:
-    asked: dict[str, Any] = {"idempotency_key": "k", "status_url": receiver.url}
-    first = house.submit(**asked)
-    assert house.submit(**asked) == first
-    for other in (None, f"{receiver.url}/other"):
-        with pytest.raises(IdempotencyConflict):
-            house.submit(**asked | {"status_url": other})
 
 
 @pytest.mark.parametrize(
@@ -396,17 +291,3 @@ def test_without_a_channel_for_it_nobody_may_ask_and_nothing_is_told(build: Buil
         house.submit(status_url="https://shop.example/hook")
     assert refusal.value.field == "status_url"
     assert house.parts.sweep.notify() == 0
-
-
-def test_no_log_names_more_than_ids(
-    house: House, receiver: Receiver, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("DEBUG", logger="dispatcher")
-    receiver.answers(500)
-    house.deliver(house.submit(status_url=f"{receiver.url}?token=hunter2"))
-    tell(house)
-    assert len(receiver.received) == 1
-    [status_message] = status_messages(house)
-    assert f"message {status_message.id} scheduled channel=status" in caplog.text
-    assert "hunter2" not in caplog.text
-    assert "127.0.0.1" not in caplog.text

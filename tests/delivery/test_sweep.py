@@ -5,25 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
-from uuid import UUID
 
 import pytest
 
 from dispatcher import Message, Outcome, Status
 from dispatcher.delivery import sweep as sweep_module
 from dispatcher.delivery.reconciler import ReconcileResult
-from dispatcher.message import new_id
-from dispatcher.reservation import Terms
 from dispatcher.times.send_time import to_ms
 from tests.support.doubles import at_once
 from tests.support.house import FAR, House, hour_ago
 from tests.support.house_fixtures import Build
-from tests.support.reserving import reserve
 from tests.support.servers import RedisServer
-from tests.support.waiting import wait_until
 
 MINUTE = timedelta(minutes=1)
-QUICK = {"settle": 0.001, "reconcile_grace": 0.002}
 
 
 class WorkerDied(BaseException):
@@ -32,13 +26,6 @@ class WorkerDied(BaseException):
 
 def die(_: Message) -> None:
     raise WorkerDied
-
-
-def orphan(house: House, scope: str = "ada") -> UUID:
-    """Make a reservation that no message will ever confirm."""
-    message_id = new_id()
-    reserve(house.parts.windows, message_id, terms=Terms.own(scope), send_at=FAR + MINUTE)
-    return message_id
 
 
 def left_sending(house: House, count: int) -> list[Message]:
@@ -79,14 +66,6 @@ def test_messages_long_due_are_found_within_a_minute(slow: House) -> None:
     assert (sweep.rescue(), sweep.enqueue_due()) == (1, 2)
 
 
-def test_messages_lately_due_are_found_by_every_run(slow: House) -> None:
-    sweep = slow.parts.sweep
-    assert (sweep.rescue(), sweep.enqueue_due()) == (0, 0)
-    [claimed] = left_sending(slow, 1)
-    slow.change([claimed], claim_expires_at=slow.database_time() - timedelta(seconds=5))
-    assert (sweep.rescue(), sweep.enqueue_due()) == (1, 1)
-
-
 def test_no_run_looks_less_far_back_than_to_the_last_one(slow: House) -> None:
     """Its own last run, however long ago: others may have run meanwhile, or none."""
     sweep, clock = slow.parts.sweep, slow.moved
@@ -111,20 +90,6 @@ def test_a_run_that_leaves_something_is_followed_by_one_that_looks_as_far_back(
     assert counts == [2, 2, 1]
 
 
-@pytest.mark.every_database
-def test_old_messages_are_pruned_with_their_attempts(slow: House) -> None:
-    old, recent, waiting = slow.submit("old"), slow.submit("recent"), slow.submit("waiting")
-    slow.deliver(old, recent)
-    now = slow.database_time()
-    retention = slow.settings.retention
-    slow.change([old], finished_at=now - retention - timedelta(days=2, seconds=1))
-    slow.change([recent], finished_at=now - retention + MINUTE)
-    assert slow.parts.sweep.prune() == 1
-    assert {row[0] for row in slow.rows()} == {recent.id, waiting.id}
-    assert [row[0] for row in slow.attempt_rows()] == [recent.id]
-    assert slow.parts.sweep.prune() == 0
-
-
 def test_a_cancelled_message_whose_reservation_is_not_released_yet_is_not_pruned(
     slow: House,
 ) -> None:
@@ -134,56 +99,6 @@ def test_a_cancelled_message_whose_reservation_is_not_released_yet_is_not_pruned
     assert slow.parts.sweep.prune() == 0
     assert slow.parts.reconciler.reconcile().released == 1
     assert slow.parts.sweep.prune() == 1
-
-
-@pytest.mark.every_database
-def test_two_sweeps_side_by_side_prune_each_message_once(build: Build) -> None:
-    sweeps = [build(clock=hour_ago()) for _ in range(2)]
-    house = sweeps[0]
-    first = house.submit()
-    house.store_copy(first, rows=2_499)
-    ended = house.database_time() - 2 * house.settings.retention
-    house.change([*house.dispatcher.select()], status="sent", finished_at=ended)
-    counts = at_once([each.parts.sweep.prune for each in sweeps])
-    assert [each for each in counts if isinstance(each, Exception)] == []
-    # What one of them reads may be locked for the other; then it goes with the next tick.
-    counts.append(house.parts.sweep.prune())
-    assert sum(each for each in counts if isinstance(each, int)) == 2_500
-    assert house.rows() == []
-
-
-def test_a_run_of_prune_deletes_what_ends_in_a_minute_at_1000_a_second(
-    build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scale = 100  # a hundredth of the messages, in batches a hundredth as large
-    monkeypatch.setattr("dispatcher.delivery.sweep.BATCH", 1_000 // scale)
-    house = build(clock=hour_ago())
-    many = 60 * 1_000 // scale
-    house.store_copy(house.submit(), rows=many - 1)
-    ended = house.database_time() - 2 * house.settings.retention
-    house.change([*house.dispatcher.select()], status="sent", finished_at=ended)
-    assert house.parts.sweep.prune() == many
-
-
-def test_an_orphan_keeps_its_reservation_within_the_grace_and_loses_it_after(build: Build) -> None:
-    house = build()
-    message_id = orphan(house)
-    assert house.parts.reconciler.reconcile() == ReconcileResult()
-    assert set(house.members()) == house.pending() == {message_id}
-    quick = build(opened=False, **QUICK)
-    assert wait_until(lambda: quick.parts.reconciler.reconcile().released) == 1
-    assert house.members() == {}
-    assert house.pending() == set()
-
-
-def test_a_stored_message_is_confirmed_and_keeps_its_reservation(build: Build) -> None:
-    house = build(**QUICK)
-    message = house.submit(send_at=FAR + MINUTE)
-    assert house.pending() == {message.id}
-    assert wait_until(lambda: house.parts.reconciler.reconcile().confirmed) == 1
-    assert house.pending() == set()
-    assert house.members() == {message.id: to_ms(message.send_at)}
-    assert house.parts.reconciler.reconcile() == ReconcileResult()
 
 
 def test_a_reservation_whose_cancel_found_redis_down_is_released_by_the_sweep(
@@ -206,30 +121,6 @@ def fill(house: House) -> None:
             message = house.submit(f"scope {scope}", send_at=FAR + n * MINUTE)
             if n == scope % 4:
                 house.dispatcher.cancel(message.id)
-
-
-@pytest.mark.every_database
-def test_after_a_flush_the_windows_are_exactly_what_the_store_says(house: House) -> None:
-    fill(house)
-    before = house.all_members()
-    assert before == house.reservations()
-    house.redis.flushall()
-    reconciled = house.parts.reconciler.reconcile()
-    assert reconciled.rebuilt == 2 * house.settings.shards, "windows and permit logs"
-    assert house.all_members() == before
-    assert house.parts.reconciler.reconcile() == ReconcileResult(), "once is enough"
-    assert house.all_members() == before
-
-
-def test_reservations_of_a_stale_redis_are_dropped(house: House) -> None:
-    fill(house)
-    before = house.all_members()
-    orphan(house, "stale")
-    house.redis.zadd(house.keys("scope 1").window("scope 1"), {new_id().bytes: to_ms(FAR)})
-    for shard in house.parts.fence.keys:
-        house.redis.delete(shard.epoch)
-    assert house.parts.reconciler.reconcile().rebuilt == house.settings.shards
-    assert house.all_members() == before
 
 
 @pytest.mark.parametrize("flush", [True, False])
@@ -259,3 +150,14 @@ def test_submits_beside_a_rebuild_are_refused_or_kept(build: Build) -> None:
     accepted = {each.id for each in answers if isinstance(each, Message)}
     assert house.all_members() == house.reservations()
     assert accepted <= {row[0] for row in house.rows()}
+
+
+def test_a_run_of_prune_goes_on_while_its_batches_are_full(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatcher.delivery.sweep.BATCH", 10)
+    house = build(clock=hour_ago())
+    house.store_copy(house.submit(), rows=29)
+    ended = house.database_time() - 2 * house.settings.retention
+    house.change([*house.dispatcher.select()], status="sent", finished_at=ended)
+    assert house.parts.sweep.prune() == 30

@@ -7,10 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy.orm import Session
 
-from dispatcher import Draft, InvalidDraft, InvalidSettings, InvalidValue, Message, Rejection
-from dispatcher.app import App
+from dispatcher import Draft, InvalidDraft, InvalidValue, Message
 from tests.support.house import House
 from tests.support.house_fixtures import Build
 
@@ -82,27 +80,6 @@ def test_a_draft_that_its_transport_refuses_leaves_nothing(
     assert picky.snapshot() == before
 
 
-def test_drafts_of_many_are_refused_one_by_one(picky: House) -> None:
-    results = picky.dispatcher.submit_many([draft(), draft("ada"), draft("4712")])
-    assert [isinstance(each, Rejection) for each in results] == [False, True, False]
-    refusal = results[1]
-    assert isinstance(refusal, Rejection)
-    assert isinstance(refusal.error, InvalidDraft)
-    assert refusal.error.field == "recipient"
-
-
-def test_a_plan_knows_what_would_be_refused(picky: House) -> None:
-    plan = picky.dispatcher.plan([draft(), draft("ada")])
-    assert (plan.accepted, plan.by_reason) == (1, {"InvalidDraft": 1})
-
-
-def test_a_submit_in_a_transaction_is_judged_too(picky: House) -> None:
-    before = picky.snapshot()
-    with Session(picky.database.engine) as session, pytest.raises(InvalidDraft):
-        picky.dispatcher.submit(**asked("ada"), session=session)
-    assert picky.snapshot() == before
-
-
 def test_another_body_is_judged_like_the_first(picky: House) -> None:
     message = picky.dispatcher.submit(**asked())
     with pytest.raises(InvalidDraft) as caught:
@@ -110,12 +87,6 @@ def test_another_body_is_judged_like_the_first(picky: House) -> None:
     assert caught.value.field == "body.text"
     assert picky.again(message).body == {"text": "hello"}
     assert picky.dispatcher.update(message.id, body={"text": "new"}).body == {"text": "new"}
-
-
-def test_a_message_that_was_accepted_can_be_moved_whatever_is_checked_now(picky: House) -> None:
-    message = picky.dispatcher.submit(**asked())
-    picky.change([message], recipient="ada", scope="ada")
-    assert picky.dispatcher.reschedule(message.id, send_in=HOUR * 2).recipient == "ada"
 
 
 def test_a_check_that_fails_refuses_and_tells_nobody_why(
@@ -131,18 +102,4 @@ def test_a_check_that_fails_refuses_and_tells_nobody_why(
 @pytest.mark.parametrize("channel", ["elsewhere", "unclear"])
 def test_a_transport_that_is_not_installed_here_is_not_asked(picky: House, channel: str) -> None:
     message = picky.dispatcher.submit(**asked("ada") | {"channel": channel})
-    assert picky.dispatcher.update(message.id, body={}).body == {}
-
-
-def test_a_worker_refuses_a_check_that_needs_an_instance(picky: House) -> None:
-    only = {"unclear": picky.settings.channels["unclear"]}
-    parts = App(picky.settings.model_copy(update={"channels": only}))
-    with pytest.raises(InvalidSettings, match="needs an instance") as caught:
-        parts.transports  # noqa: B018 - builds them
-    assert caught.value.field == "channels.unclear.transport"
-
-
-def test_a_message_of_a_channel_that_is_gone_can_be_updated(picky: House) -> None:
-    message = picky.dispatcher.submit(**asked())
-    picky.change([message], channel="gone")
     assert picky.dispatcher.update(message.id, body={}).body == {}

@@ -109,19 +109,6 @@ def test_an_unknown_outcome_of_the_last_attempt_is_held(slow: House, expires: bo
     assert slow.again(message).status is Status.HELD
 
 
-@pytest.mark.parametrize("call", ["cancel", "reschedule", "update"])
-def test_a_held_message_cannot_be_changed(slow: House, call: str) -> None:
-    message = held(slow)
-    asked: dict[str, dict[str, Any]] = {
-        "cancel": {}, "reschedule": {"send_in": HOUR}, "update": {"body": {}},
-    }  # fmt: skip
-    before = slow.snapshot()
-    with pytest.raises(TooLate, match="already held") as refused:
-        getattr(slow.dispatcher, call)(message.id, **asked[call])
-    assert refused.value.status == "held"
-    assert slow.snapshot() == before
-
-
 def test_released_it_is_due_at_once_and_sent_once_more(slow: House) -> None:
     message = held(slow)
     released = slow.dispatcher.release(message.id)
@@ -139,15 +126,6 @@ def test_released_it_is_due_at_once_and_sent_once_more(slow: House) -> None:
 
 
 @pytest.mark.every_database
-def test_released_it_gets_one_more_try_where_all_were_used_up(build: Build) -> None:
-    house = build(clock=hour_ago(), channels={"memory": CHANNELS["careful"]})
-    message = held(house, on_unknown=None)
-    assert message.attempt_count == message.max_attempts == 1
-    released = house.dispatcher.release(message.id)
-    assert (released.attempt_count, released.max_attempts) == (1, 2)
-
-
-@pytest.mark.every_database
 def test_released_past_its_expiry_it_ends_and_its_reservation_is_released(slow: House) -> None:
     message = held(slow, expires_at=slow.clock.now() + 2 * HOUR)
     past = slow.database_time() - timedelta(seconds=1)
@@ -157,26 +135,6 @@ def test_released_past_its_expiry_it_ends_and_its_reservation_is_released(slow: 
     assert released.finished_at is not None
     assert slow.parts.reconciler.reconcile().released == 1
     assert slow.members() == {}
-
-
-@pytest.mark.every_database
-def test_dropped_it_fails_and_keeps_its_reservation(slow: House) -> None:
-    message = held(slow)
-    dropped = slow.dispatcher.drop(message.id)
-    assert dropped.status is Status.FAILED
-    assert "may have been sent" in (dropped.last_error or "")
-    assert slow.parts.reconciler.reconcile().released == 0
-    assert set(slow.members()) == {message.id}
-    assert slow.deliver(message) == slow.parts.sweep.enqueue_due() == 0
-
-
-@pytest.mark.every_database
-def test_held_messages_are_found_oldest_first(slow: House) -> None:
-    slow.submit("other")
-    messages = left_open(slow, "ada", "ben", "cyd")
-    assert slow.dispatcher.held() == messages
-    assert slow.dispatcher.held(limit=2) == messages[:2]
-    assert [*slow.dispatcher.select(status="held", recipient="ben")] == [messages[1]]
 
 
 @pytest.mark.parametrize("decide", DECISIONS)
@@ -237,15 +195,6 @@ def resumed_after_it_was_held(house: House, error: Exception | None, **asked: An
     house.deliver(message)
     house.memory.before = None
     return house.again(message)
-
-
-@pytest.mark.every_database
-def test_a_late_success_of_a_held_message_is_taken(slow: House) -> None:
-    message = resumed_after_it_was_held(slow, None)
-    assert (message.status, message.last_error) == (Status.SENT, None)
-    assert [each.outcome for each in slow.dispatcher.attempts(message.id)] == [Outcome.SENT]
-    with pytest.raises(TooLate):
-        slow.dispatcher.release(message.id)
 
 
 @pytest.mark.every_database
@@ -328,15 +277,6 @@ def test_an_unnamed_failure_is_held(slow: House, error: Exception) -> None:
     slow.dispatcher.release(messages[0].id)
     assert deliver_again(slow, messages[0]) == 1
     assert slow.deliver(messages[1]) == 0
-
-
-@pytest.mark.parametrize("error", [TemporaryFailure("busy"), PermanentFailure("no")], ids=repr)
-def test_a_named_failure_is_not_held(slow: House, error: Exception) -> None:
-    message = slow.submit(on_unknown="hold")
-    slow.memory.before = lambda _: raising(error)()
-    slow.deliver(message)
-    is_final = isinstance(error, PermanentFailure)
-    assert slow.again(message).status is (Status.FAILED if is_final else Status.SCHEDULED)
 
 
 def test_a_lost_outcome_is_held(slow: House) -> None:

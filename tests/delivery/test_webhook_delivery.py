@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from standardwebhooks import Webhook
 
-from dispatcher import InvalidDraft, Message, Outcome, Status
+from dispatcher import Message, Outcome, Status
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
-from tests.support.http_receiver import Handler, Receiver, receiving
+from tests.support.http_receiver import Receiver, receiving
 
 SECRET = "whsec_" + base64.b64encode(b"a key of some twenty-nine bytes").decode()
 
@@ -66,26 +66,6 @@ def test_a_receiver_verifies_each_try_and_knows_it_by_its_id(
     assert {each.headers["webhook-id"] for each in receiver.received} == {str(message.id)}
 
 
-def test_the_answer_410_fails_the_message(house: House, receiver: Receiver) -> None:
-    receiver.answers(410)
-    message = house.submit(channel="open", recipient=receiver.url)
-    house.deliver(message)
-    assert house.again(message).status is Status.FAILED
-
-
-def test_a_line_that_breaks_after_the_request_holds_what_must_not_come_twice(
-    house: House, receiver: Receiver
-) -> None:
-    receiver.answer = Handler.hang_up
-    asked = {"channel": "open", "recipient": receiver.url}
-    once = house.submit(**asked, on_unknown="hold")
-    at_least_once = house.submit(**asked)
-    house.deliver(once, at_least_once)
-    assert house.again(once).status is Status.HELD
-    assert house.again(at_least_once).status is Status.SCHEDULED
-    assert len(receiver.received) == 2
-
-
 def test_a_busy_server_closes_the_channel_that_is_its_own_and_no_other(
     house: House, receiver: Receiver
 ) -> None:
@@ -99,10 +79,3 @@ def test_a_busy_server_closes_the_channel_that_is_its_own_and_no_other(
         assert len(receiver.received) == sum(tried)
         waits = [house.again(each).next_attempt_at - each.send_at for each in messages]
         assert min(waits) > timedelta(minutes=4)
-
-
-def test_a_url_that_could_never_be_posted_to_is_refused_at_submit(house: House) -> None:
-    before = house.snapshot()
-    with pytest.raises(InvalidDraft, match="its address may not be reached"):
-        house.submit(channel="strict", recipient="https://169.254.169.254/latest/meta-data")
-    assert house.snapshot() == before
