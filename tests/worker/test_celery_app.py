@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -23,40 +22,6 @@ TELLING = Settings.load(
 )
 RABBIT = Settings.load(broker_url="amqp://broker//")
 
-PINNED: dict[str, Any] = {
-    "broker_url": "redis://broker/0",
-    "broker_connection_timeout": 5.0,
-    "broker_connection_retry_on_startup": True,
-    "broker_connection_max_retries": None,
-    "broker_channel_error_retry": True,
-    "result_backend": None,
-    "task_ignore_result": True,
-    "task_serializer": "json",
-    "accept_content": ["json"],
-    "task_publish_retry": False,
-    "task_acks_late": False,
-    "task_default_queue": "dispatcher",
-    "task_create_missing_queues": False,
-    "worker_consumer": "dispatcher.broker.reconnection:Consumer",
-    "worker_prefetch_multiplier": 1,
-    "worker_soft_shutdown_timeout": 10.0,
-    "worker_enable_soft_shutdown_on_idle": True,
-    "worker_send_task_events": False,
-    "worker_redirect_stdouts": False,
-    "timezone": "UTC",
-    "enable_utc": True,
-    "beat_scheduler": "dispatcher.broker.reconnection:Scheduler",
-    "beat_max_loop_interval": 1.0,
-}
-PINNED_TRANSPORT: dict[str, Any] = {
-    "visibility_timeout": 120.0,
-    "unacked_restore_interval": 5,
-    "unacked_restore_throttle": 1,
-    "socket_timeout": 5.0,
-    "socket_connect_timeout": 5.0,
-    "socket_keepalive": True,
-    "max_connections": 50,
-}
 TASKS = {"deliver": tasks.deliver, **tasks.duties}
 NAMES = [*TASKS]
 
@@ -71,14 +36,6 @@ def test_queues_of_rabbitmq_are_quorum_queues_unless_asked_for_otherwise() -> No
         found = options(Settings.load(**others))
         assert {each.queue_arguments for each in found["task_queues"]} == {None}
         assert found["worker_prefetch_multiplier"] == 1
-
-
-def test_the_options_are_those_of_this_table_and_no_others() -> None:
-    others = ("broker_transport_options", "task_queues", "beat_schedule")
-    made, conf = options(REDIS), create_app(REDIS).conf
-    assert made == PINNED | {name: made[name] for name in others}
-    assert {name: conf[name] for name in PINNED} == PINNED
-    assert made["broker_transport_options"] == conf.broker_transport_options == PINNED_TRANSPORT
 
 
 def test_rabbitmq_confirms_what_it_takes() -> None:

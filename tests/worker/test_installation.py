@@ -197,11 +197,6 @@ def test_a_missing_file_of_settings_is_named_with_the_folder_it_is_looked_for_in
     assert "there is no" not in refusal()
 
 
-def test_install_refuses_a_value_that_is_no_app() -> None:
-    with pytest.raises(InvalidSettings, match="app: an int"):
-        install(5)  # type: ignore[arg-type]  # that is the case
-
-
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:6379/1?nonsense=1", "foo://x"])
 def test_a_broker_that_kombu_does_not_know_is_said(url: str) -> None:
     app = Celery("theirs", broker=url, set_as_current=False)

@@ -24,13 +24,6 @@ def grouped(tickets: list[Ticket], size: int = 50) -> list[TaskGroup]:
     return list(group(tickets, coalesce=COALESCE, size=size))
 
 
-def test_messages_due_within_the_length_share_a_task_that_begins_before_the_first() -> None:
-    first, second = ticket(0), ticket(50)
-    assert grouped([second, first]) == [
-        TaskGroup("sms", (first.message_id, second.message_id), first.due_at - EARLY)
-    ]
-
-
 def test_repeated_messages_go_in_the_task_of_the_last_of_them() -> None:
     """Before its turn it would ask for its permit in vain."""
     first, second = ticket(0), ticket(50)
@@ -38,14 +31,6 @@ def test_repeated_messages_go_in_the_task_of_the_last_of_them() -> None:
     assert grouped([*again, first, second]) == [
         TaskGroup("sms", tuple(each.message_id for each in again), again[1].due_at, False),
         TaskGroup("sms", (first.message_id, second.message_id), first.due_at - EARLY),
-    ]
-
-
-def test_a_group_is_closed_when_it_is_full() -> None:
-    assert [len(each.message_ids) for each in grouped([ticket(0) for _ in range(7)], 3)] == [
-        3,
-        3,
-        1,
     ]
 
 
