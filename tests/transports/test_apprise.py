@@ -6,7 +6,6 @@ import json
 import logging
 import socket
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -26,7 +25,6 @@ from dispatcher.testing import a_message
 from dispatcher.transports import Checks, load
 from dispatcher.transports.apprise import AppriseTransport
 from tests.support.http_receiver import Handler, Receiver, pause, receiving
-from tests.transports.conftest import in_time
 
 SECRET = "hunter2-ada"  # noqa: S105 - looked for where it must not be
 
@@ -116,14 +114,6 @@ def test_a_body_holds_a_text_and_a_title_and_nothing_to_fetch(
     assert receiver.received == []
 
 
-def test_a_text_is_turned_into_what_a_service_wants(receiver: Receiver) -> None:
-    to(receiver, "/?format=html").send(a_message(body={"text": "5 < 7 <b>"}))
-    to(receiver, "/?format=html", format="html").send(a_message(body={"html": "5 < 7 <b>"}))
-    plain, html = (json.loads(each.content)["message"] for each in receiver.received)
-    assert "&lt;b&gt;" in plain
-    assert html == "5 < 7 <b>"
-
-
 def test_a_recipient_that_a_service_does_not_take_has_failed(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,14 +127,6 @@ def test_a_recipient_that_a_service_does_not_take_has_failed(
     with pytest.raises(PermanentFailure, match="does not take this recipient"):
         transport.send(a_message())
     assert receiver.received == [], "no service got it"
-
-
-def test_a_refusal_is_an_unknown_outcome(receiver: Receiver) -> None:
-    """Apprise does not tell it from a line that broke after the service had the message."""
-    receiver.answers(500, body=SECRET.encode())
-    with pytest.raises(PerhapsSent, match="0 of 1 services took it") as caught:
-        to(receiver).send(a_message())
-    assert SECRET not in str(caught.value)
 
 
 def test_a_partial_success_of_services_is_an_unknown_outcome(receiver: Receiver) -> None:
@@ -169,15 +151,6 @@ def drip(handler: Handler) -> None:
     while True:
         handler.wfile.write(b"x")
         pause(0.02)
-
-
-@pytest.mark.parametrize("answer", [Handler.wait_for_its_end, drip])
-def test_a_service_that_does_not_end_is_left_at_the_deadline(
-    receiver: Receiver, answer: Any
-) -> None:
-    receiver.answer = answer
-    with in_time(), pytest.raises((PerhapsSent, TemporaryFailure)):
-        to(receiver, timeout=0.3).send(a_message())
 
 
 def test_hand_overs_that_never_end_do_not_pile_up(
@@ -206,15 +179,6 @@ def test_where_the_system_gives_no_thread_nothing_was_sent_and_nothing_is_lost(
         with pytest.raises(TemporaryFailure, match="no more threads"):
             transport.send(a_message())
     assert [transport.send(a_message()) for _ in range(2)] == ["JSON", "JSON"]
-
-
-def test_threads_share_a_transport_without_waiting_for_each_other(receiver: Receiver) -> None:
-    transport = to(receiver, "/{recipient}")
-    # one of Apprise's own would pause between requests
-    with in_time(), ThreadPoolExecutor(8) as pool:
-        ended = pool.map(transport.send, [a_message(recipient=f"n{n}") for n in range(40)])
-        assert set(ended) == {"JSON"}
-    assert {each.path for each in receiver.received} == {f"/n{number}" for number in range(40)}
 
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from contextlib import nullcontext
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from dispatcher import Message, TemporaryFailure
 from dispatcher.testing import a_message
 from dispatcher.times.send_time import as_text
-from dispatcher.transports import ConsoleTransport, FileTransport, MemoryTransport
+from dispatcher.transports import ConsoleTransport, FileTransport
 from tests.support.clock import NOON, MovableClock
 from tests.support.doubles import at_once
 from tests.support.processes import in_processes
@@ -80,14 +79,6 @@ def test_threads_and_processes_write_whole_lines(tmp_path: Path) -> None:
     assert len(lines) == 4 * LINES + 16
 
 
-def test_a_disk_that_takes_nothing_is_a_temporary_failure(tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "sms.jsonl"
-    gone = FileTransport(path)
-    path.mkdir()
-    with pytest.raises(TemporaryFailure, match="cannot write: Is a directory"):
-        gone.send(message())
-
-
 def test_a_file_whose_folder_is_gone_is_made_again_and_one_made_for_nothing_goes(
     tmp_path: Path,
 ) -> None:
@@ -107,22 +98,6 @@ def test_a_file_whose_folder_is_gone_is_made_again_and_one_made_for_nothing_goes
 def test_a_full_disk_is_a_temporary_failure() -> None:
     with pytest.raises(TemporaryFailure, match="No space left"):
         FileTransport(Path("/dev/full")).send(message())
-
-
-def test_memory_remembers_and_fails_on_demand() -> None:
-    transport = MemoryTransport()
-    first, second = message(), message()
-    assert transport.send(first) == "memory-1"
-
-    def fail(_: Message) -> None:
-        raise TemporaryFailure("busy", timedelta(seconds=1))
-
-    transport.before = fail
-    with pytest.raises(TemporaryFailure):
-        transport.send(second)
-    transport.before = None
-    assert transport.send(second) == "memory-2"
-    assert transport.sent == [first, second]
 
 
 @pytest.mark.parametrize(

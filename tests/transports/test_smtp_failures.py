@@ -34,42 +34,50 @@ def failed(server: ScriptedServer, timeout: float = ROOMY, **more: Any) -> Deliv
 
 
 WORDS = ["MAIL", "RCPT", "DATA", "message"]
+UNREADABLE = [CLOSE, "hello there", "99 bottles", "\r\n\r\n", "1" * 200_000]
+REPLIES = {
+    "421 4.3.2 shutting down": TemporaryFailure,
+    "450 4.2.1 mailbox busy": TemporaryFailure,
+    "450 4.7.1 <bob@shop.example>: Recipient address rejected: policy": TemporaryFailure,
+    "451 4.7.1 greylisted, try again": TemporaryFailure,
+    "452 4.2.2 full, its quota exceeded": TemporaryFailure,
+    "452 4.5.3 Too many recipients": TemporaryFailure,
+    "454 4.7.0 not now": TemporaryFailure,
+    "471 strange but temporary": TemporaryFailure,
+    "500 what?": PermanentFailure,
+    "550 5.1.1 no such user": PermanentFailure,
+    "551 not local": PermanentFailure,
+    "552 5.3.4 too big": PermanentFailure,
+    "553 5.1.3 bad address": PermanentFailure,
+    "554-5.7.1 two lines of\r\n554 5.7.1 spam": PermanentFailure,
+    "599 strange but permanent": PermanentFailure,
+}
+FAILURES = [
+    *((word, reply, kind) for word in ("RCPT", "message") for reply, kind in REPLIES.items()),
+    *(("message", way, PerhapsSent) for way in (*UNREADABLE, "25 short", "354 more, please")),
+    *((word, way, TemporaryFailure) for word in ("connection", "EHLO", "MAIL", "RCPT", "DATA")
+      for way in UNREADABLE),
+    *((word, way, TemporaryFailure) for word in ("connection", "EHLO")
+      for way in ("421 busy", "450 not now", "554 no service")),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("word", WORDS)
 @pytest.mark.parametrize(
-    ("reply", "kind"),
-    [
-        ("421 4.3.2 shutting down", TemporaryFailure),
-        ("450 4.2.1 mailbox busy", TemporaryFailure),
-        ("450 4.7.1 <bob@shop.example>: Recipient address rejected: policy", TemporaryFailure),
-        ("451 4.7.1 greylisted, try again", TemporaryFailure),
-        ("452 4.2.2 full, its quota exceeded", TemporaryFailure),
-        ("452 4.5.3 Too many recipients", TemporaryFailure),
-        ("454 4.7.0 not now", TemporaryFailure),
-        ("471 strange but temporary", TemporaryFailure),
-        ("500 what?", PermanentFailure),
-        ("550 5.1.1 no such user", PermanentFailure),
-        ("551 not local", PermanentFailure),
-        ("552 5.3.4 too big", PermanentFailure),
-        ("553 5.1.3 bad address", PermanentFailure),
-        ("554-5.7.1 two lines of\r\n554 5.7.1 spam", PermanentFailure),
-        ("599 strange but permanent", PermanentFailure),
-    ],
-    ids=lambda each: each[:3] if isinstance(each, str) else "",
+    ("word", "way", "kind"), FAILURES, ids=lambda each: each[:20] if isinstance(each, str) else ""
 )
-def test_a_reply_tells_whether_to_try_again(
-    word: str, reply: str, kind: type[DeliveryError]
+def test_a_failure_says_whether_the_server_has_it_and_whether_to_try_again(
+    word: str, way: str, kind: type[DeliveryError]
 ) -> None:
-    with ScriptedServer({word: reply}) as server:
+    with ScriptedServer({word: way}) as server:
         error = failed(server)
         assert type(error) is kind
-        assert reply[:3] in str(error)
         assert len(server.got) == (word == "message")
         assert not getattr(error, "closes_channel", False), "it concerns one message"
+    if kind is not PerhapsSent and way in REPLIES:
+        assert way[:3] in str(error)
 
 
-@pytest.mark.parametrize("word", ["connection", "EHLO", "MAIL", "RCPT", "DATA", "message"])
+@pytest.mark.parametrize("word", ["EHLO", "RCPT", "message"])
 @pytest.mark.parametrize(
     "reply",
     [
@@ -87,34 +95,6 @@ def test_a_throttle_closes_the_channel(word: str, reply: str) -> None:
         error = failed(server)
     assert isinstance(error, TemporaryFailure)
     assert (error.closes_channel, error.retry_after) == (True, timedelta(minutes=1))
-
-
-@pytest.mark.parametrize("word", ["MAIL", "RCPT", "message"])
-@pytest.mark.parametrize("code", [530, 534, 535, 538])
-def test_missing_credentials_blame_the_settings(word: str, code: int) -> None:
-    with ScriptedServer({word: f"{code} authentication required"}) as server:
-        error = failed(server)
-    assert type(error) is TemporaryFailure
-    assert error.closes_channel
-
-
-UNREADABLE = [CLOSE, "hello there", "99 bottles", "\r\n\r\n", "1" * 200_000]
-
-
-@pytest.mark.parametrize(
-    ("word", "way"),
-    [
-        *((word, way) for word in ("connection", "EHLO", "MAIL", "RCPT", "DATA")
-          for way in UNREADABLE),
-        *((word, way) for word in ("connection", "EHLO")
-          for way in ("421 busy", "450 not now", "554 no service")),
-    ],
-    ids=lambda each: each[:20],
-)  # fmt: skip
-def test_a_line_that_fails_before_the_message_certainly_sent_nothing(word: str, way: str) -> None:
-    with ScriptedServer({word: way}) as server:
-        assert type(failed(server)) is TemporaryFailure
-        assert server.got == []
 
 
 @pytest.mark.parametrize(
@@ -141,26 +121,17 @@ def test_a_server_that_falls_silent_is_left_in_time(
         assert took < TIMEOUT + GRACE
 
 
-@pytest.mark.parametrize(
-    "way", [CLOSE, "hello there", "25 short", "354 more, please", "1" * 200_000]
-)
-def test_without_an_answer_to_the_whole_message_nobody_knows(way: str) -> None:
-    with ScriptedServer({"message": way}) as server:
-        assert type(failed(server)) is PerhapsSent
-        assert len(server.got) == 1, "the server has it"
-
-
 def test_a_message_that_the_server_does_not_read_was_not_sent() -> None:
     with ScriptedServer({"DATA": f"{HANG} 354 go ahead"}) as server:
         transport = transport_to(server, timeout=TIMEOUT)
         with pytest.raises(TemporaryFailure, match="did not answer within"):
-            transport.send(an_email(body={"text": f"{'x' * 70}\n" * 100_000}))
+            transport.send(an_email(body={"text": f"{'x' * 900}\n" * 5_500}))
         assert server.got == []
 
 
 def test_a_message_whose_answer_could_not_be_waited_for_is_not_ended() -> None:
     with ScriptedServer({"DATA": f"{LATE} 354 go ahead"}) as server:
-        error = failed(server, TIMEOUT)
+        error = failed(server, 0.9)
         assert type(error) is TemporaryFailure
         assert "no time is left for its answer" in str(error)
         assert server.got == []
@@ -175,22 +146,6 @@ def test_a_server_that_is_not_there_is_a_temporary_failure() -> None:
     assert str(port) in str(caught.value)
     with pytest.raises(TemporaryFailure):
         smtp("smtp://nowhere.invalid", plaintext=True).send(an_email())
-
-
-def test_an_address_of_a_kind_that_this_machine_lacks_is_passed_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    known = socket.getaddrinfo
-
-    def both(*asked: Any, **more: Any) -> list[Any]:
-        found = known(*asked, **more)
-        return [(socket.AF_APPLETALK, *each[1:]) for each in found] + found
-
-    monkeypatch.setattr(socket, "getaddrinfo", both)
-    with ScriptedServer() as server:
-        transport = transport_to(server)
-        assert transport.send(an_email())
-        transport.close()
 
 
 @pytest.mark.parametrize("word", ["MAIL", "RCPT", "DATA"])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dispatcher import InvalidDraft, Message, PermanentFailure, TemporaryFailure
-from dispatcher.testing import MemoryTransport, TransportSuite, a_message
+from dispatcher.testing import MemoryTransport, TransportSuite
 from dispatcher.transports import ConsoleTransport, FileTransport, Transport
 
 SECRET = "hunter2-ada"  # noqa: S105 - looked for where it must not be
@@ -219,21 +219,9 @@ def test_a_broken_rule_is_named(made: dict[str, Callable[[], Good]], says: str) 
     assert says in str(caught.value)
 
 
-def test_a_suite_without_a_check_is_not_asked_for_one() -> None:
-    suite = suite_of(make=MemoryTransport)  # type: ignore[arg-type]  # has no keys
-    with pytest.raises(AssertionError, match="there is no check"):
-        suite().test_an_unsendable_message_is_refused_at_submit()
-
-
 def test_it_needs_no_test_framework() -> None:
     code = "import sys, dispatcher.testing; print({'pytest', 'hypothesis'} & sys.modules.keys())"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "set()"
-
-
-def test_a_message_has_what_is_asked_for_and_an_id_of_its_own() -> None:
-    first, second = a_message(recipient="ben", attempt_count=2), a_message()
-    assert (first.recipient, first.scope, first.attempt_count) == ("ben", "ben", 2)
-    assert first.id != second.id

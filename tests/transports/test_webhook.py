@@ -60,17 +60,6 @@ def test_a_message_is_posted_as_versioned_json_with_its_recipient_as_data(
     assert "webhook-signature" not in received.headers, "no secret was given"
 
 
-def test_without_a_url_the_recipient_is_where_it_goes(receiver: Receiver) -> None:
-    url = f"http://127.0.0.1:{receiver.port}/of/ada?token=x%20y"
-    open_to(receiver.port, payload="body").send(
-        a_message(body={"text": "é", "n": 1}, recipient=url)
-    )
-    [received] = receiver.received
-    assert received.path == "/of/ada?token=x%20y"
-    assert received.headers["host"] == f"127.0.0.1:{receiver.port}"
-    assert received.content == '{"text":"é","n":1}'.encode()
-
-
 def test_the_signature_is_the_one_that_the_specification_describes(receiver: Receiver) -> None:
     """Computed without the library that signs, and verifies: a fault there agrees with itself."""
     to(receiver, secrets=[SECRET]).send(a_message(body={"text": "hé 💌"}))
@@ -141,15 +130,6 @@ def test_refused_credentials_of_a_channel_wait_until_they_are_mended(receiver: R
     assert caught.value.closes_channel, "all messages have the same"
     with pytest.raises(PermanentFailure, match="answered 401"):
         open_to(receiver.port).send(a_message(recipient=receiver.url))
-
-
-def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
-    with receiving() as canary:
-        receiver.answers(307, {"Location": canary.url})
-        with pytest.raises(PermanentFailure, match="redirect") as caught:
-            to(receiver).send(a_message())
-        assert canary.received == []
-        assert "127.0.0.1" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

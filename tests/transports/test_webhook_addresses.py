@@ -180,26 +180,7 @@ def test_an_allow_list_that_cannot_be_read_is_refused(allow: Any) -> None:
     assert caught.value.field == "allow"
 
 
-def test_resolved_addresses_are_numeric() -> None:
-    assert socket.inet_aton(resolve("127.0.0.1", 80)[0])
-
-
 def test_a_link_local_address_keeps_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     found = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 25, 0, 1))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [found] * 2)
     assert resolve("mail.example", 25) == [f"fe80::1%{socket.if_indextoname(1)}"]
-
-
-@pytest.mark.parametrize(
-    ("url", "option"),
-    [
-        ("http://hooks.example/", "options.http"),
-        ("https://127.0.0.1/", "options.allow"),
-        ("https://localhost/", "options.allow"),
-        ("https://hooks.example:8443/", "options.ports"),
-    ],
-)
-def test_a_refusal_names_the_option_that_would_take_it(url: str, option: str) -> None:
-    with pytest.raises(InvalidValue) as refused:
-        Reader(Addresses(), ports=frozenset()).read(url)
-    assert option in refused.value.accepted
