@@ -10,8 +10,6 @@ import pytest
 import redis
 
 from dispatcher import Dispatcher
-from dispatcher.app import App
-from dispatcher.broker.queue import Ticket
 from dispatcher.celery_app import create_app
 from dispatcher.message import Message
 from tests.support.environment import BROKER_DB, CHANNEL, Maker, broker_on, frozen
@@ -51,26 +49,6 @@ def test_with_the_brokers_queues_wiped_everything_is_delivered(
     running.wait_until_ended()
     assert load.failures == []
     running.check(load.accepted)
-
-
-@on_sqlite
-def test_a_task_repeated_many_times_sends_once(environment: Maker) -> None:
-    running = environment()
-    accepted = []
-    parts = App(running.settings)
-    start = datetime.now(UTC) + timedelta(seconds=2)
-    for number in range(60):
-        soonest = datetime.now(UTC) + timedelta(seconds=1)  # a busy machine is slow to accept them
-        at = max(start + timedelta(milliseconds=30 * number), soonest)
-        message = running.submit(f"person-{number}", body={"seconds": 0.02}, send_at=at)
-        accepted.append(message)
-        for late_ms in (-700, 0, 0, 1, 40, 500, 1_500):
-            due_at = message.send_at + timedelta(milliseconds=late_ms)
-            parts.queue.enqueue([Ticket(message.id, message.channel, due_at)])
-    parts.close()
-    running.wait_until_ended()
-    wait_until(lambda: datetime.now(UTC) > accepted[-1].send_at + timedelta(seconds=2))
-    running.check(accepted)
 
 
 @on_sqlite

@@ -15,7 +15,7 @@ from dispatcher.message import Message
 from tests.support.environment import CHANNEL, Environment, Maker
 from tests.support.waiting import wait_until
 
-MESSAGES = 300
+MESSAGES = 200
 CALLERS = 6
 BEFORE_MS, AFTER_MS = 100, 20
 """Around the time of a message: it is claimed a moment before."""
@@ -27,7 +27,7 @@ def test_a_confirmed_cancel_is_final_even_at_the_due_time(
     environment: Maker, report: Callable[[str], None]
 ) -> None:
     running = environment()
-    start = datetime.now(UTC) + timedelta(seconds=8)
+    start = datetime.now(UTC) + timedelta(seconds=5)
     drafts = [
         Draft(
             channel=CHANNEL,

@@ -1,4 +1,4 @@
-"""Every broker with every database: submitted, delivered, a worker killed, lines to brokers cut."""
+"""Both brokers: submitted, delivered, a worker killed, lines to brokers cut."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.rabbitmq import ADDRESS, url_at
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.every_database, pytest.mark.long]
+pytestmark = pytest.mark.long
 MESSAGES = 24
 
 
@@ -29,11 +29,13 @@ def to_redis() -> Iterator[Proxy]:
         yield proxy
 
 
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 def test_redis_carries_the_tasks(environment: Maker, to_redis: Proxy) -> None:
     broker_url = f"redis://127.0.0.1:{to_redis.port}/0"
     goes_through_it_all(started(environment, broker_url=broker_url), to_redis)
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_rabbitmq_carries_the_tasks(environment: Maker, to_rabbitmq: Proxy, own_queue: str) -> None:
     broker_url = url_at(("127.0.0.1", to_rabbitmq.port))
     running = started(environment, broker_url=broker_url, queue=own_queue)

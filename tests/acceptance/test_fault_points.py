@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,7 @@ from tests.support.environment import (
     Environment,
     Maker,
 )
+from tests.support.ledger import Ledger, read
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.long
@@ -34,8 +36,20 @@ PREFORK = [
 """A worker whose main process is told to stop, and whose children send."""
 
 
+class Closing(Ledger):
+    """A ledger that notes which processes closed it, and how many lines it had by then."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._written = Path(path)
+
+    def close(self) -> None:
+        with self._written.with_suffix(".closed").open("a") as file:
+            file.write(f"{os.getpid()} {len(read(self._written))}\n")
+
+
 def channel_with(folder: Path, **more: object) -> dict[str, object]:
-    transport = "tests.support.ledger:Ledger"
+    transport = f"{__name__}:Closing"
     options = {"path": str(folder / "ledger")}
     return {CHANNEL: {"transport": transport, "options": options, "max_attempts": 20, **more}}
 
@@ -51,7 +65,7 @@ def test_a_worker_told_to_stop_ends_its_send_and_puts_back_the_rest_of_its_group
         channels=channel_with(folder, senders=1),
         claim_ttl=10,
     )
-    at = datetime.now(UTC) + timedelta(seconds=6)  # a busy machine is slow to accept them
+    at = datetime.now(UTC) + timedelta(seconds=4)  # a busy machine is slow to accept them
     body = {"seconds": SEND_SECONDS}
     group = [running.submit(f"p-{n}", send_at=at, body=body) for n in range(4)]
     wait_until(running.ledger)
@@ -75,6 +89,13 @@ def test_a_worker_told_to_stop_ends_its_send_and_puts_back_the_rest_of_its_group
     wait_until(lambda: time.time() - begun_at / 1e6 > SEND_SECONDS / 2)
     running.stop("worker")  # its task has ended, its send has not
     running.check([*group, lasting])
+    [closed] = (folder / "ledger.closed").read_text().splitlines()[-1:]
+    assert int(closed.split()[1]) == len(running.ledger()), "closed after its sends"
+    if pool == "threads":
+        sends = running.settings.data_dir / f"sends.{running.settings.namespace}"
+        assert not sends.exists() or [*sends.iterdir()] == [], "nothing is left for the rescue"
+        grace = f"end within {running.settings.stop_grace.total_seconds():g} s"
+        assert grace in (folder / "worker.log").read_text()
     assert all(each.outcomes == (Outcome.SENT,) for each in running.stored())
 
 
@@ -89,7 +110,7 @@ def permits(running: Environment) -> set[UUID]:
 def test_a_worker_whose_clock_is_an_hour_ahead_sends_nothing_early(environment: Maker) -> None:
     ahead = [sys.executable, "-m", "tests.support.hour_ahead", "worker", "--no-doctor"]
     running = environment(services={**SERVICES, "worker": ahead})
-    start = datetime.now(UTC) + timedelta(seconds=6)
+    start = datetime.now(UTC) + timedelta(seconds=4)
     messages = [
         running.submit(f"p-{n}", send_at=start + timedelta(milliseconds=100 * n)) for n in range(8)
     ]

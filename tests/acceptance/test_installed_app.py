@@ -46,31 +46,13 @@ def count() -> None:
 
 
 @on_sqlite
-@pytest.mark.parametrize("pool", ["threads", "prefork", "gevent"])
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_an_app_of_the_users_delivers_and_does_its_own_work(
     environment: Maker, folder: Path, pool: str
 ) -> None:
     (folder / "shop.py").write_text(SHOP)
-    delivers_and_does_its_own_work(environment(queue="post", services=services(pool)), folder)
-
-
-@on_sqlite
-@pytest.mark.parametrize("pool", ["threads", "prefork"])
-def test_an_app_of_the_users_does_so_over_rabbitmq(
-    environment: Maker, folder: Path, rabbitmq: str, own_queue: str, pool: str
-) -> None:
-    """Its own tasks have a queue of their own: others use this RabbitMQ, too."""
-    own = f'app.conf.task_default_queue = "{own_queue}.own"'
-    (folder / "shop.py").write_text(SHOP.replace(INSTALL, f"{own}\n{INSTALL}"))
-    running = environment(queue=own_queue, broker_url=rabbitmq, services=services(pool))
+    running = environment(queue="post", services=services(pool), metrics_port=0)
     delivers_and_does_its_own_work(running, folder)
-    assert "delayed delivery" not in running.logs().lower(), "workers keep the ETAs themselves"
-
-
-@on_sqlite
-def test_worker_and_beat_of_such_an_app_answer_probes(environment: Maker, folder: Path) -> None:
-    (folder / "shop.py").write_text(SHOP)
-    environment(queue="post", services=services("prefork"), metrics_port=0)
     for name in ("worker", "beat"):
         wait_until(partial(address, folder, name))
         wait_until(partial(lambda name: says(folder, name, "/readyz")[0] == 200, name))
@@ -78,12 +60,21 @@ def test_worker_and_beat_of_such_an_app_answer_probes(environment: Maker, folder
 
 
 @on_sqlite
-@pytest.mark.parametrize("pool", ["threads", "prefork"])
-def test_a_beat_inside_a_worker_leaves_it_the_port(
-    environment: Maker, folder: Path, pool: str
+def test_an_app_of_the_users_does_so_over_rabbitmq(
+    environment: Maker, folder: Path, rabbitmq: str, own_queue: str
 ) -> None:
+    """Its own tasks have a queue of their own: others use this RabbitMQ, too."""
+    own = f'app.conf.task_default_queue = "{own_queue}.own"'
+    (folder / "shop.py").write_text(SHOP.replace(INSTALL, f"{own}\n{INSTALL}"))
+    running = environment(queue=own_queue, broker_url=rabbitmq, services=services("threads"))
+    delivers_and_does_its_own_work(running, folder)
+    assert "delayed delivery" not in running.logs().lower(), "workers keep the ETAs themselves"
+
+
+@on_sqlite
+def test_a_beat_inside_a_worker_leaves_it_the_port(environment: Maker, folder: Path) -> None:
     (folder / "shop.py").write_text(SHOP)
-    both = [*services(pool)["worker"], "--beat", "--schedule=beat"]
+    both = [*services("prefork")["worker"], "--beat", "--schedule=beat"]
     environment(queue="post", services={"worker": both}, metrics_port=0)
     log = folder / "worker.log"
     wait_until((folder / "counted").exists)  # so the beat has begun

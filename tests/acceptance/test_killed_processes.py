@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-
 import pytest
 
 from dispatcher.message import Message, Outcome, Status
@@ -77,26 +75,3 @@ def test_a_send_of_a_killed_worker_is_held_where_on_unknown_says_so(environment:
     assert begun(careful) == 2
     assert dispatcher.held() == []
     running.check([careful, *after])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_while_no_beat_lives_nothing_is_lost_and_then_all_is_sent(environment: Maker) -> None:
-    running = environment()
-    beyond = running.settings.horizon.total_seconds() + 2
-
-    running.down("beat-1", "beat-2")
-    near = [running.submit(f"person-{number}", 1) for number in range(20)]
-    far = [running.submit(f"person-{number}", beyond) for number in range(20, 40)]
-
-    def all_sent(messages: list[Message]) -> bool:
-        sent = {each.id for each in running.stored() if each.status is Status.SENT}
-        return all(message.id in sent for message in messages)
-
-    # What was near at the submit needs no beat, unless it is put back; what was far waits for one.
-    wait_until(running.ledger)
-    wait_until(lambda: datetime.now(UTC) > far[-1].send_at + timedelta(seconds=1))
-    assert not any(line.id == message.id for line in running.ledger() for message in far)
-    running.up("beat-1", "beat-2")
-    wait_until(lambda: all_sent(near + far))
-    running.check(near + far)

@@ -1,4 +1,4 @@
-"""A real worker answers Prometheus, and counts alike with threads and with processes."""
+"""A real worker answers Prometheus with what all its processes counted."""
 
 from __future__ import annotations
 
@@ -12,14 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.acceptance.test_health import address
 from tests.support.environment import CHANNEL, Maker, dispatcher_command
-from tests.support.soak import a_third_of
 from tests.support.waiting import wait_until
 
 MANY = 12
-POOLS = {
-    "processes": ["--pool=prefork", "--concurrency=2"],
-    "threads": ["--concurrency=4"],
-}
 
 
 def scraped(address: str) -> Mapping[tuple[str, frozenset[Any]], float]:
@@ -34,13 +29,14 @@ def scraped(address: str) -> Mapping[tuple[str, frozenset[Any]], float]:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.parametrize("pool", a_third_of([*POOLS]))
 def test_a_worker_tells_what_all_its_processes_counted(
-    environment: Maker, folder: Path, pool: str, monkeypatch: pytest.MonkeyPatch
+    environment: Maker, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(folder))
     services = {
-        "worker": dispatcher_command("worker", "--metrics-port=0", *POOLS[pool]),
+        "worker": dispatcher_command(
+            "worker", "--metrics-port=0", "--pool=prefork", "--concurrency=2"
+        ),
         "beat-1": dispatcher_command("beat"),
     }
     running = environment(services=services, quotas="100/second")

@@ -22,7 +22,9 @@ import amqp
 import pytest
 import redis
 from kombu import Connection
+from kombu.message import Message
 
+from dispatcher.broker.items import NoTask, headers_of
 from tests.support.environment import (
     BROKER_DB,
     CHANNEL,
@@ -112,13 +114,8 @@ ID = str(uuid4())
 
 ITEMS: dict[str, dict[str, Any]] = {
     "body null": with_body(b"null"),
-    "body number": with_body(b"5"),
-    "body list": with_body(b"[]"),
-    "body text": with_body(b'"x"'),
     "body object": with_body(b"{}"),
     "body object of protocol 1": with_body(json.dumps({"task": CANARY, "args": [CANARY]}).encode()),
-    "body object with args": with_body(json.dumps({"args": CANARY, "kwargs": 5}).encode()),
-    "body of three": with_body(b"[1, 2, 3]"),
     "body empty": with_body(b""),
     "body no JSON": with_body(CANARY.encode()),
     "body no UTF-8": with_body(b"\xff\xfe" + CANARY.encode()),
@@ -130,34 +127,23 @@ ITEMS: dict[str, dict[str, Any]] = {
     "body pickled": with_body(b"\x80\x04N.", **{"content-type": "application/x-python-serialize"}),
     "body YAML": with_body(CANARY.encode(), **{"content-type": "application/x-yaml"}),
     "content type unknown": good() | {"content-type": CANARY},
-    "content type raw": good() | {"content-type": "application/data"},
     "content encoding unknown": good() | {"content-encoding": CANARY},
-    "content encoding binary": good() | {"content-encoding": "binary"},
     "no headers": good() | {"headers": {}},
     "no task": without_header("task"),
     "no id": without_header("id"),
     "task unknown": with_headers(task=CANARY),
     "task of Celery's": with_headers(task="celery.backend_cleanup"),
     "task a list": with_headers(task=["dispatcher.deliver"]),
-    "task an object": with_headers(task={}),
-    "task null": with_headers(task=None),
-    "task a number": with_headers(task=5),
     "id a number": with_headers(id=5),
-    "id a list": with_headers(id=[CANARY]),
-    "id null": with_headers(id=None),
     "id no UUID": with_headers(id=f"\x1b[2J{CANARY}"),
     "ETA no time": with_headers(eta=CANARY),
-    "ETA a number": with_headers(eta=5),
     "ETA at the end of time": with_headers(eta="9999-12-31T23:59:59-23:59"),
     "ETA far ahead": with_headers(eta=FUTURE),
     "expires no time": with_headers(expires=CANARY),
     "expires an object": with_headers(expires={}),
     "compression unknown": with_headers(compression=CANARY),
-    "compression a list": with_headers(compression=[CANARY]),
     "ids a text": with_arguments(ID),
-    "ids numbers": with_arguments([1, 2], CHANNEL, True),
     "ids null": with_arguments(None, CHANNEL, True),
-    "ids nested": with_arguments([[ID]], CHANNEL, True),
     "ids no UUIDs": with_arguments([CANARY], CHANNEL, True),
     "ids none": with_arguments([], CHANNEL, True),
     "ids too many": with_arguments([ID] * 1_001, CHANNEL, True),
@@ -168,7 +154,6 @@ ITEMS: dict[str, dict[str, Any]] = {
     "named arguments": with_arguments([ID], **{CANARY: CANARY}),
     "a duty with arguments": with_headers(task="dispatcher.rescue"),
     "embed a list": with_embed([1]),
-    "embed a number": with_embed(5),
     "embed a callback": with_embed({"callbacks": [{"task": CANARY}]}),
     "embed a word of the request's": with_embed({"update": CANARY}),
 }
@@ -194,33 +179,23 @@ ON_REDIS: dict[str, bytes] = {
     "garbage": CANARY.encode(),
     "no UTF-8": b"\xff" + CANARY.encode(),
     "null": b"null",
-    "a number": b"5",
     "a list": b"[]",
-    "a text": b'"x"',
-    "an object": b"{}",
     "deep": b"[" * DEEP + b"]" * DEEP,
     "huge number": b"9" * 10_000,
     "a type unknown": b'{"__type__": "x", "__value__": 1}',
     "a type broken": b'{"__type__": "uuid", "__value__": {"x": 1}}',
     "a type's name a list": b'{"__type__": [], "__value__": 1}',
     "no base64": replaced(body="\u00e9" + CANARY),
-    "body a number": replaced(body=5),
     "body an object": replaced(body={"x": CANARY}),
-    "body null": replaced(body=None),
     "no body": replaced(body=...),
     "headers a list": replaced(headers=[CANARY]),
-    "headers a text": replaced(headers=CANARY),
-    "headers null": replaced(headers=None),
     "headers huge": replaced(headers={"task": CANARY, "x": CANARY * 200_000}),
     "headers deep": b'{"headers": ' + b"[" * DEEP + b"]" * DEEP + b"}",
     "content type a list": replaced(**{"content-type": []}),
-    "content encoding a number": replaced(**{"content-encoding": 5}),
     "no properties": replaced(properties=...),
     "properties a list": replaced(properties=[]),
     "encoding of the body unknown": altered(body_encoding=CANARY),
-    "encoding of the body a list": altered(body_encoding=[]),
     "tag a list": altered(delivery_tag=[1]),
-    "tag an object": altered(delivery_tag={}),
     "no tag": altered(delivery_tag=...),
     "no delivery info": altered(delivery_info=...),
     "delivery info a text": altered(delivery_info=CANARY),
@@ -366,12 +341,30 @@ def over_rabbitmq(
     return Poisoned(running, push, left)
 
 
-@pytest.mark.parametrize("item", a_third_of([*ITEMS, *ON_REDIS]))
+@pytest.mark.parametrize("item", ITEMS)
+def test_no_item_that_differs_from_a_task_is_taken_for_one(item: str) -> None:
+    broken = ITEMS[item]
+    message = Message(
+        body=bytes_of(broken),  # type: ignore[arg-type]  # as a transport gives it
+        content_type=broken["content-type"],
+        content_encoding=broken["content-encoding"],
+        headers=broken["headers"],
+        accept=["json"],
+    )
+    with pytest.raises(NoTask) as refused:
+        headers_of(message, datetime.now(UTC))
+    assert CANARY not in str(refused.value)
+
+
+ENDED_WORKERS = ["body deep", "body null", "task a list", "ETA at the end of time", "embed a list"]
+
+
+@pytest.mark.parametrize("item", a_third_of([*ENDED_WORKERS, *ON_REDIS]))
 def test_a_worker_on_redis_deletes_it_and_goes_on(over_redis: Poisoned, item: str) -> None:
     over_redis.survives((ITEMS | ON_REDIS)[item])
 
 
-@pytest.mark.parametrize("item", a_third_of([*ITEMS, *ON_RABBITMQ]))
+@pytest.mark.parametrize("item", a_third_of([*ENDED_WORKERS, *ON_RABBITMQ]))
 def test_a_worker_on_rabbitmq_deletes_it_and_goes_on(over_rabbitmq: Poisoned, item: str) -> None:
     over_rabbitmq.survives((ITEMS | ON_RABBITMQ)[item])
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from dispatcher import Message
 from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
-from tests.support.environment import Environment, Maker, frozen
+from tests.support.environment import Environment, Maker
 from tests.support.load import Load, flow
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
 FORGOTTEN_BYTES = 30_000
-PEOPLE = 15
 
 
 def wait_for_refusal(load: Load, before: int) -> None:
@@ -101,28 +99,3 @@ def test_after_flushall_submits_are_refused_until_the_windows_are_rebuilt(
     running.wait_until_ended()
     assert load.failures == []
     running.check([*load.accepted, *ours])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_backlog_keeps_the_limits_though_redis_forgets_what_was_sent(
-    environment: Maker, own_redis: RedisServer
-) -> None:
-    running = environment(horizon=9)  # a task of each message waits in the worker
-    start = datetime.now(UTC) + timedelta(seconds=6)
-    accepted = [
-        running.submit(f"person-{number}", send_at=start + timedelta(seconds=after))
-        for number in range(PEOPLE)
-        for after in (0.0, 0.1, 2.6, 2.7)
-    ]
-    # The first two of each person leave late, the other two are due right after: too early.
-    with frozen(running.pid("worker")):
-        running.down("beat-1", "beat-2")
-        wait_until(lambda: datetime.now(UTC) > start + timedelta(seconds=1.9))
-    wait_until(lambda: len(running.ledger()) >= 2 * 2 * PEOPLE)
-    with own_redis.client() as client:
-        client.flushall()
-    wait_until(lambda: datetime.now(UTC) > start + timedelta(seconds=3))
-    running.up("beat-1", "beat-2")
-    running.wait_until_ended()
-    running.check(accepted)

@@ -31,7 +31,7 @@ def has_got(receiver: Receiver, many: int) -> bool:
     return len(receiver.received) >= many
 
 
-@pytest.mark.parametrize("database_url", ["postgresql", "sqlite"], indirect=True)
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_status_webhooks_arrive_though_processes_are_killed(
     environment: Maker, folder: Path
 ) -> None:

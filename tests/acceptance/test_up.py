@@ -103,23 +103,24 @@ def unwrapped(said: Path) -> str:
     return " ".join(said.read_text().split())
 
 
-def test_up_shows_what_a_console_channel_sends(folder: Path) -> None:
-    shell = Shell(folder, "console")
+def to_another_thread(pid: int, number: int) -> None:
+    """Send a signal as the system may: to a thread that is not the one that acts on signals."""
+    thread = next(int(each.name) for each in Path(f"/proc/{pid}/task").iterdir()
+                  if int(each.name) != pid)  # fmt: skip
+    assert ctypes.CDLL(None, use_errno=True).tgkill(pid, thread, number) == 0
+
+
+def test_up_shows_what_goes_to_the_console_and_has_a_page_that_takes_the_key_it_prints(
+    folder: Path,
+) -> None:
+    shell = Shell(folder, "page")
     shell.prepare()
-    with up(shell):
+    with up(shell, send=to_another_thread):
         shell.ask(
             "submit", "--channel=console", "--recipient=ada", "--text=hi", "--send-in=1 second"
         )
         said = shell.folder / "said"
         wait_until(lambda: '[console] to ada: {"text":"hi"}' in said.read_text().splitlines())
-    assert "what goes to console is shown here" in said.read_text()
-
-
-def test_up_has_a_page_that_takes_the_key_it_prints(folder: Path) -> None:
-    shell = Shell(folder, "page")
-    shell.prepare()
-    with up(shell):
-        said = shell.folder / "said"
         line = r"page: (http://\S+) – sign in with (\S+)"
         found = wait_until(lambda: re.search(line, said.read_text()))
         assert found is not None
@@ -184,34 +185,12 @@ def test_up_serves_a_second_shell_and_keeps_its_data(folder: Path) -> None:
         assert shell.ask("cancel", kept["id"])["status"] == "cancelled"
 
 
-def test_up_ends_in_order_when_its_terminal_is_closed(folder: Path) -> None:
-    shell = Shell(folder, "here")
-    shell.prepare()
-    with up(shell, end_by=signal.SIGHUP):
-        shell.submit("ada", FAR)
-
-
 def test_up_works_where_the_path_is_too_long_for_a_socket(folder: Path) -> None:
     shell = Shell(folder, "/".join(("long" * 15, "path" * 15)))
     shell.prepare()
     assert len(os.fsencode(shell.cwd)) > LONGEST_SOCKET_PATH
-    with up(shell):
+    with up(shell, end_by=signal.SIGHUP):  # as when its terminal is closed
         shell.wait_until_sent(shell.submit("ada", "1 second"))
-
-
-def to_another_thread(pid: int, number: int) -> None:
-    """Send a signal as the system may: to a thread that is not the one that acts on signals."""
-    thread = next(int(each.name) for each in Path(f"/proc/{pid}/task").iterdir()
-                  if int(each.name) != pid)  # fmt: skip
-    assert ctypes.CDLL(None, use_errno=True).tgkill(pid, thread, number) == 0
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are found in /proc")
-def test_up_ends_at_a_signal_that_another_of_its_threads_got(folder: Path) -> None:
-    shell = Shell(folder, "here")
-    shell.prepare()
-    with up(shell, send=to_another_thread):
-        pass
 
 
 def test_up_tells_why_its_worker_does_not_stay(folder: Path) -> None:
