@@ -92,13 +92,7 @@ class Shared:
             send_log.keep()
             is_stored = False
         fault("put_back.after_row")
-        try:
-            self.permits.give_back([permit_of(claim) for claim, _ in unsent])
-        except LimitersUnavailable as error:
-            log.warning(
-                "could not give back %d unused permits, they stay counted for longer: %s",
-                len(unsent), error,
-            )  # fmt: skip
+        give_back(self.permits, [permit_of(claim) for claim, _ in unsent])
         return is_stored
 
 
@@ -487,6 +481,16 @@ def _goes_on(group: Group) -> bool:
         kind = type(error).__name__  # its text may quote a body
         log.error("could not record a group (%s); its messages will be rescued", kind)
     return False
+
+
+def give_back(permits: Permits, unused: Sequence[Permit]) -> None:
+    try:
+        permits.give_back(unused)
+    except LimitersUnavailable as error:
+        log.warning(
+            "could not give back %d unused permits, they stay counted for longer: %s",
+            len(unused), error,
+        )  # fmt: skip
 
 
 def permit_of(claim: Claim) -> Permit:

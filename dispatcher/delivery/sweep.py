@@ -14,8 +14,9 @@ from functools import partial
 from uuid import UUID
 
 from dispatcher.broker.queue import Queue, Ticket
+from dispatcher.delivery.group import give_back
 from dispatcher.delivery.send_log import LeftLog, SendLogs
-from dispatcher.errors import LimitersUnavailable, QueueUnavailable, StoreUnavailable
+from dispatcher.errors import QueueUnavailable, StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.limiters import Permit, Permits
 from dispatcher.message import Status
@@ -162,13 +163,8 @@ class Sweep:
         rows = self.store.unbegun(left.unbegun, mark=left.mark, died=left.died)
         if not rows:
             return 0
-        try:  # first: once they are put back, the store returns them no more
-            self.permits.give_back([Permit(*row[:4]) for row in rows])
-        except LimitersUnavailable as error:
-            log.warning(
-                "could not give back %d unused permits, they stay counted for longer: %s",
-                len(rows), error,
-            )  # fmt: skip
+        # First: once they are put back, the store returns them no more.
+        give_back(self.permits, [Permit(*row[:4]) for row in rows])
         fault("rescue.before_put_back")
         self.store.put_back(rows, wait=self.settings.claim_ttl, died=left.died)
         for row in rows:
