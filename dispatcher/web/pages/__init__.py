@@ -1,11 +1,82 @@
 """The page: what is booked and what will be, for a person with a browser. Extra ``web``.
 
 ``site`` has what all pages share: access, the refusal of foreign calls, headers, templates. Each of
-the other modules has a subject, and a list ``PAGES`` of its paths.
+the other modules has a subject, and a list ``PAGES`` of its paths. A new subject is a line here.
 """
 
+from __future__ import annotations
+
+from starlette.applications import Starlette
+
+from dispatcher.client import Dispatcher
+from dispatcher.errors import InvalidValue
+from dispatcher.web.access import Right
+from dispatcher.web.admission import RATE
+from dispatcher.web.pages import (
+    bulk,
+    calendar,
+    campaigns,
+    figures,
+    lists,
+    messages,
+    overview,
+    sign_in,
+)
 from dispatcher.web.pages.loopback import Loopback
 from dispatcher.web.pages.sign_in import SignIn
-from dispatcher.web.pages.site import Access, page
+from dispatcher.web.pages.site import Access, Link, PageRoute, Site
 
 __all__ = ["Access", "Loopback", "SignIn", "page"]
+
+PAGES = (
+    *overview.PAGES,
+    *calendar.PAGES,
+    *figures.PAGES,
+    *campaigns.PAGES,
+    *bulk.PAGES,  # before those of one message, whose path would match, too
+    *messages.PAGES,
+    *lists.PAGES,
+)
+LINKS = (
+    Link("Overview", "/"),
+    Link("Calendar", "/calendar", right=Right.RECIPIENTS_READ),
+    Link("Messages", "/messages"),
+    Link("Held", "/held"),
+    Link("Campaigns", "/campaigns"),
+    Link("Load", "/load", unbound=True),
+    Link("Top", "/top", right=Right.RECIPIENTS_READ, unbound=True),
+    Link("Refusals", "/refusals", right=Right.OPERATE, unbound=True),
+    Link("Suppressions", "/suppressions", right=Right.RECIPIENTS_READ, unbound=True),
+    Link("Pauses", "/pauses", right=Right.OPERATE, unbound=True),
+    Link("Doctor", "/doctor", right=Right.OPERATE, unbound=True),
+)
+"""The navigation, in its order."""
+
+
+def page(dispatcher: Dispatcher, *, access: Access | None = None, rate: str = RATE) -> Starlette:
+    """Return the page of a dispatcher, an ASGI application to serve or to mount.
+
+    ``access`` takes a request and returns a :class:`~dispatcher.web.Caller` with a name for the log
+    and the rights of that person, or None. ``rate`` limits the visits of a caller that has no rate
+    of its own. The caller of this function closes the dispatcher.
+
+    Raises InvalidValue without ``access``, and for a rate that cannot be read.
+    """
+    if access is None:
+        accepted = (
+            "a function that takes a request and returns a Caller or None; "
+            "Loopback() lets this machine read, behind no proxy"
+        )
+        raise InvalidValue("access", "not given: the page has no default access", accepted)
+    site = Site(dispatcher, access, rate=rate)
+    return site.application([*PAGES, *_signing_in(access)], LINKS)
+
+
+def _signing_in(access: Access) -> list[PageRoute]:
+    if not isinstance(access, SignIn):
+        return []
+    return [
+        PageRoute(sign_in.PATH, access.form, is_public=True, names=("to",)),
+        PageRoute(sign_in.PATH, access.enter, "POST", is_public=True, names=("key", "to")),
+        PageRoute("/sign-out", access.leave, "POST", is_public=True),
+    ]

@@ -12,13 +12,7 @@ from uuid import UUID
 
 from starlette.responses import Response
 
-from dispatcher.errors import (
-    DispatcherError,
-    InvalidDraft,
-    InvalidValue,
-    MessageChanged,
-    TooLate,
-)
+from dispatcher.errors import DispatcherError, InvalidDraft, InvalidValue, MessageChanged, TooLate
 from dispatcher.message import Message, Status, reason_of
 from dispatcher.quota import parse_length
 from dispatcher.selection import Selection
@@ -182,21 +176,8 @@ def _reason(error: DispatcherError) -> str:
 
 
 PAGES = (
-    PageRoute(path="/messages/bulk", answer=confirm, names=("do", *FILTERS, SCOPE, "after")),
-    PageRoute(
-        path="/messages/bulk",
-        answer=act,
-        method="POST",
-        names=(
-            "do",
-            "messages",
-            *FILTERS,
-            SCOPE,
-            "later",
-            "send_at",
-            "shift",
-            "perhaps_sent",
-        ),
-        most_bytes=_FORM_BYTES,
-    ),
-)
+    PageRoute("/messages/bulk", confirm, names=("do", *FILTERS, SCOPE, "after")),
+    PageRoute("/messages/bulk", act, "POST", most_bytes=_FORM_BYTES,
+              names=("do", "messages", *FILTERS, SCOPE, "later", "send_at", "shift",
+                     "perhaps_sent")),
+)  # fmt: skip

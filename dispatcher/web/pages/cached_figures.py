@@ -15,7 +15,7 @@ from dispatcher.client import Dispatcher, app_of
 from dispatcher.operations.overview import By, Overview, Tops
 from dispatcher.store.listing import EndedInHour, Of
 from dispatcher.times.clock import SystemClock
-from dispatcher.web.pages.load_chart import LoadCharts
+from dispatcher.web.pages.charts import LoadCharts
 from dispatcher.web.problems import Refused
 
 T = TypeVar("T")

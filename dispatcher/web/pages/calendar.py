@@ -167,13 +167,8 @@ def calendar(visit: Visit) -> Response:
         closed = visit.error_text(Suppressed(wanted.channel or "every channel"))
         timeline = replace(timeline, slots=())
         if verdict is not None:
-            verdict = Verdict(
-                at=verdict.at,
-                fits=False,
-                text=closed,
-                is_past=verdict.is_past,
-                noted=verdict.noted,
-            )
+            noted, is_past = verdict.noted, verdict.is_past
+            verdict = Verdict(at=verdict.at, fits=False, text=closed, is_past=is_past, noted=noted)
     slot = timeline.slots[0] if timeline.slots else None
     lines = [(now, "now", "now")]
     if verdict is not None:
@@ -196,13 +191,10 @@ def calendar(visit: Visit) -> Response:
 
 
 PAGES = (
-    PageRoute(
-        path="/calendar",
-        answer=calendar,
-        names=("recipient", "scope", "channel", "view", "start", "at", SCOPE),
-        rights=(Right.MESSAGES_READ, Right.RECIPIENTS_READ),
-    ),
-)
+    PageRoute("/calendar", calendar,
+              names=("recipient", "scope", "channel", "view", "start", "at", SCOPE),
+              rights=(Right.MESSAGES_READ, Right.RECIPIENTS_READ)),
+)  # fmt: skip
 
 
 def _check(visit: Visit, wanted: CalendarQuery) -> None:
@@ -306,9 +298,8 @@ def _verdict(visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: dateti
     if isinstance(error, Unavailable):
         raise error
     if isinstance(error, InvalidDraft) and error.field.startswith("body"):
-        return _by_slot(
-            visit, wanted, timeline, at
-        )  # only the transport of the channel knows what it takes
+        # Only the transport of the channel knows what it takes.
+        return _by_slot(visit, wanted, timeline, at)
     if isinstance(error, QuietHours):
         text = f"It lies in quiet hours: {error.quiet_hours} {error.zone}."
         return Verdict(at=at, fits=False, text=text, next_slot=error.next_slot)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from dispatcher.errors import InvalidDraft, InvalidValue
 from dispatcher.message import MAX_CAMPAIGN, Status, check_text
 from dispatcher.web.access import Right
-from dispatcher.web.pages.histogram import HEIGHT, WIDTH
+from dispatcher.web.pages.charts import PLAN_HEIGHT, WIDTH
 from dispatcher.web.pages.overview import STATUSES
 from dispatcher.web.pages.site import PageRoute, Visit
 from dispatcher.web.pages.uploads import MOST_BYTES, MOST_ROWS, Upload, UploadState
@@ -119,7 +119,7 @@ def _kept(visit: Visit) -> Upload:
 def uploaded(visit: Visit) -> Response:
     upload = copy(_chosen_upload(visit))  # a thread goes on with it
     return visit.show("upload.html", upload=upload, histogram=upload.histogram, width=WIDTH,
-                      height=HEIGHT, numbers=numbers_of(upload))  # fmt: skip
+                      height=PLAN_HEIGHT, numbers=numbers_of(upload))  # fmt: skip
 
 
 def book(visit: Visit) -> Response:
@@ -155,11 +155,10 @@ def _chosen_upload(visit: Visit) -> Upload:
 _ONE = "/campaigns/uploads/{token}"
 _WRITE = (Right.MESSAGES_READ, Right.MESSAGES_WRITE)
 PAGES = (
-    PageRoute(path="/campaigns", answer=campaigns, names=("campaign", "after")),
-    PageRoute(path="/campaigns", answer=drop, method="POST", rights=_WRITE,
-         names=("file", "campaign", "channel", "shift"),
-         most_bytes=MOST_BYTES + _FORM_BYTES),
-    PageRoute(path=_ONE, answer=uploaded, rights=_WRITE),
-    PageRoute(path=_ONE, answer=book, method="POST", rights=_WRITE),
-    PageRoute(path=f"{_ONE}/live", answer=live, rights=_WRITE),
+    PageRoute("/campaigns", campaigns, names=("campaign", "after")),
+    PageRoute("/campaigns", drop, "POST", names=("file", "campaign", "channel", "shift"),
+              rights=_WRITE, most_bytes=MOST_BYTES + _FORM_BYTES),
+    PageRoute(_ONE, uploaded, rights=_WRITE),
+    PageRoute(_ONE, book, "POST", rights=_WRITE),
+    PageRoute(f"{_ONE}/live", live, rights=_WRITE),
 )  # fmt: skip

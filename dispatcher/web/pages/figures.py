@@ -14,7 +14,7 @@ from dispatcher.scope import WITHOUT
 from dispatcher.store.listing import Of
 from dispatcher.web.access import Right
 from dispatcher.web.pages.cached_figures import LOADS, RANKED
-from dispatcher.web.pages.load_chart import BARS, HEIGHT, WIDTH
+from dispatcher.web.pages.charts import BARS, LOAD_HEIGHT, WIDTH
 from dispatcher.web.pages.site import PageRoute, Visit
 
 _LAST = 20
@@ -31,7 +31,7 @@ def load(visit: Visit) -> Response:
     shown = [each for name, each in by_channel.items() if only in ("", name)]
     step = (found.end - found.start) / BARS
     return visit.show("load.html", found=found, shown=shown, within=within, lengths=LOADS,
-                      step=step, width=WIDTH, height=HEIGHT)  # fmt: skip
+                      step=step, width=WIDTH, height=LOAD_HEIGHT)  # fmt: skip
 
 
 def top(visit: Visit) -> Response:
@@ -59,11 +59,8 @@ def refusals(visit: Visit) -> Response:
     )
     found, error, status = None, None, 200
     try:
-        found = visit.dispatcher.refusals(
-            since=timedelta(hours=int(since)),
-            quota=given.get("quota"),
-            last=_LAST,
-        )
+        length = timedelta(hours=int(since))
+        found = visit.dispatcher.refusals(since=length, quota=given.get("quota"), last=_LAST)
     except (InvalidValue, ReservationsUnavailable) as refused:
         error, status = visit.error_text(refused), status_of(refused)
     return visit.show("refusals.html", status, found=found, error=error, since=since,
@@ -71,17 +68,8 @@ def refusals(visit: Visit) -> Response:
 
 
 PAGES = (
-    PageRoute(path="/load", answer=load, names=("within", "channel")),
-    PageRoute(
-        path="/top",
-        answer=top,
-        names=("of", "by", "within"),
-        rights=(Right.MESSAGES_READ, Right.RECIPIENTS_READ),
-    ),
-    PageRoute(
-        path="/refusals",
-        answer=refusals,
-        names=("since", "quota"),
-        rights=(Right.OPERATE,),
-    ),
-)
+    PageRoute("/load", load, names=("within", "channel")),
+    PageRoute("/top", top, names=("of", "by", "within"),
+              rights=(Right.MESSAGES_READ, Right.RECIPIENTS_READ)),
+    PageRoute("/refusals", refusals, names=("since", "quota"), rights=(Right.OPERATE,)),
+)  # fmt: skip

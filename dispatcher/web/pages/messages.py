@@ -229,17 +229,12 @@ def _is_as_shown(visit: Visit, found: Movable) -> bool:
 
 ONE = "/messages/{message_id}"
 PAGES = (
-    PageRoute(path="/messages", answer=listed, names=(*FILTERS, SCOPE, "after", "order")),
-    PageRoute(path="/held", answer=held, names=(*(n for n in FILTERS if n != "status"), SCOPE)),
-    PageRoute(path=ONE, answer=story),
+    PageRoute("/messages", listed, names=(*FILTERS, SCOPE, "after", "order")),
+    PageRoute("/held", held, names=(*(n for n in FILTERS if n != "status"), SCOPE)),
+    PageRoute(ONE, story),
     *(
-        PageRoute(
-            path=f"{ONE}/{act.__name__}",
-            answer=act,
-            method="POST",
-            names=("version", *names),
-            rights=(Right.MESSAGES_READ, right),
-        )
+        PageRoute(f"{ONE}/{act.__name__}", act, "POST", names=("version", *names),
+                  rights=(Right.MESSAGES_READ, right))
         for act, right, names in (
             (cancel, Right.MESSAGES_CANCEL, ()),
             (reschedule, Right.MESSAGES_WRITE, ("send_at", "shift")),
@@ -248,4 +243,4 @@ PAGES = (
             (drop, Right.OPERATE, ("reason",)),
         )
     ),
-)
+)  # fmt: skip

@@ -80,10 +80,10 @@ def examine(visit: Visit) -> Response:
     return visit.show("doctor.html", examination=visit.parts.doctor().examine())
 
 
-LIVE = PageRoute(path="/live", answer=live)
+LIVE = PageRoute("/live", live)
 PAGES = (
-    PageRoute(path="/", answer=overview),
+    PageRoute("/", overview),
     LIVE,
-    PageRoute(path="/doctor", answer=doctor, rights=(Right.OPERATE,)),
-    PageRoute(path="/doctor", answer=examine, method="POST", rights=(Right.OPERATE,)),
+    PageRoute("/doctor", doctor, rights=(Right.OPERATE,)),
+    PageRoute("/doctor", examine, "POST", rights=(Right.OPERATE,)),
 )

@@ -7,12 +7,12 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
 from importlib import resources
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -33,7 +33,6 @@ from dispatcher.client import Dispatcher, app_of, for_pages, selection_of
 from dispatcher.errors import (
     DispatcherError,
     InvalidDraft,
-    InvalidValue,
     StoreUnavailable,
     Suppressed,
     cut,
@@ -50,7 +49,7 @@ from dispatcher.store import Movable, Pause, StoredVersion
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.times.send_time import check_zone
 from dispatcher.web.access import Caller, Right
-from dispatcher.web.admission import RATE, Admission
+from dispatcher.web.admission import Admission
 from dispatcher.web.pages import sign_in
 from dispatcher.web.pages.cached_figures import CachedFigures
 from dispatcher.web.pages.sign_in import SignIn
@@ -104,7 +103,7 @@ _BOXES = {"on": True, "true": True, "1": True, "off": False, "false": False, "0"
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PageRoute:
     """A path, and the function that answers a visit. Unless ``is_public``, it needs ``rights``.
 
@@ -115,14 +114,14 @@ class PageRoute:
     path: str
     answer: Callable[[Visit], Response]
     method: str = "GET"
+    _: KW_ONLY
     names: tuple[str, ...] = ()
     rights: tuple[Right, ...] = (Right.MESSAGES_READ,)
     is_public: bool = False
     most_bytes: int = _MOST_FORM_BYTES
 
 
-@dataclass(frozen=True, kw_only=True)
-class Link:
+class Link(NamedTuple):
     title: str
     path: str
     right: Right = Right.MESSAGES_READ
@@ -464,46 +463,8 @@ class Site:
         return visit.fail(500, "The page failed; the log of the server says why.", _HEADERS)
 
 
-def page(dispatcher: Dispatcher, *, access: Access | None = None, rate: str = RATE) -> Starlette:
-    """Return the page of a dispatcher, an ASGI application to serve or to mount.
-
-    ``access`` takes a request and returns a :class:`~dispatcher.web.Caller` with a name for the log
-    and the rights of that person, or None. ``rate`` limits the visits of a caller that has no rate
-    of its own. The caller of this function closes the dispatcher.
-
-    Raises InvalidValue without ``access``, and for a rate that cannot be read.
-    """
-    from dispatcher.web.pages import navigation  # noqa: PLC0415 - its modules import this one
-
-    if access is None:
-        accepted = (
-            "a function that takes a request and returns a Caller or None; "
-            "Loopback() lets this machine read, behind no proxy"
-        )
-        raise InvalidValue("access", "not given: the page has no default access", accepted)
-    site = Site(dispatcher, access, rate=rate)
-    return site.application([*navigation.PAGES, *_signing_in(site)], navigation.LINKS)
-
-
 def _local_text(visit: Visit, instant: datetime, *, form: str = "") -> str:
     return local_text(instant, visit.zone, form)
-
-
-def _signing_in(site: Site) -> list[PageRoute]:
-    access = site.access
-    if not isinstance(access, SignIn):
-        return []
-    return [
-        PageRoute(path=sign_in.PATH, answer=access.form, is_public=True, names=("to",)),
-        PageRoute(
-            path=sign_in.PATH,
-            method="POST",
-            answer=access.enter,
-            is_public=True,
-            names=("key", "to"),
-        ),
-        PageRoute(path="/sign-out", method="POST", answer=access.leave, is_public=True),
-    ]
 
 
 def _check_origin(request: Request) -> None:

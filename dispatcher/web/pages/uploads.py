@@ -17,19 +17,13 @@ from threading import Condition, Lock, Thread
 from typing import BinaryIO, Self
 
 from dispatcher.client import Dispatcher, app_of
-from dispatcher.errors import (
-    DispatcherError,
-    InvalidDraft,
-    InvalidValue,
-    Unavailable,
-    alone,
-)
+from dispatcher.errors import DispatcherError, InvalidDraft, InvalidValue, Unavailable, alone
 from dispatcher.message import Draft, OnConflict, Plan, Progress, Rejection, check_text, reason_of
 from dispatcher.submission.rows import BadRow, Format, Source, read
 from dispatcher.times.clock import Clock
 from dispatcher.web.access import Caller
 from dispatcher.web.answers import LONGEST_KEY
-from dispatcher.web.pages.histogram import Histogram, histogram
+from dispatcher.web.pages.charts import Histogram, histogram
 from dispatcher.web.problems import Refused
 
 log = logging.getLogger(__name__)

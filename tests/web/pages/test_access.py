@@ -14,7 +14,7 @@ from dispatcher.errors import InvalidValue
 from dispatcher.store.engines.types import database_now
 from dispatcher.web import Caller, Loopback, Right, page, page_and_api
 from dispatcher.web.access import add_key, revoke_key
-from dispatcher.web.pages.navigation import PAGES
+from dispatcher.web.pages import PAGES
 from tests.support import canaries
 from tests.support.house import House
 from tests.support.waiting import wait_until

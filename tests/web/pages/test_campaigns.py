@@ -18,7 +18,7 @@ from dispatcher import Dispatcher, Draft, OutcomeUnknown, Plan, Rejection, Statu
 from dispatcher.store import listing
 from dispatcher.web import Caller, Right, streams
 from dispatcher.web.pages import campaigns, uploads
-from dispatcher.web.pages.histogram import histogram
+from dispatcher.web.pages.charts import histogram
 from tests.support.browser import Tab
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build

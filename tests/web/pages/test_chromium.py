@@ -13,8 +13,7 @@ from dispatcher.message import new_id
 from dispatcher.web import Loopback, Right, page_and_api
 from dispatcher.web import page as page_of
 from dispatcher.web.access import add_key
-from dispatcher.web.pages import picture
-from dispatcher.web.pages.navigation import PAGES
+from dispatcher.web.pages import PAGES, picture
 from tests.support.browser import Tab, served
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build

@@ -10,8 +10,8 @@ from starlette.testclient import TestClient
 
 from dispatcher import InvalidDraft, Message, Status
 from dispatcher.web import Right
+from dispatcher.web.pages import PAGES
 from dispatcher.web.pages.messages import FILTERS
-from dispatcher.web.pages.navigation import PAGES
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
 from tests.web.pages.conftest import HOUR, Visit, paths
