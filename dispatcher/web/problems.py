@@ -30,29 +30,23 @@ _PROBLEMS = {
     "missing": "is missing",
     NO_JSON_TYPE: "is not sent as JSON",
     REPEATED: "is given more than once",
-    "string_type": "is no text",
     "string_unicode": "has characters that are no text",
-    "bool_type": "is neither true nor false",
-    "bool_parsing": "is neither true nor false",
-    "int_type": "is no whole number",
-    "int_parsing": "is no whole number",
     "int_parsing_size": "is out of range",
-    "int_from_float": "is no whole number",
-    "float_type": "is no number",
-    "float_parsing": "is no number",
     "finite_number": "is no finite number",
-    "dict_type": "is no object",
-    "model_type": "is no object",
-    "model_attributes_type": "is no object",
-    "list_type": "is no list",
     "too_long": "has too many entries",
-    "literal_error": "is not an accepted value",
+    "string": "is no text",
+    "bool": "is neither true nor false",
+    "int": "is no whole number",
+    "float": "is no number",
+    "dict": "is no object",
+    "model": "is no object",
+    "list": "is no list",
+    "literal": "is not an accepted value",
     "enum": "is not an accepted value",
-    "greater_than": "is out of range",
-    "greater_than_equal": "is out of range",
-    "less_than_equal": "is out of range",
+    "greater": "is out of range",
+    "less": "is out of range",
 }
-"""What is wrong, by the type of the error."""
+"""What is wrong, by the type of the error, or else by its first word."""
 _KINDS = {
     "string": "a text",
     "boolean": "true or false",
@@ -148,7 +142,8 @@ def invalid_call(found: Sequence[Any], call: Schema, *, whole: str = THE_CALL) -
         names = ", ".join(schema_at(call, ["query"])["properties"])
         accepted = f"a call without a body{names and f'; it has the parameters {names}'}"
         return InvalidDraft(field, "has a body", accepted)
-    problem = _PROBLEMS.get(kind) or first["msg"][:1].lower() + first["msg"][1:]
+    problem = _PROBLEMS.get(kind) or _PROBLEMS.get(kind.partition("_")[0])
+    problem = problem or first["msg"][:1].lower() + first["msg"][1:]
     if field == THE_CALL:
         problem = f"its body {problem}"
     accepted = SEND_JSON if kind == NO_JSON_TYPE else accepted_by(schema_at(call, where))
