@@ -1,25 +1,19 @@
-"""Answers as JSON, idempotency keys in headers, and the versions of messages.
-
-A repeated submit finds its message by its idempotency key. A change ends in the same state when it
-is repeated; with ``If-Match`` it is made to one version of a message.
-"""
+"""Answers as JSON, and the versions of messages, which ``ETag`` and the page's forms name."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from starlette.responses import Response
 
-from dispatcher.errors import InvalidDraft, MessageChanged, StoreUnavailable
-from dispatcher.message import Message, Status, check_text
+from dispatcher.message import Status
 from dispatcher.store import Movable
 from dispatcher.web.models import Out
 
 LONGEST_KEY = 190
 _MEDIA_TYPE = "application/json"
-_TRIES = 10
 _VERSION = re.compile(r"([0-9]{1,20}-){4}[a-z]+")
 
 
@@ -62,40 +56,3 @@ class Version:
 
 def etag_of(found: Movable) -> str:
     return f'"{Version.of(found)}"'
-
-
-def key_of(header: str | None) -> str | None:
-    """Return the key of an ``Idempotency-Key`` header, bare or quoted. Raises InvalidDraft.
-
-    Clients send other characters than ASCII in different encodings.
-    """
-    if header is None:
-        return None
-    if not header.isascii():
-        raise InvalidDraft("Idempotency-Key", "has characters that are not ASCII", "ASCII text")
-    quoted = len(header) > 1 and header[0] == header[-1] == '"'
-    return check_text("Idempotency-Key", header[1:-1] if quoted else header, longest=LONGEST_KEY)
-
-
-def change_if(
-    if_match: str | None, read: Callable[[], Movable], make: Callable[[Message | None], object]
-) -> Movable:
-    """Make a change to the version that an ``If-Match`` header names; return the message then.
-
-    ``make`` gets the message unless which it changes nothing, None without a header. Raises
-    MessageChanged where the message has another version.
-    """
-    if if_match is None:
-        make(None)
-        return read()
-    for _ in range(_TRIES):
-        movable = read()
-        tags = {tag.strip() for tag in if_match.split(",")}
-        if tags.isdisjoint(("*", etag_of(movable))):
-            raise MessageChanged(movable.message.id)
-        try:
-            make(movable.message)
-        except MessageChanged:
-            continue  # judged anew by the header
-        return read()
-    raise StoreUnavailable("other calls kept changing the message", remedy="try again")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
@@ -99,10 +98,8 @@ def api(
     if dispatcher.settings.allowed_hosts:
         hosts = [*dispatcher.settings.allowed_hosts]
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
-    app.add_exception_handler(DispatcherError, _failed)
-    app.add_exception_handler(Refused, _failed)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _not_served)
+    for kind in (DispatcherError, Refused, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _failed)
     app.add_exception_handler(Exception, _broken)
     describe(app, dispatcher.settings.body_types)
     return app
@@ -160,17 +157,14 @@ class CallMiddleware:
         state = scope.setdefault("state", {})
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         most = _LENGTHS.get((scope["method"], path), self._longest)
-        read, digest = 0, hashlib.sha256()
+        read = 0
 
         async def receive_some() -> Message:
             nonlocal read
             message = await receive()
-            body = message.get("body", b"")
-            read += len(body)
-            if most is not None:
-                if read > most:
-                    raise HTTPException(413, f"a call has at most {most} bytes")
-                digest.update(body)
+            read += len(message.get("body", b""))
+            if most is not None and read > most:
+                raise HTTPException(413, f"a call has at most {most} bytes")
             return message
 
         async def send_more(message: Message) -> None:
@@ -181,7 +175,6 @@ class CallMiddleware:
                 state["status"] = message["status"]
             await send(message)
 
-        state["body_digest"] = digest
         request = Request(scope)
         if path != _DOCUMENT:
             try:
@@ -207,41 +200,30 @@ def _log_change(scope: Scope) -> None:
 
 
 async def _failed(request: Request, error: Any) -> Response:
-    if (over := await _counted(request)) is not None:
-        return over
+    """Answer an error of a call, which is counted first: it may be one too many."""
+    if hasattr(request.state, "caller") and not hasattr(request.state, "is_counted"):
+        service: Service = request.app.state.service
+        try:
+            await service.threads.run(service.admission.count, request)
+        except Refused as refused:
+            error = refused
+    if isinstance(error, HTTPException):
+        error = _not_served(request, error)
     if isinstance(error, Refused):
         return problems.response_of(error.problem, error.headers)
+    if isinstance(error, RequestValidationError):
+        wrong = invalid_call(error.errors(), call_schema_of(request))
+        return problems.response_of(problem_of(wrong), {})
     return problems.response_of(problem_for(request, error), headers_of(error))
 
 
-async def _counted(request: Request) -> Response | None:
-    if not hasattr(request.state, "caller") or hasattr(request.state, "is_counted"):
-        return None
-    try:
-        service: Service = request.app.state.service
-        await service.threads.run(service.admission.count, request)
-    except Refused as refused:
-        return await _failed(request, refused)
-    return None
-
-
-async def _invalid(request: Request, error: Any) -> Response:
-    if (over := await _counted(request)) is not None:
-        return over
-    wrong = invalid_call(error.errors(), call_schema_of(request))
-    return problems.response_of(problem_of(wrong), {})
-
-
-async def _not_served(request: Request, error: Any) -> Response:
-    if (over := await _counted(request)) is not None:
-        return over
+def _not_served(request: Request, error: HTTPException) -> Refused:
     kinds = {400: "unreadable", 404: "no-such-path", 405: "method-not-allowed", 413: "too-large"}
-    kind = kinds.get(error.status_code, "refused")
-    headers, detail = error.headers, str(error.detail)
+    headers = error.headers
     if error.status_code == HTTP_405_METHOD_NOT_ALLOWED and (methods := _methods_at(request)):
         headers = {"Allow": ", ".join(methods)}
-    refused = Refused(error.status_code, kind, detail, headers=headers)
-    return problems.response_of(refused.problem, refused.headers)
+    kind = kinds.get(error.status_code, "refused")
+    return Refused(error.status_code, kind, str(error.detail), headers=headers)
 
 
 def _methods_at(request: Request) -> list[str]:

@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from dispatcher.app import App
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import DispatcherError, IdempotencyConflict, InvalidDraft
-from dispatcher.message import Message, json_problem
+from dispatcher.message import Message, check_text, json_problem
 from dispatcher.problems import problem_of
 from dispatcher.selection import id_of
 from dispatcher.settings import Settings
@@ -28,7 +28,7 @@ from dispatcher.store import Movable
 from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.admission import Admission
-from dispatcher.web.answers import key_of
+from dispatcher.web.answers import LONGEST_KEY
 from dispatcher.web.problems import (
     CUT_OFF,
     NO_JSON_TYPE,
@@ -36,7 +36,6 @@ from dispatcher.web.problems import (
     UNKNOWN_BODY,
     UNKNOWN_FIELD,
     Schema,
-    call_schema,
     schema_at,
     with_names,
 )
@@ -113,11 +112,20 @@ class Context:
 
     @property
     def idempotency_key(self) -> str | None:
-        """The key of the call, None without one. Raises InvalidDraft for one that is none."""
+        """The key of the call, bare or quoted; None without one. Raises InvalidDraft.
+
+        Clients send other characters than ASCII in different encodings.
+        """
         keys = self.request.headers.getlist(KEY_HEADER)
+        if not keys:
+            return None
         if len(keys) > 1:
             raise InvalidDraft(KEY_HEADER, "is given more than once", "one key")
-        return key_of(keys[0] if keys else None)
+        key = keys[0]
+        if not key.isascii():
+            raise InvalidDraft(KEY_HEADER, "has characters that are not ASCII", "ASCII text")
+        is_quoted = len(key) > 1 and key[0] == key[-1] == '"'
+        return check_text(KEY_HEADER, key[1:-1] if is_quoted else key, longest=LONGEST_KEY)
 
     @classmethod
     async def of(cls, request: Request) -> Self:
@@ -216,12 +224,8 @@ class Context:
 
 
 def call_schema_of(request: Request) -> Schema:
-    path, method = request.scope["route"].path_format, request.method.lower()
-    known: dict[tuple[str, str], Schema] = request.app.state.call_schemas
-    if (path, method) not in known:
-        document = request.app.state.document()
-        known[path, method] = call_schema(document, document["paths"][path][method])
-    return known[path, method]
+    schemas: dict[tuple[str, str], Schema] = request.app.state.call_schemas
+    return schemas[request.scope["route"].path_format, request.method.lower()]
 
 
 def validated(model: type[BodyT], given: Any, *where: str | int) -> BodyT:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from threading import Lock
 from typing import Any
 
 from fastapi import FastAPI
@@ -16,6 +15,7 @@ from dispatcher.problems import MEDIA_TYPE
 from dispatcher.web import models
 from dispatcher.web.context import KEY_HEADER
 from dispatcher.web.endpoints import ENDPOINTS, Endpoint
+from dispatcher.web.problems import call_schema
 
 _OF_ALL = (400, 401, 403, 422, 429, 500, 503)
 _TITLES = {
@@ -57,23 +57,24 @@ _KEY = {"name": KEY_HEADER, "in": "header", "required": False, "schema": {"type"
 
 
 def describe(app: FastAPI, body_types: BodyTypes) -> None:
-    """Add the types of bodies. Calls are judged by ``app.state.document()``, without them."""
-    lock, made_once = Lock(), list[dict[str, Any]]()
+    """Draw the document, by which calls are judged; the types of bodies are added when it is read.
 
-    def plain() -> dict[str, Any]:
-        with lock:  # FastAPI fails where two threads draw it at once
-            if not made_once:
-                made_once.append(_document(app))
-            return made_once[0]
+    A type may be one that cannot be used: that must not stop the calls on other channels.
+    """
+    plain = _document(app)
+    app.state.call_schemas = {
+        (path, method): call_schema(plain, operation)
+        for path, operations in plain["paths"].items()
+        for method, operation in operations.items()
+    }
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            document = deepcopy(plain())
+            document = deepcopy(plain)
             _add_bodies(document["components"]["schemas"], body_types)
             app.openapi_schema = document
         return app.openapi_schema
 
-    app.state.document, app.state.call_schemas = plain, {}
     made: Callable[[], dict[str, Any]] = openapi
     setattr(app, "openapi", made)  # noqa: B010 - FastAPI's own way to replace the method
 

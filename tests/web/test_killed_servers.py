@@ -102,7 +102,6 @@ def _serve(pipe: Connection, settings: Settings) -> None:
         application, parts = api(dispatcher, rate=RATE), app_of(dispatcher)
         for name in ("submitter", "own_transaction", "changes"):
             getattr(parts, name)
-        application.state.document()
         gc.freeze()
         pipe.send(listener.getsockname()[1])
         while True:

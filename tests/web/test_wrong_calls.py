@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
 from typing import Any
 
 import httpx2
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from dispatcher import Message, Status
-from dispatcher.web import api, openapi
-from dispatcher.web.access import add_key
 from tests.support.house import House
 from tests.support.house_fixtures import Build
 from tests.web.conftest import caller
@@ -348,32 +342,6 @@ def test_that_a_message_may_have_been_sent_is_accepted_by_true_alone(
         refused = shop.post(path, json={"perhaps_sent": value})
         check_names(refused, "perhaps_sent", "is neither true nor false", "true or false")
     assert shop.post(path, json={"perhaps_sent": True}).status_code == 409, "it is scheduled"
-
-
-def test_the_first_calls_of_a_server_may_come_at_once(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each is judged by the document, which is drawn once: two at once may break FastAPI."""
-    _, token = add_key(house.parts.api_keys, "shop")
-    headers = {"Authorization": f"Bearer {token}"}
-    drawn, start = [], Barrier(8)
-
-    def draw(app: FastAPI) -> Any:
-        drawn.append(1)
-        return inspect.unwrap(kept)(app)
-
-    kept = openapi._document
-    monkeypatch.setattr(openapi, "_document", draw)
-    app = api(house.dispatcher)
-
-    def call() -> int:
-        client = TestClient(app, headers=headers, raise_server_exceptions=False)
-        start.wait()
-        return client.get("/v1/messages?limit=1").status_code
-
-    with ThreadPoolExecutor(8) as threads:
-        assert [each.result() for each in [threads.submit(call) for _ in range(8)]] == [200] * 8
-    assert len(drawn) == 1
 
 
 def test_a_type_of_bodies_that_cannot_be_used_stops_no_call_on_another_channel(

@@ -13,19 +13,21 @@ from fastapi import Header, Path, Query, Request
 from starlette.responses import Response
 
 from dispatcher.client import selection_of
-from dispatcher.errors import InvalidDraft
+from dispatcher.errors import InvalidDraft, MessageChanged, StoreUnavailable
 from dispatcher.message import check_text
 from dispatcher.selection import Selection, Wanted, id_of, read_scopes
 from dispatcher.times.clock import SystemClock
 from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
-from dispatcher.web.answers import LONGEST_KEY, answer, change_if, etag_of
+from dispatcher.web.answers import LONGEST_KEY, answer, etag_of
 from dispatcher.web.context import KEY_HEADER, CallContext, Context, problem_for
 
 _PATIENCE = timedelta(seconds=1)
 """How long a list looks for messages, and a count counts them."""
 _READ_AT_ONCE, _MOST_BYTES = 50, 2_000_000
 _MOST_COUNTED = 100_000
+_TRIES = 10
+"""How often a change is made anew because another call changed the message in between."""
 
 Id = Annotated[str, Path(json_schema_extra={"format": "uuid"})]
 IfMatch = Annotated[str | None, Header(alias="If-Match")]
@@ -183,15 +185,26 @@ def _changed(
     change: Callable[..., object],
     **given: Any,
 ) -> Response:
-    """Make a change to a message if it is as ``if_match`` says; answer by what it is then."""
+    """Make a change to the version that an ``If-Match`` header names; answer by what it is then.
+
+    A change ends in the same state when it is repeated.
+    """
     context.admit()
-    own_id = context.seen(message_id).message.id
-    movable = change_if(
-        if_match,
-        lambda: context.service.parts.messages.movable(own_id),
-        lambda unless: change(own_id, **given, if_unchanged=unless),
-    )
-    return answer(context.shown(movable.message), headers={"ETag": etag_of(movable)})
+    tags = {tag.strip() for tag in ("*" if if_match is None else if_match).split(",")}
+    for _ in range(_TRIES):
+        before = context.seen(message_id)
+        if tags.isdisjoint(("*", etag_of(before))):
+            raise MessageChanged(before.message.id)
+        unless = None if if_match is None else before.message
+        try:
+            change(before.message.id, **given, if_unchanged=unless)
+        except MessageChanged:
+            if if_match is None:
+                raise
+        else:
+            now = context.service.parts.messages.movable(before.message.id)
+            return answer(context.shown(now.message), headers={"ETag": etag_of(now)})
+    raise StoreUnavailable("other calls kept changing the message", remedy="try again")
 
 
 def _wanted(filters: models.Filters, caller: Caller) -> Wanted:
