@@ -7,7 +7,7 @@ from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from uuid import UUID
 
 from starlette.responses import Response
@@ -29,17 +29,15 @@ _MARK_BYTES = 8
 _FORM_BYTES = 160_000
 _CHANGED = "changed since they were counted"
 
-Change = Callable[[Visit, Sequence[Movable]], Sequence[Message | DispatcherError]]
-"""Changes messages, each only if it is as it was found; else its answer is MessageChanged."""
 
+class Action(NamedTuple):
+    """``change`` changes each message only if it is as it was found; else it is MessageChanged."""
 
-@dataclass(frozen=True, kw_only=True)
-class Action:
     name: str
     title: str
     status: Status
     right: Right
-    change: Change
+    change: Callable[[Visit, Sequence[Movable]], Sequence[Message | DispatcherError]]
 
 
 def _cancel(visit: Visit, found: Sequence[Movable]) -> Sequence[Message | DispatcherError]:
@@ -69,16 +67,13 @@ def _retry(visit: Visit, found: Sequence[Movable]) -> Sequence[Message | Dispatc
 
 
 ACTIONS = {
-    each.name: each
-    for each in (
-        Action(name="cancel", title="Cancel", status=Status.SCHEDULED,
-               right=Right.MESSAGES_CANCEL, change=_cancel),
-        Action(name="reschedule", title="Move", status=Status.SCHEDULED,
-               right=Right.MESSAGES_WRITE, change=_reschedule),
-        Action(name="retry", title="Retry", status=Status.FAILED, right=Right.OPERATE,
-               change=_retry),
+    action.name: action
+    for action in (
+        Action("cancel", "Cancel", Status.SCHEDULED, Right.MESSAGES_CANCEL, _cancel),
+        Action("reschedule", "Move", Status.SCHEDULED, Right.MESSAGES_WRITE, _reschedule),
+        Action("retry", "Retry", Status.FAILED, Right.OPERATE, _retry),
     )
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -117,7 +112,9 @@ def _mark(found: StoredVersion) -> bytes:
 
 def confirm(visit: Visit) -> Response:
     action, wanted = _asked(visit, visit.query)
-    found, further = visit.versions(wanted, limit=MOST)
+    found, further = visit.parts.listing.versions(
+        wanted, after=visit.after, limit=MOST, patience=visit.patience
+    )
     first = [each.id for each in found[:_SHOWN]]
     shown = visit.parts.messages.movables(first)
     return visit.show(

@@ -42,7 +42,7 @@ def campaigns(visit: Visit, error: str | None = None) -> Response:
     counts, is_whole, listed, is_last = None, True, None, True
     try:
         if campaign is not None:
-            counts, is_whole = _counted(visit, campaign)
+            counts, is_whole = _counted(visit, campaign, visit.patience)
         else:
             listed, is_last = _listed(visit)
     except InvalidDraft as refused:
@@ -56,11 +56,11 @@ def campaigns(visit: Visit, error: str | None = None) -> Response:
 
 
 def _counted(
-    visit: Visit, campaign: str, patience: timedelta | None = None
+    visit: Visit, campaign: str, patience: timedelta
 ) -> tuple[dict[str, dict[Status, int]], bool]:
     channel, scopes = visit.caller.narrowed(None, {})
     wanted = visit.selection({"campaign": campaign, "channel": channel, "scopes": scopes})
-    return visit.counted(wanted, patience=patience)
+    return visit.parts.listing.counted(wanted, patience=patience)
 
 
 def _listed(visit: Visit) -> tuple[list[ListedCampaign], bool]:

@@ -101,7 +101,10 @@ def listed(visit: Visit) -> Response:
     try:
         wanted = visit.selection(wanted_of(visit, visit.query))
         shown["overdue"] = wanted.overdue
-        found = visit.found(wanted, limit=_LISTED, oldest_first=oldest_first)
+        found = visit.parts.listing.page(
+            wanted, after=visit.after, limit=_LISTED, oldest_first=oldest_first,
+            patience=visit.patience,
+        )  # fmt: skip
         ended_early = found.after is not None and len(found) < _LISTED
         shown |= {"found": found, "looked_until": _made_at(found.after) if ended_early else None}
     except (InvalidDraft, StoreUnavailable) as error:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from importlib import resources
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -39,13 +39,11 @@ from dispatcher.errors import (
     quoted,
 )
 from dispatcher.forks import renew_after_fork
-from dispatcher.message import Status
 from dispatcher.problems import headers_of, problem_of, status_of
 from dispatcher.scope import of_channel, of_scope_on
-from dispatcher.selection import Page as Found
 from dispatcher.selection import Selection, Wanted, id_of
 from dispatcher.settings import like
-from dispatcher.store import Movable, Pause, StoredVersion
+from dispatcher.store import Movable, Pause
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.times.send_time import check_zone
 from dispatcher.web.access import Caller, Right
@@ -77,8 +75,6 @@ It runs in a thread. It may raise :func:`~dispatcher.web.problems.unauthorized`.
 _MOST_FORM_BYTES = 65_536
 _MOST_THREADS, _SHARED_THREADS, _SHARED_THREADS_OF_ONE = 4, 4, 2
 """Threads that let visitors in, those that answer all of them, and those that answer one."""
-_PATIENCE = timedelta(milliseconds=60)
-"""How long a page looks for messages before it shows what it has found."""
 _SAFE = frozenset({"GET", "HEAD"})
 _NOBODY = Caller(name="nobody", rights=frozenset())
 _HEADERS = {
@@ -163,6 +159,9 @@ class Visit:
     site: Site
     request: Request
     caller: Caller
+    patience: ClassVar[timedelta] = timedelta(milliseconds=60)
+    """How long a page looks for messages, or counts them, before it shows what it has found."""
+
     query: Fields = field(default_factory=Fields)
     form: Fields = field(default_factory=Fields)
     files: Mapping[str, UploadFile] = field(default_factory=dict)
@@ -211,8 +210,8 @@ class Visit:
         return "/" + path.removeprefix(self.root).lstrip("/")
 
     def show(self, template: str, status: int = 200, /, **values: Any) -> Response:
-        found = self.site.templates.get_template(template)
-        return HTMLResponse(found.render(visit=self, **values), status)
+        text = _TEMPLATES.get_template(template).render(visit=self, **values)
+        return HTMLResponse(text, status)
 
     def fail(self, status: int, detail: str, headers: Mapping[str, str]) -> Response:
         response = self.show("error.html", status, status=status, detail=detail)
@@ -242,27 +241,11 @@ class Visit:
         except InvalidDraft as error:
             raise named_as_here(error) from None
 
-    def found(self, wanted: Selection, *, limit: int, oldest_first: bool = False) -> Found:
-        """Return a page of messages, which may end early: it takes a moment at most."""
-        after = self._after()
-        return self.parts.listing.page(
-            wanted, after=after, limit=limit, oldest_first=oldest_first, patience=_PATIENCE
-        )
-
-    def versions(self, wanted: Selection, *, limit: int) -> tuple[list[StoredVersion], UUID | None]:
-        after = self._after()
-        return self.parts.listing.versions(wanted, after=after, limit=limit, patience=_PATIENCE)
-
-    def _after(self) -> UUID | None:
+    @property
+    def after(self) -> UUID | None:
+        """The message after which a list goes on."""
         after = self.query.get("after")
         return None if after is None else id_of(after, "after")
-
-    def counted(
-        self, wanted: Selection, *, patience: timedelta | None = None
-    ) -> tuple[dict[str, dict[Status, int]], bool]:
-        """Return the numbers of messages, and whether all were counted within ``patience``."""
-        patience = _PATIENCE if patience is None else patience
-        return self.parts.listing.counted(wanted, patience=patience)
 
     def scope_text(self, scope: str) -> str:
         """Return the text of a scope in words: ``channel.sms`` is the channel sms."""
@@ -305,7 +288,25 @@ class Visit:
         log.info("page: %s by %s", action, self.caller.name)
 
 
+def _local_text(visit: Visit, instant: datetime, *, form: str = "") -> str:
+    return local_text(instant, visit.zone, form)
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("dispatcher.web.pages"),
+    autoescape=True,
+    auto_reload=False,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters |= {"number": "{:,}".format, "span": length_text, "words": in_words}
+_TEMPLATES.globals["local"] = _local_text
+
+
 class Site:
+    links: tuple[Link, ...] = ()
+
     def __init__(self, dispatcher: Dispatcher, access: Access, *, rate: str) -> None:
         self.dispatcher = dispatcher
         self.settings = dispatcher.settings
@@ -325,16 +326,6 @@ class Site:
         self.streams = Streams()
         self.uploads = Uploads(self.parts.clock)
         renew_after_fork(self, Site._renew)
-        self.templates = Environment(
-            loader=PackageLoader("dispatcher.web.pages"),
-            autoescape=True,
-            auto_reload=False,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self.templates.filters |= {"number": "{:,}".format, "span": length_text, "words": in_words}
-        self.templates.globals |= {"local": _local_text, "links": ()}
 
     def _renew(self) -> None:
         """Let a forked child read by its own parts."""
@@ -345,7 +336,7 @@ class Site:
         return for_pages(self.dispatcher)
 
     def application(self, pages: Sequence[PageRoute], links: Sequence[Link]) -> Starlette:
-        self.templates.globals["links"] = tuple(links)
+        self.links = tuple(links)
         routes = [Route("/static/{name}", self._file, methods=["GET"])]
         routes += [Route(each.path, self._guarded(each), methods=[each.method]) for each in pages]
         middleware = [Middleware(GZipMiddleware, minimum_size=1_000)]
@@ -461,10 +452,6 @@ class Site:
     async def _broken(self, request: Request, _error: Exception) -> Response:
         visit = Visit(site=self, request=request, caller=_NOBODY)
         return visit.fail(500, "The page failed; the log of the server says why.", _HEADERS)
-
-
-def _local_text(visit: Visit, instant: datetime, *, form: str = "") -> str:
-    return local_text(instant, visit.zone, form)
 
 
 def _check_origin(request: Request) -> None:

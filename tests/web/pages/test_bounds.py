@@ -34,7 +34,7 @@ _ID = re.compile(r"<code>([0-9a-f-]{36})</code>")
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a page end after its first statement, which reads three messages."""
-    monkeypatch.setattr(site, "_PATIENCE", timedelta(0))
+    monkeypatch.setattr(site.Visit, "patience", timedelta(0))
     monkeypatch.setattr(listing, "_EXAMINED", 3)
 
 
