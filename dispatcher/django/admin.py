@@ -58,6 +58,10 @@ def _choices(names: Iterable[str]) -> list[tuple[str, str]]:
     return [("", "all"), *((str(name), str(name)) for name in names)]
 
 
+def _retry(message_id: str, given: Mapping[str, str]) -> Message:
+    return dispatcher.retry(message_id, perhaps_sent=bool(given.get("perhaps_sent")))
+
+
 class MessageAction(NamedTuple):
     permission: str
     status: Status
@@ -75,23 +79,15 @@ def _move(message_id: str, given: Mapping[str, str]) -> Message:
 
 
 ACTIONS: Mapping[str, MessageAction] = {
-    "cancel": MessageAction(
-        "cancel_message", Status.SCHEDULED, "cancelled", lambda id_, _: dispatcher.cancel(id_)
-    ),
+    "cancel": MessageAction("cancel_message", Status.SCHEDULED, "cancelled",
+                            lambda id_, _: dispatcher.cancel(id_)),
     "move": MessageAction("move_message", Status.SCHEDULED, "moved", _move),
-    "retry": MessageAction(
-        "retry_message",
-        Status.FAILED,
-        "given further attempts",
-        lambda id_, given: dispatcher.retry(id_, perhaps_sent=bool(given.get("perhaps_sent"))),
-    ),
-    "release": MessageAction(
-        "release_message", Status.HELD, "released", lambda id_, _: dispatcher.release(id_)
-    ),
-    "drop": MessageAction(
-        "release_message", Status.HELD, "dropped", lambda id_, _: dispatcher.drop(id_)
-    ),
-}
+    "retry": MessageAction("retry_message", Status.FAILED, "given further attempts", _retry),
+    "release": MessageAction("release_message", Status.HELD, "released",
+                             lambda id_, _: dispatcher.release(id_)),
+    "drop": MessageAction("release_message", Status.HELD, "dropped",
+                          lambda id_, _: dispatcher.drop(id_)),
+}  # fmt: skip
 
 
 @admin.register(Model)

@@ -24,8 +24,7 @@ class IdField(models.UUIDField):
         found = self.to_python(value)
         return found.bytes if isinstance(found, UUID) else found
 
-    def from_db_value(self, value: Any, expression: Any, connection: Any) -> UUID | None:
-        del expression, connection
+    def from_db_value(self, value: Any, *_: Any) -> UUID | None:
         if isinstance(value, bytes):
             return UUID(bytes=value)
         return value if value is None or isinstance(value, UUID) else UUID(value)
@@ -48,8 +47,7 @@ class InstantField(models.DateTimeField):
             return instant.isoformat(" ", "milliseconds")[:23]
         return instant if connection.vendor == "postgresql" else instant.replace(tzinfo=None)
 
-    def from_db_value(self, value: Any, expression: Any, connection: Any) -> datetime | None:
-        del expression
+    def from_db_value(self, value: Any, _: Any, connection: Any) -> datetime | None:
         if value is None:
             return None
         found = datetime.fromisoformat(value) if isinstance(value, str) else value
@@ -67,14 +65,12 @@ class LengthField(models.BigIntegerField):
     def get_prep_value(self, value: Any) -> Any:
         return to_length_ms(value) if isinstance(value, timedelta) else value
 
-    def from_db_value(self, value: Any, expression: Any, connection: Any) -> timedelta | None:
-        del expression, connection
+    def from_db_value(self, value: Any, *_: Any) -> timedelta | None:
         return None if value is None else timedelta(milliseconds=value)
 
 
 class StoredJSONField(models.JSONField):
     """JSON, which some drivers have read already."""
 
-    def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
-        del expression, connection
+    def from_db_value(self, value: Any, *_: Any) -> Any:
         return json.loads(value) if isinstance(value, str | bytes) else value

@@ -6,6 +6,7 @@ reservations and tasks in agreement.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any
 
 from django.db import models
@@ -29,6 +30,10 @@ class _Messages(_Stored):
         return super().get_queryset().exclude(status=VOID)
 
 
+def _choices(names: type[StrEnum]) -> list[tuple[str, str]]:
+    return [(str(name), str(name)) for name in names]
+
+
 class Message(models.Model):
     """A message, with the fields of :class:`dispatcher.Message`."""
 
@@ -40,7 +45,7 @@ class Message(models.Model):
     send_at = InstantField()
     next_attempt_at = InstantField()
     expires_at = InstantField(null=True)
-    status = models.CharField(max_length=9, choices=[(str(each), str(each)) for each in Status])
+    status = models.CharField(max_length=9, choices=_choices(Status))
     attempt_count = models.SmallIntegerField()
     max_attempts = models.SmallIntegerField()
     idempotency_key = models.CharField(max_length=MAX_RECIPIENT, null=True)
@@ -85,9 +90,7 @@ class Attempt(models.Model):
     token = models.IntegerField()
     started_at = InstantField()
     finished_at = InstantField(null=True)
-    outcome = models.CharField(
-        max_length=9, null=True, choices=[(str(each), str(each)) for each in Outcome]
-    )
+    outcome = models.CharField(max_length=9, null=True, choices=_choices(Outcome))
     error = models.TextField(null=True)
     receipt = models.TextField(null=True)
 

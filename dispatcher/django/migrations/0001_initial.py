@@ -8,7 +8,8 @@ from dispatcher.django.fields import IdField, InstantField, LengthField, StoredJ
 from dispatcher.django.schema import MigrateStore
 
 _STATUSES = ("scheduled", "sending", "sent", "failed", "expired", "cancelled", "held")
-_OUTCOMES = ("sent", "temporary", "permanent", "unknown")
+_OF_STATUS = [(status, status) for status in _STATUSES]
+_OF_OUTCOME = [(each, each) for each in ("sent", "temporary", "permanent", "unknown")]
 
 
 class Migration(migrations.Migration):
@@ -28,10 +29,7 @@ class Migration(migrations.Migration):
                 ("send_at", InstantField()),
                 ("next_attempt_at", InstantField()),
                 ("expires_at", InstantField(null=True)),
-                (
-                    "status",
-                    models.CharField(max_length=9, choices=[(each, each) for each in _STATUSES]),
-                ),
+                ("status", models.CharField(max_length=9, choices=_OF_STATUS)),
                 ("attempt_count", models.SmallIntegerField()),
                 ("max_attempts", models.SmallIntegerField()),
                 ("idempotency_key", models.CharField(max_length=255, null=True)),
@@ -69,12 +67,7 @@ class Migration(migrations.Migration):
                 ("token", models.IntegerField()),
                 ("started_at", InstantField()),
                 ("finished_at", InstantField(null=True)),
-                (
-                    "outcome",
-                    models.CharField(
-                        max_length=9, null=True, choices=[(each, each) for each in _OUTCOMES]
-                    ),
-                ),
+                ("outcome", models.CharField(max_length=9, null=True, choices=_OF_OUTCOME)),
                 ("error", models.TextField(null=True)),
                 ("receipt", models.TextField(null=True)),
             ],
