@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -48,6 +49,17 @@ def shop(calls: Calls) -> TestClient:
 def all_but(*rights: Right) -> list[Right]:
     """Return the rights without these."""
     return [each for each in Right if each not in rights]
+
+
+def verdicts(client: TestClient, *lines: Mapping[str, object] | bytes) -> list[Any]:
+    """Submit lines as a batch; return what it answers to each."""
+    content = b"\n".join(
+        line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines
+    )
+    headers = {"Content-Type": "Application/X-NDJSON; charset=utf-8"}
+    answer = client.post("/v1/messages/batch", content=content, headers=headers)
+    assert answer.headers["Content-Type"] == "application/x-ndjson", answer.text
+    return [json.loads(line) for line in answer.text.splitlines()]
 
 
 def by_hand(

@@ -20,6 +20,7 @@ from dispatcher.telemetry.journal import Event, Transition
 from dispatcher.web import Right, api, streams
 from dispatcher.web.access import add_key, revoke_key
 from dispatcher.web.calls import batch
+from dispatcher.web.problems import Refused
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 from tests.support.waiting import DEADLINE, wait_until
@@ -169,77 +170,41 @@ def test_a_listener_is_told_of_a_gap_while_it_listens_and_after_it_was_away(
             assert [next(heard)[1] for _ in range(2)] == ["gap", "sent"]
 
 
-def test_listeners_of_a_key_are_bounded(
-    telling: House, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_lasts_is_bounded_by_key_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also an answer that is never sent, because its call was cancelled before, has no place."""
     monkeypatch.setitem(streams.MOST, "listeners", (2, 3, 60))
-    token = key(telling)
-    with listener(address, token), listener(address, token):
-        headers = {"Authorization": f"Bearer {token}"}
-        refused = httpx2.get(f"{address}/v1/events", headers=headers)
-        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "60")
-        with listener(address, key(telling, "other")):
-            third = {"Authorization": f"Bearer {key(telling, 'third')}"}
-            assert httpx2.get(f"{address}/v1/events", headers=third).status_code == 503
-    wait_until(lambda: _is_free(address, headers))
-
-
-def test_an_answer_that_is_never_sent_has_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(streams.MOST, "listeners", (1, 1, 60))
     places = streams.Streams()
 
     async def lines() -> AsyncIterator[str]:
         yield ""
 
-    for _ in range(2):
+    for _ in range(4):
         streams.EventResponse(lines(), places, "shop")
-
-
-@contextmanager
-def batch_under_way(address: str, token: str) -> Iterator[tuple[Any, http.client.HTTPResponse]]:
-    """Send a line of a batch, and leave the call open; give the connection and the answer."""
-    line = b'{"channel": "memory", "recipient": "ada", "body": {}, "send_in_seconds": 3600}\n'
-    with closing(http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)) as slow:
-        slow.putrequest("POST", "/v1/messages/batch")
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/x-ndjson"}
-        for name, value in {**headers, "Transfer-Encoding": "chunked"}.items():
-            slow.putheader(name, value)
-        slow.endheaders(f"{len(line):x}\r\n".encode() + line + b"\r\n")
-        yield slow, slow.getresponse()
-
-
-def test_a_key_has_few_batches_at_a_time(
-    telling: House, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Callers that send slowly take no more places than their key has."""
-    monkeypatch.setitem(streams.MOST, "batches", (1, 2, 5))
-    monkeypatch.setattr(batch, "_LINES_AT_ONCE", 1)
-    token = key(telling)
-
-    def post() -> Any:
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/x-ndjson"}
-        return httpx2.post(f"{address}/v1/messages/batch", content=b"\n", headers=headers)
-
-    with batch_under_way(address, token) as (slow, answer):
-        assert json.loads(answer.readline())["status"] == 201
-        refused = post()
-        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "5")
-        assert refused.json()["type"].endswith(":too-many-batches")
-        slow.send(b"0\r\n\r\n")
-        answer.read()
-    wait_until(lambda: post().status_code == 200)
+    open_ones = [streams.EventResponse(lines(), places, "shop") for _ in range(2)]
+    for name, status in (("shop", 429), ("other", None), ("third", 503)):
+        if status is None:
+            open_ones.append(streams.EventResponse(lines(), places, name))
+            continue
+        with pytest.raises(Refused) as refused:
+            streams.EventResponse(lines(), places, name)
+        assert (refused.value.status, refused.value.headers) == (status, {"Retry-After": "60"})
+    batches = streams.VerdictResponse(lines(), places, "shop")
+    assert batches.kind == "batches", "each kind has places of its own"
+    open_ones.clear()
+    streams.EventResponse(lines(), places, "third")
 
 
 def test_a_batch_whose_caller_falls_silent_ends_with_a_verdict(
     telling: House, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch, "_SILENT_SECONDS", 0.2)
-    with batch_under_way(address, key(telling)) as (_, answer):
-        verdicts = [json.loads(line) for line in answer]
+    line = b'{"channel": "memory", "recipient": "ada", "body": {}, "send_in_seconds": 3600}\n'
+    with closing(http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)) as slow:
+        slow.putrequest("POST", "/v1/messages/batch")
+        slow.putheader("Authorization", f"Bearer {key(telling)}")
+        slow.putheader("Content-Type", "application/x-ndjson")
+        slow.putheader("Transfer-Encoding", "chunked")
+        slow.endheaders(f"{len(line):x}\r\n".encode() + line + b"\r\n")
+        verdicts = [json.loads(verdict) for verdict in slow.getresponse()]
     assert [(each["number"], each["status"]) for each in verdicts] == [(0, 201), (1, 408)]
     assert verdicts[1]["problem"]["type"].endswith(":too-slow")
-
-
-def _is_free(address: str, headers: dict[str, str]) -> bool:
-    with httpx2.stream("GET", f"{address}/v1/events", headers=headers) as answer:
-        return answer.status_code == 200

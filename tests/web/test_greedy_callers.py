@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Any
 
 import pytest
-from fastapi.exceptions import RequestValidationError
 from fastapi.testclient import TestClient
-from starlette.types import Receive, Scope, Send
 
 from dispatcher.store import listing
 from dispatcher.web import Right, context, streams
@@ -21,85 +17,17 @@ from dispatcher.web.calls import messages
 from dispatcher.web.endpoints import ENDPOINTS
 from tests.support.house import House
 from tests.support.waiting import wait_until
-from tests.web.conftest import Calls, all_but
+from tests.web.conftest import Calls
 from tests.web.test_keys import kind
-from tests.web.test_messages import AT, NDJSON, new
-from tests.web.test_wrong_calls import JSON, headers_of, operations, told
+from tests.web.test_messages import AT, new
+from tests.web.test_wrong_calls import JSON, told
 
 READ = [Right.MESSAGES_READ]
 LONG = "x" * 1_500
 
 
-def test_a_call_without_its_right_is_refused_unread(house: House, calls: Calls) -> None:
-    message = house.submit("ada", send_at=AT)
-    rights = {each.name: each.rights for each in ENDPOINTS}
-
-    def unread() -> Iterator[bytes]:
-        pytest.fail("the body was read")
-        yield b""
-
-    whole = calls()
-    for method, path, name in operations(whole, message, bodies=True):
-        caller = calls(name, rights=all_but(*rights[name]))
-        answer = caller.request(method, path, content=unread(), headers=headers_of(name))
-        detail = f"the key has no right {rights[name][0]}"
-        assert (answer.status_code, answer.json()["detail"]) == (403, detail)
-        assert "RateLimit" in answer.headers, "it is counted"
-
-
 def test_every_endpoint_names_its_rights() -> None:
     assert not [each.name for each in ENDPOINTS if not each.rights]
-
-
-def test_bodies_are_validated_beside_the_event_loop(
-    house: House, calls: Calls, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    validate, places = context.validated, list[tuple[str, threading.Thread]]()
-    loops = set[threading.Thread]()
-
-    def noted(model: Any, given: Any, *where: str | int) -> Any:
-        places.append((model.__name__, threading.current_thread()))
-        return validate(model, given, *where)
-
-    monkeypatch.setattr(context, "validated", noted)
-    client = calls()
-    app = client.app
-
-    async def seen(scope: Scope, receive: Receive, send: Send) -> None:
-        loops.add(threading.current_thread())
-        await app(scope, receive, send)
-
-    message = house.submit("ada", send_at=AT)
-    caller = TestClient(seen, headers=dict(client.headers))
-    for method, path, name in operations(client, message, bodies=True):
-        if name != "submit_batch":  # its lines are submitted in a thread, too
-            caller.request(method, path, json={}, headers=JSON)
-    models = {each.body[1].__name__ for each in ENDPOINTS if each.body is not None}
-    assert {name for name, _ in places} == models - {"NewMessageLine"}
-    assert loops.isdisjoint(thread for _, thread in places)
-
-
-def test_of_unknown_names_one_is_told_however_many_there_are(
-    shop: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    errors_at_once = list[int]()
-
-    def noted(errors: Any) -> Exception:
-        errors_at_once.append(len(errors))
-        return RequestValidationError(errors)
-
-    monkeypatch.setattr(context, "RequestValidationError", noted)
-    wrong = new() | {f"n{number}": 0 for number in range(5_000)}
-    long = [new(body={"text": LONG})] * 900
-    for path, body, field in (
-        ("/v1/messages", wrong, "n0"),
-        ("/v1/plans", {"messages": [new(), wrong]}, "messages.1.n0"),
-        ("/v1/plans", {"messages": [new(), wrong, *long]}, "messages.1.n0"),
-    ):
-        assert told(shop.post(path, json=body))[:3] == (422, field, "there is no such field")
-    answer = shop.post("/v1/messages/batch", content=json.dumps(wrong), headers=NDJSON)
-    assert answer.json()["problem"]["field"] == "n0"
-    assert errors_at_once == [1, 1, 1, 1]
 
 
 def test_a_long_plan_is_read_message_by_message(shop: TestClient) -> None:
@@ -111,8 +39,10 @@ def test_a_long_plan_is_read_message_by_message(shop: TestClient) -> None:
 
     answer = planned(json.dumps({"messages": some}, indent=1) + "\n")
     assert (answer.status_code, answer.json()["accepted"]) == (200, 1_000)
-    wrong = [*some[:700], {**some[700], "fold": 2}, *some[701:]]
-    assert told(planned(json.dumps({"messages": wrong})))[:2] == (422, "messages.700.fold")
+    for field, value in (("fold", 2), ("n0", 0)):
+        wrong = [*some[:700], {**some[700], field: value}, *some[701:]]
+        named = told(planned(json.dumps({"messages": wrong})))[:2]
+        assert named == (422, f"messages.700.{field}")
     many = told(planned(json.dumps({"messages": [*some, new()]})))
     assert many[:3] == (422, "messages", "has too many entries")
     whole = json.dumps({"messages": some[1:]})
@@ -166,18 +96,6 @@ def test_a_count_ends_where_it_is_high_enough(
     monkeypatch.setattr(messages, "_MOST_COUNTED", 6)
     answer = shop.get("/v1/counts").json()
     assert answer == {"counts": {"memory": {"scheduled": 6}}, "complete": False}
-
-
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_list_and_a_count_end_with_their_statement(house: House, shop: TestClient) -> None:
-    house.submit("ada", send_at=AT)
-    with house.parts.database.engine.connect() as other:
-        other.exec_driver_sql("BEGIN")
-        other.exec_driver_sql("LOCK TABLE dispatcher_messages IN ACCESS EXCLUSIVE MODE")
-        answers = [shop.get(path) for path in ("/v1/messages", "/v1/counts")]
-        other.exec_driver_sql("ROLLBACK")
-    assert [each.status_code for each in answers] == [503, 503]
-    assert [shop.get(path).status_code for path in ("/v1/messages", "/v1/counts")] == [200, 200]
 
 
 def test_long_calls_of_one_key_leave_the_others_their_threads(

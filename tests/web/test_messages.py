@@ -17,8 +17,7 @@ from dispatcher.times.send_time import to_ms
 from dispatcher.web import Right
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
-from tests.support.soak import examples
-from tests.web.conftest import Calls, all_but, by_hand, caller
+from tests.web.conftest import Calls, all_but, by_hand, caller, verdicts
 
 HOUR = timedelta(hours=1)
 NDJSON = {"Content-Type": "application/x-ndjson"}
@@ -117,36 +116,16 @@ def test_the_page_of_a_list_leads_to_the_next_while_messages_are_added(
 
 
 def test_a_batch_answers_each_line_in_order(house: House, shop: TestClient) -> None:
-    lines = [
-        json.dumps(new("ada")),
-        json.dumps(new("ada")),
-        "{",
-        json.dumps(new("eve", idempotency_key="k")),
-        json.dumps(new("eve", idempotency_key="k")),
-        json.dumps(new("bob", channel="fax")),
-    ]
-    answer = shop.post(
-        "/v1/messages/batch",
-        content="\n".join(lines),
-        headers={"Content-Type": "application/x-ndjson"},
-    )
-    assert answer.headers["Content-Type"] == "application/x-ndjson"
-    verdicts = [json.loads(line) for line in answer.text.splitlines()]
-    assert [each["number"] for each in verdicts] == list(range(6))
-    assert [each["status"] for each in verdicts] == [201, 409, 422, 201, 201, 422]
-    assert verdicts[3]["message"] == verdicts[4]["message"]
+    keyed = new("eve", idempotency_key="order-1")
+    other, unknown = new("cyd", idempotency_key="order-1"), new("bob", channel="fax")
+    told = verdicts(shop, new("ada"), new("ada"), b"{", keyed, keyed, unknown, other)
+    assert [each["number"] for each in told] == list(range(7))
+    assert [each["status"] for each in told] == [201, 409, 422, 201, 201, 422, 422]
+    assert told[3]["message"] == told[4]["message"]
+    conflict = told[6]["problem"]
+    assert (conflict["key"], "'order-1'" in conflict["detail"]) == ("order-1", True)
+    assert "api-" not in str(conflict), "the key is named as it was given"
     assert len(house.all_members()) == 2
-
-
-def test_a_conflict_of_idempotency_keys_names_the_key_that_was_given(shop: TestClient) -> None:
-    lines = [json.dumps(new(name, idempotency_key="order-1")) for name in ("ada", "eve")]
-    headers = {"Content-Type": "Application/X-NDJSON; charset=utf-8"}
-    answer = shop.post("/v1/messages/batch", content="\n".join(lines), headers=headers)
-    _, refused = (json.loads(line) for line in answer.text.splitlines())
-    problem = refused["problem"]
-    assert (problem["status"], problem["key"]) == (422, "order-1")
-    assert "'order-1'" in problem["detail"]
-    assert "api-" not in str(problem)
 
 
 def test_a_plan_books_nothing(house: House, shop: TestClient) -> None:
@@ -215,39 +194,44 @@ def test_a_channel_as_a_whole_shows_what_is_booked_and_the_next_slot(build: Buil
 
 def test_quiet_hours_refuse_shift_and_are_shown(build: Build) -> None:
     sms = {"transport": "memory", "quiet_hours": "21:00-08:00"}
-    house = build(channels={"sms": sms}, zone="Europe/Berlin")
+    shop = caller(build(channels={"sms": sms}, zone="Europe/Berlin"))
     night, morning = "2100-01-02T23:00:00+01:00", "2100-01-03T07:00:00Z"
-    shop = caller(house)
     asked = new(at=night, channel="sms")
     refused = shop.post("/v1/messages", json=asked)
-    told = {name: refused.json()[name] for name in ("status", "quiet_hours", "zone")}
-    assert told == {"status": 409, "quiet_hours": "21:00-08:00", "zone": "Europe/Berlin"}
-    assert refused.json()["type"].endswith(":quiet-hours")
-    assert refused.json()["next_slot"] == morning
-    assert house.all_members() == {}
-    made = shop.post("/v1/messages", json=asked | {"on_conflict": "shift"})
-    assert made.status_code == 201, made.text
-    assert made.json()["send_at"] == morning
-    assert made.json()["asked_at"] == "2100-01-02T22:00:00Z"
+    told = {name: refused.json()[name] for name in ("status", "quiet_hours", "zone", "next_slot")}
+    assert told == {
+        "status": 409, "quiet_hours": "21:00-08:00", "zone": "Europe/Berlin", "next_slot": morning,
+    }  # fmt: skip
+    made = shop.post("/v1/messages", json=asked | {"on_conflict": "shift"}).json()
+    assert (made["send_at"], made["asked_at"]) == (morning, "2100-01-02T22:00:00Z")
+    path, query = "/v1/scopes/recipient/ada", {"channel": "sms", "start": night}
+    timeline = shop.get(f"{path}/timeline", params=query).json()
+    assert timeline["quiet"][0]["ends_at"] == morning
+    [blocked] = timeline["windows"][0]["quotas"][0]["blocked"]
+    assert (blocked["ends_at"], timeline["slots"][0]) == ("2100-01-03T07:01:00Z",) * 2
+    awake = {"channel": "sms", "after": night, "quiet_hours": "none"}
+    slot = shop.get(f"{path}/next-slot", params=awake).json()
+    assert slot["next_slot"] == "2100-01-02T22:00:00Z"
 
-    path = "/v1/scopes/recipient/ada"
-    day: dict[str, str | int] = {"channel": "sms", "start": night, "days": 1}
-    timeline = shop.get(f"{path}/timeline", params=day).json()
-    spans = [(each["begins_at"], each["ends_at"]) for each in timeline["quiet"]]
-    assert spans[0][1] == morning
-    assert spans[1][0] == "2100-01-03T20:00:00Z"
-    blocked = [span for window in timeline["windows"] for quota in window["quotas"]
-               for span in quota["blocked"]]  # fmt: skip
-    # A quota blocks whole milliseconds: those less than a minute away.
-    assert blocked == [
-        {"begins_at": "2100-01-03T06:59:00.001000Z", "ends_at": "2100-01-03T07:01:00Z"}
-    ]
-    assert timeline["slots"][0] == "2100-01-03T07:01:00Z"
-    after = {"channel": "sms", "after": night}
-    slot = shop.get(f"{path}/next-slot", params=after).json()
-    assert slot["next_slot"] == "2100-01-03T07:01:00Z"
-    awake = shop.get(f"{path}/next-slot", params=after | {"quiet_hours": "none"}).json()
-    assert awake["next_slot"] == "2100-01-02T22:00:00Z"
+
+def test_editors_side_by_side_lose_no_change(house: House, shop: TestClient) -> None:
+    editors = 8
+    path = shop.post("/v1/messages", json=new()).headers["Location"]
+
+    def add_one(_: int) -> None:
+        while True:
+            read = shop.get(path)
+            body = {"count": read.json()["body"].get("count", 0) + 1}
+            match = {"If-Match": read.headers["ETag"]}
+            answer = shop.patch(path, json={"body": body}, headers=match)
+            if answer.status_code == 200:
+                return
+            # 503: SQLite lets one call write at a time, and a call waits for seconds only.
+            assert answer.status_code in (412, 503), answer.text
+
+    with ThreadPoolExecutor(editors) as threads:
+        list(threads.map(add_one, range(editors)))
+    assert shop.get(path).json()["body"] == {"count": editors}
 
 
 def test_an_opt_out_cancels_and_refuses(house: House, shop: TestClient) -> None:
@@ -315,29 +299,6 @@ def test_a_duty_is_alive_while_it_is_done_at_its_interval(house: House, shop: Te
     assert prune["is_alive"] is False
 
 
-def test_editors_side_by_side_lose_no_change(house: House, shop: TestClient) -> None:
-    editors = examples(64)
-    path = shop.post("/v1/messages", json=new()).headers["Location"]
-
-    def add_one(_: int) -> None:
-        while True:
-            read = shop.get(path)
-            if read.status_code == 503:  # it notes the use of its key, or waits as below
-                continue
-            body = {"count": read.json()["body"].get("count", 0) + 1}
-            answer = shop.patch(
-                path, json={"body": body}, headers={"If-Match": read.headers["ETag"]}
-            )
-            if answer.status_code == 200:
-                return
-            # 503: SQLite lets one call write at a time, and a call waits for seconds only.
-            assert answer.status_code in (412, 503), answer.text
-
-    with ThreadPoolExecutor(editors) as threads:
-        list(threads.map(add_one, range(editors)))
-    assert shop.get(path).json()["body"] == {"count": editors}
-
-
 def test_changes_are_logged_with_their_caller_and_without_names(
     shop: TestClient, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -348,7 +309,7 @@ def test_changes_are_logged_with_their_caller_and_without_names(
     assert lines == ["PUT /v1/suppressions/{recipient} by shop: 200"]
 
 
-def test_the_load_and_the_refusals_need_the_right_to_operate(
+def test_refusals_are_told_by_rule_and_to_a_key_without_bounds(
     house: House, shop: TestClient, calls: Calls
 ) -> None:
     assert shop.post("/v1/messages", json=new()).status_code == 201
@@ -361,20 +322,14 @@ def test_the_load_and_the_refusals_need_the_right_to_operate(
     assert found.json()["last"][0]["next_slot"] == (FAR + HOUR + HOUR / 60).isoformat().replace(
         "+00:00", "Z"
     )
-    load = shop.get("/v1/load", params={"hours": 168})
-    assert (load.status_code, load.json()["channels"], load.json()["complete"]) == (200, [], True)
     assert shop.get("/v1/refusals", params={"quota": "many"}).status_code == 422
-    reader = calls("reader", rights=[Right.MESSAGES_READ])
     bound = calls("bound", channels=["memory"])
-    for path in ("/v1/load", "/v1/refusals"):
-        assert [each.get(path).status_code for each in (reader, bound)] == [403, 403]
+    assert [bound.get(f"/v1/{path}").status_code for path in ("load", "refusals")] == [403, 403]
 
 
 def test_a_line_that_is_too_long_ends_a_batch_with_a_verdict(shop: TestClient) -> None:
-    lines = json.dumps(new()).encode() + b"\n" + b"x" * 300_000
-    answer = shop.post("/v1/messages/batch", content=lines, headers=NDJSON)
-    verdicts = [json.loads(each) for each in answer.text.splitlines()]
-    assert [(each["number"], each["status"]) for each in verdicts] == [(0, 201), (1, 413)]
+    told = verdicts(shop, new(), b"x" * 300_000)
+    assert [(each["number"], each["status"]) for each in told] == [(0, 201), (1, 413)]
 
 
 def test_a_line_without_a_key_is_not_called_repeatable_where_it_may_be_stored(
@@ -387,11 +342,9 @@ def test_a_line_without_a_key_is_not_called_repeatable_where_it_may_be_stored(
         raise StoreUnavailable("the connection to the database broke")
 
     monkeypatch.setattr(house.dispatcher, "submit_many", broken)
-    lines = [json.dumps(new("ada")), json.dumps(new("eve", idempotency_key="k"))]
-    answer = shop.post("/v1/messages/batch", content="\n".join(lines), headers=NDJSON)
-    verdicts = [json.loads(each) for each in answer.text.splitlines()]
-    assert [each["status"] for each in verdicts] == [500, 503]
-    assert verdicts[0]["problem"]["type"].endswith(":outcome-unknown")
+    told = verdicts(shop, new("ada"), new("eve", idempotency_key="k"))
+    assert [each["status"] for each in told] == [500, 503]
+    assert told[0]["problem"]["type"].endswith(":outcome-unknown")
 
 
 def test_a_call_whose_caller_goes_in_the_middle_of_its_body_is_no_fault_of_the_server(

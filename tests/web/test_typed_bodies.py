@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
-from uuid import UUID, uuid4
 
 import pytest
 from fastapi.testclient import TestClient
@@ -36,17 +35,12 @@ class Message(BaseModel):
     priority: int = 3
 
 
-class Numbered(Message):
-    made: UUID = Field(default_factory=uuid4)
-
-
 @pytest.fixture
 def house(build: Build) -> House:
     channel = {"transport": "memory"}
     return build(
         channels={
             "typed": channel | {"body": f"{HERE}:Message"},
-            "numbered": channel | {"body": f"{HERE}:Numbered"},
             "plain": channel,
         },
         quotas=("100000/day",),
@@ -81,7 +75,7 @@ def test_the_server_judges_bodies_as_its_document_says(shop: TestClient) -> None
         {"$ref": "#/components/schemas/NewMessage", "components": document["components"]}
     )
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
     @given(body=BODIES, channel=st.sampled_from(["typed", "typed", "plain"]))
     def judge(body: Mapping[str, Any], channel: str) -> None:
         answer = shop.post("/v1/plans", json={"messages": [asked(body, channel)]})
@@ -90,23 +84,3 @@ def test_the_server_judges_bodies_as_its_document_says(shop: TestClient) -> None
         assert is_accepted == of_new.is_valid(asked(body, channel)), answer.text
 
     judge()
-
-
-def test_each_call_judges_bodies_and_stores_what_the_type_writes(
-    house: House, shop: TestClient
-) -> None:
-    made = shop.post("/v1/messages", json=asked({"kind": "news"}))
-    stored = {"kind": "news", "thePart": None, "priority": 3}
-    assert (made.status_code, made.json()["body"]) == (201, stored)
-    path, before = made.headers["Location"], house.snapshot().messages
-    wrong = {"kind": "gift"}
-    refused = [
-        shop.post("/v1/messages", json=asked(wrong)),
-        shop.patch(path, json={"body": wrong}),
-    ]
-    for each in refused:
-        assert each.status_code == 422
-        told = {name: each.json()[name] for name in ("field", "problem", "accepted")}
-        assert told == {"field": "body.kind", "problem": "a str", "accepted": "'news' or 'bill'"}
-    assert house.snapshot().messages == before
-    assert len(house.members()) == 1

@@ -15,7 +15,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from dispatcher import Dispatcher, Draft, OutcomeUnknown, Plan, Rejection, Status, StoreUnavailable
-from dispatcher.store import listing
 from dispatcher.web import Caller, Right, streams
 from dispatcher.web.pages import campaigns, uploads
 from dispatcher.web.pages.charts import histogram
@@ -105,28 +104,6 @@ def test_full_times_take_the_next_slot_and_the_plan_is_exact(build: Build, visit
     assert len([*house.dispatcher.select(idempotency_key=ops.own_key("k"))]) == 1
 
 
-def test_a_booking_with_an_unknown_outcome_is_kept_and_goes_on(
-    build: Build, visit: Visit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    house = build(quotas="100/minute")
-    client = visit(of=house)
-    line = {"recipient": "ada", "text": "hi", "send_at": (FAR + HOUR).isoformat()}
-    path, _ = ended(client, drop(client, json.dumps(line).encode(), "sale.jsonl"))
-    real = house.dispatcher.submit_many
-
-    def broken(drafts: Any, **named: Any) -> Any:
-        [made] = real(drafts, **named)
-        draft = Draft(channel="memory", recipient="ada", body={})
-        return [Rejection(0, draft, OutcomeUnknown("the line broke", made.id))]
-
-    with monkeypatch.context() as patched:
-        patched.setattr(house.dispatcher, "submit_many", broken)
-        _, failed = ended(client, client.post(path))
-    assert "booked" not in re.findall(r"<h2>(.*?)</h2>", failed)
-    ended(client, client.post(path))
-    assert house.dispatcher.count() == 1
-
-
 @pytest.mark.parametrize(
     ("content", "name", "said"),
     [
@@ -167,21 +144,27 @@ def test_files_are_taken_after_the_folder_was_deleted(
         shutil.rmtree(folder)
 
 
+@pytest.mark.parametrize("said", ["it is away", "the line broke"])
 def test_a_booking_that_broke_off_goes_on_and_books_nothing_twice(
-    house: House, visit: Visit, monkeypatch: pytest.MonkeyPatch
+    house: House, visit: Visit, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
+    """The database goes in the middle, or what came of a row is unknown."""
     client = visit()
     path, _ = ended(client, drop(client, csv_of(("ada", FAR + HOUR), ("ben", FAR + HOUR))))
     real = house.dispatcher.submit_many
 
     def broken(drafts: Any, **more: Any) -> Any:
-        yield from real([next(iter(drafts))], **more)
-        raise StoreUnavailable("it is away")
+        [made] = real([next(iter(drafts))], **more)
+        if said == "it is away":
+            yield made
+            raise StoreUnavailable(said)
+        draft = Draft(channel="memory", recipient="ada", body={})
+        yield Rejection(0, draft, OutcomeUnknown(said, made.id))
 
     with monkeypatch.context() as patched:
         patched.setattr(house.dispatcher, "submit_many", broken)
         _, shown = ended(client, client.post(path))
-    assert "it is away" in shown
+    assert said in shown
     assert house.dispatcher.count() == 1
     _, booked = ended(client, client.post(path))
     assert "1 of them known before" in booked
@@ -407,23 +390,10 @@ def test_a_histogram_has_few_steps_and_all_times(house: House) -> None:
 
 @pytest.mark.long
 def test_a_campaign_is_booked_in_a_browser(
-    house: House,
-    opened_tab: Callable[..., Tab],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    house: House, opened_tab: Callable[..., Tab], tmp_path: Path
 ) -> None:
-    going_on = Event()
-    real = house.dispatcher.submit_many
-
-    def halting(drafts: Any, **named: Any) -> Any:
-        for number, each in enumerate(real(drafts, **named)):
-            if number == 1_500:
-                assert going_on.wait(DEADLINE)
-            yield each
-
     file = tmp_path / "sale.csv"
-    at = (FAR + HOUR).isoformat()
-    file.write_bytes(csv_of(*((f"r{number}", at) for number in range(2_500)), ("r0", at)))
+    file.write_bytes(csv_of(*((name, FAR + HOUR) for name in ("ada", "ben", "ada"))))
     tab = opened_tab()
     page = tab.go("/campaigns")
     assert tab.violations() == []
@@ -432,21 +402,12 @@ def test_a_campaign_is_booked_in_a_browser(
     page.get_by_role("combobox", name="Channel").select_option("memory")
     page.get_by_role("button", name="Plan it").click()
     page.get_by_role("heading", name="summer sale: the plan").wait_for()
-    assert "quota exceeded 1/minute" in page.locator("main").inner_text()
     for scheme in ("dark", "light"):
         page.emulate_media(color_scheme=scheme)
         assert tab.violations() == []
-    monkeypatch.setattr(house.dispatcher, "submit_many", halting)
-    page.get_by_role("button", name="Book 2,500 messages").click()
-    page.get_by_role("heading", name="summer sale: booking …").wait_for()
-    page.evaluate("window.isTheSame = true")
-    accepted = page.locator("[data-number=accepted]")
-    accepted.filter(has_text=re.compile("^[12],000$")).wait_for()
-    assert page.evaluate("window.isTheSame"), "numbers rise without a reload"
-    assert "of 2,502 lines" in page.get_by_role("status").inner_text()
-    going_on.set()
+    page.get_by_role("button", name="Book 2 messages").click()
     page.get_by_role("heading", name="summer sale: booked").wait_for()
-    assert house.dispatcher.counts(campaign="summer sale") == {"memory": {Status.SCHEDULED: 2_500}}
+    assert house.dispatcher.counts(campaign="summer sale") == {"memory": {Status.SCHEDULED: 2}}
     assert tab.errors == []
 
 
@@ -512,17 +473,6 @@ def test_campaigns_are_listed_in_pages(
     assert [row[0] for row in rows_of(text)] == ["a b"]
     assert '<a href="/campaigns?after=a+b" rel="next">' in text
     assert "There are no further campaigns." in client.get("/campaigns?after=e").text
-
-
-def test_a_long_campaign_in_the_list_says_that_there_are_more(
-    house: House, visit: Visit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listing, "_EXAMINED", 3)
-    for number in range(5):
-        house.submit(f"r{number}", send_at=FAR + HOUR, campaign="summer")
-    assert rows_of(visit().get("/campaigns").text) == [
-        ["summer", "3", *"000000", "what came of it: summer; there are more"]
-    ]
 
 
 def test_a_bound_visitor_sees_the_campaigns_of_its_own_messages(

@@ -12,10 +12,9 @@ from tests.support.house import FAR, House
 from tests.web.pages.conftest import Visit
 
 VALUES = (
-    "%00", "%ed%a0%80", "%F0%9F%92%A9", "x" * 2_000, "'\"<script>alert(1)</script>", "-1", "..",
-    "0001-01-01", "9999-12-31", "9999-12-31T23:59", "0001-01-01T00:00", "24:00", "2026-02-30",
-    "2026-03-01T10:00%2B99:99", "//[", "%2B49", "01a209db-c66a-75f8-8347-388b3765dff1",
-    "Europe%2FBerlin", "a%2F..%2Fb", "1e999",
+    "%00", "%ed%a0%80", "%F0%9F%92%A9", "x" * 2_000, "'\"<script>alert(1)</script>", "-1",
+    "0001-01-01", "9999-12-31T23:59", "24:00", "2026-02-30", "2026-03-01T10:00%2B99:99", "//[",
+    "01a209db-c66a-75f8-8347-388b3765dff1", "a%2F..%2Fb", "1e999",
 )  # fmt: skip
 NAMES = {
     "/calendar": ("recipient", "channel", "zone", "start", "view", "at", "done"),
@@ -72,3 +71,6 @@ def test_no_form_breaks_a_page(house: House, visit: Visit) -> None:
             assert client.post(path, data=form).status_code < 500, path
     big = client.post("/suppressions", data={"recipient": "x" * 100_000})
     assert big.status_code == 413
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    odd = client.post("/suppressions", content=b"recipient=ad%FFa", headers=form)
+    assert (odd.status_code, [*house.dispatcher.suppressed("ad\ufffda")]) == (400, [])
