@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import threading
 from collections.abc import Callable
@@ -14,14 +13,12 @@ import pytest
 from django.db import DatabaseError, OperationalError, connection, transaction
 from django.test import TestCase
 from fastapi.testclient import TestClient
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from dispatcher import InvalidDraft, Message, QuotaExceeded, StoreUnavailable
 from dispatcher.django.project import _OF_CLIENT
 from dispatcher.store.engines.mariadb import MariaDBEngine
 from dispatcher.web import Caller, api
 from tests.django.conftest import Project
-from tests.submission.test_async_sessions import callers
 
 pytestmark = pytest.mark.every_database
 HOUR = timedelta(hours=1)
@@ -82,6 +79,12 @@ def test_a_savepoint_that_is_rolled_back_gives_back_its_own_reservation_alone(
             submit(project)
             raise Undone
         assert not project.house.all_members(), "also where nothing else was submitted"
+        with suppress(Undone), transaction.atomic():
+            with transaction.atomic():
+                submit(project)
+            assert project.house.all_members(), "a released one goes with the one around it"
+            raise Undone
+        assert not project.house.all_members()
         with suppress(DatabaseError), transaction.atomic():
             submit(project)
             with connection.cursor() as cursor:
@@ -95,16 +98,6 @@ def test_a_savepoint_that_is_rolled_back_gives_back_its_own_reservation_alone(
         with transaction.atomic():
             inner = submit(project, "alan@example.org")
     assert {message.id for message in project.dispatcher.select()} == {kept.id, inner.id}
-
-
-def test_a_released_savepoint_goes_with_the_one_around_it(project: Project) -> None:
-    with transaction.atomic():
-        with suppress(Undone), transaction.atomic():
-            with transaction.atomic():
-                submit(project)
-            assert project.house.all_members()
-            raise Undone
-        assert not project.house.all_members()
 
 
 def test_a_refusal_leaves_the_transaction_as_it_was(project: Project) -> None:
@@ -184,20 +177,6 @@ def test_what_cannot_be_joined_is_refused_by_name(
         transaction.rollback()
         transaction.set_autocommit(True)
     assert not project.house.all_members()
-
-
-def test_an_awaited_submit_joins_a_session_of_sqlalchemys(project: Project) -> None:
-    async def story() -> Message:
-        async with callers(project.house) as engine, AsyncSession(engine) as session:
-            message = await project.dispatcher.asubmit(
-                "memory", recipient="ada", body={"text": "é"}, send_in=HOUR, session=session
-            )
-            assert project.house.rows() == []
-            await session.commit()
-        return message
-
-    message = asyncio.run(story())
-    assert project.dispatcher.get(message.id) == message
 
 
 def test_the_project_has_every_attribute_of_its_client(project: Project) -> None:
