@@ -106,11 +106,21 @@ def api(
 
 
 def _in_thread(endpoint: Endpoint) -> Callable[..., Coroutine[Any, Any, Response]]:
-    """Run it in threads that it gets with the call: FastAPI keeps functions for ever."""
+    """Run it, once its call is counted, in threads that it gets with the call.
+
+    FastAPI keeps functions for ever.
+    """
+
+    def admitted(context: Context, **given: Any) -> Response:
+        caller = context.admit()
+        if endpoint.is_unbound:
+            caller.check_unbound()
+        response: Response = endpoint.function(context, **given)
+        return response
 
     @wraps(endpoint.function)
     async def answered(context: Context, **given: Any) -> Response:
-        service, work = context.service, partial(endpoint.function, context, **given)
+        service, work = context.service, partial(admitted, context, **given)
         if endpoint.is_long:
             return await service.long.run_for(context.caller.name, work)
         return await service.threads.run(work)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -39,7 +40,7 @@ class Endpoint:
     answer. ``takes_idempotency_key``: a repeat with its key is answered by what the first call
     made. ``most_bytes`` of a body: None for any number, 0 for those of one message. ``is_long``: a
     call that changes nothing and may take many times as long as a submit; it shares the threads for
-    such calls.
+    such calls. ``is_unbound``: not for keys that are bound to channels or a scope.
     """
 
     method: str
@@ -57,6 +58,7 @@ class Endpoint:
     takes_idempotency_key: bool = False
     most_bytes: int | None = 0
     is_long: bool = False
+    is_unbound: bool = False
 
     @property
     def name(self) -> str:
@@ -78,6 +80,7 @@ def _edit(
     )  # fmt: skip
 
 
+_unbound = partial(Endpoint, is_unbound=True)
 _MESSAGE = "/messages/{message_id}"
 _SCOPE = "/scopes/{kind}/{scope:any_name}"
 _RECIPIENT = "/suppressions/{recipient:any_name}"
@@ -122,24 +125,24 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         (_READ, _READ_RECIPIENTS), is_long=True,
     ),
     Endpoint("GET", f"{_SCOPE}/next-slot", scopes.next_slot, models.SlotOut, (_READ,)),
-    Endpoint(
+    _unbound(
         "GET", _RECIPIENT, operations.suppressions, models.SuppressionsOut, (_READ_RECIPIENTS,)
     ),
-    Endpoint(
+    _unbound(
         "PUT", _RECIPIENT, operations.suppress, models.SuppressedOut, (_SUPPRESS,),
         body=(_JSON, models.SuppressionIn), may_be_empty=True, problems=(413,),
     ),
-    Endpoint("DELETE", _RECIPIENT, operations.unsuppress, models.SuppressionsOut, (_SUPPRESS,)),
-    Endpoint(
+    _unbound("DELETE", _RECIPIENT, operations.unsuppress, models.SuppressionsOut, (_SUPPRESS,)),
+    _unbound(
         "POST", "/erasures", operations.erase, models.ErasedOut, (_OPERATE,),
         body=(_JSON, models.ErasureIn), problems=(413,),
     ),
-    Endpoint("GET", "/pauses", operations.pauses, models.PausesOut, (_OPERATE,)),
-    Endpoint("PUT", _PAUSE, operations.pause, models.PausesOut, (_OPERATE,)),
-    Endpoint("DELETE", _PAUSE, operations.resume, models.PausesOut, (_OPERATE,)),
-    Endpoint("GET", "/status", operations.status, models.StatusOut, (_OPERATE,), is_long=True),
-    Endpoint("GET", "/load", operations.load, models.LoadOut, (_OPERATE,), is_long=True),
-    Endpoint(
+    _unbound("GET", "/pauses", operations.pauses, models.PausesOut, (_OPERATE,)),
+    _unbound("PUT", _PAUSE, operations.pause, models.PausesOut, (_OPERATE,)),
+    _unbound("DELETE", _PAUSE, operations.resume, models.PausesOut, (_OPERATE,)),
+    _unbound("GET", "/status", operations.status, models.StatusOut, (_OPERATE,), is_long=True),
+    _unbound("GET", "/load", operations.load, models.LoadOut, (_OPERATE,), is_long=True),
+    _unbound(
         "GET", "/refusals", operations.refusals, models.RefusalsOut, (_OPERATE,), is_long=True
     ),
     Endpoint(

@@ -55,9 +55,8 @@ def _submitted(context: Context) -> Response:
 
 def plan(context: CallContext) -> Response:
     """Return the result that messages would have if they were submitted now."""
-    caller = context.admit()
     messages = context.payloads(models.Plans, "messages", models.NewMessage)
-    made = context.dispatcher.plan([caller.own(each.draft()) for each in messages])
+    made = context.dispatcher.plan([context.caller.own(each.draft()) for each in messages])
     return answer(models.PlanOut.of(made, partial(problem_for, context.request)))
 
 
@@ -69,8 +68,7 @@ def list_messages(
     A list looks for a second at most, and ends after 2 MB: a page may have fewer messages than
     `limit`, or none.
     """
-    caller = context.admit()
-    selection = selection_of(_wanted(filters, caller), context.service.settings)
+    selection = selection_of(_wanted(filters, context.caller), context.service.settings)
     after = None if filters.cursor is None else id_of(filters.cursor, "cursor")
     shown, after = _shown(context, selection, filters.limit, after)
     headers = {}
@@ -112,11 +110,9 @@ def counts(context: CallContext, filters: Annotated[models.Filters, Query()]) ->
 
     It counts for a second at most, and ends after 100,000: unless `complete`, there are more.
     """
-    caller = context.admit()
+    selection = selection_of(_wanted(filters, context.caller), context.service.settings)
     counted, complete = context.service.parts.for_pages().listing.counted(
-        selection_of(_wanted(filters, caller), context.service.settings),
-        patience=_PATIENCE,
-        most=_MOST_COUNTED,
+        selection, patience=_PATIENCE, most=_MOST_COUNTED
     )
     return answer(models.CountsOut(counts=counted, complete=complete))
 
@@ -127,7 +123,6 @@ def get(
     if_none_match: Annotated[str | None, Header(alias="If-None-Match")] = None,
 ) -> Response:
     """Return a message; its `ETag` is for `If-Match`."""
-    context.admit()
     movable = context.seen(message_id)
     tag = etag_of(movable)
     # A proxy that compresses answers marks their tags as weak.
@@ -189,7 +184,6 @@ def _changed(
 
     A change ends in the same state when it is repeated.
     """
-    context.admit()
     tags = {tag.strip() for tag in ("*" if if_match is None else if_match).split(",")}
     for _ in range(_TRIES):
         before = context.seen(message_id)

@@ -21,14 +21,12 @@ _MOST_REFUSALS = 1_000
 
 def suppressions(context: CallContext, recipient: str) -> Response:
     """Return the opt-outs of a recipient."""
-    context.admit().check_unbound()
     stored = context.dispatcher.suppressed(recipient)
     return _suppressed(context, islice(stored, models.MOST_LISTED))
 
 
 def suppress(context: CallContext, recipient: str) -> Response:
     """Opt a recipient out of one channel or of all; cancels its scheduled messages."""
-    context.admit().check_unbound()
     channel = context.payload(models.SuppressionIn).channel if context.raw else None
     cancelled = context.dispatcher.suppress(recipient, channel=channel)
     return answer(models.SuppressedOut(cancelled=cancelled))
@@ -36,13 +34,11 @@ def suppress(context: CallContext, recipient: str) -> Response:
 
 def unsuppress(context: CallContext, recipient: str, channel: str | None = None) -> Response:
     """Revoke an opt-out; return those that remain."""
-    context.admit().check_unbound()
     return _suppressed(context, context.dispatcher.unsuppress(recipient, channel=channel))
 
 
 def erase(context: CallContext) -> Response:
     """Erase what is stored of a recipient; messages under way are left to another call."""
-    context.admit().check_unbound()
     payload = context.payload(models.ErasureIn)
     done = context.dispatcher.erase(payload.recipient, keep_opt_out=payload.keep_opt_out)
     return answer(models.ErasedOut.model_validate(done))
@@ -50,25 +46,21 @@ def erase(context: CallContext) -> Response:
 
 def pauses(context: CallContext) -> Response:
     """Return the pauses: what is not sent until it is resumed."""
-    context.admit().check_unbound()
     return _paused(context, context.service.parts.pause_list.in_force())
 
 
 def pause(context: CallContext, kind: str, name: str) -> Response:
     """Send nothing of a `channel`, `recipient`, `campaign` or scope; return all pauses."""
-    context.admit().check_unbound()
     return _paused(context, context.dispatcher.pause(kind, name))
 
 
 def resume(context: CallContext, kind: str, name: str) -> Response:
     """End a pause; return those that remain."""
-    context.admit().check_unbound()
     return _paused(context, context.dispatcher.resume(kind, name))
 
 
 def status(context: CallContext) -> Response:
     """Return counts, overdue messages, the load of the next hour, and processes."""
-    context.admit().check_unbound()
     return answer(models.StatusOut.of(context.dispatcher.status()))
 
 
@@ -76,7 +68,6 @@ def load(
     context: CallContext, hours: Annotated[float, Query(ge=1, le=_LONGEST_LOAD_HOURS)] = 24
 ) -> Response:
     """Return what is due in each minute of each channel, and when the last of it leaves."""
-    context.admit().check_unbound()
     to_come = context.dispatcher.load(within=timedelta(hours=hours))
     return answer(models.LoadOut.model_validate(to_come))
 
@@ -88,7 +79,6 @@ def refusals(
     last: Annotated[int, Query(ge=0, le=_MOST_REFUSALS)] = 20,
 ) -> Response:
     """Return which rules refused how many submits, and how far away the next slots were."""
-    context.admit().check_unbound()
     noted = context.dispatcher.refusals(since=timedelta(hours=hours), quota=quota, last=last)
     return answer(models.RefusalsOut.of(noted))
 

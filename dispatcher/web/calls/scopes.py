@@ -34,7 +34,7 @@ def timeline(
 
     Its kind may be `recipient`, or `channel` for a channel as a whole.
     """
-    context.admit().check_scope(kind, scope)
+    context.caller.check_scope(kind, scope)
     length = timedelta(days=days)
     read = _read(context, kind, scope, channel, zone=zone, start=start, length=length)
     return answer(models.TimelineOut.model_validate(read))
@@ -57,7 +57,7 @@ def next_slot(
     `channel`, `quiet_hours` or `send_window`. A recipient who has opted out gets a slot, too: see
     `suppressed`.
     """
-    caller = context.admit()
+    caller = context.caller
     if channel is not None:
         caller.check_channel(channel)
     shown: dict[str, Any] = {}

@@ -10,7 +10,6 @@ from starlette.applications import Starlette
 
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidValue
-from dispatcher.web.access import Right
 from dispatcher.web.admission import RATE
 from dispatcher.web.pages import (
     bulk,
@@ -24,33 +23,21 @@ from dispatcher.web.pages import (
 )
 from dispatcher.web.pages.loopback import Loopback
 from dispatcher.web.pages.sign_in import SignIn
-from dispatcher.web.pages.site import Access, Link, PageRoute, Site
+from dispatcher.web.pages.site import Access, PageRoute, Site
 
 __all__ = ["Access", "Loopback", "SignIn", "page"]
 
 PAGES = (
     *overview.PAGES,
     *calendar.PAGES,
-    *figures.PAGES,
-    *campaigns.PAGES,
     *bulk.PAGES,  # before those of one message, whose path would match, too
     *messages.PAGES,
+    *campaigns.PAGES,
+    *figures.PAGES,
     *lists.PAGES,
+    *overview.DOCTOR,
 )
-LINKS = (
-    Link("Overview", "/"),
-    Link("Calendar", "/calendar", right=Right.RECIPIENTS_READ),
-    Link("Messages", "/messages"),
-    Link("Held", "/held"),
-    Link("Campaigns", "/campaigns"),
-    Link("Load", "/load", unbound=True),
-    Link("Top", "/top", right=Right.RECIPIENTS_READ, unbound=True),
-    Link("Refusals", "/refusals", right=Right.OPERATE, unbound=True),
-    Link("Suppressions", "/suppressions", right=Right.RECIPIENTS_READ, unbound=True),
-    Link("Pauses", "/pauses", right=Right.OPERATE, unbound=True),
-    Link("Doctor", "/doctor", right=Right.OPERATE, unbound=True),
-)
-"""The navigation, in its order."""
+"""All pages, in the order of the navigation."""
 
 
 def page(dispatcher: Dispatcher, *, access: Access | None = None, rate: str = RATE) -> Starlette:
@@ -69,7 +56,7 @@ def page(dispatcher: Dispatcher, *, access: Access | None = None, rate: str = RA
         )
         raise InvalidValue("access", "not given: the page has no default access", accepted)
     site = Site(dispatcher, access, rate=rate)
-    return site.application([*PAGES, *_signing_in(access)], LINKS)
+    return site.application([*PAGES, *_signing_in(access)])
 
 
 def _signing_in(access: Access) -> list[PageRoute]:

@@ -191,7 +191,7 @@ def calendar(visit: Visit) -> Response:
 
 
 PAGES = (
-    PageRoute("/calendar", calendar,
+    PageRoute("/calendar", calendar, title="Calendar",
               names=("recipient", "scope", "channel", "view", "start", "at", SCOPE),
               rights=(Right.MESSAGES_READ, Right.RECIPIENTS_READ)),
 )  # fmt: skip

@@ -155,7 +155,7 @@ def _chosen_upload(visit: Visit) -> Upload:
 _ONE = "/campaigns/uploads/{token}"
 _WRITE = (Right.MESSAGES_READ, Right.MESSAGES_WRITE)
 PAGES = (
-    PageRoute("/campaigns", campaigns, names=("campaign", "after")),
+    PageRoute("/campaigns", campaigns, title="Campaigns", names=("campaign", "after")),
     PageRoute("/campaigns", drop, "POST", names=("file", "campaign", "channel", "shift"),
               rights=_WRITE, most_bytes=MOST_BYTES + _FORM_BYTES),
     PageRoute(_ONE, uploaded, rights=_WRITE),

@@ -22,7 +22,6 @@ _SINCE = {"1": "hour", "24": "day", "168": "week"}
 
 
 def load(visit: Visit) -> Response:
-    visit.caller.check_unbound()
     within = visit.query.one_of(LOADS, "within", "day")
     charts = visit.site.figures.load(visit.dispatcher, LOADS[within])
     found, by_channel = charts.load, {each.load.channel: each for each in charts.channels}
@@ -35,7 +34,6 @@ def load(visit: Visit) -> Response:
 
 
 def top(visit: Visit) -> Response:
-    visit.caller.check_unbound()
     of = cast("Of", visit.query.one_of(get_args(Of), "of", "scope"))
     by = cast("By", visit.query.one_of(get_args(By), "by", "messages"))
     within = visit.query.one_of(RANKED, "within", "day")
@@ -45,7 +43,6 @@ def top(visit: Visit) -> Response:
 
 
 def refusals(visit: Visit) -> Response:
-    visit.caller.check_unbound()
     given = visit.query
     since = given.one_of(_SINCE, "since", "24")
     settings = visit.site.settings
@@ -68,8 +65,9 @@ def refusals(visit: Visit) -> Response:
 
 
 PAGES = (
-    PageRoute("/load", load, names=("within", "channel")),
-    PageRoute("/top", top, names=("of", "by", "within"),
+    PageRoute("/load", load, title="Load", names=("within", "channel"), is_unbound=True),
+    PageRoute("/top", top, title="Top", names=("of", "by", "within"), is_unbound=True,
               rights=(Right.MESSAGES_READ, Right.RECIPIENTS_READ)),
-    PageRoute("/refusals", refusals, names=("since", "quota"), rights=(Right.OPERATE,)),
+    PageRoute("/refusals", refusals, title="Refusals", names=("since", "quota"), is_unbound=True,
+              rights=(Right.OPERATE,)),
 )  # fmt: skip

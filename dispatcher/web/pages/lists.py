@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice
 
 from starlette.responses import Response
@@ -18,7 +19,6 @@ _LONGEST_REASON = 200
 
 
 def suppressions(visit: Visit) -> Response:
-    visit.caller.check_unbound()
     recipient = visit.query.get("recipient")
     found = list(islice(visit.dispatcher.suppressed(recipient), _MOST))
     return visit.show("suppressions.html", found=found, recipient=recipient, most=_MOST)
@@ -50,7 +50,6 @@ def erase(visit: Visit) -> Response:
 
 
 def _recipient_and_channel(visit: Visit) -> tuple[str, str | None]:
-    visit.caller.check_unbound()
     recipient = visit.form.get("recipient")
     if recipient is None:
         raise InvalidDraft("recipient", "not given", "a recipient")
@@ -64,7 +63,6 @@ def _note_recipient(visit: Visit, verb: str, recipient: str, channel: str | None
 
 
 def pauses(visit: Visit) -> Response:
-    visit.caller.check_unbound()
     found = visit.parts.pause_list.in_force()
     kinds = (PAUSED_CHANNEL, PAUSED_RECIPIENT, PAUSED_CAMPAIGN, *visit.site.settings.scopes)
     return visit.show("pauses.html", found=found[:_MOST], many=len(found), kinds=kinds,
@@ -84,7 +82,6 @@ def resume(visit: Visit) -> Response:
 
 
 def _asked(visit: Visit) -> tuple[str, str, str]:
-    visit.caller.check_unbound()
     for field, accepted in (("kind", "a kind"), ("name", "a name"), ("reason", "a line of text")):
         if field not in visit.form:
             raise InvalidValue(field, "not given", accepted)
@@ -105,14 +102,15 @@ _OPT_OUT = ("recipient", "channel")
 _SUPPRESS = (Right.RECIPIENTS_READ, Right.SUPPRESSIONS_WRITE)
 _PAUSE = ("kind", "name", "reason")
 _OPERATE = (Right.MESSAGES_READ, Right.OPERATE)
+_route = partial(PageRoute, is_unbound=True)
 PAGES = (
-    PageRoute("/suppressions", suppressions, names=("recipient",),
-              rights=(Right.MESSAGES_READ, Right.RECIPIENTS_READ)),
-    PageRoute("/suppressions", suppress, "POST", names=_OPT_OUT, rights=_SUPPRESS),
-    PageRoute("/suppressions/revoke", unsuppress, "POST", names=_OPT_OUT, rights=_SUPPRESS),
-    PageRoute("/suppressions/erase", erase, "POST", names=("recipient", "keep_opt_out", "sure"),
-              rights=(Right.OPERATE,)),
-    PageRoute("/pauses", pauses, rights=_OPERATE),
-    PageRoute("/pauses", pause, "POST", names=_PAUSE, rights=_OPERATE),
-    PageRoute("/pauses/end", resume, "POST", names=_PAUSE, rights=_OPERATE),
+    _route("/suppressions", suppressions, title="Suppressions", names=("recipient",),
+           rights=(Right.MESSAGES_READ, Right.RECIPIENTS_READ)),
+    _route("/suppressions", suppress, "POST", names=_OPT_OUT, rights=_SUPPRESS),
+    _route("/suppressions/revoke", unsuppress, "POST", names=_OPT_OUT, rights=_SUPPRESS),
+    _route("/suppressions/erase", erase, "POST", names=("recipient", "keep_opt_out", "sure"),
+           rights=(Right.OPERATE,)),
+    _route("/pauses", pauses, title="Pauses", rights=_OPERATE),
+    _route("/pauses", pause, "POST", names=_PAUSE, rights=_OPERATE),
+    _route("/pauses/end", resume, "POST", names=_PAUSE, rights=_OPERATE),
 )  # fmt: skip

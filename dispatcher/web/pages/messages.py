@@ -232,8 +232,9 @@ def _is_as_shown(visit: Visit, found: Movable) -> bool:
 
 ONE = "/messages/{message_id}"
 PAGES = (
-    PageRoute("/messages", listed, names=(*FILTERS, SCOPE, "after", "order")),
-    PageRoute("/held", held, names=(*(n for n in FILTERS if n != "status"), SCOPE)),
+    PageRoute("/messages", listed, title="Messages", names=(*FILTERS, SCOPE, "after", "order")),
+    PageRoute("/held", held, title="Held",
+              names=(*(name for name in FILTERS if name != "status"), SCOPE)),
     PageRoute(ONE, story),
     *(
         PageRoute(f"{ONE}/{act.__name__}", act, "POST", names=("version", *names),

@@ -16,7 +16,7 @@ from dispatcher.web.access import Right
 from dispatcher.web.pages.cached_figures import SECONDS
 from dispatcher.web.pages.site import PageRoute, Visit
 from dispatcher.web.pages.times import local_text
-from dispatcher.web.problems import Refused, forbidden
+from dispatcher.web.problems import Refused
 from dispatcher.web.streams import NumbersResponse
 
 STATUSES = (Status.SCHEDULED, Status.SENDING, Status.HELD, Status.SENT, Status.FAILED,
@@ -35,8 +35,6 @@ def overview(visit: Visit) -> Response:
 
 
 def live(visit: Visit) -> Response:
-    if visit.is_bound():
-        raise forbidden("the key is bound to channels or to a scope")
     return NumbersResponse(_numbers(visit), visit.site.streams, visit.caller.name)
 
 
@@ -70,20 +68,17 @@ def _numbers_of(visit: Visit, found: Overview) -> Mapping[str, str]:
 
 
 def doctor(visit: Visit) -> Response:
-    visit.caller.check_unbound()
     return visit.show("doctor.html", examination=None)
 
 
 def examine(visit: Visit) -> Response:
-    visit.caller.check_unbound()
     visit.note("doctor")
     return visit.show("doctor.html", examination=visit.parts.doctor().examine())
 
 
-LIVE = PageRoute("/live", live)
-PAGES = (
-    PageRoute("/", overview),
-    LIVE,
-    PageRoute("/doctor", doctor, rights=(Right.OPERATE,)),
-    PageRoute("/doctor", examine, "POST", rights=(Right.OPERATE,)),
+LIVE = PageRoute("/live", live, is_unbound=True)
+PAGES = (PageRoute("/", overview, title="Overview"), LIVE)
+DOCTOR = (
+    PageRoute("/doctor", doctor, title="Doctor", rights=(Right.OPERATE,), is_unbound=True),
+    PageRoute("/doctor", examine, "POST", rights=(Right.OPERATE,), is_unbound=True),
 )

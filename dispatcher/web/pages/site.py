@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from importlib import resources
 from itertools import chain
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -104,7 +104,9 @@ class PageRoute:
     """A path, and the function that answers a visit. Unless ``is_public``, it needs ``rights``.
 
     ``names`` are the parameters of its query, for a POST the fields of its form.
-    ``most_bytes`` bounds the form of a POST. Functions run in a thread.
+    ``most_bytes`` bounds the form of a POST. ``title``: that of its link in the navigation.
+    ``is_unbound``: not for callers that are bound to channels or a scope. Functions run in a
+    thread.
     """
 
     path: str
@@ -114,14 +116,9 @@ class PageRoute:
     names: tuple[str, ...] = ()
     rights: tuple[Right, ...] = (Right.MESSAGES_READ,)
     is_public: bool = False
+    is_unbound: bool = False
+    title: str = ""
     most_bytes: int = _MOST_FORM_BYTES
-
-
-class Link(NamedTuple):
-    title: str
-    path: str
-    right: Right = Right.MESSAGES_READ
-    unbound: bool = False
 
 
 class Fields(dict[str, str]):
@@ -185,8 +182,8 @@ class Visit:
     def zone(self) -> str:
         return self.query.get("zone") or self.form.get("zone") or self.site.settings.zone
 
-    def may(self, right: str) -> bool:
-        return Right(right) in self.caller.rights
+    def may(self, *rights: str) -> bool:
+        return self.caller.rights.issuperset(map(Right, rights))
 
     @property
     def channels(self) -> list[str]:
@@ -305,7 +302,7 @@ _TEMPLATES.globals["local"] = _local_text
 
 
 class Site:
-    links: tuple[Link, ...] = ()
+    links: tuple[PageRoute, ...] = ()
 
     def __init__(self, dispatcher: Dispatcher, access: Access, *, rate: str) -> None:
         self.dispatcher = dispatcher
@@ -335,8 +332,8 @@ class Site:
     def reader(self) -> Dispatcher:
         return for_pages(self.dispatcher)
 
-    def application(self, pages: Sequence[PageRoute], links: Sequence[Link]) -> Starlette:
-        self.links = tuple(links)
+    def application(self, pages: Sequence[PageRoute]) -> Starlette:
+        self.links = tuple(page for page in pages if page.title)
         routes = [Route("/static/{name}", self._file, methods=["GET"])]
         routes += [Route(each.path, self._guarded(each), methods=[each.method]) for each in pages]
         middleware = [Middleware(GZipMiddleware, minimum_size=1_000)]
@@ -359,6 +356,8 @@ class Site:
         caller = self._admission.admit(request)
         for right in page.rights:
             caller.check(right)
+        if page.is_unbound:
+            caller.check_unbound()
         return caller
 
     def _known(self, request: Request) -> Caller:
