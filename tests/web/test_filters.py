@@ -7,15 +7,12 @@ from datetime import timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import pytest
 from fastapi.testclient import TestClient
 
 from dispatcher import Message
 from dispatcher.cli import filters as of_commands
 from dispatcher.selection import Wanted
-from dispatcher.store import listing
 from dispatcher.web import Caller, Right, models, page
-from dispatcher.web.calls import messages
 from dispatcher.web.pages.messages import FILTERS
 from tests.support.house import FAR, House, hour_ago
 from tests.support.house_fixtures import Build
@@ -143,22 +140,3 @@ def test_no_filter_tells_a_recipient_to_a_caller_that_may_not_see_recipients(bui
             assert whole.get(path, params=query).status_code == 200
         for query in ({"count": "tenant=acme"}, {"count": "channel.memory=memory"}):
             assert few.get(path, params=query).status_code == 200
-
-
-def test_a_list_that_takes_too_long_goes_on_where_it_ended(
-    house: House, shop: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has a thread that submits need, too."""
-    monkeypatch.setattr(messages, "_PATIENCE", timedelta(0))
-    monkeypatch.setattr(listing, "_EXAMINED", 3)
-    wanted = [house.submit("ada", send_at=FAR + n * HOUR).id for n in range(1, 3)]
-    for number in range(7):
-        house.submit(f"r{number}", send_at=FAR + 20 * HOUR)
-    at, found, calls = "/v1/messages?until=2100-01-01T14:00:00Z", list[str](), 0
-    while at:
-        answer = shop.get(at)
-        found += [each["id"] for each in answer.json()["messages"]]
-        at = answer.links.get("next", {}).get("url", "")
-        calls += 1
-    assert found == [str(each) for each in reversed(wanted)]
-    assert calls > 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from threading import Event
 from typing import Any
 
@@ -62,10 +63,11 @@ def test_a_long_plan_is_read_message_by_message(shop: TestClient) -> None:
         assert (answer.status_code, answer.json()["detail"]) == (400, detail)
 
 
-@pytest.mark.parametrize("bodies", [True, False])
-def test_a_list_ends_where_it_is_long_enough(
-    house: House, calls: Calls, monkeypatch: pytest.MonkeyPatch, bodies: bool
+@pytest.mark.parametrize(("bodies", "seconds"), [(True, 60), (False, 60), (False, 0)])
+def test_a_list_ends_where_it_is_long_enough_or_takes_too_long(
+    house: House, calls: Calls, monkeypatch: pytest.MonkeyPatch, bodies: bool, seconds: int
 ) -> None:
+    monkeypatch.setattr(messages, "_PATIENCE", timedelta(seconds=seconds))
     monkeypatch.setattr(messages, "_MOST_BYTES", 10_000)
     monkeypatch.setattr(messages, "_READ_AT_ONCE", 2)
     made = [house.submit(f"r{n}", send_at=AT, body={"text": LONG * (n % 4)}) for n in range(12)]
@@ -81,7 +83,7 @@ def test_a_list_ends_where_it_is_long_enough(
         found += [each["id"] for each in listed]
         path, pages = answer.links.get("next", {}).get("url", ""), pages + 1
     assert found == [str(each.id) for each in reversed(made)]
-    assert pages > 2 if bodies else pages == 2
+    assert pages > 2 if bodies or not seconds else pages == 2
 
 
 def test_a_count_ends_where_it_is_high_enough(

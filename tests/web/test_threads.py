@@ -135,7 +135,7 @@ def test_an_application_that_is_dropped_leaves_no_threads(house: House) -> None:
     served()
     gc.collect()
     before = threading.active_count()
-    for _ in range(5):
+    for _ in range(2):
         served()
 
     def are_gone() -> bool:
