@@ -147,10 +147,8 @@ def _query(where: str, kind: str, options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_dispatcher() -> dict[str, Any]:
-    given = dict(_given())
-    for name in (_DATABASE, _EMAIL_CHANNEL):
-        given.pop(name, None)
-    return given
+    ours = (_DATABASE, _EMAIL_CHANNEL)
+    return {name: value for name, value in _given().items() if name not in ours}
 
 
 def _given() -> Mapping[str, Any]:

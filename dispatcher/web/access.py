@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PREFIX = "dsp_"
-_LONGEST_NAME = 63
+_LONGEST_NAME, _LONGEST_KEY = 63, 190
 _TTL_SECONDS = 2.0
 _MOST_CACHED = 10_000
 
@@ -124,8 +124,11 @@ class Caller:
             self.check_channel(channel)
         return channel, own
 
-    def own_key(self, key: str) -> str:
-        return f"{self._key_start}{key}"
+    def own_key(self, key: str | None, field: str = "idempotency_key") -> str | None:
+        """Return an idempotency key as it is stored. Raises InvalidDraft for one that is none."""
+        if key is None:
+            return None
+        return f"{self._key_start}{check_text(field, key, longest=_LONGEST_KEY)}"
 
     def shown_key(self, stored: str | None) -> str | None:
         """Return a key as the caller gave it; those of others, if it may see addresses."""

@@ -12,7 +12,6 @@ from dispatcher.message import Status
 from dispatcher.store import Movable
 from dispatcher.web.models import Out
 
-LONGEST_KEY = 190
 _MEDIA_TYPE = "application/json"
 _VERSION = re.compile(r"([0-9]{1,20}-){4}[a-z]+")
 

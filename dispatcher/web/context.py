@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from dispatcher.app import App
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import DispatcherError, IdempotencyConflict, InvalidDraft
-from dispatcher.message import Message, check_text, json_problem
+from dispatcher.message import Message, json_problem
 from dispatcher.problems import problem_of
 from dispatcher.selection import id_of
 from dispatcher.settings import Settings
@@ -28,7 +28,6 @@ from dispatcher.store import Movable
 from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.admission import Admission
-from dispatcher.web.answers import LONGEST_KEY
 from dispatcher.web.problems import (
     CUT_OFF,
     NO_JSON_TYPE,
@@ -125,7 +124,7 @@ class Context:
         if not key.isascii():
             raise InvalidDraft(KEY_HEADER, "has characters that are not ASCII", "ASCII text")
         is_quoted = len(key) > 1 and key[0] == key[-1] == '"'
-        return check_text(KEY_HEADER, key[1:-1] if is_quoted else key, longest=LONGEST_KEY)
+        return key[1:-1] if is_quoted else key
 
     @classmethod
     async def of(cls, request: Request) -> Self:

@@ -13,11 +13,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from dispatcher.errors import DispatcherError, InvalidDraft, Unavailable
-from dispatcher.message import Draft, Message, Rejection, check_text, json_problem
+from dispatcher.message import Draft, Message, Rejection, json_problem
 from dispatcher.problems import problem_of
 from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
-from dispatcher.web.answers import LONGEST_KEY
 from dispatcher.web.context import Context, call_schema_of, problem_for, validated
 from dispatcher.web.problems import CUT_OFF, Refused, invalid_call
 from dispatcher.web.streams import VerdictResponse
@@ -133,10 +132,7 @@ def _draft_of(line: bytes, caller: Caller) -> Draft:
         wrong = {"type": "json_invalid", "loc": ("body",), "msg": json_problem(error)}
         raise RequestValidationError([wrong]) from None
     new = validated(models.NewMessageLine, given, "body")
-    key = new.idempotency_key
-    if key is not None:
-        check_text("idempotency_key", key, longest=LONGEST_KEY)
-    return caller.own(new.draft(None if key is None else caller.own_key(key)))
+    return caller.own(new.draft(caller.own_key(new.idempotency_key)))
 
 
 def _verdict(context: Context, number: int, answer: dict[str, Any] | Message) -> str:

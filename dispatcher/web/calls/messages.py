@@ -14,12 +14,11 @@ from starlette.responses import Response
 
 from dispatcher.client import selection_of
 from dispatcher.errors import InvalidDraft, MessageChanged, StoreUnavailable
-from dispatcher.message import check_text
 from dispatcher.selection import Selection, Wanted, id_of, read_scopes
 from dispatcher.times.clock import SystemClock
 from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
-from dispatcher.web.answers import LONGEST_KEY, answer, etag_of
+from dispatcher.web.answers import answer, etag_of
 from dispatcher.web.context import KEY_HEADER, CallContext, Context, problem_for
 
 _PATIENCE = timedelta(seconds=1)
@@ -41,8 +40,8 @@ async def submit(request: Request) -> Response:
 
 def _submitted(context: Context) -> Response:
     caller, new = context.admit(), context.payload(models.NewMessage)
-    key, parts = context.idempotency_key, context.service.parts
-    draft = caller.own(new.draft(None if key is None else caller.own_key(key)))
+    key, parts = caller.own_key(context.idempotency_key, KEY_HEADER), context.service.parts
+    draft = caller.own(new.draft(key))
     with context.traced():
         entry = parts.submitter.entered(draft, parts.own_transaction)
     message = entry.answer()
@@ -207,14 +206,10 @@ def _wanted(filters: models.Filters, caller: Caller) -> Wanted:
     )
     if filters.recipient or filters.scope:
         caller.check(Right.RECIPIENTS_READ)
-
-    def own(name: str, key: str | None) -> str | None:
-        return None if key is None else caller.own_key(check_text(name, key, longest=LONGEST_KEY))
-
     wanted = filters.model_dump(include=set(Wanted.__annotations__)) | {
         "channel": channel,
         "scopes": scopes or None,
-        "idempotency_key": own("key", filters.key),
-        "key_prefix": own("key_prefix", filters.key_prefix),
+        "idempotency_key": caller.own_key(filters.key, "key"),
+        "key_prefix": caller.own_key(filters.key_prefix, "key_prefix"),
     }
     return cast("Wanted", wanted)

@@ -18,11 +18,10 @@ from typing import BinaryIO, Self
 
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import DispatcherError, InvalidDraft, InvalidValue, Unavailable, alone
-from dispatcher.message import Draft, OnConflict, Plan, Progress, Rejection, check_text, reason_of
+from dispatcher.message import Draft, OnConflict, Plan, Progress, Rejection, reason_of
 from dispatcher.submission.rows import BadRow, Format, Source, read
 from dispatcher.times.clock import Clock
 from dispatcher.web.access import Caller
-from dispatcher.web.answers import LONGEST_KEY
 from dispatcher.web.pages.charts import Histogram, histogram
 from dispatcher.web.problems import Refused
 
@@ -123,15 +122,9 @@ class Upload:
         with self._lock:
             if self.is_running or self.state is UploadState.BOOKED:
                 return False
-            before, self.state = self.state, state
-            work = self._make_plan if state is UploadState.PLANNING else self._book
-            try:
-                Thread(
-                    target=self._run, args=(work, dispatcher), name="upload", daemon=True
-                ).start()
-            except RuntimeError:
-                self.state = before
-                raise
+            self.state = state
+        work = self._make_plan if state is UploadState.PLANNING else self._book
+        Thread(target=self._run, args=(work, dispatcher), name="upload", daemon=True).start()
         return True
 
     def check(self) -> None:
@@ -208,12 +201,10 @@ class Upload:
                     self._refuse_row(row.line, error)
 
     def _own(self, draft: Draft, line: int) -> Draft:
-        key = draft.idempotency_key
-        if key is not None:
-            check_text("idempotency_key", key, longest=LONGEST_KEY)
-        own = f"{self.digest}/{line}" if key is None else key
+        given = draft.idempotency_key
+        key = self.caller.own_key(f"{self.digest}/{line}" if given is None else given)
         on_conflict = self.on_conflict or draft.on_conflict
-        draft = replace(draft, idempotency_key=self.caller.own_key(own), on_conflict=on_conflict)
+        draft = replace(draft, idempotency_key=key, on_conflict=on_conflict)
         try:
             return self.caller.own(draft)
         except Refused as refused:
