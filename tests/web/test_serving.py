@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import socket
 import sys
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
-from dispatcher import Dispatcher, InvalidValue, MissingExtra
+from dispatcher import Dispatcher, InvalidValue
 from dispatcher.faults import arm
 from dispatcher.web import api
 from dispatcher.web.access import add_key
@@ -31,15 +30,6 @@ from tests.web.test_messages import new
 def test_a_rate_that_cannot_be_read_is_refused_at_once(house: House) -> None:
     with pytest.raises(InvalidValue):
         api(house.dispatcher, rate="fast")
-
-
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [each for each in sys.modules if each.startswith(("dispatcher.web", "fastapi"))]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "fastapi", None)
-    with pytest.raises(MissingExtra, match="needs fastapi") as caught:
-        importlib.import_module("dispatcher.web")
-    assert caught.value.accepted == "pip install 'quota-dispatcher[web]'"
 
 
 def test_headers_without_end_are_refused_also_where_httptools_is_installed(

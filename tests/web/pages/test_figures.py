@@ -50,24 +50,6 @@ def test_the_overview_names_workers_beats_and_duties(house: House, visit: Visit)
     assert '<p class="fact"><b data-number="beats">1</b>' in text
 
 
-def test_the_overview_says_that_overdue_messages_may_be_paused(house: House, visit: Visit) -> None:
-    message = house.submit("ada", send_at=FAR + HOUR)
-    at = house.database_time() - HOUR
-    house.change([message], enqueue_at=at, next_attempt_at=at)
-
-    def told(*rights: Right) -> str:
-        text = visit(*rights).get("/").text
-        return str(re.findall(r'<p class="fact[^"]*"><a href="/messages.overdue.*', text)[0])
-
-    assert told().startswith('<p class="fact bad">')
-    assert "paused" not in told()
-    house.dispatcher.pause("campaign", "summer")
-    link = '<a href="/pauses">pauses</a> are in force: paused messages count, too'
-    assert told().startswith('<p class="fact warn">')
-    assert link in told()
-    assert ">pauses are in force" in told(Right.MESSAGES_READ), "who has no page of pauses"
-
-
 def test_the_overview_has_the_last_day_by_the_hour(
     house: House, visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:

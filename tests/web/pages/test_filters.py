@@ -8,8 +8,7 @@ from html import unescape
 import pytest
 from starlette.testclient import TestClient
 
-from dispatcher import InvalidDraft, Message, Status
-from dispatcher.web import Right
+from dispatcher import InvalidDraft, Status
 from dispatcher.web.pages import PAGES
 from dispatcher.web.pages.messages import FILTERS
 from tests.support.house import FAR, House
@@ -56,30 +55,6 @@ def test_a_message_of_a_kind_that_was_configured_leads_to_no_list_of_all(
     assert client.get(unescape(calendar)).status_code == 200
     assert client.get("/messages?count.tenant=acme").status_code == 422
     assert client.get("/messages/bulk?do=cancel&count.tenant=acme").status_code == 422
-
-
-def test_scopes_of_channels_are_filters_as_on_the_command_line(build: Build, visit: Visit) -> None:
-    house = build(channels=_CHANNELS)
-    ada = house.submit(channel="sms", send_at=FAR + HOUR)
-    ben = house.submit("ben", channel="sms", send_at=FAR + HOUR)
-    other = house.submit(send_at=FAR + 3 * HOUR)
-    client = visit(of=house)
-
-    def listed(query: str) -> list[Message]:
-        text = client.get(f"/messages?{query}").text
-        return [each for each in (ada, ben, other) if str(each.id) in text]
-
-    assert listed("") == [ada, ben, other]
-    assert listed("count.recipient.sms=ada") == [ada]
-    assert listed("count.channel.sms=sms") == [ada, ben]
-    asked = client.get("/messages/bulk?do=cancel&count.recipient.sms=ada")
-    assert "Cancel 1 message?" in asked.text
-    client.post("/messages/bulk", data=hidden(asked.text, "/messages/bulk"))
-    now = [house.again(each).status for each in (ada, ben, other)]
-    assert now == [Status.CANCELLED, Status.SCHEDULED, Status.SCHEDULED]
-    hiding = visit(Right.MESSAGES_READ, of=house)
-    assert hiding.get("/messages?count.channel.sms=sms").status_code == 200
-    assert hiding.get("/messages?count.recipient.sms=ada").status_code == 403
 
 
 def test_a_confirmation_names_the_filters_that_are_applied(build: Build, visit: Visit) -> None:

@@ -44,18 +44,3 @@ def test_no_text_of_a_line_covers_another_or_leaves_the_picture(view: str) -> No
                 for one, other in combinations(each.lines, 2):
                     (a, b), (c, d) = one.stretch, other.stretch
                     assert one.level != other.level or b <= c or d <= a, (part, apart)
-
-
-def test_two_texts_close_to_each_other_stand_on_the_outer_sides() -> None:
-    lines = [(NOW, "asked for", "asked"), (NOW + MINUTE, "next free slot", "slot")]
-    [row] = [each for each in drawn("day", lines).rows if each.lines]
-    assert [(each.before, each.level) for each in row.lines] == [(True, 0), (False, 0)]
-
-
-def test_rows_lie_apart_as_far_as_their_texts_need() -> None:
-    alone = drawn("day", [(NOW, "asked for", "asked")])
-    lines = [(NOW + each * MINUTE, "next free slot", "slot") for each in range(3)]
-    crowded = drawn("day", lines)
-    assert {each.level for row in crowded.rows for each in row.lines} == {0, 1}
-    first, second = crowded.rows[:2]
-    assert second.y - first.y == alone.rows[1].y - alone.rows[0].y + picture.LINE
