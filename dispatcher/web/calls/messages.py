@@ -192,11 +192,9 @@ def _changed(
         try:
             change(before.message.id, **given, if_unchanged=unless)
         except MessageChanged:
-            if if_match is None:
-                raise
-        else:
-            now = context.service.parts.messages.movable(before.message.id)
-            return answer(context.shown(now.message), headers={"ETag": etag_of(now)})
+            continue  # judged anew by the header
+        now = context.service.parts.messages.movable(before.message.id)
+        return answer(context.shown(now.message), headers={"ETag": etag_of(now)})
     raise StoreUnavailable("other calls kept changing the message", remedy="try again")
 
 

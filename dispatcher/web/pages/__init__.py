@@ -11,19 +11,9 @@ from starlette.applications import Starlette
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidValue
 from dispatcher.web.admission import RATE
-from dispatcher.web.pages import (
-    bulk,
-    calendar,
-    campaigns,
-    figures,
-    lists,
-    messages,
-    overview,
-    sign_in,
-)
-from dispatcher.web.pages.loopback import Loopback
-from dispatcher.web.pages.sign_in import SignIn
+from dispatcher.web.pages import bulk, calendar, campaigns, figures, lists, messages, overview
 from dispatcher.web.pages.site import Access, PageRoute, Site
+from dispatcher.web.pages.visitors import SIGN_IN, Loopback, SignIn
 
 __all__ = ["Access", "Loopback", "SignIn", "page"]
 
@@ -63,7 +53,7 @@ def _signing_in(access: Access) -> list[PageRoute]:
     if not isinstance(access, SignIn):
         return []
     return [
-        PageRoute(sign_in.PATH, access.form, is_public=True, names=("to",)),
-        PageRoute(sign_in.PATH, access.enter, "POST", is_public=True, names=("key", "to")),
+        PageRoute(SIGN_IN, access.form, is_public=True, names=("to",)),
+        PageRoute(SIGN_IN, access.enter, "POST", is_public=True, names=("key", "to")),
         PageRoute("/sign-out", access.leave, "POST", is_public=True),
     ]

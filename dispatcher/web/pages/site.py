@@ -48,9 +48,7 @@ from dispatcher.telemetry.journal import digest_with
 from dispatcher.times.send_time import check_zone
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.admission import Admission
-from dispatcher.web.pages import sign_in
 from dispatcher.web.pages.cached_figures import CachedFigures
-from dispatcher.web.pages.sign_in import SignIn
 from dispatcher.web.pages.times import (
     in_words,
     length_text,
@@ -59,6 +57,7 @@ from dispatcher.web.pages.times import (
     with_local_times,
 )
 from dispatcher.web.pages.uploads import Uploads
+from dispatcher.web.pages.visitors import SIGN_IN, SignIn
 from dispatcher.web.problems import CUT_OFF, Refused, check_is_utf8, forbidden, with_names
 from dispatcher.web.streams import Streams
 from dispatcher.web.threads import SharedThreads, Threads
@@ -427,7 +426,7 @@ class Site:
     def _refused(self, visit: Visit, refused: Refused) -> Response:
         if refused.status == 401 and self.can_sign_in and visit.request.method in _SAFE:  # noqa: PLR2004
             here = visit.here().removeprefix(visit.root)
-            return visit.go(sign_in.PATH, to=here if visit.path != "/" else None)
+            return visit.go(SIGN_IN, to=here if visit.path != "/" else None)
         return visit.fail(refused.status, refused.detail, refused.headers)
 
     async def _file(self, request: Request) -> Response:
