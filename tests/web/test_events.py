@@ -19,7 +19,7 @@ from dispatcher.message import new_id
 from dispatcher.telemetry.journal import Event, Transition
 from dispatcher.web import Right, api, streams
 from dispatcher.web.access import add_key, revoke_key
-from dispatcher.web.calls import batch
+from dispatcher.web.calls import batch, events
 from dispatcher.web.problems import Refused
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
@@ -37,8 +37,9 @@ def telling(build: Build) -> House:
 
 
 @pytest.fixture
-def address(telling: House) -> Iterator[str]:
-    """Give the address of a server."""
+def address(telling: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Give the address of a server that looks for events often."""
+    monkeypatch.setattr(events, "_LOOK_SECONDS", 0.05)
     bound = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         api(telling.dispatcher), log_level="warning", timeout_graceful_shutdown=1

@@ -118,9 +118,10 @@ def test_the_page_of_a_list_leads_to_the_next_while_messages_are_added(
 def test_a_batch_answers_each_line_in_order(house: House, shop: TestClient) -> None:
     keyed = new("eve", idempotency_key="order-1")
     other, unknown = new("cyd", idempotency_key="order-1"), new("bob", channel="fax")
-    told = verdicts(shop, new("ada"), new("ada"), b"{", keyed, keyed, unknown, other)
-    assert [each["number"] for each in told] == list(range(7))
-    assert [each["status"] for each in told] == [201, 409, 422, 201, 201, 422, 422]
+    keyless = new("dan", idempotency_key="")
+    told = verdicts(shop, new("ada"), new("ada"), b"{", keyed, b"", keyed, unknown, other, keyless)
+    assert [each["number"] for each in told] == list(range(8)), "but of the empty line"
+    assert [each["status"] for each in told] == [201, 409, 422, 201, 201, 422, 422, 422]
     assert told[3]["message"] == told[4]["message"]
     conflict = told[6]["problem"]
     assert (conflict["key"], "'order-1'" in conflict["detail"]) == ("order-1", True)

@@ -158,7 +158,7 @@ ACCEPTED: list[tuple[str, Any, str, str, str]] = [
 
 def test_what_is_accepted_is_said(shop: TestClient) -> None:
     for path, body, *expected in ACCEPTED:
-        content = None if body is ... else json.dumps(body)
+        content = None if body in (None, ...) else json.dumps(body)
         method = "GET" if body is ... else "POST"
         answer = shop.request(method, f"/v1/{path}", content=content, headers=JSON)
         assert told(answer) == (422, *expected), (path, body)

@@ -236,6 +236,7 @@ def memory(**channel: Any) -> dict[str, Any]:
 
 
 EMAIL, PHONE = memory(recipients="email"), memory(recipients="phone")
+TYPED = memory(body="tests.web.test_typed_bodies:Message")
 QUIET, FULL = memory(quiet_hours="21:00-08:00"), memory(quotas="2/hour")
 TENANTS = {"scopes": {"tenant": {"quotas": "1/hour"}}}
 OPT_OUT, OF_FILE = ("suppress", "ada", None), ("suppress", "ada", "file")
@@ -263,6 +264,7 @@ TOLD: list[tuple[dict[str, Any], dict[str, Any] | None, Any, dict[str, str], str
     ({}, None, ("pause", "recipient", "ada"), {"recipient": "ada", "scope": "trip"},
      "free slot", "is paused"),
     ({}, None, ("pause", "channel", "file"), {"recipient": "ada"}, "free slot", "is paused"),
+    (TYPED, None, None, {"recipient": "ada", "at": NOON}, "Yes: <time", "No:"),
     ({}, None, None, {"recipient": "ada", "at": "18:00"}, '"hours" selected', '"day" selected'),
     ({}, None, None, {"recipient": "ada"}, '<option value="day" selected>', '"hours" selected'),
     ({}, None, None, {"recipient": "ada", "at": "9:00", "view": "week"}, '"week" selected', "No:"),
