@@ -336,7 +336,7 @@ def test_a_booking_lets_others_go_first(
 ) -> None:
     """After each batch: it may take minutes."""
     visitors, is_booking, going_on = Visitors(visit), Event(), Event()
-    path = visitors.planned("ann", *((f"r{n}", FAR + HOUR) for n in range(1_600)))
+    path = visitors.planned("ann", *((f"r{n}", FAR + HOUR) for n in range(2_100)))
     real = house.dispatcher.submit_many
 
     def halting(drafts: Any, **named: Any) -> Any:
@@ -354,7 +354,7 @@ def test_a_booking_lets_others_go_first(
     bobs = visitors.drop("bob")
     assert "planning …" in visitors.client.get(bobs).text
     going_on.set()
-    wait_until(lambda: house.dispatcher.count() == 1_600)
+    wait_until(lambda: house.dispatcher.count() == 2_100)
     visitors.name = "ann"
     wait_until(lambda: "booked</h1>" in visitors.client.get(path).text)
 
