@@ -298,6 +298,7 @@ def test_a_key_has_its_own_limit_and_is_told_of_it(house: House, calls: Calls) -
     assert answers[0].headers["RateLimit"].startswith('"key";r=1')
     assert 0 < int(answers[2].headers["Retry-After"]) <= 60
     assert kind(answers[2]) == (429, "limit-reached")
+    assert few.get("/v1/messages?nope=1").status_code == 429, "a wrong call is counted, too"
     assert many.get("/v1/messages").status_code == 200
 
 
