@@ -115,7 +115,8 @@ def test_the_models_have_the_columns_of_the_tables() -> None:
         assert not model._meta.managed
 
 
-def test_a_model_reads_what_get_reads(project: Project) -> None:
+def test_the_models_read_what_the_dispatcher_reads(project: Project) -> None:
+    from dispatcher.django.models import Attempt, Suppression  # noqa: PLC0415 - after the set-up
     from dispatcher.django.models import Message as Model  # noqa: PLC0415 - after the set-up
 
     message = submit(
@@ -133,26 +134,14 @@ def test_a_model_reads_what_get_reads(project: Project) -> None:
     assert Model.objects.filter(send_at=message.send_at, status="scheduled").count() == 1
     assert Model.objects.filter(send_at__gt=message.send_at).count() == 0
     assert Model.objects.filter(send_at__gte=message.send_at).count() == 1
-
-
-def test_void_rows_are_no_messages_and_opt_outs_are_seen(project: Project) -> None:
-    from dispatcher.django.models import Message as Model  # noqa: PLC0415 - after the set-up
-    from dispatcher.django.models import Suppression  # noqa: PLC0415 - after the set-up
-
-    message = submit(project)
-    project.house.sql("UPDATE dispatcher_messages SET status = 'void'")
-    assert not Model.objects.filter(id=message.id).exists()
-    project.dispatcher.suppress("ada@example.org")
-    [opted_out] = Suppression.objects.all()
-    assert (opted_out.recipient, opted_out.channel) == ("ada@example.org", "")
-
-
-def test_attempts_are_read_by_their_message(project: Project) -> None:
-    from dispatcher.django.models import Attempt  # noqa: PLC0415 - after the set-up
-
-    message = submit(project)
     project.house.sql("UPDATE dispatcher_messages SET next_attempt_at = created_at")
     project.house.deliver(message)
     [attempt] = Attempt.objects.filter(message_id=message.id)
-    [expected] = project.dispatcher.attempts(message.id)
-    assert (attempt.outcome, attempt.started_at) == (expected.outcome, expected.started_at)
+    [made] = project.dispatcher.attempts(message.id)
+    assert (attempt.outcome, attempt.started_at) == (made.outcome, made.started_at)
+    void = submit(project, "grace@example.org")
+    project.house.sql("UPDATE dispatcher_messages SET status = 'void' WHERE status = 'scheduled'")
+    assert not Model.objects.filter(id=void.id).exists(), "a void row is no message"
+    project.dispatcher.suppress("ada@example.org")
+    [opted_out] = Suppression.objects.all()
+    assert (opted_out.recipient, opted_out.channel) == ("ada@example.org", "")
