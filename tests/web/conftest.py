@@ -16,6 +16,8 @@ from dispatcher.web.access import add_key
 from tests.support.house import House
 
 Calls = Callable[..., TestClient]
+ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+"""For what no database does differently."""
 
 
 def caller(house: House, name: str = "shop", *, app: FastAPI | None = None, **given: Any) -> Any:

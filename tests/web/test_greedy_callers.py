@@ -15,20 +15,17 @@ from fastapi.testclient import TestClient
 from dispatcher.store import listing
 from dispatcher.web import Right, context, streams
 from dispatcher.web.calls import messages
-from dispatcher.web.endpoints import ENDPOINTS
 from tests.support.house import House
 from tests.support.waiting import wait_until
-from tests.web.conftest import Calls
+from tests.web.conftest import ON_SQLITE, Calls
 from tests.web.test_keys import kind
 from tests.web.test_messages import AT, new
 from tests.web.test_wrong_calls import JSON, told
 
+pytestmark = ON_SQLITE
+
 READ = [Right.MESSAGES_READ]
 LONG = "x" * 1_500
-
-
-def test_every_endpoint_names_its_rights() -> None:
-    assert not [each.name for each in ENDPOINTS if not each.rights]
 
 
 def test_a_long_plan_is_read_message_by_message(shop: TestClient) -> None:

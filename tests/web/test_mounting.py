@@ -15,7 +15,10 @@ from dispatcher.web import api
 from dispatcher.web.access import add_key
 from tests.support.django_project import shop
 from tests.support.house import House
+from tests.web.conftest import ON_SQLITE
 from tests.web.test_messages import new
+
+pytestmark = ON_SQLITE
 
 PREFIX = "/ops/later"
 

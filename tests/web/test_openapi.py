@@ -20,6 +20,7 @@ from schemathesis.core.result import Ok
 from dispatcher import QuotaExceeded
 from dispatcher.web import api, openapi
 from dispatcher.web.access import add_key
+from dispatcher.web.endpoints import ENDPOINTS
 from tests.support.house import House
 from tests.support.house_fixtures import Build
 from tests.web.test_messages import AT
@@ -62,6 +63,10 @@ def test_the_document_in_the_package_is_that_of_the_server(
     monkeypatch.setattr(openapi, "_document", inspect.unwrap(openapi._document))
     packed = resources.files("dispatcher.web").joinpath("openapi.json").read_text()
     assert json.loads(packed) == api(house.dispatcher).openapi(), "run `make openapi`"
+
+
+def test_every_endpoint_names_its_rights() -> None:
+    assert not [each.name for each in ENDPOINTS if not each.rights]
 
 
 class Seeds:

@@ -25,8 +25,11 @@ from dispatcher.web.access import add_key
 from dispatcher.web.serving import SERVER_OPTIONS, beside
 from tests.support.house import House
 from tests.support.waiting import wait_until
+from tests.web.conftest import ON_SQLITE
 from tests.web.test_idempotency import key
 from tests.web.test_messages import new
+
+pytestmark = ON_SQLITE
 
 
 def test_a_rate_that_cannot_be_read_is_refused_at_once(house: House) -> None:

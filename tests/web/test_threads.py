@@ -16,6 +16,9 @@ from dispatcher.web import Caller, api
 from dispatcher.web.threads import SharedThreads, Threads
 from tests.support.house import House
 from tests.support.waiting import wait_until
+from tests.web.conftest import ON_SQLITE
+
+pytestmark = ON_SQLITE
 
 trace = ContextVar("trace", default="none")
 

@@ -14,6 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
+from tests.web.conftest import ON_SQLITE
+
+pytestmark = ON_SQLITE
 
 HERE = __name__
 

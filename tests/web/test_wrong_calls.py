@@ -15,8 +15,10 @@ from fastapi.testclient import TestClient
 from dispatcher import Message, Status
 from tests.support.house import House
 from tests.support.house_fixtures import Build
-from tests.web.conftest import caller
+from tests.web.conftest import ON_SQLITE, caller
 from tests.web.test_messages import AT, NDJSON, new
+
+pytestmark = ON_SQLITE
 
 JSON = {"Content-Type": "application/json"}
 NAMES = {"kind": "recipient", "scope": "ada", "recipient": "ada", "name": "ada"}

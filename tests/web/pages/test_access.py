@@ -223,13 +223,6 @@ def everything(house: House) -> tuple[Any, ...]:
     return house.snapshot(), rows
 
 
-def test_no_page_acts_on_a_get() -> None:
-    safe = {(each.path, each.answer) for each in PAGES if each.method == "GET"}
-    unsafe = {(each.path, each.answer) for each in PAGES if each.method != "GET"}
-    assert not {answer for _, answer in safe} & {answer for _, answer in unsafe}
-    assert {each.method for each in PAGES} <= {"GET", "POST"}
-
-
 def test_each_answer_has_the_headers_that_protect_it(visit: Visit) -> None:
     client = visit()
     for path in {*PATHS, "/no-such-page", "/static/page.css"} - {"/live"}:  # which never ends

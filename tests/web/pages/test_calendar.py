@@ -15,7 +15,10 @@ from dispatcher.reservation import refusals
 from dispatcher.web.pages import calendar
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
+from tests.web.conftest import ON_SQLITE
 from tests.web.pages.conftest import Visit
+
+pytestmark = ON_SQLITE
 
 HOUR = timedelta(hours=1)
 MINUTE = timedelta(minutes=1)

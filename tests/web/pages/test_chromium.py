@@ -15,7 +15,10 @@ from dispatcher.web.pages import PAGES, picture
 from tests.support.browser import Tab, served
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
+from tests.web.conftest import ON_SQLITE
 from tests.web.pages.conftest import HOUR, hold, paths
+
+pytestmark = ON_SQLITE
 
 MINUTE = timedelta(minutes=1)
 Open = Callable[..., Tab]

@@ -9,7 +9,10 @@ from itertools import product
 import pytest
 
 from tests.support.house import FAR, House
+from tests.web.conftest import ON_SQLITE
 from tests.web.pages.conftest import Visit
+
+pytestmark = ON_SQLITE
 
 VALUES = (
     "%00", "%ed%a0%80", "%F0%9F%92%A9", "x" * 2_000, "'\"<script>alert(1)</script>", "-1",

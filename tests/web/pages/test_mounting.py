@@ -13,7 +13,10 @@ from dispatcher.web import Loopback, api, page
 from tests.support.house import House
 from tests.support.house_fixtures import Build
 from tests.support.soak import a_third_of
+from tests.web.conftest import ON_SQLITE
 from tests.web.test_mounting import in_django, in_fastapi, in_flask
+
+pytestmark = ON_SQLITE
 
 _LINK = re.compile(r'(?:href|action|src|data-live)="([^"#]*)"')
 
