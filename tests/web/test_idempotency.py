@@ -73,14 +73,6 @@ def test_a_key_that_cannot_be_kept_is_refused(house: House, shop: TestClient) ->
     assert house.rows() == []
 
 
-def test_a_refused_call_leaves_its_key_free(shop: TestClient) -> None:
-    shop.post("/v1/messages", json=new())
-    refused = shop.post("/v1/messages", json=new(), headers=key())
-    assert refused.status_code == 409
-    slot = refused.json()["next_slot"]
-    assert shop.post("/v1/messages", json=new(at=slot), headers=key()).status_code == 201
-
-
 def test_a_batch_has_no_key_of_its_own(house: House, shop: TestClient) -> None:
     headers = {**NDJSON, **key()}
     answer = shop.post("/v1/messages/batch", content=json.dumps(new()), headers=headers)
@@ -122,16 +114,6 @@ def test_a_move_by_a_length_takes_no_key(house: House, shop: TestClient) -> None
     assert refused.json()["accepted"] == "no key, or a move to send_at"
     assert shop.get(made.headers["Location"]).json() == made.json()
     assert shop.post(path, json={"send_in_seconds": 7_200}).status_code == 200
-
-
-def test_a_body_that_cannot_be_stored_is_refused_with_a_key_as_without(
-    shop: TestClient,
-) -> None:
-    content = json.dumps(new(body={"text": "\ud800"}))
-    typed = {"Content-Type": "application/json"}
-    for headers in (typed, {**typed, **key()}):
-        answer = shop.post("/v1/messages", content=content, headers=headers)
-        assert answer.status_code == 422
 
 
 def test_an_answer_is_for_a_caller_with_the_same_rights(build: Callable[..., House]) -> None:

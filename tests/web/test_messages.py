@@ -137,15 +137,6 @@ def test_a_plan_books_nothing(house: House, shop: TestClient) -> None:
     assert house.members() == {}
 
 
-def test_a_scope_shows_what_is_booked_and_the_next_slot(shop: TestClient) -> None:
-    made = shop.post("/v1/messages", json=new()).json()
-    timeline = shop.get("/v1/scopes/recipient/ada/timeline", params={"start": AT}).json()
-    [window] = timeline["windows"]
-    assert [each["message_id"] for each in window["booked"]] == [made["id"]]
-    slot = shop.get("/v1/scopes/recipient/ada/next-slot", params={"after": AT}).json()
-    assert slot["next_slot"] == timeline["slots"][0]
-
-
 def test_the_next_slot_of_a_recipient_says_whether_it_has_opted_out(build: Build) -> None:
     channels = {name: {"transport": "memory"} for name in ("memory", "sms")}
     house = build(channels=channels, scopes={"tenant": {"quotas": "9/hour"}})
