@@ -100,21 +100,6 @@ def test_each_problem_has_its_status_and_type(  # noqa: PLR0917 - parameters of 
     assert house.members() == {}
 
 
-def test_the_page_of_a_list_leads_to_the_next_while_messages_are_added(
-    shop: TestClient,
-) -> None:
-    made = [shop.post("/v1/messages", json=new(f"r{n}")).json()["id"] for n in range(7)]
-    found, path = [], "/v1/messages?limit=3&status=scheduled"
-    while path:
-        page = shop.get(path)
-        found += [each["id"] for each in page.json()["messages"]]
-        shop.post("/v1/messages", json=new(f"later {len(found)}"))
-        path = page.links["next"]["url"] if "next" in page.links else ""
-    assert found == made[::-1]
-    ada = shop.get("/v1/messages", params={"recipient": "r3"}).json()["messages"]
-    assert [each["id"] for each in ada] == [made[3]]
-
-
 def test_a_batch_answers_each_line_in_order(house: House, shop: TestClient) -> None:
     keyed = new("eve", idempotency_key="order-1")
     other, unknown = new("cyd", idempotency_key="order-1"), new("bob", channel="fax")

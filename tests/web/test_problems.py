@@ -167,14 +167,6 @@ def test_a_caller_of_an_application_can_ask_for_a_message_of_unknown_outcome() -
     assert "secret" not in body
 
 
-def test_servers_that_are_away_are_said(house: House, shop: TestClient) -> None:
-    house.redis.flushall()
-    refused = shop.post("/v1/messages", json=new())
-    assert refused.status_code == 503
-    assert refused.json()["type"].endswith(":reservations-unavailable")
-    assert "Retry-After" in refused.headers
-
-
 def test_a_caller_learns_that_it_may_ask_for_a_message_of_unknown_outcome(
     house: House, shop: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -276,7 +276,8 @@ def test_a_tenant_sees_its_own(build: Any, visit: Visit) -> None:
     assert client.get("/messages?count.tenant=zeta").status_code == 403
     assert client.get("/calendar?count.tenant=acme").status_code == 200
     for path in ("/calendar?count.tenant=zeta", "/calendar?recipient=eve", "/suppressions",
-                 "/calendar?recipient=acme&count.tenant=acme", "/doctor", "/live"):  # fmt: skip
+                 "/calendar?recipient=acme&count.tenant=acme", "/doctor", "/live", "/load",
+                 "/refusals", "/top", "/pauses"):  # fmt: skip
         assert client.get(path).status_code == 403, path
 
 

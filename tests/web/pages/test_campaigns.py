@@ -119,19 +119,6 @@ def test_a_file_that_cannot_be_read_is_refused(
     assert (answer.status_code, said in answer.text) == (422, True)
 
 
-def test_a_plan_without_anything_to_book_offers_no_booking(house: House, visit: Visit) -> None:
-    house.submit("ada", send_at=FAR + HOUR)
-    client = visit()
-    _, shown = ended(client, drop(client, b"name,text\nada,hi"))
-    assert "there is no column" in shown
-    assert "Book" not in shown
-    path, shown = ended(client, drop(client, csv_of(("ada", FAR + HOUR))))
-    assert "There is nothing to book." in shown
-    assert f'action="{path}"' not in shown
-    _, planned = ended(client, drop(client, csv_of(("ben", FAR + HOUR))))
-    assert "Book 1 message</button>" in planned
-
-
 def test_files_are_taken_after_the_folder_was_deleted(
     visit: Visit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -8,7 +8,6 @@ from datetime import timedelta
 from html import unescape
 
 import pytest
-from fastapi.testclient import TestClient
 
 from dispatcher import Draft, QuietHours, QuotaExceeded
 from dispatcher.telemetry.liveness import LOST_AFTER, Kind
@@ -175,14 +174,6 @@ def test_refusals_name_digests_where_there_is_a_key_for_them(
     assert "log_key" not in shown
 
 
-def test_load_and_refusals_need_a_key_without_bounds(refused: House, visit: Visit) -> None:
-    bound: TestClient = visit(of=refused, channels=frozenset({"memory"}))
-    assert [bound.get(each).status_code for each in ("/load", "/refusals")] == [403, 403]
-    reader = visit(Right.MESSAGES_READ, of=refused)
-    assert [reader.get(each).status_code for each in ("/load", "/refusals")] == [200, 403]
-    assert "/refusals" not in reader.get("/").text
-
-
 def test_a_value_that_a_page_does_not_have_is_refused(visit: Visit) -> None:
     for query, said in (
         ("/load?within=month", "within: cannot read 'month'; accepted: one of day, week"),
@@ -191,17 +182,6 @@ def test_a_value_that_a_page_does_not_have_is_refused(visit: Visit) -> None:
     ):
         answer = visit().get(query)
         assert (answer.status_code, said in unescape(answer.text)) == (422, True)
-
-
-def test_a_channel_or_a_quota_that_has_left_the_settings_may_be_chosen(
-    busy: House, build: Build, visit: Visit
-) -> None:
-    """Its messages are due still, and its refusals were noted: the form shows what is listed."""
-    client = visit(of=build(url=busy.url, channels={"mail": CHANNELS["mail"]}))
-    day = client.get("/load?channel=sms").text
-    assert re.search(r"<h2[^>]*>sms</h2>", day)
-    assert "<option selected>sms</option>" in day
-    assert "<option selected>7/hour</option>" in client.get("/refusals?quota=7/hour").text
 
 
 def test_every_page_is_shown_in_full_and_while_redis_is_away(build: Build, visit: Visit) -> None:
