@@ -57,6 +57,8 @@ def test_names_that_share_threads_take_turns(house: House) -> None:
             held.append(asyncio.create_task(threads.run_for(name, act, name, gate)))
             await asyncio.sleep(0)
         held.pop().cancel()
+        for _ in range(3):  # until the call that waits knows of it
+            await asyncio.sleep(0)
         gate.set()
         assert Counter(await asyncio.gather(*held)) == Counter("aaaaabbbccd")
 
