@@ -6,8 +6,8 @@ The front door has no servers here: what reaches one is Unavailable.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timedelta
 from inspect import signature
 from pathlib import Path
 from typing import Any, cast
@@ -70,6 +70,24 @@ class Loud:
         return "\u202e\n\x1b[2J" + "y" * 100_000
 
 
+class _NoTime:
+    """Raises from every method that is asked, as pandas.NaT does."""
+
+    def _raise(self, *_: object) -> Any:
+        raise ValueError("the object's own error")
+
+    utcoffset = astimezone = _raise
+    __lt__ = __le__ = __floordiv__ = __add__ = __radd__ = __neg__ = _raise
+
+
+class NoInstant(_NoTime, datetime):
+    pass
+
+
+class NoLength(_NoTime, timedelta):
+    pass
+
+
 VALUES: dict[str, Any] = {
     "whose methods fail": Hostile(),
     "in a list": [Hostile()],
@@ -86,6 +104,7 @@ VALUES: dict[str, Any] = {
     "of a class with a long name": type("y" * 100_000, (), {})(),
     "of a class without a name": type("", (), {})(),
 }
+TIMES = {"an instant that raises": NoInstant(2027, 1, 1), "a length that raises": NoLength(1)}
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -103,9 +122,9 @@ def test_a_value_is_quoted_as_it_is_written() -> None:
     assert quoted(Hostile()) == "a Hostile"
 
 
-def judge(call: Callable[[Any], object]) -> None:
+def judge(call: Callable[[Any], object], values: Mapping[str, Any] = VALUES) -> None:
     """Fail unless a call takes each value, or refuses it as it should."""
-    for name, value in VALUES.items():
+    for name, value in values.items():
         error = raised(call, value)
         if error is None:
             continue
@@ -300,7 +319,8 @@ ASKED: dict[str, Asks] = {
 
 @pytest.mark.parametrize("name", ASKED)
 def test_the_front_door_refuses_it_by_an_error_of_ours(front_door: Dispatcher, name: str) -> None:
-    judge(lambda value: ASKED[name](front_door, value))
+    is_of_times = name.startswith(("submit", "reschedule"))
+    judge(lambda value: ASKED[name](front_door, value), VALUES | (TIMES if is_of_times else {}))
 
 
 def setting(name: str) -> Callable[[Any], object]:

@@ -12,7 +12,7 @@ import pytest
 from dateutil import tz
 
 from dispatcher import Settings
-from dispatcher.errors import InvalidSendTime, kind_of
+from dispatcher.errors import InvalidSendTime
 from dispatcher.message import Draft
 from dispatcher.submission import ValidDraft, validate
 from dispatcher.times import send_time
@@ -75,22 +75,14 @@ def test_an_aware_datetime_is_turned_into_utc(value: datetime) -> None:
         *("2026-13-01T00:00Z", "2026-02-30T00:00Z", "2026-12-24T25:00Z", "2026-12-24T08:61Z"),
         *("2026-12-24T08:30:60Z", "2026-12-24T08:30Zzz", "2026-12-24T08:30+99:00", "1766565000"),
         *("2026-12-24T08:30+01:00 or so", "2026-12-24T", "²026-12-24T08:30Z", "\0", "x" * 10_000),
+        *(None, True, 0, 1_766_565_000, 1.5, date(2026, 12, 24), b"2026", timedelta(1)),
     ],
 )
-def test_an_unreadable_text_never_means_now(value: str) -> None:
+def test_what_is_unreadable_never_means_now(value: Any) -> None:
     with pytest.raises(InvalidSendTime) as refused:
         send_time.parse(value)
     assert refused.value.field == "send_at"
     assert len(str(refused.value)) < 500
-
-
-@pytest.mark.parametrize(
-    "value", [None, True, False, 0, 1_766_565_000, 1.5, date(2026, 12, 24), b"2026", timedelta(1)]
-)
-def test_a_value_of_another_type_is_refused(value: Any) -> None:
-    with pytest.raises(InvalidSendTime) as refused:
-        send_time.parse(value)
-    assert refused.value.problem == kind_of(value)
 
 
 @pytest.mark.parametrize(
@@ -132,13 +124,10 @@ def test_a_zone_must_exist(value: str | datetime, zone: Any) -> None:
 def test_a_local_time_that_a_clock_change_skips_is_refused(
     zone: str, local: str, fold: int | None
 ) -> None:
-    with pytest.raises(InvalidSendTime, match="skipped by a clock change"):
-        send_time.parse(local, zone=zone, fold=fold)
-
-
-def test_an_aware_datetime_that_a_clock_change_skips_is_refused() -> None:
-    with pytest.raises(InvalidSendTime, match="skipped by a clock change"):
-        send_time.parse(datetime(2026, 3, 29, 2, 30, tzinfo=ZoneInfo(BERLIN)))
+    aware = datetime.fromisoformat(local).replace(tzinfo=ZoneInfo(zone))
+    for given in (local, aware):
+        with pytest.raises(InvalidSendTime, match="skipped by a clock change"):
+            send_time.parse(given, zone=zone, fold=fold)
 
 
 @pytest.mark.parametrize(
@@ -214,16 +203,12 @@ def test_a_local_time_at_the_ends_of_the_calendar_raises_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("microsecond", "rounded"), [(0, 0), (1, 1_000), (1_000, 1_000), (1_001, 2_000)]
+    ("microsecond", "rounded"), [(0, 0), (1, 1_000), (1_000, 1_000), (999_001, 1_000_000)]
 )
 def test_rounding_to_milliseconds_goes_up(microsecond: int, rounded: int) -> None:
-    moment = utc(2026, 12, 24, 8, 30, 0, microsecond)
-    assert send_time.parse(moment) == moment.replace(microsecond=rounded)
-
-
-def test_rounding_up_carries_into_the_next_day() -> None:
-    moment = utc(2026, 12, 31, 23, 59, 59, 999_001)
-    assert send_time.parse(moment) == utc(2027, 1, 1)
+    second = utc(2026, 12, 31, 23, 59, 59)
+    found = send_time.parse(second + timedelta(microseconds=microsecond))
+    assert found == second + timedelta(microseconds=rounded)
 
 
 def test_send_in_counts_from_now_and_rounds_up() -> None:
@@ -248,11 +233,6 @@ def test_a_range_holds_from_now_to_the_farthest_time() -> None:
         send_time.check_range(now - timedelta(milliseconds=1), now=now, farthest=farthest)
     with pytest.raises(InvalidSendTime, match="too far ahead"):
         send_time.check_range(now + farthest + timedelta(seconds=1), now=now, farthest=farthest)
-
-
-@pytest.mark.parametrize("ms", [0, 1, -1, 4_102_444_800_123, 253_402_300_799_999])
-def test_milliseconds_go_there_and_back(ms: int) -> None:
-    assert send_time.to_ms(send_time.from_ms(ms)) == ms
 
 
 HOUR = timedelta(hours=1)
@@ -310,18 +290,12 @@ def test_a_zone_for_another_local_time_is_taken_with_a_length_from_now(settings:
     local = "2026-11-20T18:00"
     instant = datetime(2026, 11, 20, 17, tzinfo=UTC)
     draft = scheduled(settings, send_in=HOUR, zone=BERLIN, expires_at=local)
-    assert draft.expires_at == instant
+    assert (draft.send_at, draft.expires_at) == (NOON + HOUR, instant)
+    assert draft.terms.zone == BERLIN, "its quiet hours and local quotas go by it"
     draft = scheduled(settings, send_in=HOUR, zone=BERLIN, on_conflict="shift", latest=local)
     assert draft.latest == instant
     draft = scheduled(settings, send_in=HOUR, zone=BERLIN, fold=0, expires_at=local)
     assert draft.expires_at == instant
-
-
-def test_a_length_from_now_needs_no_zone_and_is_not_moved_by_one(settings: Settings) -> None:
-    assert scheduled(settings, send_in=HOUR).send_at == NOON + HOUR
-    draft = scheduled(settings, send_in=HOUR, zone=BERLIN)
-    assert (draft.send_at, draft.zone) == (NOON + HOUR, BERLIN)
-    assert draft.terms.zone == BERLIN, "its quiet hours and local quotas go by it"
 
 
 def test_a_datetime_whose_zone_says_nothing_is_a_local_time(settings: Settings) -> None:
@@ -339,53 +313,8 @@ def test_a_datetime_whose_zone_says_nothing_is_a_local_time(settings: Settings) 
     )
 
 
-def test_skipped_and_repeated_times_are_named_in_their_zone_also_with_an_offset() -> None:
-    with pytest.raises(InvalidSendTime, match="skipped"):
-        send_time.parse(datetime(2027, 3, 28, 2, 30, tzinfo=NoOffset()), zone=BERLIN)
-    twice = datetime(2027, 10, 31, 2, 30, tzinfo=NoOffset())
-    with pytest.raises(InvalidSendTime, match="happens twice"):
-        send_time.parse(twice, zone=BERLIN)
-    first, second = (send_time.parse(twice, zone=BERLIN, fold=fold) for fold in (0, 1))
-    assert second - first == HOUR
-
-
-class _NoTime:
-    """Raises from every method that is asked, as pandas.NaT does."""
-
-    def _raise(self, *_: object) -> Any:
-        raise ValueError("no time")
-
-    utcoffset = astimezone = _raise
-    __lt__ = __le__ = __floordiv__ = __add__ = __radd__ = __neg__ = _raise
-
-
-class NoInstant(_NoTime, datetime):
-    pass
-
-
-class NoLength(_NoTime, timedelta):
-    pass
-
-
 class datetime64:  # noqa: N801 - numpy's
     __module__ = "numpy"
-
-
-@pytest.mark.parametrize("field", ["send_at", "expires_at", "latest", "send_in", "expire_after"])
-@pytest.mark.parametrize("zone", [None, BERLIN])
-def test_an_object_that_raises_is_refused_alone(
-    settings: Settings, field: str, zone: str | None
-) -> None:
-    is_length = field in ("send_in", "expire_after")
-    odd: object = NoLength(1) if is_length else NoInstant(2027, 1, 1)
-    asked: dict[str, Any] = {"zone": zone, field: odd}
-    if field not in ("send_at", "send_in"):
-        asked["send_at"] = NOON
-    if field == "latest":
-        asked["on_conflict"] = "shift"
-    with pytest.raises(InvalidSendTime, match="cannot be read") as refused:
-        scheduled(settings, **asked)
-    assert refused.value.field == field
 
 
 def test_an_instant_of_numpy_is_named(settings: Settings) -> None:

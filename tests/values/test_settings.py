@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from dispatcher import ChannelSettings
 from dispatcher.errors import InvalidSettings
@@ -96,44 +95,6 @@ def test_a_table_prefix_begins_every_name(prefix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "prefix", ["", "a" * 21, "1_", "Crm_", "c-", "ä_", "sqlite_x_", 'a"', "a "]
-)
-def test_a_table_prefix_that_no_database_takes_is_refused(prefix: str) -> None:
-    with pytest.raises(InvalidSettings, match="accepted: a-z, 0-9 and _, not first a digit") as no:
-        Settings.load(table_prefix=prefix)
-    assert no.value.field == "table_prefix"
-
-
-POSTGRES = "postgresql://shop:hunter2@db.example/shop"
-
-
-@pytest.mark.parametrize(
-    ("schema", "url"),
-    [
-        ("a" * 64, POSTGRES),
-        ("pg_own", POSTGRES),
-        ("Crm", POSTGRES),
-        ("crm.sub", POSTGRES),
-        ('crm"', POSTGRES),
-        ("crm", "sqlite:///x.db"),
-        ("crm", "mysql://h/d"),
-        ("crm", "mariadb+pymysql://h/d"),
-    ],
-)
-def test_a_table_schema_that_cannot_be_is_refused(schema: str, url: str) -> None:
-    with pytest.raises(InvalidSettings) as refused:
-        Settings.load(table_schema=schema, database_url=url)
-    assert refused.value.field == "table_schema"
-    assert "hunter2" not in str(refused.value)
-
-
-@pytest.mark.parametrize("driver", ["postgresql", "postgres", "postgresql+psycopg"])
-def test_a_table_schema_is_for_postgresql(driver: str) -> None:
-    url = POSTGRES.replace("postgresql", driver)
-    assert Settings.load(table_schema="crm", database_url=url).table_schema == "crm"
-
-
-@pytest.mark.parametrize(
     ("variable", "meant"),
     [
         ("DISPATCHER_QUOTA", "DISPATCHER_QUOTAS"),
@@ -156,14 +117,6 @@ def test_variables_of_others_with_our_prefix_are_left_alone(
 ) -> None:
     monkeypatch.setenv(f"DISPATCHER_{name}", "tcp://10.0.0.1:6379")
     Settings.load()
-
-
-def test_settings_just_inside_their_rules_are_taken() -> None:
-    Settings.load(
-        transport_timeout=28, claim_ttl=30, horizon=59.9, redelivery_timeout=120,
-        settle=0.1, reconcile_grace=0.2, sweep_interval=0.1, retention="26 hours",
-        enqueue_grace=1, overdue_after=1.1,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -203,6 +156,18 @@ def test_a_channel_that_could_tell_nobody_is_refused(
         ("namespace", {"namespace": "a{b}"}),
         ("namespace", {"namespace": "x" * 65}),
         ("queue", {"queue": "a b"}),
+        *(
+            ("table_prefix", {"table_prefix": prefix})
+            for prefix in ("", "a" * 21, "1_", "Crm_", "c-", "ä_", "sqlite_x_", 'a"', "a ")
+        ),
+        *(
+            ("table_schema", {"table_schema": schema, "database_url": f"postgresql://{SECRET}@h"})
+            for schema in ("a" * 64, "pg_own", "Crm", "crm.sub", 'crm"')
+        ),
+        *(
+            ("table_schema", {"table_schema": "crm", "database_url": f"{url}://{SECRET}@h/d"})
+            for url in ("sqlite", "mysql", "mariadb+pymysql")
+        ),
         ("horizon", {"horizon": "soon"}),
         ("horizon", {"horizon": "30 parsecs"}),
         ("horizon", {"horizon": "-30"}),
@@ -271,12 +236,16 @@ def test_a_value_that_cannot_be_used_is_refused_by_name(
     with pytest.raises(InvalidSettings) as refused:
         Settings.load(**settings)
     assert refused.value.field == field
+    assert SECRET not in str(refused.value)
 
 
-def test_one_wrong_value_is_one_error_of_pydantic() -> None:
-    with pytest.raises(ValidationError) as refused:
-        Settings(channels=channel(quotas=["5/month"]))
-    assert refused.value.error_count() == 1
+def test_settings_just_inside_their_rules_are_taken() -> None:
+    Settings.load(
+        transport_timeout=28, claim_ttl=30, horizon=59.9, redelivery_timeout=120,
+        settle=0.1, reconcile_grace=0.2, sweep_interval=0.1, retention="26 hours",
+        enqueue_grace=1, overdue_after=1.1,
+        table_schema="crm", database_url="postgresql+psycopg://h/d",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -334,14 +303,6 @@ def test_arguments_win_over_the_environment_and_that_over_the_file(
     assert settings.channels["sms"].limits == limits
 
 
-def test_the_environment_reaches_into_channels_and_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISPATCHER_CHANNELS__SMS__TRANSPORT", "console")
-    monkeypatch.setenv("DISPATCHER_QUOTAS", "1/minute, 5/hour")
-    settings = Settings.load()
-    assert settings.channels["sms"].transport == "console"
-    assert settings.quotas == (Quota(1, 60_000), Quota(5, 3_600_000))
-
-
 FILE = '[channels.sms]\ntransport = "file"\nsenders = 3\n[channels.email]\ntransport = "file"\n'
 
 
@@ -370,6 +331,8 @@ def test_lists_of_a_channel_are_read_from_the_environment(monkeypatch: pytest.Mo
     monkeypatch.setenv("DISPATCHER_CHANNELS__SMS__TRANSPORT", "memory")
     monkeypatch.setenv("DISPATCHER_CHANNELS__SMS__QUOTAS", "[]")
     monkeypatch.setenv("DISPATCHER_CHANNELS__SMS__LIMITS", "10/second,100/minute")
+    monkeypatch.setenv("DISPATCHER_QUOTAS", "1/minute, 5/hour")
+    assert Settings.load().quotas == (Quota(1, 60_000), Quota(5, 3_600_000))
     channel = Settings.load().channels["sms"]
     assert channel.without_quotas == "always"
     assert channel.limits == (Limit(10, 1_000), Limit(100, 60_000))
@@ -378,20 +341,12 @@ def test_lists_of_a_channel_are_read_from_the_environment(monkeypatch: pytest.Mo
         Settings.load()
 
 
-def test_another_file_is_read_where_one_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "other.toml").write_text('namespace = "other"\n')
+def test_the_file_is_read_that_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DISPATCHER_CONFIG", str(tmp_path / "other.toml"))
-    assert Settings.load().namespace == "other"
-
-
-def test_a_named_file_that_is_missing_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("DISPATCHER_CONFIG", str(tmp_path / "missing.toml"))
-    with pytest.raises(InvalidSettings):
+    with pytest.raises(InvalidSettings, match="there is no file"):
         Settings.load()
+    (tmp_path / "other.toml").write_text('namespace = "other"\n')
+    assert Settings.load().namespace == "other"
 
 
 @pytest.mark.parametrize("text", ["a = [", "nonsense = 1", "quotas = 5", "\xff\xfe"])
@@ -423,12 +378,6 @@ def test_another_process_loads_the_same_settings_from_the_environment(
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)
     assert Settings.load() == settings
-
-
-def test_settings_are_frozen() -> None:
-    settings = Settings.load()
-    with pytest.raises(ValueError, match="frozen"):
-        settings.shards = 5  # type: ignore[misc]  # what the test is about
 
 
 def test_no_secret_is_shown() -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import smtplib
 import sqlite3
-import ssl
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
-import h11
-import httpcore
 import kombu.exceptions
 import psycopg
 import pymysql
@@ -21,15 +17,12 @@ from amqp.exceptions import AccessRefused, NotAllowed
 from sqlalchemy.engine import make_url
 
 from dispatcher import (
-    DeliveryError,
     InvalidSettings,
     LimitersUnavailable,
-    PerhapsSent,
     QueueUnavailable,
     ReservationsUnavailable,
     Settings,
     StoreUnavailable,
-    TemporaryFailure,
 )
 from dispatcher.app import App
 from dispatcher.broker.errors import translated as of_broker
@@ -43,11 +36,7 @@ from dispatcher.redis.errors import START_REDIS, EvictingServer, reason, remedy,
 from dispatcher.store.database import Database
 from dispatcher.store.engines.errors import translated as in_store
 from dispatcher.store.engines.errors import unavailable
-from dispatcher.testing import a_message
-from dispatcher.transports.smtp_connection import BoundedSMTP
-from dispatcher.transports.webhook import WebhookTransport
 from tests.support.clock import NOON, MovableClock
-from tests.support.mail import ScriptedServer, an_email, smtp
 
 SECRET = "hunter2-ada"  # noqa: S105 - looked for where it must not be
 
@@ -325,42 +314,6 @@ def test_a_version_of_redis_py_that_kombu_refuses_is_said_with_the_remedy(
     parts.close()
 
 
-@pytest.mark.parametrize("word", ["connection", "MAIL", "message"])
-@pytest.mark.parametrize(
-    "error",
-    [
-        smtplib.SMTPServerDisconnected(SECRET),
-        smtplib.SMTPResponseException(500, SECRET),
-        smtplib.SMTPException(SECRET),
-        ConnectionResetError(104, "Connection reset by peer"),
-        TimeoutError(SECRET),
-        ssl.SSLError(1, SECRET),
-        ssl.SSLEOFError(8, SECRET),
-        OSError(SECRET),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_errors_of_smtplib_are_translated_without_their_text(
-    error: Exception, word: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers = {"connection": 0, "MAIL": 2, "message": 5}[word]
-    real = BoundedSMTP.getreply
-
-    def fail(wire: BoundedSMTP) -> tuple[int, bytes]:
-        nonlocal answers
-        answers -= 1
-        if answers < 0:
-            raise error
-        return real(wire)
-
-    monkeypatch.setattr(BoundedSMTP, "getreply", fail)
-    with ScriptedServer() as server, pytest.raises(DeliveryError) as caught:
-        smtp(f"smtp://127.0.0.1:{server.port}").send(an_email())
-    assert type(caught.value) is (PerhapsSent if word == "message" else TemporaryFailure)
-    assert caught.value.__suppress_context__
-    assert SECRET not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("settings", "part"),
     [
@@ -390,45 +343,3 @@ def test_an_address_that_cannot_be_used_names_its_setting_and_not_its_secret(
         getattr(parts, part)
     assert [caught.value.field] == [*settings]
     assert SECRET not in str(caught.value)
-
-
-@pytest.fixture(scope="module")
-def webhook() -> WebhookTransport:
-    return WebhookTransport()
-
-
-HTTP_ERRORS: list[Exception] = [
-    httpcore.ConnectError(SECRET),
-    httpcore.ConnectTimeout(SECRET),
-    httpcore.ReadError(SECRET),
-    httpcore.ReadTimeout(SECRET),
-    httpcore.WriteError(SECRET),
-    httpcore.WriteTimeout(SECRET),
-    httpcore.LocalProtocolError(SECRET),
-    httpcore.RemoteProtocolError(SECRET),
-    httpcore.UnsupportedProtocol(SECRET),
-    h11.RemoteProtocolError(SECRET),
-    OSError(111, SECRET),
-    ValueError(SECRET),
-]
-
-
-@pytest.mark.parametrize("error", HTTP_ERRORS, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize(("is_written", "ours"), [(False, TemporaryFailure), (True, PerhapsSent)])
-def test_a_failed_webhook_is_unknown_only_after_a_write(
-    error: Exception,
-    is_written: bool,
-    ours: type[Exception],
-    webhook: WebhookTransport,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(connection: Any, _: object) -> None:
-        connection._network_backend.is_used = is_written
-        raise error
-
-    monkeypatch.setattr(httpcore.HTTPConnection, "handle_request", fail)
-    with pytest.raises(ours) as caught:
-        webhook.send(a_message(recipient=f"https://hooks.example/{SECRET}"))
-    assert SECRET not in str(caught.value)
-    assert caught.value.__cause__ is None
-    assert caught.value.__suppress_context__

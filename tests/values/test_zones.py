@@ -137,32 +137,6 @@ def test_local_time_of_an_instant(zone: str, instant: str, shown: str) -> None:
     assert zones.wall_at(ms(instant), ZoneInfo(zone)) == datetime.fromisoformat(shown)
 
 
-def test_a_year_has_three_pieces_and_utc_has_one() -> None:
-    start, end = ms("2026-01-01T00:00Z"), ms("2027-01-01T00:00Z")
-    assert [offset for _, _, offset in zones.pieces(ZoneInfo(BERLIN), start, end)] == [
-        HOUR_MS,
-        2 * HOUR_MS,
-        HOUR_MS,
-    ]
-    assert zones.pieces(ZoneInfo("UTC"), start, end) == [(start, end, 0)]
-
-
-def test_a_span_within_a_day_is_cut_to_the_millisecond() -> None:
-    zone, change = ZoneInfo(BERLIN), ms("2026-03-29T01:00Z")
-    assert zones.pieces(zone, change - 1, change + 1) == [
-        (change - 1, change, HOUR_MS),
-        (change, change + 1, 2 * HOUR_MS),
-    ]
-    assert zones.pieces(zone, change - 2, change) == [(change - 2, change, HOUR_MS)]
-    assert zones.pieces(zone, change, change + 1) == [(change, change + 1, 2 * HOUR_MS)]
-
-
-@pytest.mark.parametrize("length", [0, -1, -3 * DAY_MS])
-def test_an_empty_span_has_no_pieces(length: int) -> None:
-    for start in (ms("2026-03-29T01:00Z"), ms("2026-03-29T12:34Z")):
-        assert not zones.pieces(ZoneInfo(BERLIN), start, start + length)
-
-
 def test_no_zone_changes_its_offset_twice_within_a_day() -> None:
     changes = changes_of_all_zones()
     assert len(changes) > 300
