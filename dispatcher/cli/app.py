@@ -40,9 +40,6 @@ _EXIT_CODES: tuple[tuple[type[DispatcherError], int], ...] = (
 )
 
 _PARAMETERS_OF = {
-    "until_at": ("to_at",),
-    "idempotency_key": ("key",),
-    "scopes": ("counts",),
     "id": ("message_ids", "message_id"),
     "body": ("body", "text"),
     "shards": ("shard",),
@@ -101,12 +98,10 @@ _HELP = {
         ),
         "drop": "End held messages as failed, by id or by filter. They keep their reservations.",
     },
-    ("suppressions", "Change"): {
+    ("lists", "Change"): {
         "suppress": "Opt a recipient out: refuse new messages and cancel scheduled ones, at once.",
         "unsuppress": "Revoke a suppression. Give the same --channel as when it was made, or none.",
         "erase": "Erase what is stored of a recipient, for good; counts stay.",
-    },
-    ("pauses", "Change"): {
         "pause": (
             "Send nothing of a channel, recipient, campaign or another scope until it is resumed."
         ),
@@ -115,7 +110,7 @@ _HELP = {
             "says."
         ),
     },
-    ("suppressions", "Look"): {
+    ("lists", "Look"): {
         "suppressed": "List all suppressions, or those of one recipient.",
     },
     ("status", "Look"): {
@@ -126,8 +121,6 @@ _HELP = {
             "Rank the scopes, recipients or channels with most due messages, "
             "and their fullest quota."
         ),
-    },
-    ("figures", "Look"): {
         "load": (
             "Show what is due in the coming minutes of each channel, "
             "and when the last of it leaves."

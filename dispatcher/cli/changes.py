@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
 import typer
@@ -15,8 +15,8 @@ from rich.markup import escape
 
 from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, confirm, examples, exit_code, say_error
-from dispatcher.cli.filters import FilterOptions, option, with_options
-from dispatcher.cli.messages import ExpireAfter, Fold, Latest, SendAt, SendIn, Shift, length_of
+from dispatcher.cli.filters import FilterOptions, option, parameters_of, with_options
+from dispatcher.cli.messages import ExpireAfter, Fold, Latest, SendAt, SendIn, Shift
 from dispatcher.cli.progress import bar, say_stopped, terminated_like_interrupted
 from dispatcher.client import Dispatcher
 from dispatcher.errors import (
@@ -62,6 +62,26 @@ class _ZonedChangeFilters(_ChangeFilters):
         return {**super().wanted, "zone": zone}
 
 
+@dataclass(frozen=True, kw_only=True)
+class _NewTime:
+    send_at: SendAt = None
+    send_in: SendIn = None
+    later: Annotated[
+        str | None, typer.Option(help='A length to add to the promised time: "2 hours".')
+    ] = None
+    zone: Annotated[
+        str | None, typer.Option(help="Zone of local times given here; default: each message's.")
+    ] = None
+    set_zone: Annotated[
+        str | None, typer.Option(help="Another zone for the messages, also for quiet hours.")
+    ] = None
+    fold: Fold = None
+    on_conflict: Shift = "reject"
+    latest: Latest = None
+    expires_at: Annotated[str | None, typer.Option(help="Another expiry.")] = None
+    expire_after: ExpireAfter = None
+
+
 @group.command(
     epilog=examples(
         "dispatcher cancel 0199…",
@@ -83,50 +103,23 @@ def cancel(meant: _ChangeFilters) -> None:
     )
 )
 @with_options
-def reschedule(
-    meant: _ZonedChangeFilters,
-    send_at: SendAt = None,
-    send_in: SendIn = None,
-    later: Annotated[
-        str | None, typer.Option(help='A length to add to the promised time: "2 hours".')
-    ] = None,
-    zone: Annotated[
-        str | None, typer.Option(help="Zone of local times given here; default: each message's.")
-    ] = None,
-    set_zone: Annotated[
-        str | None, typer.Option(help="Another zone for the messages, also for quiet hours.")
-    ] = None,
-    fold: Fold = None,
-    on_conflict: Shift = "reject",
-    latest: Latest = None,
-    expires_at: Annotated[str | None, typer.Option(help="Another expiry.")] = None,
-    expire_after: ExpireAfter = None,
-) -> None:
+def reschedule(*, new_time: _NewTime, meant: _ZonedChangeFilters) -> None:
     """Move scheduled messages to another time, by id or by filter; frees the old times at once.
 
     The new time must fit every quota without the message's old reservation. A message keeps its
     zone unless --set-zone gives it another.
     """
+    set_zone = new_time.set_zone
     if set_zone is not None:
         send_time.check_zone(set_zone)
-    read_by = set_zone if zone is None else zone
-    for name, given in (("send_at", send_at), ("latest", latest), ("expires_at", expires_at)):
+    read_by = set_zone if new_time.zone is None else new_time.zone
+    for name in ("send_at", "latest", "expires_at"):
+        given = getattr(new_time, name)
         if given is not None and read_by is not None:
-            send_time.parse(given, zone=read_by, fold=fold, field=name)
-    if [send_at, send_in, later].count(None) != 2:  # noqa: PLR2004 - one of three
+            send_time.parse(given, zone=read_by, fold=new_time.fold, field=name)
+    if [new_time.send_at, new_time.send_in, new_time.later].count(None) != 2:  # noqa: PLR2004 - one of three
         raise InvalidDraft("send_at", "not exactly one time was given", _ONE_TIME)
-    wish: dict[str, Any] = {
-        "send_at": send_at,
-        "send_in": length_of(send_in, "send_in"),
-        "later": length_of(later, "later"),
-        "zone": zone,
-        "set_zone": set_zone,
-        "fold": fold,
-        "on_conflict": on_conflict,
-        "latest": latest,
-        "expires_at": expires_at,
-        "expire_after": length_of(expire_after, "expire_after"),
-    }
+    wish = parameters_of(new_time)
     with Dispatcher() as dispatcher:
 
         def move(message_id: UUID | str) -> Message:
@@ -151,13 +144,14 @@ def reschedule(
 )
 @with_options
 def retry(
-    meant: _ChangeFilters,
+    *,
     perhaps_sent: Annotated[
         bool,
         typer.Option(
             "--perhaps-sent", help="Also those with on_unknown=hold that may have been sent."
         ),
     ] = False,
+    meant: _ChangeFilters,
 ) -> None:
     """Give failed messages further attempts, by id or by filter. They are due at once.
 
@@ -183,8 +177,9 @@ def release(meant: _ChangeFilters) -> None:
 @group.command(epilog=examples("dispatcher drop 0199…", "dispatcher drop --recipient ada"))
 @with_options
 def drop(
-    meant: _ChangeFilters,
+    *,
     reason: Annotated[str | None, typer.Option(help="It becomes part of last_error.")] = None,
+    meant: _ChangeFilters,
 ) -> None:
     """End held messages as failed, by id or by filter. They keep their reservations.
 

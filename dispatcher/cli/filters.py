@@ -1,4 +1,4 @@
-"""The filter options, the same for every command that has them."""
+"""Options that several commands share: the filters, and how options become parameters of a call."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, cast, get_type_hints
 
 import typer
 
 from dispatcher.errors import InvalidValue
 from dispatcher.message import Status
+from dispatcher.quota import parse_length
 from dispatcher.selection import Wanted, read_scopes
 from dispatcher.settings import Settings
+
+_LENGTHS = ("send_in", "later", "expire_after")
 
 
 def complete_channel(incomplete: str) -> list[str]:
@@ -36,7 +39,7 @@ class FilterOptions:
     ] = None
     recipient: Annotated[str | None, option(help="To this recipient.")] = None
     scope: Annotated[str | None, option(help="Of this scope.")] = None
-    counts: Annotated[
+    scopes: Annotated[
         list[str] | None,
         option(
             "--count",
@@ -45,12 +48,14 @@ class FilterOptions:
         ),
     ] = None
     campaign: Annotated[str | None, option(help="Of this campaign.")] = None
-    key: Annotated[str | None, option(help="With this idempotency key.")] = None
+    idempotency_key: Annotated[str | None, option("--key", help="With this idempotency key.")] = (
+        None
+    )
     key_prefix: Annotated[str | None, option(help="With a key that begins so.")] = None
     from_at: Annotated[
         str | None, option("--from", help="Promised for this time, or date, or later.")
     ] = None
-    to_at: Annotated[
+    until_at: Annotated[
         str | None, option("--to", help="Promised for before this time, or this date.")
     ] = None
     zone: Annotated[
@@ -65,50 +70,52 @@ class FilterOptions:
     @property
     def wanted(self) -> Wanted:
         """The filters as a call takes them. Raises InvalidDraft."""
-        return {
-            "status": self.status,
-            "channel": self.channel,
-            "recipient": self.recipient,
-            "scope": self.scope,
-            "scopes": scopes_of(self.counts),
-            "campaign": self.campaign,
-            "idempotency_key": self.key,
-            "key_prefix": self.key_prefix,
-            "from_at": self.from_at,
-            "until_at": self.to_at,
-            "zone": self.zone,
-            "made_after": self.made_after,
-            "overdue": self.overdue,
-        }
+        given = parameters_of(self)
+        return cast("Wanted", {name: given[name] for name in Wanted.__annotations__})
+
+
+def parameters_of(options: object) -> dict[str, Any]:
+    """Return options as parameters of a call, with scopes and lengths read. Raises InvalidValue."""
+    given = dict(vars(options))
+    if "scopes" in given:
+        given["scopes"] = scopes_of(given["scopes"])
+    for name in _LENGTHS:
+        if given.get(name) is not None:
+            given[name] = parse_length(given[name], name)
+    return given
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter whose type is a dataclass by its fields, as options of the command.
+    """Replace each parameter whose type is a dataclass by its fields, as options of the command.
 
-    They follow the command's own parameters. A field that is named as one of those has its value.
+    Fields of one name have one value.
     """
-    own = dict(inspect.signature(command, eval_str=True).parameters)
-    [replaced] = [name for name, each in own.items() if is_dataclass(each.annotation)]
-    kind: Any = own.pop(replaced).annotation
-    hints = get_type_hints(kind, include_extras=True)
-    names = [each.name for each in fields(kind)]
-    added = {
-        each.name: Parameter(
-            each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name]
-        )
-        for each in fields(kind)
-        if each.name not in own
-    }
+    parameters: dict[str, Parameter] = {}
+    kinds: dict[str, Any] = {}
+    for name, each in inspect.signature(command, eval_str=True).parameters.items():
+        if not is_dataclass(each.annotation):
+            parameters[name] = each
+            continue
+        kinds[name] = each.annotation
+        hints = get_type_hints(each.annotation, include_extras=True)
+        for field in fields(each.annotation):
+            added = each.replace(
+                name=field.name, default=field.default, annotation=hints[field.name]
+            )
+            parameters.setdefault(field.name, added)
+    own = inspect.signature(command).parameters.keys() - kinds.keys()
 
     @wraps(command)
     def call(**given: Any) -> None:
-        options = kind(**{name: given[name] for name in names})
-        command(**{name: given[name] for name in own}, **{replaced: options})
+        options = {
+            name: kind(**{field.name: given[field.name] for field in fields(kind)})
+            for name, kind in kinds.items()
+        }
+        command(**{name: given[name] for name in own}, **options)
 
     typed: Any = call  # typer reads the parameters there
-    every = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in (own | added).values()]
-    typed.__signature__ = inspect.Signature(every)
-    typed.__annotations__ = {each.name: each.annotation for each in every}
+    typed.__signature__ = inspect.Signature(list(parameters.values()))
+    typed.__annotations__ = {name: each.annotation for name, each in parameters.items()}
     return call
 
 

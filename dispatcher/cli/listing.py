@@ -41,6 +41,7 @@ group = typer.Typer(rich_markup_mode="rich")
 )
 @with_options
 def list_messages(
+    *,
     filters: FilterOptions,
     limit: Annotated[int, typer.Option("--limit", "-n", help="How many, newest first.")] = 50,
     after: Annotated[str | None, typer.Option(metavar="ID", help="Begin after this one.")] = None,
@@ -103,6 +104,7 @@ def held(
 )
 @with_options
 def export(
+    *,
     filters: FilterOptions,
     form: Annotated[
         Format | None,

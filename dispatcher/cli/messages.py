@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import typer
@@ -10,11 +10,10 @@ from rich.markup import escape
 
 from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, examples, say_warning
-from dispatcher.cli.filters import complete_channel, scopes_of
+from dispatcher.cli.filters import complete_channel, parameters_of, with_options
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import InvalidDraft, StoreUnavailable
 from dispatcher.message import Message, OnConflict, OnUnknown, read_json
-from dispatcher.quota import parse_length
 from dispatcher.settings import Settings
 
 Zone = Annotated[str | None, typer.Option(help="Zone of local times, e.g. Europe/Berlin.")]
@@ -38,14 +37,6 @@ Shift = Annotated[
 ExpireAfter = Annotated[
     str | None, typer.Option(help='Not sent later than this after its time: "2 hours".')
 ]
-Text = Annotated[str | None, typer.Option(help="Short for --body '{\"text\": …}'.")]
-BodyText = Annotated[str | None, typer.Option("--body", help="The content, a JSON object.")]
-TemplateName = Annotated[
-    str | None, typer.Option("--template", help="A template of the channel, instead of a body.")
-]
-DataText = Annotated[str | None, typer.Option("--data", help="For the template, a JSON object.")]
-Campaign = Annotated[str | None, typer.Option(help="Label by which messages are found together.")]
-MessageId = Annotated[str, typer.Argument(metavar="ID")]
 Fold = Annotated[
     int | None, typer.Option(help="Which of two repeated local times: 0 first, 1 second.")
 ]
@@ -54,88 +45,111 @@ group = typer.Typer(rich_markup_mode="rich")
 _TO = "dispatcher submit --channel sms --recipient +4915112345678"
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Content:
+    text: Annotated[str | None, typer.Option(help="Short for --body '{\"text\": …}'.")] = None
+    body: Annotated[str | None, typer.Option(help="The content, a JSON object.")] = None
+    template: Annotated[
+        str | None, typer.Option(help="A template of the channel, instead of a body.")
+    ] = None
+    data: Annotated[str | None, typer.Option(help="For the template, a JSON object.")] = None
+
+    def read(self) -> dict[str, Any]:
+        """Return the body, the template and its data as parameters. Raises InvalidDraft."""
+        body = None
+        if self.template is None or self.text or self.body:
+            if (self.text is None) == (self.body is None):
+                problem = "neither or both of --text and --body given"
+                raise InvalidDraft("body", problem, "one of them")
+            body = {"text": self.text} if self.body is None else read_json("body", self.body)
+        data = None if self.data is None else read_json("data", self.data)
+        return {"body": body, "template": self.template, "data": data}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DraftOptions:
+    send_at: SendAt = None
+    send_in: SendIn = None
+    zone: Zone = None
+    fold: Fold = None
+    scope: Annotated[
+        str | None, typer.Option(help="Whose capacity is counted; default: the recipient.")
+    ] = None
+    idempotency_key: Annotated[str | None, typer.Option("--key", help="Idempotency key.")] = None
+    expires_at: Annotated[str | None, typer.Option(help="Not sent after this time.")] = None
+    on_conflict: Shift = "reject"
+    latest: Latest = None
+    scopes: Scopes = None
+    quiet_hours: QuietHours = None
+    send_window: SendWindow = None
+    on_unknown: Annotated[
+        OnUnknown | None,
+        typer.Option(help="After an attempt with an unknown outcome; default: the channel's."),
+    ] = None
+    expire_after: ExpireAfter = None
+    status_url: Annotated[
+        str | None, typer.Option(help="URL that receives its final status by POST.")
+    ] = None
+    campaign: Annotated[
+        str | None, typer.Option(help="Label by which messages are found together.")
+    ] = None
+    quotas: Annotated[
+        Literal["none"] | None, typer.Option(help="none: no quota counts or refuses it.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SlotOptions:
+    recipient: Annotated[str | None, typer.Option(help="For this recipient.")] = None
+    scope: Annotated[str | None, typer.Option(help="For this scope.")] = None
+    channel: Annotated[
+        str | None,
+        typer.Option(help="Apply this channel's quotas and quiet hours; default: no channel's."),
+    ] = None
+    scopes: Scopes = None
+    quiet_hours: QuietHours = None
+    send_window: SendWindow = None
+    after: Annotated[str | None, typer.Option(help="At or after this time; default: now.")] = None
+    zone: Zone = None
+    fold: Fold = None
+
+
 @group.command(
     epilog=examples(
         f'{_TO} --text "See you at 9" --send-at 2026-12-24T08:30 --zone Europe/Berlin',
         f'{_TO} --text "Your code is 4711" --send-in "10 minutes" --on-conflict shift',
     )
 )
+@with_options
 def submit(
+    *,
     channel: Annotated[
         str, typer.Option(help="Channel of the settings.", autocompletion=complete_channel)
     ],
     recipient: Annotated[str, typer.Option(help="Address on that channel.")],
-    text: Text = None,
-    body: BodyText = None,
-    template: TemplateName = None,
-    data: DataText = None,
-    send_at: SendAt = None,
-    send_in: SendIn = None,
-    zone: Zone = None,
-    fold: Fold = None,
-    scope: Annotated[
-        str | None, typer.Option(help="Whose capacity is counted; default: the recipient.")
-    ] = None,
-    key: Annotated[str | None, typer.Option(help="Idempotency key.")] = None,
-    expires_at: Annotated[str | None, typer.Option(help="Not sent after this time.")] = None,
-    on_conflict: Shift = "reject",
-    latest: Latest = None,
-    counts: Scopes = None,
-    quiet_hours: QuietHours = None,
-    send_window: SendWindow = None,
-    on_unknown: Annotated[
-        OnUnknown | None,
-        typer.Option(help="After an attempt with an unknown outcome; default: the channel's."),
-    ] = None,
-    expire_after: ExpireAfter = None,
-    status_url: Annotated[
-        str | None, typer.Option(help="URL that receives its final status by POST.")
-    ] = None,
-    campaign: Campaign = None,
-    quotas: Annotated[
-        Literal["none"] | None, typer.Option(help="none: no quota counts or refuses it.")
-    ] = None,
+    content: _Content,
+    wish: _DraftOptions,
     as_json: AsJson = False,
 ) -> None:
     """Accept a message for a future time."""
-    with Dispatcher() as dispatcher, output.refused_in(zone):
+    with Dispatcher() as dispatcher, output.refused_in(wish.zone):
         message = dispatcher.submit(
-            channel=channel,
-            recipient=recipient,
-            **_content(text, body, template, data),
-            send_at=send_at,
-            send_in=length_of(send_in, "send_in"),
-            zone=zone,
-            fold=fold,
-            scope=scope,
-            idempotency_key=key,
-            expires_at=expires_at,
-            on_conflict=on_conflict,
-            latest=latest,
-            scopes=scopes_of(counts),
-            quiet_hours=quiet_hours,
-            send_window=send_window,
-            on_unknown=on_unknown,
-            expire_after=length_of(expire_after, "expire_after"),
-            status_url=status_url,
-            campaign=campaign,
-            quotas=quotas,
+            channel=channel, recipient=recipient, **content.read(), **parameters_of(wish)
         )
     _tell(message, as_json=as_json)
 
 
 @group.command(epilog=examples('dispatcher update 0199… --text "See you at 10"'))
+@with_options
 def update(
-    message_id: MessageId,
-    text: Text = None,
-    body: BodyText = None,
-    template: TemplateName = None,
-    data: DataText = None,
+    *,
+    message_id: Annotated[str, typer.Argument(metavar="ID")],
+    content: _Content,
     as_json: AsJson = False,
 ) -> None:
     """Give a scheduled message another body, or that of a template, rendered now."""
     with Dispatcher() as dispatcher:
-        message = dispatcher.update(message_id, **_content(text, body, template, data))
+        message = dispatcher.update(message_id, **content.read())
     _tell(message, as_json=as_json)
 
 
@@ -145,45 +159,21 @@ def update(
         "dispatcher next-slot --recipient ada --channel sms --after 2026-12-24T08:30Z",
     )
 )
-def next_slot(
-    recipient: Annotated[str | None, typer.Option(help="For this recipient.")] = None,
-    scope: Annotated[str | None, typer.Option(help="For this scope.")] = None,
-    channel: Annotated[
-        str | None,
-        typer.Option(help="Apply this channel's quotas and quiet hours; default: no channel's."),
-    ] = None,
-    counts: Scopes = None,
-    quiet_hours: QuietHours = None,
-    send_window: SendWindow = None,
-    after: Annotated[str | None, typer.Option(help="At or after this time; default: now.")] = None,
-    zone: Zone = None,
-    fold: Fold = None,
-    as_json: AsJson = False,
-) -> None:
+@with_options
+def next_slot(*, wish: _SlotOptions, as_json: AsJson = False) -> None:
     """Print the first time that fits every quota. Books nothing."""
+    channel = wish.channel
     with Dispatcher() as dispatcher:
-        slot = dispatcher.next_slot(
-            recipient=recipient,
-            scope=scope,
-            channel=channel,
-            scopes=scopes_of(counts),
-            quiet_hours=quiet_hours,
-            send_window=send_window,
-            after=after,
-            zone=zone,
-            fold=fold,
-        )
+        slot = dispatcher.next_slot(**parameters_of(wish))
         left_out = None if channel else left_out_without_channel(dispatcher.settings)
-        suppressed, unknown = None, None
-        if recipient is not None:
+        suppressed = None
+        if wish.recipient is not None:
             try:
-                suppressed = app_of(dispatcher).suppression_list.has(recipient, channel)
+                suppressed = app_of(dispatcher).suppression_list.has(wish.recipient, channel)
             except StoreUnavailable as error:
-                unknown = f"whether the recipient has opted out is not known: {error}"
-    if unknown is not None:
-        say_warning(unknown)
+                say_warning(f"whether the recipient has opted out is not known: {error}")
     data = {"next_slot": slot} | ({} if suppressed is None else {"suppressed": suppressed})
-    output.tell(data, escape(output.local_text(slot, zone)), as_json=as_json)
+    output.tell(data, escape(output.local_text(slot, wish.zone)), as_json=as_json)
     if as_json:
         return
     if suppressed:
@@ -206,21 +196,3 @@ def left_out_without_channel(settings: Settings) -> str | None:
     if not any(map(any, rules)):
         return None
     return "without --channel the quotas and quiet hours of channels are not considered"
-
-
-def length_of(text: str | None, field: str) -> timedelta | None:
-    return None if text is None else parse_length(text, field)
-
-
-def _content(
-    text: str | None, body: str | None, template: str | None, data: str | None
-) -> dict[str, Any]:
-    """Return the body, the template and its data as parameters. Raises InvalidDraft."""
-    given: dict[str, Any] = {"body": None, "template": template, "data": None}
-    if template is None or text or body:
-        if (text is None) == (body is None):
-            raise InvalidDraft("body", "neither or both of --text and --body given", "one of them")
-        given["body"] = {"text": text} if body is None else read_json("body", body)
-    if data is not None:
-        given["data"] = read_json("data", data)
-    return given

@@ -134,9 +134,11 @@ def add(
         list[str] | None,
         typer.Option(help="Only this channel; may be repeated.", autocompletion=complete_channel),
     ] = None,
-    count: Annotated[
+    scopes: Annotated[
         str | None,
-        typer.Option(metavar="KIND=NAME", help="Only messages of this scope: tenant=acme."),
+        typer.Option(
+            "--count", metavar="KIND=NAME", help="Only messages of this scope: tenant=acme."
+        ),
     ] = None,
     rate: Annotated[str | None, typer.Option(help="Limit of its calls: 100/second.")] = None,
     expires_in: Annotated[
@@ -151,10 +153,10 @@ def add(
     if lasts is not None and lasts <= timedelta(0):
         raise InvalidValue("expires_in", "no time is left to it", "a length such as 90 days")
     with _stored() as (app, stored):
-        scope = next(iter((scopes_of([count] if count else None) or {}).items()), None)
+        scope = next(iter((scopes_of([scopes] if scopes else None) or {}).items()), None)
         if scope is not None and scope[0] not in app.settings.scopes:
             known = ", ".join(app.settings.scopes) or "none: the setting scopes has no kind"
-            raise InvalidValue("count", f"there is no kind {scope[0]!r}", known)
+            raise InvalidValue("scopes", f"there is no kind {scope[0]!r}", known)
         for each in channel or ():
             if each not in app.settings.channels:
                 accepted = ", ".join(app.settings.channels)

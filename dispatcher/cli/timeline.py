@@ -43,7 +43,7 @@ def timeline(
         str | None,
         typer.Option(help="With its quotas and quiet hours; without it, those of no channel."),
     ] = None,
-    counts: Scopes = None,
+    scopes: Scopes = None,
     zone: Annotated[str | None, typer.Option(help="Zone of the recipient's clocks.")] = None,
     start: Annotated[
         str | None, typer.Option(help="ISO 8601 with offset, or local with --zone; default: now.")
@@ -62,12 +62,12 @@ def timeline(
     with Dispatcher() as dispatcher:
         words = [*([] if scope is None else [scope]), *context.args]
         scope, named = _scopes(words, dispatcher.settings.scopes)
-        scopes = (scopes_of(counts) or {}) | named
+        names = (scopes_of(scopes) or {}) | named
         is_channel = scope in dispatcher.settings.channels
         of_channel = f"{scope} is a channel: dispatcher timeline --channel {scope}"
         try:
             found = dispatcher.timeline(
-                scope, channel=channel, scopes=scopes or None, zone=zone, start=start, length=length
+                scope, channel=channel, scopes=names or None, zone=zone, start=start, length=length
             )
         except InvalidDraft as error:
             if is_channel and error.field == "recipient":

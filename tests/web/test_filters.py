@@ -21,7 +21,7 @@ from tests.web.test_keys import SCOPES, kind
 from tests.web.test_messages import new
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
-OF_COMMANDS = {"count": "counts", "from": "from_at", "until": "to_at"}
+OF_COMMANDS = {"count": "scopes", "from": "from_at", "until": "until_at"}
 """Filters that have another name as an attribute of a command's options."""
 
 
@@ -31,7 +31,7 @@ def ids(listed: Any) -> list[str]:
 
 def by_command(house: House, query: dict[str, str]) -> list[str]:
     given: dict[str, Any] = {OF_COMMANDS.get(name, name): text for name, text in query.items()}
-    given["counts"] = [given["counts"]] if "counts" in given else None
+    given["scopes"] = [given["scopes"]] if "scopes" in given else None
     given["overdue"] = "overdue" in given
     found = house.dispatcher.list(**of_commands.FilterOptions(**given).wanted)
     return [str(each.id) for each in found]
