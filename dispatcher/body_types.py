@@ -8,8 +8,7 @@ from dataclasses import asdict, is_dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from functools import cached_property
-from pkgutil import resolve_name
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, final, get_args
 from uuid import UUID
 
@@ -24,8 +23,10 @@ from dispatcher.errors import (
     InvalidValue,
     cut,
     kind_of,
+    load_named,
     plain,
     quoted,
+    refusal_of,
 )
 
 if TYPE_CHECKING:
@@ -273,15 +274,10 @@ class BodyTypes:
 
     def problems(self) -> Mapping[str, InvalidSettings | None]:
         """Load every type and its JSON Schema; return its error, or None, by the setting's name."""
-        found: dict[str, InvalidSettings | None] = {}
-        for channel in self._paths:
-            try:
-                self.json_schema(channel)
-            except InvalidSettings as error:
-                found[_setting(channel)] = error
-            else:
-                found[_setting(channel)] = None
-        return found
+        return {
+            _setting(channel): refusal_of(partial(self.json_schema, channel))
+            for channel in self._paths
+        }
 
 
 def _made(value: object) -> dict[Any, Any]:
@@ -314,13 +310,7 @@ def _setting(channel: str) -> str:
 
 
 def _load(setting: str, path: str) -> BodyType:
-    try:
-        found = resolve_name(path)
-    except Exception as error:
-        problem = f"cannot load {quoted(path)} ({type(error).__name__})"
-        raise InvalidSettings(
-            setting, problem, f"package.module:attribute of {_ACCEPTED}"
-        ) from error
+    found = load_named(setting, path, f"package.module:attribute of {_ACCEPTED}")
     try:
         return BodyType(found)
     except InvalidValue as error:

@@ -40,8 +40,9 @@ or a secret.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from pkgutil import resolve_name
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -141,22 +142,19 @@ class SlotRefused(DispatcherError):
     a shift may go, by ``latest``, the expiry or ``max_horizon``; None without a shift.
     """
 
-    send_at: datetime
-    next_slot: datetime
     latest: datetime | None = None
 
-    def _set_slot(self, send_at: datetime, next_slot: datetime, latest: datetime | None) -> None:
+    def __init__(
+        self, problem: str, send_at: datetime, next_slot: datetime, latest: datetime | None
+    ) -> None:
+        text = f"{send_at.isoformat()} {problem}; the next free slot is {next_slot.isoformat()}"
+        if latest is not None and next_slot > latest:
+            text += f", later than latest ({latest.isoformat()})"
+        super().__init__(text)
         self.send_at = send_at
         self.next_slot = next_slot
         if latest is not None:  # else no problem of HTTP has it
             self.latest = latest
-
-
-def _slot_text(next_slot: datetime, latest: datetime | None) -> str:
-    text = f"the next free slot is {next_slot.isoformat()}"
-    if latest is None or next_slot <= latest:
-        return text
-    return f"{text}, later than latest ({latest.isoformat()})"
 
 
 class QuotaExceeded(SlotRefused):
@@ -188,14 +186,11 @@ class QuotaExceeded(SlotRefused):
             self.drafts = drafts
             planned = f"{drafts} earlier draft{'s' * (drafts > 1)} of the plan"
             shown = f"{shown}, and {planned}" if shown else planned
-        super().__init__(
-            f"{send_at.isoformat()} does not fit the quota {quota} of {quoted(scope)}: "
-            f"in the way: {shown}; {_slot_text(next_slot, latest)}"
-        )
+        problem = f"does not fit the quota {quota} of {quoted(scope)}: in the way: {shown}"
+        super().__init__(problem, send_at, next_slot, latest)
         self.quota = quota
         self.scope = scope
         self.conflicting = tuple(conflicting)
-        self._set_slot(send_at, next_slot, latest)
 
 
 class QuietHours(SlotRefused):
@@ -213,13 +208,10 @@ class QuietHours(SlotRefused):
         next_slot: datetime,
         latest: datetime | None = None,
     ) -> None:
-        super().__init__(
-            f"{send_at.isoformat()} lies in the quiet hours {quiet_hours} of {zone}; "
-            f"{_slot_text(next_slot, latest)}"
-        )
+        problem = f"lies in the quiet hours {quiet_hours} of {zone}"
+        super().__init__(problem, send_at, next_slot, latest)
         self.quiet_hours = quiet_hours
         self.zone = zone
-        self._set_slot(send_at, next_slot, latest)
 
 
 class IdempotencyConflict(DispatcherError):
@@ -449,6 +441,24 @@ class PerhapsSent(DeliveryError):
     same message id, with ``"hold"`` the message is held for a person to decide. Raise
     TemporaryFailure where the message certainly did not arrive.
     """
+
+
+def load_named(field: str, path: str, accepted: str) -> Any:
+    """Return what a setting names as ``package.module:attribute``. Raises InvalidSettings."""
+    try:
+        return resolve_name(path)
+    except Exception as error:
+        problem = f"cannot load {quoted(path)} ({type(error).__name__})"
+        raise InvalidSettings(field, problem, accepted) from error
+
+
+def refusal_of(load: Callable[[], object]) -> InvalidSettings | None:
+    """Return the error of a setting that cannot be used, None for another one."""
+    try:
+        load()
+    except InvalidSettings as error:
+        return error
+    return None
 
 
 def kind_of(value: object) -> str:

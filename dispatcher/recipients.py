@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import re
 import unicodedata
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from dispatcher.channel import ChannelSettings
-from dispatcher.errors import InvalidDraft, InvalidSettings, InvalidValue, quoted
+from dispatcher.errors import (
+    InvalidDraft,
+    InvalidSettings,
+    InvalidValue,
+    load_named,
+    quoted,
+    refusal_of,
+)
 from dispatcher.message import check_recipient
 
 log = logging.getLogger(__name__)
@@ -72,18 +79,11 @@ class Spellings:
 
     def problems(self) -> Mapping[str, InvalidSettings | None]:
         """Load each channel's rule; return its error, or None, by the name of the setting."""
-        found: dict[str, InvalidSettings | None] = {}
-        for channel, rule in self._rules.items():
-            if not rule:
-                continue
-            setting = f"channels.{channel}.recipients"
-            try:
-                self._rule(rule)
-            except InvalidSettings as error:
-                found[setting] = error
-            else:
-                found[setting] = None
-        return found
+        return {
+            f"channels.{channel}.recipients": refusal_of(partial(self._rule, rule))
+            for channel, rule in self._rules.items()
+            if rule
+        }
 
     def _rule(self, rule: str) -> Spell:
         if rule not in self._found:
@@ -149,13 +149,7 @@ def phone(text: str) -> str:
 
 def _load(rule: str) -> Spell:
     accepted = "email, phone, or package.module:function of a text"
-    module, _, name = rule.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except Exception as error:
-        problem = f"cannot load {quoted(rule)} ({type(error).__name__})"
-        raise InvalidSettings("recipients", problem, accepted) from error
-    if not callable(found):
+    spell: Spell = load_named("recipients", rule, accepted)
+    if not callable(spell):
         raise InvalidSettings("recipients", f"{quoted(rule)} is no function", accepted)
-    spell: Spell = found
     return spell

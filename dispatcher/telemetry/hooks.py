@@ -7,7 +7,6 @@ or a delivery.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import logging
 import threading
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from dispatcher.errors import InvalidSettings, StoreUnavailable, quoted
+from dispatcher.errors import InvalidSettings, StoreUnavailable, load_named, quoted
 from dispatcher.message import Message, Status
 from dispatcher.telemetry.journal import Event, Transition
 from dispatcher.telemetry.threads import started
@@ -164,13 +163,13 @@ class Hooks:
 def find(text: str) -> Any:
     """Return what the setting ``hooks`` names; a class is called. Raises InvalidSettings."""
     accepted = f"package.module:attribute of a class or an object with some of {', '.join(KNOWN)}"
-    module, _, attribute = text.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-        target = found() if inspect.isclass(found) else found
-    except Exception as error:
-        problem = f"cannot load {quoted(text)} ({type(error).__name__})"
-        raise InvalidSettings("hooks", problem, accepted) from error
+    target = load_named("hooks", text, accepted)
+    if inspect.isclass(target):
+        try:
+            target = target()
+        except Exception as error:
+            problem = f"cannot load {quoted(text)} ({type(error).__name__})"
+            raise InvalidSettings("hooks", problem, accepted) from error
     strange = {name for name in dir(target) if name.startswith("on_")} - {*KNOWN}
     if strange:
         raise InvalidSettings("hooks", f"{quoted(text)} has {', '.join(sorted(strange))}", accepted)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from dispatcher.channel import TEMPLATE_NAME, ChannelSettings
-from dispatcher.errors import InvalidDraft, InvalidSettings, quoted
+from dispatcher.errors import InvalidDraft, InvalidSettings, quoted, refusal_of
 from dispatcher.extras import needs
 from dispatcher.message import Draft, check_body
 
@@ -71,11 +72,7 @@ class Templates:
                 continue
             for template in sorted(read.sources):
                 path = f"channels.{name}.templates.{template}"
-                found[path] = None
-                try:
-                    read.template(template)
-                except InvalidSettings as error:
-                    found[path] = error
+                found[path] = refusal_of(partial(read.template, template))
         return found
 
     def _of(self, channel: str) -> _ChannelTemplates:

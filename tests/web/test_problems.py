@@ -25,8 +25,7 @@ WAIT = timedelta(seconds=2.5)
 
 def of_every_class() -> list[errors.DispatcherError]:
     """Return an error of each class, with all of its data."""
-    refused = errors.SlotRefused("does not fit")
-    refused.send_at, refused.next_slot = AT, SLOT
+    refused = errors.SlotRefused("does not fit", AT, SLOT, None)
     booked = {"send_at": AT, "next_slot": SLOT}
     full = {"quota": "1/minute", "scope": "ada", "conflicting": [new_id(), new_id()]}
     limited = {"limit": "5/minute", "others": ("9/hour",), "retry_after": WAIT, "reset_at": AT}
