@@ -71,7 +71,9 @@ POINTS = frozenset(
 
 log = logging.getLogger(__name__)
 
-_ONE = re.compile(r"([a-z_]+\.[a-z_]+)=(kill|stop|raise|sleep|wait)(?::([^@]+))?(?:@(\d+)(\+)?)?")
+_ONE = re.compile(
+    r"([a-z_]+\.[a-z_]+)=(kill|stop|raise|sleep:\d+(?:\.\d+)?|wait:[^@]+)(?:@([1-9]\d*)(\+)?)?"
+)
 _LOOK_EVERY_SECONDS = 0.005
 
 
@@ -149,16 +151,11 @@ def _parsed(text: str) -> tuple[str, _Fault]:
             "<point>=<kill, stop, raise, sleep:<seconds> or wait:<file>>, with @<pass> or "
             "@<pass>+ behind it if not at the first pass, several with ; between",
         )  # fmt: skip
-    point, action, argument, first, again = found.groups()
+    point, what, first, again = found.groups()
     if point not in POINTS:
         raise InvalidSettings(VARIABLE, f"there is no point {point}", ", ".join(sorted(POINTS)))
-    if (argument is not None) != (action in {"sleep", "wait"}):
-        raise InvalidSettings(VARIABLE, quoted(text), "sleep:<seconds>, wait:<file>, others alone")
-    if action == "sleep" and not re.fullmatch(r"\d+(\.\d+)?", argument):
-        raise InvalidSettings(VARIABLE, quoted(text), "a number of seconds to sleep")
-    if first is not None and int(first) < 1:
-        raise InvalidSettings(VARIABLE, quoted(text), "passes are counted from 1")
-    return point, _Fault(action, argument or "", int(first or 1), again is not None)
+    action, _, argument = what.partition(":")
+    return point, _Fault(action, argument, int(first or 1), again is not None)
 
 
 def _happen(point: str, found: _Fault) -> None:
