@@ -36,8 +36,6 @@ MAX_CAMPAIGN = 64
 dump_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 """Return compact JSON; NaN and infinities raise ValueError."""
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-_LARGEST_PLAIN_INT = 2**63
-"""The largest whole number that is written without the encoder."""
 _STEP, _LOW = (1 << 48) - 1, (1 << 62) - 1
 _last_id = 0
 """The last id of this process, without the bits that say its version."""
@@ -396,43 +394,15 @@ def check_body(
     accepted = f"a JSON object of at most {max_bytes} bytes and {max_depth} levels"
     if not isinstance(body, Mapping):
         raise InvalidDraft(field, kind_of(body), accepted)
-    flat = _flat_json(body) if max_depth else None
-    if flat is not None:
-        clean, text = dict(body), flat
-    else:
-        clean = _Cleaner(field, accepted, most=max_bytes).clean(body, field, max_depth)
-        try:
-            text = dump_json(clean)
-        except ValueError:
-            raise InvalidDraft(field, "a number too long to write", accepted) from None
+    clean = _Cleaner(field, accepted, most=max_bytes).clean(body, field, max_depth)
+    try:
+        text = dump_json(clean)
+    except ValueError:
+        raise InvalidDraft(field, "a number too long to write", accepted) from None
     size = len(text) if text.isascii() else len(text.encode())
     if size > max_bytes:
         raise InvalidDraft(field, f"{size} bytes", accepted)
     return cast(Body, clean), text
-
-
-def _flat_json(body: Mapping[Any, object]) -> str | None:
-    """Return the JSON of a flat body of plain ASCII texts and whole numbers: the most common body.
-
-    Such a body is always valid and needs no escapes; writing it here takes a fifth of the encoder's
-    time. Return None for any other body.
-    """
-    if type(body) is not dict:
-        return None
-    written = []
-    for name, value in body.items():
-        if type(name) is not str:
-            return None
-        if type(value) is str:
-            texts, text = name + value, f'"{value}"'
-        elif type(value) is int and -_LARGEST_PLAIN_INT <= value <= _LARGEST_PLAIN_INT:
-            texts, text = name, str(value)
-        else:
-            return None
-        if not (texts.isascii() and texts.isprintable()) or '"' in texts or "\\" in texts:
-            return None
-        written.append(f'"{name}":{text}')
-    return f"{{{','.join(written)}}}"
 
 
 def fingerprint(**asked: object) -> str:

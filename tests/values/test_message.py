@@ -151,20 +151,6 @@ def test_ids_are_ordered_by_the_time_they_were_made() -> None:
     assert {each.version for each in ids} == {7}
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine is slow
-@given(
-    st.dictionaries(
-        st.text('abc "\\/\x7f\x1f\néäß', max_size=4),
-        st.text('abc "\\/\x7f\x1f\néäß', max_size=4) | st.integers() | st.none(),
-        max_size=3,
-    )
-)
-def test_a_flat_body_is_written_as_any_other(body: dict[str, Any]) -> None:
-    clean, text = check_body(body, **LIMITS)
-    assert (clean, text) == (body, dump_json(body))
-    assert json.loads(text) == body
-
-
 STORED: list[tuple[dict[str, Any], str]] = [
     (
         {"send_at": "2100-01-02T10:00+01:00"},
