@@ -173,7 +173,6 @@ class App:
 
     @built_once
     def fence(self) -> Fence:
-        """The check that each new connection to Redis passes."""
         return Fence(
             namespace=self.settings.namespace,
             shards=self.settings.shards,
@@ -233,7 +232,6 @@ class App:
 
     @built_once
     def journal(self) -> Journal:
-        """The log, the metrics, the hooks and the stream of each transition."""
         meter = None if self.settings.metrics_port is None else prometheus().Meter()
         listeners = [] if self.hooks is None else [self.hooks.on_event]
         if self.settings.events_kept:
@@ -251,7 +249,6 @@ class App:
 
     @built_once
     def signs(self) -> Signs:
-        """Signs of life in Redis, on connections without the fence."""
         return Signs(self.plain_redis, namespace=self.settings.namespace)
 
     @built_once
@@ -287,7 +284,6 @@ class App:
 
     @built_once
     def plain_contents(self) -> Contents:
-        """The reader of the windows, on connections without the fence."""
         return Contents(self.plain_redis, self.fence)
 
     @built_once
@@ -321,7 +317,6 @@ class App:
 
     @built_once
     def suppressions(self) -> Suppressions:
-        """Recipients that have opted out, in the store."""
         return Suppressions(self.database)
 
     @built_once
@@ -342,7 +337,6 @@ class App:
 
     @built_once
     def enqueuer(self) -> Enqueuer:
-        """The immediate enqueueing of stored messages inside the horizon."""
         return Enqueuer(
             settings=self.settings,
             clock=self.clock,
@@ -363,7 +357,6 @@ class App:
 
     @built_once
     def refusals(self) -> RefusalLog:
-        """The refused submits, noted and read."""
         return RefusalLog(
             self.plain_redis,
             namespace=self.settings.namespace,
@@ -373,7 +366,6 @@ class App:
 
     @built_once
     def submitter(self) -> Submitter:
-        """The pipeline of ``submit``, ``submit_many`` and ``plan``."""
         return Submitter(
             settings=self.settings,
             clock=self.clock,
@@ -387,7 +379,6 @@ class App:
 
     @built_once
     def own_transaction(self) -> OwnTransaction:
-        """Where ``submit`` and ``submit_many`` store."""
         return OwnTransaction(
             settings=self.settings,
             clock=self.clock,
@@ -403,7 +394,6 @@ class App:
 
     @built_once
     def callers_transactions(self) -> CallersTransactions:
-        """Where ``submit`` stores with a session of the caller's."""
         return CallersTransactions(
             settings=self.settings,
             clock=self.clock,
@@ -412,25 +402,25 @@ class App:
             enqueuer=self.enqueuer,
         )
 
-    def copies(self) -> Copies:
-        return Copies(
+    @built_once
+    def batches(self) -> Batches:
+        return Batches(
+            submitter=self.submitter,
+            own=self.own_transaction,
+            dry_run=self._dry_run,
+            journal=self.journal,
+            spans=self.spans,
+        )
+
+    def _dry_run(self) -> DryRun:
+        copies = Copies(
             self.redis,
             self.rules,
             keys=self.fence.keys,
             under_way=self.settings.reconcile_grace * 2,
             clock=self.clock,
         )
-
-    @built_once
-    def batches(self) -> Batches:
-        """The use cases of ``submit_many`` and ``plan``."""
-        return Batches(
-            submitter=self.submitter,
-            own=self.own_transaction,
-            dry_run=lambda: DryRun(self.copies(), self.messages, self.suppressions),
-            journal=self.journal,
-            spans=self.spans,
-        )
+        return DryRun(copies, self.messages, self.suppressions)
 
     @built_once
     def timeline_reader(self) -> TimelineReader:
@@ -450,7 +440,6 @@ class App:
 
     @built_once
     def changes(self) -> Changes:
-        """The use cases of ``reschedule`` and ``update``."""
         return Changes(
             settings=self.settings,
             clock=self.clock,
@@ -465,12 +454,10 @@ class App:
 
     @built_once
     def cancellation(self) -> Cancellation:
-        """The use cases of ``cancel`` and ``cancel_many``."""
         return Cancellation(messages=self.messages, moves=self.moves, journal=self.journal)
 
     @built_once
     def suppression_list(self) -> SuppressionList:
-        """The use cases of ``suppress``, ``unsuppress`` and ``suppressed``."""
         return SuppressionList(
             settings=self.settings,
             suppressions=self.suppressions,
@@ -482,24 +469,18 @@ class App:
         return FailedMessages(self.database)
 
     @built_once
-    def held_messages(self) -> HeldMessages:
-        return HeldMessages(self.database)
-
-    @built_once
     def decisions(self) -> Decisions:
-        """The use cases of ``retry``, ``held``, ``release`` and ``drop``."""
         return Decisions(
             settings=self.settings,
             messages=self.messages,
             failed=self.failed_messages,
-            held=self.held_messages,
+            held=HeldMessages(self.database),
             suppressions=self.suppressions,
             journal=self.journal,
         )
 
     @built_once
     def erasure(self) -> Erasure:
-        """The use case of ``erase``."""
         return Erasure(
             settings=self.settings,
             personal_data=PersonalData(self.database),
@@ -517,7 +498,6 @@ class App:
 
     @built_once
     def sessions(self) -> Sessions:
-        """The sign-ins on the page."""
         return Sessions(self.database, self.api_keys)
 
     @built_once
@@ -550,7 +530,6 @@ class App:
 
     @built_once
     def send_logs(self) -> SendLogs:
-        """The logs that tell which sends of a dead worker had begun."""
         return SendLogs(self.settings.data_dir.resolve() / f"sends.{self.settings.namespace}")
 
     @built_once
@@ -560,12 +539,10 @@ class App:
 
     @built_once
     def store_maintenance(self) -> StoreMaintenance:
-        """What the sweep reads and writes in the store."""
         return StoreMaintenance(self.database, to_expire=self._to_expire, paused=self._paused)
 
     @built_once
     def delivery(self) -> Delivery:
-        """The use case of ``deliver``."""
         shared = Shared(
             settings=self.settings,
             clock=self.clock,
@@ -580,17 +557,14 @@ class App:
 
     @built_once
     def group_queue(self) -> GroupQueue:
-        """The groups that wait in a worker, by channel."""
         return GroupQueue(self.delivery, at_once=self.settings.groups_at_once)
 
     @built_once
     def ticks(self) -> Ticks:
-        """The start of the duties of the sweep in a worker."""
         return Ticks(self.clock, sweeps_every(self.settings))
 
     @built_once
     def sweep(self) -> Sweep:
-        """The duties of the sweep but ``reconcile``."""
         return Sweep(
             settings=self.settings,
             clock=self.clock,
@@ -618,7 +592,6 @@ class App:
 
     @built_once
     def reconciler(self) -> Reconciler:
-        """The duty that makes Redis agree with SQL."""
         return Reconciler(
             settings=self.settings,
             clock=self.clock,
@@ -646,12 +619,10 @@ class App:
 
     @built_once
     def pause_list(self) -> PauseList:
-        """The use cases of ``pause`` and ``resume``."""
         return PauseList(settings=self.settings, pauses=self.pauses)
 
     @built_once
     def listing(self) -> Listing:
-        """Messages by the filters of operators."""
         late, put_off = self._patience
         return Listing(self.database, late=late, put_off=put_off)
 
@@ -666,7 +637,6 @@ class App:
 
     @built_once
     def overviews(self) -> Overviews:
-        """The use cases of ``status`` and ``top``, and what is read at a scrape."""
         late, put_off = self._patience
         return Overviews(
             settings=self.settings,
@@ -684,7 +654,6 @@ class App:
 
     @built_once
     def verification(self) -> Verification:
-        """The use case of ``verify_windows``."""
         return Verification(
             settings=self.settings,
             clock=self.clock,
