@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from dispatcher.cli import output
 from dispatcher.times.clock import SystemClock
 from tests.support.house import House, house_on
 from tests.support.processes import run_command
-from tests.support.servers import PostgresServer, RedisServer
+from tests.support.servers import RedisServer
 
 
 @dataclass(frozen=True)
@@ -52,32 +51,9 @@ def house(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[House]:
     """Give a house on SQLite with the machine's clock; the environment leads commands to it."""
-    path = tmp_path / "store.db"
-    shutil.copy(sqlite_template, path)
-    with _led_to(f"sqlite:///{path}", redis_server, tmp_path, monkeypatch) as house:
-        yield house
-
-
-@pytest.fixture
-def postgres_house(
-    redis_server: RedisServer,
-    postgres: PostgresServer,
-    postgres_name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[House]:
-    """Give the same on PostgreSQL, where messages that have ended lie in partitions."""
-    with _led_to(postgres.url(postgres_name), redis_server, tmp_path, monkeypatch) as house:
-        yield house
-
-
-@contextmanager
-def _led_to(
-    url: str, server: RedisServer, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[House]:
-    """Yield a house on this database, to which the environment leads commands."""
-    monkeypatch.chdir(folder)
-    with house_on(server, url, clock=SystemClock(), data_dir=folder / "data") as house:
+    url = f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'store.db')}"
+    monkeypatch.chdir(tmp_path)
+    with house_on(redis_server, url, clock=SystemClock(), data_dir=tmp_path / "data") as house:
         for name, value in house.settings.environment().items():
             monkeypatch.setenv(name, value)
         yield house

@@ -11,7 +11,6 @@ import pytest
 from dispatcher import (
     Dispatcher,
     Message,
-    PermanentFailure,
     ReservationsUnavailable,
     Status,
     StoreUnavailable,
@@ -174,17 +173,6 @@ def test_a_repeated_reschedule_after_an_outage_moves_no_message_twice(
     assert [house.again(each).send_at - each.send_at for each in many] == [HOUR / 2] * 7
 
 
-def test_before_anything_was_moved_the_command_is_run_again(
-    house: House, run: Run, many: list[Message], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(self: Dispatcher, ids: Any, **more: Any) -> Any:
-        return [StoreUnavailable("the database cannot be reached")] * len(ids)
-
-    monkeypatch.setattr(Dispatcher, "reschedule_many", failing)
-    ran = run("reschedule", "--all", "--later", "30 minutes", "--yes")
-    assert ran.err.rstrip().endswith(f"--made-after {many[1].id}, else run it again.")
-
-
 def test_reschedule_moves_all_by_a_length(house: House, run: Run, many: list[Message]) -> None:
     ran = run("reschedule", "--channel", "file", "--later", "30 minutes", "--yes")
     assert (ran.code, ran.out) == (0, "reschedule: 3 of 3 messages done\n")
@@ -258,13 +246,12 @@ def test_release_drop_and_retry_take_filters(house: House, run: Run) -> None:
     assert statuses(house, messages) == ["scheduled"] * 3
 
 
-def test_retry_by_id(house: House, run: Run) -> None:
-    def refuse(_: Message) -> None:
-        raise PermanentFailure("no such number")
+def test_before_anything_was_moved_the_command_is_run_again(
+    house: House, run: Run, many: list[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: Dispatcher, ids: Any, **more: Any) -> Any:
+        return [StoreUnavailable("the database cannot be reached")] * len(ids)
 
-    house.memory.before = refuse
-    message = house.submit()
-    house.deliver(message)
-    ran = run("retry", str(message.id))
-    assert (ran.code, ran.out) == (0, f"{message.id} is scheduled\n")
-    assert run("retry", str(message.id)).code == 5
+    monkeypatch.setattr(Dispatcher, "reschedule_many", failing)
+    ran = run("reschedule", "--all", "--later", "30 minutes", "--yes")
+    assert ran.err.rstrip().endswith(f"--made-after {many[1].id}, else run it again.")

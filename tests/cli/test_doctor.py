@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from dispatcher.cli import services
-from dispatcher.store import StoreSurvey
 from dispatcher.telemetry.liveness import Kind
 from tests.cli.conftest import Run
 from tests.support.examining import doctor_for, note_at_work
@@ -166,19 +165,6 @@ def test_a_worker_starts_while_its_servers_are_away(
     assert run("doctor").code == 1
     assert run("worker").code == 0
     assert started == ["worker"]
-
-
-def test_a_worker_does_not_start_beside_a_database_with_another_time(
-    house: House, run: Run, started: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    truly = StoreSurvey.now
-    late = 2 * house.settings.sweep_interval
-    monkeypatch.setattr(StoreSurvey, "now", lambda survey: truly(survey) - late)
-    ran = run("worker")
-    assert ran.code == 1
-    assert "clock.store: the clock of the database is" in ran.err
-    assert "behind this machine's" in ran.err
-    assert started == []
 
 
 def test_a_doctor_closes_its_connections(house: House) -> None:

@@ -80,23 +80,6 @@ def test_a_file_that_is_there_is_left_alone(
     assert path.read_text(encoding="utf-8") == "mine"
 
 
-def test_ended_messages_are_among_them_whichever_partition_they_are_in(
-    postgres_house: House, run: Run
-) -> None:
-    sent, old = (postgres_house.submit(f"r{n}") for n in range(2))
-    booked = postgres_house.submit(send_in=HOUR)
-    postgres_house.deliver(sent, old)
-    # Its day has no partition.
-    postgres_house.change([old], finished_at=postgres_house.database_time() - 48 * HOUR)
-    found = run("export", "--bodies").lines
-    assert [(each["id"], each["status"]) for each in found] == [
-        (str(sent.id), "sent"), (str(old.id), "sent"), (str(booked.id), "scheduled")
-    ]  # fmt: skip
-    assert [each["body"] for each in found] == [each.body for each in (sent, old, booked)]
-    ended = run("export", "--status", "sent").lines
-    assert [each["id"] for each in ended] == [str(sent.id), str(old.id)]
-
-
 def test_a_reader_that_stops_is_no_error(house: House, stored: list[Message]) -> None:
     house.store_copy(stored[0], rows=2_000)
     command = [sys.executable, "-m", "dispatcher", "export", "--bodies"]
@@ -135,11 +118,3 @@ def test_a_table_that_is_shown_is_obeyed_by_no_terminal(
     assert "\x9b" in to_file
     assert r"\u009b31m\u202e" in shown
     assert not {"\x9b", "\u202e"} & set(shown)
-
-
-def test_the_bar_of_a_file_ends_at_the_number_of_rows(
-    run: Run, stored: list[Message], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    ran = run("export", "--to-file", str(tmp_path / "all.csv"))
-    assert "5/5" in ran.err

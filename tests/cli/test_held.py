@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from zoneinfo import ZoneInfo
-
 import pytest
 
 from dispatcher import Message, Status
@@ -32,16 +30,6 @@ def test_held_messages_are_listed_oldest_first(run: Run, held: list[Message]) ->
     assert shown.code == 0
     assert [str(each.id) in shown.out for each in held] == [True, True, False]
     assert "1 of 10" in shown.out
-
-
-def test_the_times_of_held_messages_are_in_the_zone_of_the_settings(
-    run: Run, held: list[Message], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DISPATCHER_ZONE", "Asia/Kolkata")
-    since = held[0].next_attempt_at.astimezone(ZoneInfo("Asia/Kolkata"))
-    shown = run("held").out
-    assert "held since (Asia/Kolkata)" in shown
-    assert f"{since:%Y-%m-%d %H:%M:%S}" in shown
 
 
 @pytest.mark.parametrize(
@@ -82,19 +70,3 @@ def test_a_store_that_is_away_ends_it_with_what_was_decided(
     ran = run("release", str(held[0].id), str(held[1].id), "--json")
     assert (ran.code, ran.data) == (6, [])
     assert "store unavailable" in ran.err
-
-
-def test_submit_and_reschedule_take_the_options(house: House, run: Run) -> None:
-    to = ("--channel", "memory", "--recipient", "ada", "--text", "hello", "--send-in", "1 hour")
-    data = run("submit", *to, "--on-unknown", "hold", "--expire-after", "10 minutes", "--json").data
-    assert (data["on_unknown"], data["expire_after"]) == ("hold", 600.0)
-    moved = run(
-        "reschedule", data["id"], "--send-in", "2 hours", "--expire-after", "5 minutes", "--json"
-    ).data
-    assert moved["expire_after"] == 300.0
-    assert "on_unknown" in run("show", data["id"]).out
-    refused = run("submit", *to, "--on-unknown", "drop")
-    assert refused.code == 2
-    both = run("submit", *to, "--expire-after", "1 hour", "--expires-at", "2100-01-01T00:00Z")
-    assert both.code == 2
-    assert "--expire-after" in both.err

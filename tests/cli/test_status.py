@@ -11,11 +11,13 @@ import subprocess
 import sys
 from contextlib import closing, suppress
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from dispatcher import Message, Settings
+from dispatcher import Dispatcher, Message, Settings, StoreUnavailable
 from dispatcher.app import App
+from dispatcher.operations.overview import Overview
 from dispatcher.telemetry.liveness import LOST_AFTER, Kind
 from tests.cli.conftest import Run
 from tests.support.house import House
@@ -131,16 +133,26 @@ def test_without_redis_the_rest_is_told(
     assert [each["name"] for each in top["tops"]] == ["ada", "ben", "cyd"]
 
 
-def test_watching_goes_on_and_ends_in_good_order(house: House) -> None:
-    command = [sys.executable, "-m", "dispatcher", "status", "--watch", "--every", "0.1", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        assert child.stderr is not None
-        first, second = (json.loads(child.stdout.readline()) for _ in range(2))
-        child.send_signal(signal.SIGINT)
-        assert child.wait(60) == 0
-        assert child.stderr.read() == b""
-    assert first["now"] < second["now"]
+@pytest.mark.parametrize("form", [["--json"], []])
+def test_watching_goes_on_where_the_store_is_away(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch, form: list[str]
+) -> None:
+    read, looks = Dispatcher.status, 0
+
+    def status(self: Dispatcher, **asked: Any) -> Overview:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            raise StoreUnavailable("gone")
+        if looks == 3:
+            signal.raise_signal(signal.SIGINT)
+        return read(self, **asked)
+
+    monkeypatch.setattr(Dispatcher, "status", status)
+    ran = run("status", "--watch", "--every", "0.1", *form)
+    assert (ran.code, ran.err, looks) == (0, "", 3)
+    assert ran.out.count('"now"' if form else "dispatcher status") == 2
+    assert ran.out.count("gone") == 1
 
 
 def test_watching_in_a_terminal_ends_with_ctrl_c(house: House) -> None:

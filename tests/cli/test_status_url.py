@@ -48,13 +48,6 @@ def test_show_says_which_host_is_told_and_what_was(house: House, run: Run) -> No
     assert "hunter2" not in shown.out + people.out
 
 
-def test_a_message_without_a_status_url_shows_none(house: House, run: Run) -> None:
-    message = house.submit()
-    shown = run("show", str(message.id), "--json").data
-    assert (shown["status_host"], shown["notified_status"]) == (None, None)
-    assert "notified_status" not in run("show", str(message.id)).out
-
-
 def test_a_file_says_for_each_row_who_is_told(house: House, run: Run, tmp_path: Path) -> None:
     path = tmp_path / "messages.csv"
     path.write_text(f"recipient,text,send_in,status_url\nada,a,1 hour,{URL}\nben,b,1 hour,\n")

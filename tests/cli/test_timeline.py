@@ -13,7 +13,6 @@ import pytest
 
 from dispatcher.cli import output
 from dispatcher.cli.timeline import shown
-from dispatcher.errors import InvalidDraft
 from dispatcher.times.send_time import as_text
 from tests.cli.conftest import Run
 from tests.support.house import House, house_on
@@ -118,45 +117,6 @@ def test_as_json_it_tells_everything(busy: House, run: Run) -> None:
     assert data["next_slots"][0] == as_text(DAY)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["ada", "--hours", "3", "--days", "3"], "hours: given together with days"),
-        (["ada", "--channel", "fax"], "there is no channel 'fax'"),
-        (["ada", "--zone", "Mars"], "zone: "),
-        (["ada", "--days", "400"], "length: "),
-        (["ada", "--tenant", "acme"], "there is no option '--tenant'"),
-        (["--tenant", "acme"], "there is no option '--tenant'"),
-        ([], "SCOPE: not given"),
-        (["recipient.sms", "ada"], "SCOPE: a second one, 'ada'; accepted: one scope"),
-        (["--channel", "memory"], "'memory' as a whole has no quotas (channels.memory.quotas)"),
-        (["--channel", "memory"], "accepted: one that has, or a recipient too"),
-        (["ada", "--kind", "tenant"], "there is no option '--kind'"),
-    ],
-)
-def test_bad_input_is_one_sentence(house: House, run: Run, arguments: list[str], says: str) -> None:
-    ran = run("timeline", *arguments)
-    assert (ran.code, ran.out) == (2, "")
-    assert says in ran.err
-    assert ran.err.count("\n") == 1
-
-
-def test_a_channel_and_scopes_of_a_kind_are_looked_at_alone(
-    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    channels = {"memory": {"transport": "memory", "quotas": "9/hour"}, "b": {"transport": "memory"}}
-    scopes = {"tenant": {"quotas": "7/hour"}}
-    with house_on(
-        house.server, house.url, clock=house.clock, channels=channels, scopes=scopes
-    ) as other:
-        alone(other)
-    monkeypatch.setenv("DISPATCHER_SCOPES", '{"tenant": {"quotas": "7/hour"}}')
-    for arguments in (["--count", "tenant=acme"], ["--tenant", "acme"], ["--tenant=acme"]):
-        ran = run("timeline", *arguments)
-        assert ran.out.startswith("tenant:acme")
-    assert "--count tenant=acme" in run("timeline", "--help").out
-
-
 def test_slots_without_a_channel_say_whose_rules_they_leave_out(
     house: House, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,20 +132,6 @@ def test_slots_without_a_channel_say_whose_rules_they_leave_out(
         for ran in (run(*command, "--channel", "sms"), run(*command, "--json")):
             assert (ran.code, said in ran.out + ran.err) == (0, False)
     assert len(run("next-slot", "--recipient", "ada").out.splitlines()) == 1
-
-
-def alone(house: House) -> None:
-    house.submit(scopes={"tenant": "acme"}, send_at=DAY)
-    whole = house.dispatcher.timeline(channel="memory", start=DAY)
-    assert [(each.scope, len(each.booked)) for each in whole.windows] == [("channel.memory", 1)]
-    tenant = house.dispatcher.timeline(scopes={"tenant": "acme"}, start=DAY)
-    assert [(each.scope, len(each.booked)) for each in tenant.windows] == [("tenant:acme", 1)]
-    for asked in ({}, {"channel": "memory", "scopes": {"tenant": "acme"}}, {"channel": "b"}):
-        with pytest.raises(InvalidDraft):
-            house.dispatcher.timeline(**asked)
-    drawn = lines_of(house, scope=None, channel="memory")
-    assert drawn[0].startswith("channel.memory")
-    assert any("1/9" in line for line in drawn)
 
 
 def test_an_unknown_scope_says_so(house: House, run: Run) -> None:

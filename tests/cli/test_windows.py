@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import sys
-from datetime import timedelta
 from io import StringIO
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +12,6 @@ from dispatcher.operations import verification
 from dispatcher.times.send_time import to_ms
 from tests.cli.conftest import Run
 from tests.support.house import House
-from tests.support.waiting import wait_until
 
 AT = "2028-01-01T11:11:11Z"
 
@@ -83,26 +78,6 @@ def test_rebuild_puts_everything_right(
     assert wrong.reservations() == wrong.all_members()
 
 
-def test_rebuild_takes_single_shards_and_leaves_others_alone(
-    wrong: House, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DISPATCHER_SETTLE", "0.05")
-    shard = wrong.keys("ada").shard
-    opened = {
-        keys.shard: wrong.redis.hget(keys.epoch, "opened_at_ms") for keys in wrong.parts.fence.keys
-    }
-    ran = run("windows", "rebuild", "--shard", str(shard), "--yes")
-    assert ran.code == 0
-    assert "1 of 1 shards rebuilt" in ran.out
-    changed = {
-        keys.shard
-        for keys in wrong.parts.fence.keys
-        if wrong.redis.hget(keys.epoch, "opened_at_ms") != opened[keys.shard]
-    }
-    assert changed == {shard}
-    assert wrong.members("ada") == wrong.reservations()["ada"]
-
-
 def test_without_yes_it_asks_and_does_nothing_unless_told(
     wrong: House, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,18 +102,3 @@ def test_rebuild_exits_with_1_where_another_process_rebuilds_a_shard(
     assert "another process" in ran.out
     again = run("windows", "rebuild", "--yes", "--shard", "1", "--json")
     assert (again.code, again.data) == (0, {"wanted": 1, "rebuilt": [1]})
-
-
-@pytest.mark.long
-def test_a_rebuild_that_is_killed_is_taken_over(house: House, tmp_path: Path) -> None:
-    accepted = [house.submit(f"name {n}", send_at=AT) for n in range(9)]
-    shard = house.keys(accepted[0].scope)
-    command = [sys.executable, "-m", "dispatcher", "windows", "rebuild", "--yes"]
-    with subprocess.Popen([*command, "--shard", str(shard.shard)], cwd=tmp_path) as process:
-        wait_until(lambda: not house.redis.exists(shard.epoch), every=0.005)
-        process.send_signal(signal.SIGKILL)
-    assert house.redis.exists(shard.rebuild)
-    house.redis.delete(shard.rebuild)  # as the marker's expiry does
-    house.parts.reconciler.reconcile(settle=timedelta(0))
-    assert house.reservations() == house.all_members()
-    assert house.dispatcher.verify_windows().equal
