@@ -9,7 +9,6 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
@@ -252,37 +251,6 @@ def made(**settings: Any) -> Iterator[App]:
         yield app
     finally:
         app.close()
-
-
-@pytest.fixture
-def redis_broker() -> Iterator[RedisServer]:
-    """Give a broker that a test may stop."""
-    with RedisServer() as server:
-        yield server
-
-
-def test_a_redis_that_stops_and_comes_back(
-    own_redis: RedisServer, redis_broker: RedisServer, sqlite_template: Path
-) -> None:
-    addresses = {
-        "redis_url": own_redis.url,
-        "broker_url": broker_on(redis_broker.url),
-        "database_url": f"sqlite:///{sqlite_template}",
-    }
-    with made(**addresses) as app:
-        worker, beat = app.health(Kind.WORKER), app.health(Kind.BEAT)
-        assert worker.servers == [BROKER, "redis", "database"]
-        assert beat.servers == [BROKER]
-        for server, name in ((own_redis, "redis"), (redis_broker, BROKER)):
-            wait_until(lambda: worker.away() == [])
-            server.kill()
-            of_beat = [name] if name == BROKER else []
-            wait_until(partial(lambda those: worker.away() == those, [name]))
-            wait_until(partial(lambda those: beat.away() == those, of_beat))
-            assert worker.hangs_for() is None
-            server.start()
-        wait_until(lambda: worker.away() == [])
-        wait_until(lambda: beat.away() == [])
 
 
 @pytest.mark.parametrize("far", ["postgresql"], indirect=True)

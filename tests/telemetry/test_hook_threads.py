@@ -8,12 +8,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, ClassVar
+from typing import ClassVar
 from uuid import UUID
 
 import pytest
 
-from dispatcher import InvalidSettings, Message, Settings, Status, StoreUnavailable
+from dispatcher import InvalidSettings, Message, Status, StoreUnavailable
 from dispatcher.telemetry.hooks import KNOWN, Hooks, find
 from dispatcher.telemetry.journal import Journal, Transition
 from tests.support.house_fixtures import Build
@@ -213,13 +213,6 @@ def test_a_setting_that_names_no_hooks_is_refused(name: str, problem: str) -> No
     with pytest.raises(InvalidSettings, match=problem) as caught:
         find(f"{__name__}:{name}")
     assert caught.value.field == "hooks"
-
-
-@pytest.mark.parametrize("text", ["hooks", "my hooks:x", "a:b:c"])
-def test_a_setting_that_is_no_place_is_refused(text: str) -> None:
-    given: dict[str, Any] = {"hooks": text}
-    with pytest.raises(InvalidSettings):
-        Settings.load(**given)
 
 
 def test_a_submit_is_answered_where_the_system_gives_no_thread(

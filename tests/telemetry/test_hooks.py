@@ -106,36 +106,12 @@ def test_every_way_in_is_told_once(house: House) -> None:
     assert told(house) == [("scheduled", "scheduled")] * 4
 
 
-def test_ends_without_a_send_reach_the_hooks(house: House) -> None:
-    one, many, out, past = (house.submit(f"r{n}") for n in range(4))
-    house.dispatcher.cancel(one.id)
-    house.dispatcher.cancel_many([many.id])
-    house.parts.suppressions.add("r2", None)
-    house.change([past], send_at=house.database_time() - timedelta(hours=2),
-                 expires_at=house.database_time() - timedelta(seconds=9))  # fmt: skip
-    for _ in range(2):
-        house.deliver(out, past)
-    ends = told(house)[4:]
-    assert sorted(ends) == sorted([("cancelled", "cancelled")] * 3 + [("expired", "expired")])
-
-
 def test_a_cancel_is_told_once(house: House) -> None:
     one, *others = (house.submit(f"r{n}") for n in range(4))
     at_once([lambda: house.dispatcher.cancel(one.id)] * 4)
     house.dispatcher.cancel_many([each.id for each in (one, *others)])
     house.dispatcher.cancel(one.id, if_unchanged=house.again(one))
     assert told(house)[4:] == [("cancelled", "cancelled")] * 4
-
-
-def test_rescued_and_held_messages_reach_the_hooks(house: House) -> None:
-    held, again = house.submit("ada"), house.submit("ben", on_unknown="retry")
-    house.parts.delivery.shared.claims.claim([held.id, again.id])
-    house.end_claims(held, again)
-    assert house.parts.sweep.rescue() == 2
-    house.dispatcher.drop(held.id)
-    ends = told(house)[2:]
-    assert ("retry", "scheduled") in ends
-    assert ends[-1] == ("failed", "failed")
 
 
 def test_moves_reach_the_hooks_with_the_new_time(build: Build, house: House) -> None:

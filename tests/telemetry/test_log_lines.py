@@ -70,16 +70,6 @@ def test_lines_of_one_recipient_are_joined_by_a_digest_that_needs_the_key(
     assert KEY not in repr(journal) + repr(vars(journal))
 
 
-@pytest.mark.parametrize("transition", Transition)
-def test_nothing_is_made_of_a_line_that_nobody_wants(
-    transition: Transition, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.CRITICAL, "dispatcher.journal")
-    broken: Any = object()  # asked for its id it would raise, were a text made of it
-    Journal(log_key=KEY).tell_of(transition, broken, "sms", due_at=broken)
-    assert caplog.records == []
-
-
 def test_a_meter_that_fails_stops_counting_and_nothing_else(
     lines: pytest.LogCaptureFixture,
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -29,16 +28,13 @@ from opentelemetry.trace import (
 
 from dispatcher import (
     Draft,
-    InvalidSettings,
     Message,
     PerhapsSent,
     PermanentFailure,
     QuotaExceeded,
-    Settings,
     StoreUnavailable,
     TemporaryFailure,
 )
-from dispatcher.app import App
 from dispatcher.store import Listing
 from dispatcher.telemetry.spans import Spans
 from dispatcher.web import api
@@ -151,22 +147,6 @@ def test_a_send_is_linked_to_its_submit(traced: House, spans: Collected) -> None
         "dispatcher.outcome": "sent",
     }
     assert {each.status.status_code for each in (submit, deliver)} == {StatusCode.UNSET}
-
-
-def test_each_try_has_a_span_and_all_are_linked_to_the_one_submit(
-    traced: House, spans: Collected
-) -> None:
-    message = traced.submit()
-    fail_with(traced, TemporaryFailure("busy"))
-    traced.deliver(message)
-    fail_with(traced, None)
-    traced.change([message], next_attempt_at=message.send_at)
-    traced.deliver(message)
-    first, second = spans.named("dispatcher.deliver")
-    assert linked(first) == linked(second) == [stored(traced, message)]
-    assert [attributes(each)["dispatcher.attempt"] for each in (first, second)] == [1, 2]
-    assert first.status.status_code is StatusCode.ERROR
-    assert second.status.status_code is StatusCode.UNSET
 
 
 @pytest.mark.parametrize(
@@ -334,18 +314,6 @@ def test_a_refused_submit_tells_the_type_of_its_error(build: Build, spans: Colle
     assert CANARY not in spans.text()
 
 
-def test_the_same_key_gives_the_message_with_the_trace_of_its_first_submit(
-    traced: House, spans: Collected
-) -> None:
-    first, second = (traced.submit(idempotency_key="key") for _ in range(2))
-    traced.deliver(second)
-    submit, repeated = spans.named("dispatcher.submit")
-    assert second == first
-    assert first.trace == traceparent(submit)
-    assert attributes(repeated)["messaging.message.id"] == str(first.id)
-    assert linked(spans.named("dispatcher.deliver")[0]) == [first.trace]
-
-
 def test_no_span_names_a_recipient_a_scope_a_key_or_a_body(traced: House, spans: Collected) -> None:
     asked: dict[str, Any] = {
         "recipient": CANARY,
@@ -427,14 +395,3 @@ def test_without_an_sdk_what_a_caller_was_given_is_passed_on(traced: House) -> N
     with use_span(NonRecordingSpan(given)):
         message = traced.submit()
     assert stored(traced, message) == written(given)
-
-
-def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "dispatcher.telemetry.spans", raising=False)
-    for name in [each for each in sys.modules if each.partition(".")[0] == "opentelemetry"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with pytest.raises(InvalidSettings, match="needs opentelemetry") as caught:
-        App(Settings.load(traces=True)).submitter  # noqa: B018 - it is built
-    assert caught.value.field == "traces"
-    assert caught.value.accepted.startswith("pip install 'quota-dispatcher[traces]'")
