@@ -52,13 +52,6 @@ def test_a_link_leads_somewhere(name: str) -> None:
         assert not section or section in sections(path), f"{file}#{section}"
 
 
-def test_the_first_page_of_the_site_says_what_the_readme_says() -> None:
-    name, motto, introduction = page("README.md").split("\n\n")[:3]
-    first = page("docs/index.md").split("\n\n")
-    assert first[:2] == [name, motto]
-    assert introduction in first
-
-
 @pytest.mark.parametrize("name", ["README.md", "docs/operating.md", "docs/submitting.md"])
 def test_the_settings_of_a_page_are_read(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -6,8 +6,6 @@ import shutil
 from html import unescape
 from pathlib import Path
 
-import pytest
-
 from dispatcher.cli import demo
 from docs.pictures import draw_commands
 from tests.support.servers import RedisServer
@@ -42,8 +40,3 @@ def test_the_picture_of_the_demo_shows_each_of_its_steps() -> None:
     assert len(headings) == 4
     for heading in (*headings, "every promise was kept"):
         assert heading in shown, AGAIN
-
-
-@pytest.mark.parametrize("name", ["status", "timeline", "demo"])
-def test_a_picture_asks_nobody_else_for_anything(name: str) -> None:
-    assert "url(http" not in picture(name)

@@ -23,10 +23,6 @@ def test_a_public_name_is_importable_and_documented(name: str) -> None:
     assert not value.__doc__.startswith(f"{name}("), "a docstring of its own, not a generated one"
 
 
-def test_names_are_sorted_and_said_once() -> None:
-    assert dispatcher.__all__ == sorted(set(dispatcher.__all__))
-
-
 def test_nothing_public_is_left_out() -> None:
     public = {
         name
@@ -51,11 +47,6 @@ def test_a_type_checker_reads_the_names_from_where_they_are_imported() -> None:
     }
 
 
-def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'Dispatchr'"):
-        getattr(dispatcher, "Dispatchr")  # noqa: B009 - a type checker knows that it is not there
-
-
 def test_every_error_a_caller_may_meet_is_public() -> None:
     tree = {
         name
@@ -70,9 +61,3 @@ def test_a_package_exports_what_exists(name: str) -> None:
     package = importlib.import_module(f"dispatcher.{name}")
     for each in package.__all__:
         assert hasattr(package, each)
-
-
-def test_errors_of_limiters_are_exported_beside_them() -> None:
-    limiters = importlib.import_module("dispatcher.limiters")
-    assert limiters.LimitReached is errors.LimitReached
-    assert limiters.LimitersUnavailable is errors.LimitersUnavailable

@@ -78,22 +78,6 @@ def test_no_page_scrolls_sideways_or_loads_from_other_hosts(tab: Tab, site: Path
     assert tab.errors == []
 
 
-def test_home_shows_how_to_install_and_code_in_the_first_screen(tab: Tab) -> None:
-    page = tab.go("/index.html")
-    for shown in ("pip install 'quota-dispatcher", "refused.next_slot"):
-        box = page.locator("pre", has_text=shown).first.bounding_box()
-        assert box
-        assert box["y"] + box["height"] <= SCREEN["height"], shown
-
-
-def test_the_reference_begins_with_submit_and_has_tables(tab: Tab) -> None:
-    page = tab.go("/reference/dispatcher.html")
-    assert page.locator(".doc-heading").first.get_attribute("id") == "dispatcher.Dispatcher.submit"
-    tables = page.locator(".doc-function").first.locator("table")
-    assert tables.nth(0).locator("td", has_text="idempotency_key").count() == 1
-    assert tables.nth(1).locator("td", has_text="QuotaExceeded").count() == 1
-
-
 def test_pages_lead_on_and_output_looks_unlike_input(tab: Tab) -> None:
     page = tab.go("/tutorial.html")
     assert page.locator(".md-footer__link--prev").get_attribute("href") == "index.html"

@@ -6,8 +6,6 @@ import re
 from itertools import product
 from pathlib import Path
 
-import pytest
-
 from dispatcher.message import Status
 from docs.pictures.draw_states import DELETED, NONE, PICTURE, WAYS, svg
 
@@ -39,15 +37,6 @@ def test_it_shows_every_way_that_is_listed_and_no_other() -> None:
     assert not ways & pruned, "said below it"
 
 
-def test_no_way_is_drawn_twice() -> None:
-    assert len({(each.source, each.target) for each in WAYS}) == len(WAYS)
-
-
 def test_it_is_the_one_drawn() -> None:
     again = "python -m docs.pictures.draw_states draws it again"
     assert PICTURE.read_text(encoding="utf-8") == svg(), again
-
-
-@pytest.mark.parametrize("page", sorted(PAGE.parent.rglob("*.md")), ids=lambda page: page.stem)
-def test_no_page_of_the_site_has_a_picture_that_only_a_script_of_others_draws(page: Path) -> None:
-    assert "```mermaid" not in page.read_text(encoding="utf-8")

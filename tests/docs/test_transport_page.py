@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
 import tomllib
@@ -14,10 +13,7 @@ import pytest
 
 from dispatcher import (
     InvalidDraft,
-    PerhapsSent,
-    PermanentFailure,
     Settings,
-    TemporaryFailure,
 )
 from dispatcher.testing import TransportSuite, a_message
 from dispatcher.transports import Checks, load, mail, smtp
@@ -64,36 +60,6 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package.parent
 
 
-def made(receiver: Receiver) -> Any:
-    return importlib.import_module("shop.push").Push(address(receiver), "a token", timeout=5)
-
-
-def test_the_transport_has_twenty_lines() -> None:
-    code = shown("python", "# shop/push.py").split("\nclass ")[1]
-    assert len([line for line in code.splitlines() if line.strip()]) == 20
-
-
-def test_it_sends(shop: Path, receiver: Receiver) -> None:
-    message = a_message()
-    assert made(receiver).send(message) == "pushed to ada"
-    assert keys(receiver) == [str(message.id)]
-
-
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [(404, PermanentFailure), (503, TemporaryFailure), (None, PerhapsSent)],
-)
-def test_it_tells_failures_apart(
-    shop: Path, receiver: Receiver, status: int | None, kind: type[Exception]
-) -> None:
-    if status is None:
-        receiver.answer = Handler.hang_up
-    else:
-        receiver.answers(status)
-    with pytest.raises(kind):
-        made(receiver).send(a_message())
-
-
 def test_its_tests_pass(
     shop: Path, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,16 +102,6 @@ def test_its_settings_are_read_and_a_secret_may_come_from_the_environment(
     settings = Settings.load()
     assert "relay.shop.example:587" in repr(load("email", settings.channels["email"], settings))
     assert settings.channels["email"].options["from"] == "Shop <mail@shop.example>"
-
-
-def test_its_receiver_on_this_machine_is_one_option_away(receiver: Receiver) -> None:
-    options = tomllib.loads(shown("toml", "[channels.local]"))["channels"]["local"]["options"]
-    assert options.keys() == {"url"}
-    options["url"] = options["url"].replace("http://127.0.0.1:8099", address(receiver))
-    settings = Settings.load(channels={"local": {"transport": "webhook", "options": options}})
-    message = a_message()
-    load("local", settings.channels["local"], settings).send(message)
-    assert keys(receiver) == [str(message.id)]
 
 
 def test_its_email_can_be_sent() -> None:

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from contextlib import ExitStack
 from dataclasses import replace
-from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -68,32 +67,6 @@ def test_the_doctor_knows_no_vulnerability_of_the_redis_servers() -> None:
         if name == "redis":
             facts = replace(SOUND, version=version, valkey="", is_private=False)
             assert server_checks.redis_vulnerabilities(facts).level is Level.OK, version
-
-
-def test_the_small_deployment_needs_nothing_of_the_cluster() -> None:
-    small = SERVICES.keys() - CLUSTER.keys()
-    assert small == {"postgres", "redis", "broker", "migrate", "worker", "beat"}
-    for name in small:
-        assert not SERVICES[name].get("depends_on", {}).keys() & CLUSTER.keys(), name
-        assert "networks" not in SERVICES[name], name
-
-
-def test_a_service_of_the_cluster_waits_for_servers_that_there_are() -> None:
-    assert len(NODES) == 6
-    for name, each in CLUSTER.items():
-        assert {*each.get("depends_on", {})} <= SERVICES.keys(), name
-    assert CLUSTER["redis-cluster"]["depends_on"].keys() == NODES.keys()
-    named = {each.partition(":")[0] for node in NODES.values() for each in node["volumes"]}
-    assert named == NODES.keys() <= FILE["volumes"].keys(), "each node has data of its own"
-
-
-def test_the_nodes_are_joined_at_the_addresses_that_they_have() -> None:
-    network = FILE["networks"]["redis-cluster"]["ipam"]["config"][0]["subnet"]
-    held = [node["networks"]["redis-cluster"]["ipv4_address"] for node in NODES.values()]
-    joined = CLUSTER["redis-cluster"]["environment"]["NODES"].split()
-    assert joined == [f"{each}:6379" for each in held]
-    assert len(set(held)) == 6
-    assert all(ip_address(each) in ip_network(network) for each in held)
 
 
 def test_worker_and_beat_of_the_cluster_have_settings_that_there_are() -> None:

@@ -59,12 +59,6 @@ def mounts(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield each["mountPath"], volumes(PODS[name])[each["name"]]
 
 
-def test_there_are_three_pods_of_one_container_and_every_file_is_applied() -> None:
-    assert CONTAINERS.keys() == {*SERVICES, "dispatcher-migrate"}
-    files = {each.name for each in FOLDER.glob("*.yaml")} - {"kustomization.yaml"}
-    assert files == {*KUSTOMIZATION["resources"]}
-
-
 def test_the_environment_is_made_of_settings() -> None:
     given = data("dispatcher-environment")
     assert all(name.startswith("DISPATCHER_") for name in given)
@@ -132,12 +126,6 @@ def test_probes_ask_paths_and_a_port_that_answer(name: str) -> None:
         assert container[each]["timeoutSeconds"] > PATIENCE.total_seconds()
 
 
-def test_prometheus_is_led_to_the_port_of_the_metrics() -> None:
-    worker = OBJECTS["Deployment", "dispatcher-worker"]["spec"]["template"]["metadata"]
-    port = data("dispatcher-environment")["DISPATCHER_METRICS_PORT"]
-    assert worker["annotations"]["prometheus.io/port"] == port
-
-
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_a_pod_has_few_rights(name: str) -> None:
     pod, container = PODS[name], CONTAINERS[name]
@@ -172,13 +160,3 @@ def test_the_manifests_run_one_beat_and_replace_workers_one_at_a_time() -> None:
     budget = OBJECTS["PodDisruptionBudget", "dispatcher-worker"]["spec"]
     assert budget["maxUnavailable"] < worker["replicas"]
     assert budget["selector"] == worker["selector"]
-
-
-@pytest.mark.parametrize("name", SERVICES)
-def test_a_deployment_selects_its_own_pods(name: str) -> None:
-    spec = OBJECTS["Deployment", name]["spec"]
-    labels = spec["template"]["metadata"]["labels"]
-    assert spec["selector"]["matchLabels"] == labels
-    assert labels["app.kubernetes.io/component"] == name.removeprefix("dispatcher-")
-    spread = PODS[name].get("topologySpreadConstraints", [])
-    assert all(each["labelSelector"]["matchLabels"] == labels for each in spread)

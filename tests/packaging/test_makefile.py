@@ -48,13 +48,6 @@ def test_a_demo_installs_the_demo_alone_and_only_once(clone: Path) -> None:
     assert installs(clone, "test") == ["dev"]
 
 
-def test_the_environment_of_development_is_enough_for_the_demo(clone: Path) -> None:
-    would = subprocess.run(
-        ["make", "--dry-run", "test"], cwd=clone, capture_output=True, text=True, check=True
-    )
-    assert "touch .venv/.playable .venv/.ready" in would.stdout
-
-
 def test_each_pinned_version_takes_the_oldest_python_that_is_promised() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     oldest = project["requires-python"].removeprefix(">=") + ".0"
