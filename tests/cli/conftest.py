@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ from dispatcher import cli
 from dispatcher.cli import output
 from dispatcher.times.clock import SystemClock
 from tests.support.house import House, house_on
-from tests.support.processes import run_command
 from tests.support.servers import RedisServer
 
 
@@ -77,9 +75,3 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         return Ran(code if isinstance(code, int) else 1 if code else 0, shown.out, shown.err)
 
     return call
-
-
-def run_process(*arguments: str, cwd: Path) -> Ran:
-    """Run ``python -m dispatcher …`` as a process."""
-    done = run_command(arguments, cwd, os.environ, 60)
-    return Ran(done.returncode, done.stdout, done.stderr)

@@ -69,32 +69,6 @@ def test_without_yes_it_asks_and_tells_how_many(
     assert run("cancel", "--all", "--yes").out == "cancel: 6 of 6 messages done\n"
 
 
-def test_filters_by_scope_prefix_and_date(
-    run: Run, house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DISPATCHER_SCOPES__TENANT__QUOTAS", "99/day")
-    house.parts.redis.flushall()
-    with Dispatcher() as dispatcher:
-        dispatcher.rebuild_windows()
-        for n, at in enumerate(("2030-01-07T23:30", "2030-01-08T00:30", "2030-01-08T23:30")):
-            dispatcher.submit(
-                channel="memory", recipient=f"r{n}", body={}, send_at=at, zone="Europe/Berlin",
-                scopes={"tenant": ("acme", "ajax")[n % 2]}, idempotency_key=f"winter:{n}",
-            )  # fmt: skip
-        house.submit("ben", idempotency_key="summer:1", send_at="2030-06-01T00:00Z")
-    day = ("--from", "2030-01-08", "--to", "2030-01-09", "--zone", "Europe/Berlin")
-    for filters, recipients in (
-        (("--count", "tenant=acme"), ["r2", "r0"]),
-        (("--count", "recipient.memory=r1"), ["r1"]),
-        (("--count", "channel.memory=memory", "--key-prefix", "winter:"), ["r2", "r1", "r0"]),
-        (("--key-prefix", "winter:", *day), ["r2", "r1"]),
-        (("--from", "2030-01-08"), ["ben", "r2"]),
-    ):
-        found = run("list", *filters, "--json").lines
-        assert [each["recipient"] for each in found] == recipients, filters
-    assert run("cancel", *day, "--count", "tenant=acme", "--yes", "--json").data["done"] == 1
-
-
 def test_reasons_are_told_and_the_first_gives_the_exit_code(
     house: House, run: Run, many: list[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -298,12 +298,10 @@ def test_a_broker_that_cannot_be_read_is_said_before_the_start(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("command", [["export"], ["version", "--json"]])
-def test_an_output_that_takes_no_more_is_one_sentence(house: House, command: list[str]) -> None:
-    submitted(house)
+def test_an_output_that_takes_no_more_is_one_sentence() -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "dispatcher", *command],
+            [sys.executable, "-m", "dispatcher", "version", "--json"],
             stdout=full, stderr=subprocess.PIPE, check=False,
         )  # fmt: skip
     said = done.stderr.decode()

@@ -44,25 +44,6 @@ def test_status_top_and_verify_show_names_of_strangers(house: House, run: Run) -
         assert not OBEYED & set(ran.out + ran.err), command
 
 
-def test_in_a_narrow_terminal_no_id_number_or_recipient_is_broken_over_lines(
-    house: House, run: Run
-) -> None:
-    messages = [
-        house.submit(f"+49151123456{n:02}", send_at=f"2027-01-01T00:00:{n:02}Z") for n in range(3)
-    ]
-    house.change(messages[:1], status="failed", finished_at=house.database_time())
-    words = {each for message in messages for each in (str(message.id), message.recipient)}
-    for command, shown in (
-        (("list",), words | {"2027-01-01", "00:00:02"}),
-        (("list", "--zone", "Asia/Kolkata"), words | {"2027-01-01", "05:30:02"}),
-        (("top",), set()),
-        (("status",), {"2", "1"}),
-    ):
-        out = run(*command, columns=40).out
-        assert max(map(len, out.splitlines())) <= 40, command
-        assert shown <= set(out.split()), command
-
-
 def test_help_shows_no_type_for_a_flag(run: Run) -> None:
     for command in ((), ("list",), ("cancel",), ("windows", "verify")):
         ran = run(*command, "--help")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import logging
+import re
 import signal
 import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -44,14 +45,9 @@ def passes(count: int) -> list[bool]:
 
 
 def test_every_point_stands_in_the_code_once_and_is_known() -> None:
-    named: Counter[str] = Counter()
-    for path in Path(dispatcher.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "fault":
-                [name] = node.args
-                assert isinstance(name, ast.Constant)
-                named[str(name.value)] += 1
-    assert named == Counter(POINTS)
+    sources = Path(dispatcher.__file__).parent.rglob("*.py")
+    calls = (re.findall(r"\bfault\((?!point)\"?([^)\"]*)", each.read_text()) for each in sources)
+    assert Counter(chain.from_iterable(calls)) == Counter(POINTS)
 
 
 def test_every_point_is_named_in_a_test() -> None:

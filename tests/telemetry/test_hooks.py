@@ -114,23 +114,11 @@ def test_a_cancel_is_told_once(house: House) -> None:
     assert told(house)[4:] == [("cancelled", "cancelled")] * 4
 
 
-def test_moves_reach_the_hooks_with_the_new_time(build: Build, house: House) -> None:
+def test_moves_reach_the_hooks_with_the_new_time(house: House) -> None:
     far = house.submit(send_in=timedelta(hours=9))
     moved = house.dispatcher.reschedule(far.id, send_in=timedelta(hours=10))
     assert told(house)[1:] == [("rescheduled", "scheduled")]
     assert CALLS[-1][1] == moved
-    CALLS.clear()
-    channels = {"memory": {"transport": "memory", "limits": ["1/minute"]}}
-    house = build(clock=hour_ago(), hooks=f"{__name__}:Hooks", channels=channels)
-    one, two = (house.submit(f"r{n}", send_in=timedelta(hours=1)) for n in range(2))
-    house.change([one, two], next_attempt_at=house.database_time())
-    house.deliver(one, two)
-    kinds = [kind for kind, _ in told(house)]
-    assert kinds[:2] == ["scheduled", "scheduled"]
-    assert sorted(kinds[2:]) == ["sent", "snoozed"]
-    snoozed = next(each for kind, each in CALLS if kind == "snoozed")
-    assert snoozed.attempt_count == 0
-    assert snoozed.next_attempt_at > house.database_time()
 
 
 def test_the_process_that_enqueues_calls_the_hook(build: Build) -> None:

@@ -21,7 +21,9 @@ from tests.web.test_keys import SCOPES, kind
 from tests.web.test_messages import new
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
-OF_COMMANDS = {"count": "scopes", "from": "from_at", "until": "until_at"}
+OF_COMMANDS = {
+    "count": "scopes", "from": "from_at", "until": "until_at", "key": "idempotency_key",
+}  # fmt: skip
 """Filters that have another name as an attribute of a command's options."""
 
 
