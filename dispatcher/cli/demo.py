@@ -13,7 +13,6 @@ from typing import Annotated, NamedTuple
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from dispatcher.cli import output
 from dispatcher.cli.app import examples, say_error
@@ -141,28 +140,30 @@ def _check(outcome: _Outcome, path: Path) -> None:
     sent: dict[str, list[str]] = {}
     for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
         sent.setdefault(line["id"], []).append(line["sent_at"])
-    table = Table(title="\nWhat reached the file transport", title_justify="left", box=None)
-    for heading in ("recipient", "text", "promised (UTC)", "actual", "late by"):
-        table.add_column(heading)
+    rows: list[tuple[str, ...]] = []
     for message in outcome.promised:
         times = sent.pop(str(message.id), [])
         _require(len(times) == 1, f"{message.id} was sent {len(times)} times")
         actual = datetime.fromisoformat(times[0])
         late = actual - message.send_at
         _require(late >= timedelta(0), f"{message.id} was sent early")
-        table.add_row(
-            message.recipient,
-            str(message.body["text"]),
-            _time(message.send_at),
-            actual.strftime("%H:%M:%S.%f")[:-3],
-            f"{late // MILLISECOND} ms",
+        rows.append(
+            (
+                message.recipient,
+                str(message.body["text"]),
+                _time(message.send_at),
+                actual.strftime("%H:%M:%S.%f")[:-3],
+                f"{late // MILLISECOND} ms",
+            )
         )
     cancelled = outcome.cancelled
     _require(str(cancelled.id) not in sent, "the cancelled message was sent")
     text, at = str(cancelled.body["text"]), _time(cancelled.send_at)
-    table.add_row(cancelled.recipient, text, at, "[dim]never[/]", "")
+    rows.append((cancelled.recipient, text, at, "[dim]never[/]", ""))
     _require(not sent, "a message was sent that was not submitted")
-    output.out.print(table)
+    output.out.print("\n[italic]What reached the file transport[/]")
+    headings = ("recipient", "text", "promised (UTC)", "actual", "late by")
+    output.out.print(output.listed(headings, rows))
     output.out.print("\n[green]✓ every promise was kept[/]")
 
 

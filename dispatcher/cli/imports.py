@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
-from rich.table import Table
 from rich.text import Text
 
 from dispatcher.cli import output
@@ -131,12 +130,8 @@ def _report(job: ImportJob) -> None:
         output.out.print(f"the first goes at {data['first_send_at']}, the last at "
                        f"{data['last_send_at']}")  # fmt: skip
     if job.reasons:
-        table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-        table.add_column("reason")
-        table.add_column("rows", justify="right")
-        for reason, count in data["reasons"].items():
-            table.add_row(escape(reason), f"{count:,}")
-        output.out.print(table)
+        rows = [(escape(reason), f"{count:,}") for reason, count in data["reasons"].items()]
+        output.out.print(output.listed(("reason", "rows"), rows, right=("rows",)))
     rejections = data.get("rejections", [])
     for each in rejections[:_SHOWN]:
         output.out.print(f"line {each['line']}: {escape(each['error'])}", soft_wrap=True)

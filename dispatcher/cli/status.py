@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from threading import Event
 from typing import Annotated, Any
@@ -154,29 +155,25 @@ def refusals(
 
 
 def _watch(read: Callable[[], _Shown], every: timedelta, stopped: Event, *, as_json: bool) -> None:
-    def look() -> _Shown:
-        try:
-            return read()
-        except Unavailable as error:
-            text = Text(f"{error}; looking again", style="red")
-            return {"error": str(error)}, text
-
-    if as_json:
-        _repeat(lambda: output.as_line(look()[0]), every, stopped)
-    elif not output.out.is_terminal:
-        _repeat(lambda: output.out.print(look()[1]), every, stopped)
-    else:
-        with Live(console=output.out, auto_refresh=False, screen=True) as live:
-            _repeat(lambda: live.update(look()[1], refresh=True), every, stopped)
-
-
-def _repeat(look: Callable[[], object], every: timedelta, stopped: Event) -> None:
     clock = SystemClock()
-    while not stopped.is_set():
-        began = clock.monotonic()
-        look()
-        took = clock.monotonic() - began
-        stopped.wait(max(every.total_seconds() - took, _PAUSE * took))
+    screen = Live(console=output.out, auto_refresh=False, screen=True)
+    is_live = output.out.is_terminal and not as_json
+    with screen if is_live else nullcontext():
+        while not stopped.is_set():
+            began = clock.monotonic()
+            try:
+                data, shown = read()
+            except Unavailable as error:
+                data = {"error": str(error)}
+                shown = Text(f"{error}; looking again", style="red")
+            if is_live:
+                screen.update(shown, refresh=True)
+            elif as_json:
+                output.as_line(data)
+            else:
+                output.out.print(shown)
+            took = clock.monotonic() - began
+            stopped.wait(max(every.total_seconds() - took, _PAUSE * took))
 
 
 def overview_picture(found: Overview) -> RenderableType:
