@@ -146,6 +146,7 @@ def test_watching_goes_on_where_the_store_is_away_and_ends_with_ctrl_c(
 
     monkeypatch.setattr(Dispatcher, "status", status)
     monkeypatch.setattr(output.out, "_force_terminal", form == "terminal")
+    monkeypatch.setattr(output.out, "is_interactive", form == "terminal")
     ran = run("status", "--watch", "--every", "0.1", *(["--json"] if form == "json" else []))
     assert (ran.code, ran.err, looks) == (0, "", 3)
     assert ran.out.count('"now"' if form == "json" else "dispatcher status") == 2

@@ -78,19 +78,6 @@ def test_no_page_scrolls_sideways_or_loads_from_other_hosts(tab: Tab, site: Path
     assert tab.errors == []
 
 
-def test_pages_lead_on_and_output_looks_unlike_input(tab: Tab) -> None:
-    page = tab.go("/tutorial.html")
-    assert page.locator(".md-footer__link--prev").get_attribute("href") == "index.html"
-    assert page.locator(".md-footer__link--next").get_attribute("href") == "why-refused.html"
-
-    def ground(language: str) -> str:
-        code = page.locator(f".language-{language} code").first
-        return str(code.evaluate("code => getComputedStyle(code).backgroundColor"))
-
-    assert ground("sh") != ground("text") == "rgba(0, 0, 0, 0)"
-    assert not page.locator(".language-text button").first.is_visible()
-
-
 def verdict(page: Page) -> str:
     return page.locator("#pg-verdict").inner_text()
 
