@@ -1,241 +1,309 @@
-"""A submit, a cancel, a reschedule dies at a named line: nothing is lost, doubled or leaked."""
+"""A submit, a cancel, a move dies at a named line: nothing is lost, doubled or leaked.
+
+Each message counts in three shards. Promises P1, P3 and P6: also before the repair no window holds
+more than its quotas allow; after it the windows and the store agree.
+"""
 
 from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy.orm import Session
 
 from dispatcher import Dispatcher, Draft, Message, QuotaExceeded, Status
 from dispatcher.faults import VARIABLE
+from dispatcher.quota import Quota
+from dispatcher.redis.keys import scope_of, shard_of
 from dispatcher.times.clock import SystemClock
-from tests.support.all_windows import promised, windows_of
+from tests.support.all_windows import pending_entries, promised, windows_of
 from tests.support.callers import callers_engine
 from tests.support.crashes import CHANNEL, ROOMY, How, die, heal, judge, lines, published, reconcile
 from tests.support.environment import child_environment, dispatcher_command
 from tests.support.house import BODY, House
 from tests.support.house_fixtures import Build
+from tests.support.model import is_broken
+from tests.support.soak import a_third_of
 
-LATER = timedelta(hours=2)
-PEOPLE = ("ada", "ben", "cyd")
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+SHARDS = 16
+OF_CHANNEL = shard_of(f"@channel.{CHANNEL}", SHARDS)
+FREE = [shard for shard in range(SHARDS) if shard != OF_CHANNEL]
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 each_how = pytest.mark.parametrize(
     ("database_url", "how"), [("postgresql", "kill"), ("sqlite", "raise")],
     indirect=["database_url"],
 )  # fmt: skip
 
 
-@pytest.fixture
-def house(build: Build, tmp_path: Path) -> House:
-    """Give a house whose channel writes to a ledger; its time is the machine's."""
-    return ledger_house(build, tmp_path)
+def named(shard: int, home: str = "{}") -> str:
+    """Return a name that makes its scope lie in that shard."""
+    names = (f"name {n}" for n in count())
+    return next(name for name in names if shard_of(home.format(name), SHARDS) == shard)
+
+
+TENANTS = [named(shard, "@tenant:{}") for shard in (FREE[0], FREE[-1])]
+"""One is booked before the channel, the other after it."""
+PEOPLE = [named(shard) for shard in FREE[1:-1]]
 
 
 def ledger_house(build: Build, folder: Path, **settings: Any) -> House:
+    """Give a house whose channel writes to a ledger; its time is the machine's."""
     channel = {
         "transport": "tests.support.ledger:Ledger",
         "options": {"path": str(folder / "ledger")},
         "max_attempts": 10,
+        "quotas": ["5/minute"],
     }
-    return build(clock=SystemClock(), channels={CHANNEL: channel}, **ROOMY | settings)
+    scopes = {"tenant": {"quotas": ["3/minute"]}}
+    quotas = {"quotas": ["1/minute", "30/hour"], "shards": SHARDS, "scopes": scopes}
+    return build(clock=SystemClock(), channels={CHANNEL: channel}, **ROOMY | quotas | settings)
 
 
-def wish(recipient: str, **more: Any) -> dict[str, Any]:
-    asked = {"channel": CHANNEL, "recipient": recipient, "body": BODY, "idempotency_key": recipient}
+@pytest.fixture
+def house(build: Build, tmp_path: Path) -> House:
+    return ledger_house(build, tmp_path)
+
+
+def wish(number: int = 0, **more: Any) -> dict[str, Any]:
+    asked = {"channel": CHANNEL, "recipient": PEOPLE[number], "body": BODY}
+    asked |= {"idempotency_key": f"key {number}", "scopes": {"tenant": TENANTS[number % 2]}}
     return asked | {"send_in": timedelta(0)} | more
 
 
 def submits(dispatcher: Dispatcher, **more: Any) -> None:
-    dispatcher.submit(**wish("ada", **more))
+    dispatcher.submit(**wish(**more))
 
 
 def joins(dispatcher: Dispatcher) -> None:
     engine = callers_engine(dispatcher._app.database)
     with engine as own, Session(own) as session, session.begin():
-        dispatcher.submit(**wish("ada"), session=session)
+        dispatcher.submit(**wish(), session=session)
 
 
 def submits_many(dispatcher: Dispatcher) -> None:
-    dispatcher.submit_many([Draft(**wish(each)) for each in PEOPLE])
+    dispatcher.submit_many([Draft(**wish(number)) for number in range(3)])
 
 
 def submits_all(dispatcher: Dispatcher) -> None:
-    dispatcher.submit_many([Draft(**wish(each)) for each in PEOPLE], atomic=True)
+    dispatcher.submit_many([Draft(**wish(number)) for number in range(3)], atomic=True)
 
 
-def submits_in_two_shards(dispatcher: Dispatcher) -> None:
-    submits(dispatcher, scopes={"tenant": "acme"})
+def keeps_quotas(house: House) -> bool:
+    """Whether no window holds more than its quotas allow, whoever the reservations belong to."""
+    for name, members in windows_of(house).items():
+        found = scope_of(name.encode())
+        assert found is not None
+        for quota in house.settings.quotas_of[found[0]]:
+            assert isinstance(quota, Quota)
+            if is_broken(members.values(), (quota.count, quota.length_ms)):
+                return False
+    return True
 
 
-def cancels(dispatcher: Dispatcher, message: Message) -> None:
-    dispatcher.cancel(message.id)
+CRASHES: tuple[tuple[str, Callable[..., None], int, int, bool], ...] = (
+    ("submit.before_reserve", submits, 0, 0, False),
+    ("reserve.between_shards", submits, 1, 0, False),
+    ("reserve.between_shards@2", submits, 2, 0, False),
+    ("submit.after_reserve", submits, 3, 0, False),
+    ("submit.after_commit", submits, 3, 1, False),
+    ("submit.after_enqueue", submits, 3, 1, True),
+    ("submit.after_reserve", joins, 3, 0, False),
+    ("joined.after_add", joins, 3, 0, False),
+    ("joined.after_commit", joins, 3, 1, False),
+    ("submit.after_enqueue", joins, 3, 1, True),
+    ("reserve.between_shards@4", submits_many, 5, 0, False),
+    ("submit.after_reserve", submits_many, 9, 0, False),
+    ("submit.after_commit", submits_many, 9, 3, False),
+    ("submit.after_enqueue", submits_many, 9, 3, True),
+    ("submit.after_reserve", submits_all, 9, 0, False),
+)
+"""The point, who dies there, how many reservations and messages there are, whether published."""
 
 
-def cancels_many(dispatcher: Dispatcher, message: Message) -> None:
-    dispatcher.cancel_many([message.id])
+@each_how
+@pytest.mark.parametrize(
+    "crash", CRASHES, ids=[f"{each[1].__name__} {each[0]}" for each in CRASHES]
+)
+def test_a_submit_that_dies_leaves_its_message_or_nothing_and_can_be_repeated(
+    house: House, how: How, crash: tuple[str, Callable[..., None], int, int, bool]
+) -> None:
+    """Also at once: each repeat renews what the dead one reserved."""
+    point, work, reserved, stored, is_published = crash
+    die(point, work, house.settings, how=how)
+    if how == "kill":
+        assert sum(map(len, windows_of(house).values())) == reserved
+    rows = house.rows()
+    assert len(rows) == stored
+    assert {each for ids in published(house) for each in ids} == (
+        {row[0] for row in rows} if is_published else set()
+    )
+    before = {each.recipient: each for each in house.dispatcher.select()}
+    work(house.dispatcher)
+    messages = [*house.dispatcher.select()]
+    assert len(messages) == (1 if work in (submits, joins) else 3)
+    for each in messages:
+        assert before.get(each.recipient, each) == each, "the same message, not another one"
+    assert keeps_quotas(house)
+    heal(house)
+    judge(house, [each.id for each in messages])
+    assert len(lines(house)) == 2 * len(messages), "each begins once and ends once"
+
+
+@on_postgresql
+@pytest.mark.parametrize(
+    "point",
+    a_third_of(["reserve.between_shards", "submit.after_commit", "submit.after_reserve",
+                "reserve.between_shards@2"]),
+)  # fmt: skip
+def test_a_reservation_of_a_killed_submit_counts_until_it_is_found_to_be_an_orphan(
+    house: House, point: str
+) -> None:
+    at: dict[str, Any] = {"send_in": None, "send_at": house.clock.now() + 2 * HOUR}
+    die(point, submits_at, house.settings, at["send_at"])
+    with pytest.raises(QuotaExceeded):
+        submits(house.dispatcher, **at, idempotency_key="another")
+    reconcile(house)
+    if house.rows():
+        with pytest.raises(QuotaExceeded):
+            submits(house.dispatcher, **at, idempotency_key="another")
+    else:
+        assert windows_of(house) == {}
+        submits(house.dispatcher, **at, idempotency_key="another")
+    assert len(house.rows()) == 1
+    assert windows_of(house) == promised(house)
+
+
+def submits_at(dispatcher: Dispatcher, at: datetime) -> None:
+    submits(dispatcher, send_in=None, send_at=at)
+
+
+def cancels(dispatcher: Dispatcher, message_id: UUID) -> None:
+    dispatcher.cancel(message_id)
 
 
 def opts_out(dispatcher: Dispatcher, recipient: str) -> None:
     dispatcher.suppress(recipient)
 
 
-def reschedules(dispatcher: Dispatcher, message: Message) -> None:
-    dispatcher.reschedule(message.id, send_in=timedelta(0))
-
-
-WAYS: tuple[tuple[str, Callable[..., None], int, bool], ...] = (
-    ("submit.after_reserve", submits, 0, False),
-    ("submit.after_commit", submits, 1, False),
-    ("submit.after_enqueue", submits, 1, True),
-    ("submit.after_reserve", joins, 0, False),
-    ("joined.after_add", joins, 0, False),
-    ("joined.after_commit", joins, 1, False),
-    ("submit.after_enqueue", joins, 1, True),
-    ("submit.after_reserve", submits_many, 0, False),
-    ("submit.after_commit", submits_many, 3, False),
-    ("submit.after_enqueue", submits_many, 3, True),
-)
-"""The point, who dies there, how many messages are stored then, whether they are published."""
-
-
 @each_how
-@pytest.mark.parametrize("way", WAYS, ids=[f"{work.__name__} {point}" for point, work, *_ in WAYS])
-def test_a_submit_that_dies_leaves_its_message_or_nothing_and_can_be_repeated(
-    house: House, how: How, way: tuple[str, Callable[..., None], int, bool]
-) -> None:
-    point, work, stored, is_published = way
-    die(point, work, house.settings, how=how)
-    rows = house.rows()
-    assert len(rows) == stored
-    assert {each for ids in published(house) for each in ids} == (
-        {row[0] for row in rows} if is_published else set()
-    )
-    people = PEOPLE if work is submits_many else PEOPLE[:1]
-    if not stored and how == "kill":
-        reconcile(house)
-        assert windows_of(house) == {}, "a reservation without a message"
-    before = {each.recipient: each for each in house.dispatcher.select()}
-    messages = [house.dispatcher.submit(**wish(each)) for each in people]
-    for each in messages:
-        assert before.get(each.recipient, each) == each, "the same message, not another one"
-    heal(house)
-    judge(house, [each.id for each in messages])
-    assert len(lines(house)) == 2 * len(people), "each begins once and ends once"
-
-
-def test_a_submit_killed_before_it_reserves_leaves_no_trace(house: House) -> None:
-    house.submit("warm", channel=CHANNEL)
-    before = house.snapshot()
-    die("submit.before_reserve", submits, house.settings)
-    assert house.snapshot() == before
-
-
-@each_how
-def test_an_atomic_batch_that_dies_is_accepted_when_it_is_repeated_at_once(
+def test_a_cancel_that_dies_before_the_release_is_final_and_its_place_is_freed(
     house: House, how: How
 ) -> None:
-    """Not only once reconcile has released what the dead one reserved: each repeat renews that."""
-    die("submit.after_reserve", submits_all, house.settings, how=how)
-    results = house.dispatcher.submit_many([Draft(**wish(each)) for each in PEOPLE], atomic=True)
-    accepted = [each for each in results if isinstance(each, Message)]
-    assert [each.recipient for each in accepted] == [*PEOPLE]
-    heal(house)
-    judge(house, [each.id for each in accepted])
-
-
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_submit_killed_between_two_shards_leaves_no_place_in_either(
-    build: Build, tmp_path: Path
-) -> None:
-    house = ledger_house(build, tmp_path, shards=64, scopes={"tenant": {"quotas": ["5/minute"]}})
-    die("reserve.between_shards", submits_in_two_shards, house.settings)
-    assert sum(map(len, windows_of(house).values())) == 1, "booked in the first shard"
-    reconcile(house)
-    assert windows_of(house) == {}
-    submits_in_two_shards(house.dispatcher)
-    heal(house)
-    judge(house, [each.id for each in house.dispatcher.select()])
-
-
-@each_how
-@pytest.mark.parametrize("cancel", [cancels, cancels_many])
-def test_a_cancel_that_dies_before_the_release_is_final_and_its_place_is_freed(
-    house: House, how: How, cancel: Callable[[Dispatcher, Message], None]
-) -> None:
-    message = house.dispatcher.submit(**wish("ada", send_in=timedelta(minutes=5)))
+    message = house.dispatcher.submit(**wish(send_in=5 * MINUTE))
     reconcile(house)  # what is confirmed is not pending any more: only the row tells
-    die("cancel.after_rows", cancel, house.settings, message, how=how)
+    die("cancel.after_rows", cancels, house.settings, message.id, how=how)
     assert house.again(message).status is Status.CANCELLED
-    assert house.members() != {}
+    assert windows_of(house) != {}
     heal(house)
-    assert house.members() == {}
+    assert windows_of(house) == {}
     judge(house, [message.id], cancelled=[message.id])
     assert house.dispatcher.cancel(message.id).status is Status.CANCELLED, "told again"
 
 
 @each_how
 def test_an_opting_out_that_dies_holds_and_cancels_what_is_due(house: House, how: How) -> None:
-    message = house.dispatcher.submit(**wish("ada"))
-    die("suppress.after_row", opts_out, house.settings, "ada", how=how)
+    message = house.dispatcher.submit(**wish())
+    die("suppress.after_row", opts_out, house.settings, message.recipient, how=how)
     assert house.again(message).status is Status.SCHEDULED
     assert house.deliver(message) == 0
     assert house.again(message).status is Status.CANCELLED
     heal(house)
-    assert house.members() == {}
+    assert windows_of(house) == {}
     judge(house, [message.id], cancelled=[message.id])
 
 
-@each_how
+CHAIN, APART = 3, 3
+"""How many messages wait for the one before them to leave its place, and how many do not."""
+MOVES = {
+    "reschedule.after_hold": 0,
+    "reschedule.after_row": APART + 1,
+    "reschedule.after_release": APART + 1,
+    "reschedule.after_hold@2": APART + 1,
+    "reschedule.after_row@2": APART + 2,
+    "reschedule.after_release@2": APART + 2,
+}
+"""How many messages are moved when the batch dies there; the second pass is the second turn."""
+BETWEEN_SHARDS = {"reserve.between_shards": 0, "reserve.between_shards@2": 0}
+
+
+@on_postgresql
 @pytest.mark.parametrize(
-    ("point", "is_moved"),
-    [
-        ("reschedule.after_hold", False),
-        ("reschedule.after_row", True),
-        ("reschedule.after_release", True),
-    ],
-)
-def test_a_reschedule_that_dies_leaves_one_place_where_the_row_says(
-    house: House, how: How, point: str, is_moved: bool
+    ("shards", "point"),
+    a_third_of([pytest.param(shards, point)
+                for shards, points in ((1, MOVES), (SHARDS, MOVES | BETWEEN_SHARDS))
+                for point in points]),
+)  # fmt: skip
+def test_a_batch_of_moves_that_is_killed_has_moved_each_whole_or_not_at_all(
+    build: Build, tmp_path: Path, shards: int, point: str
 ) -> None:
-    message = house.dispatcher.submit(**wish("ada", send_in=LATER))
-    die(point, reschedules, house.settings, message, how=how)
-    now = house.again(message)
-    assert (now.send_at != message.send_at) == is_moved
-    assert published(house) == []
-    reschedules(house.dispatcher, message)
+    house = ledger_house(build, tmp_path, shards=shards)
+    later = house.clock.now().replace(microsecond=0) + 2 * HOUR
+    wishes = [(1 + n, later + (10 + 2 * n) * MINUTE) for n in range(APART)]
+    wishes += [(0, later - n * MINUTE) for n in range(CHAIN)]
+    messages = [
+        house.dispatcher.submit(**wish(
+            who, send_in=None, send_at=at, expire_after=HOUR, idempotency_key=None,
+            scopes={"tenant": TENANTS[number % 2]},
+        ))
+        for number, (who, at) in enumerate(wishes)
+    ]  # fmt: skip
     reconcile(house)
-    assert windows_of(house) == promised(house)
-    heal(house)
-    judge(house, [message.id])
-
-
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("point", ["submit.after_reserve", "submit.after_commit"])
-def test_a_reservation_of_a_killed_submit_counts_until_it_is_found_to_be_an_orphan(
-    build: Build, tmp_path: Path, point: str
-) -> None:
-    house = ledger_house(build, tmp_path, quotas=["1/minute"])
-    at = house.clock.now() + LATER
-    die(point, submits_at, house.settings, at)
-    with pytest.raises(QuotaExceeded):
-        submits_at(house.dispatcher, at, idempotency_key="another")
+    many = (MOVES | BETWEEN_SHARDS)[point]
+    die(point, moves, house.settings, [each.id for each in messages])
+    twice = [len(members) - len({each[:16] for each in members})
+             for members in windows_of(house).values()]  # fmt: skip
+    assert any(twice) == ("after_release" not in point), "both reservations of the dead"
+    assert moved(house, messages) == many
+    others_take_what_fits(house, messages[APART - 1].send_at)
     reconcile(house)
-    if house.rows():
-        with pytest.raises(QuotaExceeded):
-            submits_at(house.dispatcher, at, idempotency_key="another")
-    else:
-        submits_at(house.dispatcher, at, idempotency_key="another")
-    assert len(house.rows()) == 1
+    assert moved(house, messages) == many, "the repair moves none"
+    mine = {each.id for each in messages}
+    others = [each.id for each in house.dispatcher.select() if each.id not in mine]
+    house.dispatcher.cancel_many(others)
+    moves(house.dispatcher, [each.id for each in messages[many:]])
+    assert moved(house, messages) == len(messages)
+    reconcile(house)
+    assert keeps_quotas(house)
     assert windows_of(house) == promised(house)
+    assert pending_entries(house) == []
 
 
-def submits_at(dispatcher: Dispatcher, at: datetime, **more: Any) -> None:
-    dispatcher.submit(**wish("ada", send_in=None, send_at=at, **more))
+def moves(dispatcher: Dispatcher, ids: Sequence[UUID]) -> None:
+    dispatcher.reschedule_many(ids, later=MINUTE)
+
+
+def moved(house: House, messages: Sequence[Message]) -> int:
+    """Return how many are moved. It is the first ones, and each is moved whole."""
+    are_moved = []
+    for before in messages:
+        now = house.again(before)
+        is_moved = now.send_at != before.send_at
+        at = before.send_at + MINUTE if is_moved else before.send_at
+        assert (now.status, now.send_at, now.expires_at) == (Status.SCHEDULED, at, at + HOUR)
+        assert house.columns(now, "next_attempt_at", "enqueue_at") == (
+            at, at - house.settings.horizon,
+        )  # fmt: skip
+        are_moved.append(is_moved)
+    assert are_moved == sorted(are_moved, reverse=True)
+    return sum(are_moved)
+
+
+def others_take_what_fits(house: House, around: datetime) -> None:
+    """Let others want the times that the dead batch has, had and wanted."""
+    house.dispatcher.submit_many([
+        Draft(**wish(n % 5, send_in=None, send_at=around + n * MINUTE / 2, idempotency_key=None,
+                     scopes={"tenant": TENANTS[n % 2]}))
+        for n in range(-36, 12)
+    ])  # fmt: skip
+    assert keeps_quotas(house), "also with the reservations of the dead"
 
 
 @pytest.mark.long
@@ -258,6 +326,6 @@ def test_a_command_that_is_armed_says_so_and_dies_and_a_wrong_spec_stops_it(hous
     killed = run("submit.after_reserve=kill")
     assert killed.returncode == -signal.SIGKILL
     assert f"{VARIABLE} IS SET" in killed.stderr
-    assert house.members() != {}
+    assert windows_of(house) != {}
     reconcile(house)
-    assert house.members() == {}
+    assert windows_of(house) == {}
