@@ -32,53 +32,35 @@ def make_due(house: House, *messages: Message) -> None:
 
 @pytest.mark.every_database
 def test_a_message_of_an_unknown_channel_is_put_back_and_costs_nothing(
-    knowing: House, unknowing: House
+    knowing: House, unknowing: House, caplog: pytest.LogCaptureFixture
 ) -> None:
-    message = knowing.submit()
-    for _ in range(5):
+    message = knowing.submit("olga")
+    for _ in range(3):
         make_due(knowing, message)
+        before = knowing.database_time()
         assert unknowing.deliver(message) == 0
         now = unknowing.again(message)
         assert (now.status, now.attempt_count, now.last_error) == (Status.SCHEDULED, 0, None)
+        assert now.send_at == message.send_at
+        assert before < now.next_attempt_at < before + timedelta(hours=1), "not at once"
         assert unknowing.dispatcher.attempts(message.id) == []
         assert unknowing.permits() == {}
         channel_log = knowing.permit_keys("memory").channel("memory")
         assert knowing.redis.zcard(channel_log) == 0
+    error = next(each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR)
+    assert "memory" in error
+    assert "olga" not in error
     make_due(knowing, message)
     assert knowing.deliver(message) == 1
     assert knowing.sent == [message.id]
 
 
-def test_it_comes_again_after_a_while_and_not_at_once(knowing: House, unknowing: House) -> None:
-    message = knowing.submit()
-    before = knowing.database_time()
-    assert unknowing.deliver(message) == 0
-    now = unknowing.again(message)
-    assert now.send_at == message.send_at
-    assert before < now.next_attempt_at < before + timedelta(hours=1)
-
-
-def test_an_error_says_which_channel_is_unknown(
-    knowing: House, unknowing: House, caplog: pytest.LogCaptureFixture
-) -> None:
-    message = knowing.submit("olga")
-    with caplog.at_level(logging.INFO):
-        unknowing.deliver(message)
-    errors = [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
-    assert len(errors) == 1
-    assert "memory" in errors[0]
-    assert "olga" not in errors[0]
-
-
-def test_the_rest_of_its_group_is_sent(
-    knowing: House, unknowing: House, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_rest_of_its_group_is_sent(knowing: House, unknowing: House) -> None:
     group = [
         knowing.submit(f"name {n}", channel=channel)
         for n, channel in enumerate(["memory", "file", "memory", "file"])
     ]
-    with caplog.at_level(logging.INFO):
-        assert unknowing.deliver(*group) == 2
+    assert unknowing.deliver(*group) == 2
     statuses = [unknowing.again(message).status for message in group]
     assert statuses == [Status.SCHEDULED, Status.SENT, Status.SCHEDULED, Status.SENT]
     assert unknowing.dispatcher.attempts(group[0].id) == []
