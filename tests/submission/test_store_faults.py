@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from dispatcher import OutcomeUnknown, QuotaExceeded, StoreUnavailable
+from dispatcher import Draft, OutcomeUnknown, QuotaExceeded, StoreUnavailable
+from dispatcher.worker import tasks
 from tests.support.far import FarDatabase
 from tests.support.house import FAR, House, house_on
 from tests.support.house_fixtures import Build
@@ -27,8 +29,8 @@ SECRET = "see-you-at-nine"  # noqa: S105 - looked for where it must not be
 # disk_full, insufficient_privilege, raise_exception, too_many_connections
 REFUSALS = ["57014", "55P03", "40001", "40P01", "53100", "42501", "P0001", "53300"]
 # deadlock, the table is full, SIGNAL
-_SIGNALLED = 1644
-MARIADB_REFUSALS = [1213, 1114, _SIGNALLED]
+_SIGNALLED = "1644"
+MARIADB_REFUSALS = ["1213", "1114", _SIGNALLED]
 
 Through = Callable[..., House]
 
@@ -96,48 +98,68 @@ def test_the_database_went_down_since_the_last_submit(through: Through, far: Far
     house.submit(send_at=SOON)
 
 
-def test_the_tables_are_missing(build: Build, empty_database_url: str) -> None:
+@pytest.mark.every_database
+def test_whoever_forgets_to_migrate_is_told_so_and_not_a_hundred_times_a_minute(
+    build: Build,
+    empty_database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     build()
     house = build(database_url=empty_database_url, opened=False)
-    refuses_everything(house, says="the schema of the database is out of date")
+    refuses_everything(house, says="out of date.*run `dispatcher migrate`")
+    draft = Draft(channel="memory", recipient="ada", body={}, send_at=SOON)
+    with pytest.raises(StoreUnavailable, match="run `dispatcher migrate`"):
+        house.dispatcher.submit_many([draft])
+    monkeypatch.setattr(tasks, "_apps", {})
+    monkeypatch.setattr(tasks, "_told_at", {})
+    monkeypatch.setattr(tasks, "settings_of", lambda _: house.settings)
+    caplog.clear()
+    failed = 0
+    for duty in (tasks.enqueue_due, tasks.rescue, tasks.reconcile):
+        try:
+            duty()
+        except StoreUnavailable:
+            failed += 1
+    tasks.here().close()
+    assert failed > 1
+    [told] = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert "run `dispatcher migrate`" in told
 
 
-def refuse_inserts(house: House, sqlstate: str) -> None:
+def refuse_inserts(house: House, code: str = "P0001", says: str = SECRET) -> None:
+    """Let the database refuse each message with this code."""
+    trigger = "CREATE TRIGGER refuse BEFORE INSERT ON dispatcher_messages "
     if house.url.startswith("sqlite"):
+        house.sql(f"{trigger}BEGIN SELECT RAISE(ABORT, '{says}'); END")
+    elif house.url.startswith("mysql"):
+        number = code if code.isdigit() else _SIGNALLED
         house.sql(
-            "CREATE TRIGGER refuse BEFORE INSERT ON dispatcher_messages "
-            f"BEGIN SELECT RAISE(ABORT, '{SECRET}'); END"
+            f"{trigger}FOR EACH ROW SIGNAL SQLSTATE '45000' "
+            f"SET MESSAGE_TEXT = '{says}', MYSQL_ERRNO = {number}"
         )
-        return
-    house.sql(
-        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-        f"RAISE EXCEPTION 'refused' USING ERRCODE = '{sqlstate}'; END $$"
-    )
-    house.sql(
-        "CREATE TRIGGER refuse BEFORE INSERT ON dispatcher_messages EXECUTE FUNCTION refuse()"
-    )
+    else:
+        house.sql(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            f"RAISE EXCEPTION 'refused' USING ERRCODE = '{code}'; END $$"
+        )
+        house.sql(f"{trigger}EXECUTE FUNCTION refuse()")
 
 
-@on_postgresql
-@pytest.mark.parametrize("sqlstate", a_third_of([*REFUSALS]))
-def test_postgresql_refuses_the_row(house: House, sqlstate: str) -> None:
-    refuse_inserts(house, sqlstate)
-    refuses_everything(house, says=f"the database answered {sqlstate}")
-    house.sql("DROP TRIGGER refuse ON dispatcher_messages")
-    house.submit(send_at=SOON)
-    assert house.reservations() == house.all_members()
-
-
-@on_mariadb
-@pytest.mark.parametrize("number", MARIADB_REFUSALS)
-def test_mariadb_refuses_the_row(house: House, number: int) -> None:
-    says = SECRET if number == _SIGNALLED else "no"
-    house.sql(
-        "CREATE TRIGGER refuse BEFORE INSERT ON dispatcher_messages FOR EACH ROW "
-        f"SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{says}', MYSQL_ERRNO = {number}"
-    )
-    refuses_everything(house, says=f"the database answered {number}")
-    house.sql("DROP TRIGGER refuse")
+@pytest.mark.parametrize(
+    ("database_url", "code"),
+    [
+        ("sqlite", "SQLITE_CONSTRAINT_TRIGGER"),
+        *(("mariadb", code) for code in MARIADB_REFUSALS),
+        *a_third_of([pytest.param("postgresql", code) for code in REFUSALS]),
+    ],
+    indirect=["database_url"],
+)
+def test_the_database_refuses_the_row(house: House, code: str) -> None:
+    refuse_inserts(house, code, says="no" if code in MARIADB_REFUSALS[:2] else SECRET)
+    refuses_everything(house, says=f"the database answered {code}")
+    on = " ON dispatcher_messages" if house.url.startswith("postgresql") else ""
+    house.sql(f"DROP TRIGGER refuse{on}")
     house.submit(send_at=SOON)
     assert house.reservations() == house.all_members()
 
@@ -167,15 +189,6 @@ def test_a_lock_is_waited_for_once(build: Build, database_url: str) -> None:
         other.exec_driver_sql("ROLLBACK")
     assert inserts == [], "it was asked again, through SQLAlchemy"
     assert not house.all_members()
-
-
-@on_sqlite
-def test_sqlite_refuses_the_row(house: House) -> None:
-    refuse_inserts(house, "")
-    refuses_everything(house, says="the database answered SQLITE_CONSTRAINT_TRIGGER")
-    house.sql("DROP TRIGGER refuse")
-    house.submit(send_at=SOON)
-    assert house.reservations() == house.all_members()
 
 
 @on_sqlite

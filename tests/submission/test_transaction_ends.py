@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,16 +18,15 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import Pool
 
-from dispatcher import Dispatcher, ReservationsUnavailable, Settings, StoreUnavailable
+from dispatcher import ReservationsUnavailable, StoreUnavailable
 from dispatcher.message import new_id
 from dispatcher.reservation import Terms
 from dispatcher.store import Database
 from dispatcher.times.send_time import to_ms
 from tests.support.callers import SOON, callers_engine, order, ordered, queued, remind
 from tests.support.doubles import Between, raising
-from tests.support.house import BODY, House, hour_ago
+from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
-from tests.support.processes import forking
 from tests.support.proxy import Proxy
 from tests.support.reserving import reserve
 from tests.support.servers import PostgresServer
@@ -140,21 +137,6 @@ def test_a_commit_after_its_place_was_given_away_keeps_its_time_and_says_so(
     [record] = [each for each in caplog.records if each.levelno == logging.ERROR]
     assert str(message.id) in record.getMessage()
     assert "ada" not in record.getMessage().replace(str(message.id), "")
-
-
-@pytest.mark.parametrize("rebuilt", [True, False])
-def test_a_commit_after_redis_was_lost_has_its_place(build: Build, rebuilt: bool) -> None:
-    house = build()
-    with transaction(house) as session:
-        message = remind(house, session)
-        house.redis.flushdb()
-        if rebuilt:
-            house.open()
-            assert house.members() == {}, "the rebuild cannot see it yet"
-        house.moved.advance(timedelta(seconds=2))
-        session.commit()
-    assert house.reconciled().all_members() == {"ada": {message.id: to_ms(SOON)}}
-    assert house.reservations() == house.all_members()
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("gone"), RuntimeError("boom")], ids=repr)
@@ -341,49 +323,4 @@ def test_threads_join_transactions_of_one_engine(build: Build) -> None:
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(work, range(4)))
-    assert house.reservations() == house.all_members()
-
-
-def die(environment: dict[str, str], when: str) -> None:
-    """Submit in a transaction, and die before its commit or right after."""
-    os.environ.update(environment)
-    dispatcher = Dispatcher(Settings.load(), clock=hour_ago())
-
-    def end(*_: object) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    if when == "after":
-        vars(dispatcher._app.enqueuer)["enqueue"] = end
-    database = Database(dispatcher.settings.database_url)
-    with callers_engine(database) as engine, Session(engine) as session, session.begin():
-        order(session)
-        dispatcher.submit(
-            channel="memory",
-            recipient="ada",
-            body=BODY,
-            send_in=timedelta(0),
-            idempotency_key="key",
-            session=session,
-        )
-        if when == "before":
-            end()
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_killed_process_leaves_what_the_sweep_heals(build: Build, when: str) -> None:
-    house = build(clock=hour_ago(), **QUICK)
-    process = forking().Process(target=die, args=(house.settings.environment(), when))
-    process.start()
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL
-    assert queued(house) == 0
-    stored = int(when == "after")
-    assert len(house.rows()) == stored
-    assert ordered(house.database.engine) == [1] * stored
-    assert len(house.members()) == 1
-    assert house.parts.sweep.enqueue_due() == queued(house) == stored
-    wait_until(lambda: house.reconciled().pending() == set())
-    assert house.reservations() == house.all_members()
-    house.submit(send_in=timedelta(0), idempotency_key="key")
-    assert len(house.rows()) == 1
     assert house.reservations() == house.all_members()

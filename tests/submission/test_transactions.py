@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from dispatcher import IdempotencyConflict, QuotaExceeded, Status, StoreUnavailable
 from dispatcher.store.outbox import _returns
 from dispatcher.times.send_time import to_ms
+from tests.submission.test_store_faults import SECRET, refuse_inserts
 from tests.support.callers import (
     SOON,
     WAYS,
@@ -31,13 +32,13 @@ from tests.support.callers import (
 from tests.support.doubles import Between
 from tests.support.house import House
 from tests.support.house_fixtures import Build
+from tests.support.waiting import wait_until
 
 MINUTE = timedelta(minutes=1)
-SECRET = "see-you-at-nine"  # noqa: S105 - looked for where it must not be
 
 each_way = pytest.mark.parametrize("way", WAYS)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+on_servers = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 
 
 @pytest.fixture
@@ -136,7 +137,7 @@ def test_a_repeated_key_gives_the_message_of_the_same_transaction(
     assert house.reservations() == house.all_members()
 
 
-@on_postgresql
+@on_servers
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_key_in_two_open_transactions_is_decided_by_the_first_to_end(
     house: House, engine: Engine, commits: bool
@@ -144,8 +145,7 @@ def test_a_key_in_two_open_transactions_is_decided_by_the_first_to_end(
     with Session(engine) as first, Session(engine) as second, ThreadPoolExecutor(1) as pool:
         mine = remind(house, first, idempotency_key="key")
         theirs = pool.submit(remind, house, second, idempotency_key="key")
-        with pytest.raises(TimeoutError):
-            theirs.result(0.2)
+        wait_until(lambda: waiting(house) == 1)
         first.commit() if commits else first.rollback()
         assert theirs.result(60).id == mine.id, "duplicates share the place"
         assert house.members() == {mine.id: to_ms(SOON)}
@@ -154,7 +154,18 @@ def test_a_key_in_two_open_transactions_is_decided_by_the_first_to_end(
     assert house.reservations() == house.all_members()
 
 
-@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def waiting(house: House) -> int:
+    """How many inserts of keys wait for another transaction in this database."""
+    count = (
+        "SELECT COUNT(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        if house.url.startswith("postgresql")
+        else "SELECT COUNT(*) FROM information_schema.processlist "
+        "WHERE db = DATABASE() AND info LIKE 'INSERT INTO dispatcher_idempotency_keys%'"
+    )
+    return int(house.sql(count)[0][0])
+
+
+@on_servers
 def test_twins_of_a_key_with_and_without_a_session_do_not_wait_for_each_other(
     house: House, engine: Engine
 ) -> None:
@@ -177,15 +188,22 @@ def test_twins_of_a_key_with_and_without_a_session_do_not_wait_for_each_other(
     assert len(house.rows()) == 40
 
 
-@on_postgresql
+@pytest.mark.parametrize(
+    ("database_url", "patience", "code"),
+    [
+        ("postgresql", "SET lock_timeout = '100ms'", "55P03"),
+        ("mariadb", "SET SESSION innodb_lock_wait_timeout = 0", "1205"),
+    ],
+    indirect=["database_url"],
+)
 def test_a_key_in_another_transaction_that_never_ends_is_refused(
-    house: House, engine: Engine
+    house: House, engine: Engine, patience: str, code: str
 ) -> None:
     with Session(engine) as first, Session(engine) as second:
         message = remind(house, first, idempotency_key="key")
-        second.connection().exec_driver_sql("SET lock_timeout = '100ms'")
+        second.connection().exec_driver_sql(patience)
         order(second)
-        with pytest.raises(StoreUnavailable, match="55P03"):
+        with pytest.raises(StoreUnavailable, match=code):
             remind(house, second, idempotency_key="key")
         second.commit()
         assert house.members() == {message.id: to_ms(SOON)}
@@ -232,24 +250,7 @@ def test_messages_of_one_transaction_see_each_other(house: House, engine: Engine
 def test_a_message_that_the_database_refuses_leaves_the_transaction_usable(
     house: House, engine: Engine, way: Way
 ) -> None:
-    if house.url.startswith("sqlite"):
-        house.sql(
-            "CREATE TRIGGER refuse BEFORE INSERT ON dispatcher_messages "
-            "BEGIN SELECT RAISE(ABORT, 'no'); END"
-        )
-    elif house.url.startswith("mysql"):
-        house.sql(
-            "CREATE TRIGGER refuse BEFORE INSERT ON dispatcher_messages FOR EACH ROW "
-            f"SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{SECRET}'"
-        )
-    else:
-        house.sql(
-            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-            "RAISE EXCEPTION 'no'; END $$"
-        )
-        house.sql(
-            "CREATE TRIGGER refuse BEFORE INSERT ON dispatcher_messages EXECUTE FUNCTION refuse()"
-        )
+    refuse_inserts(house)
     before = house.snapshot()
     with calling(engine, way) as caller:
         order(caller)

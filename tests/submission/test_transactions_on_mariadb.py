@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, insert, select
+from sqlalchemy import Engine, create_engine, insert, select
 from sqlalchemy.exc import PendingRollbackError
 from sqlalchemy.orm import Session
 
 from dispatcher import IdempotencyConflict, InvalidDraft, StoreUnavailable
 from dispatcher.times.send_time import to_ms
+from tests.submission.test_transactions import waiting
 from tests.support.callers import SOON, callers_engine, order, ordered, orders, remind
 from tests.support.house import House
 from tests.support.house_fixtures import Build
@@ -43,38 +43,6 @@ def test_a_key_that_is_younger_than_the_snapshot_is_found(build: Build, quotas: 
         session.commit()
         assert ordered(engine) == [1]
     assert house.reservations() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
-
-
-@pytest.mark.parametrize("commits", [True, False])
-def test_a_key_in_two_open_transactions_is_decided_by_the_first_to_end(
-    house: House, engine: Engine, commits: bool
-) -> None:
-    with Session(engine) as first, Session(engine) as second, ThreadPoolExecutor(1) as pool:
-        mine = remind(house, first, idempotency_key="key")
-        theirs = pool.submit(remind, house, second, idempotency_key="key")
-        wait_until(lambda: waiting(house) == 1)
-        first.commit() if commits else first.rollback()
-        assert theirs.result(60).id == mine.id, "duplicates share the place"
-        second.rollback() if commits else second.commit()
-    assert len(house.rows()) == 1
-    assert house.reservations() == house.all_members()
-
-
-def test_a_key_in_another_transaction_that_never_ends_is_refused(
-    house: House, engine: Engine
-) -> None:
-    with Session(engine) as first, Session(engine) as second:
-        message = remind(house, first, idempotency_key="key")
-        shortest = "SET SESSION innodb_lock_wait_timeout = 0"
-        second.connection().exec_driver_sql(shortest)
-        order(second)
-        with pytest.raises(StoreUnavailable, match="1205"):
-            remind(house, second, idempotency_key="key")
-        second.commit()
-        assert house.members() == {message.id: to_ms(SOON)}
-        first.commit()
-    assert ordered(engine) == [1]
-    assert house.reservations() == house.all_members()
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
@@ -144,26 +112,3 @@ def test_a_server_that_took_over_is_asked_who_it_is(house: House, engine: Engine
         remind(house, session, "ben")
         session.commit()
     assert len(house.rows()) == 2
-
-
-def test_a_pool_is_asked_once(house: House, engine: Engine) -> None:
-    asked: list[str] = []
-
-    @event.listens_for(engine, "before_cursor_execute")
-    def note(*given: Any) -> None:
-        asked.extend([given[2]] * ("SELECT DATABASE()" in given[2] or "sql_mode" in given[2]))
-
-    for turn in range(3):
-        with engine.connect() as connection:
-            remind(house, connection, f"r{turn}")
-            connection.commit()
-    assert len(asked) == 2
-
-
-def waiting(house: House) -> int:
-    """How many inserts of keys are under way in this database."""
-    [(found,)] = house.sql(
-        "SELECT COUNT(*) FROM information_schema.processlist "
-        "WHERE db = DATABASE() AND info LIKE 'INSERT INTO dispatcher_idempotency_keys%'"
-    )
-    return int(found)

@@ -157,19 +157,23 @@ def test_a_server_that_does_not_say_which_it_is_is_joined(
     assert house.reservations() == house.all_members() != {}
 
 
-@on_postgresql
-def test_a_pool_is_asked_once(house: House, engine: Engine) -> None:
+@pytest.mark.parametrize(
+    ("database_url", "questions"),
+    [("postgresql", ["pg_control_system"]), ("mariadb", ["SELECT DATABASE()", "sql_mode"])],
+    indirect=["database_url"],
+)
+def test_a_pool_is_asked_once(house: House, engine: Engine, questions: list[str]) -> None:
     asked: list[str] = []
 
     @event.listens_for(engine, "before_cursor_execute")
     def note(*given: Any) -> None:
-        asked.extend([given[2]] * ("pg_control_system" in given[2]))
+        asked.extend(each for each in questions if each in given[2])
 
     for turn in range(3):
         with engine.connect() as connection:
             remind(house, connection, f"r{turn}")
             connection.commit()
-    assert len(asked) == 1
+    assert sorted(asked) == sorted(questions)
 
 
 @on_sqlite
