@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
 from itertools import count
 from typing import Any
 from uuid import UUID
@@ -32,7 +31,27 @@ from tests.support.house_fixtures import Build
 from tests.support.reserving import window
 from tests.support.servers import RedisServer
 
-SOON = FAR + timedelta(minutes=1)
+MINUTE = timedelta(minutes=1)
+SOON = FAR + MINUTE
+
+
+def slow_batch(house: House, *events: Callable[[], object]) -> None:
+    """Let the next batch be stored late, and these things happen meanwhile."""
+
+    def meanwhile() -> None:
+        house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
+        for event in events:
+            event()
+
+    own = vars(house.parts.own_transaction)
+    own["_messages"] = Between(own["_messages"], before={"add_together": once(meanwhile)})
+
+
+def drafts(count: int) -> list[Draft]:
+    return [
+        Draft(channel="memory", recipient=f"name {number}", body=BODY, send_at=SOON)
+        for number in range(count)
+    ]
 
 
 def slow_store(
@@ -49,20 +68,46 @@ def slow_store(
     house.swap("messages", Between(house.parts.messages, before=hooks, after={"add": once(after)}))
 
 
-def test_a_place_that_a_rebuild_missed_is_booked_again(build: Build) -> None:
+@pytest.mark.every_database
+@pytest.mark.parametrize("key", [None, "key"])
+@pytest.mark.parametrize("meanwhile", ["nothing", "rebuilt", "taken", "closed"])
+def test_a_message_that_was_stored_late_has_its_place_or_is_refused(
+    build: Build, meanwhile: str, key: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a key a duplicate may have returned the message already: without Redis it stays."""
     house, other = build(), build()
-    slow_store(house, house.redis.flushall, other.open)
-    message = house.submit(send_at=SOON)
-    assert house.members() == {message.id: to_ms(SOON)}
-    assert house.reservations() == house.all_members()
-
-
-def test_a_place_that_was_given_back_as_an_orphan_is_booked_again(build: Build) -> None:
-    house, other = build(), build()
-    slow_store(house, house.redis.flushall, other.open)
-    message = house.submit(send_at=SOON, idempotency_key="key")
-    assert house.reservations() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
-    assert house.submit(send_at=SOON, idempotency_key="key") == message
+    taken: list[Message] = []
+    events: dict[str, list[Callable[[], object]]] = {
+        "nothing": [],
+        "rebuilt": [house.redis.flushall, other.open],
+        "taken": [
+            house.redis.flushall,
+            other.open,
+            lambda: taken.append(other.submit(send_at=SOON)),
+        ],
+        "closed": [house.redis.flushall],
+    }  # fmt: skip
+    slow_store(house, *events[meanwhile])
+    if meanwhile == "taken" or (meanwhile == "closed" and key is None):
+        with pytest.raises((QuotaExceeded, ReservationsUnavailable)) as caught:
+            house.submit(send_at=SOON, idempotency_key=key)
+        if isinstance(caught.value, QuotaExceeded):
+            assert caught.value.conflicting == (taken[0].id,)
+    else:
+        taken.append(house.submit(send_at=SOON, idempotency_key=key))
+    if meanwhile == "closed":
+        house.open()
+        assert ("reservation lost for message" in caplog.text) is (key is not None)
+    scheduled = [each.id for each in house.dispatcher.select(status="scheduled")]
+    assert scheduled == [each.id for each in taken]
+    cancelled = [*house.dispatcher.select(status="cancelled")]
+    assert len(cancelled) == (meanwhile == "taken" and key is not None)
+    places = {each.id: to_ms(SOON) for each in taken}
+    assert house.reservations() == house.all_members() == ({"ada": places} if places else {})
+    if meanwhile == "taken":  # the key is free at once, also for other content
+        assert house.submit(send_at=SOON + MINUTE, idempotency_key=key).status is Status.SCHEDULED
+    elif key is not None:
+        assert house.submit(send_at=SOON, idempotency_key=key) == taken[0]
 
 
 @pytest.mark.every_database
@@ -91,36 +136,43 @@ def test_a_message_that_was_moved_meanwhile_stays_where_it_is(
     assert house.members()[message.id] == to_ms(SOON + by)
 
 
-def test_a_place_that_is_still_there_is_left_alone(house: House) -> None:
-    slow_store(house)
-    message = house.submit(send_at=SOON)
-    assert house.reservations() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
-
-
-@pytest.mark.every_database
-def test_a_place_that_another_took_is_refused_and_the_row_is_gone(build: Build) -> None:
-    house, other = build(), build()
-    taken: list[Message] = []
-    slow_store(
-        house, house.redis.flushall, other.open, lambda: taken.append(other.submit(send_at=SOON))
-    )
-    with pytest.raises(QuotaExceeded) as caught:
-        house.submit(send_at=SOON)
-    assert caught.value.conflicting == (taken[0].id,)
-    assert [row.id for row in house.dispatcher.select()] == [taken[0].id]
-    assert house.reservations() == house.all_members() == {"ada": {taken[0].id: to_ms(SOON)}}
-
-
 @pytest.mark.parametrize("key", [None, "key"])
+@pytest.mark.parametrize(
+    ("when", "error"),
+    [
+        ("after", StoreUnavailable("the connection to the database broke")),
+        ("before", StoreUnavailable("read-only", refused=True)),
+    ],
+)
 def test_no_id_is_returned_for_a_message_that_was_perhaps_taken_back(
-    build: Build, key: str | None
+    build: Build, key: str | None, when: str, error: StoreUnavailable
 ) -> None:
     house, other = build(), build()
     slow_store(house, house.redis.flushall, other.open, lambda: other.submit(send_at=SOON))
-    lost = raising(StoreUnavailable("the connection to the database broke"))
-    house.swap("messages", Between(house.parts.messages, after={"take_back": lost}))
+    fails: dict[str, Any] = {when: {"take_back": raising(error)}}
+    house.swap("messages", Between(house.parts.messages, **fails))
     with pytest.raises(OutcomeUnknown):
         house.submit(send_at=SOON, idempotency_key=key)
+
+
+@pytest.mark.parametrize("is_confirmed", [True, False])
+def test_a_place_that_was_taken_back_without_redis_is_freed_by_the_sweep(
+    build: Build, is_confirmed: bool
+) -> None:
+    """The rebuild may have read the message before that, and restored its reservation."""
+    house, other = build(), build()
+    slow_store(house, house.redis.flushall)
+    house.swap("messages", Between(house.parts.messages, before={"take_back": once(other.open)}))
+    lost = raising(ReservationsUnavailable("Redis does not answer"))
+    house.swap("windows", Between(house.parts.windows, before={"release": lost}))
+    with pytest.raises(ReservationsUnavailable):
+        house.submit(send_at=SOON)
+    if is_confirmed:
+        house.redis.delete(house.keys("ada").pending)
+    assert len(house.members()) == 1
+    assert other.dispatcher.verify_windows().equal
+    other.parts.reconciler.reconcile()
+    assert house.members() == {}
 
 
 @pytest.mark.parametrize("key", [None, "key"])
@@ -147,23 +199,6 @@ def test_a_place_that_another_took_in_one_scope_is_given_back_in_the_others(
     assert caught.value.conflicting == (taken[0].id,)
     assert house.all_members() == {"bob": {taken[0].id: to_ms(SOON)}}
     assert window(house.redis, whole) == {taken[0].id: to_ms(SOON)}
-
-
-def test_with_a_key_the_row_that_lost_its_place_stays_as_cancelled(build: Build) -> None:
-    """A duplicate submit may have returned it. The key is free for the next submit."""
-    house, other = build(), build()
-    taken: list[Message] = []
-    slow_store(
-        house, house.redis.flushall, other.open, lambda: taken.append(other.submit(send_at=SOON))
-    )
-    with pytest.raises(QuotaExceeded):
-        house.submit(send_at=SOON, idempotency_key="key")
-    statuses = {row.id: row.status for row in house.dispatcher.select()}
-    assert statuses.pop(taken[0].id) is Status.SCHEDULED
-    assert list(statuses.values()) == [Status.CANCELLED]
-    assert house.reservations() == house.all_members() == {"ada": {taken[0].id: to_ms(SOON)}}
-    later = house.submit(send_at=SOON + timedelta(minutes=1), idempotency_key="key")
-    assert later.status is Status.SCHEDULED
 
 
 def test_a_message_that_is_already_being_sent_is_not_taken_back(build: Build) -> None:
@@ -196,54 +231,6 @@ def test_while_redis_is_closed_the_second_look_waits_for_it(build: Build) -> Non
     message = house.submit(send_at=SOON)
     assert house.moved.sleeps
     assert house.reservations() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
-
-
-@pytest.mark.every_database
-def test_a_message_whose_second_look_finds_no_redis_is_refused_and_taken_back(
-    build: Build,
-) -> None:
-    """Others may book its place once the windows are rebuilt, so it must not be accepted."""
-    house = build()
-    slow_store(house, house.redis.flushall)
-    with pytest.raises(ReservationsUnavailable):
-        house.submit(send_at=SOON)
-    house.open()
-    assert house.reservations() == house.all_members() == {}
-    message = house.submit(send_at=SOON)
-    assert message.status is Status.SCHEDULED
-    assert house.reservations() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
-
-
-@pytest.mark.every_database
-def test_with_a_key_a_second_look_that_finds_no_redis_keeps_the_message(
-    build: Build, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Another submit with the key may have returned it: it must not be cancelled unseen."""
-    house, duplicate = build(), build()
-    told: list[Message] = []
-    slow_store(
-        house,
-        house.redis.flushall,
-        after=lambda: told.append(duplicate.submit(send_at=SOON, idempotency_key="key")),
-    )
-    message = house.submit(send_at=SOON, idempotency_key="key")
-    assert told == [message]
-    assert f"reservation lost for message {message.id}" in caplog.text
-    assert house.again(message).status is Status.SCHEDULED
-    house.open()
-    assert house.reservations() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
-
-
-@pytest.mark.parametrize("key", [None, "key"])
-def test_a_submit_that_cannot_be_taken_back_is_not_reported_as_accepted(
-    build: Build, key: str | None
-) -> None:
-    house, other = build(), build()
-    slow_store(house, house.redis.flushall, other.open, lambda: other.submit(send_at=SOON))
-    refused = raising(StoreUnavailable("read-only", refused=True))
-    house.swap("messages", Between(house.parts.messages, before={"take_back": refused}))
-    with pytest.raises(OutcomeUnknown):
-        house.submit(send_at=SOON, idempotency_key=key)
 
 
 def test_a_slow_duplicate_of_a_message_that_was_taken_back_is_not_told_of_it(build: Build) -> None:
@@ -293,95 +280,28 @@ def test_only_the_submit_that_inserted_a_message_takes_it_back(build: Build) -> 
     assert house.again(told[0]).status is Status.SCHEDULED
 
 
-def test_the_reservation_of_a_message_that_was_taken_back_without_redis_is_freed_by_the_sweep(
-    build: Build,
-) -> None:
-    """The rebuild may have read the message before that, and restored its reservation."""
-    house, other = build(), build()
-    slow_store(house, house.redis.flushall)
-    house.swap("messages", Between(house.parts.messages, before={"take_back": once(other.open)}))
-    lost = raising(ReservationsUnavailable("Redis does not answer"))
-    house.swap("windows", Between(house.parts.windows, before={"release": lost}))
-    with pytest.raises(ReservationsUnavailable):
-        house.submit(send_at=SOON)
-    assert len(house.members()) == 1
-    other.parts.reconciler.reconcile()
-    assert house.members() == {}
-
-
-def test_a_reservation_taken_back_and_not_freed_is_no_orphan(build: Build) -> None:
-    """Though the sweep has confirmed its place by then; it releases that with those of others."""
-    house, other = build(), build()
-    slow_store(house, house.redis.flushall)
-    house.swap("messages", Between(house.parts.messages, before={"take_back": once(other.open)}))
-    lost = raising(ReservationsUnavailable("Redis does not answer"))
-    house.swap("windows", Between(house.parts.windows, before={"release": lost}))
-    with pytest.raises(ReservationsUnavailable):
-        house.submit(send_at=SOON)
-    house.redis.delete(house.keys("ada").pending)
-    assert len(house.members()) == 1
-    assert other.dispatcher.verify_windows().equal
-    other.parts.reconciler.reconcile()
-    assert house.members() == {}
-
-
-def test_the_key_of_what_was_taken_back_is_free_for_other_content_at_once(build: Build) -> None:
-    house, other = build(), build()
-    lose = partial(house.redis.delete, house.keys("ada").window("ada"))
-    slow_store(house, lose, lambda: other.submit(send_at=SOON))
-    with pytest.raises(QuotaExceeded):
-        house.submit(send_at=SOON, idempotency_key="key")
-    later = SOON + timedelta(minutes=5)
-    assert house.submit(send_at=later, idempotency_key="key").send_at == later
-
-
 def test_a_batch_waits_for_a_lost_redis_once(build: Build) -> None:
     house = build()
-    own = vars(house.parts.own_transaction)
-    store, settle = own["_messages"], house.settings.settle
-
-    def meanwhile() -> None:
-        house.moved.advance(settle + timedelta(milliseconds=1))
-        house.redis.flushall()
-
-    own["_messages"] = Between(store, before={"add_together": once(meanwhile)})
-    results = house.dispatcher.submit_many(
-        Draft(channel="memory", recipient=f"name {number}", body=BODY, send_at=SOON)
-        for number in range(20)
-    )
+    slow_batch(house, house.redis.flushall)
+    results = house.dispatcher.submit_many(drafts(20))
     errors = [each.error for each in results if isinstance(each, Rejection)]
     assert [type(each) for each in errors] == 20 * [ReservationsUnavailable]
     assert sum(house.moved.sleeps) < 2 * LOOKING_SECONDS
 
 
 @pytest.mark.long
-def test_a_batch_asks_a_redis_that_hangs_about_one_message_alone(
-    database_url: str,
-) -> None:
+def test_a_batch_asks_a_redis_that_hangs_about_one_message_alone(database_url: str) -> None:
     with RedisServer() as server, house_on(server, database_url) as house:
-        own, asked = vars(house.parts.own_transaction), []
+        asked: list[str] = []
 
         def book() -> None:
             asked.append("book")
             house.moved.advance(timedelta(seconds=2))  # as long as the client waits and repeats
 
-        windows = Between(
-            house.parts.windows,
-            before={"book_alone": book, "release": lambda: asked.append("free")},
-        )
-        vars(house.parts.reserver)["_windows"] = windows
-
-        def hang() -> None:
-            house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
-            house.redis.client_pause(600_000)
-
-        own["_messages"] = Between(own["_messages"], before={"add_together": once(hang)})
-        drafts = [
-            Draft(channel="memory", recipient=f"name {number}", body=BODY, send_at=SOON)
-            for number in range(20)
-        ]
-        house.moved.advance(timedelta(0))
-        results = list(house.dispatcher.submit_many(drafts))
+        hooks = {"book_alone": book, "release": lambda: asked.append("free")}
+        vars(house.parts.reserver)["_windows"] = Between(house.parts.windows, before=hooks)
+        slow_batch(house, lambda: house.redis.client_pause(600_000))
+        results = list(house.dispatcher.submit_many(drafts(20)))
         assert house.rows() == []
     errors = [each.error for each in results if isinstance(each, Rejection)]
     assert [type(each) for each in errors] == 20 * [ReservationsUnavailable]
@@ -482,17 +402,11 @@ def test_a_batch_whose_copy_was_not_answered_is_looked_at_as_ones_own(
 
 def test_an_unreadable_window_refuses_its_message_alone(build: Build) -> None:
     house = build()
-    own = vars(house.parts.own_transaction)
-
-    def spoil() -> None:
-        house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
-        window = house.keys("name 0").window("name 0")
-        house.redis.delete(window)
-        house.redis.set(window, "no window")
-
-    own["_messages"] = Between(own["_messages"], before={"add_together": once(spoil)})
-    results = house.dispatcher.submit_many(
-        Draft(channel="memory", recipient=f"name {number}", body=BODY, send_at=SOON)
-        for number in range(5)
+    window = house.keys("name 0").window("name 0")
+    slow_batch(
+        house,
+        lambda: house.redis.delete(window),
+        lambda: house.redis.set(window, "no window"),
     )
+    results = house.dispatcher.submit_many(drafts(5))
     assert [type(each) for each in results] == [Rejection, *4 * [Message]]
