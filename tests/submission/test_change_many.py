@@ -1,4 +1,4 @@
-"""Many moves and retries in a few round trips: what one promises, for each of them."""
+"""Many moves, cancels and retries in a few round trips: what one promises, for each of them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ from dispatcher import (
 from dispatcher.faults import InjectedFault, arm
 from dispatcher.message import new_id
 from dispatcher.submission import changes
-from tests.support.all_windows import let_graces_pass
 from tests.support.doubles import Between, once, raising
-from tests.support.house import FAR, House
+from tests.support.house import FAR, House, hour_ago
 from tests.support.house_fixtures import Build
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
@@ -123,16 +122,6 @@ def _put_back(house: House, messages: list[Message]) -> None:
     house.change(messages, asked_at=None)
 
 
-def test_each_of_many_may_free_the_time_of_the_next_one(build: Build) -> None:
-    house = build(quotas="1/minute")
-    messages = [house.submit(send_at=LATER + n * MINUTE) for n in range(30)]
-    answers = house.dispatcher.reschedule_many(
-        [each.id for each in reversed(messages)], later=MINUTE
-    )
-    assert kinds(answers) == [each.send_at + MINUTE for each in reversed(messages)]
-    assert agree(house)
-
-
 @pytest.mark.parametrize("latest", [None, FAR + timedelta(days=8)])
 def test_a_long_search_is_decided_before_later_moves(build: Build, latest: datetime | None) -> None:
     """It finds the slot that a later one would take, and counts it once."""
@@ -149,23 +138,6 @@ def test_a_long_search_is_decided_before_later_moves(build: Build, latest: datet
         (FAR + timedelta(days=7)).date()
     ] * 2
     assert agree(house)
-
-
-def test_scopes_of_several_shards_move_together(build: Build) -> None:
-    house = build(
-        shards=16,
-        channels={"memory": {"transport": "memory", "quotas": ["3/minute"]}},
-        scopes={"tenant": {"quotas": ["2/minute"]}},
-    )
-    asked = [{"scopes": {"tenant": "acme"}}, {}, {"scopes": {"tenant": "acme"}},
-             {"scopes": {"tenant": "acme"}}, {}]  # fmt: skip
-    messages = [house.submit(f"r{n}", send_at=LATER + n * MINUTE, **more)
-                for n, more in enumerate(asked)]  # fmt: skip
-    ids = [each.id for each in messages]
-    answers = house.dispatcher.reschedule_many(ids, send_at=LATER + HOUR, on_conflict="shift")
-    at, full = LATER + HOUR, LATER + HOUR + MINUTE
-    assert kinds(answers) == [at, at, at, full, full]
-    assert house.reconciled().all_members() == house.reservations()
 
 
 def test_a_cancel_a_claim_and_a_move_meanwhile_are_seen_by_each(build: Build) -> None:
@@ -185,25 +157,6 @@ def test_a_cancel_a_claim_and_a_move_meanwhile_are_seen_by_each(build: Build) ->
     answers = house.dispatcher.reschedule_many([each.id for each in messages], later=HOUR)
     at = LATER + HOUR
     assert kinds(answers) == [TooLate, LATER + 4 * HOUR, TooLate, at, at]
-    assert agree(house)
-
-
-@pytest.mark.parametrize("step", ["after_hold", "after_row"])
-def test_a_process_that_dies_in_a_batch_is_healed(house: House, step: str) -> None:
-    messages = [house.submit(f"r{n}", send_at=LATER) for n in range(3)]
-    dies = raising(KeyboardInterrupt())
-    moves = vars(house.parts.moves)
-    if step == "after_hold":
-        moves["_messages"] = Between(moves["_messages"], before={"move": dies})
-    else:
-        moves["_windows"] = Between(moves["_windows"], before={"drop": dies})
-    with pytest.raises(KeyboardInterrupt):
-        house.dispatcher.reschedule_many([each.id for each in messages], send_at=LATER + HOUR)
-    at = LATER if step == "after_hold" else LATER + HOUR
-    assert {house.again(each).send_at for each in messages} == {at}
-    for _ in range(2):
-        let_graces_pass(house)
-        house.parts.reconciler.reconcile()
     assert agree(house)
 
 
@@ -302,3 +255,86 @@ def test_failed_messages_are_retried_each_as_alone(slow: House) -> None:
     assert slow.again(failed[0]).max_attempts == 1 + slow.settings.channels["memory"].max_attempts
     [again] = slow.dispatcher.retry_many([held.id], perhaps_sent=True)
     assert isinstance(again, Message)
+
+
+@pytest.mark.every_database
+def test_each_cancel_is_answered_in_order_and_gives_its_quota_back(house: House) -> None:
+    messages = [house.submit(f"r{n}", send_at=LATER) for n in range(5)]
+    house.dispatcher.cancel(messages[1].id)
+    house.change([messages[2]], status="sent", finished_at=house.database_time())
+    nobody = new_id()
+    ids = [*(each.id for each in messages), nobody, messages[0].id]
+    answers = house.dispatcher.cancel_many(ids)
+    gone = Status.CANCELLED
+    assert [each.status if isinstance(each, Message) else type(each) for each in answers] == [
+        gone,
+        gone,
+        TooLate,
+        gone,
+        gone,
+        MessageNotFound,
+        gone,
+    ]
+    assert house.all_members() == {"r2": house.members("r2")}
+    for number in (0, 1, 3, 4):
+        assert house.submit(f"r{number}", send_at=LATER).send_at == LATER
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("call", ["cancel", "cancel_many"])
+def test_a_message_that_is_put_back_meanwhile_is_cancelled(build: Build, call: str) -> None:
+    """A worker has claimed it, and puts it back after the UPDATE that found it claimed."""
+    house = build(clock=hour_ago())
+    message = house.submit()
+    claims, engine = house.parts.delivery.shared.claims, house.parts.database.engine
+    claimed = claims.claim([message.id])
+
+    def put_back(*given: Any) -> None:
+        if claimed and given[2].startswith("UPDATE"):
+            claims.put_back([(claimed.pop(), timedelta(0))], enqueue_in=timedelta(0))
+
+    event.listen(engine, "after_cursor_execute", put_back)
+    if call == "cancel":
+        house.dispatcher.cancel(message.id)
+    else:
+        house.dispatcher.cancel_many([message.id])
+    assert house.again(message).status is Status.CANCELLED
+
+
+def test_a_cancel_stands_though_redis_is_away_and_reconcile_frees_the_places(build: Build) -> None:
+    house = build()
+    messages = [house.submit(f"r{n}", send_at=LATER) for n in range(3)]
+    away = build(redis_url="redis://127.0.0.1:1", opened=False)
+    answers = away.dispatcher.cancel_many([each.id for each in messages])
+    assert all(isinstance(each, Message) for each in answers)
+    assert len(house.all_members()) == 3
+    house.parts.reconciler.reconcile()
+    assert house.all_members() == {}
+
+
+def test_messages_cancelled_before_the_store_failed_are_released(house: House) -> None:
+    """Messages of another move token are cancelled by a statement of their own."""
+    one, other = house.submit("ada", send_at=LATER), house.submit("ben", send_at=LATER)
+    house.dispatcher.update(other.id, body={"text": "edited"})
+    found = house.parts.messages.movables([one.id, other.id])
+    tokens = {each.id: found[each.id].token for each in (one, other)}
+    assert len({*tokens.values()}) == 2
+    parts = vars(house.parts.cancellation)
+    failing = Between(house.parts.messages, before={"cancel": raising(StoreUnavailable("away"))})
+    fail_from_now = {"cancel": lambda: parts.update(_messages=failing)}
+    parts["_messages"] = Between(house.parts.messages, after=fail_from_now)
+    with pytest.raises(StoreUnavailable):
+        house.parts.cancellation.cancel_many([*tokens], tokens=tokens)
+    assert house.again(one).status is Status.CANCELLED
+    assert house.all_members() == {"ben": house.members("ben")}
+
+
+def test_a_store_that_is_away_says_so_and_cancels_nothing(house: House, build: Build) -> None:
+    message = house.submit(send_at=LATER)
+    away = build(url="sqlite:////nowhere/store.db", opened=False)
+    with pytest.raises(StoreUnavailable):
+        away.dispatcher.cancel_many([message.id])
+    assert house.again(message).status is Status.SCHEDULED
+    with pytest.raises(InvalidDraft):
+        house.dispatcher.cancel_many([message.id, "4711"])
+    assert house.again(message).status is Status.SCHEDULED

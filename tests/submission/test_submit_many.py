@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 import tracemalloc
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, cast
 
 import pytest
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection, event, update
 
 from dispatcher import (
     BatchRefused,
@@ -23,18 +24,23 @@ from dispatcher import (
     Progress,
     QuotaExceeded,
     Rejection,
+    ReservationsUnavailable,
     Status,
     StoreUnavailable,
     UnknownChannel,
 )
-from dispatcher.submission import submitter
+from dispatcher.faults import InjectedFault, arm
+from dispatcher.reservation import Copies
 from dispatcher.submission.submitter import Submitter
 from dispatcher.submission.validation import ValidDraft
+from tests.submission.test_store_faults import on_postgresql, on_sqlite
 from tests.support.doubles import Between, once, raising
 from tests.support.house import BODY, FAR, House
 from tests.support.house_fixtures import Build
+from tests.support.waiting import wait_until
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+BATCH = 100
 LATER = FAR + HOUR
 TRICKY = [
     "tab\there",
@@ -44,6 +50,11 @@ TRICKY = [
     "",
     "👋 Grüße",
 ]
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dispatcher.submission.batch.BATCH", BATCH)
 
 
 def draft(recipient: str = "ada", **asked: Any) -> Draft:
@@ -127,13 +138,6 @@ def test_submit_many_stores_the_rows_of_submit(house: House) -> None:
         assert house.columns(other, "enqueue_at")[0] == other.send_at - house.settings.horizon
 
 
-def test_drafts_of_one_scope_see_each_other(house: House) -> None:
-    results = house.dispatcher.submit_many([draft() for _ in range(7)], on_conflict="shift")
-    times = [each.send_at for each in results if isinstance(each, Message)]
-    within_the_hour = [LATER + n * MINUTE for n in range(5)]
-    assert times == [*within_the_hour, LATER + HOUR, LATER + HOUR + MINUTE]
-
-
 def test_messages_within_the_horizon_are_published_in_groups(slow: House) -> None:
     now = slow.clock.now()
     near = [draft(f"near {n}", send_at=now + MINUTE / 6) for n in range(120)]
@@ -175,44 +179,44 @@ def test_all_or_none_of_which_nobody_knows_keeps_its_places(house: House) -> Non
 
 
 def test_interrupted_and_run_again_it_ends_as_if_run_once(house: House) -> None:
-    keyed = [draft(f"to {n}", idempotency_key=f"key {n}") for n in range(1_500)]
+    keyed = [draft(f"to {n}", idempotency_key=f"key {n}") for n in range(150)]
 
     def broken() -> Iterator[Draft]:
-        yield from keyed[:1_300]
+        yield from keyed[:130]
         raise KeyboardInterrupt
 
     read: list[Message | Rejection] = []
     with pytest.raises(KeyboardInterrupt):
         read.extend(house.dispatcher.submit_many(broken()))
-    assert len(read) == len(house.rows()) == 1_000
+    assert len(read) == len(house.rows()) == BATCH
     results = house.dispatcher.submit_many(keyed)
-    assert errors(results) == [None] * 1_500
+    assert errors(results) == [None] * 150
     assert [each.id for each in read if isinstance(each, Message)] == [
-        each.id for each in results[:1_000] if isinstance(each, Message)
+        each.id for each in results[:BATCH] if isinstance(each, Message)
     ]
-    assert len(house.rows()) == 1_500
+    assert len(house.rows()) == 150
     assert house.reservations() == house.all_members()
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-def test_what_an_interrupted_run_reserved_only_is_not_known_before(
-    house: House, monkeypatch: pytest.MonkeyPatch, atomic: bool
+def test_what_an_interrupted_run_reserved_only_is_neither_known_nor_shifted(
+    house: House, atomic: bool
 ) -> None:
-    wanted = [draft(f"p{number}", idempotency_key=f"key {number}") for number in range(3)]
-
-    def interrupted(name: str) -> None:
-        if name == "submit.after_reserve":
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
-        patched.setattr(submitter, "fault", interrupted)
+    """A length counts from the repeat, and the reservation is that of the first submit."""
+    asked: dict[str, Any] = {"send_at": None, "send_in": HOUR}
+    wanted = [draft(f"p{number}", idempotency_key=f"key {number}", **asked) for number in range(3)]
+    arm("submit.after_reserve=raise")
+    with pytest.raises(InjectedFault):
         house.dispatcher.submit_many(wanted)
+    arm(None)
     assert (len(house.all_members()), house.rows()) == (3, [])
+    house.moved.set_wall(house.moved.now() + MINUTE)
     steps: list[Progress] = []
     for known in (0, 3):
         house.dispatcher.submit_many(wanted, atomic=atomic, progress=steps.append)
         assert (steps[-1].accepted, steps[-1].known) == (3, known)
-    assert len(house.rows()) == 3
+    assert [each.asked_at for each in house.dispatcher.select()] == [None] * 3
+    assert house.reservations() == house.all_members()
 
 
 def test_a_key_within_a_batch_counts_once(house: House) -> None:
@@ -252,21 +256,6 @@ def test_a_key_that_somebody_takes_meanwhile_costs_only_its_own_draft(house: Hou
     assert house.reservations() == house.all_members()
 
 
-def test_a_store_that_fails_once_is_asked_one_by_one(house: House) -> None:
-    fail(house, StoreUnavailable("gone for a moment"))
-    assert errors(house.dispatcher.submit_many(drafts(30))) == [None] * 30
-    assert house.reservations() == house.all_members()
-
-
-def test_progress_is_told_after_each_batch(house: House) -> None:
-    told: list[Progress] = []
-    house.submit("to 3", send_at=LATER)
-    house.dispatcher.submit_many(drafts(1_100), progress=told.append)
-    assert [(each.done, each.accepted, each.refused, each.total) for each in told] == [
-        (1_000, 999, 1, 1_100), (1_100, 1_099, 1, 1_100),
-    ]  # fmt: skip
-
-
 def test_a_generator_is_read_while_its_answers_are_read(house: House) -> None:
     results = house.dispatcher.submit_many(each for each in drafts(2))
     assert house.rows() == []
@@ -296,28 +285,9 @@ def test_memory_does_not_grow_with_the_number_of_drafts(
         tracemalloc.stop()
         return most
 
-    peak(1_000, "first")
-    few, many = peak(1_000, "few"), peak(4_000, "many")
+    peak(BATCH, "first")
+    few, many = peak(BATCH, "few"), peak(4 * BATCH, "many")
     assert many < 1.5 * few
-
-
-def test_a_batch_that_took_long_looks_at_its_places_again(build: Build) -> None:
-    house = build()
-    taken: list[Message] = []
-    store = house.parts.own_transaction._messages
-
-    def lose_and_take() -> None:
-        house.moved.advance(timedelta(seconds=5))
-        house.redis.delete(house.keys("to 1").window("to 1"))
-        taken.append(house.submit("to 1", send_at=LATER))
-
-    vars(house.parts.own_transaction)["_messages"] = Between(
-        store, before={"add_together": lose_and_take}
-    )
-    results = house.dispatcher.submit_many(drafts(3))
-    assert errors(results) == [None, QuotaExceeded, None]
-    assert house.reservations() == house.all_members()
-    assert set(house.members("to 1")) == {taken[0].id}
 
 
 @pytest.mark.every_database
@@ -402,3 +372,280 @@ def test_drafts_of_one_key_are_each_judged_twice_at_most(
     asked = [draft("ada", idempotency_key="key", body={"n": n}) for n in range(30)]
     assert set(errors(house.dispatcher.submit_many(asked))) == {QuotaExceeded}
     assert len(judged) <= 2 * len(asked)
+
+
+def store_of(house: House, **actions: Callable[[], None]) -> None:
+    own = vars(house.parts.own_transaction)
+    own["_messages"] = Between(own["_messages"], before=actions)
+
+
+def nth(number: int, action: Callable[[], None]) -> Callable[[], None]:
+    """Return what does nothing but at its call of that number, from 1."""
+    calls = iter(range(1, 1_000))
+    return lambda: action() if next(calls) == number else None
+
+
+def lines_in_use(house: House) -> set[object]:
+    """Return the connections to Redis that nobody gave back to their pool."""
+    return set(cast("Any", house.parts.redis.connection_pool)._in_use_connections)
+
+
+def test_drafts_for_one_scope_see_those_of_earlier_batches(house: House) -> None:
+    """One scope takes one a minute: what the batches together get is what one by one would."""
+    spread = [draft("ada", send_at=LATER + n % 7 * MINUTE / 2) for n in range(BATCH - 1)]
+    drafts = [*spread, draft("ben"), draft("ben"), draft("ada", send_at=LATER + MINUTE / 4),
+              *(draft(f"to {n}") for n in range(BATCH)), draft("ben")]  # fmt: skip
+    at_once = house.dispatcher.submit_many(drafts)
+    expected = [None if n in {0, 2, 4, 6} else QuotaExceeded for n in range(BATCH - 1)]
+    expected += [None, QuotaExceeded, QuotaExceeded, *[None] * BATCH, QuotaExceeded]
+    assert errors(at_once) == expected
+    assert house.reservations() == house.all_members()
+
+
+def test_a_batch_that_cannot_be_booked_leaves_the_one_before_stored(house: House) -> None:
+    lookups: list[int] = []
+
+    def lose() -> None:
+        lookups.append(1)
+        if len(lookups) == 2:
+            raise StoreUnavailable("gone for a moment")
+
+    store_of(house, with_keys=lose)
+    drafts = [draft(f"to {n}", idempotency_key=f"{n}") for n in range(BATCH + 50)]
+    with pytest.raises(StoreUnavailable):
+        house.dispatcher.submit_many(drafts)
+    assert len(house.rows()) == BATCH
+    assert house.reservations() == house.all_members()
+
+
+def test_an_interrupt_while_a_batch_is_reserved_leaves_no_reservation(house: House) -> None:
+    reserver = vars(house.parts.reserver)
+    stop = nth(2, raising(KeyboardInterrupt()))
+    reserver["_windows"] = Between(reserver["_windows"], before={"book": stop})
+    with pytest.raises(KeyboardInterrupt):
+        house.dispatcher.submit_many([draft(f"to {n}") for n in range(BATCH + 50)])
+    assert len(house.rows()) == BATCH
+    assert house.reservations() == house.all_members()
+    assert not lines_in_use(house)
+
+
+def test_keys_are_known_from_batch_to_batch(house: House) -> None:
+    keyed = [draft(f"to {n}", idempotency_key=f"key {n}") for n in range(BATCH)]
+    other = draft("to 7", idempotency_key="key 7", body={"other": 1})
+    one_by_one = raising(*[AssertionError("stored one by one") for _ in range(9)])
+    own = vars(house.parts.own_transaction)
+    own["_messages"] = Between(own["_messages"], before={"add": one_by_one})
+    results = house.dispatcher.submit_many(
+        [*keyed, *keyed[:20], other, draft("else"), draft("there")]
+    )
+    assert errors(results) == [*[None] * (BATCH + 20), IdempotencyConflict, None, None]
+    assert results[BATCH : BATCH + 20] == results[:20]
+    assert len(house.rows()) == BATCH + 2
+
+
+@pytest.mark.parametrize("key", [["key 7"], {}])
+def test_a_key_that_is_no_text_refuses_its_draft_alone(house: House, key: Any) -> None:
+    keyed = [draft(f"to {n}", idempotency_key=f"key {n}") for n in range(BATCH)]
+    results = house.dispatcher.submit_many([*keyed, draft("to 7", idempotency_key=key), draft()])
+    assert errors(results) == [*[None] * BATCH, InvalidDraft, None]
+
+
+def test_a_draft_judged_again_is_not_overtaken_by_the_next_batch(house: House) -> None:
+    """The second draft with a key has its turn, because the first was refused."""
+    full = draft("ada", send_at=LATER)
+    drafts = [
+        full,
+        draft("ada", send_at=LATER, idempotency_key="key"),
+        draft("ada", send_at=LATER + MINUTE, idempotency_key="key"),
+        *(draft(f"to {n}") for n in range(BATCH - 3)),
+        draft("ada", send_at=LATER + 3 * MINUTE / 2),
+    ]
+    results = house.dispatcher.submit_many(drafts)
+    assert errors(results)[:3] == [None, QuotaExceeded, None]
+    assert errors(results)[-1] is QuotaExceeded
+
+
+def test_redis_that_goes_away_leaves_what_was_answered(house: House) -> None:
+    def close() -> None:
+        for keys in house.parts.fence.keys:
+            house.redis.delete(keys.epoch)
+
+    store_of(house, add_together=nth(1, close))
+    with pytest.raises(ReservationsUnavailable):
+        house.dispatcher.submit_many([draft(f"to {n}") for n in range(2 * BATCH + 50)])
+    assert len(house.rows()) >= BATCH
+
+
+class OutOfTime(Exception):
+    """What a signal raises, such as Celery's at a soft time limit."""
+
+
+def accepted(result: Message | Rejection) -> Message:
+    """Return the message of a draft that was not refused."""
+    assert isinstance(result, Message)
+    return result
+
+
+@on_sqlite
+def test_a_transaction_that_is_run_again_stores_every_row(house: House) -> None:
+    """The line breaks at COMMIT, when all rows have been read."""
+    lines: list[Any] = []
+
+    @event.listens_for(house.parts.database.engine, "before_cursor_execute")
+    def cut(connection: Any, _: object, statement: str, *__: object) -> None:
+        if statement == "COMMIT" and not lines:
+            lines.append(connection.connection.driver_connection)
+            lines[0].close()
+
+    results = house.dispatcher.submit_many(drafts(50))
+    assert all(isinstance(each, Message) for each in results)
+    assert len(house.rows()) == 50
+
+
+def test_a_batch_of_which_a_duplicate_stored_one_is_not_taken_for_stored(house: House) -> None:
+    """The duplicate relies on the place, and so on the id, that the batch has booked."""
+    batch = [draft("ada", idempotency_key="key"), draft("ben"), draft("cyd")]
+    duplicates: list[Message] = []
+    own = vars(house.parts.own_transaction)
+    store = own["_messages"]
+    duplicate = once(
+        lambda: duplicates.extend(map(accepted, house.dispatcher.submit_many(batch[:1])))
+    )
+
+    def store_one() -> None:
+        own["_messages"] = store
+        duplicate()
+
+    own["_messages"] = Between(store, before={"add_together": store_one})
+    with pytest.raises(StoreUnavailable):
+        house.dispatcher.submit_many(batch, atomic=True)
+    assert [row[0] for row in house.rows()] == [each.id for each in duplicates]
+    assert house.members("ada").keys() == {duplicates[0].id}
+    assert house.members("ben") == house.members("cyd") == {}
+
+    again = house.dispatcher.submit_many(batch, atomic=True)
+    assert again[0] == house.again(duplicates[0])
+    assert {row[0] for row in house.rows()} == {accepted(each).id for each in again}
+
+
+def test_a_batch_that_may_be_under_way_yet_is_not_said_to_be_refused(house: House) -> None:
+    """The line broke in its first try; the others are refused, for the first one's locks say."""
+    answers = [None, False, False]
+    own = vars(house.parts.own_transaction)
+    store = own["_messages"]
+
+    class Busy:
+        def add_together(self, _: object, **__: bool) -> bool | None:
+            return answers.pop(0)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+    own["_messages"] = Busy()
+    with pytest.raises(OutcomeUnknown):
+        house.dispatcher.submit_many([draft("ada"), draft("ben")], atomic=True)
+    assert not answers
+    assert len(house.members("ada")) == len(house.members("ben")) == 1  # until reconcile looks
+
+
+@on_postgresql
+@pytest.mark.parametrize("asked", ["", "&client_encoding=latin1"])
+def test_letters_arrive_whatever_encoding_the_line_was_to_have(
+    build: Build, database_url: str, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    house = build(database_url=database_url + asked)
+    (message,) = house.dispatcher.submit_many([draft("Jörg", body={"text": "Grüße"})])
+    assert isinstance(message, Message)
+    assert house.sql("SELECT recipient, body ->> 'text' FROM dispatcher_messages") == [
+        ("Jörg", "Grüße")
+    ]
+
+
+@on_postgresql
+def test_a_copy_that_was_stopped_leaves_no_line_in_the_midst_of_it(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stop(*_: object) -> None:
+        raise OutOfTime
+
+    def stop_who_waits() -> None:
+        wait_until(lambda: house.sql("SELECT 1 FROM pg_locks WHERE NOT granted"))
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        with house.database.engine.connect() as other:
+            other.exec_driver_sql("BEGIN")
+            other.exec_driver_sql("LOCK TABLE dispatcher_messages")
+            stopper = threading.Thread(target=stop_who_waits)
+            stopper.start()
+            with pytest.raises(OutOfTime):
+                house.dispatcher.submit_many(drafts(20))
+            stopper.join()
+            other.exec_driver_sql("ROLLBACK")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    house.dispatcher.submit_many([draft(f"later {number}") for number in range(20)])
+    assert len(house.rows()) == 20
+    assert "not stored together" not in caplog.text
+
+
+KNOWN_LATE = [draft("bob"), draft("ada", idempotency_key="key")]
+"""The second is known only when it has no slot."""
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_a_duplicate_known_late_is_the_answer_of_its_draft(build: Build, atomic: bool) -> None:
+    house, other = build(), build()
+    told: list[Message] = []
+
+    def duplicate() -> None:
+        told.append(other.submit("ada", send_at=LATER, idempotency_key="key"))
+        house.redis.delete(house.keys("ada").duplicates("key"))
+
+    house.swap("reserver", Between(house.parts.reserver, before={"reserve": once(duplicate)}))
+    results = house.dispatcher.submit_many(KNOWN_LATE, atomic=atomic)
+    assert results[1] == told[0]
+    assert len(house.rows()) == 2
+    assert house.reservations() == house.all_members()
+
+
+def test_a_plan_counts_a_duplicate_known_late(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house, other = build(), build()
+
+    def duplicate() -> None:
+        other.submit("ada", send_at=LATER, idempotency_key="key")
+        house.redis.delete(house.keys("ada").duplicates("key"))
+
+    real, act = Copies.reserve, once(duplicate)
+
+    def reserve(self: Copies, *given: Any, **more: Any) -> Any:
+        act()
+        return real(self, *given, **more)
+
+    monkeypatch.setattr(Copies, "reserve", reserve)
+    plan = house.dispatcher.plan(KNOWN_LATE)
+    assert (plan.accepted, plan.known) == (2, 1)
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_a_store_that_cannot_be_asked_about_a_duplicate_leaves_no_reservation(
+    build: Build, atomic: bool
+) -> None:
+    house, other = build(), build()
+    other.submit("ada", send_at=LATER)
+    calls: list[int] = []
+
+    def fail_the_second_time() -> None:
+        calls.append(1)
+        if len(calls) > 1:
+            raise StoreUnavailable("away")
+
+    own = vars(house.parts.own_transaction)
+    own["_messages"] = Between(own["_messages"], before={"with_key": fail_the_second_time})
+    with pytest.raises(StoreUnavailable):
+        house.dispatcher.submit_many(KNOWN_LATE, atomic=atomic)
+    assert house.reservations() == house.all_members()
