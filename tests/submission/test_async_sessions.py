@@ -381,34 +381,6 @@ def test_calls_on_one_connection_follow_each_other(house: House) -> None:
     assert len(house.rows()) == len(house.all_members()) == 50
 
 
-@on_sqlite
-def test_closing_waits_for_a_call_with_a_session(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reserving, free, reserve = threading.Event(), threading.Event(), house.parts.reserver.reserve
-
-    def held(*words: Any, **more: Any) -> Any:
-        reserving.set()
-        free.wait(DEADLINE)
-        return reserve(*words, **more)
-
-    monkeypatch.setattr(house.parts.reserver, "reserve", held)
-
-    async def story() -> None:
-        async with callers(house) as engine, AsyncSession(engine) as caller:
-            task = asyncio.create_task(remind(house, caller))
-            await asyncio.to_thread(reserving.wait, DEADLINE)
-            closing = asyncio.create_task(house.dispatcher.aclose())
-            assert await asyncio.wait([closing], timeout=0.2) == (set(), {closing})
-            free.set()
-            await closing
-            await task
-            await caller.commit()
-
-    asyncio.run(story())
-    assert len(house.rows()) == 1
-
-
 def test_work_beside_the_loop_waits_for_no_thread_and_is_done_though_its_task_is_cancelled() -> (
     None
 ):

@@ -1,4 +1,4 @@
-"""A message that names how long after its time it is still of use."""
+"""A message that names how long after its time it is still of use, also where it was shifted."""
 
 from __future__ import annotations
 
@@ -38,14 +38,13 @@ def submit_by(way: str, house: House, **asked: Any) -> Message:
 @pytest.mark.every_database
 @pytest.mark.parametrize("way", ["submit", "submit_many", "joined"])
 def test_it_counts_from_the_time_that_was_booked(house: House, way: str) -> None:
-    house.submit(send_at=LATER)
-    shifted = submit_by(
-        way, house, send_at=LATER, on_conflict="shift", expire_after=MINUTE / 2
-    )  # fmt: skip
+    first = house.submit(send_at=LATER)
+    shifted = submit_by(way, house, send_at=LATER, on_conflict="shift", expire_after=MINUTE / 2)
     assert shifted.send_at == LATER + MINUTE, "a shift does not have to end before it"
     assert shifted.expires_at == LATER + MINUTE * 1.5
     assert house.again(shifted) == shifted
-    assert shifted.expire_after == MINUTE / 2
+    assert (shifted.expire_after, shifted.asked_at) == (MINUTE / 2, LATER)
+    assert house.again(first).asked_at is None
 
 
 def test_it_is_rounded_up_to_a_millisecond(house: House) -> None:
@@ -77,10 +76,11 @@ def test_a_reschedule_moves_it_along(house: House) -> None:
     message = house.submit(send_at=LATER, expire_after=HOUR)
     house.submit(send_at=LATER + DAY)
     moved = house.dispatcher.reschedule(message.id, send_at=LATER + DAY, on_conflict="shift")
-    assert moved.send_at == LATER + DAY + MINUTE
+    assert (moved.send_at, moved.asked_at) == (LATER + DAY + MINUTE, LATER + DAY)
     assert moved.expires_at == moved.send_at + HOUR
     longer = house.dispatcher.reschedule(message.id, send_at=LATER, expire_after=2 * HOUR)
     assert (longer.expires_at, longer.expire_after) == (LATER + 2 * HOUR, 2 * HOUR)
+    assert (longer.asked_at, house.again(longer).asked_at) == (None, None)
 
 
 def test_a_reschedule_may_fix_an_expiry_or_a_length(house: House) -> None:

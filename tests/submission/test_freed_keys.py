@@ -19,7 +19,6 @@ from dispatcher import (
     Status,
     TooLate,
 )
-from dispatcher.testing import MemoryDispatcher
 from tests.submission.test_idempotency import WAYS, keyed
 from tests.support.doubles import Between, at_once, once
 from tests.support.house import BODY, FAR, House, hour_ago
@@ -215,19 +214,3 @@ def test_a_retry_that_comes_first_keeps_its_key(build: Build) -> None:
         keyed(house, **LATER)
     assert [each.id for each in house.dispatcher.list(status="scheduled")] == [first.id]
     assert house.reservations() == house.all_members()
-
-
-def test_a_dispatcher_in_memory_frees_the_same_keys() -> None:
-    with MemoryDispatcher() as dispatcher:
-        wish: dict[str, Any] = {
-            "channel": "memory",
-            "recipient": "ada",
-            "body": BODY,
-            "idempotency_key": "key",
-        }
-        submit: Callable[..., Message] = partial(dispatcher.submit, **wish)
-        first = submit(send_in=timedelta(hours=1))
-        dispatcher.cancel(first.id)
-        second = submit(send_in=timedelta(hours=2))
-        assert (second.id != first.id, second.status) == (True, Status.SCHEDULED)
-        assert submit(send_in=timedelta(hours=2)).id == second.id

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy.orm import Session
 
-from dispatcher import Draft, IdempotencyConflict, Message, QuotaExceeded, StoreUnavailable
+from dispatcher import (
+    Draft,
+    IdempotencyConflict,
+    InvalidSendTime,
+    Message,
+    QuotaExceeded,
+    StoreUnavailable,
+)
 from dispatcher.times.send_time import to_ms
 from tests.support.callers import callers_engine
 from tests.support.doubles import Between, once, raising
@@ -17,7 +25,7 @@ from tests.support.house import BODY, FAR, House
 from tests.support.house_fixtures import Build
 
 SOON = FAR + timedelta(minutes=1)
-HOUR = timedelta(hours=1)
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 
 def keyed(house: House, **asked: Any) -> Message:
@@ -132,12 +140,6 @@ def test_a_shifted_message_comes_back_at_the_time_it_was_shifted_to(house: House
     assert len(house.members()) == 2
 
 
-def test_the_key_still_answers_when_its_time_has_passed(house: House) -> None:
-    first = keyed(house)
-    house.moved.advance(timedelta(minutes=2))
-    assert keyed(house) == first
-
-
 def test_a_refused_submit_does_not_use_its_key_up(house: House) -> None:
     house.submit(send_at=SOON)
     before = house.snapshot()
@@ -187,53 +189,72 @@ def test_the_same_key_for_another_scope_in_the_middle_of_a_submit_has_one_winner
     assert house.reservations() == house.all_members() == {won.scope: {won.id: to_ms(SOON)}}
 
 
-@pytest.mark.parametrize("first_fails", [True, False])
-def test_a_failing_duplicate_does_not_take_the_place_of_a_succeeding_one(
-    build: Build, first_fails: bool
+@pytest.mark.parametrize("fail", [{"first"}, {"second"}, {"first", "second"}], ids=sorted)
+def test_of_duplicates_that_fail_each_gives_up_its_own_share_of_the_place(
+    build: Build, fail: set[str]
 ) -> None:
     house, duplicate = build(), build()
-    failure = raising(StoreUnavailable("an SQL error"))
-    won: list[Message] = []
+    before = house.snapshot()
+    answers: list[Message] = []
 
-    def succeed() -> None:
-        won.append(keyed(duplicate))
+    def submit(own: House) -> None:
+        with suppress(StoreUnavailable):
+            answers.append(keyed(own))
 
-    def fail() -> None:
-        with pytest.raises(StoreUnavailable):
-            keyed(duplicate)
+    def first() -> None:
+        submit(duplicate)
+        if "first" in fail:
+            raise StoreUnavailable("an SQL error")
 
-    if first_fails:
-
-        def race_and_fail() -> None:
-            succeed()
-            failure()
-
-        house.swap("messages", Between(house.parts.messages, before={"add": race_and_fail}))
-        with pytest.raises(StoreUnavailable):
-            keyed(house)
-    else:
-        duplicate.swap("messages", Between(duplicate.parts.messages, before={"add": failure}))
-        house.swap("messages", Between(house.parts.messages, before={"add": once(fail)}))
-        won.append(keyed(house))
-    assert house.reservations() == house.all_members() == {"ada": {won[0].id: to_ms(SOON)}}
+    if "second" in fail:
+        fails = raising(StoreUnavailable("an SQL error"))
+        duplicate.swap("messages", Between(duplicate.parts.messages, before={"add": fails}))
+    house.swap("messages", Between(house.parts.messages, before={"add": once(first)}))
+    submit(house)
+    if not answers:
+        assert house.snapshot() == before
+        return
+    assert len(answers) == 1
+    assert house.reservations() == house.all_members() == {"ada": {answers[0].id: to_ms(SOON)}}
     with pytest.raises(QuotaExceeded):
         house.submit(send_at=SOON)
 
 
-def test_when_all_duplicates_fail_nothing_is_left(build: Build) -> None:
-    house, duplicate = build(), build()
+RELATIVE: dict[str, Any] = {"send_at": None, "send_in": 5 * MINUTE}
+WISHES: dict[str, dict[str, Any]] = {
+    "expires_at": {"expires_at": FAR + 10 * MINUTE},
+    "expires_at as text": {"expires_at": (FAR + 10 * MINUTE).isoformat()},
+    "latest": {"on_conflict": "shift", "latest": FAR + 10 * MINUTE},
+    "both": {
+        "on_conflict": "shift",
+        "latest": FAR + 9 * MINUTE,
+        "expires_at": FAR + 10 * MINUTE,
+    },
+}
+of_each_kind = pytest.mark.parametrize("wish", WISHES.values(), ids=WISHES)
+
+
+@of_each_kind
+@pytest.mark.parametrize("minutes", [1, 7, 60 * 24 * 20])
+def test_the_same_call_returns_the_stored_message_whenever_it_comes(
+    house: House, wish: dict[str, Any], minutes: int
+) -> None:
+    first = keyed(house, **RELATIVE, **wish)
     before = house.snapshot()
-    duplicate.swap(
-        "messages",
-        Between(duplicate.parts.messages, before={"add": raising(StoreUnavailable("x"))}),
-    )
+    house.moved.advance(minutes * MINUTE)
+    assert keyed(house, **RELATIVE, **wish) == first
+    assert house.snapshot() == before
 
-    def both_fail() -> None:
-        with pytest.raises(StoreUnavailable):
-            keyed(duplicate)
-        raise StoreUnavailable("an SQL error")
 
-    house.swap("messages", Between(house.parts.messages, before={"add": once(both_fail)}))
-    with pytest.raises(StoreUnavailable):
-        keyed(house)
+@of_each_kind
+@pytest.mark.parametrize("key", [None, "other key"])
+def test_without_a_stored_message_a_time_that_has_passed_is_refused(
+    house: House, wish: dict[str, Any], key: str | None
+) -> None:
+    keyed(house, **RELATIVE, **wish)
+    before = house.snapshot()
+    house.moved.advance(60 * MINUTE)
+    with pytest.raises(InvalidSendTime) as caught:
+        keyed(house, **RELATIVE, **wish, recipient="ben", idempotency_key=key)
+    assert caught.value.field in ("expires_at", "latest")
     assert house.snapshot() == before

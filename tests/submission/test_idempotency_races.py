@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from dispatcher import Dispatcher, IdempotencyConflict, Message, QuotaExceeded, Settings
+from dispatcher import Dispatcher, IdempotencyConflict, Message, Settings
 from dispatcher.times.send_time import to_ms
 from tests.support.clock import MovableClock
 from tests.support.doubles import at_once
@@ -50,16 +50,6 @@ def test_threads_with_one_key_and_two_contents_agree_on_one(house: House) -> Non
     assert len(messages) + len(conflicts) == THREADS
     assert len({each.id for each in messages}) == 1
     assert len(messages) == THREADS // 2
-    assert len(house.rows()) == 1
-    assert house.reservations() == house.all_members()
-
-
-def test_threads_with_keys_of_their_own_fill_a_quota_exactly(house: House) -> None:
-    answers = at_once(
-        [partial(house.dispatcher.submit, **wish(f"key {n}")) for n in range(THREADS)]
-    )
-    assert sum(isinstance(each, Message) for each in answers) == 1
-    assert sum(isinstance(each, QuotaExceeded) for each in answers) == THREADS - 1
     assert len(house.rows()) == 1
     assert house.reservations() == house.all_members()
 

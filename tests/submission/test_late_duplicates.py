@@ -80,14 +80,6 @@ def test_a_second_submit_renews_the_wait_of_the_place_it_shares(house: House) ->
     assert house.pending() == {first}
 
 
-def test_a_place_that_nobody_shares_again_is_still_given_back(house: House) -> None:
-    book(house, Submit("key", "print"))
-    age_pending(house)
-    assert house.parts.reconciler.reconcile().released == 1
-    assert house.members() == {}
-    assert house.pending() == set()
-
-
 @pytest.mark.every_database
 def test_a_row_stored_after_the_sweep_looked_has_its_place(build: Build) -> None:
     house, second = build(), build()
@@ -240,15 +232,6 @@ def test_a_place_looked_at_again_after_the_sweep_looked_is_confirmed(house: Hous
     house.parts.reconciler.reconcile()
     assert house.members() == {message.id: to_ms(SOON)}
     assert house.pending() == {message.id}
-
-
-def test_a_message_stored_while_the_sweep_asked_keeps_its_place(build: Build) -> None:
-    house, second = build(), build()
-    first = die_after_reserving(house)
-    age_pending(house)
-    between_read_and_release(house, lambda: keyed(second), "after")
-    house.parts.reconciler.reconcile()
-    assert house.reservations() == house.all_members() == {"ada": {first: to_ms(SOON)}}
 
 
 def test_an_orphan_beside_a_renewed_place_goes(build: Build) -> None:

@@ -16,8 +16,6 @@ from dispatcher import (
     InvalidDraft,
     InvalidSendTime,
     Message,
-    MessageNotFound,
-    QuietHours,
     QuotaExceeded,
     ReservationsUnavailable,
     Status,
@@ -25,7 +23,6 @@ from dispatcher import (
     TooLate,
 )
 from dispatcher.faults import InjectedFault, arm
-from dispatcher.message import new_id
 from dispatcher.store import Movable, NewSlot
 from dispatcher.times.send_time import to_ms
 from tests.support.all_windows import promised, windows_of
@@ -65,12 +62,6 @@ def test_message_and_reservation_move(house: House, message: Message) -> None:
     assert house.submit(send_at=LATER).send_at == LATER, "the old place is free at once"
 
 
-def test_its_own_place_is_not_in_its_way(house: House, message: Message) -> None:
-    moved = house.dispatcher.reschedule(message.id, send_at=LATER + MINUTE / 2)
-    assert moved.send_at == LATER + MINUTE / 2
-    assert settled(house)
-
-
 def test_a_refused_move_changes_nothing(house: House, message: Message) -> None:
     other = house.submit(send_at=LATER + HOUR)
     before = house.snapshot()
@@ -90,48 +81,6 @@ def test_a_refused_move_changes_nothing(house: House, message: Message) -> None:
         if isinstance(refused.value, QuotaExceeded):
             assert refused.value.conflicting == (other.id,)
         assert house.snapshot() == before
-
-
-def test_a_shift_finds_the_first_time_that_fits(house: House, message: Message) -> None:
-    house.submit(send_at=LATER + HOUR)
-    moved = house.dispatcher.reschedule(
-        message.id, send_at=LATER + HOUR - MINUTE / 2, on_conflict="shift"
-    )
-    assert moved.send_at == LATER + HOUR + MINUTE
-    assert settled(house)
-
-
-def test_a_message_keeps_its_zone_its_hours_and_its_expiry(house: House) -> None:
-    message = house.submit(
-        send_at="2100-01-02T10:00", zone="Asia/Tokyo", send_window="09:00-17:00",
-        expires_at="2100-01-03T12:00",
-    )  # fmt: skip
-    with pytest.raises(QuietHours) as refused:
-        house.dispatcher.reschedule(message.id, send_at="2100-01-02T18:00")
-    moved = house.dispatcher.reschedule(message.id, send_at=refused.value.next_slot)
-    assert moved.send_at.isoformat() == "2100-01-03T00:00:00+00:00"
-    with pytest.raises(InvalidSendTime, match="expires_at"):
-        house.dispatcher.reschedule(message.id, send_at="2100-01-03T12:00")
-    moved = house.dispatcher.reschedule(
-        message.id, send_at="2100-01-04T10:00", expires_at="2100-01-05T10:00"
-    )
-    assert moved.expires_at is not None
-    assert moved.expires_at.isoformat() == "2100-01-05T01:00:00+00:00"
-
-
-def test_several_scopes_move_together(build: Build) -> None:
-    house = build(
-        channels={"memory": {"transport": "memory", "quotas": ["1/minute"]}},
-        scopes={"tenant": {"quotas": ["1/minute"]}},
-    )
-    message = house.submit(send_at=LATER, scopes={"tenant": "acme"})
-    house.submit("ben", send_at=LATER + HOUR)
-    with pytest.raises(QuotaExceeded) as refused:
-        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
-    assert refused.value.scope == "channel.memory"
-    house.dispatcher.reschedule(message.id, send_at=LATER + HOUR, on_conflict="shift")
-    house.submit("cleo", send_at=LATER, scopes={"tenant": "acme"})
-    assert house.again(message).send_at == LATER + HOUR + MINUTE
 
 
 def test_a_message_moved_within_the_horizon_is_enqueued(slow: House) -> None:
@@ -166,13 +115,6 @@ def test_sending_and_ended_messages_cannot_be_moved(slow: House, status: Status)
     assert slow.snapshot() == before
 
 
-def test_an_unknown_message_cannot_move(house: House) -> None:
-    with pytest.raises(MessageNotFound):
-        house.dispatcher.reschedule(new_id(), send_at=LATER)
-    with pytest.raises(MessageNotFound):
-        house.dispatcher.update(new_id(), body={})
-
-
 def test_update_changes_the_body_alone(house: House, message: Message) -> None:
     updated = house.dispatcher.update(message.id, body={"text": "half past nine"})
     assert updated == house.again(message)
@@ -182,31 +124,11 @@ def test_update_changes_the_body_alone(house: House, message: Message) -> None:
         house.dispatcher.update(message.id, body={"n": float("inf")})
 
 
-@pytest.mark.every_database
-def test_a_worker_that_claims_first_wins(slow: House) -> None:
-    message = slow.submit()
-    claim = once(lambda: slow.parts.delivery.shared.claims.claim([message.id]))
-    between(slow, "_windows", after={"move_many": claim})
-    with pytest.raises(TooLate) as refused:
-        slow.dispatcher.reschedule(message.id, send_in=HOUR)
-    assert refused.value.status == "sending"
-    assert slow.members() == {message.id: to_ms(message.send_at)}, "nothing is held"
-
-
 def test_a_task_for_the_old_time_sends_nothing(slow: House) -> None:
     message = slow.submit()
     slow.dispatcher.reschedule(message.id, send_in=3 * HOUR)
     assert slow.deliver(message) == 0
     assert slow.sent == []
-
-
-def test_a_cancel_meanwhile_is_final(house: House, message: Message) -> None:
-    between(
-        house, "_windows", after={"move_many": once(lambda: house.dispatcher.cancel(message.id))}
-    )
-    with pytest.raises(TooLate):
-        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
-    assert house.all_members() == {}
 
 
 @pytest.mark.every_database
@@ -287,31 +209,6 @@ def test_a_move_waits_for_another_one_of_the_message_that_holds_the_time(
     assert house.again(message) == moved
 
 
-def test_a_process_that_dies_after_the_row_changed_is_healed(
-    house: House, message: Message
-) -> None:
-    between(house, "_windows", before={"drop": raising(KeyboardInterrupt())})
-    with pytest.raises(KeyboardInterrupt):
-        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
-    assert house.again(message).send_at == LATER + HOUR
-    with pytest.raises(QuotaExceeded):
-        house.submit(send_at=LATER + HOUR)
-    past_the_grace(house)
-    assert settled(house)
-
-
-def test_a_process_that_dies_before_the_row_changed_is_healed(
-    house: House, message: Message
-) -> None:
-    between(house, "_messages", before={"move": raising(KeyboardInterrupt())})
-    with pytest.raises(KeyboardInterrupt):
-        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
-    assert house.again(message).send_at == LATER
-    past_the_grace(house)
-    assert settled(house)
-    assert house.submit(send_at=LATER + HOUR).send_at == LATER + HOUR
-
-
 def test_a_store_that_breaks_leaves_the_old_time_or_the_new_one(
     house: House, message: Message
 ) -> None:
@@ -322,16 +219,6 @@ def test_a_store_that_breaks_leaves_the_old_time_or_the_new_one(
         assert house.again(message).send_at == (LATER if when == "before" else LATER + HOUR)
         past_the_grace(house)
         assert settled(house)
-
-
-def test_windows_rebuilt_meanwhile_take_the_message_again(house: House, message: Message) -> None:
-    def lose() -> None:
-        house.redis.flushall()
-        house.open()
-
-    between(house, "_messages", after={"move": once(lose)})
-    house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
-    assert settled(house)
 
 
 def stand_still(house: House, happens: Callable[[], object]) -> None:
@@ -469,15 +356,6 @@ def test_both_places_stay_while_the_message_cannot_be_barred_from_moving(
     assert house.redis.zcard(window) == 1
 
 
-def test_a_cancel_after_the_row_moved_frees_the_new_place_too(
-    house: House, message: Message
-) -> None:
-    between(house, "_windows", before={"drop": once(lambda: house.dispatcher.cancel(message.id))})
-    house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
-    assert house.again(message).status is Status.CANCELLED
-    assert house.all_members() == {}
-
-
 def test_an_update_that_met_a_try_in_between_is_made_again(slow: House) -> None:
     message = slow.submit()
     real = slow.parts.changes._messages
@@ -494,13 +372,6 @@ def test_an_update_that_met_a_try_in_between_is_made_again(slow: House) -> None:
     vars(slow.parts.changes)["_messages"] = Interrupted()
     assert slow.dispatcher.update(message.id, body={"other": 1}).body == {"other": 1}
     assert len(tries) == 2
-
-
-def test_an_expiry_at_the_beginning_of_time_is_refused(house: House, message: Message) -> None:
-    with pytest.raises(InvalidSendTime):
-        house.dispatcher.reschedule(
-            message.id, send_at=LATER, on_conflict="shift", expires_at="0001-01-01T00:00Z"
-        )
 
 
 def past_the_grace(house: House) -> None:

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
 
 import pytest
 
 from dispatcher import (
     InvalidSendTime,
-    MessageNotFound,
     QuotaExceeded,
     SlotRefused,
     Status,
-    TooLate,
 )
-from dispatcher.message import new_id
 from dispatcher.times.send_time import to_ms
 from tests.support.house import BODY, FAR, House
 from tests.support.house_fixtures import Build
@@ -61,26 +57,6 @@ def test_the_seed_case(house: House) -> None:
     second = house.submit(send_at=refusal.next_slot)
     assert second.send_at - first.send_at == MINUTE
     assert house.reservations() == house.all_members()
-
-
-def test_exactly_a_minute_apart_fits_on_both_sides_and_a_millisecond_less_does_not(
-    house: House,
-) -> None:
-    house.submit(send_at=SEED)
-    for near in (MINUTE - timedelta(milliseconds=1), timedelta(0)):
-        for at in (SEED + near, SEED - near):
-            with pytest.raises(QuotaExceeded):
-                house.submit(send_at=at)
-    house.submit(send_at=SEED - MINUTE)
-    house.submit(send_at=SEED + MINUTE)
-
-
-def test_between_two_that_are_exactly_a_minute_apart_there_is_room_for_one(build: Build) -> None:
-    house = build(quotas="2/minute")
-    for seconds in (0, 60, 30):
-        house.submit(send_at=SEED + seconds * SECOND)
-    with pytest.raises(QuotaExceeded):
-        house.submit(send_at=SEED + 31 * SECOND)
 
 
 def test_the_quota_of_the_hour_is_the_one_that_is_named(house: House) -> None:
@@ -226,22 +202,6 @@ def test_the_next_slot_books_nothing(house: House) -> None:
     assert house.snapshot() == before
 
 
-@pytest.mark.every_database
-def test_messages_are_found_by_what_they_are(house: House) -> None:
-    one = house.submit("ada", send_at=SEED)
-    two = house.submit("ben", send_at=SEED, channel="file")
-    three = house.submit("ada", send_at=SEED + MINUTE)
-    house.dispatcher.cancel(three.id)
-    assert [each.id for each in house.dispatcher.list()] == [three.id, two.id, one.id]
-    assert [each.id for each in house.dispatcher.list(limit=2)] == [three.id, two.id]
-    assert [each.id for each in house.dispatcher.list(recipient="ada")] == [three.id, one.id]
-    assert [each.id for each in house.dispatcher.list(channel="file")] == [two.id]
-    assert [each.id for each in house.dispatcher.list(status="cancelled")] == [three.id]
-    scheduled = house.dispatcher.list(status=Status.SCHEDULED, recipient="ada")
-    assert [each.id for each in scheduled] == [one.id]
-    assert [*house.dispatcher.list(recipient="ADA")] == []
-
-
 def test_a_cancelled_message_frees_its_place_at_once(house: House) -> None:
     message = house.submit(send_at=SEED)
     cancelled = house.dispatcher.cancel(message.id)
@@ -252,25 +212,3 @@ def test_a_cancelled_message_frees_its_place_at_once(house: House) -> None:
     house.submit(send_at=SEED)
     assert house.dispatcher.cancel(str(message.id)) == cancelled
     assert house.reservations() == house.all_members(), "cancelling again frees no other's place"
-
-
-@pytest.mark.parametrize("status", ["sent", "failed", "expired"])
-def test_an_ended_message_cannot_be_cancelled_and_keeps_its_reservation(
-    house: House, status: str
-) -> None:
-    message = house.submit(send_at=SEED)
-    house.change([message], status=status, finished_at=FAR)
-    before = house.snapshot()
-    with pytest.raises(TooLate) as caught:
-        house.dispatcher.cancel(message.id)
-    assert (caught.value.message_id, caught.value.status) == (message.id, status)
-    assert house.snapshot() == before
-
-
-def test_an_unknown_id_is_not_found(house: House) -> None:
-    unknown = new_id()
-    for call in (house.dispatcher.get, house.dispatcher.cancel):
-        with pytest.raises(MessageNotFound) as caught:
-            call(unknown)
-        assert caught.value.message_id == unknown
-    assert house.dispatcher.attempts(UUID(int=0)) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -21,7 +20,6 @@ from dispatcher import (
     Suppressed,
     UnknownChannel,
 )
-from dispatcher.store import Addition, Messages
 from tests.support.house import BODY, FAR, House
 from tests.support.house_fixtures import Build
 
@@ -112,18 +110,6 @@ def test_many_that_are_stored_one_by_one_are_looked_at_again(
     assert {*house.all_members()} == {"r0"}
 
 
-def test_a_refused_submit_leaves_the_callers_transaction_as_it_was(house: House) -> None:
-    house.dispatcher.suppress("ada")
-    with house.database.engine.execution_options(
-        isolation_level="READ COMMITTED" if "sqlite" not in house.url else "SERIALIZABLE"
-    ).begin() as connection:
-        kept = house.submit("ben", send_at=LATER, session=connection)
-        with pytest.raises(Suppressed):
-            house.submit("ada", send_at=LATER, session=connection)
-    assert house.again(kept).status is Status.SCHEDULED
-    assert {*house.all_members()} == {"ben"}
-
-
 def test_suppression_is_judged_before_quotas_and_quiet_hours(build: Build) -> None:
     house = build(
         channels={"memory": {"transport": "memory", "quiet_hours": "14:00-15:00"}},
@@ -204,26 +190,6 @@ def test_a_message_stored_during_a_suppression_is_cancelled_when_due(slow: House
     assert {*slow.all_members()} == {"ben"}
 
 
-def test_a_submit_between_look_and_commit_is_not_handed_over(
-    slow: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The suppression commits, and has cancelled what it found, before the message is stored."""
-    really = Messages.add
-
-    def late(self: Messages, addition: Addition, **more: Any) -> Message:
-        slow.dispatcher.suppress("ada")
-        slow.parts.suppressions.remove("ada", None)
-        stored = really(self, addition, **more)
-        slow.parts.suppressions.add("ada", None)
-        return stored
-
-    monkeypatch.setattr(Messages, "add", late)
-    message = slow.submit("ada")
-    assert slow.deliver(message) == 0
-    assert slow.sent == []
-    assert slow.again(message).status is Status.CANCELLED
-
-
 def come_back(house: House, **columns: Any) -> Message:
     message = house.submit("ada")
     house.change([message], **columns)
@@ -261,14 +227,6 @@ def test_a_message_retried_during_a_suppression_is_cancelled_when_due(
     assert slow.deliver(message) == 0
     assert slow.again(message).status is Status.CANCELLED
     assert slow.sent == []
-
-
-def test_a_process_that_died_before_it_cancelled_has_opted_out_nevertheless(slow: House) -> None:
-    message = slow.submit("ada")
-    slow.parts.suppressions.add("ada", "memory")
-    assert slow.deliver(message) == 0
-    assert slow.dispatcher.suppress("ada", channel="memory") == 0
-    assert slow.again(message).status is Status.CANCELLED
 
 
 def test_it_can_be_taken_back_as_it_was_said(house: House) -> None:
@@ -311,12 +269,3 @@ def test_the_usual_submit_asks_the_store_no_further_question(house: House) -> No
         [] if house.url.startswith("postgresql") else ["INSERT INTO dispatcher_messages"]
     )  # past it
     assert [" ".join(each.split()[:3]) for each in asked] == inserts
-
-
-def test_no_recipient_reaches_the_log(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "dispatcher")
-    house.submit("canary@example.org", send_at=LATER)
-    house.dispatcher.suppress("canary@example.org")
-    with pytest.raises(Suppressed):
-        house.submit("canary@example.org", send_at=LATER)
-    assert "canary" not in caplog.text

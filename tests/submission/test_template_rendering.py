@@ -169,20 +169,6 @@ def test_a_text_ends_at_its_bound(name: str) -> None:
         tracemalloc.stop()
 
 
-LEFT_OUT = [
-    "attr", "batch", "center", "filesizeformat", "format", "groupby", "indent", "pprint", "random",
-    "slice", "striptags", "urlize", "wordwrap", "xmlattr",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", LEFT_OUT)
-def test_a_filter_that_makes_much_of_little_is_not_there(name: str) -> None:
-    found = templates(templates={"one": {"text": f"{{{{ a | {name} }}}}"}})
-    with pytest.raises(InvalidSettings, match=f"No filter named '{name}'") as caught:
-        filled(found, a="x")
-    assert caught.value.field == "channels.email.templates.one.text"
-
-
 def test_the_page_names_the_filters_that_are_there() -> None:
     page = (Path(__file__).parents[2] / "docs" / "templates.md").read_text("utf-8")
     [named] = re.findall(r"\*\*Few filters\*\*.*?: (.*?)\. The methods", page)

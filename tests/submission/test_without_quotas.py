@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dispatcher import Draft, InvalidDraft, InvalidSettings, Message, QuietHours, Settings
+from dispatcher import Draft, InvalidDraft, Message, QuietHours
 from tests.support.house import BODY, FAR, House
 from tests.support.house_fixtures import Build
 
@@ -79,14 +79,3 @@ def test_it_is_told_where_it_is_not_allowed(house: House) -> None:
             house.submit("ada", channel=channel, send_at=FAR, quotas=quotas)
         assert refused.value.field == "quotas"
     assert not house.all_members()
-
-
-def test_the_setting_reaches_every_process(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in house.settings.environment().items():
-        monkeypatch.setenv(name, value)
-    ways = {name: channel.without_quotas for name, channel in Settings.load().channels.items()}
-    assert ways == {"memory": "allowed", "codes": "always", "strict": "never"}
-    with pytest.raises(InvalidSettings):
-        Settings.load(
-            channels={"codes": {"transport": "memory", "quotas": [], "recipient_quotas": ["1/day"]}}
-        )
