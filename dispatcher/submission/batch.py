@@ -46,7 +46,8 @@ class Entry:
     ``valid`` is set once the draft was found valid, ``request`` once a reservation is asked for
     (None again where the message was known), ``reservation`` once it has one, ``addition`` when it
     is about to be stored. ``is_duplicate``: another submit has reserved under the idempotency key,
-    the reservation is that one's, and this one has not stored the message. ``same_as`` is an
+    the reservation is that one's, and this one has not stored the message. ``keeps_reservation``:
+    its message is stored, or may be; any other reservation is released. ``same_as`` is an
     earlier entry with the same key, whose result this one gets by :meth:`Batch.share_results`.
     ``supersedes`` is the message that ended unsent and has the key.
     """
@@ -60,6 +61,7 @@ class Entry:
     result: Message | DispatcherError | None = None
     same_as: Entry | None = None
     is_duplicate: bool = False
+    keeps_reservation: bool = False
     supersedes: UUID | None = None
 
     @property
@@ -107,6 +109,10 @@ class Batch:
     @property
     def is_refused(self) -> bool:
         return any(isinstance(each.result, DispatcherError) for each in self.entries)
+
+    def keep_reservations(self, keeps: bool = True) -> None:
+        for entry in self.booked:
+            entry.keeps_reservation = keeps
 
     def undecided(self) -> list[Entry]:
         """Return the entries without a result that share no other one's."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from uuid import UUID
 
 from dispatcher.errors import (
@@ -27,6 +28,7 @@ from dispatcher.reservation import (
     Windows,
 )
 from dispatcher.store import Messages
+from dispatcher.store.event_loop import beside_the_loop
 from dispatcher.submission.batch import Entry
 from dispatcher.times.clock import Clock
 
@@ -62,16 +64,14 @@ class Reserver:
 
         What an exception interrupts is withdrawn: only the reply may have been lost.
         """
+        book = partial(self._windows.book, requests, grace=grace)
         try:
-            return self._windows.book(requests, grace=grace)
-        except ReservationsUnavailable as error:
+            return beside_the_loop(book, to_its_end=True)
+        except BaseException as error:
             self.withdraw(requests)
-            if error.reason == CLOSED:
+            if isinstance(error, ReservationsUnavailable) and error.reason == CLOSED:
                 # Nobody completes them where the schema is missing: then the store says so.
-                self._messages.find_many([requests[0].message_id])
-            raise
-        except BaseException:
-            self.withdraw(requests)
+                beside_the_loop(partial(self._messages.find_many, [requests[0].message_id]))
             raise
 
     def withdraw(self, requests: Sequence[BookingRequest]) -> None:
@@ -80,7 +80,7 @@ class Reserver:
         A reservation on which a duplicate submit relies stays.
         """
         try:
-            self._windows.withdraw(requests)
+            beside_the_loop(partial(self._windows.withdraw, requests))
         except ReservationsUnavailable as error:
             log.warning(
                 "the reservations of %d messages that are not stored were not released; "
@@ -89,7 +89,7 @@ class Reserver:
 
     def note(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None:
         if self._refusals is not None:
-            self._refusals.note(refused)
+            beside_the_loop(partial(self._refusals.note, refused))
 
     def release(self, entry: Entry) -> None:
         """Release the reservation of a message that is not stored any more, or never will be."""

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import logging
-from asyncio import CancelledError
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
-from typing import Protocol
+from functools import cache
 from uuid import UUID
 
 from dispatcher.errors import (
-    DispatcherError,
     IdempotencyConflict,
     OutcomeUnknown,
-    SlotRefused,
     StoreUnavailable,
     Suppressed,
 )
 from dispatcher.faults import fault
-from dispatcher.message import Message
-from dispatcher.reservation import Booked, BookingRequest, Copies, PlannedKey, planned_id
+from dispatcher.message import Message, new_ids
+from dispatcher.reservation import Copies, PlannedKey, planned_id
 from dispatcher.settings import Settings
 from dispatcher.store import (
     GivenUp,
@@ -30,7 +26,6 @@ from dispatcher.store import (
     Messages,
     Suppressions,
 )
-from dispatcher.store.event_loop import beside_the_loop
 from dispatcher.submission.batch import (
     Batch,
     Entry,
@@ -47,74 +42,59 @@ from dispatcher.times.clock import Clock
 log = logging.getLogger(__name__)
 
 _TRIES = 3
-_NO_GRACE = timedelta(0)
 
 
-class Reservations(Protocol):
-    """Where a batch is reserved: in the windows (:class:`Reserver`), or in copies of them."""
-
-    def reserve(
-        self, requests: Sequence[BookingRequest], *, grace: timedelta
-    ) -> list[Booked | DispatcherError]:
-        """Return the answer to each request, in order. Raises ReservationsUnavailable."""
-        ...
-
-    def withdraw(self, requests: Sequence[BookingRequest]) -> None: ...
-
-    def note(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None: ...
-
-
-class Sink(Protocol):
+class Sink:
     """The steps of the pipeline that depend on where messages are stored.
 
     All may raise StoreUnavailable.
     """
 
-    @property
-    def reservations(self) -> Reservations: ...
+    grace = timedelta(0)
+    """How much longer than usual a reservation may wait for its row."""
 
-    @property
-    def grace(self) -> timedelta:
-        """How much longer than usual a reservation may wait for its row."""
-        ...
+    def __init__(self, reservations: Reserver | Copies) -> None:
+        self.reservations = reservations
 
-    def ids(self, fresh: Sequence[UUID]) -> Sequence[UUID]:
-        """Return these ids as they are for what is reserved here."""
-        ...
+    def ids(self, count: int) -> Sequence[UUID]:
+        """Return new ids for what is reserved here."""
+        return new_ids(count)
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Return the messages that have one of these idempotency keys, unless it is free again.
 
         Called for each batch.
         """
-        ...
+        raise NotImplementedError
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
         """Return those of these recipients, each with its channel, that have opted out."""
-        ...
+        raise NotImplementedError
 
     def refuses_suppressed(self, batch: Batch) -> bool:
         """Whether :meth:`store` refuses by itself recipients who have opted out."""
-        ...
+        del batch
+        return False
 
     def store(self, batch: Batch) -> None:
-        """Store what is reserved; withdraw the reservation of what is not stored.
+        """Store what is reserved; mark what keeps its reservation.
 
         An entry whose reservation was released meanwhile is refused with GivenUp.
         """
-        ...
+        raise NotImplementedError
 
-    def enqueue(self, batch: Batch) -> None: ...
+    def enqueue(self, batch: Batch) -> None:
+        """Enqueue what is committed."""
 
 
-class OwnTransaction:
+class OwnTransaction(Sink):
     """Stores in a transaction of its own, which is committed when :meth:`store` returns.
 
     A single message is an INSERT, more are stored together. What cannot be stored together is
     stored one by one.
     """
 
-    grace = _NO_GRACE
+    reservations: Reserver
 
     def __init__(
         self,
@@ -126,18 +106,14 @@ class OwnTransaction:
         reserver: Reserver,
         enqueuer: Enqueuer,
     ) -> None:
+        super().__init__(reserver)
         self._settle_seconds = settings.settle.total_seconds()
         self._clock = clock
         self._messages = messages
         self._suppressions = suppressions
         self._enqueuer = enqueuer
-        self.reservations = reserver
-
-    def ids(self, fresh: Sequence[UUID]) -> Sequence[UUID]:
-        return fresh
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
-        """Look the keys up in the store."""
         if not keyed:
             return {}
         if len(keyed) > 1:
@@ -148,11 +124,10 @@ class OwnTransaction:
         return occupied(keyed, known, self._messages.unsent)
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
-        """Look the recipients up in the store."""
         return self._suppressions.among(recipients)
 
     def refuses_suppressed(self, batch: Batch) -> bool:
-        """Whether the INSERT refuses them: that of a single message does."""
+        """Whether the INSERT checks the suppression list: that of a single message does."""
         return len(batch.entries) == 1 and not batch.atomic
 
     def store(self, batch: Batch) -> None:
@@ -167,6 +142,7 @@ class OwnTransaction:
         elif len(batch.booked) == 1 or batch.has_duplicates:
             self._store_each(batch, perhaps_stored=False)
         else:
+            batch.keep_reservations()
             done = self._messages.add_together([each.addition for each in batch.booked])
             if done:
                 batch.stored = batch.booked
@@ -206,15 +182,15 @@ class OwnTransaction:
                 entry.result = OutcomeUnknown(error.reason, entry.addition.message.id)
 
     def _store_each(self, batch: Batch, *, perhaps_stored: bool) -> None:
-        for number, entry in enumerate(batch.booked):
+        for entry in batch.booked:
+            entry.keeps_reservation = perhaps_stored
+        for entry in batch.booked:
             try:
                 entry.result = self._stored(entry, perhaps_stored=perhaps_stored)
             except (IdempotencyConflict, Suppressed) as error:
                 entry.result = error
             except StoreUnavailable as error:
                 if not error.refused:
-                    if not perhaps_stored:
-                        self.reservations.withdraw(requests_of(batch.booked[number + 1 :]))
                     raise
                 entry.result = error
             else:
@@ -225,31 +201,29 @@ class OwnTransaction:
     def _stored(self, entry: Entry, *, perhaps_stored: bool) -> Message:
         """Store one message and return it, or the one that a duplicate submit has stored.
 
-        When the message is not stored, its reservation is released. ``perhaps_stored``: it was
-        tried before, and the outcome is unknown. Then it is again, whatever the database answers
-        now: the reservation stays, and OutcomeUnknown is raised.
+        ``perhaps_stored``: it was tried before, and the outcome is unknown. Then it is again,
+        whatever the database answers now, and OutcomeUnknown is raised. Its reservation stays:
+        reconcile finds out whether the message needs it.
         """
         message = entry.addition.message
+        entry.keeps_reservation = True
         try:
             stored = self._messages.add(entry.addition, perhaps_stored=perhaps_stored)
             if stored.id != message.id:
                 recalled(entry.valid, self.recall({message.idempotency_key or "": entry}))
-                self.reservations.withdraw(requests_of([entry]))
-            elif perhaps_stored:
-                return message  # the row may be the one that was stored with the batch
+                entry.keeps_reservation = False
         except OutcomeUnknown:
-            raise  # the message may be stored: reconcile finds out whether it needs its reservation
-        except GivenUp:
-            self.reservations.withdraw(requests_of([entry]))
-            # withdraw leaves it to a duplicate submit, which is refused as well.
-            self.reservations.release(entry)
             raise
         except (StoreUnavailable, IdempotencyConflict, Suppressed) as error:
-            if perhaps_stored and isinstance(error, StoreUnavailable):
+            if isinstance(error, GivenUp):
+                # A duplicate submit that shares the reservation is refused as well.
+                self.reservations.release(entry)
+            elif perhaps_stored and isinstance(error, StoreUnavailable):
                 raise OutcomeUnknown(error.reason, message.id) from error
-            self.reservations.withdraw(requests_of([entry]))
+            entry.keeps_reservation = False
             raise
-        return stored
+        # The row may be the one that was stored with the batch.
+        return message if perhaps_stored and stored.id == message.id else stored
 
     def _store_all(self, batch: Batch) -> None:
         """Store all or none, and make sure which.
@@ -258,10 +232,11 @@ class OwnTransaction:
         store it has it, ``has`` finds what both stored, and ``withdraw`` leaves it to the other.
         """
         booked = batch.booked
-        ids = [each.reservation.message_id for each in booked]
+        batch.keep_reservations()
+        ids = [entry.reservation.message_id for entry in booked]
         perhaps_stored = False
         for _ in range(_TRIES):
-            additions = [each.addition for each in booked]
+            additions = [entry.addition for entry in booked]
             done = self._messages.add_together(additions, perhaps_stored=perhaps_stored)
             # After a broken line the server may still be storing, and what it holds may be why
             # the next try is refused.
@@ -277,7 +252,7 @@ class OwnTransaction:
                 raise OutcomeUnknown(error.reason, ids[0]) from error
         if perhaps_stored:
             raise OutcomeUnknown("the connection broke while a batch was stored", ids[0])
-        self.reservations.withdraw(requests_of(booked))
+        batch.keep_reservations(False)
         raise StoreUnavailable("the database did not take the batch; nothing was stored")
 
 
@@ -294,29 +269,6 @@ class _Joined:
 
 
 _Transaction = JoinedTransaction[_Joined]
-
-
-class _BesideTheLoop:
-    """The reservations of a caller's transaction: Redis does not hold the loop of its session."""
-
-    def __init__(self, reserver: Reserver) -> None:
-        self._reserver = reserver
-
-    def reserve(
-        self, requests: Sequence[BookingRequest], *, grace: timedelta
-    ) -> list[Booked | DispatcherError]:
-        reserve = partial(self._reserver.reserve, requests, grace=grace)
-        try:
-            return beside_the_loop(reserve, to_its_end=True)
-        except CancelledError:
-            self.withdraw(requests)
-            raise
-
-    def withdraw(self, requests: Sequence[BookingRequest]) -> None:
-        beside_the_loop(partial(self._reserver.withdraw, requests))
-
-    def note(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None:
-        beside_the_loop(partial(self._reserver.note, refused))
 
 
 class CallersTransactions:
@@ -338,17 +290,17 @@ class CallersTransactions:
         reserver: Reserver,
         enqueuer: Enqueuer,
     ) -> None:
-        self._settings = settings
+        self._grace = settings.transaction_grace
+        self._settle_seconds = settings.settle.total_seconds()
         self._clock = clock
         self._store = store
         self._reserver = reserver
         self._enqueuer = enqueuer
-        self.reservations = _BesideTheLoop(reserver)
 
     def of(self, session: object) -> CallersTransaction:
-        return CallersTransaction(self, session, self._settings.transaction_grace)
+        return CallersTransaction(self._reserver, lambda: self._join(session), self._grace)
 
-    def join(self, session: object) -> _Transaction:
+    def _join(self, session: object) -> _Transaction:
         """Join the transaction of ``session``. Raises like :meth:`JoinedMessages.join`."""
         transaction = self._store.join(session, self._ended)
         self._withdraw_undone(transaction)
@@ -365,7 +317,7 @@ class CallersTransactions:
         for each in gone:
             watch.joined.remove(each)
         if gone:
-            self.reservations.withdraw(requests_of(each.entry for each in gone))
+            self._reserver.withdraw(requests_of(each.entry for each in gone))
         watch.undone = False
 
     def _ended(self, joined: Sequence[_Joined], is_certain: bool) -> None:
@@ -384,7 +336,7 @@ class CallersTransactions:
             return
         stored = [each for each in joined if each.message.id in found]
         self._enqueuer.accept([each.message for each in stored])
-        late = self._clock.monotonic() - self._settings.settle.total_seconds()
+        late = self._clock.monotonic() - self._settle_seconds
         slow = [each.entry for each in stored if each.reserved_at < late]
         self._reserver.look_again(slow, keep=True, wait=False)
         gone = [each.entry for each in joined if each.message.id not in found]
@@ -392,23 +344,18 @@ class CallersTransactions:
             self._reserver.withdraw(requests_of(gone))
 
 
-class CallersTransaction:
+class CallersTransaction(Sink):
     """Stores one draft in the transaction of a session. Never raises OutcomeUnknown.
 
     What fails is undone alone, so that the caller's transaction is as it was before.
     """
 
     def __init__(
-        self, transactions: CallersTransactions, session: object, grace: timedelta
+        self, reserver: Reserver, join: Callable[[], _Transaction], grace: timedelta
     ) -> None:
-        self._transactions = transactions
-        self._session = session
-        self._transaction: _Transaction | None = None
-        self.reservations = transactions.reservations
+        super().__init__(reserver)
         self.grace = grace
-
-    def ids(self, fresh: Sequence[UUID]) -> Sequence[UUID]:
-        return fresh
+        self._join = cache(join)
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Join the transaction, and look the keys up as seen from inside."""
@@ -438,22 +385,17 @@ class CallersTransaction:
             transaction = self._join()
             joined = _Joined(entry, batch.started)
             transaction.watch.joined.append(joined)
+            entry.keeps_reservation = True
             try:
                 entry.result = self._stored(entry, transaction)
+                entry.keeps_reservation = entry.result.id == joined.message.id
             except (StoreUnavailable, IdempotencyConflict, Suppressed):
-                self._forget(joined, transaction)
+                entry.keeps_reservation = False
                 raise
+            finally:
+                if not entry.keeps_reservation:
+                    transaction.watch.joined.remove(joined)
             fault("joined.after_add")
-            if entry.result.id != joined.message.id:
-                self._forget(joined, transaction)
-
-    def enqueue(self, batch: Batch) -> None:
-        """Do nothing: the transaction has not ended."""
-
-    def _join(self) -> _Transaction:
-        if self._transaction is None:
-            self._transaction = self._transactions.join(self._session)
-        return self._transaction
 
     def _stored(self, entry: Entry, transaction: _Transaction) -> Message:
         message = entry.addition.message
@@ -467,27 +409,23 @@ class CallersTransaction:
             entry.addition = entry.addition._replace(supersedes=entry.supersedes)
         raise StoreUnavailable("other calls kept taking the id or the key", remedy="try again")
 
-    def _forget(self, joined: _Joined, transaction: _Transaction) -> None:
-        transaction.watch.joined.remove(joined)
-        self.reservations.withdraw(requests_of([joined.entry]))
 
-
-class DryRun:
+class DryRun(Sink):
     """Stores nothing, and reserves in copies of the windows: for plans.
 
     The drafts of later batches find the idempotency keys of earlier ones.
     """
 
-    grace = _NO_GRACE
+    reservations: Copies
 
     def __init__(self, copies: Copies, messages: Messages, suppressions: Suppressions) -> None:
-        self.reservations = copies
+        super().__init__(copies)
         self._messages = messages
         self._suppressions = suppressions
 
-    def ids(self, fresh: Sequence[UUID]) -> Sequence[UUID]:
-        """Mark them as those of drafts, which are stored nowhere."""
-        return [planned_id(each) for each in fresh]
+    def ids(self, count: int) -> Sequence[UUID]:
+        """Return ids marked as those of drafts, which are stored nowhere."""
+        return [planned_id(fresh) for fresh in new_ids(count)]
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Return what is stored under these keys, or what earlier batches would have stored."""
@@ -507,14 +445,10 @@ class DryRun:
         return known
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
-        """Look the recipients up in the store."""
         return self._suppressions.among(recipients)
 
-    def refuses_suppressed(self, batch: Batch) -> bool:
-        del batch
-        return False
-
     def store(self, batch: Batch) -> None:
+        batch.keep_reservations()
         self.reservations.remember(
             PlannedKey(
                 each.valid.idempotency_key, each.reservation.message_id, each.valid.fingerprint
@@ -522,6 +456,3 @@ class DryRun:
             for each in batch.booked
             if each.valid.idempotency_key is not None and each.valid.fingerprint is not None
         )
-
-    def enqueue(self, batch: Batch) -> None:
-        """Do nothing: nothing is stored."""

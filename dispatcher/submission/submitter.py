@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from dispatcher.errors import (
     Suppressed,
 )
 from dispatcher.faults import fault
-from dispatcher.message import Draft, Message, new_ids
+from dispatcher.message import Draft, Message
 from dispatcher.settings import Settings
 from dispatcher.store import Addition, GivenUp
 from dispatcher.store.event_loop import beside_the_loop
@@ -99,8 +100,9 @@ class Submitter:
         now = self._clock.now()
         beside_the_loop(partial(self._validate, batch, now))
         self._recall(batch, sink, now)
-        self._reserve(batch, sink)
-        self._store(batch, sink)
+        with _owned(batch, sink):
+            self._reserve(batch, sink)
+            self._store(batch, sink)
         sink.enqueue(batch)
         if batch.refused:
             sink.reservations.note(batch.refused)
@@ -177,9 +179,6 @@ class Submitter:
             return
         batch.refuse_conflicts()
         if batch.is_refused:
-            if batch.booked:
-                sink.reservations.withdraw(requests_of(batch.booked))
-                batch.booked.clear()
             batch.refuse_all()
 
     def _book(self, batch: Batch, entries: Sequence[Entry], sink: Sink) -> None:
@@ -188,16 +187,11 @@ class Submitter:
         fault("submit.before_reserve")
         if not entries:
             return
-        requests = list(map(Entry.ask, entries, sink.ids(new_ids(len(entries)))))
+        requests = list(map(Entry.ask, entries, sink.ids(len(entries))))
         batch.note_answers(entries, sink.reservations.reserve(requests, grace=sink.grace))
         if len(batch.booked) < len(entries):
-            try:
-                self._explain(
-                    [e for e in entries if isinstance(e.result, SlotRefused)], batch, sink
-                )
-            except BaseException:
-                sink.reservations.withdraw(requests_of(batch.booked))
-                raise
+            refused = [entry for entry in entries if isinstance(entry.result, SlotRefused)]
+            self._explain(refused, batch, sink)
         fault("submit.after_reserve")
 
     def _explain(self, refused: Sequence[Entry], batch: Batch, sink: Sink) -> None:
@@ -231,53 +225,63 @@ class Submitter:
         A message whose reservation was released before it was stored, because this process stood
         still in between, is reserved and stored once more.
         """
-        self._compose(batch, sink)
+        if batch.atomic and batch.is_refused:
+            return
+        self._compose(batch)
         sink.store(batch)
-        given_up = [each for each in batch.booked if isinstance(each.result, GivenUp)]
+        given_up = [entry for entry in batch.booked if isinstance(entry.result, GivenUp)]
         if given_up:
+            lost = set(given_up)
+            batch.booked = [entry for entry in batch.booked if entry not in lost]
+            batch.stored = [entry for entry in batch.stored if entry not in lost]
             again = Batch([*given_up])
             for entry in given_up:
-                entry.result = None
-            self._book(again, given_up, sink)
-            self._compose(again, sink)
-            sink.store(again)
+                entry.result, entry.keeps_reservation = None, False
+            with _owned(again, sink):
+                self._book(again, given_up, sink)
+                self._compose(again)
+                sink.store(again)
             for entry in again.booked:
                 if isinstance(entry.result, GivenUp):
                     entry.result = StoreUnavailable(entry.result.reason, remedy="submit it again")
-            lost = set(given_up)
-            batch.stored = [each for each in batch.stored if each not in lost] + again.stored
+            batch.stored += again.stored
             batch.refused += again.refused
 
-    def _compose(self, batch: Batch, sink: Sink) -> None:
+    def _compose(self, batch: Batch) -> None:
         """Make the messages that are to be stored, and the answers that are stored with them."""
-        if not batch.booked:
-            return
         created_at = from_ms(to_ms(self._clock.now()))
         trace = None if self._spans is None else self._spans.current()
-        try:
-            for entry in batch.booked:
-                valid, (message_id, at_ms) = entry.valid, entry.reservation
-                # The same object, if it was not shifted: an instant is costly to make.
-                is_as_asked = entry.request is not None and at_ms == entry.request.asked_ms
-                send_at = valid.send_at if is_as_asked else from_ms(at_ms)
-                enqueue_at = self._enqueuer.enqueue_at(send_at, now=created_at)
-                entry.result = message = compose(
-                    valid,
-                    message_id,
-                    send_at,
-                    created_at=created_at,
-                    max_attempts=self._settings.channels[valid.channel].max_attempts,
-                    enqueued_at=created_at if enqueue_at > send_at else None,
-                    trace=trace,
-                )
-                entry.addition = Addition(
-                    message,
-                    enqueue_at,
-                    valid.fingerprint,
-                    valid.body_json,
-                    valid.status_url,
-                    entry.supersedes,
-                )
-        except BaseException:
-            sink.reservations.withdraw(requests_of(batch.booked))
-            raise
+        for entry in batch.booked:
+            valid, (message_id, at_ms) = entry.valid, entry.reservation
+            # The same object, if it was not shifted: an instant is costly to make.
+            is_as_asked = entry.request is not None and at_ms == entry.request.asked_ms
+            send_at = valid.send_at if is_as_asked else from_ms(at_ms)
+            enqueue_at = self._enqueuer.enqueue_at(send_at, now=created_at)
+            entry.result = message = compose(
+                valid,
+                message_id,
+                send_at,
+                created_at=created_at,
+                max_attempts=self._settings.channels[valid.channel].max_attempts,
+                enqueued_at=created_at if enqueue_at > send_at else None,
+                trace=trace,
+            )
+            entry.addition = Addition(
+                message,
+                enqueue_at,
+                valid.fingerprint,
+                valid.body_json,
+                valid.status_url,
+                entry.supersedes,
+            )
+
+
+@contextmanager
+def _owned(batch: Batch, sink: Sink) -> Iterator[None]:
+    """Release in the end, also after an error, the reservations that no entry keeps."""
+    try:
+        yield
+    finally:
+        unneeded = [entry for entry in batch.booked if not entry.keeps_reservation]
+        if unneeded:
+            sink.reservations.withdraw(requests_of(unneeded))

@@ -29,7 +29,6 @@ from dispatcher import (
     StoreUnavailable,
     UnknownChannel,
 )
-from dispatcher.faults import InjectedFault, arm
 from dispatcher.reservation import Copies
 from dispatcher.submission.submitter import Submitter
 from dispatcher.submission.validation import ValidDraft
@@ -205,10 +204,11 @@ def test_what_an_interrupted_run_reserved_only_is_neither_known_nor_shifted(
     """A length counts from the repeat, and the reservation is that of the first submit."""
     asked: dict[str, Any] = {"send_at": None, "send_in": HOUR}
     wanted = [draft(f"p{number}", idempotency_key=f"key {number}", **asked) for number in range(3)]
-    arm("submit.after_reserve=raise")
-    with pytest.raises(InjectedFault):
+    own = vars(house.parts.own_transaction)
+    interrupt = raising(KeyboardInterrupt())
+    own["_messages"] = Between(own["_messages"], before={"add_together": interrupt})
+    with pytest.raises(KeyboardInterrupt):
         house.dispatcher.submit_many(wanted)
-    arm(None)
     assert (len(house.all_members()), house.rows()) == (3, [])
     house.moved.set_wall(house.moved.now() + MINUTE)
     steps: list[Progress] = []
