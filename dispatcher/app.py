@@ -64,7 +64,6 @@ from dispatcher.store import (
 )
 from dispatcher.store.personal_data import PersonalData
 from dispatcher.submission import (
-    Batches,
     Bodies,
     CallersTransactions,
     Cancellation,
@@ -370,6 +369,8 @@ class App:
             settings=self.settings,
             clock=self.clock,
             enqueuer=self.enqueuer,
+            own=self.own_transaction,
+            dry_run=self._dry_run,
             check=self.checks,
             prepare=self.bodies.prepare,
             lacks=self.messages.lacks,
@@ -400,16 +401,6 @@ class App:
             store=self.joined_messages,
             reserver=self.reserver,
             enqueuer=self.enqueuer,
-        )
-
-    @built_once
-    def batches(self) -> Batches:
-        return Batches(
-            submitter=self.submitter,
-            own=self.own_transaction,
-            dry_run=self._dry_run,
-            journal=self.journal,
-            spans=self.spans,
         )
 
     def _dry_run(self) -> DryRun:

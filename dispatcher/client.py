@@ -442,14 +442,14 @@ class Dispatcher:
 
         """
         every = _overridden(drafts, on_conflict)
-        batches = self._app.batches
+        submitter = self._app.submitter
         if atomic:
-            return batches.submit_all(list(every), progress=progress)
+            return submitter.submit_all(list(every), progress=progress)
         total = len(drafts) if isinstance(drafts, Sized) else None
         if isinstance(drafts, Sequence):
-            return list(batches.submit_each(every, total=total, progress=progress))
+            return list(submitter.submit_each(every, total=total, progress=progress))
         lazy = self._while_open(every)
-        return LazyResults(batches.submit_each(lazy, total=total, progress=progress))
+        return LazyResults(submitter.submit_each(lazy, total=total, progress=progress))
 
     def plan(
         self,
@@ -472,7 +472,7 @@ class Dispatcher:
         """
         total = len(drafts) if isinstance(drafts, Sized) else None
         every = _overridden(drafts, on_conflict)
-        return self._app.batches.plan(every, total=total, progress=progress)
+        return self._app.submitter.plan(every, total=total, progress=progress)
 
     # Change accepted messages. The row decides every race.
 
@@ -840,7 +840,7 @@ class Dispatcher:
         ``next_attempt_at`` is the instant since which they are held.
         """
         _check_limit(limit)
-        return self._app.decisions.held(limit=limit)
+        return self._app.held_messages.find(limit=limit)
 
     def count(self, **wanted: Unpack[Wanted]) -> int:
         """Return how many messages match all filters (:class:`~dispatcher.Wanted`).

@@ -1,33 +1,29 @@
 """The use cases of callers: submit messages, change them, read about them.
 
-``submitter`` is the one pipeline (validate, recall, reserve, store, enqueue), over a ``batch``;
-``sinks`` store its result in a transaction of their own, in one of the caller's, or not at all;
-``many`` runs it for many drafts. ``bodies`` gives a draft its body as it is stored, ``validation``
-judges its fields, ``reserver`` reserves, releases and looks again, ``enqueuer`` enqueues messages
-inside the horizon. ``changes`` cancels, reschedules and updates messages, ``moves`` gives them
-other times, ``cancellation`` cancels many, ``decisions`` retries failed messages and releases or
-drops held ones, ``suppression`` keeps the suppression list, ``erasure`` erases recipients,
-``pauses`` the list of pauses. ``timeline`` reads which times of a scope fit, ``story`` all about
-one message.
+``submitter`` is the one pipeline (validate, recall, reserve, store, enqueue), over a ``batch``, for
+one draft or many; ``sinks`` store its result in a transaction of their own, in one of the caller's,
+or not at all. ``validation`` gives a draft its body as it is stored and judges its fields,
+``reserver`` reserves, releases and looks again, ``enqueuer`` enqueues messages inside the horizon.
+``changes`` cancels, reschedules and updates messages, ``moves`` gives them other times,
+``decisions`` retries failed messages and releases or drops held ones, ``lists`` keeps the pauses
+and the suppressions, ``erasure`` erases recipients. ``timeline`` reads which times of a scope fit,
+``story`` all about one message.
 """
 
 from dispatcher.submission.batch import OnProgress, Result
-from dispatcher.submission.bodies import Bodies
-from dispatcher.submission.cancellation import Cancellation
-from dispatcher.submission.changes import Changes, NewTime
+from dispatcher.submission.changes import Cancellation, Changes, NewTime
 from dispatcher.submission.decisions import Decisions
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.erasure import Erased, Erasure
-from dispatcher.submission.many import Batches, LazyResults
+from dispatcher.submission.lists import PauseList, SuppressionList
 from dispatcher.submission.moves import Moves
-from dispatcher.submission.pauses import PauseList
 from dispatcher.submission.reserver import Reserver
 from dispatcher.submission.sinks import CallersTransactions, DryRun, OwnTransaction
 from dispatcher.submission.story import Reservation, Story, StoryReader, coming
-from dispatcher.submission.submitter import Submitter
-from dispatcher.submission.suppression import SuppressionList
+from dispatcher.submission.submitter import LazyResults, Submitter
 from dispatcher.submission.timeline import TimelineReader
 from dispatcher.submission.validation import (
+    Bodies,
     ValidDraft,
     checked_scopes,
     known_channel,
@@ -36,7 +32,6 @@ from dispatcher.submission.validation import (
 )
 
 __all__ = [
-    "Batches",
     "Bodies",
     "CallersTransactions",
     "Cancellation",

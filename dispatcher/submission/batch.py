@@ -47,7 +47,8 @@ class Entry:
     (None again where the message was known), ``reservation`` once it has one, ``addition`` when it
     is about to be stored. ``is_duplicate``: another submit has reserved under the idempotency key,
     the reservation is that one's, and this one has not stored the message. ``keeps_reservation``:
-    its message is stored, or may be; any other reservation is released. ``same_as`` is an
+    its message is stored, or may be; any other reservation is released. ``reserved_at`` is
+    ``Batch.started``, for the end of a caller's transaction. ``same_as`` is an
     earlier entry with the same key, whose result this one gets by :meth:`Batch.share_results`.
     ``supersedes`` is the message that ended unsent and has the key.
     """
@@ -62,6 +63,7 @@ class Entry:
     same_as: Entry | None = None
     is_duplicate: bool = False
     keeps_reservation: bool = False
+    reserved_at: float = 0.0
     supersedes: UUID | None = None
 
     @property

@@ -89,9 +89,6 @@ class Decisions:
             answers |= self._retried(some, perhaps_sent, if_unchanged)
         return [answers[each] for each in message_ids]
 
-    def held(self, *, limit: int) -> list[Message]:
-        return self._held.find(limit=limit)
-
     def release(self, message_id: UUID, *, if_unchanged: Message | None = None) -> Message:
         """Give a held message one more attempt, or end it as expired past its expiry.
 

@@ -14,7 +14,7 @@ from dispatcher.scope import WITHOUT, Scope, of_scope_on, own_scope
 from dispatcher.settings import Settings
 from dispatcher.store.personal_data import ERASED, PersonalData
 from dispatcher.submission.decisions import Decisions
-from dispatcher.submission.suppression import SuppressionList
+from dispatcher.submission.lists import SuppressionList
 
 log = logging.getLogger(__name__)
 

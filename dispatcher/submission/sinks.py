@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from uuid import UUID
@@ -256,19 +255,7 @@ class OwnTransaction(Sink):
         raise StoreUnavailable("the database did not take the batch; nothing was stored")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Joined:
-    """A message that is stored once the caller's transaction commits, and its reservation."""
-
-    entry: Entry
-    reserved_at: float
-
-    @property
-    def message(self) -> Message:
-        return self.entry.addition.message
-
-
-_Transaction = JoinedTransaction[_Joined]
+_Transaction = JoinedTransaction[Entry]
 
 
 class CallersTransactions:
@@ -311,22 +298,21 @@ class CallersTransactions:
         watch = transaction.watch
         if not watch.undone or not watch.joined:
             return
-        joined = [each.message.id for each in watch.joined]
-        present = transaction.present(joined)
-        gone = [each for each in watch.joined if each.message.id not in present]
-        for each in gone:
-            watch.joined.remove(each)
+        present = transaction.present([entry.addition.message.id for entry in watch.joined])
+        gone = [entry for entry in watch.joined if entry.addition.message.id not in present]
+        for entry in gone:
+            watch.joined.remove(entry)
         if gone:
-            self._reserver.withdraw(requests_of(each.entry for each in gone))
+            self._reserver.withdraw(requests_of(gone))
         watch.undone = False
 
-    def _ended(self, joined: Sequence[_Joined], is_certain: bool) -> None:
+    def _ended(self, joined: Sequence[Entry], is_certain: bool) -> None:
         """Enqueue what the ended transaction has stored; release the reservations of the rest."""
         if not joined:
             return
         fault("joined.after_commit")
         try:
-            found = self._store.stored([each.message.id for each in joined])
+            found = self._store.stored([entry.addition.message.id for entry in joined])
         except StoreUnavailable as error:
             log.warning(
                 "could not look up %d messages after their transaction; enqueue_due enqueues "
@@ -334,12 +320,12 @@ class CallersTransactions:
                 len(joined), error,
             )  # fmt: skip
             return
-        stored = [each for each in joined if each.message.id in found]
-        self._enqueuer.accept([each.message for each in stored])
+        stored = [entry for entry in joined if entry.addition.message.id in found]
+        self._enqueuer.accept([entry.addition.message for entry in stored])
         late = self._clock.monotonic() - self._settle_seconds
-        slow = [each.entry for each in stored if each.reserved_at < late]
+        slow = [entry for entry in stored if entry.reserved_at < late]
         self._reserver.look_again(slow, keep=True, wait=False)
-        gone = [each.entry for each in joined if each.message.id not in found]
+        gone = [entry for entry in joined if entry.addition.message.id not in found]
         if is_certain and gone:
             self._reserver.withdraw(requests_of(gone))
 
@@ -383,18 +369,17 @@ class CallersTransaction(Sink):
     def store(self, batch: Batch) -> None:
         for entry in batch.booked:
             transaction = self._join()
-            joined = _Joined(entry, batch.started)
-            transaction.watch.joined.append(joined)
-            entry.keeps_reservation = True
+            transaction.watch.joined.append(entry)
+            entry.reserved_at, entry.keeps_reservation = batch.started, True
             try:
                 entry.result = self._stored(entry, transaction)
-                entry.keeps_reservation = entry.result.id == joined.message.id
+                entry.keeps_reservation = entry.result.id == entry.addition.message.id
             except (StoreUnavailable, IdempotencyConflict, Suppressed):
                 entry.keeps_reservation = False
                 raise
             finally:
                 if not entry.keeps_reservation:
-                    transaction.watch.joined.remove(joined)
+                    transaction.watch.joined.remove(entry)
             fault("joined.after_add")
 
     def _stored(self, entry: Entry, transaction: _Transaction) -> Message:

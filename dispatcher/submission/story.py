@@ -14,7 +14,7 @@ from dispatcher.reservation import Contents, member_of
 from dispatcher.scope import NO_SCOPE
 from dispatcher.settings import Settings
 from dispatcher.store import Listing, Pause
-from dispatcher.submission.pauses import PauseList
+from dispatcher.submission.lists import PauseList
 from dispatcher.submission.validation import scopes_of
 from dispatcher.times.send_time import from_ms
 

@@ -96,12 +96,12 @@ class Caller:
         self._tell("asks: submit many", f"{len(drafts)}, {way}")
         results: list[Message | Rejection] = []
         otherwise = "unknown"
-        batches = self._cases.batches
+        submitter = self._cases.submitter
         try:
             if way == "all or none":
-                results = batches.submit_all(drafts, progress=None)
+                results = submitter.submit_all(drafts, progress=None)
             else:
-                for result in batches.submit_each(drafts, total=None, progress=None):
+                for result in submitter.submit_each(drafts, total=None, progress=None):
                     results.append(result)
         except DispatcherError as error:
             is_certain = way == "all or none" and not isinstance(error, OutcomeUnknown)

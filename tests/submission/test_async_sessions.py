@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeAlias, cast
 
 import pytest
-from sqlalchemy import Engine, NullPool, insert, text
+from sqlalchemy import Engine, insert, text
 from sqlalchemy.ext.asyncio import (
     AsyncConnection,
     AsyncEngine,
@@ -325,48 +325,6 @@ def blocked(house: House) -> int:
     """Return how many statements wait for a lock."""
     waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
     return house.database.run(lambda connection: int(connection.scalar(text(waits)) or 0))
-
-
-@on_sqlite
-def test_calls_without_a_session_leave_a_thread_to_a_transaction(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such calls may wait for a lock of the transaction."""
-    free, reserve = threading.Event(), house.parts.reserver.reserve
-
-    def held(requests: Any, **more: Any) -> Any:
-        if not more["grace"]:  # it joins no transaction
-            free.wait(DEADLINE)
-        return reserve(requests, **more)
-
-    monkeypatch.setattr(house.parts.reserver, "reserve", held)
-
-    async def story() -> None:
-        async with callers(house) as engine, AsyncSession(engine) as caller:
-            every = [asyncio.create_task(remind(house, None, f"name {n}")) for n in range(20)]
-            await asyncio.sleep(0)
-            await remind(house, caller)
-            await caller.commit()
-            assert not any(each.done() for each in every)
-            free.set()
-            await asyncio.gather(*every)
-
-    asyncio.run(story())
-    assert len(house.rows()) == len(house.all_members()) == 21
-
-
-@on_sqlite
-def test_a_session_is_used_in_one_loop_after_another(house: House) -> None:
-    url = house.database.url.set(drivername="sqlite+aiosqlite")
-    caller = AsyncSession(create_async_engine(url, poolclass=NullPool))
-
-    async def story(day: int) -> None:
-        await asyncio.gather(*(remind(house, caller, f"name {day} {n}") for n in range(3)))
-        await caller.commit()
-
-    for day in range(2):
-        asyncio.run(story(day))
-    assert len(house.rows()) == 6
 
 
 @on_sqlite

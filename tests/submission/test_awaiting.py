@@ -45,29 +45,6 @@ def asked(name: str, **more: Any) -> dict[str, Any]:
 
 
 @on_sqlite
-def test_two_hundred_submits_at_once_leave_the_loop_free(
-    build: Build, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Redis answers again only because the loop comes round while all of them wait for it."""
-    monkeypatch.setattr("dispatcher.redis.client._SECONDS", 20.0)
-    house = build(server=own_redis)
-    house.dispatcher.submit(**asked("somebody first"))  # everything is loaded and connected
-
-    async def story() -> list[Message]:
-        calls: list[asyncio.Task[Message]] = []
-        with frozen(own_redis.pid):
-            for number in range(200):
-                call = house.dispatcher.asubmit(**asked(f"name {number}"))
-                calls.append(asyncio.create_task(call))
-                await asyncio.sleep(0.005)
-                assert not calls[0].done()
-        return await asyncio.gather(*calls)
-
-    messages = asyncio.run(story())
-    assert len({message.id for message in messages}) == len(house.rows()) - 1 == 200
-
-
-@on_sqlite
 def test_a_cancelled_asubmit_goes_on_or_never_began(build: Build, own_redis: RedisServer) -> None:
     house = build(server=own_redis)
     names = [f"name {number}" for number in range(5)]

@@ -49,9 +49,3 @@ def test_a_label_that_is_none_is_refused(house: House, campaign: object) -> None
         house.submit("ada", campaign=campaign)
     assert house.members() == {}
     assert house.submit("ada", campaign="c" * 64).campaign == "c" * 64
-
-
-def test_a_campaign_is_moved_with_its_messages(house: House) -> None:
-    message = house.submit("ada", campaign="summer")
-    moved = house.dispatcher.reschedule(message.id, later=MINUTE)
-    assert (moved.campaign, moved.send_at) == ("summer", message.send_at + MINUTE)

@@ -6,8 +6,6 @@ more than its quotas allow; after it the windows and the store agree.
 
 from __future__ import annotations
 
-import signal
-import subprocess
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from itertools import count
@@ -19,14 +17,12 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dispatcher import Dispatcher, Draft, Message, QuotaExceeded, Status
-from dispatcher.faults import VARIABLE
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import scope_of, shard_of
 from dispatcher.times.clock import SystemClock
 from tests.support.all_windows import pending_entries, promised, windows_of
 from tests.support.callers import callers_engine
 from tests.support.crashes import CHANNEL, ROOMY, How, die, heal, judge, lines, published, reconcile
-from tests.support.environment import child_environment, dispatcher_command
 from tests.support.house import BODY, House
 from tests.support.house_fixtures import Build
 from tests.support.model import is_broken
@@ -304,28 +300,3 @@ def others_take_what_fits(house: House, around: datetime) -> None:
         for n in range(-36, 12)
     ])  # fmt: skip
     assert keeps_quotas(house), "also with the reservations of the dead"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_command_that_is_armed_says_so_and_dies_and_a_wrong_spec_stops_it(house: House) -> None:
-    asked = ["submit", "--channel", CHANNEL, "--recipient", "ada", "--text", "x", "--send-in", "1"]
-
-    def run(spec: str) -> subprocess.CompletedProcess[str]:
-        env = {**child_environment(house.settings), VARIABLE: spec}
-        command = dispatcher_command(*asked)
-        return subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=60, check=False
-        )
-
-    before = house.snapshot()
-    wrong = run("submit.after_reserve=explode")
-    assert wrong.returncode == 2
-    assert wrong.stderr.startswith(f"error: {VARIABLE}: 'submit.after_reserve=explode'")
-    assert house.snapshot() == before
-    killed = run("submit.after_reserve=kill")
-    assert killed.returncode == -signal.SIGKILL
-    assert f"{VARIABLE} IS SET" in killed.stderr
-    assert windows_of(house) != {}
-    reconcile(house)
-    assert windows_of(house) == {}

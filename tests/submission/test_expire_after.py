@@ -6,10 +6,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
 
-from dispatcher import Draft, IdempotencyConflict, InvalidSendTime, Message, Status
-from tests.support.house import BODY, FAR, House, hour_ago
+from dispatcher import IdempotencyConflict, InvalidSendTime, Message, Status
+from tests.submission.test_idempotency import WAYS
+from tests.support.house import FAR, House, hour_ago
 from tests.support.house_fixtures import Build
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -20,26 +20,13 @@ CHANNELS: dict[str, Any] = {
 }
 
 
-def submit_by(way: str, house: House, **asked: Any) -> Message:
-    given: dict[str, Any] = {"channel": "memory", "recipient": "ada", "body": BODY} | asked
-    if way == "submit":
-        return house.dispatcher.submit(**given)
-    if way == "joined":
-        engine = create_engine(house.database.url)
-        with engine.connect() as connection, connection.begin():
-            message = house.dispatcher.submit(**given, session=connection)
-        engine.dispose()
-        return message
-    [result] = house.dispatcher.submit_many([Draft(**given)])
-    assert isinstance(result, Message)
-    return result
-
-
 @pytest.mark.every_database
-@pytest.mark.parametrize("way", ["submit", "submit_many", "joined"])
+@pytest.mark.parametrize("way", WAYS)
 def test_it_counts_from_the_time_that_was_booked(house: House, way: str) -> None:
     first = house.submit(send_at=LATER)
-    shifted = submit_by(way, house, send_at=LATER, on_conflict="shift", expire_after=MINUTE / 2)
+    asked = {"send_at": LATER, "on_conflict": "shift", "expire_after": MINUTE / 2}
+    shifted = WAYS[way](house, asked)
+    assert isinstance(shifted, Message)
     assert shifted.send_at == LATER + MINUTE, "a shift does not have to end before it"
     assert shifted.expires_at == LATER + MINUTE * 1.5
     assert house.again(shifted) == shifted

@@ -199,7 +199,7 @@ def test_a_refusal_keeps_nothing_of_its_batch(house: House, act: str) -> None:
 def test_refusals_can_be_told_one_by_one(house: House) -> None:
     told: list[Rejection] = []
     drafts = [draft(seconds=number) for number in range(5)]
-    plan = house.parts.batches.plan(drafts, total=None, progress=None, refuse=told.append)
+    plan = house.parts.submitter.plan(drafts, total=None, progress=None, refuse=told.append)
     assert (plan.accepted, plan.rejections) == (1, ())
     assert [each.number for each in told] == [1, 2, 3, 4]
 

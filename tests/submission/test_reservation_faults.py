@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dispatcher import Message, ReservationsUnavailable
+from dispatcher import ReservationsUnavailable
 from dispatcher.times.send_time import to_ms
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
@@ -63,12 +63,6 @@ def test_redis_is_empty(house: House) -> None:
     assert house.redis.keys("*") == []
     house.open()
     accepts_again(house)
-
-
-def test_redis_was_never_opened(build: Build) -> None:
-    house = build(opened=False)
-    refuses_everything(house, says="not complete")
-    assert house.redis.keys("*") == []
 
 
 def test_only_the_shard_that_lost_its_epoch_is_refused(house: House) -> None:
@@ -151,13 +145,3 @@ def test_a_place_booked_right_before_redis_went_away_is_given_back_after_the_gra
     line.pass_all()
     wait_until(lambda: house.reconciled().members() == {})
     accepts_again(house)
-
-
-def test_a_place_is_given_back_later_when_redis_went_down_at_a_cancel(shaky: House) -> None:
-    message: Message = shaky.submit(send_at=SOON)
-    shaky.server.stop()
-    assert shaky.dispatcher.cancel(message.id).status == "cancelled"
-    shaky.server.start()
-    shaky.open()
-    assert shaky.members() == {}
-    shaky.submit(send_at=SOON)

@@ -153,24 +153,10 @@ def test_a_shift_never_goes_beyond_the_farthest_time_allowed(build: Build) -> No
     ("asked", "expected"),
     [
         ({"send_at": "2100-06-01T12:00:00+02:00"}, datetime(2100, 6, 1, 10, tzinfo=UTC)),
-        ({"send_at": "2100-06-01T10:00Z"}, datetime(2100, 6, 1, 10, tzinfo=UTC)),
-        (
-            {"send_at": "2100-06-01T12:00", "zone": "Europe/Berlin"},
-            datetime(2100, 6, 1, 10, tzinfo=UTC),
-        ),
-        (
-            {"send_at": datetime(2100, 6, 1, 12), "zone": "Europe/Berlin"},  # noqa: DTZ001 - local
-            datetime(2100, 6, 1, 10, tzinfo=UTC),
-        ),
-        (
-            {"send_at": "2100-10-31T02:30", "zone": "Europe/Berlin", "fold": 0},
-            datetime(2100, 10, 31, 0, 30, tzinfo=UTC),
-        ),
         (
             {"send_at": "2100-10-31T02:30", "zone": "Europe/Berlin", "fold": 1},
             datetime(2100, 10, 31, 1, 30, tzinfo=UTC),
         ),
-        ({"send_in": timedelta(hours=1)}, FAR + timedelta(hours=1)),
         ({"send_in": timedelta(0)}, FAR),
         ({"send_in": timedelta(microseconds=1)}, FAR + timedelta(milliseconds=1)),
         ({"send_at": FAR + timedelta(microseconds=1_001)}, FAR + timedelta(milliseconds=2)),

@@ -62,7 +62,7 @@ def test_a_suppression_of_one_channel_leaves_the_others(build: Build) -> None:
 def test_a_suppression_cancels_scheduled_messages_and_gives_their_quota_back(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatcher.submission.suppression._AT_ONCE", 3)
+    monkeypatch.setattr("dispatcher.submission.lists._AT_ONCE", 3)
     house = build(channels=TWO_CHANNELS, quotas=QUOTAS)
     mine = [house.submit("ada", send_at=LATER) for _ in range(7)]
     others = house.submit("ada", send_at=LATER, channel="other"), house.submit("ben", send_at=LATER)
@@ -246,7 +246,7 @@ def test_it_can_be_taken_back_as_it_was_said(house: House) -> None:
 def test_all_are_listed_in_order_page_by_page(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatcher.submission.suppression._AT_ONCE", 2)
+    monkeypatch.setattr("dispatcher.submission.lists._AT_ONCE", 2)
     said = [("ada", None), ("ada", "memory"), ("Ada", None), ("zoë", "memory"), ("é", None)]
     for recipient, channel in said:
         house.dispatcher.suppress(recipient, channel=channel)

@@ -8,13 +8,10 @@ from typing import Any
 import pytest
 
 from dispatcher import (
-    Draft,
     IdempotencyConflict,
     InvalidDraft,
     InvalidSettings,
-    Message,
     MessageNotFound,
-    Rejection,
     TooLate,
     UnknownChannel,
 )
@@ -48,23 +45,6 @@ def test_a_rendered_body_is_stored_and_stays(house: House, build: Build) -> None
     assert later.again(message).body == {"text": "Hello Ada"}
 
 
-def test_a_refused_template_leaves_no_trace(house: House) -> None:
-    before = house.snapshot()
-    for wrong in (asked(), asked() | {"template": "bye"}):
-        with pytest.raises(InvalidDraft):
-            house.dispatcher.submit(**wrong)
-    assert house.snapshot() == before
-
-
-def test_many_and_plans_refuse_one_by_one(house: House) -> None:
-    drafts = [Draft(**asked("ada", name="Ada")), Draft(**asked("ben"))]
-    assert house.dispatcher.plan(drafts).by_reason == {"InvalidDraft": 1}
-    taken, refused = house.dispatcher.submit_many(drafts)
-    assert isinstance(taken, Message)
-    assert taken.body == {"text": "Hello Ada"}
-    assert isinstance(refused, Rejection)
-
-
 def test_a_repeated_submit_gets_its_message_though_the_template_has_changed(
     house: House, build: Build
 ) -> None:
@@ -74,13 +54,6 @@ def test_a_repeated_submit_gets_its_message_though_the_template_has_changed(
     assert later.dispatcher.submit(**again) == message
     with pytest.raises(IdempotencyConflict):
         later.dispatcher.submit(**again | {"data": {"name": "Ben"}})
-
-
-def test_a_template_is_rendered_in_the_callers_transaction_too(house: House) -> None:
-    level = "SERIALIZABLE" if house.url.startswith("sqlite") else "READ COMMITTED"
-    with house.database.engine.execution_options(isolation_level=level).begin() as connection:
-        message = house.dispatcher.submit(**asked(name="Ada"), session=connection)
-    assert house.again(message).body == {"text": "Hello Ada"}
 
 
 @pytest.mark.every_database

@@ -30,7 +30,7 @@ BROKER_DB = 1
 FAR = datetime(2100, 1, 1, 11, 0, tzinfo=UTC)
 """Where the clocks of those who only submit stand: nothing is ever due."""
 _USE_CASES = (
-    "reserver", "submitter", "own_transaction", "callers_transactions", "batches", "enqueuer",
+    "reserver", "submitter", "own_transaction", "callers_transactions", "enqueuer",
     "changes", "delivery", "sweep", "reconciler", "timeline_reader", "verification", "decisions",
     "suppression_list", "cancellation",
 )  # fmt: skip

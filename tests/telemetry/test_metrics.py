@@ -276,7 +276,7 @@ def test_where_metrics_and_traces_are_off_their_libraries_are_not_needed() -> No
     program = (
         "import sys; sys.modules['opentelemetry'] = sys.modules['prometheus_client'] = None; "
         "from dispatcher import Settings; from dispatcher.app import App; "
-        "parts = App(Settings.load()); parts.submitter, parts.batches, parts.delivery"
+        "parts = App(Settings.load()); parts.submitter, parts.delivery"
     )
     subprocess.run([sys.executable, "-c", program], env=child_environment(), check=True)
 

@@ -152,7 +152,7 @@ class Upload:
             self.state = UploadState.FAILED
 
     def _make_plan(self, dispatcher: Dispatcher) -> UploadState:
-        plan = app_of(dispatcher).batches.plan(
+        plan = app_of(dispatcher).submitter.plan(
             self._drafts(dispatcher), total=None, progress=self._count, refuse=self._refuse_draft
         )
         self.refused.sort(key=lambda each: each[0])
