@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -109,23 +107,8 @@ def test_what_is_asked_of_a_read_is_named(
     assert caught.value.field in asked
 
 
-PUBLIC = [
-    name for name, each in vars(Dispatcher).items() if callable(each) and not name.startswith("_")
-]
-
-
-@pytest.mark.parametrize("name", PUBLIC)
-def test_a_filter_that_does_not_exist_is_a_type_error_of_every_method(
-    unreachable: Dispatcher, name: str
-) -> None:
-    """A misspelt one counted, listed and changed everything."""
-
-    async def called() -> None:
-        result = getattr(unreachable, name)(recipent="ada")
-        if inspect.isawaitable(result):
-            await result
-        elif isinstance(result, AsyncIterator):
-            await anext(result)
-
+@pytest.mark.parametrize("name", ["list", "select", "count", "counts"])
+def test_a_filter_that_does_not_exist_is_a_type_error(unreachable: Dispatcher, name: str) -> None:
+    """A misspelt one counted and listed everything."""
     with pytest.raises(TypeError, match="recipent"):
-        asyncio.run(called())
+        getattr(unreachable, name)(recipent="ada")

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pytest
 
 from dispatcher import Draft, IdempotencyConflict, InvalidDraft, Message, Status
 from tests.support.house import FAR, House
-
-MINUTE = timedelta(minutes=1)
 
 
 def draft(recipient: str, **more: object) -> Draft:

@@ -83,45 +83,6 @@ def test_later_is_later_than_promised_and_moves_zone_and_expiry_as_asked(house: 
         house.dispatcher.reschedule(messages[0].id, later=HOUR, send_in=HOUR)
 
 
-@pytest.mark.parametrize("made", ["soonest first", "last one first"])
-def test_a_place_that_one_leaves_is_free_for_those_behind_it(house: House, made: str) -> None:
-    """One after the other they would have it; judged side by side they were in their own way."""
-    times = [LATER + n * HOUR for n in range(7)]
-    if made == "last one first":
-        times.reverse()
-    messages = [house.submit(send_at=at) for at in times]
-    for on_conflict in ("reject", "shift"):
-        alone = [_moved_by_hand(house, messages, on_conflict)]
-        before = [house.again(each) for each in messages]
-        assert before == messages, "put back"
-        answers = house.dispatcher.reschedule_many(
-            [each.id for each in messages], later=HOUR, on_conflict=on_conflict
-        )
-        assert [kinds(answers)] == alone
-        assert agree(house)
-        _put_back(house, messages)
-
-
-def _moved_by_hand(house: House, messages: list[Message], on_conflict: Any) -> list[Any]:
-    answers: list[Message | DispatcherError] = []
-    for each in messages:
-        try:
-            answers.append(
-                house.dispatcher.reschedule(each.id, later=HOUR, on_conflict=on_conflict)
-            )
-        except QuotaExceeded as refused:
-            answers.append(refused)
-    _put_back(house, messages)
-    return kinds(answers)
-
-
-def _put_back(house: House, messages: list[Message]) -> None:
-    for far in (10_000 * MINUTE, timedelta(0)):
-        for each in messages:
-            house.dispatcher.reschedule(each.id, send_at=each.send_at + far)
-    house.change(messages, asked_at=None)
-
-
 @pytest.mark.parametrize("latest", [None, FAR + timedelta(days=8)])
 def test_a_long_search_is_decided_before_later_moves(build: Build, latest: datetime | None) -> None:
     """It finds the slot that a later one would take, and counts it once."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dispatcher import IdempotencyConflict, InvalidSendTime, Message, Status
+from dispatcher import IdempotencyConflict, InvalidSendTime, Message
 from tests.submission.test_idempotency import WAYS
 from tests.support.house import FAR, House, hour_ago
 from tests.support.house_fixtures import Build
@@ -32,20 +32,6 @@ def test_it_counts_from_the_time_that_was_booked(house: House, way: str) -> None
     assert house.again(shifted) == shifted
     assert (shifted.expire_after, shifted.asked_at) == (MINUTE / 2, LATER)
     assert house.again(first).asked_at is None
-
-
-def test_it_is_rounded_up_to_a_millisecond(house: House) -> None:
-    message = house.submit(send_at=LATER, expire_after=timedelta(microseconds=1))
-    assert message.expires_at == LATER + timedelta(milliseconds=1)
-    assert house.again(message) == message
-
-
-def test_past_it_the_message_ends_and_its_quota_is_free(slow: House) -> None:
-    message = slow.submit(expire_after=10 * MINUTE)
-    assert slow.deliver(message) == 0
-    assert slow.again(message).status is Status.EXPIRED
-    assert slow.parts.reconciler.reconcile().released == 1
-    assert slow.members() == {}
 
 
 def test_the_channel_has_a_length_for_messages_without_an_expiry(build: Build) -> None:

@@ -15,13 +15,12 @@ from dispatcher import (
     IdempotencyConflict,
     Message,
     Outcome,
-    Rejection,
     Status,
     TooLate,
 )
 from tests.submission.test_idempotency import WAYS, keyed
 from tests.support.doubles import Between, at_once, once
-from tests.support.house import BODY, FAR, House, hour_ago
+from tests.support.house import BODY, FAR, House
 from tests.support.house_fixtures import Build
 
 SOON = FAR + timedelta(minutes=1)
@@ -110,19 +109,6 @@ def test_the_key_of_a_message_that_may_go_out_or_did_is_taken(house: House) -> N
         assert house.rows() == before
 
 
-def test_a_key_stays_where_a_transport_broke_and_the_provider_may_have_it(build: Build) -> None:
-    house = build(clock=hour_ago(), channels={"memory": {"transport": "memory", "max_attempts": 1}})
-    first = keyed(house, send_at=None, send_in=timedelta(0))
-
-    def break_off(message: Message) -> None:
-        raise TimeoutError("read timed out")
-
-    house.memory.before = break_off
-    house.deliver(first)
-    assert house.again(first).status is Status.FAILED
-    assert keyed(house, send_at=None, send_in=timedelta(0)).id == first.id
-
-
 @pytest.mark.parametrize("atomic", [True, False])
 def test_a_batch_supersedes_together_and_a_key_twice_is_one_message(
     house: House, atomic: bool
@@ -141,19 +127,6 @@ def test_a_batch_supersedes_together_and_a_key_twice_is_one_message(
     assert ids[2] == old[2].id
     assert ids[3] == ids[0]
     assert not {*ids[:2]} & {each.id for each in old}
-
-
-def test_a_refused_submit_leaves_the_key_where_it_was(house: House) -> None:
-    first = keyed(house)
-    house.dispatcher.cancel(first.id)
-    house.submit(send_at=SOON)
-    before = house.snapshot()
-    [refused] = house.dispatcher.submit_many(
-        [Draft(channel="memory", recipient="ada", body=BODY, send_at=SOON, idempotency_key="key")],
-        atomic=True,
-    )
-    assert isinstance(refused, Rejection)
-    assert house.snapshot() == before
 
 
 @pytest.mark.every_database

@@ -122,24 +122,6 @@ def test_zone_and_hours_are_content_whichever_way_it_is_submitted(house: House, 
     assert house.snapshot() == before
 
 
-def test_a_length_from_now_asked_for_twice_is_one_wish(house: House) -> None:
-    wish: dict[str, Any] = {"send_at": None, "send_in": timedelta(minutes=5)}
-    first = keyed(house, **wish)
-    house.moved.advance(timedelta(minutes=3))
-    assert keyed(house, **wish) == first
-    assert first.send_at == FAR + timedelta(minutes=5)
-    with pytest.raises(IdempotencyConflict):
-        keyed(house, send_at=None, send_in=timedelta(minutes=4))
-
-
-def test_a_shifted_message_comes_back_at_the_time_it_was_shifted_to(house: House) -> None:
-    house.submit(send_at=SOON)
-    first = keyed(house, on_conflict="shift")
-    assert first.send_at == SOON + timedelta(minutes=1)
-    assert keyed(house, on_conflict="shift") == first
-    assert len(house.members()) == 2
-
-
 def test_a_refused_submit_does_not_use_its_key_up(house: House) -> None:
     house.submit(send_at=SOON)
     before = house.snapshot()
@@ -147,19 +129,6 @@ def test_a_refused_submit_does_not_use_its_key_up(house: House) -> None:
         keyed(house)
     assert house.snapshot() == before
     assert keyed(house, send_at=SOON + HOUR).send_at == SOON + HOUR
-
-
-def test_other_content_under_way_in_the_same_scope_is_a_conflict(build: Build) -> None:
-    house, other = build(), build()
-    conflict = pytest.raises(IdempotencyConflict)
-
-    def race() -> None:
-        with conflict:
-            keyed(other, body={"text": "other"})
-
-    house.swap("messages", Between(house.parts.messages, before={"add": once(race)}))
-    first = keyed(house)
-    assert house.reservations() == house.all_members() == {"ada": {first.id: to_ms(SOON)}}
 
 
 @pytest.mark.every_database

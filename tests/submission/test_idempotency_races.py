@@ -16,8 +16,8 @@ from tests.support.processes import in_processes
 
 SOON = FAR + timedelta(minutes=1)
 THREADS = 32
-PROCESSES = 6
-ROUNDS = 20
+PROCESSES = 4
+ROUNDS = 10
 
 
 def wish(key: str, hours: int = 0) -> dict[str, Any]:

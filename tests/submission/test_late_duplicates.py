@@ -64,6 +64,20 @@ def die_after_reserving(house: House) -> UUID:
     return message_id
 
 
+def orphaned(build: Build) -> tuple[House, House, UUID]:
+    """Return two houses, and the id of a keyed submit that died beyond the grace."""
+    house, second = build(), build()
+    first = die_after_reserving(house)
+    age_pending(house)
+    return house, second, first
+
+
+def sweep_late(house: House) -> int:
+    """Let the sweep find everything pending beyond the grace; return how many it released."""
+    age_pending(house)
+    return house.parts.reconciler.reconcile().released
+
+
 def between_read_and_release(house: House, action: Callable[[], object], when: str) -> None:
     """Act once, around the moment at which the sweep asks the store for what it found pending."""
     sweep = vars(house.parts.reconciler)
@@ -82,9 +96,7 @@ def test_a_second_submit_renews_the_wait_of_the_place_it_shares(house: House) ->
 
 @pytest.mark.every_database
 def test_a_row_stored_after_the_sweep_looked_has_its_place(build: Build) -> None:
-    house, second = build(), build()
-    first = die_after_reserving(house)
-    age_pending(house)
+    house, second, first = orphaned(build)
     reconcile = once(house.parts.reconciler.reconcile)
     second.swap("messages", Between(second.parts.messages, before={"add": reconcile}))
     message = keyed(second)
@@ -101,9 +113,7 @@ def test_a_row_stored_after_the_sweep_looked_has_its_place(build: Build) -> None
 def test_a_place_shared_again_while_the_sweep_gives_it_up_is_shared_by_nobody(
     build: Build, when: str
 ) -> None:
-    house, second = build(), build()
-    first = die_after_reserving(house)
-    age_pending(house)
+    house, second, first = orphaned(build)
     shared: list[UUID] = []
     between_read_and_release(house, lambda: shared.append(die_after_reserving(second)), when)
     house.parts.reconciler.reconcile()
@@ -125,8 +135,7 @@ def test_a_submit_that_stood_still_until_its_place_was_given_up_books_another(
 
     def sweep() -> None:
         given_up.extend(house.members())
-        age_pending(house)
-        assert house.parts.reconciler.reconcile().released == 1
+        assert sweep_late(house) == 1
 
     second.swap("messages", Between(second.parts.messages, before={"add": once(sweep)}))
     message = second.submit(send_at=SOON, idempotency_key=key)
@@ -142,8 +151,7 @@ def test_a_submit_that_stood_still_for_long_is_told_of_its_duplicate(build: Buil
     told: list[Message] = []
 
     def sweep() -> None:
-        age_pending(house)
-        house.parts.reconciler.reconcile()
+        sweep_late(house)
         told.append(keyed(house))
         assert house.redis.delete(house.keys("ada").duplicates("key"))
 
@@ -162,8 +170,7 @@ def test_a_submit_that_stood_still_and_dies_right_after_the_insert_promises_noth
     taken: list[Message] = []
 
     def sweep() -> None:
-        age_pending(house)
-        house.parts.reconciler.reconcile()
+        sweep_late(house)
         taken.append(house.submit(send_at=SOON))
 
     hooks: Any = {"before": {"add": once(sweep)}, "after": {"add": raising(Died())}}
@@ -182,8 +189,7 @@ def test_a_batch_that_stood_still_until_its_places_were_given_up_books_others(
 
     def sweep() -> None:
         given_up.extend(house.members())
-        age_pending(house)
-        house.parts.reconciler.reconcile()
+        sweep_late(house)
 
     own = vars(second.parts.own_transaction)
     own["_messages"] = Between(own["_messages"], before={"add_together": once(sweep)})
@@ -202,8 +208,7 @@ def test_a_batch_that_stood_still_until_its_places_were_given_up_books_others(
 def test_an_id_given_up_is_no_message_and_is_pruned(build: Build) -> None:
     house = build()
     first = die_after_reserving(house)
-    age_pending(house)
-    house.parts.reconciler.reconcile()
+    sweep_late(house)
     assert [*house.dispatcher.select()] == []
     desk = house.dispatcher
     move = partial(desk.reschedule, send_at=SOON + SECOND)

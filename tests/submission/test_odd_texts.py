@@ -13,7 +13,7 @@ import redis
 from dispatcher import Channel, Draft, Message, QuotaExceeded, Rejection, Status, Suppressed
 from dispatcher.limiters import GCRA, FixedWindow, Limiter, SlidingLog
 from dispatcher.limiters import Request as PermitRequest
-from tests.support.house import FAR, House, hour_ago
+from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
 from tests.support.reserving import value_of
 from tests.support.servers import RedisServer
@@ -151,15 +151,6 @@ def test_a_submit_stores_counts_and_sends_the_value(build: Build, odd: Odd, way:
         house.submit("cyd", send_at=AT, zone="Asia/Tokyo", scopes={"tenant": "acme"})
     assert not house.dispatcher.verify_windows().differences
     assert SUBMITS[way](house, odd) == message  # the key is the same
-    assert "ODD" not in everything(house)
-
-
-def test_what_goes_out_is_the_value(build: Build, odd: Odd) -> None:
-    house = build(clock=hour_ago(), **SETTINGS)
-    soon = {"send_at": None, "send_in": timedelta(0), "expires_at": None, "quiet_hours": None}
-    message = house.dispatcher.submit(**asked(odd, **soon))
-    house.deliver(message)
-    assert [(each.recipient, each.body["text"]) for each in house.memory.sent] == [("ada", "hello")]
     assert "ODD" not in everything(house)
 
 

@@ -28,10 +28,9 @@ from dispatcher.message import new_id
 from dispatcher.reservation import Copies, Submit
 from dispatcher.submission.validation import validate
 from dispatcher.times.send_time import to_ms
-from tests.support.house import BODY, FAR, House, house_on
+from tests.support.house import BODY, FAR, House
 from tests.support.house_fixtures import Build
 from tests.support.reserving import reserve
-from tests.support.servers import RedisServer
 from tests.support.soak import a_third_of
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -126,18 +125,6 @@ def test_it_answers_what_submit_many_then_does_and_leaves_everything_as_it_was(
     assert "IdempotencyConflict" in kinds
 
 
-def test_on_every_kind_of_database(
-    postgres_name: str, postgres: Any, redis_server: RedisServer
-) -> None:
-    with house_on(redis_server, postgres.url(postgres_name)) as house:
-        house.submit("ada", send_at=FAR + HOUR, idempotency_key="k")
-        before = house.snapshot()
-        drafts = [draft(idempotency_key="k"), draft(seconds=1), draft("ben")]
-        plan = house.dispatcher.plan(drafts)
-        assert (plan.accepted, plan.known, plan.by_reason) == (2, 1, {"QuotaExceeded 1/minute": 1})
-        assert house.snapshot() == before
-
-
 def test_it_names_no_message_that_is_not_stored(build: Build) -> None:
     """Drafts of the plan have no ids yet: they are counted."""
     house = build(quotas="3/hour", scopes=SETTINGS["scopes"])
@@ -194,14 +181,6 @@ def test_a_refusal_keeps_nothing_of_its_batch(house: House, act: str) -> None:
     for each in rejections:
         error = each.error
         assert (error.__traceback__, error.__context__, error.__cause__) == (None, None, None)
-
-
-def test_refusals_can_be_told_one_by_one(house: House) -> None:
-    told: list[Rejection] = []
-    drafts = [draft(seconds=number) for number in range(5)]
-    plan = house.parts.submitter.plan(drafts, total=None, progress=None, refuse=told.append)
-    assert (plan.accepted, plan.rejections) == (1, ())
-    assert [each.number for each in told] == [1, 2, 3, 4]
 
 
 def test_a_key_of_an_earlier_batch_is_known_and_other_content_is_a_conflict(house: House) -> None:

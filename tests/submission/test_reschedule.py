@@ -16,24 +16,27 @@ from dispatcher import (
     InvalidDraft,
     InvalidSendTime,
     Message,
+    QuietHours,
     QuotaExceeded,
     ReservationsUnavailable,
     Status,
     StoreUnavailable,
-    TooLate,
 )
+from dispatcher.cli.output import outcome_text
 from dispatcher.faults import InjectedFault, arm
 from dispatcher.store import Movable, NewSlot
 from dispatcher.times.send_time import to_ms
+from dispatcher.times.zones import known_zone
 from tests.support.all_windows import promised, windows_of
 from tests.support.doubles import Between, at_once, once, raising
-from tests.support.house import FAR, House
+from tests.support.house import FAR, House, hour_ago
 from tests.support.house_fixtures import Build
 from tests.support.reserving import move
 from tests.support.tables import messages
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 LATER = FAR + HOUR
+BERLIN = "Europe/Berlin"
 
 
 @pytest.fixture
@@ -88,31 +91,6 @@ def test_a_message_moved_within_the_horizon_is_enqueued(slow: House) -> None:
     message = slow.submit(send_at=now + 5 * HOUR)
     slow.dispatcher.reschedule(message.id, send_at=now + MINUTE / 6)
     assert slow.broker.llen("dispatcher.memory") == 1
-
-
-@pytest.mark.parametrize(
-    "status", [each for each in Status if each is not Status.SCHEDULED], ids=str
-)
-def test_sending_and_ended_messages_cannot_be_moved(slow: House, status: Status) -> None:
-    message = slow.submit()
-    if status is Status.SENT:
-        slow.deliver(message)
-    elif status is Status.SENDING:
-        slow.parts.delivery.shared.claims.claim([message.id])
-    else:
-        slow.dispatcher.cancel(message.id)
-        ended = {} if status.is_final else {"finished_at": None}
-        slow.change([message], status=status.value, **ended)
-    before = slow.snapshot()
-    calls: list[Callable[[], object]] = [
-        lambda: slow.dispatcher.reschedule(message.id, send_in=HOUR),
-        lambda: slow.dispatcher.update(message.id, body={"other": 1}),
-    ]
-    for call in calls:
-        with pytest.raises(TooLate) as refused:
-            call()
-        assert refused.value.status == status
-    assert slow.snapshot() == before
 
 
 def test_update_changes_the_body_alone(house: House, message: Message) -> None:
@@ -381,3 +359,78 @@ def past_the_grace(house: House) -> None:
         for member in cast("list[bytes]", house.redis.zrange(pending, 0, -1)):
             house.redis.zincrby(pending, -120_000, member)
     house.open()
+
+
+def test_a_zone_that_is_set_is_what_times_are_read_and_judged_by(build: Build) -> None:
+    house = build(quotas="1/day in local")
+    hours = {"send_window": "09:00-17:00", "zone": "Asia/Tokyo"}
+    message = house.submit(send_at="2100-01-02T10:00", **hours)
+    moved = house.dispatcher.reschedule(message.id, send_at="2100-01-03T10:00", set_zone=BERLIN)
+    assert moved == house.again(message)
+    assert (moved.zone, moved.send_at.isoformat()) == (BERLIN, "2100-01-03T09:00:00+00:00")
+    with pytest.raises(QuietHours) as refused:
+        house.dispatcher.reschedule(message.id, send_at="2100-01-04T18:00")
+    assert refused.value.zone == BERLIN
+    again = house.dispatcher.reschedule(message.id, send_at="2100-01-04T16:00")
+    assert (again.zone, again.send_at.isoformat()) == (BERLIN, "2100-01-04T15:00:00+00:00")
+    assert settled(house)
+
+
+@pytest.mark.parametrize("zone", ["Europe/Kyyiv", "europe/berlin", "Mars/Olympus"])
+def test_a_message_whose_zone_this_host_lacks_is_listed_moved_cancelled_and_sent(
+    build: Build, caplog: pytest.LogCaptureFixture, zone: str
+) -> None:
+    """Another host has validated it, one whose tz database is newer or ignores case."""
+    known_zone.cache_clear()  # a process says it once for each zone
+    house = build(quotas="1/day in local", zone="Asia/Tokyo")
+    stored = [house.submit(name, send_at=FAR, zone=BERLIN) for name in ("ada", "ben")]
+    with build(clock=hour_ago()) as before:
+        stored.append(before.submit("eve", zone=BERLIN))
+    house.change(stored, zone=zone)
+    ada, ben, eve = (house.again(message) for message in stored)
+    assert {message.zone for message in house.dispatcher.list()} == {zone}
+    assert ada.send_at.isoformat(timespec="milliseconds")[:-6] in outcome_text(ada, with_time=True)
+    moved = house.dispatcher.reschedule(ada.id, send_at=LATER, expires_at="2101-01-01T00:00Z")
+    assert (moved.zone, moved.send_at) == (zone, LATER)
+    assert house.dispatcher.reschedule(ada.id, later=HOUR).send_at == LATER + HOUR
+    with pytest.raises(InvalidSendTime, match="neither an offset nor a zone"):
+        house.dispatcher.reschedule(ada.id, send_at="2100-01-01T10:00")
+    with pytest.raises(QuotaExceeded):  # the day of the settings' zone
+        house.submit(send_at=LATER + HOUR, zone="Asia/Seoul")
+    assert house.dispatcher.cancel(ben.id).status is Status.CANCELLED
+    assert house.deliver(eve) == 1
+    assert house.again(eve).status is Status.SENT
+    assert settled(house)
+    [told] = [record for record in caplog.records if zone in record.message]
+    assert "judged by the zone of the settings" in told.message
+
+
+def test_the_same_time_is_judged_anew_by_another_zone(house: House) -> None:
+    message = house.submit(send_at="2100-01-02T10:00", zone="Asia/Tokyo", send_window="09:00-17:00")
+    before = house.snapshot()
+    with pytest.raises(QuietHours) as refused:
+        house.dispatcher.reschedule(message.id, send_at=message.send_at, set_zone=BERLIN)
+    assert refused.value.zone == BERLIN
+    assert house.snapshot() == before
+    moved = house.dispatcher.reschedule(message.id, send_at=message.send_at, set_zone="Asia/Seoul")
+    assert (moved.zone, moved.send_at) == ("Asia/Seoul", message.send_at)
+    assert settled(house)
+
+
+def test_a_zone_that_only_reads_local_times_changes_no_message(house: House) -> None:
+    hours = {"send_window": "09:00-17:00", "zone": "Asia/Tokyo"}
+    message = house.submit(send_at="2100-01-02T10:00", **hours)
+    moved = house.dispatcher.reschedule(message.id, send_at="2100-01-03T04:00", zone=BERLIN)
+    assert (moved.zone, moved.send_at.isoformat()) == ("Asia/Tokyo", "2100-01-03T03:00:00+00:00")
+    with pytest.raises(QuietHours) as refused:
+        house.dispatcher.reschedule(message.id, send_at="2100-01-04T10:00", zone=BERLIN)
+    assert refused.value.zone == "Asia/Tokyo"
+    both = house.dispatcher.reschedule(
+        message.id, send_at="2100-01-04T04:00", zone=BERLIN, set_zone="Asia/Seoul"
+    )
+    assert (both.zone, both.send_at.isoformat()) == ("Asia/Seoul", "2100-01-04T03:00:00+00:00")
+    wrongs: list[dict[str, Any]] = [{"zone": ""}, {"set_zone": "Mars"}]
+    for wrong in wrongs:
+        with pytest.raises(InvalidSendTime):
+            house.dispatcher.reschedule(message.id, send_in=HOUR, **wrong)
+    assert settled(house)

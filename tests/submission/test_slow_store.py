@@ -20,7 +20,6 @@ from dispatcher import (
     Status,
     StoreUnavailable,
 )
-from dispatcher.reservation import Terms
 from dispatcher.store.engines import InsertFailed
 from dispatcher.submission import terms_for
 from dispatcher.submission.reserver import LOOKING_SECONDS
@@ -233,51 +232,52 @@ def test_while_redis_is_closed_the_second_look_waits_for_it(build: Build) -> Non
     assert house.reservations() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
 
 
-def test_a_slow_duplicate_of_a_message_that_was_taken_back_is_not_told_of_it(build: Build) -> None:
+def test_a_slow_duplicate_is_not_told_of_a_message_that_was_taken_back(build: Build) -> None:
     """It found the row while that was scheduled; since, its submit lost the place and cancelled."""
     house, duplicate = build(), build()
-    found, told = [], []
 
-    def cancel() -> None:
-        duplicate.moved.advance(duplicate.settings.settle + timedelta(milliseconds=1))
-        (message,) = [*house.dispatcher.select()]
-        found.append(message.id)
+    def cancel(message: Message) -> None:
         assert house.parts.messages.take_back(message)
-        house.parts.windows.release(message.id, _terms_of(house))
+        terms = terms_for(house.settings, scope="ada", channel="memory")
+        house.parts.windows.release(message.id, terms)
 
-    slow = Between(duplicate.parts.messages, after={"add": once(cancel)})
-
-    def insert_first() -> None:
-        told.append(house.submit(send_at=SOON, idempotency_key="key"))
-
-    duplicate.swap("messages", Between(slow, before={"add": once(insert_first)}))
-    message = duplicate.submit(send_at=SOON, idempotency_key="key")
-    assert message.id != told[0].id == found[0]
-    assert house.again(message).status is Status.SCHEDULED
-    assert house.again(told[0]).status is Status.CANCELLED
-    assert house.reservations() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+    first, answer = slow_duplicate(house, duplicate, cancel)
+    assert answer.id != first.id
+    assert house.again(answer).status is Status.SCHEDULED
+    assert house.again(first).status is Status.CANCELLED
+    assert house.reservations() == house.all_members() == {"ada": {answer.id: to_ms(SOON)}}
 
 
 def test_only_the_submit_that_inserted_a_message_takes_it_back(build: Build) -> None:
     """Its duplicate is slower still: by then the message may have been said to be accepted."""
     house, duplicate = build(), build()
-    told: list[Message] = []
 
-    def insert_first() -> None:
-        told.append(house.submit(send_at=SOON, idempotency_key="key"))
-
-    def lose_the_place() -> None:
-        duplicate.moved.advance(duplicate.settings.settle + timedelta(milliseconds=1))
+    def lose_the_place(_: Message) -> None:
         house.redis.delete(house.keys("ada").window("ada"))
         house.submit(send_at=SOON)
 
-    hooks = {"add": once(insert_first)}
-    duplicate.swap(
-        "messages",
-        Between(duplicate.parts.messages, before=hooks, after={"add": once(lose_the_place)}),
-    )
-    assert duplicate.submit(send_at=SOON, idempotency_key="key") == told[0]
-    assert house.again(told[0]).status is Status.SCHEDULED
+    first, answer = slow_duplicate(house, duplicate, lose_the_place)
+    assert answer == first
+    assert house.again(first).status is Status.SCHEDULED
+
+
+def slow_duplicate(
+    house: House, duplicate: House, happens: Callable[[Message], object]
+) -> tuple[Message, Message]:
+    """Return a message, and what a slow duplicate is told that has found it before this happens."""
+    first: list[Message] = []
+
+    def insert_first() -> None:
+        first.append(house.submit(send_at=SOON, idempotency_key="key"))
+
+    def be_slow() -> None:
+        duplicate.moved.advance(duplicate.settings.settle + timedelta(milliseconds=1))
+        happens(first[0])
+
+    hooks: Any = {"before": {"add": once(insert_first)}, "after": {"add": once(be_slow)}}
+    duplicate.swap("messages", Between(duplicate.parts.messages, **hooks))
+    answer = duplicate.submit(send_at=SOON, idempotency_key="key")
+    return first[0], answer
 
 
 def test_a_batch_waits_for_a_lost_redis_once(build: Build) -> None:
@@ -314,11 +314,9 @@ def test_a_second_look_that_one_shard_does_not_answer_leaves_every_shard_alike(
     build: Build, key: str | None
 ) -> None:
     house = build(scopes={"tenant": {"quotas": ["5/minute"]}})
-    scopes = {"tenant": "acme"}
-    further = next(
-        group.keys for group in house.parts.windows.legs(_terms(house, scopes))
-        if group.keys != house.keys("ada")
-    )  # fmt: skip
+    tenants = (f"acme {n}" for n in count())
+    tenant = next(each for each in tenants if house.keys(f"@tenant:{each}") != house.keys("ada"))
+    scopes, further = {"tenant": tenant}, house.keys(f"@tenant:{tenant}")
     slow_store(house, lambda: house.redis.delete(further.epoch))
     if key is None:
         with pytest.raises(ReservationsUnavailable):
@@ -330,19 +328,6 @@ def test_a_second_look_that_one_shard_does_not_answer_leaves_every_shard_alike(
         house.open()
         assert house.members() == {message.id: to_ms(SOON)}
         assert house.dispatcher.verify_windows().equal
-
-
-def _terms_of(house: House) -> Terms:
-    return terms_for(house.settings, scope="ada", channel="memory")
-
-
-def _terms(house: House, scopes: dict[str, str]) -> Terms:
-    for number in range(100):
-        found = terms_for(house.settings, scope="ada", channel="memory", scopes=scopes)
-        if len(house.parts.windows.legs(found)) > 1:
-            return found
-        scopes["tenant"] = f"acme {number}"
-    raise AssertionError
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

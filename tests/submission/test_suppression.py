@@ -143,19 +143,6 @@ def test_suppression_is_judged_before_quotas_and_quiet_hours(build: Build) -> No
     assert house.snapshot() == before
 
 
-def test_of_many_that_are_moved_each_who_has_opted_out_is_told_so(build: Build) -> None:
-    house = build(quotas=["1/minute"])
-    house.submit("someone", send_at=LATER, scope="shared")
-    times = [LATER + n * timedelta(minutes=5) for n in (1, 2)]
-    messages = [house.submit(name, send_at=at, scope="shared")
-                for name, at in zip(("ada", "ben"), times, strict=True)]  # fmt: skip
-    house.parts.suppressions.add("ada", None)
-    before = house.snapshot()
-    answers = house.dispatcher.reschedule_many([each.id for each in messages], send_at=LATER)
-    assert [type(each) for each in answers] == [Suppressed, QuotaExceeded]
-    assert house.snapshot() == before
-
-
 def raised(answers: Sequence[Message | Rejection | DispatcherError]) -> None:
     (answer,) = answers
     assert not isinstance(answer, Message)
@@ -206,27 +193,6 @@ def test_held_and_failed_messages_of_a_suppressed_recipient_stay(slow: House) ->
     with pytest.raises(Suppressed):
         slow.dispatcher.retry(held.id)
     assert slow.again(held).status is Status.FAILED
-
-
-@pytest.mark.parametrize("again", ["retry", "release", "reschedule"])
-def test_a_message_retried_during_a_suppression_is_cancelled_when_due(
-    slow: House, again: str
-) -> None:
-    message = slow.submit("ada")
-    moves: dict[str, Callable[[], Message]] = {
-        "retry": lambda: slow.dispatcher.retry(message.id),
-        "release": lambda: slow.dispatcher.release(message.id),
-        "reschedule": lambda: slow.dispatcher.reschedule(message.id, send_in=timedelta(seconds=1)),
-    }
-    if again == "retry":
-        slow.change([message], status="failed", finished_at=slow.database_time())
-    if again == "release":
-        slow.change([message], status="held")
-    moves[again]()
-    slow.parts.suppressions.add("ada", None)
-    assert slow.deliver(message) == 0
-    assert slow.again(message).status is Status.CANCELLED
-    assert slow.sent == []
 
 
 def test_it_can_be_taken_back_as_it_was_said(house: House) -> None:

@@ -1,25 +1,297 @@
-"""Templates on every way in: what is stored is what was rendered, and no refusal leaves a trace."""
+"""Templates: rendered into bodies, escaped where they are HTML, and bounded in all they take."""
 
 from __future__ import annotations
 
+import json
+import pickle
+import re
+import sys
+import tomllib
+import tracemalloc
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dispatcher import (
+    ChannelSettings,
+    Draft,
     IdempotencyConflict,
     InvalidDraft,
     InvalidSettings,
     MessageNotFound,
+    Settings,
     TooLate,
     UnknownChannel,
 )
 from dispatcher.message import new_id
+from dispatcher.templating import Templates, sandbox
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
 
 LATER = FAR + timedelta(hours=1)
+CANARY = "canary-4711"
+REMINDER = {
+    "subject": "Hello {{ name }}",
+    "html": "<p>{{ name }}</p>",
+    "priority": 3,
+    "parts": [
+        {"text": "{% for each in items %}{{ loop.index }} of {{ loop.length }} {% endfor %}"}
+    ],
+}
+
+
+def templates(**channel: Any) -> Templates:
+    known = ChannelSettings(transport="memory", **channel)
+    return Templates({"email": known}, max_bytes=10_000, max_depth=32)
+
+
+def filled(found: Templates, template: str = "one", **data: Any) -> Any:
+    return found.fill(Draft(channel="email", recipient="ada", template=template, data=data)).body
+
+
+def test_texts_are_rendered_and_html_is_escaped() -> None:
+    found = templates(templates={"one": REMINDER})
+    assert filled(found, name="<Ada> & co", items=["a", "b"]) == {
+        "subject": "Hello <Ada> & co",
+        "html": "<p>&lt;Ada&gt; &amp; co</p>",
+        "priority": 3,
+        "parts": [{"text": "1 of 2 2 of 2 "}],
+    }
+
+
+def test_a_folder_holds_a_file_for_each_text_and_what_they_share(tmp_path: Path) -> None:
+    for name, text in {
+        "welcome.subject": "Hello {{ name }}\n",
+        "welcome.html": "{% extends '_frame.html' %}{% block body %}{{ name }}{% endblock %}",
+        "_frame.html": "<body>{% block body %}{% endblock %}</body>",
+        "README": "no template",
+    }.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    found = templates(templates_dir=tmp_path)
+    assert filled(found, "welcome", name="<b>") == {
+        "subject": "Hello <b>",
+        "html": "<body>&lt;b&gt;</body>",
+    }
+    with pytest.raises(InvalidDraft, match=r"one of its templates: welcome$"):
+        filled(found, "frame")
+
+
+def test_a_template_that_is_in_both_places_or_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "one.text").write_text("x", encoding="utf-8")
+    with pytest.raises(InvalidSettings, match="'one' already") as caught:
+        filled(templates(templates={"one": REMINDER}, templates_dir=tmp_path))
+    assert caught.value.field == "channels.email.templates_dir"
+    with pytest.raises(InvalidSettings, match="FileNotFoundError"):
+        filled(templates(templates_dir=tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("{{ name }}", "needs name"),
+        ("{{ given.more }}", "needs a value that is not there"),
+        ("{{ given[secret] }}", "needs a value that is not there"),
+        ("{{ secret + 1 }}", "cannot be rendered (TypeError)"),
+        ("{{ ''.__class__ }}", "cannot be rendered (SecurityError)"),
+        ("{% include 'other' %}", "cannot be rendered (TypeError)"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused_by_the_names_of_the_template(
+    source: str, problem: str
+) -> None:
+    found = templates(templates={"one": {"text": source}})
+    with pytest.raises(InvalidDraft) as caught:
+        filled(found, secret=CANARY, given={CANARY[:3]: 1})
+    error = caught.value
+    assert (error.field, error.problem) == ("data", f"channels.email.templates.one.text {problem}")
+    assert CANARY not in repr(pickle.loads(pickle.dumps(error)).__dict__)  # noqa: S301 - our own
+    assert error.__cause__ is None
+    assert error.__suppress_context__ or error.__context__ is None
+
+
+REFUSED = {
+    "a range": ("{% for a in range(n) %}{% endfor %}", "calls range"),
+    "a power": ("{{ 10 ** (10 ** 10) }}", "uses **"),
+    "a product": ("{{ 'x' * n }}", "uses *"),
+    "a list often": ("{{ n * xs }}", "uses *"),
+    "a width": ("{{ '%*d' % (n, 1) }}", "uses %"),
+    "a width in the text": ("{{ wide % 1 }}", "uses %"),
+    "a format": ("{{ '{:>{}}'.format('a', n) }}", "calls format"),
+    "a format of a field": ("{{ '{n:.{n}}'.format_map({'n': n}) }}", "calls format_map"),
+    "a format with a filter between": ("{{ ('{:>{}}' | string).format('a', n) }}", "calls format"),
+    "a format of a filter": ("{{ '%9999999d' | format(1) }}", "No filter named 'format'"),
+    "tabs": ("{{ a.expandtabs(n) }}", "calls expandtabs"),
+    "a method": ("{{ a.join(a) }}", "calls join"),
+    "a method by its name": ("{{ a['zfill'](n) }}", "calls a value"),
+    "a method in a variable": ("{% set f = a.zfill %}{{ f(n) }}", "calls f"),
+    "a method of a list": ("{{ xs.count(1) }}", "calls count"),
+    "a class of many": ("{{ {}.fromkeys(xs, a) }}", "calls fromkeys"),
+    "joins by a text": ("{{ xs | join(a) }}", "the filter join an argument that is no literal"),
+    "replacements": ("{{ a | replace('x', a) }}", "the filter replace an argument"),
+    "a rounded number": ("{{ 1.5 | round(n, 'floor') }}", "the filter round an argument"),
+    "decimals": ("{{ 1.5 | decimals(n) }}", "the filter decimals an argument"),
+    "JSON with a margin": ("{{ xs | tojson(indent=n) }}", "the filter tojson an argument"),
+    "a filter of a map": ("{{ xs | map('join', a) | list }}", "the filter map an argument"),
+    "arguments from a list": ("{{ a | replace(*xs) }}", "the filter replace arguments of the data"),
+    "a long list, chosen by itself": (
+        "{{ long | select('in', long) | list }}", "the filter select an argument",
+    ),
+    "calls": (
+        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+        "calls a macro inside a macro",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_makes_much_of_little_is_refused_when_the_template_is_read(name: str) -> None:
+    """A number or a text of the data would decide about a width, a separator or a replacement."""
+    source, problem = REFUSED[name]
+    with pytest.raises(InvalidSettings) as caught:
+        filled(templates(templates={"one": {"text": f"\n{source}"}}))
+    assert caught.value.field == "channels.email.templates.one.text"
+    assert problem in caught.value.problem
+    assert caught.value.problem.endswith("in line 2")
+
+
+def test_a_file_that_one_extends_is_read_by_the_same_rules(tmp_path: Path) -> None:
+    (tmp_path / "one.text").write_text("{% extends '_frame' %}", encoding="utf-8")
+    (tmp_path / "_frame").write_text("{{ 'x' * n }}", encoding="utf-8")
+    with pytest.raises(InvalidDraft, match=r"cannot be rendered \(TemplateSyntaxError\)"):
+        filled(templates(templates_dir=tmp_path), n=10**9)
+
+
+BOUNDED = {
+    "a loop in a loop": "{% for a in long %}{% for b in long %}x{% endfor %}{% endfor %}",
+    "a long value often": "{% for b in xs %}{{ a }}{% endfor %}",
+    "letters": "{{ a | list }}{{ a | list }}",
+    "JSON": "{{ long | tojson }}" * 4,
+    "escapes": "{{ a | replace('x', '<') | forceescape | urlencode }}",
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_text_ends_at_its_bound(name: str) -> None:
+    data: dict[str, Any] = {"a": "x" * 4_000, "xs": [*range(100)], "long": [*range(1_000)]}
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidDraft, match="has more than 10000 characters"):
+            filled(templates(templates={"one": {"text": BOUNDED[name]}}), **data)
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_page_names_the_filters_that_are_there() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "templates.md").read_text("utf-8")
+    [named] = re.findall(r"\*\*Few filters\*\*.*?: (.*?)\. The methods", page)
+    assert re.findall(r"`(\w+)`", named) == sorted(sandbox.FILTER_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ [1, 2, 3] | join(', ') }}", "1, 2, 3"),
+        ("{{ [{'n': 1}, {'n': 2}] | join('-', attribute='n') }}", "1-2"),
+        ("{{ 'aXbX' | replace('X', '_', 1) }}", "a_bX"),
+        ("{{ 12345678901 | replace(1, 'one') }}", "one234567890one"),
+        ("{{ 9.5 | decimals }} {{ 12 | decimals(1) }}", "9.50 12.0"),
+        ("{{ 9.567 | round(2) }}", "9.57"),
+        ("{{ 7 // 2 }}{{ 7 - 2 }}{{ 7 / 2 }}", "353.5"),
+        ("{{ 'a' + 'b' }}{{ [1] + [2] }}", "ab[1, 2]"),
+        ("{{ [{'n': 3}, {'n': 4}] | sum(attribute='n') }}", "7"),
+        ("{{ [{'n': 'b'}, {'n': 'a'}] | map(attribute='n') | sort | join }}", "ab"),
+        ("{{ ['a', 'b'] | map('upper') | join('|') }}", "A|B"),
+        ("{{ [{'n': 1}, {'n': 0}] | selectattr('n') | map(attribute='n') | list }}", "[1]"),
+        ("{{ [1, 2, 3] | select('odd') | list }}", "[1, 3]"),
+        ("{% for k, v in {'a': 1}.items() %}{{ k }}={{ v }}{% endfor %}", "a=1"),
+        ("{% for k, v in {'b': 1, 'a': 2} | dictsort %}{{ k }}{% endfor %}", "ab"),
+        ("{{ {'a': 1}.get('b', 'none') }}", "none"),
+        ("{{ missing | default('you') }}", "you"),
+        ("{{ 'a' if missing is undefined else 'b' }}", "a"),
+        ("{% for a in [1, 2] %}{{ loop.index }}{{ loop.cycle('x', 'y') }}{% endfor %}", "1x2y"),
+        ("{% macro f(a) %}<{{ a }}{{ caller() }}>{% endmacro %}{% call f(1) %}b{% endcall %}",
+         "<1b>"),
+        ("{% for a in [[1, [2]]] recursive %}{{ a if a is number else loop(a) }}{% endfor %}",
+         "12"),
+        ("{{ 'hello world' | title | truncate(8, true, '…', 0) }}", "Hello W…"),
+        ("{{ {'a': 'é<'} | tojson }}", '{"a": "\\u00e9\\u003c"}'),
+        ("{{ 'b' in 'abc' }}{{ 2 in [1, 2] }}{{ 'a' in {'a': 1} }}", "TrueTrueTrue"),
+        ("{% filter upper %}a{{ 'b' }}{% endfilter %}", "AB"),
+    ],
+)  # fmt: skip
+def test_the_remaining_language_is_jinja(source: str, text: str) -> None:
+    assert filled(templates(templates={"one": {"text": source}})) == {"text": text}
+
+
+def test_a_template_that_is_none_is_found_by_its_line() -> None:
+    broken = {"text": "fine\n{% if %}"}
+    found = templates(templates={"one": broken, "two": {"text": "fine"}})
+    with pytest.raises(InvalidSettings, match="line 2") as caught:
+        filled(found)
+    assert caught.value.field == "channels.email.templates.one.text"
+    assert filled(found, "two") == {"text": "fine"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"template": "two"}, "template"),
+        ({"template": 7}, "template"),
+        ({"template": "one", "body": {"text": "x"}}, "template"),
+        ({"data": {"name": "Ada"}, "body": {"text": "x"}}, "data"),
+        ({"template": "one", "data": "name=Ada"}, "data"),
+        ({"template": "one", "data": {"name": object()}}, "data.name"),
+        ({"template": "one", "data": {"name": "x" * 20_000}}, "data"),
+        ({}, "body"),
+    ],
+)
+def test_bad_arguments_of_a_template_are_refused_by_field(
+    asked: dict[str, Any], field: str
+) -> None:
+    found = templates(templates={"one": {"text": "{{ name }}"}})
+    with pytest.raises(InvalidDraft) as caught:
+        found.fill(Draft(channel="email", recipient="ada", **asked))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("bad", [{"No Name": {"text": "x"}}, {"one": {}}])
+def test_settings_refuse_names_and_bodies_that_are_none(bad: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSettings) as caught:
+        Settings.load(channels={"email": {"transport": "memory", "templates": bad}})
+    assert caught.value.field.startswith("channels.email")
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [each for each in sys.modules if each.split(".")[0] == "jinja2"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "dispatcher.templating.sandbox", raising=False)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    found = templates(templates={"one": {"text": "x"}})
+    with pytest.raises(InvalidSettings, match="needs jinja2") as caught:
+        filled(found)
+    assert "pip install 'quota-dispatcher[templates]'" in caught.value.accepted
+    plain = Draft(channel="email", recipient="ada", body={"text": "x"})
+    assert found.fill(plain) is plain
+
+
+def test_the_page_shows_what_works() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "templates.md").read_text("utf-8")
+    settings = re.search(r"```toml\n(.*?)```", page, re.DOTALL)
+    result = re.search(r"```json\n(.*?)```", page, re.DOTALL)
+    assert settings is not None
+    assert result is not None
+    known = Settings.load(**tomllib.loads(settings[1])).channels
+    found = Templates(known, max_bytes=10_000, max_depth=32)
+    assert filled(found, "reminder", name="Ada & Ben", at="9:00") == json.loads(result[1])
+
+
+def test_neither_draft_nor_settings_show_what_they_hold() -> None:
+    draft = Draft(channel="email", recipient="ada", template="one", data={"code": CANARY})
+    channel = ChannelSettings(transport="memory", templates={"one": {"text": CANARY}})
+    assert CANARY not in repr(draft) + repr(channel)
 
 
 def channels(text: str = "Hello {{ name }}") -> dict[str, Any]:

@@ -23,13 +23,10 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    FiniteFloat,
     RootModel,
     computed_field,
     field_validator,
 )
-from sqlalchemy import create_engine
-from sqlalchemy.orm import Session
 from typing_extensions import TypedDict  # pydantic asks for it before Python 3.12
 
 from dispatcher import (
@@ -127,29 +124,16 @@ def typed(build: Build, attribute: str = "EmailBody", **more: Any) -> House:
     return build(channels={"memory": channel})
 
 
-def on_each_way(house: House, channel: Channel[Any], body: Any) -> list[Message]:
-    """Submit on every way there is."""
-    dispatcher = house.dispatcher
-    asked = {"channel": channel, "body": body, "send_at": LATER}
-    drafts = [Draft(recipient=f"many {number}", **asked) for number in range(2)]
-    assert dispatcher.plan(drafts).accepted == 2
-    made = [dispatcher.submit(recipient="one", **asked)]
-    made += [each for each in dispatcher.submit_many(drafts) if isinstance(each, Message)]
-    made.append(asyncio.run(dispatcher.asubmit(recipient="awaited", **asked)))
-    engine = create_engine(house.database.url)
-    with Session(engine) as session, session.begin():
-        made.append(dispatcher.submit(recipient="joined", session=session, **asked))
-    engine.dispose()
-    return made
-
-
-def test_every_way_stores_the_json_of_the_type(build: Build) -> None:
+def test_the_json_of_the_type_is_stored(build: Build) -> None:
     house = build(quotas=("1000/day",))
     for channel, body, stored in EACH:
-        made = on_each_way(house, channel, body)
-        assert [each.body for each in made] == [stored] * 5
-        assert [house.again(each).body for each in made] == [stored] * 5
-        assert {each.channel for each in made} == {"memory"}
+        asked = {"channel": channel, "recipient": "ada", "body": body, "send_at": LATER}
+        awaited = asyncio.run(house.dispatcher.asubmit(**asked))
+        [many] = house.dispatcher.submit_many([Draft(**asked)])
+        assert isinstance(many, Message)
+        for message in (awaited, many):
+            assert message.body == house.again(message).body == stored
+            assert message.channel == "memory"
 
 
 def broken(**changes: Any) -> EmailBody:
@@ -288,27 +272,6 @@ def test_no_error_tells_a_value() -> None:
         assert "4711" not in f"{each}"
         assert str(each).isprintable()
     assert len(refused) > len(Everything.model_fields) * len(HIDDEN) // 2
-
-
-class Price(BaseModel):
-    worth: float
-    tax: FiniteFloat = 0.0
-
-
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
-def test_a_number_that_json_has_not_is_refused(house: House, number: float) -> None:
-    channel: Channel[Any] = Channel[Price]("memory")
-    before = house.snapshot()
-    bodies: list[tuple[Any, str]] = [
-        (Price(worth=number), "body.worth"),
-        ({"worth": number}, "body.worth"),
-        ({"worth": 1, "tax": number}, "body.tax"),
-    ]
-    for body, path in bodies:
-        with pytest.raises(InvalidDraft) as caught:
-            house.dispatcher.submit(channel, recipient="ada", body=body, send_at=LATER)
-        assert caught.value.field == path
-    assert house.snapshot() == before
 
 
 @pytest.mark.parametrize(
@@ -462,12 +425,9 @@ def test_a_model_that_is_built_again_is_the_same_body(house: House) -> None:
 
     bodies: list[Callable[[], Any]] = [
         lambda: Post(parts=[Letter()]),
-        lambda: Post(parts=[Card()]),
-        lambda: Post(parts=[Letter(), Letter()]),
         lambda: Post(parts=[Letter(made=made)]),
         lambda: Post(parts=[Letter()], of=made),
         lambda: Post(parts=[], named={"a": Letter(), "b": Letter()}),
-        lambda: Post(parts=[], number=-1),
         lambda: {"parts": [{"on": date(2100, 1, 1)}]},
         build_tagged,
     ]
