@@ -288,14 +288,3 @@ def test_messages_cancelled_before_the_store_failed_are_released(house: House) -
         house.parts.cancellation.cancel_many([*tokens], tokens=tokens)
     assert house.again(one).status is Status.CANCELLED
     assert house.all_members() == {"ben": house.members("ben")}
-
-
-def test_a_store_that_is_away_says_so_and_cancels_nothing(house: House, build: Build) -> None:
-    message = house.submit(send_at=LATER)
-    away = build(url="sqlite:////nowhere/store.db", opened=False)
-    with pytest.raises(StoreUnavailable):
-        away.dispatcher.cancel_many([message.id])
-    assert house.again(message).status is Status.SCHEDULED
-    with pytest.raises(InvalidDraft):
-        house.dispatcher.cancel_many([message.id, "4711"])
-    assert house.again(message).status is Status.SCHEDULED

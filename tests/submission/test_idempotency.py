@@ -19,6 +19,7 @@ from dispatcher import (
     StoreUnavailable,
 )
 from dispatcher.times.send_time import to_ms
+from tests.support.all_windows import let_graces_pass
 from tests.support.callers import callers_engine
 from tests.support.doubles import Between, once, raising
 from tests.support.house import BODY, FAR, House
@@ -129,6 +130,20 @@ def test_a_refused_submit_does_not_use_its_key_up(house: House) -> None:
         keyed(house)
     assert house.snapshot() == before
     assert keyed(house, send_at=SOON + HOUR).send_at == SOON + HOUR
+
+
+def test_a_duplicate_that_redis_forgot_is_told_of_the_message(build: Build) -> None:
+    house, other = (build(quotas="9/minute") for _ in range(2))
+    told: list[Message] = []
+
+    def race() -> None:
+        house.redis.delete(house.keys("ada").duplicates("key"))
+        told.append(keyed(other))
+
+    house.swap("messages", Between(house.parts.messages, before={"add": once(race)}))
+    assert keyed(house) == told[0]
+    let_graces_pass(house)
+    assert house.reservations() == house.reconciled().all_members()
 
 
 @pytest.mark.every_database

@@ -207,14 +207,6 @@ def test_a_session_that_must_be_rolled_back_is_refused(house: House, engine: Eng
     assert house.reservations() == house.all_members()
 
 
-@on_sqlite
-def test_a_draft_is_judged_before_the_session(house: House, engine: Engine) -> None:
-    with engine.connect() as connection:
-        with pytest.raises(InvalidDraft, match="recipient"):
-            remind(house, connection, " ")
-        assert not connection.in_transaction()
-
-
 def test_a_transaction_grace_below_the_settle_time_is_refused() -> None:
     with pytest.raises(InvalidSettings) as caught:
         Settings.load(transaction_grace=1)
