@@ -64,11 +64,11 @@ from dispatcher.store import (
 )
 from dispatcher.store.personal_data import PersonalData
 from dispatcher.submission import (
-    Bodies,
     CallersTransactions,
     Cancellation,
     Changes,
     Decisions,
+    DraftValidator,
     DryRun,
     Enqueuer,
     Erasure,
@@ -331,8 +331,13 @@ class App:
         )
 
     @built_once
-    def bodies(self) -> Bodies:
-        return Bodies(self.settings, self.templates)
+    def validator(self) -> DraftValidator:
+        return DraftValidator(
+            settings=self.settings,
+            templates=self.templates,
+            check=self.checks,
+            lacks=self.messages.lacks,
+        )
 
     @built_once
     def enqueuer(self) -> Enqueuer:
@@ -371,9 +376,7 @@ class App:
             enqueuer=self.enqueuer,
             own=self.own_transaction,
             dry_run=self._dry_run,
-            check=self.checks,
-            prepare=self.bodies.prepare,
-            lacks=self.messages.lacks,
+            validator=self.validator,
             journal=self.journal,
             spans=self.spans,
         )
@@ -438,8 +441,7 @@ class App:
             suppressions=self.suppressions,
             moves=self.moves,
             enqueuer=self.enqueuer,
-            check=self.checks,
-            prepare=self.bodies.prepare,
+            validator=self.validator,
             journal=self.journal,
         )
 
@@ -460,12 +462,16 @@ class App:
         return FailedMessages(self.database)
 
     @built_once
+    def held_messages(self) -> HeldMessages:
+        return HeldMessages(self.database)
+
+    @built_once
     def decisions(self) -> Decisions:
         return Decisions(
             settings=self.settings,
             messages=self.messages,
             failed=self.failed_messages,
-            held=HeldMessages(self.database),
+            held=self.held_messages,
             suppressions=self.suppressions,
             journal=self.journal,
         )

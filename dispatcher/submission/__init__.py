@@ -23,7 +23,7 @@ from dispatcher.submission.story import Reservation, Story, StoryReader, coming
 from dispatcher.submission.submitter import LazyResults, Submitter
 from dispatcher.submission.timeline import TimelineReader
 from dispatcher.submission.validation import (
-    Bodies,
+    DraftValidator,
     ValidDraft,
     checked_scopes,
     known_channel,
@@ -32,11 +32,11 @@ from dispatcher.submission.validation import (
 )
 
 __all__ = [
-    "Bodies",
     "CallersTransactions",
     "Cancellation",
     "Changes",
     "Decisions",
+    "DraftValidator",
     "DryRun",
     "Enqueuer",
     "Erased",

@@ -28,7 +28,6 @@ from dispatcher.message import (
     Message,
     OnConflict,
     Status,
-    check_body,
     is_unchanged,
     make_texts_plain,
 )
@@ -43,12 +42,7 @@ from dispatcher.submission.moves import (
     is_in_its_own_way,
     unchanged,
 )
-from dispatcher.submission.validation import (
-    Check,
-    Prepare,
-    judge_times,
-    validate,
-)
+from dispatcher.submission.validation import DraftValidator, judge_times, validate
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import after, check_zone, parse
@@ -99,18 +93,16 @@ class Changes:
         moves: Moves,
         enqueuer: Enqueuer,
         journal: Journal,
-        check: Check,
-        prepare: Prepare,
+        validator: DraftValidator,
     ) -> None:
         self._settings = settings
-        self._prepare = prepare
         self._clock = clock
         self._messages = messages
         self._suppressions = suppressions
         self._moves = moves
         self._enqueuer = enqueuer
         self._journal = journal
-        self._check = check
+        self._validator = validator
 
     def update(
         self,
@@ -140,12 +132,7 @@ class Changes:
             template=template,
             data=data,
         )
-        clean, _ = check_body(
-            self._prepare(draft).draft.body,
-            max_bytes=self._settings.body_max_bytes,
-            max_depth=self._settings.body_max_depth,
-        )
-        self._check(message.channel, message.recipient, clean)
+        clean = self._validator.body(draft)
         if found is not None:
             if message.status is not Status.SCHEDULED:
                 raise TooLate(message_id, message.status)

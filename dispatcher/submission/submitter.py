@@ -44,13 +44,7 @@ from dispatcher.submission.batch import (
 )
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.sinks import DryRun, OwnTransaction, Sink
-from dispatcher.submission.validation import (
-    Check,
-    Prepare,
-    ValidDraft,
-    judge_times,
-    validate,
-)
+from dispatcher.submission.validation import DraftValidator, judge_times
 from dispatcher.telemetry.journal import Journal
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import from_ms, to_ms
@@ -75,9 +69,7 @@ class Submitter:
         own: OwnTransaction,
         dry_run: Callable[[], DryRun],
         journal: Journal,
-        check: Check,
-        prepare: Prepare,
-        lacks: Callable[[str], bool],
+        validator: DraftValidator,
         spans: Spans | None = None,
     ) -> None:
         self._settings = settings
@@ -86,9 +78,7 @@ class Submitter:
         self._own = own
         self._dry_run = dry_run
         self._journal = journal
-        self._check = check
-        self._prepare = prepare
-        self._lacks = lacks
+        self._validator = validator
         self._spans = spans
 
     def submit(self, draft: Draft, sink: Sink) -> Message:
@@ -214,30 +204,9 @@ class Submitter:
     def _validate(self, batch: Batch, now: datetime) -> None:
         for entry in batch.entries:
             try:
-                entry.valid = self._validated(entry.draft, now=now)
+                entry.valid = self._validator.validated(entry.draft, now=now)
             except InvalidDraft as error:
                 entry.result = error
-
-    def _validated(self, draft: Draft, *, now: datetime) -> ValidDraft:
-        """Judge every field of ``draft``, as the transports that carry it and its status do, too.
-
-        Raises InvalidDraft, and StoreUnavailable where only the database knows what it can store.
-        """
-        if not isinstance(draft, Draft):
-            raise InvalidDraft("draft", f"a {type(draft).__name__}", "a Draft")
-        prepared, given_body = self._prepare(draft)
-        valid = validate(prepared, settings=self._settings, now=now, given_body=given_body)
-        self._check(valid.channel, valid.recipient, valid.body)
-        if valid.status_url is not None:
-            try:
-                self._check(self._settings.status_channel, valid.status_url, {})
-            except InvalidDraft as refused:
-                raise InvalidDraft("status_url", refused.problem, refused.accepted) from None
-        for name, text in valid.texts_beyond_ascii():
-            if self._lacks(text):
-                problem = "a character that the encoding of the database lacks"
-                raise InvalidDraft(name, problem, "its characters, or a database in UTF-8")
-        return valid
 
     def _recall(self, batch: Batch, sink: Sink, now: datetime) -> None:
         """Answer what was submitted before; judge the times of the others.

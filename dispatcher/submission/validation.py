@@ -45,20 +45,6 @@ Check = Callable[[str, str, Body], object]
 """Takes channel, recipient and body; raises InvalidDraft for a message that could never be sent."""
 
 
-class PreparedDraft(NamedTuple):
-    """A draft with its body as it is stored and its channel by name.
-
-    ``given_body`` is the body that the caller gave, where a type has made another one of it.
-    Repeated submits are compared by it: a default of the type may differ each time.
-    """
-
-    draft: Draft
-    given_body: Body | None = None
-
-
-Prepare = Callable[[Draft], PreparedDraft]
-"""Prepares a draft; raises InvalidDraft."""
-
 _FIRST = send_time.from_ms(0)
 
 
@@ -121,8 +107,10 @@ def validate(
 ) -> ValidDraft:
     """Validate every field of ``draft`` but the order of its times, which :func:`judge_times` does.
 
-    ``given_body`` is that of :class:`PreparedDraft`. A duplicate submit may come when a time has
-    passed; it still gets its message. Raises InvalidDraft, InvalidSendTime, UnknownChannel.
+    ``given_body`` is the body that the caller gave, where a type has made another one of it:
+    repeated submits are compared by it, because a default of the type may differ each time. A
+    duplicate submit may come when a time has passed; it still gets its message. Raises
+    InvalidDraft, InvalidSendTime, UnknownChannel.
     """
     channel, key = known_channel(draft.channel, settings), draft.idempotency_key
     recipient = settings.spellings.on(channel, check_recipient(draft.recipient))
@@ -379,23 +367,61 @@ def _parsed(text: str | None, name: str) -> Hours | None:
     return None if text is None else Hours.parse(text, field=name)
 
 
-class Bodies:
-    """The bodies of drafts.
+class DraftValidator:
+    """Judges every field of drafts, as the transports that carry them and their status do, too.
 
     Two types may judge a body: that of the caller's :class:`Channel`, which takes Python values,
     and that which the settings name for the channel, which takes the JSON of any caller. Where they
     are the same type, it judges once.
     """
 
-    def __init__(self, settings: Settings, templates: Templates) -> None:
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        templates: Templates,
+        check: Check,
+        lacks: Callable[[str], bool],
+    ) -> None:
         self._settings = settings
         self._templates = templates
+        self._check = check
+        self._lacks = lacks
         self._has_types = bool(settings.body_types.channels)
 
-    def prepare(self, draft: Draft) -> PreparedDraft:
-        """Return the draft with its body as it is stored, and with its channel by name.
+    def validated(self, draft: Draft, *, now: datetime) -> ValidDraft:
+        """Return a draft as it is stored. Its times are judged by :func:`judge_times`.
 
-        Raises InvalidDraft, and InvalidValue for a type or a template that cannot be used at all.
+        Raises InvalidDraft, InvalidValue for a type or a template that cannot be used at all, and
+        StoreUnavailable where only the database knows what it can store.
+        """
+        if not isinstance(draft, Draft):
+            raise InvalidDraft("draft", f"a {type(draft).__name__}", "a Draft")
+        prepared, given_body = self._prepared(draft)
+        valid = validate(prepared, settings=self._settings, now=now, given_body=given_body)
+        self._check(valid.channel, valid.recipient, valid.body)
+        if valid.status_url is not None:
+            try:
+                self._check(self._settings.status_channel, valid.status_url, {})
+            except InvalidDraft as refused:
+                raise InvalidDraft("status_url", refused.problem, refused.accepted) from None
+        for name, text in valid.texts_beyond_ascii():
+            if self._lacks(text):
+                problem = "a character that the encoding of the database lacks"
+                raise InvalidDraft(name, problem, "its characters, or a database in UTF-8")
+        return valid
+
+    def body(self, draft: Draft) -> Body:
+        """Return the body of a draft as it is stored. Raises as :meth:`validated`."""
+        prepared, _ = self._prepared(draft)
+        body, _ = self._checked(prepared.body)
+        self._check(str(prepared.channel), prepared.recipient, body)
+        return body
+
+    def _prepared(self, draft: Draft) -> tuple[Draft, Body | None]:
+        """Return the draft with its body as it is stored and its channel by name.
+
+        And the body that the caller gave, where a type has made another one of it.
         """
         typed = draft.channel if isinstance(draft.channel, Channel) else None
         if typed is not None:
@@ -406,7 +432,7 @@ class Bodies:
         general = types.of(draft.channel) if self._has_types else None
         body, given_body = draft.body, None
         if body is None or (typed is None and general is None):
-            return PreparedDraft(draft)
+            return draft, None
         if typed is not None:
             own = typed.body_type
             if draft.template is None:
@@ -416,7 +442,7 @@ class Bodies:
             else:
                 body = own.read_json(self._checked(body)[1])
             if general is not None and general.type == own.type:
-                return PreparedDraft(replace(draft, body=body), given_body)
+                return replace(draft, body=body), given_body
         if general is not None:
             if isinstance(body, Mapping):
                 checked, text = self._checked(body)
@@ -425,7 +451,7 @@ class Bodies:
             else:
                 body, written = general.read(body)
                 given_body = written if given_body is None else given_body
-        return PreparedDraft(replace(draft, body=body), given_body)
+        return replace(draft, body=body), given_body
 
     def _as_given(self, body: object) -> Body | None:
         """Return a mapping as it was given; None where it is another value, or not all JSON."""

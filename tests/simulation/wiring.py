@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -13,7 +12,6 @@ from sqlalchemy import or_
 from dispatcher.app import App, built_once
 from dispatcher.message import Message
 from dispatcher.store import Claims, Database, StoreMaintenance
-from dispatcher.submission.validation import PreparedDraft
 from dispatcher.telemetry.journal import Journal
 from tests.simulation.broker import SimQueue
 from tests.simulation.facts import Watched, WatchedClaims, WatchedMaintenance
@@ -103,7 +101,6 @@ class Wiring:
                 ),
             ),
             journal=Journal(),
-            bodies=SimpleNamespace(prepare=PreparedDraft),
             checks=lambda *_: None,
             refusals=None,
         )

@@ -32,8 +32,7 @@ from dispatcher import (
 )
 from dispatcher.message import read_json
 from dispatcher.reservation import Copies
-from dispatcher.submission.submitter import Submitter
-from dispatcher.submission.validation import ValidDraft
+from dispatcher.submission.validation import DraftValidator, ValidDraft
 from tests.submission.test_store_faults import on_postgresql, on_sqlite
 from tests.support.doubles import Between, once, raising
 from tests.support.house import BODY, FAR, House
@@ -367,13 +366,13 @@ def test_drafts_of_one_key_are_each_judged_twice_at_most(
     """Each refusal frees the key for the next one; else 1,000 such drafts take a minute."""
     house.submit("ada", send_at=LATER)
     judged: list[object] = []
-    real = Submitter._validated
+    real = DraftValidator.validated
 
-    def counted(submitter: Submitter, draft: Draft, *, now: datetime) -> ValidDraft:
+    def counted(validator: DraftValidator, draft: Draft, *, now: datetime) -> ValidDraft:
         judged.append(draft)
-        return real(submitter, draft, now=now)
+        return real(validator, draft, now=now)
 
-    monkeypatch.setattr(Submitter, "_validated", counted)
+    monkeypatch.setattr(DraftValidator, "validated", counted)
     asked = [draft("ada", idempotency_key="key", body={"n": n}) for n in range(30)]
     assert set(errors(house.dispatcher.submit_many(asked))) == {QuotaExceeded}
     assert len(judged) <= 2 * len(asked)
