@@ -15,24 +15,27 @@ A limit is a plain value; ``on`` puts it on a client. Time is always Redis ``TIM
 """
 
 from dispatcher.errors import LimitersUnavailable, LimitReached
-from dispatcher.limiters.algorithm import Algorithm
 from dispatcher.limiters.algorithms import (
     GCRA,
+    Algorithm,
     Concurrency,
     CoolDown,
     CounterPerKey,
     FixedWindow,
+    Limits,
     SlidingCounter,
     SlidingList,
     SlidingLog,
+    parse,
 )
 from dispatcher.limiters.decision import Decision, Refusal, State
-from dispatcher.limiters.fills import ChannelFill, Fills, LimitFill
 from dispatcher.limiters.limiter import AsyncLimiter, Limiter
-from dispatcher.limiters.limits import Limits, parse
 from dispatcher.limiters.operations import Request
 from dispatcher.limiters.permits import (
+    ChannelFill,
+    Fills,
     InHand,
+    LimitFill,
     LogLimit,
     Permit,
     PermitAnswer,

@@ -23,7 +23,7 @@ from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.send_time import from_ms, to_ms
 
 if TYPE_CHECKING:
-    from dispatcher.limiters.algorithm import Algorithm
+    from dispatcher.limiters.algorithms import Algorithm
 
 T = TypeVar("T")
 OnError = Literal["raise", "unknown", "allow"]

@@ -51,7 +51,7 @@ from dispatcher.redis import errors
 from dispatcher.times.clock import SystemClock
 
 if TYPE_CHECKING:
-    from dispatcher.limiters.algorithm import Algorithm
+    from dispatcher.limiters.algorithms import Algorithm
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -301,31 +301,14 @@ class AsyncLimiter(_OnClient):
         self._unfinished: set[asyncio.Task[None]] = set()
 
     acquire = _awaited(Limiter.acquire)
-    """Await :meth:`Limiter.acquire`."""
-
     acquire_up_to = _awaited(Limiter.acquire_up_to)
-    """Await :meth:`Limiter.acquire_up_to`."""
-
     acquire_each = _awaited(Limiter.acquire_each)
-    """Await :meth:`Limiter.acquire_each`."""
-
     peek = _awaited(Limiter.peek)
-    """Await :meth:`Limiter.peek`."""
-
     give_back = _awaited(Limiter.give_back)
-    """Await :meth:`Limiter.give_back`."""
-
     reset = _awaited(Limiter.reset)
-    """Await :meth:`Limiter.reset`."""
-
     renew = _awaited(Limiter.renew)
-    """Await :meth:`Limiter.renew`."""
-
     end_holds = _awaited(Limiter.end_holds)
-    """Await :meth:`Limiter.end_holds`."""
-
     close = _awaited(Limiter.close)
-    """Await :meth:`Limiter.close`."""
 
     @asynccontextmanager
     async def permit(

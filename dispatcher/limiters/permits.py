@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import count
 from typing import Any, NamedTuple, cast
 from uuid import UUID
@@ -29,7 +29,7 @@ from dispatcher.redis.scripts import Call, replies_of, script
 from dispatcher.scope import NO_SCOPE
 from dispatcher.times.clock import Clock
 from dispatcher.times.lengths import MILLISECOND
-from dispatcher.times.send_time import to_ms
+from dispatcher.times.send_time import from_ms, to_ms
 
 _SCOPES = "scopes"
 _MOST_OWED = 1_000
@@ -432,6 +432,59 @@ class Permits:
         return self._shards[shard_of(name, len(self._shards))]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitFill:
+    """One limit as text, and how many of its permits count now."""
+
+    limit: str
+    used: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelFill:
+    """The limits of one channel, how many messages wait in its line, until when it is closed."""
+
+    channel: str
+    limits: tuple[LimitFill, ...]
+    waiting: int
+    closed_until: datetime | None
+
+
+class Fills:
+    """Reads the permit logs of channels. Raises LimitersUnavailable like Permits."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        *,
+        namespace: str,
+        shards: int,
+        channel_limits: Mapping[str, Sequence[LogLimit]],
+    ) -> None:
+        self._client = client
+        self._parts = permit_parts(namespace, shards)
+        self._limits = channel_limits
+
+    def read(self) -> tuple[ChannelFill, ...]:
+        """Return how full the limits of every channel are."""
+        with translated:
+            now = now_ms(self._client)
+            pipeline = self._client.pipeline(transaction=False)
+            for channel, limits in self._limits.items():
+                keys = self._parts[shard_of(channel, len(self._parts))]
+                log = keys.channel(channel)
+                pipeline.exists(keys.epoch)
+                pipeline.get(keys.closing(channel))
+                pipeline.zcard(line_of(log))
+                for each in limits:
+                    pipeline.zcount(log, _since(each, now), "+inf")
+            answers = iter(pipeline.execute())
+        return tuple(
+            _fill(channel, limits, answers, now) for channel, limits in self._limits.items()
+        )
+
+
 def _take_call(legs: Sequence[_Leg], within: timedelta, at_ms: int) -> Call:
     """Return the call that asks for these legs of one shard, at about that time by its server."""
     logs, numbers = _numbered(legs)
@@ -463,3 +516,33 @@ def _reach_ms(limit: LogLimit) -> int:
 
 def _channel(name: str) -> str:
     return f"channel {name}"
+
+
+def _fill(
+    channel: str, limits: Sequence[LogLimit], answers: Iterator[Any], now: int
+) -> ChannelFill:
+    if not next(answers):
+        raise LimitersUnavailable(CLOSED)
+    closed_until = int(next(answers) or 0)
+    return ChannelFill(
+        channel=channel,
+        closed_until=from_ms(closed_until) if closed_until > now else None,
+        waiting=next(answers),
+        limits=tuple(
+            LimitFill(
+                limit=f"concurrency {each.count}" if isinstance(each, InHand) else str(each),
+                used=next(answers),
+                most=each.count,
+            )
+            for each in limits
+        ),
+    )
+
+
+def _since(limit: LogLimit, now: int) -> str:
+    """Return the instant from which permits count against a limit, as an argument of ZCOUNT."""
+    if isinstance(limit, Limit):
+        return f"({now - limit.length_ms}"
+    if isinstance(limit, CalendarLimit):
+        return str(limit.bounds(now, 1)[0])
+    return f"({now + 1}"

@@ -18,7 +18,7 @@ from dispatcher.limiters import (
     SlidingList,
     SlidingLog,
 )
-from dispatcher.limiters.algorithm import CountPerLength
+from dispatcher.limiters.algorithms import CountPerLength
 from tests.support.limiters import MINUTE, MS, START_US, Clocked, taken
 
 SECOND = timedelta(seconds=1)

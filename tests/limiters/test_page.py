@@ -15,7 +15,7 @@ import redis
 from celery.contrib.testing.worker import start_worker
 
 from dispatcher.limiters import FixedWindow, Request, SlidingList, SlidingLog, State, parse
-from dispatcher.limiters.algorithm import CountPerLength
+from dispatcher.limiters.algorithms import CountPerLength
 from docs.pictures.draw_limiters import PICTURE, decisions, limits, svg
 from tests.support.limiters import Clocked, exported_limits
 from tests.support.processes import in_processes

@@ -31,7 +31,7 @@ from dispatcher.limiters import (
     Limits,
     parse,
 )
-from dispatcher.limiters.algorithm import CountPerLength
+from dispatcher.limiters.algorithms import CountPerLength
 from dispatcher.quota import (
     CalendarLimit,
     CalendarQuota,

@@ -21,7 +21,7 @@ import dispatcher.fastapi as ours_in_fastapi
 import dispatcher.flask as ours_in_flask
 from dispatcher import Dispatcher, DispatcherError, InvalidSettings, InvalidValue
 from dispatcher.limiters import Concurrency, CoolDown, Limits, parse
-from dispatcher.limiters.algorithm import Bindable
+from dispatcher.limiters.algorithms import Bindable
 from dispatcher.times.clock import SystemClock
 from tests.support.canaries import BODY
 from tests.support.house import House
