@@ -37,6 +37,7 @@ from dispatcher.reservation import (
     BookingRequest,
     Fence,
     Rules,
+    Slot,
     Terms,
     Upkeep,
     Windows,
@@ -93,7 +94,7 @@ class Scope:
     def book_and_release(self, at_ms: int) -> None:
         """Book a time, and take the booking away again."""
         request = BookingRequest(new_id(), TERMS, at_ms, at_ms)
-        self.windows.book_alone(request)
+        self.windows.book([request])
         self.client.zrem(self.window, request.message_id.bytes)
 
 
@@ -248,16 +249,12 @@ def rare(url: str) -> None:
             request = BookingRequest(new_id(), terms, to_ms(start), to_ms(end))
             [booked] = scope.windows.book([request])
             scope.client.zrem(scope.window, request.message_id.bytes)
-            return booked if isinstance(booked, int) else 0
+            return booked.at_ms if isinstance(booked, Slot) else 0
 
         def refuse(scope: Scope = scope) -> int:
-            try:
-                scope.windows.book_alone(
-                    BookingRequest(new_id(), terms, to_ms(start), to_ms(start))
-                )
-            except QuietHours as refused:
-                return to_ms(refused.next_slot)
-            return 0
+            request = BookingRequest(new_id(), terms, to_ms(start), to_ms(start))
+            [refused] = scope.windows.book([request])
+            return to_ms(refused.next_slot) if isinstance(refused, QuietHours) else 0
 
         for name, call in {"the last minute": shift, "QuietHours, with it": refuse}.items():
             if call() != last:

@@ -21,7 +21,7 @@ from dispatcher.app import App
 from dispatcher.embedded import embedded
 from dispatcher.message import new_id
 from dispatcher.redis.scripts import source
-from dispatcher.reservation import BookingRequest, Terms
+from dispatcher.reservation import BookingRequest, Slot, Terms
 from dispatcher.settings import Settings
 from dispatcher.times.send_time import to_ms
 
@@ -49,7 +49,8 @@ def compare(settings: Settings, log: str) -> None:
     def reserve(message_id: UUID, scope: Terms, at_ms: int) -> None:
         """Reserve one message, as a submit does."""
         [booked] = windows.book([BookingRequest(message_id, scope, at_ms, at_ms)])
-        assert booked == at_ms
+        assert isinstance(booked, Slot)
+        assert booked.at_ms == at_ms
 
     (*names, window), words = call_of(
         "reservation/reserve", lambda: reserve(first, terms, start_ms)

@@ -8,11 +8,9 @@ confirm, ``fence`` closes those of a server that may have lost data. ``contents`
 """
 
 from dispatcher.reservation.booking import (
-    Booked,
     BookingRequest,
     Moving,
-    Rebooked,
-    Reservation,
+    Slot,
     Submit,
     is_planned_id,
     member_of,
@@ -48,7 +46,6 @@ from dispatcher.reservation.windows import Windows
 
 __all__ = [
     "CLOSED",
-    "Booked",
     "BookingRequest",
     "ClusterFacts",
     "Contents",
@@ -62,16 +59,15 @@ __all__ = [
     "PlannedKey",
     "QuotaTimeline",
     "Readiness",
-    "Rebooked",
     "Rebuild",
     "RedisFacts",
     "RedisSurvey",
     "RefusalLog",
     "Refusals",
-    "Reservation",
     "Reserved",
     "RuleRefusals",
     "Rules",
+    "Slot",
     "Span",
     "Submit",
     "Terms",

@@ -63,13 +63,6 @@ class Leg(NamedTuple):
         return [self.keys.window(scope.name, scope.kind) for scope in self.scopes]
 
 
-class Reservation(NamedTuple):
-    """A booked time. The id is that of a duplicate submit where that booked first."""
-
-    message_id: UUID
-    at_ms: int
-
-
 class BookingRequest(NamedTuple):
     """One of many messages to book: ``asked_ms``, or the first slot up to ``latest_ms``.
 
@@ -98,18 +91,23 @@ class BookingRequest(NamedTuple):
         return self._replace(message_id=message_id, submit=self.submit and self.submit.renewed())
 
 
-class Rebooked(NamedTuple):
-    """The reservation of a request that was renewed, because what it first booked was released."""
+class Reservation(NamedTuple):
+    """A booked time in one shard. The id is that of a duplicate submit where that booked first."""
 
+    message_id: UUID
+    at_ms: int
+
+
+class Slot(NamedTuple):
+    """A booked time. The id is that of a duplicate submit where that booked first.
+
+    ``request`` is another one than was asked where that was renewed, because what it first booked
+    was released.
+    """
+
+    message_id: UUID
+    at_ms: int
     request: BookingRequest
-    reservation: Reservation
-
-
-Booked = int | Reservation | Rebooked
-"""When a message is booked, in ms since 1970.
-
-Of a duplicate submit its reservation; of a renewed request the new one and its reservation.
-"""
 
 
 class LegRequest(NamedTuple):

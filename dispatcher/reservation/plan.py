@@ -16,7 +16,7 @@ from dispatcher.errors import DispatcherError, ReservationsUnavailable, SlotRefu
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import PlanKeys, ShardKeys, digest_of
 from dispatcher.redis.scripts import Call, script
-from dispatcher.reservation.booking import Booked, BookingRequest
+from dispatcher.reservation.booking import BookingRequest, Slot
 from dispatcher.reservation.shards import CLOSED
 from dispatcher.reservation.taken_keys import replies_of
 from dispatcher.reservation.terms import Rules
@@ -85,7 +85,7 @@ class Copies(AbstractContextManager["Copies"]):
 
     def reserve(
         self, requests: Sequence[BookingRequest], *, grace: timedelta = timedelta(0)
-    ) -> list[Booked | DispatcherError]:
+    ) -> list[Slot | DispatcherError]:
         """Return for each request when it would be booked, or why it would not be, in order.
 
         Later requests, also of later calls, see the bookings of earlier ones.

@@ -48,8 +48,7 @@ _ScriptTerms = tuple[bool, Judged]
 _kind = attrgetter("kind")
 ENDLESS = "no slot was found in a bounded search"
 
-LegResult = int | Reservation | Blocked | IdempotencyConflict
-"""The reserved time in ms; that of a move or of a duplicate submit; or a refusal."""
+LegAnswer = Reservation | Blocked | IdempotencyConflict
 
 
 class Shards:
@@ -71,12 +70,12 @@ class Shards:
         self._move = script("reservation/move")
         self._release = script("reservation/release")
 
-    def book(self, requests: Sequence[LegRequest], *, pending_grace_ms: int = 0) -> list[LegResult]:
+    def book(self, requests: Sequence[LegRequest], *, pending_grace_ms: int = 0) -> list[LegAnswer]:
         """Reserve legs, those of each shard one after the other, each seeing those before it.
 
         All shards are asked in one round trip, as long as each judgement ends in one call.
         """
-        answers: dict[int, LegResult] = {}
+        answers: dict[int, LegAnswer] = {}
         waiting: dict[int, list[int]] = {}
         for number, request in enumerate(requests):
             waiting.setdefault(request.leg.keys.shard, []).append(number)
@@ -92,11 +91,7 @@ class Shards:
                 numbers = waiting[shard]
                 # A list ends early behind a search that goes on: nothing may overtake it.
                 for number, reply in zip(numbers, replies, strict=False):
-                    answers[number] = (
-                        reply
-                        if isinstance(reply, int)
-                        else self._searched(requests[number], reply, pending_grace_ms)
-                    )
+                    answers[number] = self._searched(requests[number], reply, pending_grace_ms)
                 del numbers[: len(replies)]
                 if not numbers:
                     del waiting[shard]
@@ -108,11 +103,12 @@ class Shards:
         The list ends early behind a search that goes on: nothing may overtake it.
         """
         replies = self._run(self._move, [self._arguments.move(request) for request in requests])
-        answers: list[LegResult] = []
+        answers: list[LegAnswer] = []
         for request, reply in zip(requests, replies, strict=True):
             goes_on = reply[0] in _GOES_ON
-            if goes_on and (later := requests[len(answers) + 1 :]):
-                self.drop([(each.leg, each.new_member) for each in later])
+            if goes_on:
+                later = requests[len(answers) + 1 :]
+                self.release_many((each.leg, each.new_member, None) for each in later)
             answers.append(self._searched(request, reply))
             if goes_on:
                 break
@@ -135,15 +131,8 @@ class Shards:
                 start_ms = blocked.until_ms
         raise ReservationsUnavailable(ENDLESS)
 
-    def drop(self, members: Sequence[tuple[Leg, bytes]]) -> None:
-        """Release members on which no submit relies."""
-        self.release_many((leg, member, None) for leg, member in members)
-
-    def release(self, leg: Leg, member: bytes, submit: Submit | None) -> bool:
-        """Release a reservation; return whether it is free: a duplicate submit may rely on it."""
-        return self.release_many([(leg, member, submit)])[0]
-
     def release_many(self, booked: Iterable[tuple[Leg, bytes, Submit | None]]) -> list[bool]:
+        """Release members; return of each whether it is free: a duplicate submit may rely on it."""
         calls: list[Call] = []
         for leg, member, submit in booked:
             names = [leg.keys.pending]
@@ -153,7 +142,7 @@ class Shards:
             calls.append(([*names, *leg.windows], [member, token]))
         return [freed == 1 for freed in self._run(self._release, calls)]
 
-    def _searched(self, request: LegRequest, reply: Any, pending_grace_ms: int = 0) -> LegResult:
+    def _searched(self, request: LegRequest, reply: Any, pending_grace_ms: int = 0) -> LegAnswer:
         """Return what a reply says; where it says that the search goes on, ask until it ends."""
         why: Blocked | None = None
         start_ms = request.asked_ms
@@ -190,7 +179,7 @@ class Shards:
             [reply] = self._run_once(self._reserve, call)
         return reply
 
-    def _judged(self, request: LegRequest, at_ms: int, pending_grace_ms: int) -> LegResult:
+    def _judged(self, request: LegRequest, at_ms: int, pending_grace_ms: int) -> LegAnswer:
         """Hold a time, judge it in bounded steps, and book it if it fits.
 
         Each hold has a name of its own, also that of a move: a late copy of these calls then
@@ -210,7 +199,7 @@ class Shards:
                 raise closed()
             return answer
         finally:
-            self.drop([(leg, own)])
+            self.release_many([(leg, own, None)])
 
     def _checked(self, leg: Leg, own: bytes, at_ms: int, hold: bytes) -> Blocked | None:
         """Judge one time in as many calls as it takes; None when it fits."""
@@ -239,6 +228,8 @@ class Shards:
 
     def _run(self, script: Script, calls: Sequence[Call]) -> list[Any]:
         """Return the replies of a script to these calls, which are sent together."""
+        if not calls:
+            return []
         with translated(ReservationsUnavailable):
             replies = replies_of(self._client, script, calls)
         if _CLOSED_REPLY in replies or [_CLOSED_REPLY] in replies:
@@ -246,10 +237,10 @@ class Shards:
         return replies
 
 
-def _final(request: LegRequest, reply: Any) -> LegResult | None:
+def _final(request: LegRequest, reply: Any) -> LegAnswer | None:
     """Return the answer in a reply; None where it refuses, or the search goes on."""
     if isinstance(reply, int):
-        return reply
+        return Reservation(request.message_id, reply)
     word, *facts = reply
     if word == b"booked":
         return Reservation(UUID(bytes=facts[1]), facts[0])

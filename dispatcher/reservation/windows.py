@@ -7,10 +7,9 @@ is one script and one round trip.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import partial
 from itertools import groupby, takewhile
 from uuid import UUID
 
@@ -30,13 +29,12 @@ from dispatcher.redis.keys import ShardKeys, shard_of
 from dispatcher.reservation.booking import (
     EVERYONE,
     Blocked,
-    Booked,
     BookingRequest,
     Leg,
     LegRequest,
     Moving,
-    Rebooked,
     Reservation,
+    Slot,
     Submit,
     member_of,
     new_tail,
@@ -50,7 +48,6 @@ from dispatcher.times.send_time import from_ms, to_ms
 log = logging.getLogger(__name__)
 
 _MOST_ROUNDS = 1_000
-_NO_GRACE = timedelta(0)
 
 
 @dataclass(slots=True)
@@ -58,9 +55,10 @@ class _Booking:
     """What is to be booked in every leg: a first reservation, or with ``tail`` that of a move."""
 
     request: BookingRequest
-    tail: str = ""
+    legs: Sequence[Leg]
     pending_grace_ms: int = 0
     is_stored: bool = False
+    tail: str = ""
 
     @property
     def mover(self) -> bytes:
@@ -126,51 +124,41 @@ class Windows:
         return [Leg(own, terms, tuple(near)), *others]
 
     def book(
-        self, requests: Sequence[BookingRequest], *, grace: timedelta = _NO_GRACE
-    ) -> list[Booked | DispatcherError]:
+        self,
+        requests: Sequence[BookingRequest],
+        *,
+        grace: timedelta = timedelta(0),
+        is_stored: bool = False,
+    ) -> list[Slot | DispatcherError]:
         """Return for each message when it is booked, or why it is not, in order.
 
         A message counts those before it, so that the answers are the same as one by one: those with
         several legs are booked one by one, the others between them together. ``grace`` is how much
-        longer than usual the store may take to confirm them. Raises ReservationsUnavailable: then
-        some may be booked, and the caller withdraws all.
+        longer than usual the store may take to confirm them. With ``is_stored`` the store has the
+        messages: what one has in some shard is not released when another one refuses or does not
+        answer. A message is refused by SlotRefused, by IdempotencyConflict when a submit under way
+        uses its key for another message, or by DuplicateUnderWay. Raises ReservationsUnavailable:
+        then some may be booked, and the caller withdraws all.
         """
-        asked = [(request, self.legs(request.terms)) for request in requests]
-        answers: list[Booked | DispatcherError] = []
+        grace_ms = grace // MILLISECOND
+        bookings = [_Booking(each, self.legs(each.terms), grace_ms, is_stored) for each in requests]
+        answers: list[Slot | DispatcherError] = []
         try:
-            for in_one_shard, some in groupby(asked, lambda each: len(each[1]) == 1):
+            for in_one_shard, some in groupby(bookings, _has_one_leg):
                 if in_one_shard:
-                    answers += self._booked_together([*some], grace)
+                    answers += self._booked_together([*some], grace_ms)
                 else:
-                    for request, _ in some:
-                        answers.append(self._booked_alone(request, grace))
+                    for booking in some:
+                        answers.append(self._booked_alone(booking))
         except BaseException:
-            self._withdraw_renewed([each.request for each in answers if isinstance(each, Rebooked)])
+            # Its caller withdraws the requests that it knows.
+            self._withdraw_renewed(
+                booking.request
+                for request, booking in zip(requests, bookings, strict=True)
+                if booking.request is not request
+            )
             raise
         return answers
-
-    def book_alone(
-        self, request: BookingRequest, *, grace: timedelta = _NO_GRACE, is_stored: bool = False
-    ) -> Reservation | Rebooked:
-        """Return where one message is booked in all its legs.
-
-        The id is a duplicate's where that booked first. Where something was released on its way,
-        the request was renewed. With ``is_stored`` the store has the message: what it has in some
-        shard is not released when another one refuses or does not answer. Raises QuotaExceeded or
-        QuietHours when nothing fits, IdempotencyConflict when a submit under way uses the key for
-        another message, DuplicateUnderWay, and ReservationsUnavailable when the windows cannot be
-        trusted; in each case nothing is booked.
-        """
-        booking = _Booking(request, pending_grace_ms=grace // MILLISECOND, is_stored=is_stored)
-        try:
-            found = self._in_all(booking)
-        except (SlotRefused, IdempotencyConflict, DuplicateUnderWay):
-            raise
-        except BaseException:
-            if booking.request is not request:
-                self._withdraw_renewed([booking.request])
-            raise
-        return found if booking.request is request else Rebooked(booking.request, found)
 
     def next_slot(self, terms: Terms, after: datetime) -> datetime:
         """Return the first time at or after ``after`` that fits. Books nothing."""
@@ -182,9 +170,7 @@ class Windows:
         No other submit with the key of ``submit`` relies on it any more, and that key is free.
         """
         submit = submit and replace(submit, token=EVERYONE)
-        for leg in self.legs(terms):
-            self.shards.release(leg, message_id.bytes, submit)
-            submit = None
+        self.withdraw([BookingRequest(message_id, terms, 0, 0, submit)])
 
     def withdraw(self, requests: Sequence[BookingRequest]) -> list[bool]:
         """Release many reservations in few round trips; return of each whether its time is free.
@@ -217,12 +203,14 @@ class Windows:
         more than one call, because nothing may overtake it. Raises ReservationsUnavailable; then
         nothing is booked.
         """
-        bookings = [_Booking(request, new_tail()) for request in requests]
+        bookings = [
+            _Booking(request, self.legs(request.terms), tail=new_tail()) for request in requests
+        ]
         answers: list[Moving | SlotRefused] = []
         try:
             while len(answers) < len(bookings):
                 begin = len(answers)
-                together = [*takewhile(self._has_one_leg, bookings[begin:])]
+                together = [*takewhile(_has_one_leg, bookings[begin:])]
                 if together:
                     answers += self._moved_together(together)
                     if len(answers) < begin + len(together):
@@ -240,26 +228,16 @@ class Windows:
 
     def drop(self, *members: BookingRequest | Moving) -> None:
         """Release one of the two reservations of each of these messages."""
-        self.shards.drop([(leg, each.member) for each in members for leg in self.legs(each.terms)])
+        self.shards.release_many(
+            (leg, each.member, None) for each in members for leg in self.legs(each.terms)
+        )
 
-    def refusal(
-        self,
-        terms: Terms,
-        asked_ms: int,
-        blocked: Blocked,
-        mover: bytes = b"",
-        *,
-        latest_ms: int = 0,
-    ) -> SlotRefused:
-        """Return the error that says why a time does not fit, and the next slot.
-
-        The reservation ``mover`` counts as free. With ``latest_ms`` after ``asked_ms`` a shift
-        was tried up to then.
-        """
-        legs = self.legs(terms)
+    def _refusal(self, booking: _Booking, blocked: Blocked) -> SlotRefused:
+        """Return the error that says why a time does not fit, and the next slot."""
+        _, terms, asked_ms, latest_ms, *_ = booking.request
         slot_ms = blocked.until_ms
-        if not blocked.is_slot or len(legs) > 1:
-            slot_ms = self._next_slot(legs, slot_ms, mover)
+        if not blocked.is_slot or len(booking.legs) > 1:
+            slot_ms = self._next_slot(booking.legs, slot_ms, booking.mover)
         latest = from_ms(latest_ms) if latest_ms > asked_ms else None
         if blocked.scope is None or blocked.quota is None:
             return QuietHours(
@@ -279,62 +257,54 @@ class Windows:
         )
 
     def _booked_together(
-        self, asked: Sequence[tuple[BookingRequest, Sequence[Leg]]], grace: timedelta
-    ) -> list[Booked | DispatcherError]:
+        self, bookings: Sequence[_Booking], grace_ms: int
+    ) -> list[Slot | DispatcherError]:
         found = self.shards.book(
             [
-                LegRequest(leg, message_id, asked_ms, latest_ms, submit)
-                for (message_id, _, asked_ms, latest_ms, submit, _), [leg] in asked
+                LegRequest(booking.legs[0], message_id, asked_ms, latest_ms, submit)
+                for booking in bookings
+                for message_id, _, asked_ms, latest_ms, submit, _ in [booking.request]
             ],
-            pending_grace_ms=grace // MILLISECOND,
+            pending_grace_ms=grace_ms,
         )
         return [
-            self.refusal(request.terms, request.asked_ms, each, latest_ms=request.latest_ms)
-            if isinstance(each, Blocked)
-            else each
-            for (request, _), each in zip(asked, found, strict=True)
+            Slot(*answer, booking.request)
+            if isinstance(answer, Reservation)
+            else self._refusal(booking, answer)
+            if isinstance(answer, Blocked)
+            else answer
+            for booking, answer in zip(bookings, found, strict=True)
         ]
 
-    def _booked_alone(self, request: BookingRequest, grace: timedelta) -> Booked | DispatcherError:
+    def _booked_alone(self, booking: _Booking) -> Slot | DispatcherError:
+        request = booking.request
         try:
-            found = self.book_alone(request, grace=grace)
+            return Slot(*self._in_all(booking), booking.request)
         except DuplicateUnderWay as error:
-            self.withdraw([request])
+            if not booking.is_stored:
+                self.withdraw([request])
             return error
         except (SlotRefused, IdempotencyConflict) as error:
             return error
-        if isinstance(found, Reservation) and found.message_id == request.message_id:
-            return found.at_ms
-        return found
 
-    def _withdraw_renewed(self, requests: Sequence[BookingRequest]) -> None:
-        """Withdraw renewed requests of a call that fails: its caller withdraws those it knows."""
-        if not requests:
-            return
+    def _withdraw_renewed(self, requests: Iterable[BookingRequest]) -> None:
         try:
-            self.withdraw(requests)
+            self.withdraw([*requests])
         except ReservationsUnavailable as error:
             _log_left_to_reconcile(error)
-
-    def _has_one_leg(self, booking: _Booking) -> bool:
-        return len(self.legs(booking.request.terms)) == 1
 
     def _moved_together(self, bookings: Sequence[_Booking]) -> list[Moving | SlotRefused]:
         requests = []
         for booking in bookings:
-            message_id, terms, asked_ms, latest_ms, *_ = booking.request
+            message_id, _, asked_ms, latest_ms, *_ = booking.request
             start = Reservation(message_id, asked_ms)
-            requests.append(_leg_request(booking, self.legs(terms)[0], start, latest_ms))
+            requests.append(_leg_request(booking, booking.legs[0], start, latest_ms))
         return [
-            self._refused(booking, answer)
+            self._refusal(booking, answer)
             if isinstance(answer, Blocked)
             else booking.moving(answer.at_ms)
             for booking, answer in zip(bookings, self.shards.move(requests), strict=False)
         ]
-
-    def _refused(self, booking: _Booking, blocked: Blocked) -> SlotRefused:
-        _, terms, asked_ms, latest_ms, *_ = booking.request
-        return self.refusal(terms, asked_ms, blocked, booking.mover, latest_ms=latest_ms)
 
     def _moved_alone(self, booking: _Booking) -> Moving | SlotRefused:
         try:
@@ -344,10 +314,8 @@ class Windows:
 
     def _in_all(self, booking: _Booking) -> Reservation:
         """Book the same time in every leg, or nothing in any."""
-        _, terms, asked_ms, latest_ms, *_ = booking.request
-        first, *others = legs = self.legs(terms)
-        refused = partial(self.refusal, terms, asked_ms, mover=booking.mover, latest_ms=latest_ms)
-        start_ms, why = asked_ms, None
+        start_ms, latest_ms, why = booking.request.asked_ms, booking.request.latest_ms, None
+        first, *others = booking.legs
         for _ in range(_MOST_ROUNDS):
             # Before a shift, learn why the time asked for does not fit: other legs may refuse it.
             until_ms = latest_ms if why or not others else start_ms
@@ -359,15 +327,16 @@ class Windows:
                     booking, first, Reservation(message_id, found.until_ms), latest_ms
                 )
             if isinstance(found, Blocked):
-                raise refused(_first(why, found))
+                raise self._refusal(booking, _first(why, found))
             blocked = self._in_others(booking, others, found)
             if blocked is None:
                 return found
             why = _first(why, blocked)
             self._undo(booking, found)
-            start_ms = self._next_slot(legs, max(blocked.until_ms, start_ms), booking.mover)
+            after_ms = max(blocked.until_ms, start_ms)
+            start_ms = self._next_slot(booking.legs, after_ms, booking.mover)
             if start_ms > latest_ms:
-                raise refused(why._replace(until_ms=start_ms))
+                raise self._refusal(booking, why._replace(until_ms=start_ms))
         raise ReservationsUnavailable(
             "concurrent bookings took every slot that was tried; try again"
         )
@@ -414,7 +383,7 @@ class Windows:
         [found] = self.shards.book([leg_request], pending_grace_ms=booking.pending_grace_ms)
         if isinstance(found, IdempotencyConflict):
             raise found
-        return Reservation(reservation.message_id, found) if isinstance(found, int) else found
+        return found
 
     def _undo(self, booking: _Booking, reservation: Reservation) -> None:
         """Release what the legs have. Raises DuplicateUnderWay where another submit needs it."""
@@ -438,6 +407,10 @@ class Windows:
             if start_ms == before_ms or len(legs) == 1:
                 return start_ms
         raise ReservationsUnavailable(ENDLESS)
+
+
+def _has_one_leg(booking: _Booking) -> bool:
+    return len(booking.legs) == 1
 
 
 def _leg_request(

@@ -17,7 +17,7 @@ from dispatcher.errors import (
     alone,
 )
 from dispatcher.message import Draft, Message, Progress, Rejection, Status
-from dispatcher.reservation import Booked, BookingRequest, Rebooked, Reservation, Submit
+from dispatcher.reservation import BookingRequest, Slot, Submit
 from dispatcher.store import Addition
 from dispatcher.store.schema import UNSENT_STATUSES
 from dispatcher.submission.rows import DraftRow
@@ -57,7 +57,7 @@ class Entry:
     draft: Draft
     valid: ValidDraft = field(init=False)
     request: BookingRequest | None = None
-    reservation: Reservation = field(init=False)
+    reservation: Slot = field(init=False)
     addition: Addition = field(init=False)
     result: Message | DispatcherError | None = None
     same_as: Entry | None = None
@@ -121,21 +121,15 @@ class Batch:
         return [each for each in self.entries if each.result is None and each.same_as is None]
 
     def note_answers(
-        self, entries: Sequence[Entry], answers: Sequence[Booked | DispatcherError]
+        self, entries: Sequence[Entry], answers: Sequence[Slot | DispatcherError]
     ) -> None:
-        for entry, each in zip(entries, answers, strict=True):
-            if isinstance(each, DispatcherError):
-                entry.result = each
+        for entry, answer in zip(entries, answers, strict=True):
+            if isinstance(answer, DispatcherError):
+                entry.result = answer
                 continue
-            if isinstance(each, Rebooked):
-                entry.request, entry.reservation = each
-            elif isinstance(each, Reservation):
-                entry.reservation = each
-            elif entry.request is not None:
-                entry.reservation = Reservation(entry.request.message_id, each)
-            if entry.request is not None:
-                entry.is_duplicate = entry.reservation.message_id != entry.request.message_id
-                self.has_duplicates |= entry.is_duplicate
+            entry.request, entry.reservation = answer.request, answer
+            entry.is_duplicate = answer.message_id != answer.request.message_id
+            self.has_duplicates |= entry.is_duplicate
             self.booked.append(entry)
 
     def renewed(self) -> list[Entry]:

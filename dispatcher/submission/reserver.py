@@ -20,10 +20,10 @@ from dispatcher.message import Message
 from dispatcher.redis.errors import is_silence
 from dispatcher.reservation import (
     CLOSED,
-    Booked,
     BookingRequest,
     RefusalLog,
     Reserved,
+    Slot,
     Upkeep,
     Windows,
 )
@@ -59,7 +59,7 @@ class Reserver:
 
     def reserve(
         self, requests: Sequence[BookingRequest], *, grace: timedelta
-    ) -> list[Booked | DispatcherError]:
+    ) -> list[Slot | DispatcherError]:
         """Return the answer to each request; see :meth:`Windows.book`.
 
         What an exception interrupts is withdrawn: only the reply may have been lost.
@@ -160,12 +160,14 @@ class Reserver:
         request = BookingRequest(message.id, entry.valid.terms, at_ms, at_ms, submit)
         while True:
             try:
-                self._windows.book_alone(request, is_stored=True)
+                [answer] = self._windows.book([request], is_stored=True)
             except ReservationsUnavailable:
                 if self._clock.monotonic() >= until:
                     raise
                 self._clock.sleep(_BETWEEN_LOOKS_SECONDS)
             else:
+                if isinstance(answer, DispatcherError):
+                    raise answer
                 return
 
     def _restore(self, entry: Entry, why: DispatcherError, *, is_answered: bool) -> None:

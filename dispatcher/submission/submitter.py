@@ -325,7 +325,7 @@ class Submitter:
         created_at = from_ms(to_ms(self._clock.now()))
         trace = None if self._spans is None else self._spans.current()
         for entry in batch.booked:
-            valid, (message_id, at_ms) = entry.valid, entry.reservation
+            valid, (message_id, at_ms, _) = entry.valid, entry.reservation
             # The same object, if it was not shifted: an instant is costly to make.
             is_as_asked = entry.request is not None and at_ms == entry.request.asked_ms
             send_at = valid.send_at if is_as_asked else from_ms(at_ms)

@@ -11,14 +11,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from dispatcher.errors import DispatcherError, IdempotencyConflict, QuotaExceeded, SlotRefused
+from dispatcher.errors import DispatcherError, QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import (
-    Booked,
     BookingRequest,
-    Rebooked,
-    Reservation,
+    Slot,
     Submit,
     Terms,
 )
@@ -80,34 +78,21 @@ Names = dict[UUID, UUID]
 """The ids that messages have got on their way, and those that they began with."""
 
 
-def alone(
-    real: Reserving, request: BookingRequest, names: Names
-) -> int | Reservation | DispatcherError:
+def alone(real: Reserving, request: BookingRequest, names: Names) -> Any:
     """Book one message as submit does."""
-    try:
-        found = real.windows.book_alone(request)
-    except (SlotRefused, IdempotencyConflict) as refused:
-        return refused
+    [found] = real.windows.book([request])
     return ours(request, found, names)
 
 
-def ours(
-    request: BookingRequest, found: Booked | DispatcherError, names: Names
-) -> int | Reservation | DispatcherError:
-    """Return when it is booked, or the place of its duplicate."""
-    own = request.message_id
-    if isinstance(found, Rebooked):
-        renewed, found = found
-        names[renewed.message_id] = own
-        own = renewed.message_id
-    if not isinstance(found, Reservation):
+def ours(request: BookingRequest, found: Slot | DispatcherError, names: Names) -> Any:
+    """Return when it is booked, and under the first id of which message; or the refusal."""
+    if isinstance(found, DispatcherError):
         return found
-    if found.message_id == own:
-        return found.at_ms
-    return found._replace(message_id=names.get(found.message_id, found.message_id))
+    names.setdefault(found.request.message_id, request.message_id)
+    return found.at_ms, names.get(found.message_id, found.message_id)
 
 
-def seen(found: Booked | DispatcherError, names: Names) -> Any:
+def seen(found: Any, names: Names) -> Any:
     """Return a verdict without the next slot: that of a batch may be free beside all of it."""
     if isinstance(found, QuotaExceeded):
         return (

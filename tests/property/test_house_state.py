@@ -306,7 +306,7 @@ class HouseMachine(RuleBasedStateMachine):
         if steps == 2:
             first = self.house.parts.windows.legs(moving.terms)[0]
             old = member_of(message_id, found.tail)
-            self.house.parts.windows.shards.drop([(first, old)])
+            self.house.parts.windows.shards.release_many([(first, old, None)])
             for scope in first.scopes:
                 del self.model.ledger.places[scope][second]
             self.model.forget_second()

@@ -17,7 +17,7 @@ from dispatcher.errors import SlotRefused
 from dispatcher.message import new_id
 from dispatcher.quota import CalendarQuota, Quota
 from dispatcher.redis.keys import shard_of
-from dispatcher.reservation import BookingRequest, Rebooked
+from dispatcher.reservation import BookingRequest, Slot
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import OWN_SCOPE, Scope, counted, own_scope
 from dispatcher.times.periods import UNIT_MS, CalendarUnit
@@ -175,10 +175,8 @@ class Story:
         found = self.real.windows.book(requests)
         for wish, request, booked in zip(wishes, requests, found, strict=True):
             if not isinstance(booked, SlotRefused):
-                message_id, at = request.message_id, booked
-                if isinstance(booked, Rebooked):
-                    message_id, at = booked.reservation
-                assert isinstance(at, int)
+                assert isinstance(booked, Slot)
+                message_id, at, _ = booked
                 assert asked <= at <= request.latest_ms
                 assert self.ledger.fits(wish, at) or not same
                 self.note(message_id, wish, at)

@@ -19,7 +19,7 @@ from dispatcher.errors import (
     StoreUnavailable,
 )
 from dispatcher.reservation.booking import LegRequest
-from dispatcher.reservation.shards import LegResult
+from dispatcher.reservation.shards import LegAnswer
 from dispatcher.store import Addition
 from tests.simulation.scheduler import Process, Scheduler
 
@@ -262,10 +262,10 @@ class Line:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reached, name)
 
-    def book(self, asked: Sequence[LegRequest], **more: Any) -> list[LegResult]:
+    def book(self, asked: Sequence[LegRequest], **more: Any) -> list[LegAnswer]:
         try:
-            return cast("list[LegResult]", self._reached.book(asked, **more))
+            return cast("list[LegAnswer]", self._reached.book(asked, **more))
         except ReservationsUnavailable:
             if len(asked) == 1:
                 raise
-            return cast("list[LegResult]", self._reached.book(asked, **more))
+            return cast("list[LegAnswer]", self._reached.book(asked, **more))

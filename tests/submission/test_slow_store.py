@@ -298,9 +298,14 @@ def test_a_batch_asks_a_redis_that_hangs_about_one_message_alone(database_url: s
             asked.append("book")
             house.moved.advance(timedelta(seconds=2))  # as long as the client waits and repeats
 
-        hooks = {"book_alone": book, "release": lambda: asked.append("free")}
-        vars(house.parts.reserver)["_windows"] = Between(house.parts.windows, before=hooks)
-        slow_batch(house, lambda: house.redis.client_pause(600_000))
+        hooks = {"book": book, "release": lambda: asked.append("free")}
+        windows = Between(house.parts.windows, before=hooks)
+
+        def hang() -> None:
+            vars(house.parts.reserver)["_windows"] = windows
+            house.redis.client_pause(600_000)
+
+        slow_batch(house, hang)
         results = list(house.dispatcher.submit_many(drafts(20)))
         assert house.rows() == []
     errors = [each.error for each in results if isinstance(each, Rejection)]

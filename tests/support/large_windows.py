@@ -12,7 +12,7 @@ from uuid import UUID
 from dispatcher.errors import QuotaExceeded, SlotRefused
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
-from dispatcher.reservation import BookingRequest, Terms
+from dispatcher.reservation import BookingRequest, Slot, Terms
 from dispatcher.scope import OWN_SCOPE, counted, of_scope_on, own_scope
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support import model
@@ -183,7 +183,8 @@ class Filled:
         for request, answer in zip(requests, found, strict=True):
             slot = next_free(self.intervals(), request.asked_ms)
             if slot <= request.latest_ms:
-                assert answer == slot
+                assert isinstance(answer, Slot)
+                assert answer.at_ms == slot
                 self.booked[request.message_id] = slot
             else:
                 assert isinstance(answer, QuotaExceeded)

@@ -20,12 +20,9 @@ from dispatcher.quota import Quota
 from dispatcher.redis.client import after_set_up, repeated
 from dispatcher.redis.keys import ShardKeys, shard_of
 from dispatcher.reservation import (
-    Booked,
     BookingRequest,
     Fence,
     Moving,
-    Rebooked,
-    Reservation,
     Rules,
     Submit,
     Terms,
@@ -78,18 +75,10 @@ def reserve(
     asked_ms = to_ms(send_at)
     latest_ms = max(asked_ms, to_ms(latest)) if latest else asked_ms
     request = BookingRequest(message_id, terms, asked_ms, latest_ms, submit)
-    found: Booked | DispatcherError
-    if is_stored:
-        found = windows.book_alone(request, grace=grace, is_stored=True)
-    else:
-        [found] = windows.book([request], grace=grace)
-    if isinstance(found, DispatcherError):
-        raise found
-    if isinstance(found, int):
-        found = Reservation(message_id, found)
-    if isinstance(found, Rebooked):
-        request, found = found
-    return Booking(found.message_id, terms, from_ms(found.at_ms), request.submit)
+    [slot] = windows.book([request], grace=grace, is_stored=is_stored)
+    if isinstance(slot, DispatcherError):
+        raise slot
+    return Booking(slot.message_id, terms, from_ms(slot.at_ms), slot.request.submit)
 
 
 def move(
