@@ -1,7 +1,4 @@
-"""Random histories of every limiter against plain models in Python, to the millisecond.
-
-Each runs on Redis and on the Redis in memory.
-"""
+"""Random histories of every limiter against plain models in Python, to the millisecond."""
 
 from __future__ import annotations
 

@@ -61,9 +61,9 @@ def test_an_id_used_again_for_fewer_permits_revives_none_of_the_first(
 
 def test_a_permit_is_given_back_right_after_it_was_taken(redis_client: redis.Redis) -> None:
     limiter = CounterPerKey(5, "minute").on(redis_client)
-    decisions = [limiter.acquire(f"{number}") for number in range(1_000)]
+    decisions = [limiter.acquire(f"{number}") for number in range(300)]
     back = [limiter.give_back(f"{number}", each.permit) for number, each in enumerate(decisions)]
-    assert sum(back) == 1_000, "also where a millisecond ended within a script"
+    assert sum(back) == 300, "also where a millisecond ended within a script"
 
 
 def test_a_permit_taken_in_the_millisecond_in_which_older_ids_end_is_remembered(

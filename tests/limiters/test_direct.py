@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import pytest
 import redis
@@ -23,7 +23,6 @@ from dispatcher.limiters import (
     Limiter,
     Limits,
     SlidingLog,
-    State,
 )
 from dispatcher.limiters.direct_calls import AsyncDirectCalls, Commands, DirectCalls
 from tests.support.limiters import ALL
@@ -90,17 +89,6 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("permit", [None, "order 17"])
-def test_a_line_that_breaks_before_the_reply_is_read_takes_one_permit(
-    through: redis.Redis, proxy: Proxy, permit: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limiter = SEVERAL.on(through)
-    once(monkeypatch, "send_packed_command", proxy.cut_all)
-    assert limiter.acquire("ada", permit=permit).allowed
-    assert limiter.peek("ada").remaining == 4
-    assert in_use(through) == 0
-
-
 class OnProxy:
     """A limiter on clients of either kind behind a proxy, a new one for each call."""
 
@@ -149,19 +137,6 @@ def test_a_call_is_made_as_often_as_redis_py_would_make_it(
 
 
 @both_ways
-def test_a_call_that_is_not_remembered_goes_the_same_way(
-    way: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    past = calls(monkeypatch)
-    limiter = OnProxy(proxy, way, FIVE, {"remember": None})
-    limiter.acquire("ada")
-    assert len(past) == 1
-    proxy.drop_reply(b"{limits:ada}", times=1)
-    assert limiter.acquire("ada").remaining == 2, "it counts twice, as redis-py repeats it"
-    assert proxy.dropped == 1
-
-
-@both_ways
 @pytest.mark.parametrize(
     ("kwargs", "directly"),
     [
@@ -186,51 +161,6 @@ def test_clients_of_any_kind_are_answered_alike(
     redis_client.script_flush()
     assert [limiter.acquire("ada").remaining for _ in range(2)] == [0, 0]
     assert bool(past) is directly
-
-
-class Backoff(NoBackoff):
-    """Writes down for how many failures it was asked."""
-
-    asked: ClassVar[list[int]] = []
-
-    def compute(self, failures: int) -> float:
-        """Return no time to wait."""
-        self.asked.append(failures)
-        return 0
-
-
-def test_a_call_is_repeated_after_the_pauses_of_the_client(proxy: Proxy) -> None:
-    with redis.Redis(port=proxy.port, retry=Retry(Backoff(), TRIES)) as client:
-        FIVE.on(client).acquire("ada")
-        Backoff.asked.clear()
-        proxy.drop_reply(b"{limits:ada}", times=2)
-        assert FIVE.on(client).acquire("ada").remaining == 3
-    assert Backoff.asked == [1, 2]
-
-
-def test_a_client_that_repeats_nothing_is_told_at_once(proxy: Proxy) -> None:
-    with redis.Redis(port=proxy.port, retry=Retry(NoBackoff(), 0)) as client:
-        limiter = FIVE.on(client)
-        limiter.acquire("ada")
-        proxy.drop_reply(b"{limits:ada}", times=9)
-        with pytest.raises(LimitersUnavailable):
-            limiter.acquire("ada")
-        assert proxy.dropped == 1
-        assert FIVE.on(client, on_error="unknown").acquire("ada").state is State.UNKNOWN
-        proxy.pass_all()
-        assert limiter.acquire("ada").remaining == 1
-
-
-def test_a_server_that_forgot_the_script_is_given_it_again(
-    through: redis.Redis, proxy: Proxy
-) -> None:
-    limiter = FIVE.on(through)
-    limiter.acquire("ada")
-    lines = proxy.accepted
-    for left in (3, 2):
-        through.script_flush()
-        assert limiter.acquire("ada").remaining == left
-    assert proxy.accepted == lines, "an answer is no reason to leave the line"
 
 
 @pytest.mark.parametrize("moment", ["send_packed_command", "read_response"])
@@ -277,27 +207,6 @@ def test_errors_of_retry_on_error_are_repeated_on_a_new_connection(
         assert limiter.acquire("ada").remaining == 3
         assert proxy.accepted == lines + 1, "the name may lead to another server by now"
         assert in_use(client) == 0
-
-
-def test_a_call_that_is_repeated_keeps_its_connection(proxy: Proxy) -> None:
-    with redis.Redis(port=proxy.port, retry=Retry(NoBackoff(), TRIES), max_connections=1) as client:
-        limiter = FIVE.on(client)
-        limiter.acquire("ada")
-        found: list[object] = []
-
-        class Meanwhile(NoBackoff):
-            def compute(self, failures: int) -> float:
-                with pytest.raises(redis.ConnectionError):
-                    client.connection_pool.get_connection()
-                found.append(failures)
-                return 0
-
-        connection: Any = client.connection_pool.get_connection()
-        connection.retry = Retry(Meanwhile(), TRIES)
-        client.connection_pool.release(connection)
-        proxy.drop_reply(b"{limits:ada}", times=1)
-        assert limiter.acquire("ada").remaining == 3
-    assert found == [1]
 
 
 class Instrumented:

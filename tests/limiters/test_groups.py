@@ -46,17 +46,6 @@ def test_each_of_a_group_is_judged_by_its_scope_and_its_channel(redis_client: re
     assert limiter.peek(("x", "sms", "sms", "sms")).remaining == 0
 
 
-def test_a_request_may_name_some_of_the_limits(redis_client: redis.Redis) -> None:
-    limits = [SlidingList(1, "minute"), SlidingList(2, "hour")]
-    limiter = Limits(limits).on(redis_client, tag="t")
-    decisions = limiter.acquire_each(
-        [Request("a", limits=(1,)), Request("a", limits=(0,)), Request(("b", "a")),
-         Request("a", limits=(1,)), Request("a", limits=())]
-    )  # fmt: skip
-    assert [each.allowed for each in decisions] == [True, True, True, False, True]
-    assert decisions[3].refused_by == "2/hour"
-
-
 @pytest.mark.parametrize("make", COUNTED.values(), ids=COUNTED)
 def test_permits_go_back_to_the_limits_that_gave_them(
     redis_client: redis.Redis, make: Callable[[int, timedelta], Algorithm]
@@ -129,13 +118,6 @@ def test_a_refusal_of_one_limit_keeps_no_place_in_another(moved: Clocked) -> Non
     assert waits[:3] == [0, hour, 2 * hour]
     assert waits[3] >= second
     assert waits[4] > waits[3]
-
-
-def test_a_request_may_want_more_than_limits_give_that_it_does_not_name(
-    redis_client: redis.Redis,
-) -> None:
-    limiter = Limits([SlidingList(1, "minute"), SlidingList(50, "hour")]).on(redis_client)
-    assert limiter.acquire_each([Request("a", 50, limits=(1,))])[0].granted == 50
 
 
 def test_a_large_group_is_asked_in_several_scripts(redis_client: redis.Redis) -> None:
@@ -231,11 +213,6 @@ def test_the_work_for_each_of_a_group_does_not_grow_with_the_group(
             break
         few, many = min(few, work(200)), min(many, work(4_000))
     assert many < 100 * few, "20 times as many; 400 times if each looked at all before it"
-
-
-def test_no_request_is_no_call(redis_client: redis.Redis) -> None:
-    assert FixedWindow(1, "second").on(redis_client).acquire_each([]) == []
-    assert redis_client.keys("*") == []
 
 
 def test_a_group_of_several_keys_needs_a_tag(redis_client: redis.Redis) -> None:

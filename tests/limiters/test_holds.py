@@ -98,15 +98,6 @@ def test_a_block_that_needs_nothing_holds_nothing(
     assert caplog.records == []
 
 
-def test_a_block_without_a_permit_does_not_run(redis_client: redis.Redis) -> None:
-    limiter = FixedWindow(1, "hour").on(redis_client)
-    limiter.acquire("ada")
-    with pytest.raises(LimitReached) as refused, limiter.permit("ada"):
-        pytest.fail("it ran")
-    assert refused.value.limit == "1/hour"
-    assert timedelta(minutes=59) < refused.value.retry_after <= timedelta(hours=1)
-
-
 def test_a_refusal_says_whether_its_wait_is_an_upper_bound(moved: Clocked) -> None:
     held, window = Concurrency(1, hold=30 * SECOND), FixedWindow(2, "minute")
     limiter = Limits([window, held]).on(moved)

@@ -140,16 +140,6 @@ def test_a_refused_request_leaves_a_note_that_it_waits_and_nothing_else(make: Ma
     assert after == before
 
 
-def test_a_permit_asked_for_again_is_granted_again_and_counted_once(make: Make) -> None:
-    logs = make("2/hour")
-    logs.acquire(b"1", b"2")
-    before = everything(logs)
-    again = logs.acquire(b"1", b"2", b"1")
-    assert all(each.allowed for each in again)
-    assert everything(logs) == before
-    assert not logs.acquire(b"3")[0].allowed
-
-
 def test_the_only_one_in_line_may_lose_its_turn_and_get_its_permit_in_one_call(
     moved: Clocked,
 ) -> None:
@@ -177,15 +167,6 @@ def test_the_wait_is_right_to_the_millisecond(make: Make, count: int, nth: int) 
     ended = logs.now()
     free_at = scores[nth] + 3_600_000  # when the count-th latest one leaves the period
     assert free_at - ended <= refused.retry_after // MS <= free_at - began
-
-
-def test_a_hand_over_counts_until_exactly_one_period_later(make: Make) -> None:
-    logs = make("1/hour")
-    logs.put({b"old": 3_600_000})
-    assert logs.acquire(b"1")[0].allowed, "exactly one period ago counts no more"
-    logs.client.delete(LOG)
-    logs.put({b"old": 3_600_000 - 1_000})
-    assert timedelta(0) < logs.acquire(b"2")[0].retry_after <= timedelta(seconds=1)
 
 
 def test_a_permit_in_hand_counts_at_the_latest_time_it_can_be_used(make: Make) -> None:
@@ -264,18 +245,6 @@ def test_permits_older_than_the_period_are_trimmed(make: Make) -> None:
     logs.put({b"old": 61_000, b"recent": 59_000})
     logs.acquire(b"new")
     assert set(logs.members()) == {b"recent", b"new"}
-
-
-def test_without_an_epoch_nothing_is_granted(make: Make) -> None:
-    logs = make("5/minute")
-    logs.client.delete(KEYS.epoch)
-    with pytest.raises(LimitersUnavailable, match="not complete"):
-        logs.acquire(b"1")
-    assert logs.client.keys("*") == []
-
-
-def test_nothing_is_asked_for_a_group_of_none(make: Make) -> None:
-    assert make("1/minute").acquire() == []
 
 
 def test_a_rebuild_restores_ages_and_is_fenced_by_its_marker(make: Make) -> None:
@@ -382,8 +351,7 @@ def test_without_any_reply_a_permit_may_count_and_is_not_given(
     assert logs.members() == {}
 
 
-@pytest.mark.parametrize("since_ms", [0, 40, -60_000], ids=["now", "a while ago", "to come"])
-@pytest.mark.parametrize("lost", [1, TRIES])
+@pytest.mark.parametrize(("since_ms", "lost"), [(0, 1), (40, TRIES), (-60_000, 1)])
 def test_a_permit_that_is_settled_again_never_counts_from_earlier(
     make: Make, through: Permits, proxy: Proxy, since_ms: int, lost: int
 ) -> None:
@@ -401,8 +369,7 @@ def test_a_permit_that_is_settled_again_never_counts_from_earlier(
         assert found[b"two"] == before
 
 
-THREADS = 50
-PROCESSES = 6
+PROCESSES = 4
 
 
 def _hammer(gate: Any, number: int, path: str) -> tuple[list[int], int]:

@@ -14,8 +14,6 @@ import pytest
 import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from dispatcher import LimitersUnavailable
 from dispatcher.limiters import Fills, InHand, LogLimit, Permit, Permits, permits
@@ -141,12 +139,6 @@ def test_a_group_takes_one_round_trip_for_its_scopes_and_one_for_its_channel(
     assert made.logs() == []
 
 
-def test_in_one_shard_one_script_decides(world: Callable[..., World], trips: list[int]) -> None:
-    made = world(Limit(3, 60_000), shards=1, **{SMS: [Limit(3, 60_000)]})
-    assert made.acquire(*[wanted(NEAR) for _ in range(5)]) == [True] * 3 + [False] * 2
-    assert trips == [1]
-
-
 @pytest.mark.parametrize("scope", [NEAR, FAR, ALONE])
 def test_a_refusal_of_the_channel_keeps_no_permit_of_the_scope(
     world: Callable[..., World], scope: str
@@ -173,15 +165,6 @@ def test_room_that_a_refusal_leaves_in_a_scope_goes_to_the_next_of_the_group(
         assert made.scope(scope) == {member(second)}
 
 
-def test_a_permit_asked_for_again_is_granted_again_in_every_shard(
-    world: Callable[..., World],
-) -> None:
-    made = world(Limit(1, 60_000), **{SMS: [Limit(1, 60_000)]})
-    permit = wanted(ALONE)
-    assert made.acquire(permit) == made.acquire(permit) == [True]
-    assert made.scope(ALONE) == made.channel(SMS) == {member(permit)}
-
-
 @pytest.mark.parametrize("channel", [SMS, "unlimited"])
 def test_a_closed_channel_refuses_whoever_has_room_in_its_scope(
     world: Callable[..., World], channel: str
@@ -200,13 +183,6 @@ def test_the_tightest_limit_of_all_shards_says_what_remains(world: Callable[...,
     ways = [wanted(ALONE), wanted(FAR, MAIL), wanted(ALONE, "unlimited")]
     left = [made.permits.acquire([each], within=HOLD)[0].remaining for each in ways]
     assert left == [2, 1, 1]
-
-
-def test_a_scope_without_limits_has_no_log(world: Callable[..., World], trips: list[int]) -> None:
-    made = world(**{SMS: [Limit(1, 60_000)]})
-    assert made.acquire(wanted(ALONE), wanted(FAR)) == [True, False]
-    assert trips == [1]
-    assert made.logs() == [made.keys(SMS).channel(SMS).encode()]
 
 
 @pytest.mark.parametrize("closed", [SMS, ALONE])
@@ -323,12 +299,6 @@ def test_fills_read_each_channel_in_its_shard(world: Callable[..., World]) -> No
     made.client.delete(made.keys(MAIL).epoch)
     with pytest.raises(LimitersUnavailable, match="not complete"):
         fills.read()
-
-
-def test_fills_say_that_redis_is_away() -> None:
-    away = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
-    with pytest.raises(LimitersUnavailable):
-        Fills(away, namespace="none", shards=1, channel_limits={SMS: [EVER]}).read()
 
 
 # Random groups against plain counting.

@@ -1,4 +1,4 @@
-"""One scope: what is booked, kept, refused, given back, by one client and by eight processes."""
+"""One scope: what is booked, kept, refused, given back, by one client and by several processes."""
 
 from __future__ import annotations
 
@@ -54,38 +54,6 @@ def test_times_exactly_one_length_apart_fit(opened: Opened) -> None:
     reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=first - MINUTE)
 
 
-def test_a_refusal_leaves_no_trace(opened: Opened) -> None:
-    real = opened()
-    reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
-    before = real.dump()
-    with pytest.raises(QuotaExceeded):
-        reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
-    with pytest.raises(QuotaExceeded):
-        reserve(
-            real.windows,
-            new_id(),
-            terms=Terms.own("ann"),
-            send_at=NOON,
-            latest=NOON + timedelta(seconds=59),
-        )
-    assert real.dump() == before
-
-
-def test_scopes_do_not_touch_each_other(opened: Opened) -> None:
-    real = opened()
-    for scope in ("ann", "bob", "利用者", "{ann}", "ann:*", "a b"):
-        reserve(real.windows, new_id(), terms=Terms.own(scope), send_at=NOON)
-        assert len(real.members(scope)) == 1
-
-
-def test_a_cancelled_place_is_free_at_once(opened: Opened) -> None:
-    real = opened()
-    first = reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
-    real.windows.release(first.message_id, Terms.own("ann"))
-    assert pending(real.client, real.keys("ann")) == set()
-    reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
-
-
 def test_a_full_stretch_is_left_without_a_step_for_each_message_in_it(opened: Opened) -> None:
     """The messages of a campaign that one quota spreads would else take longer and longer."""
     real = opened(Quota(2, 1_000))
@@ -112,32 +80,9 @@ def test_messages_of_a_campaign_do_not_search_the_same_stretch_again(opened: Ope
     real.client.zadd(real.keys("ann").window("ann"), full)
     latest = ms(NOON + timedelta(hours=1))
     campaign = [BookingRequest(new_id(), Terms.own("ann"), ms(NOON), latest) for _ in range(200)]
-    found: list[object] = []
+    found: list[Any] = []
     assert calls_of(real.client, lambda: found.extend(real.windows.book(campaign))) < 20
-    assert found == [ms(NOON) + n * 1_000 for n in range(1_000, 1_200)]
-
-
-def test_a_latest_time_before_the_one_asked_for_means_no_shift(opened: Opened) -> None:
-    real = opened()
-    earlier = NOON - timedelta(hours=1)
-    booking = reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON, latest=earlier)
-    assert booking.send_at == NOON
-    with pytest.raises(QuotaExceeded):
-        reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON, latest=earlier)
-
-
-def test_a_next_slot_books_nothing(opened: Opened) -> None:
-    real = opened()
-    reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
-    assert real.windows.next_slot(Terms.own("ann"), NOON) == NOON + MINUTE
-    assert len(real.members("ann")) == 1
-    assert real.windows.next_slot(Terms.own("nobody"), NOON) == NOON
-
-
-def test_a_reservation_waits_for_the_store_to_confirm_it(opened: Opened) -> None:
-    real = opened()
-    booking = reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
-    assert pending(real.client, real.keys("ann")) == {booking.message_id}
+    assert [slot.at_ms for slot in found] == [ms(NOON) + n * 1_000 for n in range(1_000, 1_200)]
 
 
 def confirm(real: Reserving) -> None:
@@ -153,14 +98,6 @@ def test_a_window_never_expires_by_itself(opened: Opened) -> None:
         if confirmed:
             confirm(real)
         assert real.client.pttl(real.keys("ann").window("ann")) == -1
-
-
-def test_a_repeated_booking_waits_for_its_confirmation_again(opened: Opened) -> None:
-    real = opened()
-    booking = reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
-    confirm(real)
-    reserve(real.windows, booking.message_id, terms=Terms.own("ann"), send_at=NOON)
-    assert pending(real.client, real.keys("ann")) == {booking.message_id}
 
 
 def test_windows_that_nobody_books_in_are_tidied_in_turn(opened: Opened) -> None:
@@ -207,7 +144,7 @@ def test_members_that_count_no_more_are_trimmed(opened: Opened) -> None:
 LATER = datetime(2100, 1, 2, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("name", ["ann", "änn", "a\r\n$1\r\nb", "\0", "🦊" * 9])
+@pytest.mark.parametrize("name", ["änn", "{ann}", "ann:*", "a\r\n$1\r\nb", "\0", "🦊" * 9])
 @pytest.mark.parametrize("submit", [None, Submit("kéy\r\n", "fingerprint")])
 def test_a_message_is_booked_whatever_its_scope_and_key(
     opened: Opened, name: str, submit: Submit | None
@@ -263,8 +200,8 @@ def test_the_worked_picture_is_true(opened: Callable[..., Reserving]) -> None:
 BASE = 4_102_444_800_000  # 2100-01-01, ms
 QUOTAS = (Quota(1, 50), Quota(4, 400), Quota(12, 2_000))
 SPAN = 20_000
-TRIES = 250
-PROCESSES = 8
+TRIES = 80
+PROCESSES = 4
 
 
 def hammer(gate: Any, seed: int, url: str) -> tuple[int, int, int]:
@@ -290,7 +227,7 @@ def hammer(gate: Any, seed: int, url: str) -> tuple[int, int, int]:
     return booked, refused, cancelled
 
 
-def test_eight_processes_on_one_scope_break_no_quota(redis_server: RedisServer) -> None:
+def test_processes_on_one_scope_break_no_quota(redis_server: RedisServer) -> None:
     with reserving(redis_server.url, QUOTAS) as real:
         real.open()
         counts = in_processes(PROCESSES, hammer, redis_server.url)
@@ -326,11 +263,10 @@ def openings() -> list[datetime]:
     return sorted(each for each in instants if (shown[each].hour, shown[each].minute) == (2, 30))
 
 
-@pytest.mark.parametrize("quota", ["1/minute in local", "1/minute"])
 def test_a_shift_over_five_years_of_open_minutes_takes_few_calls(
-    opened: Callable[..., Reserving], monkeypatch: pytest.MonkeyPatch, quota: str
+    opened: Callable[..., Reserving], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = opened(parse_quota(quota))
+    real = opened(parse_quota("1/minute in local"))
     *taken, last = openings()
     assert last - START > timedelta(days=5 * 365)
     real.client.zadd(real.keys("ada").window("ada"), {new_id().bytes: ms(each) for each in taken})

@@ -15,7 +15,7 @@ from dispatcher import Draft, LimitersUnavailable, Message, QuotaExceeded, Statu
 from dispatcher.limiters import Permit
 from dispatcher.message import new_id
 from dispatcher.operations.findings import Level
-from dispatcher.redis.keys import PermitKeys, ShardKeys, line_of, room_of, shard_of
+from dispatcher.redis.keys import shard_of
 from tests.support.all_windows import let_graces_pass, promised, windows_of
 from tests.support.callers import callers_engine
 from tests.support.cluster import Member, cluster_of_one, three_masters
@@ -90,23 +90,6 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
     return f"sqlite:///{path}"
 
 
-def test_keys_that_a_script_touches_share_a_slot(cluster: Gates) -> None:
-    with cluster.nodes[0].client() as client:
-        for keys in (ShardKeys("house", 3), ShardKeys("house", 15)):
-            names = [
-                keys.pending, keys.epoch, keys.rebuild, keys.window("ada"), keys.duplicates("key"),
-                keys.window("acme", "tenant"),
-            ]  # fmt: skip
-            assert len({client.execute_command("CLUSTER KEYSLOT", name) for name in names}) == 1
-        for permits in (PermitKeys("house", 3), PermitKeys("house", 15)):
-            logs = [permits.scope("ada"), permits.channel("sms")]
-            names = [
-                *logs, *map(line_of, logs), *map(room_of, logs), permits.epoch, permits.rebuild,
-                permits.room, permits.closing("sms"),
-            ]  # fmt: skip
-            assert len({client.execute_command("CLUSTER KEYSLOT", name) for name in names}) == 1
-
-
 def test_submits_count_against_several_scopes(house: House) -> None:
     later = house.clock.now() + 2 * HOUR
     asked = {"send_at": later, "scopes": {"tenant": "acme"}}
@@ -120,48 +103,6 @@ def test_submits_count_against_several_scopes(house: House) -> None:
     house.dispatcher.cancel(first[0].id)
     house.submit("emil", idempotency_key="emil", **asked)
     assert house.submit("emil", idempotency_key="emil", **asked).recipient == "emil"
-
-
-def test_refusals_are_noted_with_the_windows_of_several_shards(house: House) -> None:
-    later = house.clock.now() + 2 * HOUR
-    asked = {"send_at": later, "scopes": {"tenant": "acme"}}
-    for name in ("ada", "ben", "cleo"):
-        house.submit(name, **asked)
-    drafts = [
-        Draft(channel="memory", recipient=name, body=BODY, send_at=later) for name in ("dan", "eve")
-    ]
-    with pytest.raises(QuotaExceeded):
-        house.submit("fay", **asked)
-    house.dispatcher.submit_many(drafts)
-    found = house.dispatcher.refusals()
-    assert [(each.kind, each.quota, each.refused) for each in found.rules] == [
-        ("channel.memory", "3/minute", 3)
-    ]
-    assert len(found.last) == 3
-
-
-def test_a_message_moves(house: House) -> None:
-    message = house.submit(send_in=2 * HOUR, scopes={"tenant": "acme"})
-    moved = house.dispatcher.reschedule(message.id, send_in=3 * HOUR)
-    assert house.members() == {message.id: pytest.approx(moved.send_at.timestamp() * 1_000)}
-
-
-def test_many_are_submitted_and_delivered(house: House) -> None:
-    drafts = [
-        Draft(channel="memory", recipient=f"to {n}", body=BODY, send_in=n * timedelta(minutes=1))
-        for n in range(40)
-    ]
-    results = [each for each in house.dispatcher.submit_many(drafts) if isinstance(each, Message)]
-    assert len(results) == 40
-    assert house.deliver(*results[:5]) == 5
-
-
-def test_lost_windows_are_rebuilt(house: House) -> None:
-    message = house.submit(send_in=2 * HOUR, scopes={"tenant": "acme"})
-    before = house.all_members()
-    house.redis.flushall()
-    house.parts.reconciler.reconcile(settle=timedelta(0))
-    assert house.all_members() == before == {"ada": {message.id: before["ada"][message.id]}}
 
 
 def test_another_number_of_shards_takes_every_epoch_back(
@@ -239,6 +180,20 @@ def reschedule(house: House, booked: Sequence[Message]) -> None:
         house.dispatcher.reschedule(each.id, send_at=after, on_conflict="shift")
     with pytest.raises(QuotaExceeded):
         house.dispatcher.reschedule(booked[4].id, send_at=after)
+
+
+def refuse(house: House, booked: Sequence[Message]) -> None:
+    """Refusals are noted beside the windows of several shards."""
+    later = booked[0].send_at
+    with pytest.raises(QuotaExceeded):
+        house.submit("fay", send_at=later, scopes=ACME)
+    draft = Draft(channel="memory", recipient="dan", body=BODY, send_at=later)
+    house.dispatcher.submit_many([draft])
+    found = house.dispatcher.refusals()
+    assert [(each.kind, each.quota, each.refused) for each in found.rules] == [
+        ("channel.memory", "3/minute", 2)
+    ]
+    assert len(found.last) == 2
 
 
 def cancel(house: House, booked: Sequence[Message]) -> None:
@@ -348,17 +303,28 @@ def permits(house: House, booked: Sequence[Message]) -> None:
 ACTIONS: Mapping[str, Callable[[House, Sequence[Message]], None]] = {
     each.__name__: each
     for each in (
-        verify, rebuild, timeline, plan, submit_many, next_slot, reschedule, cancel,
+        verify, rebuild, timeline, plan, submit_many, next_slot, reschedule, refuse, cancel,
         in_a_transaction, duties_of_the_sweep, deliver, looks, permits,
     )
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-def test_no_action_crosses_slots(house: House, action: str) -> None:
+@pytest.mark.parametrize(
+    "actions",
+    [
+        ("verify", "timeline", "plan", "looks", "permits"),
+        ("rebuild", "submit_many", "next_slot"),
+        ("in_a_transaction", "reschedule"),
+        ("refuse", "cancel"),
+        ("deliver",),
+        ("duties_of_the_sweep",),
+    ],
+    ids=" ".join,
+)
+def test_no_action_crosses_slots(house: House, actions: tuple[str, ...]) -> None:
     shards = {shard_of(home, SHARDS) for home in (*PEOPLE, "@channel.memory", "@tenant:acme")}
     assert len(shards) == 2 + len(PEOPLE)
-    act(house, action)
+    act(house, *actions)
 
 
 def act(house: House, *actions: str) -> None:

@@ -54,12 +54,6 @@ def test_a_duplicate_submit_that_gives_up_leaves_the_other_its_booking(opened: O
     assert not real.client.exists(keys.duplicates("key"), keys.pending)
 
 
-def test_a_key_is_free_for_other_content_when_all_gave_up(opened: Opened) -> None:
-    real = opened()
-    real.windows.withdraw([book(real, Submit("key", "print")).request])
-    book(real, Submit("key", "other"))
-
-
 def test_a_refused_submit_leaves_its_key_free(opened: Opened) -> None:
     real = opened()
     reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON)
@@ -88,13 +82,6 @@ def test_duplicates_are_forgotten_in_time_and_then_only_the_store_decides(opened
     assert list(real.members("ann")) == [booking.message_id]
 
 
-def test_giving_back_again_after_a_lost_reply_answers_the_same(opened: Opened) -> None:
-    real = opened()
-    booking = book(real, Submit("key", "print"))
-    assert real.windows.withdraw([booking.request]) == [True]
-    assert real.windows.withdraw([booking.request]) == [True]
-
-
 def test_a_duplicate_does_not_shorten_the_life_that_another_gave(opened: Opened) -> None:
     real = opened()
     reserve(real.windows,
@@ -103,14 +90,6 @@ def test_a_duplicate_does_not_shorten_the_life_that_another_gave(opened: Opened)
     )  # fmt: skip
     book(real, Submit("key", "print"))
     assert real.client.pttl(real.keys("ann").duplicates("key")) > 600_000
-
-
-def test_a_submit_without_a_key_gives_back_what_it_booked(opened: Opened) -> None:
-    real = opened()
-    real.windows.withdraw(
-        [reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=NOON).request]
-    )
-    assert real.members("ann") == {}
 
 
 def test_many_at_once_share_one_booking(redis_server: RedisServer, opened: Opened) -> None:

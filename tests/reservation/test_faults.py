@@ -15,10 +15,7 @@ from tests.support.reserving import Reserving, pending, reserve, reserving, valu
 from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
-EVICTING = [
-    *("allkeys-lru", "allkeys-lfu", "allkeys-random"),
-    *("volatile-lru", "volatile-lfu", "volatile-random", "volatile-ttl"),
-]
+EVICTING = ["allkeys-lru", "volatile-ttl"]
 
 
 def refuses(real: Reserving) -> ReservationsUnavailable:

@@ -41,14 +41,6 @@ def test_a_shard_that_was_never_opened_is_closed(redis_server: RedisServer) -> N
         assert is_open(real)
 
 
-def test_an_emptied_redis_is_closed(opened: Opened) -> None:
-    real = opened()
-    assert is_open(real)
-    real.client.flushall()
-    assert not is_open(real)
-    assert real.client.keys("*") == []
-
-
 @pytest.mark.parametrize("end", [RedisServer.stop, RedisServer.kill])
 def test_a_restarted_redis_is_closed_although_its_data_came_back(
     own_redis: RedisServer, end: Callable[[RedisServer], None]
@@ -67,22 +59,6 @@ def test_a_restarted_redis_is_closed_although_its_data_came_back(
         assert set(real.members("ann")) == {booking.message_id}
         real.open()
         assert is_open(real, "bob")
-
-
-def test_an_open_shard_stays_open_for_new_connections(
-    redis_server: RedisServer, opened: Opened
-) -> None:
-    opened()
-    with reserving(redis_server.url) as fresh:
-        assert is_open(fresh)
-
-
-def test_another_number_of_shards_closes_them(redis_server: RedisServer, opened: Opened) -> None:
-    opened()
-    with reserving(redis_server.url, shards=SHARDS + 1) as other:
-        assert not any(is_open(other, f"scope {n}") for n in range(50))
-        other.open()
-        assert all(is_open(other, f"scope {n}") for n in range(50))
 
 
 def test_a_longer_quota_closes_the_shards_and_a_shorter_one_does_not(
@@ -122,12 +98,6 @@ def test_a_process_with_shorter_quotas_keeps_what_longer_ones_still_count(
     assert len(real.members("ann")) == 2
     with pytest.raises(QuotaExceeded):
         reserve(real.windows, new_id(), terms=Terms.own("ann"), send_at=now)
-
-
-def test_namespaces_are_opened_on_their_own(redis_server: RedisServer, opened: Opened) -> None:
-    opened()
-    with reserving(redis_server.url, namespace="other") as other:
-        assert not is_open(other)
 
 
 def test_a_marker_of_another_server_does_not_block_a_rebuild(own_redis: RedisServer) -> None:

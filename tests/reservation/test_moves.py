@@ -16,7 +16,7 @@ from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import shard_of
 from dispatcher.redis.scripts import source
-from dispatcher.reservation import BookingRequest, Moving, Reserved, Terms, member_of
+from dispatcher.reservation import BookingRequest, Moving, Terms, member_of
 from dispatcher.reservation.booking import LegRequest
 from dispatcher.scope import OWN_SCOPE, counted, own_scope
 from tests.support import model
@@ -120,19 +120,6 @@ def sweep(real: Reserving, store: Store) -> int:
     return corrected
 
 
-def test_its_own_place_does_not_block_a_message(real: Reserving, terms: Terms) -> None:
-    message_id = book(real, terms)
-    before = real.dump()
-    for at in (NOON + SECOND, NOON, NOON - 59 * SECOND):
-        moving = move(real, message_id, terms, at)
-        assert (moving.message_id, moving.terms, moving.send_at) == (message_id, terms, at)
-        stands(real, terms, old=(message_id, NOON), new=(moving.member, at))
-        for _ in range(2):
-            real.windows.drop(moving)
-            stands(real, terms, old=(message_id, NOON))
-    assert {*real.dump()} == {*before}
-
-
 def test_both_places_are_taken_until_one_is_released(real: Reserving, terms: Terms) -> None:
     message_id = book(real, terms)
     later = NOON + 2 * MINUTE
@@ -152,24 +139,6 @@ def test_both_places_are_taken_until_one_is_released(real: Reserving, terms: Ter
     stands(real, terms, new=(again.member, later + SECOND), other=(other, NOON))
 
 
-@pytest.mark.parametrize("room", [None, 59 * SECOND], ids=["reject", "shift"])
-def test_a_refused_move_changes_nothing(
-    real: Reserving, terms: Terms, room: timedelta | None
-) -> None:
-    message_id, other = book(real, terms), book(real, terms, NOON + HOUR)
-    before = real.dump()
-    latest = None if room is None else NOON + HOUR + room
-    with pytest.raises(QuotaExceeded) as refused:
-        booked_move(real.windows, message_id, terms=terms, send_at=NOON + HOUR, latest=latest)
-    assert (refused.value.quota, refused.value.scope) == ("1/minute", terms.scopes[0].name)
-    assert refused.value.conflicting == (other,)
-    assert (refused.value.send_at, refused.value.next_slot) == (
-        NOON + HOUR,
-        NOON + HOUR + MINUTE,
-    )
-    assert real.dump() == before
-
-
 @pytest.mark.parametrize("kind", ["channel.sms", "tenant"])
 def test_a_move_that_another_shard_refuses_changes_nothing(real: Reserving, kind: str) -> None:
     message_id = book(real, SEVERAL)
@@ -187,31 +156,6 @@ def test_a_move_that_another_shard_refuses_changes_nothing(real: Reserving, kind
     assert {member for member, _ in real.unconfirmed()} == {
         message_id.bytes, *(each.bytes for each in others)
     }  # fmt: skip
-
-
-def test_a_shifted_move_takes_the_first_slot_that_fits_without_its_own_place(
-    real: Reserving, terms: Terms
-) -> None:
-    book(real, terms)
-    message_id = book(real, terms, NOON + MINUTE)
-    book(real, terms, NOON + 5 * MINUTE)
-    with pytest.raises(QuotaExceeded) as refused:
-        move(real, message_id, terms, NOON + SECOND)
-    assert refused.value.next_slot == NOON + MINUTE, "where it stands is free for it"
-    moving = booked_move(
-        real.windows, message_id, terms=terms, send_at=NOON + SECOND, latest=NOON + 3 * MINUTE
-    )
-    assert moving.send_at == NOON + MINUTE
-    win(real.windows, moving)
-    assert places(real, terms)[moving.member] == ms(NOON + MINUTE)
-    assert real.windows.next_slot(terms, NOON + SECOND) > NOON + MINUTE
-
-
-def test_a_message_without_a_place_can_be_moved_to_one(real: Reserving, terms: Terms) -> None:
-    """A rebuild may have come in between."""
-    moving = move(real, new_id(), terms, NOON)
-    win(real.windows, moving)
-    stands(real, terms, new=(moving.member, NOON))
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
@@ -358,23 +302,6 @@ def test_a_stale_read_of_the_sweep_loses_nothing(real: Reserving, terms: Terms) 
     assert all(dead.member not in real.places(scope) for scope in terms.scopes)
     sweep(real, {message_id: (NOON + 2 * HOUR, last.tail)})
     assert places(real, terms) == now
-
-
-def test_a_rebuild_restores_the_place_that_the_row_has(real: Reserving, terms: Terms) -> None:
-    message_id, other = book(real, terms), book(real, terms, NOON + 3 * HOUR)
-    moving = move(real, message_id, terms, NOON + HOUR)
-    real.fence.close(real.client, real.fence.parts)
-    with pytest.raises(ReservationsUnavailable):
-        move(real, message_id, terms, NOON + 2 * HOUR)
-    rebuild = real.upkeep.begin()
-    assert rebuild is not None
-    real.upkeep.wipe(rebuild)
-    real.upkeep.restore(rebuild, [
-        Reserved(message_id, terms.scopes, NOON + HOUR, moving.tail),
-        Reserved(other, terms.scopes, NOON + 3 * HOUR),
-    ])  # fmt: skip
-    real.upkeep.open(rebuild)
-    stands(real, terms, new=(moving.member, NOON + HOUR), other=(other, NOON + 3 * HOUR))
 
 
 def test_nothing_overtakes_a_search_that_goes_on(

@@ -7,18 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from itertools import combinations, product
 from threading import Event
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
-from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
+from dispatcher.errors import QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import shard_of
-from dispatcher.reservation import BookingRequest, Terms
+from dispatcher.reservation import Terms
 from dispatcher.reservation.booking import Leg, LegRequest
 from dispatcher.scope import OWN_SCOPE, Scope, counted
-from dispatcher.times.send_time import to_ms
 from tests.support.reserving import SHARDS, Booking, Reserving, named, reserve, reserving
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
@@ -49,28 +48,6 @@ def test_windows_that_two_messages_share_are_booked_in_the_same_order(real: Rese
     for one, other in combinations(map(places, every), 2):
         for first, second in combinations(one.keys() & other.keys(), 2):
             assert (one[first] - one[second]) * (other[first] - other[second]) >= 0
-
-
-def test_a_batch_that_breaks_off_after_a_move_leaves_nothing(
-    real: Reserving, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first message is booked anew under another id; the slot of the second is not found."""
-    shifted, refused = terms(0, 1), terms(2, 1)
-    reserve(real.windows, new_id(), terms=terms(1, 1), send_at=NOON)
-    before, at = real.dump(), to_ms(NOON)
-    requests = [
-        BookingRequest(new_id(), shifted, at, at + 600_000),
-        BookingRequest(new_id(), refused, at, at),
-    ]
-
-    def silent(*_: object) -> NoReturn:
-        raise ReservationsUnavailable("gone")
-
-    monkeypatch.setattr(real.windows.shards, "slot", silent)
-    with pytest.raises(ReservationsUnavailable):
-        real.windows.book(requests)
-    real.windows.withdraw(requests)
-    assert real.dump() == before
 
 
 Step = Callable[[Leg], None]

@@ -24,7 +24,6 @@ from dispatcher.reservation import Reserved, Terms
 from dispatcher.scope import own_scope
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support import model
-from tests.support.limits import little_at_once
 from tests.support.proxy import Proxy
 from tests.support.reserving import (
     NAMESPACE,
@@ -38,7 +37,6 @@ from tests.support.reserving import (
 )
 from tests.support.reserving import move as booked_move
 from tests.support.servers import RedisServer
-from tests.support.soak import a_third_of
 
 BASE = 4_102_444_800_000  # 2100-01-01, ms
 COUNT, STEP = 20_000, 50
@@ -168,86 +166,7 @@ def test_the_answers_are_those_of_the_rule_in_a_bounded_number_of_calls(
     assert len(ids) == 1
 
 
-def test_such_a_time_takes_more_than_one_call(real: Reserving) -> None:
-    fill(real, EVEN)
-    for _ in range(2):  # the server learns the scripts first
-        calls = calls_of(real.client, lambda: real.windows.next_slot(ADA, from_ms(MIDDLE)))
-        for_booking = calls_of(real.client, lambda: real.windows.release(book(real, MIDDLE), ADA))
-    assert calls > 3
-    assert for_booking > 6
-
-
-@pytest.mark.parametrize("most_read", a_third_of([0, 5, 40]))
-def test_small_windows_are_judged_the_same_way_when_one_call_may_do_little(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, most_read: int
-) -> None:
-    monkeypatch.setattr("dispatcher.reservation.shards.script", little_at_once(most_read))
-    roll = random.Random(most_read)  # noqa: S311 - not for secrets
-    slow: list[int] = []
-    for number in range(60):
-        count, step = roll.randint(5, 40), roll.randint(2, 6)
-        rule = [(count, (count - 1) * step)]
-        if roll.random() < 0.3:
-            rule.append((count - 3, (count - 4) * step))
-        ranks = [roll.randrange(3 * count) for _ in range(roll.randint(0, 5))]
-        times = sorted(moved_earlier(range(BASE, BASE + 3 * count * step, step), *ranks, by=1))
-        quotas = [Quota(*each) for each in rule]
-        with reserving(redis_server.url, quotas, namespace=f"small {number}", shards=1) as real:
-            real.open()
-            key = real.keys("ada").window("ada")
-            real.client.zadd(key, dict(zip(MEMBERS, times, strict=False)))
-            _watch(real, monkeypatch, slow)
-            for _ in range(6):
-                members = sorted(real.places(own_scope("ada")).values())
-                asked = BASE + roll.randrange(3 * count * step)
-                slot = model.next_slot(members, asked, rule)
-                assert to_ms(real.windows.next_slot(ADA, from_ms(asked))) == slot
-                latest = roll.choice([asked, slot - 1, slot, slot + 3 * count * step])
-                if slot > max(asked, latest):
-                    with pytest.raises(QuotaExceeded) as refused:
-                        book(real, asked, latest=latest)
-                    assert to_ms(refused.value.next_slot) == slot
-                else:
-                    message_id = book(real, asked, latest=latest)
-                    assert real.places(own_scope("ada"))[message_id.bytes] == slot
-                assert all(len(member) == 16 for member in real.places(own_scope("ada")))
-    assert len(slow) > 10, "judged in several calls"
-
-
-def _watch(real: Reserving, monkeypatch: pytest.MonkeyPatch, slow: list[int]) -> None:
-    """Note each judgement that takes more than one call."""
-    judge = real.windows.shards._checked
-
-    def checked(group: Any, own: bytes, at_ms: int, hold: bytes) -> Any:
-        slow.append(at_ms)
-        return judge(group, own, at_ms, hold)
-
-    monkeypatch.setattr(real.windows.shards, "_checked", checked)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_random_gaps_are_judged_as_the_rule_says(real: Reserving, seed: int) -> None:
-    roll = random.Random(seed)  # noqa: S311 - not for secrets
-    ranks = [roll.randrange(COUNT, 2 * COUNT) for _ in range(roll.randrange(1, 12))]
-    filled = fill(real, moved_earlier(EVEN, *ranks, by=roll.randrange(1, 20)))
-    booked: dict[UUID, int] = {}
-    for _ in range(8):
-        asked = EVEN[0] + roll.randrange(2 * LENGTH)
-        members = sorted([*filled, *booked.values()])
-        slot = model.next_slot(members, asked, RULE)
-        latest = roll.choice([asked, slot - 1, slot, slot + LENGTH])
-        try:
-            message_id = book(real, asked, latest=latest)
-        except QuotaExceeded as refused:
-            assert slot > latest
-            check_refusal(real, refused, asked, slot)
-        else:
-            assert slot <= max(latest, asked)
-            booked[message_id] = slot
-        stands(real, *booked.items())
-
-
-@pytest.mark.parametrize("aside", [-1, 3, STEP, 20 * STEP])
+@pytest.mark.parametrize("aside", [-1, 20 * STEP])
 def test_a_message_is_moved_within_what_only_it_keeps_full(real: Reserving, aside: int) -> None:
     filled = fill(real, EVEN)
     message_id = book(real, MIDDLE)

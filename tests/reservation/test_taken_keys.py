@@ -54,8 +54,16 @@ def key_of(house: House, place: str) -> str:
     return keys.window("olga") if place == "window" else keys.pending
 
 
-@pytest.mark.parametrize("place", ["window", "pending"])
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        ("string", "window"),
+        ("hash", "window"),
+        ("stream", "window"),
+        ("list", "pending"),
+        ("set", "pending"),
+    ],
+)
 def test_a_call_that_meets_it_names_it_and_a_rebuild_deletes_it(
     house: House, kind: str, place: str
 ) -> None:

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dispatcher import (
     Difference,
     Fault,
     InvalidValue,
     Message,
-    QuotaExceeded,
     ReservationsUnavailable,
-    Status,
     Verified,
 )
 from dispatcher.errors import SlotRefused
@@ -35,13 +28,9 @@ from dispatcher.store import Addition
 from dispatcher.times.clock import SystemClock
 from dispatcher.times.send_time import to_ms
 from tests.support.doubles import Between, once
-from tests.support.house import FAR, House, hour_ago, house_on
+from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
-from tests.support.model import is_broken
 from tests.support.reserving import move, reserve
-from tests.support.servers import RedisServer
-from tests.support.soak import examples
-from tests.support.waiting import wait_until
 
 MINUTE = timedelta(minutes=1)
 WORKS = ("submitted", "moved", "cancelled")
@@ -90,18 +79,6 @@ def other_name(house: House, scope: str) -> str:
         for name in (f"other {n}" for n in range(99))
         if shard_for(house, name) != shard_for(house, scope)
     )
-
-
-def test_verification_finds_no_difference_in_true_windows(kinds: House) -> None:
-    accepted = filled(kinds)
-    kinds.dispatcher.cancel(accepted[0].id)
-    kinds.dispatcher.reschedule(accepted[1].id, send_at=LATER + timedelta(days=1))
-    verified = kinds.dispatcher.verify_windows()
-    assert verified.equal
-    assert verified.differences == ()
-    assert verified.messages == 11
-    assert verified.reservations > 30
-    assert set(verified.counts) == set(Fault)
 
 
 @pytest.mark.every_database
@@ -345,14 +322,6 @@ def test_all_shards_are_rebuilt_a_few_at_a_time_or_at_once_where_there_is_little
     assert house.reservations() == house.all_members()
 
 
-def test_the_permit_logs_are_left_alone(slow: House) -> None:
-    slow.deliver(slow.submit())
-    before = slow.permits()
-    assert len(before) == 1
-    slow.dispatcher.rebuild_windows()
-    assert slow.permits() == before
-
-
 def test_a_message_stored_after_the_rebuild_read_the_store_keeps_its_place(build: Build) -> None:
     house, other = build(), build()
 
@@ -422,86 +391,3 @@ def test_a_shard_that_does_not_exist_is_refused(house: House, shards: list[int])
         house.dispatcher.rebuild_windows(shards)
     assert refusal.value.field == "shards"
     assert house.snapshot() == before
-
-
-# Whatever happened, after a reconcile the windows hold exactly what the store says.
-
-
-QUOTAS = ((1, 60_000), (3, 600_000))
-
-
-scopes = st.sampled_from(["ada", "ben", "cleo"])
-events = st.one_of(
-    st.tuples(st.just("submit"), scopes, st.integers(0, 20)),
-    st.tuples(st.just("submit"), scopes, st.integers(0, 20)),
-    st.tuples(st.just("expiring"), scopes, st.integers(0, 20)),
-    st.tuples(st.just("cancel"), st.integers(0, 30), st.just(0)),
-    st.tuples(st.just("deliver"), st.integers(0, 30), st.just(0)),
-    st.tuples(st.just("orphan"), scopes, st.integers(0, 20)),
-    st.tuples(st.just("flush"), st.just(0), st.just(0)),
-    st.tuples(st.just("reconcile"), st.just(0), st.just(0)),
-)
-
-
-@pytest.fixture(scope="module")
-def shared(
-    redis_session: RedisServer, sqlite_template: object, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[House]:
-    """Give a house on SQLite that all examples share, each on emptied servers."""
-    path = tmp_path_factory.mktemp("histories") / "store.db"
-    shutil.copy(str(sqlite_template), path)
-    with house_on(
-        redis_session,
-        f"sqlite:///{path}",
-        clock=hour_ago(),
-        quotas="1/minute, 3/10 minute",
-        settle=0.001,
-        reconcile_grace=0.002,
-    ) as house:
-        yield house
-
-
-def play(house: House, event: tuple[str, object, int], accepted: list[Message]) -> None:
-    kind, what, number = event
-    at = house.clock.now() + number * timedelta(seconds=30)
-    if kind in ("submit", "expiring"):
-        expires = at + timedelta(seconds=1) if kind == "expiring" else None
-        with suppress(QuotaExceeded, ReservationsUnavailable):
-            accepted.append(house.submit(str(what), send_at=at, expires_at=expires))
-    elif kind == "orphan":
-        with suppress(QuotaExceeded, ReservationsUnavailable):
-            reserve(house.parts.windows, new_id(), terms=Terms.own(str(what)), send_at=at)
-    elif kind == "flush":
-        house.redis.flushall()
-    elif kind == "reconcile":
-        house.parts.reconciler.reconcile(settle=timedelta(0))
-    elif accepted:
-        message = accepted[int(str(what)) % len(accepted)]
-        if kind == "deliver":
-            house.deliver(message)
-        elif house.again(message).status is Status.SCHEDULED:
-            house.dispatcher.cancel(message.id)
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(history=st.lists(events, max_size=25))
-def test_windows_and_store_agree_after_a_reconcile(
-    shared: House, history: list[tuple[str, object, int]]
-) -> None:
-    shared.redis.flushall()
-    shared.sql("DELETE FROM dispatcher_messages")
-    shared.sql("DELETE FROM dispatcher_idempotency_keys")
-    shared.open()
-    accepted: list[Message] = []
-    for event in history:
-        play(shared, event, accepted)
-
-    def settled() -> bool:
-        shared.parts.reconciler.reconcile(settle=timedelta(0))
-        return shared.pending() == set()
-
-    wait_until(settled)
-    assert shared.all_members() == shared.reservations()
-    assert {row[0] for row in shared.rows()} == {message.id for message in accepted}
-    for window in shared.reservations().values():
-        assert not any(is_broken(window.values(), quota) for quota in QUOTAS)
