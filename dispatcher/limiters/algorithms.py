@@ -190,7 +190,6 @@ class Algorithm(Bindable):
 
 
 def check_count(count: int) -> None:
-    """Raise InvalidValue unless a limit can have that count."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= Limit.MOST:
         raise InvalidValue("count", quoted(count), f"a whole number from 1 to {Limit.MOST}")
 

@@ -67,8 +67,6 @@ translated = errors.translated(_unavailable)
 
 
 class _OnClient:
-    """A set of limits on a client, and its scripts there."""
-
     def __init__(self, client: Client | AsyncClient, limit_set: LimitSet) -> None:
         self._client: Any = client
         self._limit_set = limit_set
@@ -450,10 +448,8 @@ def _generating(
 
 
 def _is_called_as(function: object, *kinds: Callable[[Any], bool]) -> bool:
-    """Whether a function, or an object that is called, is of one of the kinds of ``inspect``."""
     return any(kind(function) or kind(getattr(function, "__call__", None)) for kind in kinds)  # noqa: B004 - asks of which kind it is
 
 
 def _as_reply(answer: Any) -> Reply:
-    """Return the reply of a script: integers."""
     return answer if isinstance(answer, list) else (int(answer),)

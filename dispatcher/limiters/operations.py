@@ -100,7 +100,6 @@ def enter(
 def acquire_up_to(
     limit_set: LimitSet, keys: Keys, n: int, *, permit: str | None
 ) -> Steps[Decision]:
-    """Take as many of ``n`` permits as fit."""
     check_permits(n, limit_set.parts, whole=False)
     permit = new_id() if permit is None else checked(permit)
     try:
@@ -110,7 +109,6 @@ def acquire_up_to(
 
 
 def peek(limit_set: LimitSet, keys: Keys, n: int) -> Steps[Decision]:
-    """Return what ``acquire`` would answer; take no permits."""
     check_permits(n, limit_set.parts)
     try:
         return (yield from _ask(limit_set, keys, n, "", least=n, mode=_PEEK))
@@ -119,7 +117,6 @@ def peek(limit_set: LimitSet, keys: Keys, n: int) -> Steps[Decision]:
 
 
 def give_back(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
-    """Return the permits of one id; return how many they were."""
     names = limit_set.key_names.whole(keys)
     checked(permit)
 
@@ -133,7 +130,6 @@ def give_back(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
 
 
 def reset(limit_set: LimitSet, keys: Keys) -> Steps[None]:
-    """Forget all permits for ``keys``."""
     yield ScriptCall("limits_reset", limit_set.key_names.whole(keys), ())
 
 
@@ -216,7 +212,6 @@ def _waits(limit_set: LimitSet, refused: Decision) -> tuple[float, float]:
 
 
 def renew(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[bool]:
-    """Renew the holds of one id; return False if one has ended."""
     names = _state_names(limit_set, keys, "concurrency", "a Concurrency")
     lengths = [each.hold_ms for each in limit_set.parts if each.hold_ms]
     [done] = yield ScriptCall("limits_renew", names, (checked(permit), *lengths))
@@ -224,7 +219,6 @@ def renew(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[bool]:
 
 
 def end_holds(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
-    """End the holds of one id; its other permits stay taken."""
     names = _state_names(limit_set, keys, "concurrency", "a Concurrency")
     [ended] = yield ScriptCall("limits_end_holds", names, (checked(permit),))
     return ended
@@ -233,7 +227,6 @@ def end_holds(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
 def close(
     limit_set: LimitSet, keys: Keys, *, length: timedelta | None, until: datetime | None
 ) -> Steps[datetime]:
-    """Close cool-downs; return until when they are closed."""
     names = _state_names(limit_set, keys, "cool_down", "a CoolDown")
     if (length is None) == (until is None):
         raise InvalidValue("until", "not exactly one of length and until", "one of the two")
@@ -250,7 +243,6 @@ def close(
 
 
 def _state_names(limit_set: LimitSet, keys: Keys, kind: str, accepted: str) -> list[str]:
-    """Return the names of the states of the limits of a kind. Raises InvalidValue."""
     found = [index for index, each in enumerate(limit_set.parts) if each.kind == kind]
     if not found:
         raise InvalidValue("limits", f"none of them is {accepted}", f"{accepted} among them")
@@ -274,7 +266,6 @@ def keep(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[bool]:
 
 
 def leave(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[None]:
-    """End the holds of a block."""
     try:
         yield from end_holds(limit_set, keys, permit)
     except LimitersUnavailable as error:
@@ -282,7 +273,6 @@ def leave(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[None]:
 
 
 def abandon(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[None]:
-    """Return the permits of a block that does not begin."""
     try:
         yield from give_back(limit_set, keys, permit)
     except LimitersUnavailable as error:
@@ -310,8 +300,6 @@ class Request:
 
 
 class _Wanted(NamedTuple):
-    """A valid request."""
-
     n: int
     permit: str
     keys: Sequence[str]
@@ -322,8 +310,6 @@ class _Wanted(NamedTuple):
 
 @dataclass
 class _GroupState:
-    """One state and its part in the group so far."""
-
     index: int
     """Of its limit, among all."""
     ahead: int = 0
@@ -334,8 +320,6 @@ class _GroupState:
 
 @dataclass
 class _Group:
-    """A group that is asked for part by part."""
-
     limit_set: LimitSet
     states: dict[str, _GroupState] = field(default_factory=dict)
 
@@ -421,7 +405,6 @@ def _wanted(limit_set: LimitSet, request: Request) -> _Wanted:
 
 
 def _parts(wanted: Sequence[_Wanted]) -> Iterator[Sequence[_Wanted]]:
-    """Cut a group so that no script runs long."""
     start, work = 0, 0
     for index, each in enumerate(wanted):
         if work and work + each.work > _MOST_IN_A_SCRIPT:

@@ -402,7 +402,6 @@ class Permits:
                 self._client.zrem(log, *gone)
 
     def _replies(self, name: str, calls: Sequence[Call]) -> list[Any]:
-        """Return the replies of a script: one call for each shard."""
         with translated:
             return replies_of(self._client, script(f"limiters/{name}"), calls)
 
@@ -428,7 +427,6 @@ class Permits:
         return leg
 
     def _keys_of(self, name: str) -> PermitKeys:
-        """Return the keys of the shard of a scope or a channel."""
         return self._shards[shard_of(name, len(self._shards))]
 
 

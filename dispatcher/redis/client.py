@@ -122,10 +122,6 @@ def ping(client: redis.Redis) -> None:
 
 
 def now_ms(client: redis.Redis) -> int:
-    """Return the present by the server's clock, in ms since 1970. Raises redis.RedisError.
-
-    Of a cluster: by the clock of one of its masters.
-    """
     seconds, micros = client.time()
     return int(seconds) * 1_000 + int(micros) // 1_000
 

@@ -51,13 +51,11 @@ class Script(NamedTuple):
 
 @cache
 def script(name: str) -> Script:
-    """Return a script, such as ``reservation/reserve``."""
     return Script.of(source(name))
 
 
 @cache
 def source(name: str) -> str:
-    """Return the text of a script, such as ``reservation/reserve``, with its includes in place."""
     package, _, file = name.partition("/")
     text = (files("dispatcher") / package / "lua" / f"{file}.lua").read_text(encoding="utf-8")
     return _INCLUDE.sub(lambda match: source(f"{package}/{match[1]}"), text)

@@ -44,7 +44,6 @@ class Submit:
         return self.key if self.supersedes is None else f"{self.key}\0{self.supersedes}"
 
     def renewed(self) -> Submit:
-        """Return the same call with another token."""
         return replace(self, token=new_id().hex)
 
 
@@ -78,7 +77,6 @@ class BookingRequest(NamedTuple):
 
     @property
     def member(self) -> bytes:
-        """The member of its present reservation."""
         return member_of(self.message_id, self.tail)
 
     def renewed(self) -> BookingRequest:
@@ -139,7 +137,6 @@ class Moving(NamedTuple):
 
     @property
     def member(self) -> bytes:
-        """The member of the second reservation."""
         return member_of(self.message_id, self.tail)
 
 

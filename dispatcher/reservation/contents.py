@@ -27,8 +27,6 @@ Member = tuple[bytes, int]
 
 
 class Held(NamedTuple):
-    """One member of one window."""
-
     window: bytes
     member: bytes
     at_ms: int
@@ -54,7 +52,6 @@ class Contents:
         self._page = script("reservation/page")
 
     def now_ms(self) -> int:
-        """Return the present by Redis, in ms since 1970."""
         with translated(ReservationsUnavailable):
             return now_ms(self._client)
 
@@ -126,7 +123,6 @@ class Contents:
         return seen
 
     def taken(self) -> set[bytes]:
-        """Return the windows that are of another type than a window."""
         with translated(ReservationsUnavailable):
             keys = taken_keys(self._client, self.fence.namespace)
             return {name for name in keys if scope_of(name) is not None}

@@ -37,7 +37,7 @@ def identity(info: Info) -> str:
 
     ``info`` is the reply to INFO. Raises EvictingServer.
     """
-    fields = _fields(info)
+    fields = fields_of(info)
     policy = fields.get("maxmemory_policy", "unknown")
     if policy != "noeviction":
         raise EvictingServer(f"Redis runs maxmemory-policy {policy}; it must be noeviction")
@@ -46,11 +46,11 @@ def identity(info: Info) -> str:
 
 def server_of(info: Info) -> str:
     """Return the same, whatever the server's policy."""
-    fields = _fields(info)
+    fields = fields_of(info)
     return f"{fields.get('run_id', '')}:{fields.get('master_replid', '')}"
 
 
-def _fields(info: Info) -> dict[str, str]:
+def fields_of(info: Info) -> dict[str, str]:
     if isinstance(info, Mapping):
         return {name: str(value) for name, value in info.items()}
     text = info.decode() if isinstance(info, bytes) else info
@@ -86,7 +86,7 @@ class Fence:
         Raises redis.ConnectionError for a replica: it may become the master later.
         """
         [info] = _answers(connection, [("INFO",)])
-        if _fields(info).get("role") == "slave":
+        if fields_of(info).get("role") == "slave":
             raise redis.ConnectionError(REPLICA)
         server = identity(info)
         scripts = [_COMPLETE, _UNMARK]

@@ -45,8 +45,6 @@ class PlannedKey(NamedTuple):
 
 
 class _Copy(NamedTuple):
-    """A window and where its copy is."""
-
     real: ShardKeys
     keys: PlanKeys
     window: str
@@ -186,7 +184,6 @@ class Copies(AbstractContextManager["Copies"]):
         return replies_of(self._client, self._copy, calls)
 
     def _copy_duplicates(self, requests: Iterable[BookingRequest]) -> None:
-        """Copy what is known of submits under way with the same idempotency keys."""
         pipeline = self._client.pipeline(transaction=False)
         for request in requests:
             if request.submit is not None:
@@ -224,7 +221,6 @@ class Copies(AbstractContextManager["Copies"]):
 
 
 def _is_more(state: bytes) -> bool:
-    """Tell whether a copy is to go on."""
     if state == b"closed":
         raise ReservationsUnavailable(CLOSED)
     if state == b"lost":

@@ -241,7 +241,6 @@ class RefusalLog:
 
 
 def _rule_of(request: BookingRequest, error: SlotRefused) -> tuple[str, str, int]:
-    """Return the kind of scope and the quota that refused, and the index of the scope."""
     if not isinstance(error, QuotaExceeded):
         return "", "", -1
     for index, scope in enumerate(request.terms.scopes):
@@ -257,7 +256,6 @@ def _step_of(wait_ms: int) -> int:
 def _by_rule(
     hours: Iterable[Mapping[bytes, bytes]], wanted: str | None
 ) -> tuple[RuleRefusals, ...]:
-    """Return the counts of some hours by rule, the most frequent first."""
     waits: defaultdict[tuple[str, str], Counter[int]] = defaultdict(Counter)
     for counts in hours:
         for field, many in counts.items():
@@ -278,7 +276,6 @@ def _by_rule(
 
 
 def _percentile(steps: Counter[int], part: float) -> timedelta:
-    """Return the end of the step in which that part of all waits is reached."""
     left = math.ceil(part * steps.total())
     for step in sorted(steps):
         left -= steps[step]

@@ -202,7 +202,6 @@ class Shards:
             self.release_many([(leg, own, None)])
 
     def _checked(self, leg: Leg, own: bytes, at_ms: int, hold: bytes) -> Blocked | None:
-        """Judge one time in as many calls as it takes; None when it fits."""
         resume: Sequence[int] = (0, 0, 0)
         while True:
             call = self._arguments.check(leg, at_ms, own, hold, resume)
@@ -251,7 +250,6 @@ def _final(request: LegRequest, reply: Any) -> LegAnswer | None:
 
 
 def closed() -> ReservationsUnavailable:
-    """Return the error for windows that are not complete."""
     return ReservationsUnavailable(CLOSED, retry_after=RETRY_AFTER)
 
 
@@ -331,7 +329,6 @@ class Arguments:
 
 
 def _encoded(different: tuple[_ScriptTerms, ...]) -> bytes:
-    """Return the different terms of a batch as ``reserve.lua`` reads them."""
     sets: dict[RuleSet, int] = {}
     blackouts: dict[Blackouts, int] = {}
     terms = []

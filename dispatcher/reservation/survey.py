@@ -19,7 +19,7 @@ from dispatcher.file_modes import open_to_others
 from dispatcher.redis.client import Cluster, masters_of, now_ms
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import PermitKeys, ShardKeys
-from dispatcher.reservation.fence import Fence, Part, server_of
+from dispatcher.reservation.fence import Fence, Part, fields_of, server_of
 from dispatcher.reservation.taken_keys import taken_keys
 from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.send_time import from_ms
@@ -65,8 +65,6 @@ class ClusterFacts(NamedTuple):
 
 
 class Readiness(NamedTuple):
-    """The parts of Redis by how complete they are."""
-
     complete: tuple[str, ...]
     being_rebuilt: tuple[str, ...]
     closed: tuple[str, ...]
@@ -101,7 +99,7 @@ class RedisSurvey:
             name=name,
             version=str(info.get("redis_version", "")),
             valkey=str(info.get("valkey_version", "")),
-            is_private=_is_private(options.get("path")),
+            is_private="path" in options and not open_to_others(Path(options["path"])),
             run_id=str(info.get("run_id", "")),
             database=int(options.get("db") or 0),
             policy=str(info.get("maxmemory_policy", "unknown")),
@@ -136,7 +134,6 @@ class RedisSurvey:
         return Readiness(tuple(complete), tuple(being_rebuilt), tuple(closed))
 
     def unconfirmed(self, *, older_than: timedelta) -> int:
-        """Return how many reservations have waited for the store longer than that."""
         with translated(ReservationsUnavailable):
             before = now_ms(self._client) - older_than // MILLISECOND
             pipeline = self._client.pipeline(transaction=False)
@@ -158,17 +155,12 @@ class RedisSurvey:
         return all(int(epoch.get(f"reach:{name}".encode(), 0)) >= int(ms) for name, ms in pairs)
 
     def _cluster(self, server: Any) -> ClusterFacts:
-        answer = server.execute_command("CLUSTER INFO")
-        found = answer if isinstance(answer, dict) else _fields(answer)
+        found = fields_of(server.execute_command("CLUSTER INFO"))
         return ClusterFacts(
             serves=found.get("cluster_state") == "ok",
             nodes=int(found.get("cluster_size") or 0),
             all_nodes_asked=isinstance(self._client, Cluster),
         )
-
-
-def _is_private(path: str | None) -> bool:
-    return path is not None and not open_to_others(Path(path))
 
 
 def _has_snapshots(server: redis.Redis) -> bool | None:
@@ -182,11 +174,6 @@ def _has_snapshots(server: redis.Redis) -> bool | None:
 def _failed_writes(info: Mapping[str, Any]) -> tuple[str, ...]:
     names = {"aof_last_write_status": "log", "rdb_last_bgsave_status": "snapshot"}
     return tuple(word for name, word in names.items() if info.get(name, "ok") != "ok")
-
-
-def _fields(answer: bytes | str) -> dict[str, str]:
-    text = answer.decode() if isinstance(answer, bytes) else answer
-    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
 
 def _name(part: ShardKeys | PermitKeys) -> str:

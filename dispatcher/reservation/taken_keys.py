@@ -30,7 +30,6 @@ def taken_keys(client: redis.Redis, namespace: str) -> Iterator[bytes]:
 
 
 def taken(name: bytes) -> ReservationsUnavailable:
-    """Return the error for a key that another program wrote."""
     error = ReservationsUnavailable(
         f"another program wrote a key of {tag_of(name)} (WRONGTYPE)", remedy=REMEDY
     )

@@ -26,7 +26,7 @@ from dispatcher.reservation.windows import Windows
 from dispatcher.scope import Scope
 from dispatcher.times import zones
 from dispatcher.times.periods import UNIT_MS, CalendarUnit
-from dispatcher.times.quiet_hours import Interval
+from dispatcher.times.quiet_hours import Interval, united
 from dispatcher.times.send_time import from_ms, to_ms
 
 MOST_READ = 10_000
@@ -127,7 +127,6 @@ class Timeline:
 
     @cached_property
     def blocked(self) -> tuple[Span, ...]:
-        """Where some quota refuses a new message."""
         return _united_spans(span for each in self._quotas for span in each.blocked)
 
     @cached_property
@@ -253,7 +252,7 @@ def _quota(quota: AnyQuota, times: Sequence[int], zone: str, edges: Sequence[int
 
 def _blocked_by_runs(times: Sequence[int], quota: Quota) -> list[Interval]:
     """Return where a quota refuses a new time: around each of its tight runs."""
-    return _united(
+    return united(
         (last - quota.length_ms + 1, first + quota.length_ms)
         for first, last in zip(times, times[quota.count - 1 :], strict=False)
         if last - first < quota.length_ms
@@ -261,7 +260,7 @@ def _blocked_by_runs(times: Sequence[int], quota: Quota) -> list[Interval]:
 
 
 def _blocked_by_periods(periods: Iterable[StretchCount], quota: CalendarQuota) -> list[Interval]:
-    return _united((start, end) for start, end, count in periods if count >= quota.count)
+    return united((start, end) for start, end, count in periods if count >= quota.count)
 
 
 def _step_counts(
@@ -281,7 +280,6 @@ def _step_counts(
 
 
 def _period_counts(times: Sequence[int], quota: CalendarQuota, zone: str) -> Iterator[StretchCount]:
-    """Yield the calendar periods that hold some of the times, and how many each holds."""
     index = 0
     while index < len(times):
         start, end = quota.bounds(times[index], quota.zone or zone, 1)
@@ -329,19 +327,7 @@ def _edges(start: int, end: int, zone: str) -> list[int]:
     return [*edges, end]
 
 
-def _united(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return intervals that cover the same instants, sorted, neither overlapping nor touching."""
-    found: list[Interval] = []
-    for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
-        else:
-            found.append((start, end))
-    return found
-
-
 def _cut(intervals: Iterable[Interval], start: int, end: int) -> list[Interval]:
-    """Return what of the intervals lies from ``start`` until before ``end``."""
     return [
         (max(first, start), min(last, end))
         for first, last in intervals
@@ -358,4 +344,4 @@ def _spans(intervals: Iterable[Interval]) -> tuple[Span, ...]:
 
 
 def _united_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
-    return _spans(_united((to_ms(each.begins_at), to_ms(each.ends_at)) for each in spans))
+    return _spans(united((to_ms(each.begins_at), to_ms(each.ends_at)) for each in spans))

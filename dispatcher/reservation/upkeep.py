@@ -113,7 +113,6 @@ class Rebuild:
 
     @property
     def permit_markers(self) -> dict[PermitKeys, str]:
-        """The shards of the permit logs among the parts, each with its marker."""
         return {part: self.marker(part) for part in self.parts if isinstance(part, PermitKeys)}
 
     @property
@@ -204,7 +203,6 @@ class Upkeep:
             raise
 
     def _begun(self, step: str, rebuild: Rebuild, holders: Mapping[Part, str]) -> dict[Part, str]:
-        """Mark parts; return those that no other process rebuilds."""
         marked = replace(rebuild, holders=holders)
         replies = self._run(step, marked, [(part, (), ()) for part in holders])
         return {part: holders[part]
@@ -475,7 +473,6 @@ class Upkeep:
         return deleted
 
     def _tidied(self, windows: Iterable[tuple[bytes, ShardKeys]]) -> int:
-        """Delete what no quota counts any more in these windows; return how many members."""
         calls: list[Call] = [
             ([window, keys.epoch], [KEEP_MS, f"reach:{scope_kind_of(window)}", _MOST_DELETED])
             for window, keys in windows

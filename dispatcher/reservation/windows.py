@@ -233,7 +233,6 @@ class Windows:
         )
 
     def _refusal(self, booking: _Booking, blocked: Blocked) -> SlotRefused:
-        """Return the error that says why a time does not fit, and the next slot."""
         _, terms, asked_ms, latest_ms, *_ = booking.request
         slot_ms = blocked.until_ms
         if not blocked.is_slot or len(booking.legs) > 1:
@@ -313,7 +312,6 @@ class Windows:
             return refused
 
     def _in_all(self, booking: _Booking) -> Reservation:
-        """Book the same time in every leg, or nothing in any."""
         start_ms, latest_ms, why = booking.request.asked_ms, booking.request.latest_ms, None
         first, *others = booking.legs
         for _ in range(_MOST_ROUNDS):

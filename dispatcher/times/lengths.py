@@ -8,5 +8,4 @@ MILLISECOND = timedelta(milliseconds=1)
 
 
 def to_length_ms(length: timedelta) -> int:
-    """Return whole milliseconds, rounded down."""
     return length // MILLISECOND

@@ -68,11 +68,10 @@ class Hours:
         read = [span for item in items for span in _read_item(item.strip(), field)]
         within = [(start, min(end, _WEEK)) for start, end in read]
         wrapped = [(0, end - _WEEK) for _, end in read if end > _WEEK]
-        return cls(tuple(_merged(sorted(within + wrapped))))
+        return cls(tuple(united(within + wrapped)))
 
     @property
     def covers_week(self) -> bool:
-        """Whether no minute of the week lies outside."""
         return self.spans == ((0, _WEEK),)
 
     @property
@@ -92,7 +91,7 @@ class Hours:
         unknown zone.
         """
         first, last = start_ms // zones.DAY_MS, -(-end_ms // zones.DAY_MS)
-        return _merged(
+        return united(
             (max(from_ms, start_ms), min(until_ms, end_ms))
             for day in range(first, last)
             for from_ms, until_ms in _inside_day(self, zone, day)
@@ -117,7 +116,6 @@ class Hours:
 
 @lru_cache(maxsize=1 << 10)
 def read_hours(text: str) -> Hours | None:
-    """Return the quiet hours of a stored message; None where it has none, by ``NO_HOURS``."""
     return None if text == NO_HOURS else Hours.parse(text)
 
 
@@ -208,12 +206,12 @@ def _inside_day(hours: Hours, zone: str, day: int) -> tuple[Interval, ...]:
     return tuple(found)
 
 
-def _merged(intervals: Iterable[Interval]) -> list[Interval]:
-    """Join sorted intervals that overlap or touch."""
-    merged: list[Interval] = []
-    for start, end in intervals:
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+def united(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return intervals that cover the same instants, sorted, neither overlapping nor touching."""
+    joined: list[Interval] = []
+    for start, end in sorted(intervals):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
         else:
-            merged.append((start, end))
-    return merged
+            joined.append((start, end))
+    return joined

@@ -132,13 +132,11 @@ def _readable(value: object, field: str, accepted: str, in_range: str) -> Iterat
 def check_range(
     send_at: datetime, *, now: datetime, farthest: timedelta, field: str = "send_at"
 ) -> None:
-    """Raise InvalidSendTime unless ``send_at`` lies between ``now`` and ``now + farthest``."""
     check_not_past(send_at, now=now, field=field)
     check_not_too_far(send_at, now=now, farthest=farthest, field=field)
 
 
 def check_not_past(send_at: datetime, *, now: datetime, field: str = "send_at") -> None:
-    """Raise InvalidSendTime if ``send_at`` lies before ``now``."""
     if send_at < now:
         raise InvalidSendTime(field, f"{send_at.isoformat()} is past", "a time from now on")
 
@@ -146,7 +144,6 @@ def check_not_past(send_at: datetime, *, now: datetime, field: str = "send_at") 
 def check_not_too_far(
     send_at: datetime, *, now: datetime, farthest: timedelta, field: str = "send_at"
 ) -> None:
-    """Raise InvalidSendTime if ``send_at`` lies more than ``farthest`` after ``now``."""
     if send_at - now > farthest:
         accepted = f"at most {farthest.days} days ahead"
         raise InvalidSendTime(field, f"{send_at.isoformat()} is too far ahead", accepted)
