@@ -83,6 +83,32 @@ class _OnClient:
         """What happens where Redis does not answer: ``"raise"``, ``"unknown"`` or ``"allow"``."""
         return self._limit_set.on_error
 
+    def limited(
+        self,
+        key: str | Callable[..., Keys],
+        n: int = 1,
+        *,
+        wait: bool = False,
+        timeout: timedelta | float | None = None,
+    ) -> Callable[[Callable[P, T]], Callable[P, T]]:
+        """Decorate a function: each call needs permits, as a block of ``permit`` does.
+
+        ``key`` is the key, or a function that returns it for the arguments of the call. A generator
+        takes its permits when it begins, and holds them until its end. A limiter on a client of
+        ``redis.asyncio`` decorates what is awaited, any other one what is not. Raises InvalidValue.
+        """
+        limiter: Any = self
+
+        def block(*args: Any, **kwargs: Any) -> Any:
+            keys = key(*args, **kwargs) if callable(key) else key
+            return limiter.permit(keys, n, wait=wait, timeout=timeout)
+
+        def decorate(function: Callable[P, T]) -> Callable[P, T]:
+            decorated: Callable[P, T] = limiter._decorated(function, block)
+            return decorated
+
+        return decorate
+
     def _script(self, name: str) -> Any:
         found = self._scripts.get(name)
         if found is None:
@@ -209,44 +235,27 @@ class Limiter(_OnClient):
             renewing.join()
             self._run(operations.leave(self._limit_set, keys, permit))
 
-    def limited(
+    def _decorated(
         self,
-        key: str | Callable[..., Keys],
-        n: int = 1,
-        *,
-        wait: bool = False,
-        timeout: timedelta | float | None = None,
-    ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-        """Decorate a function: each call needs permits, as a block of :meth:`permit` does.
+        function: Callable[P, T],
+        block: Callable[..., AbstractContextManager[Decision]],
+    ) -> Callable[P, T]:
+        @wraps(function)
+        def limited(*args: P.args, **kwargs: P.kwargs) -> T:
+            with block(*args, **kwargs):
+                return function(*args, **kwargs)
 
-        ``key`` is the key, or a function that returns it for the arguments of the call. A generator
-        takes its permits when it begins, and holds them until its end. Raises InvalidValue for a
-        function that must be awaited: that needs a limiter on a client of ``redis.asyncio``.
-        """
+        @wraps(function)
+        def generating(*args: P.args, **kwargs: P.kwargs) -> Generator[Any, Any, Any]:
+            with block(*args, **kwargs):
+                return (yield from cast("Any", function(*args, **kwargs)))
 
-        def block(*args: Any, **kwargs: Any) -> AbstractContextManager[Decision]:
-            keys = key(*args, **kwargs) if callable(key) else key
-            return self.permit(keys, n, wait=wait, timeout=timeout)
-
-        def decorate(function: Callable[P, T]) -> Callable[P, T]:
-            @wraps(function)
-            def limited(*args: P.args, **kwargs: P.kwargs) -> T:
-                with block(*args, **kwargs):
-                    return function(*args, **kwargs)
-
-            @wraps(function)
-            def generating(*args: P.args, **kwargs: P.kwargs) -> Generator[Any, Any, Any]:
-                with block(*args, **kwargs):
-                    return (yield from cast("Any", function(*args, **kwargs)))
-
-            if _is_called_as(function, inspect.iscoroutinefunction, inspect.isasyncgenfunction):
-                accepted = "one that is not awaited, or a limiter on a client of redis.asyncio"
-                raise InvalidValue("function", "it must be awaited", accepted)
-            if _is_called_as(function, inspect.isgeneratorfunction):
-                return cast("Callable[P, T]", generating)
-            return limited
-
-        return decorate
+        if _is_called_as(function, inspect.iscoroutinefunction, inspect.isasyncgenfunction):
+            accepted = "one that is not awaited, or a limiter on a client of redis.asyncio"
+            raise InvalidValue("function", "it must be awaited", accepted)
+        if _is_called_as(function, inspect.isgeneratorfunction):
+            return cast("Callable[P, T]", generating)
+        return limited
 
     def _run(self, steps: Steps[T]) -> T:
         try:
@@ -339,37 +348,22 @@ class AsyncLimiter(_OnClient):
             renewing.cancel()
             await asyncio.shield(self._apart(self._end(keys, permit, renewing)))
 
-    def limited(
+    def _decorated(
         self,
-        key: str | Callable[..., Keys],
-        n: int = 1,
-        *,
-        wait: bool = False,
-        timeout: timedelta | float | None = None,
-    ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-        """Decorate a coroutine function or an asynchronous generator.
+        function: Callable[P, T],
+        block: Callable[..., AbstractAsyncContextManager[Decision]],
+    ) -> Callable[P, T]:
+        @wraps(function)
+        async def limited(*args: P.args, **kwargs: P.kwargs) -> Any:
+            async with block(*args, **kwargs):
+                return await cast("Awaitable[Any]", function(*args, **kwargs))
 
-        See :meth:`Limiter.limited`. Raises InvalidValue for any other function.
-        """
-
-        def block(*args: Any, **kwargs: Any) -> AbstractAsyncContextManager[Decision]:
-            keys = key(*args, **kwargs) if callable(key) else key
-            return self.permit(keys, n, wait=wait, timeout=timeout)
-
-        def decorate(function: Callable[P, T]) -> Callable[P, T]:
-            @wraps(function)
-            async def limited(*args: P.args, **kwargs: P.kwargs) -> Any:
-                async with block(*args, **kwargs):
-                    return await cast("Awaitable[Any]", function(*args, **kwargs))
-
-            if _is_called_as(function, inspect.isasyncgenfunction):
-                return cast("Callable[P, T]", _generating(function, block))
-            if not _is_called_as(inspect.unwrap(function), inspect.iscoroutinefunction):
-                accepted = "one defined by async def, or a limiter on a client of redis"
-                raise InvalidValue("function", "it is not awaited", accepted)
-            return cast("Callable[P, T]", limited)
-
-        return decorate
+        if _is_called_as(function, inspect.isasyncgenfunction):
+            return cast("Callable[P, T]", _generating(function, block))
+        if not _is_called_as(inspect.unwrap(function), inspect.iscoroutinefunction):
+            accepted = "one defined by async def, or a limiter on a client of redis"
+            raise InvalidValue("function", "it is not awaited", accepted)
+        return cast("Callable[P, T]", limited)
 
     async def _run(self, steps: Steps[T]) -> T:
         try:
