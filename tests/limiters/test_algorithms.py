@@ -24,19 +24,6 @@ from tests.support.limiters import MINUTE, MS, START_US, Clocked, taken
 SECOND = timedelta(seconds=1)
 
 
-def test_spacing_gives_back_only_what_has_certainly_not_leaked(moved: Clocked) -> None:
-    limiter = GCRA(10, "second", max_burst=9).on(moved)
-    first = limiter.acquire("ada", 5)
-    moved.advance(400 * MS)  # four of the five have leaked
-    assert limiter.acquire("ada", 9).allowed
-    assert limiter.give_back("ada", first.permit) == 5
-    assert limiter.peek("ada").remaining == 1, "one of nine and a rest of one"
-    moved.advance(500 * MS)
-    late = limiter.acquire("ada")
-    moved.advance(100 * MS)
-    assert limiter.give_back("ada", late.permit) == 0
-
-
 @pytest.mark.parametrize("make", [SlidingLog, lambda n, length: Concurrency(n, hold=length)])
 def test_an_id_used_again_for_fewer_permits_revives_none_of_the_first(
     make: Callable[[int, timedelta], Algorithm], moved: Clocked
@@ -89,16 +76,6 @@ def test_spacing_is_that_of_redis_cell(moved: Clocked) -> None:
     refused = limiter.acquire("user123")
     assert refused.retry_after == 2 * SECOND
     assert (refused.reset_at - first.reset_at) == 30 * SECOND
-
-
-def test_spacing_finer_than_a_millisecond_is_exact(moved: Clocked) -> None:
-    limiter = GCRA(3_000, SECOND, max_burst=2).on(moved)
-    given = 0
-    for ms in range(301):
-        moved.set_us(START_US + ms * 1_000)
-        given += limiter.acquire_up_to("ada", 1).granted
-    assert given == 301, "one at each ms: less than three a ms"
-    assert limiter.acquire_up_to("ada", 9).granted == 2
 
 
 def test_the_error_of_a_sliding_counter_is_as_stated(moved: Clocked) -> None:

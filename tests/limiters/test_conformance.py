@@ -13,7 +13,6 @@ from typing import Any, cast
 import pytest
 import redis
 
-from dispatcher.errors import InvalidValue
 from dispatcher.limiters import (
     GCRA,
     Algorithm,
@@ -127,20 +126,6 @@ def test_counting_limiters_grant_ten_million_at_once(
     assert limiter.acquire("ada", 1_000_000).state is State.REFUSED, "GCRA gives some back"
     assert limiter.give_back("ada", "x") == 9_999_999
     assert limiter.acquire_up_to("ada", 20_000_000).granted == 10_000_000
-
-
-@pytest.mark.parametrize(
-    "limit", [SlidingLog(5_000, MINUTE), SlidingList(5_000, MINUTE), Concurrency(5_000)]
-)
-def test_logging_limiters_grant_a_thousand_at_once_and_no_more(
-    limit: Algorithm, redis_client: redis.Redis
-) -> None:
-    """One script takes them, and Redis serves no other client meanwhile."""
-    limiter = limit.on(redis_client)
-    assert limiter.acquire("ada", 1_000, permit="x").remaining == 4_000
-    with pytest.raises(InvalidValue, match="at most 1000 at once"):
-        limiter.acquire("ada", 1_001)
-    assert limiter.give_back("ada", "x") == 1_000
 
 
 @every

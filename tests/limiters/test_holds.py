@@ -128,13 +128,6 @@ def test_a_hold_that_has_ended_is_not_granted_again_for_nothing(moved: Clocked) 
         assert limit.on(moved).peek("sms").remaining == 3, "windows and logs counted each once"
 
 
-def test_a_permit_that_has_left_the_log_is_not_given_back(moved: Clocked) -> None:
-    limiter = Limits([FixedWindow(5, SECOND), SlidingLog(5, SECOND)]).on(moved)
-    limiter.acquire("ada", 2, permit="x")
-    moved.advance(SECOND)
-    assert limiter.give_back("ada", "x") == 0
-
-
 def test_a_wait_for_a_hold_lasts_until_its_timeout(redis_client: redis.Redis) -> None:
     clock = MovableClock()
     limits = [Concurrency(1), FixedWindow(2, "hour")]

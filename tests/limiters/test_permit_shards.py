@@ -139,20 +139,6 @@ def test_a_group_takes_one_round_trip_for_its_scopes_and_one_for_its_channel(
     assert made.logs() == []
 
 
-@pytest.mark.parametrize("scope", [NEAR, FAR, ALONE])
-def test_a_refusal_of_the_channel_keeps_no_permit_of_the_scope(
-    world: Callable[..., World], scope: str
-) -> None:
-    made = world(Limit(5, 60_000), **{SMS: [Limit(1, 60_000)]})
-    first, second = wanted(scope), wanted(scope)
-    granted, refused = made.permits.acquire([first, second], within=HOLD)
-    assert granted == (True, 0, timedelta(0))
-    assert not refused.allowed
-    assert refused.retry_after >= MINUTE, "the turn that the channel gives"
-    assert made.scope(scope) == made.channel(SMS) == {member(first)}
-    assert made.client.zcard(line_of(made.keys(SMS).channel(SMS))) == 1
-
-
 def test_room_that_a_refusal_leaves_in_a_scope_goes_to_the_next_of_the_group(
     world: Callable[..., World],
 ) -> None:

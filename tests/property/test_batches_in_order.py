@@ -186,7 +186,7 @@ property_test = settings(
 )
 
 
-@pytest.mark.parametrize("shards", [1, 4, 64])
+@pytest.mark.parametrize("shards", [1, 4, pytest.param(64, marks=pytest.mark.long)])
 @property_test
 @given(
     chosen=rules,

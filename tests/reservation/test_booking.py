@@ -201,7 +201,7 @@ BASE = 4_102_444_800_000  # 2100-01-01, ms
 QUOTAS = (Quota(1, 50), Quota(4, 400), Quota(12, 2_000))
 SPAN = 20_000
 TRIES = 80
-PROCESSES = 4
+PROCESSES = 3
 
 
 def hammer(gate: Any, seed: int, url: str) -> tuple[int, int, int]:

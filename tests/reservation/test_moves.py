@@ -197,20 +197,6 @@ def test_a_move_that_is_not_answered_is_undone_when_redis_is_back(
     stands(through, SEVERAL, old=(message_id, NOON))
 
 
-@pytest.mark.parametrize("winner", [0, 1])
-def test_of_two_moves_of_one_message_either_may_win(
-    real: Reserving, terms: Terms, winner: int
-) -> None:
-    times = [NOON + 10 * MINUTE, NOON + 20 * MINUTE]
-    message_id = book(real, terms)
-    moves = [move(real, message_id, terms, time) for time in times]
-    both = {"one": (moves[0].member, times[0]), "other": (moves[1].member, times[1])}
-    stands(real, terms, old=(message_id, NOON), **both)
-    win(real.windows, moves[winner])
-    real.windows.drop(moves[1 - winner])
-    stands(real, terms, new=(moves[winner].member, times[winner]))
-
-
 @pytest.mark.parametrize("is_won", [True, False])
 def test_late_copies_of_the_calls_of_a_move_lose_nothing(
     real: Reserving, terms: Terms, is_won: bool

@@ -16,10 +16,9 @@ from sqlalchemy import Engine, event
 from dispatcher import Draft, Message, StoreUnavailable
 from dispatcher.delivery import reconciler
 from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
-from dispatcher.limiters import Permits
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
-from dispatcher.reservation import Terms, Upkeep
+from dispatcher.reservation import Terms
 from dispatcher.reservation.upkeep import Rebuild, Reserved
 from dispatcher.scope import own_scope
 from dispatcher.times.send_time import from_ms
@@ -231,30 +230,6 @@ def test_permits_alone_are_read_without_the_settle_time(slow: House) -> None:
     slow.redis.delete(slow.keys("ada").epoch)
     slow.reconciled()
     assert sleeps == [slow.settings.settle.total_seconds()]
-
-
-def test_a_late_copy_of_a_wipe_leaves_the_restored_permits(
-    slow: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow.deliver(slow.submit())
-    before = slow.permits()
-    wipe, restore = Upkeep.wipe, Permits.restore
-    late: list[Callable[[], None]] = []
-
-    def wiped(upkeep: Upkeep, rebuild: Rebuild) -> None:
-        wipe(upkeep, rebuild)
-        late.append(lambda: wipe(upkeep, rebuild))
-
-    def restored(permits: Permits, *taken: Any, **how: Any) -> None:
-        restore(permits, *taken, **how)
-        late.pop()()
-
-    monkeypatch.setattr(Upkeep, "wipe", wiped)
-    monkeypatch.setattr(Permits, "restore", restored)
-    slow.redis.delete(slow.permit_keys("ada").epoch)
-    slow.reconciled()
-    assert not late
-    assert len(slow.permits()) == len(before) == 1
 
 
 # A rebuild asks each server once for many rows: what it takes does not grow by waiting.

@@ -1,6 +1,6 @@
-"""Quotas of 20,000 that are full but for single gaps: one call cannot judge such a time.
+"""Quotas of 5,000 that are full but for single gaps: one call cannot judge such a time.
 
-Some 40,000 members stand so that each run of N spans exactly W, or a little less where a test wants
+Some 10,000 members stand so that each run of N spans exactly W, or a little less where a test wants
 a run to be in the way. Every run has to be looked at to know that none is.
 """
 
@@ -39,7 +39,7 @@ from tests.support.reserving import move as booked_move
 from tests.support.servers import RedisServer
 
 BASE = 4_102_444_800_000  # 2100-01-01, ms
-COUNT, STEP = 20_000, 50
+COUNT, STEP = 5_000, 50
 LENGTH = (COUNT - 1) * STEP
 QUOTAS = [Quota(3, 40), Quota(COUNT, LENGTH)]
 RULE = [(each.count, each.length_ms) for each in QUOTAS]
@@ -123,7 +123,7 @@ SHAPES: dict[str, tuple[Iterable[int], int]] = {
     "on a member": (EVEN, EVEN[COUNT]),
     "the lowest run is in the way": ([*EVEN, EVEN[3] + 25], AFTER_LOWEST - 1),
     "the lowest run just is not": ([*EVEN, EVEN[3] + 25], AFTER_LOWEST),
-    "a run in the middle is in the way": (moved_earlier(EVEN, COUNT + 9_000), MIDDLE),
+    "a run in the middle is in the way": (moved_earlier(EVEN, COUNT + 2_000), MIDDLE),
     "the short quota is full, and the long one nearly": (
         [
             *EVEN[: COUNT + 1],

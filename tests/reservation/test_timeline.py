@@ -97,13 +97,13 @@ def test_an_instant_is_blocked_exactly_when_reserve_refuses_it(
     house = build(**SHAPES[shape])
     channel = "sms" if shape == "a channel" else None
     terms = terms_for(house.settings, scope="ada", channel=channel, zone=BERLIN)
-    filled(house, terms, start, many=150, seed=1)
+    filled(house, terms, start, many=90, seed=1)
     if channel:  # others take places of the channel
         others = terms_for(house.settings, scope="ben", channel=channel, zone=BERLIN)
-        filled(house, others, start, many=150, seed=2)
+        filled(house, others, start, many=90, seed=2)
     found = house.dispatcher.timeline("ada", channel=channel, zone=BERLIN, start=start)
     assert found.complete
-    instants = sampled(found, many=150, seed=3)
+    instants = sampled(found, many=50, seed=3)
     answers = {each: refused(house, terms, each) for each in instants}
     assert {True, False} <= set(answers.values())
     assert {each: found.refuses(each) for each in instants} == answers
