@@ -460,10 +460,10 @@ class Dispatcher:
     ) -> Plan:
         """Return the result that :meth:`submit_many` would have now. Books and stores nothing.
 
-        The parameters are those of :meth:`submit_many`. Earlier drafts
-        count for later ones, as do the reservations of a scope when the plan first reads it. One
-        batch and the refused drafts are in memory. A plan reserves nothing: other submits may take
-        the capacity before the drafts are submitted.
+        The parameters are those of :meth:`submit_many`. Earlier drafts count for later ones, as do
+        the reservations of a scope when the plan first reads it. One batch, the idempotency keys
+        and the refused drafts are in memory. A plan reserves nothing: other submits may take the
+        capacity before the drafts are submitted.
 
         Raises:
             ReservationsUnavailable: Redis is down or incomplete.

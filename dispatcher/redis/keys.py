@@ -152,14 +152,6 @@ class PlanKeys(ShardKeys):
         """HASH of the copies; field: name of the copy, value: ``complete`` or ``more``."""
         return f"{self._plan}:copies"
 
-    @cached_property
-    def answered(self) -> str:
-        """HASH of the idempotency keys that have a reservation in the plan.
-
-        Field: digest of the key; value: message id, then fingerprint.
-        """
-        return f"{self._plan}:answered"
-
     def duplicates(self, idempotency_key: str) -> str:
         """HASH: a copy of the submits under way with one idempotency key."""
         return f"{self._plan}:duplicates:{digest_of(idempotency_key)}"

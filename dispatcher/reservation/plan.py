@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 from uuid import UUID, uuid4
 
 import redis
 
 from dispatcher.errors import DispatcherError, ReservationsUnavailable, SlotRefused
 from dispatcher.redis.errors import translated
-from dispatcher.redis.keys import PlanKeys, ShardKeys, digest_of
+from dispatcher.redis.keys import PlanKeys, ShardKeys
 from dispatcher.redis.scripts import Call, script
 from dispatcher.reservation.booking import BookingRequest, Slot
 from dispatcher.reservation.shards import CLOSED
@@ -56,8 +56,8 @@ class Copies(AbstractContextManager["Copies"]):
 
     A window is copied when a request first needs it, and what is booked later by others is not
     seen. The windows stay as they are. Every key of the copies has a life of ten minutes, renewed
-    while requests come, and is deleted when the context ends. Nothing is held in this process but
-    one batch. Raises ReservationsUnavailable like Windows, also when the copies were lost.
+    while requests come, and is deleted when the context ends. This process holds one batch, and the
+    idempotency keys. Raises ReservationsUnavailable like Windows, also when the copies were lost.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Copies(AbstractContextManager["Copies"]):
         self._copy = script("reservation/copy_window")
         self._touched: set[PlanKeys] = set()
         self._duplicates: list[str] = []
-        self._has_answered = False
+        self._answered: dict[str, PlannedKey] = {}
         self._renewed = clock.monotonic()
 
     def reserve(
@@ -106,33 +106,12 @@ class Copies(AbstractContextManager["Copies"]):
 
     def remember(self, answered: Iterable[PlannedKey]) -> None:
         """Keep the idempotency keys of drafts that were booked."""
-        words = {digest_of(each.key): each.message_id.bytes + each.fingerprint.encode()
-                 for each in answered}  # fmt: skip
-        if not words:
-            return
-        with translated(ReservationsUnavailable):
-            pipeline = self._client.pipeline(transaction=False)
-            pipeline.hset(self._answered, mapping=cast("dict[Any, Any]", words))
-            pipeline.pexpire(self._answered, LIFE_MS)
-            pipeline.execute()
-        self._has_answered = True
+        for each in answered:
+            self._answered[each.key] = each
 
     def recall(self, keys: Sequence[str]) -> Mapping[str, PlannedKey]:
         """Return those of these idempotency keys that :meth:`remember` was given."""
-        if not keys or not self._has_answered:
-            return {}
-        with translated(ReservationsUnavailable):
-            pipeline = self._client.pipeline(transaction=False)
-            pipeline.exists(self._answered)
-            pipeline.hmget(self._answered, [digest_of(each) for each in keys])
-            there, values = pipeline.execute()
-        if not there:
-            raise ReservationsUnavailable(_LOST)
-        return {
-            key: PlannedKey(key, UUID(bytes=value[:16]), value[16:].decode())
-            for key, value in zip(keys, values, strict=True)
-            if value is not None
-        }
+        return {key: self._answered[key] for key in keys if key in self._answered}
 
     def close(self) -> None:
         """Delete every key of the copies; what cannot be reached ends by itself."""
@@ -142,17 +121,13 @@ class Copies(AbstractContextManager["Copies"]):
                     self._client.unlink(*names)
                 for keys in self._touched:
                     self._client.unlink(keys.copies, keys.pending)
-                for name in (self._answered, *self._duplicates):
+                for name in self._duplicates:
                     self._client.unlink(name)
         except ReservationsUnavailable as error:
             log.warning("could not delete copies of a plan; they expire in ten minutes: %s", error)
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def _answered(self) -> str:
-        return self._keys[0].answered
 
     def _needed(self, requests: Iterable[BookingRequest]) -> list[_Copy]:
         found: dict[str, _Copy] = {}
@@ -207,7 +182,6 @@ class Copies(AbstractContextManager["Copies"]):
         self._duplicates.clear()
         if self._clock.monotonic() - self._renewed > _RENEW_SECONDS:
             self._renewed = self._clock.monotonic()
-            self._client.pexpire(self._answered, LIFE_MS)
             for names in self._names():
                 for copy in names:
                     pipeline.pexpire(copy, LIFE_MS)

@@ -253,7 +253,7 @@ def test_copies_that_are_not_needed_for_long_are_renewed_too(house: House) -> No
 
     house.submit("ada", send_at=FAR + HOUR + 1_000 * HOUR)
     house.dispatcher.plan(drafts())
-    assert len(lives) >= 4
+    assert len(lives) >= 3
     assert min(lives) > 500_000
 
 
@@ -276,7 +276,7 @@ def test_nothing_stays_after_an_error(house: House, monkeypatch: pytest.MonkeyPa
         yield from (
             draft("ada", 60 * number, idempotency_key=f"{number}") for number in range(BATCH)
         )
-        assert len(plan_keys(house)) >= 3
+        assert len(plan_keys(house)) >= 2
         raise KeyError("broken")
 
     with pytest.raises(KeyError, match="broken"):
