@@ -62,7 +62,6 @@ class Shards:
         self._client = client
         self._rules = rules
         self._arguments = Arguments(rules, under_way_ms)
-        self._under_way_ms = under_way_ms
         self._reserve = script("reservation/reserve")
         self._next_slot = script("reservation/next_slot")
         self._check = script("reservation/check")

@@ -219,3 +219,4 @@ def test_a_group_of_several_keys_needs_a_tag(redis_client: redis.Redis) -> None:
     limiter = FixedWindow(1, "second").on(redis_client)
     with pytest.raises(InvalidValue, match="a tag"):
         limiter.acquire_each([Request("a"), Request("b")])
+    assert limiter.acquire_each([]) == []
