@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
 
 _WHOLE = "tests/acceptance/"
-APART = ("tests/web/test_killed_servers.py", "tests/web/test_openapi.py")
+APART = (
+    "tests/simulation/test_simulation.py",
+    "tests/web/test_killed_servers.py",
+    "tests/web/test_openapi.py",
+)
 TYPE_COMMANDS = tuple(f"{_WHOLE}test_{name}.py" for name in ("demo", "tutorial", "up"))
 
 
