@@ -123,34 +123,16 @@ class Length(TypeDecorator[timedelta]):
         return None if value is None else value * MILLISECOND
 
 
-class _DatabaseNow(FunctionElement[datetime]):
-    type = Instant()
-    inherit_cache = True
-    name = "now"
+def _function(name: str, kind: TypeEngine[Any]) -> type[FunctionElement[Any]]:
+    """Return the class of a function that each dialect spells as ``_SPELT`` says."""
+    made = type(name, (FunctionElement,), {"type": kind, "inherit_cache": True, "name": name})
+    compiles(made)(_spell)
+    return made
 
 
-class _Later(FunctionElement[datetime]):
-    type = Instant()
-    inherit_cache = True
-    name = "later"
-
-
-class _MinuteOf(FunctionElement[datetime]):
-    type = Instant()
-    inherit_cache = True
-    name = "minute_of"
-
-
-class _InLivePartition(FunctionElement[bool]):
-    type = Boolean()
-    inherit_cache = True
-    name = "in_live_partition"
-
-
-class _InHistory(FunctionElement[bool]):
-    type = Boolean()
-    inherit_cache = True
-    name = "in_history"
+def _spell(element: FunctionElement[Any], compiler: SQLCompiler, **kw: Any) -> str:
+    spelt = _SPELT.get(compiler.dialect.name, _SPELT["postgresql"])
+    return spelt[element.name].format(*(compiler.process(each, **kw) for each in element.clauses))
 
 
 _SPELT = {
@@ -185,19 +167,14 @@ _INSTANTS = {
 }
 
 
-@compiles(_DatabaseNow)
-@compiles(_Later)
-@compiles(_MinuteOf)
-@compiles(_InLivePartition)
-@compiles(_InHistory)
-def _spell(element: FunctionElement[Any], compiler: SQLCompiler, **kw: Any) -> str:
-    spelt = _SPELT.get(compiler.dialect.name, _SPELT["postgresql"])
-    return spelt[element.name].format(*(compiler.process(each, **kw) for each in element.clauses))
-
-
-def database_now() -> ColumnElement[datetime]:
-    """Return the present instant by the database's clock, the same throughout a statement."""
-    return _DatabaseNow()
+database_now = _function("now", Instant())
+"""The present instant by the database's clock, the same throughout a statement."""
+minute_of = _function("minute_of", Instant())
+in_live_partition = _function("in_live_partition", Boolean())
+"""The condition of the partition of live rows; it says nothing where there is none."""
+in_history = _function("in_history", Boolean())
+"""The condition that a row lies in a partition of ended rows; else it says nothing."""
+_later = _function("later", Instant())
 
 
 def with_present(connection: Connection, statement: str, instant: datetime) -> str:
@@ -214,18 +191,4 @@ def later(
     """Return ``instant`` moved by a length; a number is one of seconds."""
     if isinstance(length, timedelta):
         length = length.total_seconds()
-    return _Later(instant, literal(float(length)) if isinstance(length, int | float) else length)
-
-
-def minute_of(instant: ColumnElement[datetime]) -> ColumnElement[datetime]:
-    return _MinuteOf(instant)
-
-
-def in_live_partition(finished_at: ColumnElement[datetime | None]) -> ColumnElement[bool]:
-    """Return the condition of the partition of live rows; it says nothing where there is none."""
-    return _InLivePartition(finished_at)
-
-
-def in_history(finished_at: ColumnElement[datetime | None]) -> ColumnElement[bool]:
-    """Return the condition that a row lies in a partition of ended rows; else it says nothing."""
-    return _InHistory(finished_at)
+    return _later(instant, literal(float(length)) if isinstance(length, int | float) else length)
