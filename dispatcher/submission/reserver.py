@@ -161,13 +161,13 @@ class Reserver:
         while True:
             try:
                 [answer] = self._windows.book([request], is_stored=True)
+                if isinstance(answer, DispatcherError):
+                    raise answer
             except ReservationsUnavailable:
                 if self._clock.monotonic() >= until:
                     raise
                 self._clock.sleep(_BETWEEN_LOOKS_SECONDS)
             else:
-                if isinstance(answer, DispatcherError):
-                    raise answer
                 return
 
     def _restore(self, entry: Entry, why: DispatcherError, *, is_answered: bool) -> None:

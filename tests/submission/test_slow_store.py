@@ -12,6 +12,7 @@ import pytest
 
 from dispatcher import (
     Draft,
+    DuplicateUnderWay,
     Message,
     OutcomeUnknown,
     QuotaExceeded,
@@ -20,6 +21,7 @@ from dispatcher import (
     Status,
     StoreUnavailable,
 )
+from dispatcher.reservation import BookingRequest
 from dispatcher.store.engines import InsertFailed
 from dispatcher.submission import terms_for
 from dispatcher.submission.reserver import LOOKING_SECONDS
@@ -229,6 +231,25 @@ def test_while_redis_is_closed_the_second_look_waits_for_it(build: Build) -> Non
     house.moved.meanwhile = once(other.open)
     message = house.submit(send_at=SOON)
     assert house.moved.sleeps
+    assert house.reservations() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+
+
+def test_while_a_duplicate_changes_its_time_the_second_look_waits_for_it(
+    build: Build, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Judged again, another message may have the time by then; restored, both would count."""
+    house = build()
+    windows, left = house.parts.windows, [DuplicateUnderWay()]
+
+    class Windows(Between):
+        def book(self, requests: Sequence[BookingRequest], **more: Any) -> Sequence[object]:
+            return [left.pop()] if left else windows.book(requests, **more)
+
+    slow_store(house, lambda: vars(house.parts.reserver).update(_windows=Windows(windows)))
+    message = house.submit(send_at=SOON, idempotency_key="key")
+    assert left == []
+    assert house.moved.sleeps
+    assert "reservation lost" not in caplog.text
     assert house.reservations() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
 
 
