@@ -359,6 +359,20 @@ def test_a_duplicate_that_is_changing_its_time_stops_only_its_own_message_of_man
     assert (duplicate.bytes in real.places(terms().scopes[0])) is not ends
 
 
+def test_a_stored_message_relies_on_its_duplicate_whatever_the_answer(real: Reserving) -> None:
+    duplicate, ours = new_id(), Submit("key", "print")
+    first, second = real.windows.legs(terms())
+    for leg, at, submit in ((first, NOON + MINUTE, Submit("key", "print")), (second, NOON, None)):
+        real.windows.shards.book([LegRequest(leg, duplicate, ms(at), ms(at), submit)])
+    request = BookingRequest(new_id(), terms(), ms(NOON), ms(NOON), ours)
+    [answer] = real.windows.book([request], is_stored=True)
+    assert isinstance(answer, DuplicateUnderWay)
+    assert real.client.hexists(first.keys.duplicates(ours.name), f"by:{ours.token}")
+    [answer] = real.windows.book([request])
+    assert isinstance(answer, DuplicateUnderWay)
+    assert not real.client.hexists(first.keys.duplicates(ours.name), f"by:{ours.token}")
+
+
 @pytest.mark.parametrize("submit", [None, Submit("key", "print")], ids=["plain", "keyed"])
 @pytest.mark.parametrize("many", [1, 2])
 def test_a_reply_that_is_lost_at_any_step_leaves_nothing_under_new_ids(
