@@ -314,6 +314,19 @@ def test_a_refused_submit_tells_the_type_of_its_error(build: Build, spans: Colle
     assert CANARY not in spans.text()
 
 
+def test_no_span_names_a_recipient_a_scope_a_key_or_a_body(traced: House, spans: Collected) -> None:
+    asked: dict[str, Any] = {
+        "recipient": CANARY,
+        "body": {"text": CANARY},
+        "scope": CANARY,
+        "idempotency_key": CANARY,
+    }
+    traced.deliver(traced.submit(**asked))
+    traced.dispatcher.submit_many(drafts(2, **asked | {"idempotency_key": None}))
+    assert len(spans.named("dispatcher.submit")) == 2
+    assert CANARY not in spans.text()
+
+
 def test_where_it_is_off_nothing_is_stored_and_nothing_is_told(
     build: Build, spans: Collected
 ) -> None:
