@@ -53,7 +53,7 @@ class Sender:
         """
         try:
             return self._try_send(group, claim)
-        except BaseException as error:  # noqa: BLE001 - the thread of the recorder raises it
+        except BaseException as error:  # noqa: BLE001 - the thread that leads the group raises it
             group.is_over = True
             return BrokenSend(claim, error)
 

@@ -102,8 +102,8 @@ class Bindable(ABC):
         functions raise; with ``"allow"`` the state is ``unknown``, too, and all is allowed.
         ``remember`` (1 s to one day) is how long at least a repeated call is recognised by its
         permit id: longer than the client's retries may take. None remembers nothing: no second
-        key, but a call that redis-py repeats takes its permits again. ``clock`` measures waits and
-        waits; by default it is the machine's.
+        key, but a call that redis-py repeats takes its permits again. ``clock`` measures waits; by
+        default it is the machine's.
         """
         if not isinstance(client, Client | AsyncClient) or isinstance(client, _PIPELINES):
             raise InvalidValue("client", kind_of(client), _CLIENTS)
@@ -142,6 +142,7 @@ class Algorithm(Bindable):
 
     @property
     def parts(self) -> tuple[Algorithm, ...]:
+        """The limit itself."""
         return (self,)
 
     @property
@@ -190,6 +191,7 @@ class Algorithm(Bindable):
 
 
 def check_count(count: int) -> None:
+    """Raise InvalidValue unless a limit can have that count."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= Limit.MOST:
         raise InvalidValue("count", quoted(count), f"a whole number from 1 to {Limit.MOST}")
 
@@ -224,14 +226,17 @@ class CountPerLength(Algorithm):
 
     @property
     def length_ms(self) -> int:
+        """The period in ms."""
         return cast(timedelta, self.period) // MILLISECOND
 
     @property
     def most(self) -> int:
+        """How many permits it can ever give in one call."""
         return self.count
 
     @property
     def numbers(self) -> Sequence[int | str]:
+        """Its count and its period in ms."""
         return (self.count, self.length_ms)
 
     def _normal_period(self) -> timedelta | str:
@@ -288,14 +293,17 @@ class FixedWindow(CountPerLength):
 
     @property
     def aligned(self) -> bool:
+        """Whether windows follow the clocks of a zone."""
         return self.align is not None
 
     @property
     def length_ms(self) -> int:
+        """The period in ms; of a month or a year how long it is at most."""
         return longest_ms(self._period)
 
     @property
     def numbers(self) -> Sequence[int | str]:
+        """Its count, its period, and its zone."""
         zone = () if self.align is None else (self.align,)
         return (self.count, self._period, *zone)
 
@@ -433,10 +441,12 @@ class GCRA(CountPerLength):
 
     @property
     def most(self) -> int:
+        """How many permits it can ever give in one call."""
         return self.max_burst + 1
 
     @property
     def numbers(self) -> Sequence[int]:
+        """Its count, its period in ms, and its burst."""
         return (self.count, self.length_ms, self.max_burst)
 
     @property
@@ -445,6 +455,7 @@ class GCRA(CountPerLength):
         return (self.count, self.length_ms)
 
     def words(self, now_ms: int, further: int = 0) -> Sequence[int]:  # noqa: ARG002 - for aligned windows
+        """Return how many it gives at once, and by how much its level rises and falls."""
         return (self.max_burst + 1, *self._rise_and_fall())
 
     def _rise_and_fall(self) -> tuple[int, int]:
@@ -481,17 +492,21 @@ class Concurrency(Algorithm):
 
     @property
     def most(self) -> int:
+        """How many permits it can ever give in one call."""
         return self.count
 
     @property
     def numbers(self) -> Sequence[int]:
+        """Its count."""
         return (self.count,)
 
     @property
     def hold_ms(self) -> int:
+        """How long a hold lasts, in ms."""
         return self.hold // MILLISECOND
 
     def words(self, now_ms: int, further: int = 0) -> Sequence[int]:  # noqa: ARG002 - for aligned windows
+        """Return its count and the length of a hold in ms."""
         return (self.count, self.hold_ms)
 
     def __str__(self) -> str:
@@ -514,10 +529,12 @@ class CoolDown(Algorithm):
 
     @property
     def most(self) -> int:
+        """Nothing is counted."""
         return 0
 
     @property
     def numbers(self) -> Sequence[int]:
+        """None."""
         return ()
 
     def __str__(self) -> str:
@@ -546,6 +563,7 @@ class Limits(Bindable):
 
     @property
     def parts(self) -> tuple[Algorithm, ...]:
+        """The limits that are asked together, in order."""
         return tuple(part for each in self.limits for part in each.parts)
 
     def __str__(self) -> str:

@@ -50,6 +50,8 @@ _NO_WAIT = timedelta(0)
 
 
 class ScriptCall(NamedTuple):
+    """One script, its keys and its arguments."""
+
     script: str
     keys: Sequence[str]
     args: Words
@@ -111,6 +113,7 @@ class KeyNames:
         return each
 
     def states(self, keys: Sequence[str], limits: Sequence[int] | None = None) -> list[str]:
+        """Return the names of the states of those limits, each for its key."""
         labels = self._labels if limits is None else [self._labels[index] for index in limits]
         name = self._names.state
         return [name(label, key) for label, key in zip(labels, keys, strict=True)]
@@ -172,6 +175,7 @@ class LimitSet:
         """How often holds should be renewed, in seconds; 0 where permits are no holds."""
 
     def text(self, script: str) -> str:
+        """Return the text of a script for these limits."""
         return composed(f"limiters/{script}", self._kinds)
 
     def ask(self, call: Callable[[int], ScriptCall]) -> Steps[Reply]:
@@ -278,10 +282,12 @@ def texts_of(parts: Sequence[Algorithm]) -> list[str]:
 
 
 def new_id() -> str:
+    """Return a new permit id."""
     return urlsafe_b64encode(os.urandom(9)).decode()  # 12 letters: every permit is stored with one
 
 
 def checked(permit: str) -> str:
+    """Return a permit id of the caller's. Raises InvalidValue."""
     if not isinstance(permit, str) or not _ID.fullmatch(permit):
         accepted = f"1 to {_LONGEST_ID} characters, without NUL and lone surrogates"
         raise InvalidValue("permit", quoted(permit), accepted)

@@ -100,6 +100,7 @@ def enter(
 def acquire_up_to(
     limit_set: LimitSet, keys: Keys, n: int, *, permit: str | None
 ) -> Steps[Decision]:
+    """Take as many of ``n`` permits as fit."""
     check_permits(n, limit_set.parts, whole=False)
     permit = new_id() if permit is None else checked(permit)
     try:
@@ -109,6 +110,7 @@ def acquire_up_to(
 
 
 def peek(limit_set: LimitSet, keys: Keys, n: int) -> Steps[Decision]:
+    """Return what ``acquire`` would answer; take no permits."""
     check_permits(n, limit_set.parts)
     try:
         return (yield from _ask(limit_set, keys, n, "", least=n, mode=_PEEK))
@@ -117,6 +119,7 @@ def peek(limit_set: LimitSet, keys: Keys, n: int) -> Steps[Decision]:
 
 
 def give_back(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
+    """Return the permits of one id; return how many they were."""
     names = limit_set.key_names.whole(keys)
     checked(permit)
 
@@ -130,6 +133,7 @@ def give_back(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
 
 
 def reset(limit_set: LimitSet, keys: Keys) -> Steps[None]:
+    """Forget all permits for ``keys``."""
     yield ScriptCall("limits_reset", limit_set.key_names.whole(keys), ())
 
 
@@ -212,6 +216,7 @@ def _waits(limit_set: LimitSet, refused: Decision) -> tuple[float, float]:
 
 
 def renew(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[bool]:
+    """Renew the holds of one id; return False if one has ended."""
     names = _state_names(limit_set, keys, "concurrency", "a Concurrency")
     lengths = [each.hold_ms for each in limit_set.parts if each.hold_ms]
     [done] = yield ScriptCall("limits_renew", names, (checked(permit), *lengths))
@@ -219,6 +224,7 @@ def renew(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[bool]:
 
 
 def end_holds(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
+    """End the holds of one id; its other permits stay taken."""
     names = _state_names(limit_set, keys, "concurrency", "a Concurrency")
     [ended] = yield ScriptCall("limits_end_holds", names, (checked(permit),))
     return ended
@@ -227,6 +233,7 @@ def end_holds(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
 def close(
     limit_set: LimitSet, keys: Keys, *, length: timedelta | None, until: datetime | None
 ) -> Steps[datetime]:
+    """Close cool-downs; return until when they are closed."""
     names = _state_names(limit_set, keys, "cool_down", "a CoolDown")
     if (length is None) == (until is None):
         raise InvalidValue("until", "not exactly one of length and until", "one of the two")
@@ -266,6 +273,7 @@ def keep(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[bool]:
 
 
 def leave(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[None]:
+    """End the holds of a block."""
     try:
         yield from end_holds(limit_set, keys, permit)
     except LimitersUnavailable as error:
@@ -273,6 +281,7 @@ def leave(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[None]:
 
 
 def abandon(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[None]:
+    """Return the permits of a block that does not begin."""
     try:
         yield from give_back(limit_set, keys, permit)
     except LimitersUnavailable as error:
