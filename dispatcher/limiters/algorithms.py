@@ -182,6 +182,11 @@ class Algorithm(Bindable):
         """How long a permit is held, in ms; 0 where permits do not end when they are returned."""
         return 0
 
+    @property
+    def spacing_ms(self) -> float:
+        """How far apart its permits are on average, in ms; 0 where it has no period."""
+        return 0.0
+
     def words(self, now_ms: int, further: int = 0) -> Sequence[str | int | bytes]:  # noqa: ARG002 - for aligned windows
         """Return the arguments of its part of the scripts, at about that time (ms since 1970).
 
@@ -233,6 +238,11 @@ class CountPerLength(Algorithm):
     def most(self) -> int:
         """How many permits it can ever give in one call."""
         return self.count
+
+    @property
+    def spacing_ms(self) -> float:
+        """How far apart its permits are on average, in ms."""
+        return self.length_ms / self.count
 
     @property
     def numbers(self) -> Sequence[int | str]:

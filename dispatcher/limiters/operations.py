@@ -166,8 +166,7 @@ def _acquire(
             return decision
         if waited:
             # Another caller took the room. Callers that were given the same time must spread.
-            part = limit_set.parts[decision.refusals[0].index]
-            spacing = part.length_ms / 1_000 / int(part.numbers[0]) if part.length_ms else 0.0
+            spacing = limit_set.parts[decision.refusals[0].index].spacing_ms / 1_000
             pause += random.uniform(0, spacing)  # noqa: S311 - no secret
             pause = pause if left is None else min(pause, left)
         waited = True
