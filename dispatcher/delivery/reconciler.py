@@ -205,10 +205,10 @@ class Reconciler:
             ages = self._store.ages([(permit.message_id, permit.token) for permit in batch])
             gone, ended = [], []
             for permit in batch:
-                age = ages.get((permit.message_id, permit.token), timedelta.min)
-                if age == timedelta.min:
+                attempt = permit.message_id, permit.token
+                if attempt not in ages:
                     gone.append(permit)
-                elif age is not None:
+                elif (age := ages[attempt]) is not None:
                     ended.append((permit, age))
             if gone:
                 self._permits.give_back(gone)
