@@ -172,6 +172,7 @@ class Travel:
             raise InvalidValue("to", f"{until.isoformat()} is past", f"from {self.now.isoformat()}")
         self._play(until)
         self._clock.move_to(until)
+        self._prune()
         return self.now
 
     def until_idle(self) -> datetime:
@@ -184,7 +185,14 @@ class Travel:
         self._play(until)
         if self._next(self._app.next_to_enqueue()) is not None:
             raise AssertionError(f"messages are still left at {until.isoformat()}")
+        self._prune()
         return self.now
+
+    def _prune(self) -> None:
+        """Delete ended messages at the end of a journey, as far as one is long enough."""
+        if self.now >= self._prune_at:
+            self._app.sweep.prune()
+            self._prune_at = self.now + _PRUNE_EVERY
 
     def _play(self, until: datetime) -> None:
         with without_collector():
@@ -203,9 +211,6 @@ class Travel:
             clock.move_to(at)
             if self._is_to_be_swept(waiting):
                 self._sweep()
-            if self.now >= self._prune_at:
-                app.sweep.prune()
-                self._prune_at = self.now + _PRUNE_EVERY
             while (begins_at := queue.next_at()) is not None and begins_at <= clock.now():
                 task = queue.take()
                 try:

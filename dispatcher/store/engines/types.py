@@ -16,7 +16,6 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     ColumnElement,
-    Connection,
     DateTime,
     Dialect,
     String,
@@ -159,12 +158,6 @@ _SPELT = {
     },
 }
 _SPELT["mariadb"] = _SPELT["mysql"]
-_INSTANTS = {
-    "sqlite": ("'{}'", "milliseconds"),
-    "mysql": ("CAST('{}' AS DATETIME(6))", "microseconds"),
-    "mariadb": ("CAST('{}' AS DATETIME(6))", "microseconds"),
-    "postgresql": ("timestamptz '{}+00'", "microseconds"),
-}
 
 
 database_now = _function("now", Instant())
@@ -177,12 +170,9 @@ in_history = _function("in_history", Boolean())
 _later = _function("later", Instant())
 
 
-def with_present(connection: Connection, statement: str, instant: datetime) -> str:
-    """Return a statement in which ``instant`` stands for :func:`database_now`."""
-    name = connection.dialect.name
-    literal_of, precision = _INSTANTS[name]
-    text = instant.astimezone(UTC).replace(tzinfo=None).isoformat(" ", precision)
-    return statement.replace(_SPELT[name]["now"], literal_of.format(text))
+def spelt_now(dialect: str) -> str:
+    """Return :func:`database_now` as statements of a dialect spell it."""
+    return _SPELT[dialect]["now"]
 
 
 def later(
