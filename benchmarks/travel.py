@@ -1,7 +1,8 @@
-"""Time travel: 10,000 messages of 30 days, submitted and sent in memory.
+"""Tests on the time of a test: their start, a small one, and 30 days with 10,000 messages.
 
-Prints the seconds of the submits and of the journey, of the clock and of the processor; the drafts
-are made before.
+Prints seconds of the clock and of this process: of the first dispatcher, which starts the servers;
+of a test that submits 50 messages, with its dispatcher; and of the submits and the journey of
+10,000, whose drafts are made before. Redis has a process of its own.
 """
 
 from __future__ import annotations
@@ -9,14 +10,20 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from dispatcher import Settings
 from dispatcher.testing import MemoryDispatcher
 
-MESSAGES, DAYS, RECIPIENTS, ROUNDS = 10_000, 30, 1_000, 5
+MESSAGES, SUBMITTED, DAYS, RECIPIENTS, ROUNDS = 10_000, 50, 30, 1_000, 5
 START = datetime(2026, 11, 23, 12, tzinfo=UTC)
+STARTED, SMALL = "first dispatcher", f"test with {SUBMITTED} submits"
+SUBMITS, JOURNEY = f"{MESSAGES} submits", f"{DAYS} days with {MESSAGES}"
+
+Figures = dict[str, list[tuple[float, float]]]
 
 
 def settings() -> Settings:
@@ -32,7 +39,7 @@ def settings() -> Settings:
     )
 
 
-def asked() -> list[dict[str, Any]]:
+def drafts(count: int) -> list[dict[str, Any]]:
     luck = random.Random(1)
     seconds = DAYS * 86_400
     return [
@@ -43,31 +50,45 @@ def asked() -> list[dict[str, Any]]:
             "send_in": timedelta(seconds=luck.randrange(seconds)),
             "on_conflict": "shift",
         }
-        for _ in range(MESSAGES)
+        for _ in range(count)
     ]
 
 
+@contextmanager
+def measured(figures: Figures, name: str) -> Iterator[None]:
+    clock, process = time.perf_counter(), time.process_time()
+    yield
+    passed = time.perf_counter() - clock, time.process_time() - process
+    figures.setdefault(name, []).append(passed)
+
+
+def small_test(dispatcher_settings: Settings) -> None:
+    with MemoryDispatcher(dispatcher_settings, start=START) as dispatcher:
+        for draft in drafts(SUBMITTED):
+            dispatcher.submit(**draft)
+
+
 def main() -> None:
-    found = []
+    figures: Figures = {}
+    with measured(figures, STARTED), MemoryDispatcher(settings(), start=START):
+        pass
     for _ in range(ROUNDS):
-        drafts = asked()
+        with measured(figures, SMALL):
+            small_test(settings())
+        requests = drafts(MESSAGES)
         with MemoryDispatcher(settings(), start=START) as dispatcher:
-            times = [(time.perf_counter(), time.process_time())]
-            for each in drafts:
-                dispatcher.submit(**each)
-            times.append((time.perf_counter(), time.process_time()))
-            dispatcher.travel(days=DAYS)
-            dispatcher.travel.until_idle()
-            times.append((time.perf_counter(), time.process_time()))
+            with measured(figures, SUBMITS):
+                for request in requests:
+                    dispatcher.submit(**request)
+            with measured(figures, JOURNEY):
+                dispatcher.travel(days=DAYS)
+                dispatcher.travel.until_idle()
             assert len(dispatcher.outbox) == MESSAGES
-        found.append(times)
-    print(f"{MESSAGES} messages in {DAYS} days, median of {ROUNDS}, seconds")
-    for name, first, last in (("submit", 0, 1), ("travel", 1, 2), ("both", 0, 2)):
-        wall, cpu = (
-            statistics.median(each[last][clock] - each[first][clock] for each in found)
-            for clock in (0, 1)
-        )
-        print(f"{name:8} {wall:6.2f} of the clock {cpu:6.2f} of the processor")
+    print(f"seconds, median of {ROUNDS} (least, most); the first dispatcher: once")
+    for name, times in figures.items():
+        clock, process = map(sorted, zip(*times, strict=True))
+        middle, spread = statistics.median(clock), f"({clock[0]:.3f}, {clock[-1]:.3f})"
+        print(f"{name:24} {middle:7.3f} {spread:18} processor {statistics.median(process):7.3f}")
 
 
 if __name__ == "__main__":
