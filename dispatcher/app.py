@@ -104,6 +104,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+AppT = TypeVar("AppT", bound="App")
 
 _PAGE_CONNECTIONS = 12
 _PAGE_SECONDS = 1
@@ -117,9 +118,12 @@ class built_once(Generic[T]):  # noqa: N801 - used as a decorator
     for ever. The child makes an object of its own.
     """
 
-    def __init__(self, build: Callable[[Any], T]) -> None:
-        self._build = build
+    def __init__(self, build: Callable[[AppT], T]) -> None:
+        self._build: Callable[[Any], T] = build
         self.__doc__ = build.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Self: ...
@@ -128,7 +132,7 @@ class built_once(Generic[T]):  # noqa: N801 - used as a decorator
     def __get__(self, instance: object, owner: type | None = None) -> Self | T:
         if instance is None:
             return self
-        name, built = self._build.__name__, vars(instance)
+        name, built = self._name, vars(instance)
         with built.setdefault("_building", RLock()):
             if name not in built:  # else another thread has built it
                 built[name] = self._build(instance)
@@ -194,9 +198,7 @@ class App:
         """The client for reading: without the fence, which revokes epochs."""
         return connect_redis(self.settings.redis_url)
 
-    @built_once
-    def database(self) -> Database:
-        return Database.of(self.settings)
+    database = built_once(lambda app: Database.of(app.settings))
 
     @built_once
     def publisher(self) -> Celery:
@@ -246,19 +248,12 @@ class App:
             from dispatcher.telemetry.spans import Spans  # noqa: PLC0415 - an extra
         return Spans()
 
-    @built_once
-    def signs(self) -> Signs:
-        return Signs(self.plain_redis, namespace=self.settings.namespace)
-
-    @built_once
-    def pulse(self) -> Pulse:
-        return Pulse(lambda: self.signs, clock=self.clock)
+    signs = built_once(lambda app: Signs(app.plain_redis, namespace=app.settings.namespace))
+    pulse = built_once(lambda app: Pulse(lambda: app.signs, clock=app.clock))
 
     # Windows and permits.
 
-    @built_once
-    def rules(self) -> Rules:
-        return Rules(self.settings.quotas_of)
+    rules = built_once(lambda app: Rules(app.settings.quotas_of))
 
     @built_once
     def windows(self) -> Windows:
@@ -277,13 +272,8 @@ class App:
             marker_life=self.settings.settle + MARKER_SPARE,
         )
 
-    @built_once
-    def contents(self) -> Contents:
-        return Contents(self.redis, self.fence)
-
-    @built_once
-    def plain_contents(self) -> Contents:
-        return Contents(self.plain_redis, self.fence)
+    contents = built_once(lambda app: Contents(app.redis, app.fence))
+    plain_contents = built_once(lambda app: Contents(app.plain_redis, app.fence))
 
     @built_once
     def permits(self) -> Permits:
@@ -310,17 +300,9 @@ class App:
 
     # Submit, and changes of accepted messages.
 
-    @built_once
-    def messages(self) -> Messages:
-        return Messages(self.database)
-
-    @built_once
-    def suppressions(self) -> Suppressions:
-        return Suppressions(self.database)
-
-    @built_once
-    def checks(self) -> Checks:
-        return Checks(self.settings.channels)
+    messages = built_once(lambda app: Messages(app.database))
+    suppressions = built_once(lambda app: Suppressions(app.database))
+    checks = built_once(lambda app: Checks(app.settings.channels))
 
     @built_once
     def templates(self) -> Templates:
@@ -392,9 +374,7 @@ class App:
             enqueuer=self.enqueuer,
         )
 
-    @built_once
-    def joined_messages(self) -> JoinedMessages:
-        return JoinedMessages(self.database)
+    joined_messages = built_once(lambda app: JoinedMessages(app.database))
 
     @built_once
     def callers_transactions(self) -> CallersTransactions:
@@ -457,13 +437,8 @@ class App:
             cancellation=self.cancellation,
         )
 
-    @built_once
-    def failed_messages(self) -> FailedMessages:
-        return FailedMessages(self.database)
-
-    @built_once
-    def held_messages(self) -> HeldMessages:
-        return HeldMessages(self.database)
+    failed_messages = built_once(lambda app: FailedMessages(app.database))
+    held_messages = built_once(lambda app: HeldMessages(app.database))
 
     @built_once
     def decisions(self) -> Decisions:
@@ -489,13 +464,8 @@ class App:
 
     # The HTTP API and the page.
 
-    @built_once
-    def api_keys(self) -> ApiKeys:
-        return ApiKeys(self.database)
-
-    @built_once
-    def sessions(self) -> Sessions:
-        return Sessions(self.database, self.api_keys)
+    api_keys = built_once(lambda app: ApiKeys(app.database))
+    sessions = built_once(lambda app: Sessions(app.database, app.api_keys))
 
     @built_once
     def page_database(self) -> Database:
@@ -556,9 +526,7 @@ class App:
     def group_queue(self) -> GroupQueue:
         return GroupQueue(self.delivery, at_once=self.settings.groups_at_once)
 
-    @built_once
-    def ticks(self) -> Ticks:
-        return Ticks(self.clock, sweeps_every(self.settings))
+    ticks = built_once(lambda app: Ticks(app.clock, sweeps_every(app.settings)))
 
     @built_once
     def sweep(self) -> Sweep:
@@ -610,13 +578,8 @@ class App:
 
     # Reads, for callers and operators.
 
-    @built_once
-    def pauses(self) -> Pauses:
-        return Pauses(self.database)
-
-    @built_once
-    def pause_list(self) -> PauseList:
-        return PauseList(settings=self.settings, pauses=self.pauses)
+    pauses = built_once(lambda app: Pauses(app.database))
+    pause_list = built_once(lambda app: PauseList(settings=app.settings, pauses=app.pauses))
 
     @built_once
     def listing(self) -> Listing:
@@ -658,9 +621,7 @@ class App:
             contents=self.contents,
         )
 
-    @built_once
-    def broker_probe(self) -> BrokerProbe:
-        return BrokerProbe(self.publisher)
+    broker_probe = built_once(lambda app: BrokerProbe(app.publisher))
 
     def health(self, kind: Kind) -> Health:
         """Return the health of this process, a worker or a beat.
