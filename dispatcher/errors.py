@@ -58,16 +58,11 @@ class DispatcherError(Exception):
     """Base of all errors of this package. All can be pickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (type(self), self.args, self.__dict__)
+        return _unpickled, (type(self), *self.args), self.__dict__
 
 
-def _unpickled(
-    kind: type[DispatcherError], args: tuple[Any, ...], data: dict[str, Any]
-) -> DispatcherError:
-    error = kind.__new__(kind, *args)
-    error.args = args
-    error.__dict__.update(data)
-    return error
+def _unpickled(kind: type[DispatcherError], *args: Any) -> DispatcherError:
+    return kind.__new__(kind, *args)
 
 
 class InvalidValue(DispatcherError, ValueError):
