@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from importlib.metadata import version as installed_version
+from importlib.resources import files
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -48,110 +51,53 @@ _PARAMETERS_OF = {
 
 
 class ListedCommand(NamedTuple):
-    module: str
     panel: str
-    help: str
+    module: str
 
 
-# To import all modules takes a second, most of it for SQLAlchemy, Celery and Pydantic. So the list
-# of commands has its own copy of the first paragraph of their help.
-_HELP = {
-    ("services", "Run"): {
-        "up": "Start Redis, SQLite, a worker and a beat in the data folder; run until Ctrl-C.",
-        "worker": (
-            "Start a Celery worker with the recommended options. Further options go to Celery."
-        ),
-        "beat": "Start a Celery beat, which starts the sweep. Any number may run.",
-        "migrate": "Bring the database to the schema of this version. Safe to repeat.",
-    },
-    ("serve", "Run"): {
-        "serve": "Serve the page at / and the HTTP API at /v1 until Ctrl-C.",
-        "keys": "Make, list, rotate and revoke the keys of the HTTP API.",
-    },
-    ("app", "Run"): {"version": "Print the version."},
-    ("messages", "Submit"): {
-        "submit": "Accept a message for a future time.",
-        "next-slot": "Print the first time that fits every quota. Books nothing.",
-    },
-    ("show", "Look"): {
-        "show": "Show one message: its fields, its reservations, each attempt, the next step.",
-    },
-    ("listing", "Look"): {
-        "list": "List messages, newest first.",
-        "held": "List held messages, oldest first: the outcome of their last attempt is unknown.",
-        "export": "Write messages, oldest first, one row each; with --bodies also their bodies.",
-    },
-    ("messages", "Change"): {
-        "update": "Give a scheduled message another body, or that of a template, rendered now.",
-    },
-    ("changes", "Change"): {
-        "cancel": (
-            "Cancel scheduled messages, by id or by filter; their quotas are free again at once."
-        ),
-        "reschedule": (
-            "Move scheduled messages to another time, by id or by filter; "
-            "frees the old times at once."
-        ),
-        "retry": "Give failed messages further attempts, by id or by filter. They are due at once.",
-        "release": (
-            "Release held messages to be sent, perhaps for the second time, by id or by filter."
-        ),
-        "drop": "End held messages as failed, by id or by filter. They keep their reservations.",
-    },
-    ("lists", "Change"): {
-        "suppress": "Opt a recipient out: refuse new messages and cancel scheduled ones, at once.",
-        "unsuppress": "Revoke a suppression. Give the same --channel as when it was made, or none.",
-        "erase": "Erase what is stored of a recipient, for good; counts stay.",
-        "pause": (
-            "Send nothing of a channel, recipient, campaign or another scope until it is resumed."
-        ),
-        "resume": (
-            "End a pause: messages that are due are sent, or treated as their channel's catch_up "
-            "says."
-        ),
-    },
-    ("lists", "Look"): {
-        "suppressed": "List all suppressions, or those of one recipient.",
-    },
-    ("status", "Look"): {
-        "status": (
-            "Show counts, overdue messages, the load of the next hour, limits, workers and beats."
-        ),
-        "top": (
-            "Rank the scopes, recipients or channels with most due messages, "
-            "and their fullest quota."
-        ),
-        "load": (
-            "Show what is due in the coming minutes of each channel, "
-            "and when the last of it leaves."
-        ),
-        "refusals": (
-            "Show which rules refused how many submits, and how far away the next slots were."
-        ),
-    },
-    ("imports", "Submit"): {
-        "import": "Submit the messages of a file; report the refused rows and the reasons.",
-    },
-    ("timeline", "Look"): {
-        "timeline": (
-            "Show what is booked, how full each quota is, what is blocked, and the next free slots."
-        ),
-    },
-    ("windows", "Run"): {"windows": "Compare the windows in Redis with SQL, or rebuild them."},
-    ("doctor", "Look"): {
-        "doctor": "Examine the servers, the clocks, overdue work, and what the settings name.",
-    },
-    ("demo", "Run"): {
-        "demo": (
-            "Play a short scenario on real servers and show what happens. Leaves nothing behind."
-        ),
-    },
-}
 COMMANDS = {
-    name: ListedCommand(module, panel, said)
-    for (module, panel), some in _HELP.items()
-    for name, said in some.items()
+    name: ListedCommand(panel, module)
+    for panel, module, names in (
+        ("Run", "services", ("up", "worker", "beat", "migrate")),
+        ("Run", "serve", ("serve", "keys")),
+        ("Run", "app", ("version",)),
+        ("Submit", "messages", ("submit", "next-slot")),
+        ("Look", "show", ("show",)),
+        ("Look", "listing", ("list", "held", "export")),
+        ("Change", "messages", ("update",)),
+        ("Change", "changes", ("cancel", "reschedule", "retry", "release", "drop")),
+        ("Change", "lists", ("suppress", "unsuppress", "erase", "pause", "resume")),
+        ("Look", "lists", ("suppressed",)),
+        ("Look", "status", ("status", "top", "load", "refusals")),
+        ("Submit", "imports", ("import",)),
+        ("Look", "timeline", ("timeline",)),
+        ("Run", "windows", ("windows",)),
+        ("Look", "doctor", ("doctor",)),
+        ("Run", "demo", ("demo",)),
+    )
+    for name in names
 }
+
+
+@cache
+def help_of(module: str) -> Mapping[str, str]:
+    """Read the help of the commands of a module in its source.
+
+    To import all modules takes a second, most of it for SQLAlchemy, Celery and Pydantic.
+    """
+    source = files(__package__).joinpath(f"{module}.py").read_text(encoding="utf-8")
+    said: dict[str, str] = {}
+    for node in ast.parse(source).body:
+        match node:
+            case ast.FunctionDef(name=name, decorator_list=[ast.Call(args=args), *_]):
+                named = (each.value for each in args if isinstance(each, ast.Constant))
+                said[str(next(named, name.replace("_", "-")))] = ast.get_docstring(node) or ""
+            case ast.Assign(
+                targets=[ast.Name(id=name)],
+                value=ast.Call(keywords=[*_, ast.keyword("help", ast.Constant(str(text)))]),
+            ):
+                said[name] = text
+    return said
 
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -216,8 +162,14 @@ class AllCommands(OptionNames):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        for name, (_, panel, said) in COMMANDS.items():
-            self.commands[name] = TyperCommand(name, help=said, rich_help_panel=panel)
+        for name, (panel, _) in COMMANDS.items():
+            self.commands[name] = TyperCommand(name, rich_help_panel=panel)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and not command.help:
+            command.help = _unwrapped(help_of(COMMANDS[cmd_name].module)[cmd_name])
+        return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in COMMANDS:
