@@ -23,7 +23,6 @@ from datetime import datetime, timedelta
 from functools import partial, wraps
 from itertools import islice
 from threading import Lock
-from types import TracebackType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -213,23 +212,13 @@ class Dispatcher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def _turn(self, session: object, most: int) -> asyncio.Semaphore:
