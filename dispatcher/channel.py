@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
@@ -56,12 +57,8 @@ def split(value: object) -> object:
     return json.loads(value) if value.lstrip().startswith("[") else value.split(",")
 
 
-def _read_quota(value: object) -> object:
-    return parse_quota(value) if isinstance(value, str) else value
-
-
-def _read_limit(value: object) -> object:
-    return parse_limit(value) if isinstance(value, str) else value
+def _read_by(parse: Callable[[str], object]) -> BeforeValidator:
+    return BeforeValidator(lambda value: parse(value) if isinstance(value, str) else value)
 
 
 Length = Annotated[
@@ -70,9 +67,9 @@ Length = Annotated[
     PlainSerializer(timedelta.total_seconds),
     Field(gt=timedelta(0)),
 ]
-AnyQuota = Annotated[Quota | CalendarQuota, BeforeValidator(_read_quota), PlainSerializer(str)]
+AnyQuota = Annotated[Quota | CalendarQuota, _read_by(parse_quota), PlainSerializer(str)]
 Quotas = Annotated[tuple[AnyQuota, ...], NoDecode, BeforeValidator(split)]
-AnyLimit = Annotated[Limit | CalendarLimit, BeforeValidator(_read_limit), PlainSerializer(str)]
+AnyLimit = Annotated[Limit | CalendarLimit, _read_by(parse_limit), PlainSerializer(str)]
 Limits = Annotated[tuple[AnyLimit, ...], NoDecode, BeforeValidator(split)]
 
 
@@ -169,14 +166,10 @@ class ChannelSettings(BaseModel):
         return channel
 
     @model_validator(mode="after")
-    def _check_quotas(self) -> Self:
+    def _check(self) -> Self:
         if self.without_quotas == "always" and (self.quotas or self.recipient_quotas):
             problem = 'quotas = [] or without_quotas = "always", and yet quotas are given'
             raise InvalidValue("quotas", problem, "one of the two")
-        return self
-
-    @model_validator(mode="after")
-    def _check_templates(self) -> Self:
         for name, body in self.templates.items():
             if TEMPLATE_NAME.fullmatch(name) is None:
                 raise InvalidValue(
@@ -184,10 +177,6 @@ class ChannelSettings(BaseModel):
                 )
             if not body:
                 raise InvalidValue("templates", f"nothing is in {quoted(name)}", "a body of texts")
-        return self
-
-    @model_validator(mode="after")
-    def _check_hours(self) -> Self:
         check_hours(self.quiet_hours, self.send_window)
         return self
 
