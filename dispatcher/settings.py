@@ -103,12 +103,14 @@ _SENTENCES = {
     "tuple_type": ("is no list", "a list; in an environment variable, with commas between"),
     "dict_type": ("is no table", "a table"),
     "model_type": ("is no table", "a table"),
-}
-_BOUNDS = {
-    "greater_than": ("gt", "more than"),
-    "greater_than_equal": ("ge", "at least"),
-    "less_than": ("lt", "less than"),
-    "less_than_equal": ("le", "at most"),
+    "literal_error": ("is not an accepted value", "{expected}"),
+    "enum": ("is not an accepted value", "{expected}"),
+    "too_short": ("has too few entries", "at least {min_length}"),
+    "string_pattern_mismatch": ("is not of the accepted form", "a text that matches {pattern}"),
+    "greater_than": ("is out of range", "more than {gt}"),
+    "greater_than_equal": ("is out of range", "at least {ge}"),
+    "less_than": ("is out of range", "less than {lt}"),
+    "less_than_equal": ("is out of range", "at most {le}"),
 }
 
 
@@ -668,16 +670,11 @@ def like(name: str, names: Collection[str]) -> str:
 
 
 def _sentence(kind: str, context: Mapping[str, Any], message: str) -> tuple[str, str]:
-    if kind in _SENTENCES:
-        return _SENTENCES[kind]
-    if kind in _BOUNDS:
-        key, words = _BOUNDS[kind]
-        of_length = "timedelta" in str(context[key])  # all of ours are 0, and come as their repr
-        return "is out of range", f"{words} {'0 seconds' if of_length else context[key]}"
-    if kind in {"literal_error", "enum"}:
-        return "is not an accepted value", str(context["expected"])
-    if kind == "too_short":
-        return "has too few entries", f"at least {context['min_length']}"
-    if kind == "string_pattern_mismatch":
-        return "is not of the accepted form", f"a text that matches {context['pattern']}"
-    return message[:1].lower() + message[1:], "what the reference of the settings says"
+    if kind not in _SENTENCES:
+        return message[:1].lower() + message[1:], "what the reference of the settings says"
+    problem, accepted = _SENTENCES[kind]
+    # All lengths of ours are 0, and come as their repr.
+    bounds = {
+        name: "0 seconds" if "timedelta" in str(bound) else bound for name, bound in context.items()
+    }
+    return problem, accepted.format_map(bounds)
