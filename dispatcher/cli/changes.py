@@ -292,33 +292,27 @@ class _Change:
         # No more than were confirmed: messages that begin to match meanwhile stay unchanged.
         matching = self.dispatcher.select(oldest_first=True, **wanted)
         ids = (each.id for each in islice(matching, matched))
-        change = self.many or self._each
         try:
             with terminated_like_interrupted(), bar() as shown:
                 task = shown.add_task(self.verb, total=matched)
                 while batch := list(islice(ids, _BATCH)):
                     self.doubtful = batch
-                    answers = change(batch)
-                    self._note(batch, answers)
-                    shown.update(task, completed=self.done + self.refused.total())
-                    for answer in answers:
+                    answers = self.many(batch) if self.many else map(self._answer, batch)
+                    unanswered: list[Unavailable] = []
+                    for message_id, answer in zip(batch, answers, strict=True):
                         if isinstance(answer, Unavailable):
-                            raise answer
+                            unanswered.append(answer)
+                        else:
+                            self._note(message_id, answer)
+                        shown.update(task, completed=self.done + self.refused.total())
+                    if unanswered:
+                        raise unanswered[0]
+                    self.answered, self.doubtful = batch[-1], ()
         except (Unavailable, KeyboardInterrupt) as error:
             if isinstance(error, ReservationsUnavailable):  # the batch was not changed
                 self.doubtful = ()
             return say_stopped(error, self._how_to_go_on())
         return 0
-
-    def _each(self, ids: Sequence[UUID]) -> list[_Answer]:
-        answers: list[_Answer] = []
-        try:
-            for message_id in ids:
-                answers.append(self._answer(message_id))  # noqa: PERF401 - an error keeps those before
-        except (Unavailable, KeyboardInterrupt):
-            self._note(ids, answers)
-            raise
-        return answers
 
     def _answer(self, message_id: UUID | str) -> _Answer:
         """Change a message; return it, or why it is refused. Raises Unavailable."""
@@ -329,16 +323,13 @@ class _Change:
         except DispatcherError as error:
             return error
 
-    def _note(self, ids: Sequence[UUID], answers: Sequence[_Answer]) -> None:
-        for message_id, answer in zip(ids, answers, strict=False):
-            if isinstance(answer, Message):
-                self.done += 1
-            elif not isinstance(answer, Unavailable):
-                self.refused[_reason(answer)] += 1
-                if len(self.refusals) < _MOST_NAMED:
-                    self.refusals.append((message_id, answer))
-        if len(answers) == len(ids) and not any(isinstance(each, Unavailable) for each in answers):
-            self.answered, self.doubtful = ids[-1], ()
+    def _note(self, message_id: UUID, answer: _Answer) -> None:
+        if isinstance(answer, Message):
+            self.done += 1
+            return
+        self.refused[_reason(answer)] += 1
+        if len(self.refusals) < _MOST_NAMED:
+            self.refusals.append((message_id, answer))
 
     def _how_to_go_on(self) -> str:
         if not self.still_matches:
