@@ -14,8 +14,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,6 +53,12 @@ _FILES = (
     "sent",
 )  # fmt: skip
 """The files and folders that an environment writes into its folder."""
+_REDIS_OPTIONS = {
+    "appendonly": "yes",
+    "appendfsync": "everysec",
+    "maxmemory-policy": "noeviction",
+    "databases": "2",
+}
 
 log = logging.getLogger(__name__)
 
@@ -93,22 +100,15 @@ def environment(
                 yield loaded
 
 
+@dataclass(eq=False)
 class Process:
     """One child process with its log file. ``ready`` returns whether it serves."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        log: Path,
-        env: dict[str, str] | None = None,
-        ready: Callable[[], bool] | None = None,
-    ) -> None:
-        self._command = list(command)
-        self._log = log
-        self._env = env
-        self._ready = ready
-        self._child: subprocess.Popen[bytes] | None = None
+    command: Sequence[str]
+    log: Path
+    env: dict[str, str] | None = None
+    ready: Callable[[], bool] | None = None
+    _child: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
     def pid(self) -> int | None:
@@ -123,32 +123,32 @@ class Process:
     def log_end(self) -> str:
         """Return a text with the path of its log and the last line of it."""
         try:
-            with self._log.open("rb") as log_file:
-                log_file.seek(max(0, self._log.stat().st_size - _LOG_END_BYTES))
+            with self.log.open("rb") as log_file:
+                log_file.seek(max(0, self.log.stat().st_size - _LOG_END_BYTES))
                 lines = log_file.read().decode(errors="replace").split("\n")
         except OSError as error:
-            return f"{self._log} cannot be read ({error.strerror})"
+            return f"{self.log} cannot be read ({error.strerror})"
         last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
-        return f"{self._log} ends with: {last}"
+        return f"{self.log} ends with: {last}"
 
     def start(self) -> None:
         """Start the process and wait until it serves. Raises EmbeddedUnavailable."""
-        make_private(self._log.parent)
-        with open(self._log, "ab", opener=_private) as log:
+        make_private(self.log.parent)
+        with open(self.log, "ab", opener=_private) as log:
             self._child = subprocess.Popen(  # noqa: S603 - the command is made in this file
-                self._command,
+                self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._env,
+                env=self.env,
                 start_new_session=True,
                 umask=PRIVATE_UMASK,
             )
         deadline = time.monotonic() + START_SECONDS
-        while self._ready is not None and not self._ready():
+        while self.ready is not None and not self.ready():
             if not self.alive or time.monotonic() > deadline:
                 self.stop()
-                raise EmbeddedUnavailable(f"a process did not start; its log is {self._log}")
+                raise EmbeddedUnavailable(f"a process did not start; its log is {self.log}")
             time.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:
@@ -182,26 +182,14 @@ def redis_server() -> str:
     return found
 
 
-def redis_process(folder: Path, socket: Path) -> Process:
-    """Return a Redis with its data in ``folder`` that listens only on ``socket``."""
-    make_private(folder)
-    options = {
-        "port": "0",
-        "unixsocket": str(socket),
-        "unixsocketperm": "700",
-        "dir": str(folder),
-        "appendonly": "yes",
-        "appendfsync": "everysec",
-        "save": "",
-        "maxmemory-policy": "noeviction",
-        "databases": "2",
-    }
-    arguments = [word for name, value in options.items() for word in (f"--{name}", value)]
-    return Process(
-        [redis_server(), *arguments],
-        log=folder.parent / "logs" / "redis.log",
-        ready=lambda: _answers(socket),
-    )
+def redis_command(folder: Path, socket: Path, options: Mapping[str, str]) -> list[str]:
+    """Return the command of a Redis with its data in ``folder`` that listens only on ``socket``."""
+    every = {
+        "dir": str(folder), "port": "0", "unixsocket": str(socket), "unixsocketperm": "700",
+        "save": "", **options,
+    }  # fmt: skip
+    words = (word for name, value in every.items() for word in (f"--{name}", value))
+    return [redis_server(), *words]
 
 
 def _load(path: Path, overrides: dict[str, Any]) -> Settings:
@@ -271,7 +259,13 @@ def _redis(data_dir: Path) -> Process:
             redis.Redis(unix_socket_path=str(socket)).shutdown()
     with suppress(FileNotFoundError):
         socket.unlink()
-    return redis_process(data_dir / "redis", socket)
+    folder = data_dir / "redis"
+    make_private(folder)
+    return Process(
+        redis_command(folder, socket, _REDIS_OPTIONS),
+        log=data_dir / "logs" / "redis.log",
+        ready=lambda: _answers(socket),
+    )
 
 
 def _service(settings: Settings, name: str) -> Process:

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import redis
 
-from dispatcher.embedded import START_SECONDS, redis_server
+from dispatcher.embedded import START_SECONDS, redis_command
 from dispatcher.errors import EmbeddedUnavailable
 from dispatcher.settings import Settings
 from dispatcher.store import Database, migrate
@@ -45,13 +45,10 @@ def servers() -> Servers:
     folder = Path(tempfile.mkdtemp(prefix="dispatcher-tests-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     socket = folder / "redis.sock"
-    options = {
-        "port": "0", "unixsocket": str(socket), "unixsocketperm": "700", "dir": str(folder),
-        "save": "", "databases": "1", "logfile": str(folder / "redis.log"),
-    }  # fmt: skip
-    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    options = {"databases": "1", "logfile": str(folder / "redis.log")}
+    command = redis_command(folder, socket, options)
     shell = subprocess.Popen(  # noqa: S603 - the command is made in this file
-        ["/bin/sh", "-c", _UNTIL_THE_PIPE_CLOSES, "sh", redis_server(), *words],
+        ["/bin/sh", "-c", _UNTIL_THE_PIPE_CLOSES, "sh", *command],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
