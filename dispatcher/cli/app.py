@@ -6,13 +6,15 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from dataclasses import fields, is_dataclass
+from functools import cache, wraps
 from importlib import import_module
 from importlib.metadata import version as installed_version
 from importlib.resources import files
-from typing import Annotated, Any, NamedTuple
+from inspect import Parameter
+from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -32,6 +34,8 @@ from dispatcher.errors import (
 )
 from dispatcher.extras import DISTRIBUTION
 from dispatcher.times import send_time
+
+Function = TypeVar("Function", bound=Callable[..., None])
 
 _EXIT_CODES: tuple[tuple[type[DispatcherError], int], ...] = (
     (InvalidValue, 2),
@@ -89,9 +93,9 @@ def help_of(module: str) -> Mapping[str, str]:
     said: dict[str, str] = {}
     for node in ast.parse(source).body:
         match node:
-            case ast.FunctionDef(name=name, decorator_list=[ast.Call(args=args), *_]):
-                named = (each.value for each in args if isinstance(each, ast.Constant))
-                said[str(next(named, name.replace("_", "-")))] = ast.get_docstring(node) or ""
+            case ast.FunctionDef(name=name, decorator_list=[ast.Call(keywords=keywords)]):
+                named = [ast.literal_eval(each.value) for each in keywords if each.arg == "name"]
+                said[named[0] if named else name.replace("_", "-")] = ast.get_docstring(node) or ""
             case ast.Assign(
                 targets=[ast.Name(id=name)],
                 value=ast.Call(keywords=[*_, ast.keyword("help", ast.Constant(str(text)))]),
@@ -187,11 +191,11 @@ class AllCommands(OptionNames):
     def load(self, *names: str) -> None:
         """Import these commands; all if none is named."""
         for module in {COMMANDS[name].module for name in names or COMMANDS}:
-            group = import_module(f"dispatcher.cli.{module}").group
-            for name, command in get_group(group).commands.items():
-                if isinstance(command, TyperCommand | TyperGroup):
-                    command.rich_help_panel = COMMANDS[name].panel
-                self.commands[name] = command
+            import_module(f"dispatcher.cli.{module}")
+        for name, found in get_group(commands).commands.items():
+            if isinstance(found, TyperCommand | TyperGroup):
+                found.rich_help_panel = COMMANDS[name].panel
+            self.commands[name] = found
 
 
 def _unwrapped(text: str) -> str:
@@ -282,14 +286,61 @@ def _of_all(
     del version
 
 
-def examples(*lines: str) -> str:
-    return "\n\n".join(["[bold]Examples[/]", *(f"  $ {line}" for line in lines)])
+commands = typer.Typer(rich_markup_mode="rich")
+"""The commands of the modules that are imported."""
 
 
-group = typer.Typer(rich_markup_mode="rich")
+def command(
+    *examples: str, name: str | None = None, of: typer.Typer = commands, **more: Any
+) -> Callable[[Function], Function]:
+    """Make a function a command with these examples.
+
+    Each parameter whose type is a dataclass stands for its fields, as options.
+    """
+    epilog = "\n\n".join(["[bold]Examples[/]", *(f"  $ {line}" for line in examples)])
+
+    def register(function: Function) -> Function:
+        of.command(name, epilog=epilog, **more)(_with_options(function))
+        return function
+
+    return register
 
 
-@group.command(epilog=examples("dispatcher version"))
+def _with_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter whose type is a dataclass by its fields, as options of the command.
+
+    Fields of one name have one value.
+    """
+    parameters: dict[str, Parameter] = {}
+    kinds: dict[str, Any] = {}
+    for name, each in inspect.signature(function, eval_str=True).parameters.items():
+        if not is_dataclass(each.annotation):
+            parameters[name] = each
+            continue
+        kinds[name] = each.annotation
+        hints = get_type_hints(each.annotation, include_extras=True)
+        for field in fields(each.annotation):
+            added = each.replace(
+                name=field.name, default=field.default, annotation=hints[field.name]
+            )
+            parameters.setdefault(field.name, added)
+    own = inspect.signature(function).parameters.keys() - kinds.keys()
+
+    @wraps(function)
+    def call(**given: Any) -> None:
+        options = {
+            name: kind(**{field.name: given[field.name] for field in fields(kind)})
+            for name, kind in kinds.items()
+        }
+        function(**{name: given[name] for name in own}, **options)
+
+    typed: Any = call  # typer reads the parameters there
+    typed.__signature__ = inspect.Signature(list(parameters.values()))
+    typed.__annotations__ = {name: each.annotation for name, each in parameters.items()}
+    return call
+
+
+@command("dispatcher version")
 def version(as_json: AsJson = False) -> None:
     """Print the version."""
     number = installed_version(DISTRIBUTION)

@@ -14,8 +14,8 @@ import typer
 from rich.markup import escape
 
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, confirm, examples, exit_code, say_error
-from dispatcher.cli.filters import FilterOptions, option, parameters_of, with_options
+from dispatcher.cli.app import AsJson, command, confirm, exit_code, say_error
+from dispatcher.cli.filters import FilterOptions, option, parameters_of
 from dispatcher.cli.messages import ExpireAfter, Fold, Latest, SendAt, SendIn, Shift
 from dispatcher.cli.progress import bar, say_stopped, terminated_like_interrupted
 from dispatcher.client import Dispatcher
@@ -37,7 +37,6 @@ _MOST_NAMED = 100
 
 _Answer = Message | DispatcherError
 _ONE_TIME = "one of --send-at, --send-in and --later"
-group = typer.Typer(rich_markup_mode="rich")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +81,10 @@ class _NewTime:
     expire_after: ExpireAfter = None
 
 
-@group.command(
-    epilog=examples(
-        "dispatcher cancel 0199…",
-        "dispatcher cancel --channel sms --from 2026-12-24T08:00Z --to 2026-12-24T09:00Z",
-    )
+@command(
+    "dispatcher cancel 0199…",
+    "dispatcher cancel --channel sms --from 2026-12-24T08:00Z --to 2026-12-24T09:00Z",
 )
-@with_options
 def cancel(meant: _ChangeFilters) -> None:
     """Cancel scheduled messages, by id or by filter; their quotas are free again at once."""
     with Dispatcher() as dispatcher:
@@ -96,13 +92,10 @@ def cancel(meant: _ChangeFilters) -> None:
         _Change(dispatcher, "cancel", Status.SCHEDULED, one, many).do(meant)
 
 
-@group.command(
-    epilog=examples(
-        'dispatcher reschedule 0199… --send-in "2 hours" --on-conflict shift',
-        'dispatcher reschedule --channel sms --overdue --later "1 hour" --on-conflict shift',
-    )
+@command(
+    'dispatcher reschedule 0199… --send-in "2 hours" --on-conflict shift',
+    'dispatcher reschedule --channel sms --overdue --later "1 hour" --on-conflict shift',
 )
-@with_options
 def reschedule(*, new_time: _NewTime, meant: _ZonedChangeFilters) -> None:
     """Move scheduled messages to another time, by id or by filter; frees the old times at once.
 
@@ -137,12 +130,9 @@ def reschedule(*, new_time: _NewTime, meant: _ZonedChangeFilters) -> None:
         ).do(meant)
 
 
-@group.command(
-    epilog=examples(
-        "dispatcher retry 0199…", "dispatcher retry --channel email --from 2026-12-24T08:00Z --yes"
-    )
+@command(
+    "dispatcher retry 0199…", "dispatcher retry --channel email --from 2026-12-24T08:00Z --yes"
 )
-@with_options
 def retry(
     *,
     perhaps_sent: Annotated[
@@ -163,8 +153,7 @@ def retry(
         _Change(dispatcher, "retry", Status.FAILED, one, many).do(meant)
 
 
-@group.command(epilog=examples("dispatcher release 0199…", "dispatcher release --channel sms"))
-@with_options
+@command("dispatcher release 0199…", "dispatcher release --channel sms")
 def release(meant: _ChangeFilters) -> None:
     """Release held messages to be sent, perhaps for the second time, by id or by filter.
 
@@ -174,8 +163,7 @@ def release(meant: _ChangeFilters) -> None:
         _Change(dispatcher, "release", Status.HELD, dispatcher.release).do(meant)
 
 
-@group.command(epilog=examples("dispatcher drop 0199…", "dispatcher drop --recipient ada"))
-@with_options
+@command("dispatcher drop 0199…", "dispatcher drop --recipient ada")
 def drop(
     *,
     reason: Annotated[str | None, typer.Option(help="It becomes part of last_error.")] = None,

@@ -15,7 +15,7 @@ import typer
 from rich.markup import escape
 
 from dispatcher.cli import output
-from dispatcher.cli.app import examples, say_error
+from dispatcher.cli.app import command, say_error
 from dispatcher.cli.progress import until_stopped
 from dispatcher.cli.serve import page_beside
 from dispatcher.client import Dispatcher
@@ -36,8 +36,6 @@ Next:
   [bold]dispatcher demo --stay[/]  the same, and its page stays open
   [bold]dispatcher up[/]           servers for your own messages"""
 
-group = typer.Typer(rich_markup_mode="rich")
-
 
 class _StepFailed(Exception):
     pass
@@ -48,7 +46,7 @@ class _Outcome(NamedTuple):
     cancelled: Message
 
 
-@group.command(epilog=examples("dispatcher demo", "dispatcher demo --stay"))
+@command("dispatcher demo", "dispatcher demo --stay")
 def demo(
     stay: Annotated[
         bool, typer.Option("--stay", help="Keep it running, with its page, until Ctrl-C.")

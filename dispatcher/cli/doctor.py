@@ -14,19 +14,14 @@ from dispatcher.app import App
 from dispatcher.broker.survey import load_app
 from dispatcher.celery_app import settings_of
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, examples, say_error
+from dispatcher.cli.app import AsJson, command, say_error
 from dispatcher.operations.findings import Examination, Level
 from dispatcher.settings import Settings
 
 _STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red", Level.SKIPPED: "dim"}
 
 
-group = typer.Typer(rich_markup_mode="rich")
-
-
-@group.command(
-    epilog=examples("dispatcher doctor --strict", "dispatcher doctor --app shop.celery:app --json")
-)
+@command("dispatcher doctor --strict", "dispatcher doctor --app shop.celery:app --json")
 def doctor(
     as_json: AsJson = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 for warnings too.")] = False,

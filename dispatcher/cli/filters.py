@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
-from functools import wraps
-from inspect import Parameter
-from typing import Annotated, Any, cast, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -83,40 +79,6 @@ def parameters_of(options: object) -> dict[str, Any]:
         if given.get(name) is not None:
             given[name] = parse_length(given[name], name)
     return given
-
-
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter whose type is a dataclass by its fields, as options of the command.
-
-    Fields of one name have one value.
-    """
-    parameters: dict[str, Parameter] = {}
-    kinds: dict[str, Any] = {}
-    for name, each in inspect.signature(command, eval_str=True).parameters.items():
-        if not is_dataclass(each.annotation):
-            parameters[name] = each
-            continue
-        kinds[name] = each.annotation
-        hints = get_type_hints(each.annotation, include_extras=True)
-        for field in fields(each.annotation):
-            added = each.replace(
-                name=field.name, default=field.default, annotation=hints[field.name]
-            )
-            parameters.setdefault(field.name, added)
-    own = inspect.signature(command).parameters.keys() - kinds.keys()
-
-    @wraps(command)
-    def call(**given: Any) -> None:
-        options = {
-            name: kind(**{field.name: given[field.name] for field in fields(kind)})
-            for name, kind in kinds.items()
-        }
-        command(**{name: given[name] for name in own}, **options)
-
-    typed: Any = call  # typer reads the parameters there
-    typed.__signature__ = inspect.Signature(list(parameters.values()))
-    typed.__annotations__ = {name: each.annotation for name, each in parameters.items()}
-    return call
 
 
 def scopes_of(counts: list[str] | None) -> dict[str, str] | None:

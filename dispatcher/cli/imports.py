@@ -14,7 +14,7 @@ from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, examples, say_error
+from dispatcher.cli.app import AsJson, command, say_error
 from dispatcher.cli.progress import bar, say_stopped, terminated_like_interrupted
 from dispatcher.client import Dispatcher
 from dispatcher.errors import BatchRefused, DispatcherError, InvalidValue, SlotRefused, Unavailable
@@ -33,15 +33,10 @@ _BAD, _SLOT_REFUSED = 2, 3
 _SHOWN = 10
 
 
-group = typer.Typer(rich_markup_mode="rich")
-
-
-@group.command(
-    "import",
-    epilog=examples(
-        "dispatcher import reminders.csv --plan",
-        "dispatcher import - --format jsonl < x.jsonl",
-    ),
+@command(
+    "dispatcher import reminders.csv --plan",
+    "dispatcher import - --format jsonl < x.jsonl",
+    name="import",
 )
 def import_file(
     file: Annotated[

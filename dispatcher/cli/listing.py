@@ -13,8 +13,8 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJsonLines, examples
-from dispatcher.cli.filters import FilterOptions, with_options
+from dispatcher.cli.app import AsJsonLines, command
+from dispatcher.cli.filters import FilterOptions
 from dispatcher.cli.progress import bar, say_stopped, terminated_like_interrupted
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidValue, Unavailable
@@ -27,19 +27,13 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """First characters of a formula in a spreadsheet, and those that it skips before one."""
 
 
-group = typer.Typer(rich_markup_mode="rich")
-
-
-@group.command(
-    "list",
-    epilog=examples(
-        "dispatcher list --status failed --channel email",
-        "dispatcher list --overdue",
-        "dispatcher list --from 2026-12-24T00:00 --to 2026-12-25T00:00 --zone Europe/Berlin",
-        "dispatcher list --recipient ada --json | jq -r .id",
-    ),
+@command(
+    "dispatcher list --status failed --channel email",
+    "dispatcher list --overdue",
+    "dispatcher list --from 2026-12-24T00:00 --to 2026-12-25T00:00 --zone Europe/Berlin",
+    "dispatcher list --recipient ada --json | jq -r .id",
+    name="list",
 )
-@with_options
 def list_messages(
     *,
     filters: FilterOptions,
@@ -71,7 +65,7 @@ def list_messages(
         output.out.print(f"[dim]there are more: --after {page.after}[/]")
 
 
-@group.command(epilog=examples("dispatcher held", "dispatcher held --json"))
+@command("dispatcher held", "dispatcher held --json")
 def held(
     limit: Annotated[int, typer.Option("--limit", "-n", help="How many, oldest first.")] = 50,
     as_json: AsJsonLines = False,
@@ -95,14 +89,11 @@ def held(
     output.tell_rows(data, headings, rows, as_json=as_json, otherwise="no messages are held")
 
 
-@group.command(
-    epilog=examples(
-        "dispatcher export > messages.jsonl",
-        "dispatcher export --status failed --to-file failed.csv",
-        "dispatcher export --recipient ada --bodies | jq .body",
-    )
+@command(
+    "dispatcher export > messages.jsonl",
+    "dispatcher export --status failed --to-file failed.csv",
+    "dispatcher export --recipient ada --bodies | jq .body",
 )
-@with_options
 def export(
     *,
     filters: FilterOptions,

@@ -10,12 +10,10 @@ import typer
 from rich.markup import escape
 
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, AsJsonLines, confirm, examples
+from dispatcher.cli.app import AsJson, AsJsonLines, command, confirm
 from dispatcher.cli.filters import complete_channel
 from dispatcher.client import Dispatcher
 from dispatcher.store import Pause
-
-group = typer.Typer(rich_markup_mode="rich")
 
 Kind = Annotated[
     str,
@@ -29,12 +27,7 @@ OneChannel = Annotated[
 ]
 
 
-@group.command(
-    epilog=examples(
-        "dispatcher suppress ada@example.org",
-        "dispatcher suppress +4915112345678 --channel sms",
-    )
-)
+@command("dispatcher suppress ada@example.org", "dispatcher suppress +4915112345678 --channel sms")
 def suppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson = False) -> None:
     """Opt a recipient out: refuse new messages and cancel scheduled ones, at once.
 
@@ -48,7 +41,7 @@ def suppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson =
     output.tell(data, f"{escape(recipient)} {shown}", as_json=as_json, soft_wrap=True)
 
 
-@group.command(epilog=examples("dispatcher unsuppress ada@example.org"))
+@command("dispatcher unsuppress ada@example.org")
 def unsuppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson = False) -> None:
     """Revoke a suppression. Give the same --channel as when it was made, or none.
 
@@ -62,11 +55,9 @@ def unsuppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson
     output.tell(data, text, as_json=as_json, soft_wrap=True)
 
 
-@group.command(
-    epilog=examples(
-        "dispatcher erase ada@example.org",
-        "dispatcher erase ada@example.org --keep-opt-out --yes --json",
-    )
+@command(
+    "dispatcher erase ada@example.org",
+    "dispatcher erase ada@example.org --keep-opt-out --yes --json",
 )
 def erase(
     recipient: Recipient,
@@ -91,11 +82,9 @@ def erase(
     output.tell(done, shown, as_json=as_json)
 
 
-@group.command(
-    epilog=examples(
-        "dispatcher suppressed ada@example.org",
-        "dispatcher suppressed --limit 100000 --json | jq -r .recipient",
-    )
+@command(
+    "dispatcher suppressed ada@example.org",
+    "dispatcher suppressed --limit 100000 --json | jq -r .recipient",
 )
 def suppressed(
     recipient: Annotated[str | None, typer.Argument(metavar="RECIPIENT")] = None,
@@ -113,7 +102,7 @@ def suppressed(
     output.tell_rows(found, ("recipient", "channel", "since (UTC)"), rows, as_json=as_json)
 
 
-@group.command(epilog=examples("dispatcher pause channel sms", "dispatcher pause campaign summer"))
+@command("dispatcher pause channel sms", "dispatcher pause campaign summer")
 def pause(kind: Kind, name: Name, as_json: AsJson = False) -> None:
     """Send nothing of a channel, recipient, campaign or another scope until it is resumed.
 
@@ -124,7 +113,7 @@ def pause(kind: Kind, name: Name, as_json: AsJson = False) -> None:
     _print_pauses(found, as_json=as_json)
 
 
-@group.command(epilog=examples("dispatcher resume channel sms"))
+@command("dispatcher resume channel sms")
 def resume(kind: Kind, name: Name, as_json: AsJson = False) -> None:
     """End a pause: messages that are due are sent, or treated as their channel's catch_up says.
 

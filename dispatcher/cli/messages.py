@@ -9,8 +9,8 @@ import typer
 from rich.markup import escape
 
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, examples, say_warning
-from dispatcher.cli.filters import complete_channel, parameters_of, with_options
+from dispatcher.cli.app import AsJson, command, say_warning
+from dispatcher.cli.filters import complete_channel, parameters_of
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import InvalidDraft, StoreUnavailable
 from dispatcher.message import Message, OnConflict, OnUnknown, read_json
@@ -41,7 +41,6 @@ Fold = Annotated[
     int | None, typer.Option(help="Which of two repeated local times: 0 first, 1 second.")
 ]
 
-group = typer.Typer(rich_markup_mode="rich")
 _TO = "dispatcher submit --channel sms --recipient +4915112345678"
 
 
@@ -114,13 +113,10 @@ class _SlotOptions:
     fold: Fold = None
 
 
-@group.command(
-    epilog=examples(
-        f'{_TO} --text "See you at 9" --send-at 2026-12-24T08:30 --zone Europe/Berlin',
-        f'{_TO} --text "Your code is 4711" --send-in "10 minutes" --on-conflict shift',
-    )
+@command(
+    f'{_TO} --text "See you at 9" --send-at 2026-12-24T08:30 --zone Europe/Berlin',
+    f'{_TO} --text "Your code is 4711" --send-in "10 minutes" --on-conflict shift',
 )
-@with_options
 def submit(
     *,
     channel: Annotated[
@@ -139,8 +135,7 @@ def submit(
     _tell(message, as_json=as_json)
 
 
-@group.command(epilog=examples('dispatcher update 0199… --text "See you at 10"'))
-@with_options
+@command('dispatcher update 0199… --text "See you at 10"')
 def update(
     *,
     message_id: Annotated[str, typer.Argument(metavar="ID")],
@@ -153,13 +148,10 @@ def update(
     _tell(message, as_json=as_json)
 
 
-@group.command(
-    epilog=examples(
-        "dispatcher next-slot --recipient ada",
-        "dispatcher next-slot --recipient ada --channel sms --after 2026-12-24T08:30Z",
-    )
+@command(
+    "dispatcher next-slot --recipient ada",
+    "dispatcher next-slot --recipient ada --channel sms --after 2026-12-24T08:30Z",
 )
-@with_options
 def next_slot(*, wish: _SlotOptions, as_json: AsJson = False) -> None:
     """Print the first time that fits every quota. Books nothing."""
     channel = wish.channel

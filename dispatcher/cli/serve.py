@@ -14,7 +14,7 @@ import typer
 
 from dispatcher.app import App
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, OptionNames, examples
+from dispatcher.cli.app import AsJson, OptionNames, command, commands
 from dispatcher.cli.filters import complete_channel, scopes_of
 from dispatcher.cli.services import collect_rarely, log_formatter, log_to_standard_error
 from dispatcher.client import Dispatcher, app_of
@@ -32,18 +32,17 @@ _OVERLAP = "1 day"
 _OF_UP = "dispatcher up"
 _KEY_OF_UP = timedelta(days=7)
 
-group = typer.Typer(rich_markup_mode="rich")
 keys = typer.Typer(
     cls=OptionNames,
     no_args_is_help=True,
     help="Make, list, rotate and revoke the keys of the HTTP API.",
 )
-group.add_typer(keys, name="keys")
+commands.add_typer(keys, name="keys")
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 
-@group.command(epilog=examples("dispatcher serve", "dispatcher serve --host 0.0.0.0 --port 80"))
+@command("dispatcher serve", "dispatcher serve --host 0.0.0.0 --port 80")
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=_MOST_PORTS, help="0 for any free one.")] = 8000,
@@ -118,12 +117,11 @@ def page_beside(settings: Settings, *, signs_in: bool) -> Iterator[str | None]:
             stored.revoke([key.id])
 
 
-@keys.command(
-    "add",
-    epilog=examples(
-        "dispatcher keys add shop",
-        "dispatcher keys add acme --right messages:read --right messages:write --count tenant=acme",
-    ),
+@command(
+    "dispatcher keys add shop",
+    "dispatcher keys add acme --right messages:read --right messages:write --count tenant=acme",
+    name="add",
+    of=keys,
 )
 def add(
     name: Name,
@@ -173,7 +171,7 @@ def add(
     _show_new(key, token, as_json=as_json)
 
 
-@keys.command("list", epilog=examples("dispatcher keys list"))
+@command("dispatcher keys list", name="list", of=keys)
 def list_keys(as_json: AsJson = False) -> None:
     """List all keys, without their secrets."""
     with _stored() as (_, stored):
@@ -182,7 +180,7 @@ def list_keys(as_json: AsJson = False) -> None:
     output.tell_rows(found, titles, map(_row, found), as_json=as_json)
 
 
-@keys.command("rotate", epilog=examples("dispatcher keys rotate shop --overlap '1 hour'"))
+@command("dispatcher keys rotate shop --overlap '1 hour'", name="rotate", of=keys)
 def rotate(
     name: Name,
     overlap: Annotated[str, typer.Option(help="How long the old key is still valid.")] = _OVERLAP,
@@ -197,7 +195,7 @@ def rotate(
     _show_new(key, token, as_json=as_json)
 
 
-@keys.command("revoke", epilog=examples("dispatcher keys revoke shop"))
+@command("dispatcher keys revoke shop", name="revoke", of=keys)
 def revoke(
     name: Annotated[str, typer.Argument(metavar="NAME_OR_ID")], as_json: AsJson = False
 ) -> None:

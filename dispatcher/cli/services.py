@@ -23,7 +23,7 @@ from typer.core import TyperCommand
 from dispatcher.app import App, prometheus
 from dispatcher.broker.survey import check_url
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, examples, say_error, say_warning
+from dispatcher.cli.app import AsJson, command, say_error, say_warning
 from dispatcher.cli.doctor import check_before_start
 from dispatcher.cli.progress import until_stopped
 from dispatcher.errors import InvalidSettings, InvalidValue
@@ -56,8 +56,6 @@ MetricsPort = Annotated[
     ),
 ]
 
-group = typer.Typer(rich_markup_mode="rich")
-
 
 class _Worker(TyperCommand):
     """A command whose help says how long its end may take, by the settings."""
@@ -73,7 +71,7 @@ class _Worker(TyperCommand):
         super().format_help(ctx, formatter)
 
 
-@group.command(epilog=examples("dispatcher up"))
+@command("dispatcher up")
 def up() -> None:
     """Start Redis, SQLite, a worker and a beat in the data folder; run until Ctrl-C.
 
@@ -139,10 +137,11 @@ def _shown(running: Settings) -> Iterator[Callable[[], None]]:
         yield show_more
 
 
-@group.command(
+@command(
+    "dispatcher worker -c 8",
+    "dispatcher worker --queues=dispatcher.sms",
     cls=_Worker,
     context_settings=_PASS_ON,
-    epilog=examples("dispatcher worker -c 8", "dispatcher worker --queues=dispatcher.sms"),
 )
 def worker(
     context: typer.Context,
@@ -184,7 +183,7 @@ def worker(
     )  # fmt: skip
 
 
-@group.command(context_settings=_PASS_ON, epilog=examples("dispatcher beat"))
+@command("dispatcher beat", context_settings=_PASS_ON)
 def beat(context: typer.Context, metrics_port: MetricsPort = None) -> None:
     """Start a Celery beat, which starts the sweep. Any number may run."""
     settings = _settings(metrics_port)
@@ -194,7 +193,7 @@ def beat(context: typer.Context, metrics_port: MetricsPort = None) -> None:
     _celery("beat", "--pidfile=", "--loglevel=INFO", *context.args)
 
 
-@group.command(epilog=examples("dispatcher migrate"))
+@command("dispatcher migrate")
 def migrate(as_json: AsJson = False) -> None:
     """Bring the database to the schema of this version. Safe to repeat."""
     settings = Settings.load()

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, examples
+from dispatcher.cli.app import AsJson, command
 from dispatcher.client import Dispatcher
 from dispatcher.message import Attempt, Outcome, Status
 from dispatcher.submission import Story, coming
@@ -23,18 +23,13 @@ _OUTCOMES = {
 }
 
 
-group = typer.Typer(rich_markup_mode="rich")
-
-
 class _Event(NamedTuple):
     at: datetime | None
     what: str
     detail: str = ""
 
 
-@group.command(
-    "show", epilog=examples("dispatcher show 0199…", "dispatcher show 0199… --json | jq .attempts")
-)
+@command("dispatcher show 0199…", "dispatcher show 0199… --json | jq .attempts", name="show")
 def show_message(
     message_id: Annotated[str, typer.Argument(metavar="ID")], as_json: AsJson = False
 ) -> None:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from dispatcher.celery_app import DUTIES
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, examples
+from dispatcher.cli.app import AsJson, command
 from dispatcher.cli.progress import until_stopped
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidValue, Unavailable
@@ -42,16 +42,11 @@ _Shown = tuple[dict[str, Any], RenderableType]
 """What was read, as JSON and for a terminal."""
 
 
-group = typer.Typer(rich_markup_mode="rich")
-
-
-@group.command(
-    epilog=examples(
-        "dispatcher status",
-        'dispatcher status --watch --every "5 seconds"',
-        "dispatcher status --json | jq .overdue",
-        "dispatcher status --campaign summer",
-    )
+@command(
+    "dispatcher status",
+    'dispatcher status --watch --every "5 seconds"',
+    "dispatcher status --json | jq .overdue",
+    "dispatcher status --campaign summer",
 )
 def status(
     watch: Annotated[bool, typer.Option("--watch", help="Look again and again until Ctrl-C.")] = (
@@ -90,12 +85,8 @@ def status(
         output.tell(*read(), as_json=as_json)
 
 
-@group.command(
-    epilog=examples(
-        "dispatcher top",
-        'dispatcher top --of channel --within "1 hour"',
-        "dispatcher top --by fill",
-    )
+@command(
+    "dispatcher top", 'dispatcher top --of channel --within "1 hour"', "dispatcher top --by fill"
 )
 def top(
     of: Annotated[Of, typer.Option(help="What to rank.")] = "scope",
@@ -110,12 +101,10 @@ def top(
     output.tell(found, tops_picture(found), as_json=as_json)
 
 
-@group.command(
-    epilog=examples(
-        "dispatcher load",
-        'dispatcher load --within "7 days" --limit 50',
-        "dispatcher load --json | jq .channels",
-    )
+@command(
+    "dispatcher load",
+    'dispatcher load --within "7 days" --limit 50',
+    "dispatcher load --json | jq .channels",
 )
 def load(
     within: Annotated[str, typer.Option(help="How far ahead, at most 7 days.")] = "1 day",
@@ -134,12 +123,10 @@ def load(
     output.tell(load_data(found), load_picture(found, limit=limit), as_json=as_json)
 
 
-@group.command(
-    epilog=examples(
-        "dispatcher refusals",
-        "dispatcher refusals --quota 5/hour",
-        'dispatcher refusals --since "7 days" --last 100 --json',
-    )
+@command(
+    "dispatcher refusals",
+    "dispatcher refusals --quota 5/hour",
+    'dispatcher refusals --since "7 days" --last 100 --json',
 )
 def refusals(
     since: Annotated[str, typer.Option(help="How far back, at most 7 days.")] = "1 day",

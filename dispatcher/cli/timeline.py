@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, examples
+from dispatcher.cli.app import AsJson, command
 from dispatcher.cli.filters import scopes_of
 from dispatcher.cli.messages import Scopes, left_out_without_channel
 from dispatcher.client import Dispatcher
@@ -22,17 +22,13 @@ from dispatcher.times import zones
 
 _MARKS = "x: refuses all of that row, -: a part of it"
 
-group = typer.Typer(rich_markup_mode="rich")
 
-
-@group.command(
+@command(
+    "dispatcher timeline ada",
+    "dispatcher timeline ada --channel sms --days 7",
+    "dispatcher timeline --channel sms",
+    "dispatcher timeline --count tenant=acme",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    epilog=examples(
-        "dispatcher timeline ada",
-        "dispatcher timeline ada --channel sms --days 7",
-        "dispatcher timeline --channel sms",
-        "dispatcher timeline --count tenant=acme",
-    ),
 )
 def timeline(
     context: typer.Context,

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, OptionNames, confirm, examples
+from dispatcher.cli.app import AsJson, OptionNames, command, commands, confirm
 from dispatcher.cli.progress import bar
 from dispatcher.client import Dispatcher
 from dispatcher.operations.verification import Difference, Verified
@@ -19,16 +19,15 @@ from dispatcher.times.send_time import as_text
 
 _MOST_SHOWN = 100
 
-group = typer.Typer()
 windows = typer.Typer(
     cls=OptionNames,
     no_args_is_help=True,
     help="Compare the windows in Redis with SQL, or rebuild them.",
 )
-group.add_typer(windows, name="windows")
+commands.add_typer(windows, name="windows")
 
 
-@windows.command(epilog=examples("dispatcher windows verify"))
+@command("dispatcher windows verify", of=windows)
 def verify(as_json: AsJson = False) -> None:
     """Report every difference between SQL and Redis. Exit code 1 if there is one."""
     shown = nullcontext() if as_json else output.out.status("comparing …")
@@ -39,9 +38,7 @@ def verify(as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-@windows.command(
-    epilog=examples("dispatcher windows rebuild", "dispatcher windows rebuild --shard 3 --yes")
-)
+@command("dispatcher windows rebuild", "dispatcher windows rebuild --shard 3 --yes", of=windows)
 def rebuild(
     shard: Annotated[
         list[int] | None, typer.Option(help="Only this shard; may be repeated. Default: all.")
