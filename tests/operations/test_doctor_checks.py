@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dispatcher.operations import server_checks
+from dispatcher.operations import checks
+from dispatcher.operations.checks import Offset, measure
 from dispatcher.operations.findings import Finding, Level
-from dispatcher.operations.server_checks import Offset, measure
 from dispatcher.reservation import ClusterFacts, RedisFacts
 from dispatcher.store import SchemaStanding
 from dispatcher.store.engines.mariadb import MariaDBEngine
@@ -43,25 +43,25 @@ def cluster(nodes: int, *, all_nodes_asked: bool) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("judge", "facts", "result"),
     [
-        *((server_checks.redis_version, {"version": version}, result) for version, result in (
+        *((checks.redis_version, {"version": version}, result) for version, result in (
             ("6.2.0", OK), ("8.10.1", OK), ("10.0", OK), ("6.0.16", STOPS), ("5", STOPS),
             ("", STOPS),
         )),
-        *((server_checks.redis_vulnerabilities, {"version": version, "valkey": valkey}, result)
+        *((checks.redis_vulnerabilities, {"version": version, "valkey": valkey}, result)
           for version, valkey, result in (
             ("6.2.14", "", WARNING), ("6.2.20", "", OK), ("7.0.15", "", WARNING),
             ("7.4.5", "", WARNING), ("8.2.2", "", OK), ("8.10.1", "", OK),
             ("7.2.4", "8.1.3", WARNING), ("7.2.4", "8.1.4", OK), ("7.2.4", "9.0.0", OK),
             ("", "", WARNING),
         )),
-        (server_checks.redis_vulnerabilities, {"version": "6.2.14", "is_private": True}, OK),
-        (server_checks.redis_writes, {"failed_writes": ("log",)}, ERROR),
-        (server_checks.redis_persistence, {"has_log": False, "has_snapshots": None}, WARNING),
-        (server_checks.redis_replicas, {"replicas": 1}, WARNING),
-        (server_checks.redis_replicas, {"replicas": 1, "waits_for_replicas": True}, OK),
-        *((server_checks.redis_cluster, cluster(nodes, all_nodes_asked=True), OK)
+        (checks.redis_vulnerabilities, {"version": "6.2.14", "is_private": True}, OK),
+        (checks.redis_writes, {"failed_writes": ("log",)}, ERROR),
+        (checks.redis_persistence, {"has_log": False, "has_snapshots": None}, WARNING),
+        (checks.redis_replicas, {"replicas": 1}, WARNING),
+        (checks.redis_replicas, {"replicas": 1, "waits_for_replicas": True}, OK),
+        *((checks.redis_cluster, cluster(nodes, all_nodes_asked=True), OK)
           for nodes in (0, 2, 3)),
-        *((server_checks.redis_cluster, cluster(nodes, all_nodes_asked=False), STOPS)
+        *((checks.redis_cluster, cluster(nodes, all_nodes_asked=False), STOPS)
           for nodes in (0, 2, 3)),
     ],
 )  # fmt: skip
@@ -69,7 +69,7 @@ def test_a_server_is_judged_by_its_facts(
     judge: Callable[[RedisFacts], Finding], facts: dict[str, Any], result: Level | str
 ) -> None:
     servers = [replace(SOUND, name="a:1"), replace(SOUND, name="b:2", **facts)]
-    found = server_checks.worst(judge, servers)
+    found = checks.worst(judge, servers)
     level = ERROR if result is STOPS else result
     assert (found.level, found.stops_worker) == (level, result is STOPS)
     assert found.found.startswith("b:2: ") is (level is not OK), "the worst server is named"
@@ -78,7 +78,7 @@ def test_a_server_is_judged_by_its_facts(
 def test_tables_of_another_program_stop_the_worker() -> None:
     obstacle = Obstacle("it has dispatcher_messages", "set another table_prefix")
     standing = SchemaStanding(None, "0001", ("0001",), is_known=True, obstacle=obstacle)
-    found = server_checks.store_migrations(standing)
+    found = checks.store_migrations(standing)
     assert (found.level, found.stops_worker) == (ERROR, True)
     assert (found.found, found.remedy) == (
         "the database cannot be migrated: it has dispatcher_messages", "set another table_prefix",
@@ -101,7 +101,7 @@ def test_a_database_that_acknowledges_too_early_is_warned_of(
     durable: Any, settings: dict[str, str], level: Level
 ) -> None:
     doctor: Any = SimpleNamespace(store=SimpleNamespace(durability=lambda: durable.judge(settings)))
-    assert server_checks.store_durability(doctor).level is level
+    assert checks.store_durability(doctor).level is level
 
 
 class Line:
@@ -167,5 +167,5 @@ def test_a_clock_that_is_set_while_it_is_measured_gives_the_narrowest_look() -> 
     ],
 )
 def test_clocks_are_judged_by_what_is_certain(least: int, most: int, level: Level) -> None:
-    found = server_checks.clock_of("x", Offset(least * MS, most * MS), stops_worker=True)
+    found = checks.clock_of("x", Offset(least * MS, most * MS), stops_worker=True)
     assert (found.level, found.stops_worker) == (level, level is ERROR)

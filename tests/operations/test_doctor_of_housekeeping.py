@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from dispatcher.message import Status
-from dispatcher.operations import housekeeping_checks as checks
+from dispatcher.operations import checks
 from dispatcher.operations.findings import Level
 from dispatcher.store import Database, Housekeeping, StoreSurvey, migrate
 from dispatcher.store.engines import postgresql

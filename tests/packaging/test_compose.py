@@ -16,7 +16,7 @@ import yaml
 
 from dispatcher import Settings
 from dispatcher.embedded import redis_server
-from dispatcher.operations import server_checks
+from dispatcher.operations import checks
 from dispatcher.operations.findings import Level
 from dispatcher.telemetry.prometheus import _Handler
 from tests.operations.test_doctor_checks import SOUND
@@ -66,7 +66,7 @@ def test_the_doctor_knows_no_vulnerability_of_the_redis_servers() -> None:
         name, _, version = service["image"].partition(":")
         if name == "redis":
             facts = replace(SOUND, version=version, valkey="", is_private=False)
-            assert server_checks.redis_vulnerabilities(facts).level is Level.OK, version
+            assert checks.redis_vulnerabilities(facts).level is Level.OK, version
 
 
 def test_worker_and_beat_of_the_cluster_have_settings_that_there_are() -> None:

@@ -1,21 +1,26 @@
-"""Checks of the servers: Redis, the database, the broker with the Celery app, and their clocks."""
+"""The checks of the doctor: of the servers and their clocks, of late work, and of the settings."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from dispatcher.broker.survey import AppFacts
-from dispatcher.errors import InvalidSettings, StoreUnavailable
+from dispatcher.errors import InvalidSettings, StoreUnavailable, Unavailable
+from dispatcher.file_modes import open_to_others
 from dispatcher.operations.findings import Finding, Level, error, ok, skipped, warning
 from dispatcher.reservation import RedisFacts
 from dispatcher.reservation.taken_keys import REMEDY
-from dispatcher.settings import Settings
-from dispatcher.store import SchemaStanding
+from dispatcher.settings import Settings, config_file
+from dispatcher.store import MOST_GRACES, Housekeeping, LateCount, SchemaStanding
+from dispatcher.telemetry.hooks import find as find_hooks
+from dispatcher.telemetry.liveness import MISSED_INTERVALS, Kind
 from dispatcher.times.clock import Clock
+from dispatcher.times.zones import PACKAGE, database
 
 if TYPE_CHECKING:
     from dispatcher.operations.doctor import Doctor
@@ -281,6 +286,86 @@ def store_writes(doctor: Doctor) -> Finding:
     return ok("a row was stored and rolled back")
 
 
+# What keeps the tables small.
+
+_LONG_OPEN = timedelta(minutes=10)
+_MANY_TRANSACTIONS = 1_000_000
+_MUCH_LOG = 2**30
+_NO_HOUSEKEEPING = "this database keeps no old versions of rows"
+
+
+def store_transactions(facts: Housekeeping | None) -> Finding:
+    if facts is None:
+        return ok(_NO_HOUSEKEEPING)
+    looked = f"; seen: {facts.limited_to}, as {facts.right} is missing" if facts.limited_to else ""
+    if facts.oldest is None:
+        return ok(f"none keeps old versions of rows{looked}")
+    age = _rounded(facts.oldest)
+    if facts.oldest < _LONG_OPEN:
+        return ok(f"the oldest one is open for {age}{looked}")
+    return warning(
+        f"a transaction is open for {age}: the database keeps every version of a row since then, "
+        "and all work on the tables gets slower and slower",
+        "find it (PostgreSQL: pg_stat_activity by xact_start, and pg_prepared_xacts; MariaDB: "
+        "information_schema.innodb_trx) and end it. Give the programs that do so an "
+        "idle_in_transaction_session_timeout, and let backups read from a replica",
+    )
+
+
+def store_dead_rows(facts: Housekeeping | None) -> Finding:
+    if facts is None:
+        return ok(_NO_HOUSEKEEPING)
+    found = ", ".join(f"{each.name} {each.versions:,}" for each in facts.backlogs)
+    text = f"old versions of rows: {found}"
+    if all(each.versions <= each.usual for each in facts.backlogs):
+        return ok(text)
+    return warning(
+        f"{text}: more than is removed in time, so reads and the sweep get slower",
+        "see store.transactions and store.replication first. On PostgreSQL look whether autovacuum "
+        "is on and gets done (pg_stat_progress_vacuum): raise autovacuum_vacuum_cost_limit and "
+        "maintenance_work_mem, or run VACUUM",
+    )
+
+
+def store_replication(facts: Housekeeping | None) -> Finding:
+    if facts is None or not facts.slots:
+        return ok("no replication slot")
+    held = [
+        f"{each.name} ({'' if each.is_active else 'not '}in use, "
+        f"{each.kept_bytes / 2**20:,.0f} MiB of the log, rows of {each.transactions:,} "
+        "transactions)"
+        for each in facts.slots
+        if not each.is_active
+        or each.kept_bytes > _MUCH_LOG
+        or each.transactions > _MANY_TRANSACTIONS
+    ]
+    if not held:
+        return ok(f"{len(facts.slots)} in use, none far behind")
+    return warning(
+        f"replication slots hold back what the database could remove: {', '.join(held)}",
+        "let the consumer catch up, or drop the slot: SELECT pg_drop_replication_slot('NAME'). "
+        "max_slot_wal_keep_size bounds the log that is kept",
+    )
+
+
+def store_partitions(facts: Housekeeping | None) -> Finding:
+    if facts is None or facts.days is None:
+        return ok("this database keeps all messages in one table")
+    ahead, misplaced = facts.days
+    if ahead and not misplaced:
+        return ok(f"{ahead} of the coming days have one")
+    found = [
+        *(["tomorrow has none"] * (not ahead)),
+        *(["rows lie in the partition of other days"] * misplaced),
+    ]
+    return warning(
+        f"{' and '.join(found)}: these messages are deleted one by one",
+        "`prune` makes the partitions of the coming days: see work.prune, and look whether the "
+        "role in database_url owns the tables, which it needs for that. Rows of other days go when "
+        "they are older than the retention",
+    )
+
+
 # The broker, and the Celery app that uses it.
 
 _CONSUMER_TIMEOUT = timedelta(minutes=30)
@@ -448,3 +533,290 @@ def clock_of(whose: str, offset: Offset, *, stops_worker: bool = False) -> Findi
             f"look again when the connection to {whose} is less busy",
         )
     return ok(f"at most {offset.at_most.total_seconds():.3f} s off")
+
+
+# Work that is late.
+
+_LONG_WAIT = timedelta(hours=1)
+"""How long after its send time a message may wait. At defaults the waits between all attempts are a
+quarter of an hour."""
+_PRUNE_PATIENCE = timedelta(hours=1)
+
+
+def processes(doctor: Doctor) -> Finding:
+    signs, late = doctor.signs.read(), LateCount()
+    workers, beats = (
+        sum(sign.is_alive for sign in signs[kind]) for kind in (Kind.WORKER, Kind.BEAT)
+    )
+    if workers and beats:
+        return ok(f"alive: {_counted(workers, 'worker')}, {_counted(beats, 'beat')}")
+    missing = " and ".join(
+        f"no {name}" for name, many in (("worker", workers), ("beat", beats)) if not many
+    )
+    remedy = (
+        "start `dispatcher worker` and `dispatcher beat` under a supervisor; with processes of an "
+        "app of yours, look whether they reach the Redis of redis_url"
+    )
+    with suppress(Unavailable):
+        doctor.facts("schema")
+        late = doctor.not_enqueued()
+        late = late if late.many else _overdue(doctor)
+    if late.many:
+        return error(f"{missing} is alive, and {_waiting(late)}", remedy)
+    return warning(f"{missing} is alive: due messages are not sent", remedy)
+
+
+def zones(doctor: Doctor) -> Finding:
+    own = database()
+    versions = {sign.name for sign in doctor.signs.read()[Kind.ZONES] if sign.is_alive}
+    found = f"times go by the tz database {own.version or 'of unknown version'} of {own.source}"
+    if others := versions - {own.version}:
+        named = ", ".join(sorted(each or "an unknown one" for each in others))
+        return warning(
+            f"{found}; a worker or a beat goes by {named}",
+            f"install one version of the package {PACKAGE} on every host, and restart",
+        )
+    return ok(found)
+
+
+def sweep(doctor: Doctor) -> Finding:
+    return _late(
+        doctor.not_enqueued(),
+        len(doctor.pauses.in_force()),
+        otherwise="nothing waits for the sweep",
+        where="for the sweep",
+        why=": no sweep runs, or it is too slow",
+        remedy="start `dispatcher beat` and `dispatcher worker`. Where both run: are messages "
+        "paused (`dispatcher status` names pauses)? Are all threads of the workers busy, does "
+        "their clock agree with beat's, are there errors in their logs?",
+    )
+
+
+def overdue(doctor: Doctor) -> Finding:
+    return _late(
+        _overdue(doctor),
+        len(doctor.pauses.in_force()),
+        otherwise="nothing is overdue",
+        where="to be claimed though due",
+        remedy="see work.sweep first. Where the sweep runs and nothing is paused, no worker takes "
+        "the queue or all are busy: start more, and look for slow transports",
+    )
+
+
+def _overdue(doctor: Doctor) -> LateCount:
+    grace = doctor.settings.enqueue_grace
+    older_than = grace + doctor.patience
+    return doctor.store.overdue(older_than=older_than, grace=MOST_GRACES * grace)
+
+
+def waiting(doctor: Doctor) -> Finding:
+    return _late(
+        doctor.store.waiting(older_than=_LONG_WAIT),
+        otherwise="no message waits more than an hour after its send time",
+        where="more than an hour after the send time",
+        why=": put back by a limit or for a destination that does not answer, or tried again and "
+        "again",
+        remedy="`dispatcher list --status scheduled` finds them and `dispatcher show` shows one. "
+        "Raise the limit or correct the address; expire_after ends messages that are too late",
+    )
+
+
+def claims(doctor: Doctor) -> Finding:
+    return _late(
+        doctor.store.not_rescued(older_than=doctor.patience),
+        otherwise="no claim has expired",
+        where="with an expired claim",
+        why=", and `rescue` does not run",
+        remedy="see work.processes and work.sweep: the same beat starts `rescue`",
+    )
+
+
+def orphans(doctor: Doctor) -> Finding:
+    older_than = doctor.settings.reconcile_grace + doctor.patience
+    many = doctor.redis.unconfirmed(older_than=older_than)
+    if not many:
+        return ok("every reservation is confirmed, or young")
+    return warning(
+        f"not settled within reconcile_grace: {_counted(many, 'reservation')}, which "
+        "count against quotas, perhaps without a message",
+        "see work.processes and work.sweep: the same beat starts `reconcile`; a database that does "
+        "not answer stops it, too",
+    )
+
+
+def channels(doctor: Doctor) -> Finding:
+    strange = doctor.store.unknown_channels(doctor.settings.channels)
+    if not strange:
+        return ok("every channel of scheduled messages is known")
+    named = ", ".join(f"{name} ({many})" for name, many in strange.items())
+    return warning(
+        f"scheduled messages of channels that the settings do not know: {named}. Workers put them "
+        "back again and again",
+        "add the channels to the settings of every worker, or cancel the messages",
+    )
+
+
+def notifications(doctor: Doctor) -> Finding:
+    status_channel = doctor.settings.status_channel
+    # Without a status_channel nothing posts any of them, however young it is.
+    older_than = doctor.patience if status_channel else timedelta(0)
+    return _late(
+        doctor.store.late_notifications(older_than=older_than),
+        otherwise="no status webhook is late",
+        where="for a status webhook",
+        why=": the duty `notify` does not run"
+        if status_channel
+        else ", and there is no status_channel: none is sent, and the messages are never deleted",
+        remedy="see work.processes and work.sweep: the same beat starts `notify`, where its "
+        "settings have the status_channel"
+        if status_channel
+        else "set status_channel for beat and workers to a webhook channel with payload = 'body'",
+    )
+
+
+def prune(doctor: Doctor) -> Finding:
+    behind = doctor.store.not_pruned(retention=doctor.settings.retention)
+    interval, age = doctor.settings.prune_interval, None
+    with suppress(Unavailable):
+        doctor.facts("redis")
+        ages = {duty.name: duty.age for duty in doctor.signs.read()[Kind.DUTY]}
+        age = ages.get("prune")
+    done = f"last done {_rounded(age)} ago" if age is not None else "not done within a day"
+    missed = age is not None and age > MISSED_INTERVALS * interval
+    if behind > _PRUNE_PATIENCE:
+        return warning(
+            f"`prune` is {_rounded(behind)} behind the retention, {done}: the tables grow",
+            "see work.processes and work.sweep: the same beat starts `prune`. Where it is done and "
+            "stays behind, set a shorter prune_interval",
+        )
+    if missed:
+        return warning(
+            f"`prune` should be done every {interval}, {done}",
+            "see work.processes and work.sweep: the same beat starts `prune`; look for its errors "
+            "in the logs of the workers",
+        )
+    return ok(f"nothing waits for `prune`, {done}")
+
+
+def _late(
+    late: LateCount, pauses: int = 0, *, otherwise: str, where: str, why: str = "", remedy: str
+) -> Finding:
+    """Warn of messages that wait ``where``, of which some may be paused; ``otherwise`` if none."""
+    if not late.many:
+        return ok(otherwise)
+    told = _waiting(late, where) + why
+    if pauses:
+        are = "is" if pauses == 1 else "are"
+        told += f"; {_counted(pauses, 'pause')} {are} in force: paused messages count, too"
+    return warning(told, remedy)
+
+
+def _waiting(late: LateCount, where: str = "") -> str:
+    waits = f"{_counted(late.many, 'message')} {'waits' if late.many == 1 else 'wait'}"
+    return f"{f'{waits} {where}'.rstrip()}, the first one for {_rounded(late.longest)}"
+
+
+def _counted(many: int, what: str) -> str:
+    return f"{many} {what}{'' if many == 1 else 's'}"
+
+
+def _rounded(length: timedelta) -> timedelta:
+    return timedelta(seconds=round(length.total_seconds()))
+
+
+# What the settings name.
+
+
+def transports(doctor: Doctor) -> Finding:
+    found = doctor.facts("transports")
+    if not found.unmade:
+        return ok("a worker can make the transport of every channel")
+    return error(
+        f"a worker with these settings does not start: {_listed(found.unmade)}",
+        "correct what is named, or install what is missing",
+        stops_worker=True,
+    )
+
+
+def files(doctor: Doctor) -> Finding:
+    private = (config_file(), doctor.settings.data_dir, doctor.store.file)
+    found = [str(path) for path in private if path and open_to_others(path)]
+    if not found:
+        return ok("other users cannot read the settings file, data_dir or the SQLite file")
+    return warning(
+        f"other users of this machine may read {', '.join(found)}: addresses, messages, secrets",
+        f"chmod o= {' '.join(found)}",
+    )
+
+
+def servers(doctor: Doctor) -> Finding:
+    found = doctor.facts("transports")
+    if found.refuse:
+        return error(
+            f"no message gets through: {_listed(found.refuse)}",
+            "start the server, let this machine reach it, or correct the options of the channel: "
+            "where it is, user and password",
+        )
+    if not found.answer:
+        return ok("no channel has a server that could be asked")
+    return ok(f"every server answers, and takes the log-in: {', '.join(found.answer)}")
+
+
+def hooks(doctor: Doctor) -> Finding:
+    setting = doctor.settings.hooks
+    if not setting:
+        return ok("there are none")
+    try:
+        find_hooks(setting)
+    except InvalidSettings as wrong:
+        return error(
+            f"{wrong.problem}; every submit and every worker fails",
+            "make it importable for submitting programs and workers, or correct hooks: "
+            f"{wrong.accepted}",
+        )
+    return ok(f"{setting} can be loaded")
+
+
+def templates(doctor: Doctor) -> Finding:
+    found = doctor.templates.problems()
+    wrong = [f"{each.field}: {each.problem}" for each in found.values() if each is not None]
+    if wrong:
+        return error(
+            f"submits that name them are refused: {'; '.join(wrong)}",
+            "correct the template, or take it out of the settings",
+        )
+    return ok(f"each of {len(found)} compiles" if found else "there are none")
+
+
+def recipients(doctor: Doctor) -> Finding:
+    return _of_channels(
+        doctor.settings.spellings.problems(),
+        what="rules",
+        otherwise="submits to these channels are refused",
+        remedy="make it importable for submitting programs, or correct the setting: email, phone, "
+        "or package.module:function that takes and returns a str",
+    )
+
+
+def bodies(doctor: Doctor) -> Finding:
+    return _of_channels(
+        doctor.settings.body_types.problems(),
+        what="types",
+        otherwise="submits to these channels fail, and so does the OpenAPI document",
+        remedy="make it importable for submitting programs, or correct the setting: "
+        "package.module:attribute of a model of pydantic, a dataclass or a TypedDict",
+    )
+
+
+def _of_channels(
+    found: Mapping[str, InvalidSettings | None], *, what: str, otherwise: str, remedy: str
+) -> Finding:
+    wrong = [f"{path}: {each.problem}" for path, each in found.items() if each is not None]
+    if wrong:
+        return error(f"{otherwise}: {'; '.join(wrong)}", remedy)
+    many = _counted(len(found), "channel")
+    return ok(f"the {what} of {many} can be loaded" if found else f"there are no {what}")
+
+
+def _listed(found: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {why}" for name, why in found.items())
