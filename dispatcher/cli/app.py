@@ -66,7 +66,7 @@ COMMANDS = {
         ("Run", "serve", ("serve", "keys")),
         ("Run", "app", ("version",)),
         ("Submit", "messages", ("submit", "next-slot")),
-        ("Look", "show", ("show",)),
+        ("Look", "messages", ("show",)),
         ("Look", "listing", ("list", "held", "export")),
         ("Change", "messages", ("update",)),
         ("Change", "changes", ("cancel", "reschedule", "retry", "release", "drop")),
