@@ -20,7 +20,7 @@ from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 from pydantic import (
     AfterValidator,
@@ -65,7 +65,7 @@ RESERVED_KINDS = ("channel", "recipient", "campaign", scope.WITHOUT)
 _NEVER_FULL = (Quota(10_000_000, 1_000),)
 """The quota of messages without quotas: their reservation is kept, and refuses nothing."""
 TABLE_PREFIX = "dispatcher_"
-EMBEDDED_BROKER_DB = 1
+_EMBEDDED_BROKER_DB = 1
 _CLAIM_SPARE = timedelta(seconds=2)
 _RECORD_SPARE = timedelta(seconds=10)
 """Time to record the sends, to put the other messages back, and to close."""
@@ -170,7 +170,7 @@ class Settings(BaseSettings):
     """Folder of the embedded environment, of the file transport, and of the send logs, which tell
     which messages a killed worker had not begun to send. It must outlive the process."""
     redis_url: Annotated[str, AfterValidator(_read_redis_url)] = Field(
-        default_factory=lambda data: _embedded_redis_url(data["data_dir"]), repr=False
+        default_factory=lambda data: embedded_addresses(data["data_dir"])["redis_url"], repr=False
     )
     """Redis of the windows and the permits; must run with ``noeviction``.
 
@@ -186,7 +186,8 @@ class Settings(BaseSettings):
     """Parts the windows and the permits are split into: 1 on one server, so that one script checks
     all scopes of a message; 64 on a Redis Cluster. After a change the sweep rebuilds them."""
     database_url: str = Field(
-        default_factory=lambda data: _embedded_database_url(data["data_dir"]), repr=False
+        default_factory=lambda data: embedded_addresses(data["data_dir"])["database_url"],
+        repr=False,
     )
     """SQLAlchemy URL of the store (SQLite, PostgreSQL or MariaDB)."""
     table_prefix: str = TABLE_PREFIX
@@ -578,11 +579,11 @@ def embedded_socket(data_dir: Path) -> Path:
 
 def embedded_addresses(data_dir: Path) -> dict[str, str]:
     """Return the three addresses of the embedded environment in ``data_dir``."""
-    redis_url = _embedded_redis_url(data_dir)
+    socket = quote(str(embedded_socket(data_dir)))
     return {
-        "redis_url": redis_url,
-        "database_url": _embedded_database_url(data_dir),
-        "broker_url": _default_broker_url(redis_url, data_dir),
+        "redis_url": f"unix://{socket}",
+        "database_url": f"sqlite:///{data_dir.resolve() / 'dispatcher.db'}",
+        "broker_url": f"redis+socket://{socket}?virtual_host={_EMBEDDED_BROKER_DB}",
     }
 
 
@@ -609,18 +610,10 @@ def _check_name(field: str, name: str) -> None:
     )  # fmt: skip
 
 
-def _embedded_redis_url(data_dir: Path) -> str:
-    return f"unix://{quote(str(embedded_socket(data_dir)))}"
-
-
-def _embedded_database_url(data_dir: Path) -> str:
-    return f"sqlite:///{data_dir.resolve() / 'dispatcher.db'}"
-
-
 def _default_broker_url(redis_url: str, data_dir: Path) -> str:
-    if redis_url == _embedded_redis_url(data_dir):
-        path = urlsplit(redis_url).path
-        return f"redis+socket://{path}?virtual_host={EMBEDDED_BROKER_DB}"
+    embedded = embedded_addresses(data_dir)
+    if redis_url == embedded["redis_url"]:
+        return embedded["broker_url"]
     of_tls = [each for each in _options_of(redis_url) if each[0].startswith("ssl_")]
     return re.sub(r"^unix://", "redis+socket://", _with_options(redis_url, of_tls))
 
