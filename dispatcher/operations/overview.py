@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -21,7 +21,6 @@ from dispatcher.settings import Settings
 from dispatcher.store import (
     Counts,
     DueByMinute,
-    DueCount,
     EndedInHour,
     Figures,
     Load,
@@ -180,10 +179,6 @@ class Overviews:
     pauses: Pauses
 
     def read(self, *, since: timedelta) -> Overview:
-        """Return an overview. Raises InvalidValue and StoreUnavailable.
-
-        Messages that have ended are counted if they did so within ``since``.
-        """
         _check_length("since", since)
         limits = signs = rejected = silence = None
         try:
@@ -268,10 +263,6 @@ class Overviews:
         )
 
     def tops(self, of: Of, *, within: timedelta, limit: int, by: By) -> Tops:
-        """Return the busiest scopes, recipients or channels by messages due ``within`` that time.
-
-        Raises InvalidValue and StoreUnavailable.
-        """
         _check_length("within", within)
         of, by = plain(of), plain(by)
         for field, value, known in (("of", of, get_args(Of)), ("by", by, get_args(By))):
@@ -281,29 +272,27 @@ class Overviews:
             raise InvalidValue("limit", quoted(limit), f"1 to {_MOST}")
         many = limit if by == "messages" else max(limit, _CANDIDATES)
         busiest, complete = self.figures.busiest(of, within=within, limit=many)
-        tops, silence = self._with_fills(of, busiest, within)
+        fullest: dict[str, FullestQuota | None] = {}
+        silence = None
+        try:
+            for each in busiest:
+                fullest[each.name] = self._fullest(_scope(of, each.name), each.next_at, within)
+        except Unavailable as error:
+            silence = str(error)
+        tops = [
+            Top(
+                name=each.name,
+                messages=each.messages,
+                next_at=each.next_at,
+                fullest=fullest.get(each.name),
+            )
+            for each in busiest
+        ]
         if by == "fill":
             tops.sort(key=lambda each: each.fullest.fill if each.fullest else 0.0, reverse=True)
         return Tops(
             of=of, within=within, tops=tuple(tops[:limit]), complete=complete, silence=silence
         )
-
-    def _with_fills(
-        self, of: Of, busiest: Iterable[DueCount], within: timedelta
-    ) -> tuple[list[Top], str | None]:
-        silence = None
-        tops = []
-        for each in busiest:
-            fullest = None
-            if silence is None:
-                try:
-                    fullest = self._fullest(_scope(of, each.name), each.next_at, within)
-                except Unavailable as error:
-                    silence = str(error)
-            tops.append(
-                Top(name=each.name, messages=each.messages, next_at=each.next_at, fullest=fullest)
-            )
-        return tops, silence
 
     def _fullest(self, scope: Scope, start: datetime, within: timedelta) -> FullestQuota | None:
         if scope.kind not in self.settings.quotas_of:
