@@ -111,11 +111,6 @@ class Process:
     _child: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
-    def pid(self) -> int | None:
-        """The process id, None before the start."""
-        return self._child.pid if self._child else None
-
-    @property
     def alive(self) -> bool:
         """Whether the process is running."""
         return self._child is not None and self._child.poll() is None

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import cached_property
 from itertools import islice
 from typing import NamedTuple, TypeVar
 from uuid import UUID
@@ -103,6 +104,7 @@ class _Found:
     reservations: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
 class Verification:
     """Compares the windows with the store, both read in pages, while submits go on.
 
@@ -112,39 +114,33 @@ class Verification:
     forget them sooner than the store.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        clock: Clock,
-        store: StoreMaintenance,
-        contents: Contents,
-    ) -> None:
-        self._clock = clock
-        self._store = store
-        self._contents = contents
-        self._grace = settings.reconcile_grace
-        self._kinds = settings.quotas_of
-        self._reach_ms = {kind: longest_ms(quotas) for kind, quotas in self._kinds.items()}
+    settings: Settings
+    clock: Clock
+    store: StoreMaintenance
+    contents: Contents
+
+    @cached_property
+    def _reach_ms(self) -> dict[str, int]:
+        return {kind: longest_ms(quotas) for kind, quotas in self.settings.quotas_of.items()}
 
     def verify(self) -> Verified:
         """Compare everything. Raises ReservationsUnavailable and StoreUnavailable."""
-        opened = self._contents.opened()
+        opened = self.contents.opened()
         found = _Found()
-        for window in self._contents.taken():
+        for window in self.contents.taken():
             self._note_foreign(found, window)
         self._look_for_missing(opened, found)
         self._look_for_more(opened, found)
         for _ in range(_LOOKS):
             if all(each.fault is Fault.UNDER_WAY for each in found.named.values()):
                 break
-            self._clock.sleep(_BETWEEN_LOOKS_SECONDS)
+            self.clock.sleep(_BETWEEN_LOOKS_SECONDS)
             found.named = self._differing(list(found.named))
         return self._verified(found, opened)
 
     def _look_for_missing(self, opened: Collection[ShardKeys], found: _Found) -> None:
         memory = timedelta(milliseconds=max(self._reach_ms.values()))
-        for page in self._store.reservations(memory=memory, batch=_BATCH):
+        for page in self.store.reservations(memory=memory, batch=_BATCH):
             found.messages += len(page)
             expected = {
                 at: to_ms(row.send_at)
@@ -153,12 +149,12 @@ class Verification:
                 if keys in opened and at.window not in found.foreign
             }
             for some in _batches(expected):
-                seen = self._contents.look(some)
+                seen = self.contents.look(some)
                 pairs = zip(some, seen, strict=True)
                 self._keep(found, [at for at, each in pairs if each.at_ms != expected[at]])
 
     def _look_for_more(self, opened: Collection[ShardKeys], found: _Found) -> None:
-        for page in self._contents.everything():
+        for page in self.contents.everything():
             ours = []
             for each in page:
                 if len(each.member) < _ID_BYTES:
@@ -177,7 +173,7 @@ class Verification:
     def _unknown(self, held: Sequence[Held], opened: Collection[ShardKeys]) -> list[_At]:
         judged = {}
         for each in held:
-            keys = self._contents.fence.shard_of(each.window)
+            keys = self.contents.fence.shard_of(each.window)
             if keys is None or keys in opened:
                 judged[_At(each.window, each.member)] = each.at_ms
         standing = self._standing(judged)
@@ -188,15 +184,15 @@ class Verification:
             if len(found.named) < _MOST_NAMED or at in found.named:
                 found.named[at] = difference
             else:
-                found.more[self._contents.fence.shard_of(at.window), difference.fault] += 1
+                found.more[self.contents.fence.shard_of(at.window), difference.fault] += 1
 
     def _differing(self, suspects: Sequence[_At]) -> dict[_At, Difference]:
         """Read both sides again; return the differences about which the store has not changed."""
         differing = {}
         for some in _batches(suspects):
             before = self._standing(some)
-            seen = self._contents.look(some)
-            now_ms = self._contents.now_ms()
+            seen = self.contents.look(some)
+            now_ms = self.contents.now_ms()
             after = self._standing(some)
             for at, each in zip(some, seen, strict=True):
                 standing = after.get(at.message_id)
@@ -226,7 +222,7 @@ class Verification:
             return Fault.MISSING
         if expected_ms is not None:
             return Fault.MOVED
-        grace_ms = self._grace // MILLISECOND
+        grace_ms = self.settings.reconcile_grace // MILLISECOND
         since_ms = seen.pending_since_ms
         if since_ms is not None and now_ms - since_ms <= grace_ms:
             return Fault.UNDER_WAY
@@ -243,27 +239,27 @@ class Verification:
         return to_ms(known.row.send_at) if at.window in self._windows_of(known.row) else None
 
     def _standing(self, entries: Iterable[_At]) -> dict[UUID, ReservationState]:
-        return self._store.reservation_states(
-            list({at.message_id for at in entries}), grace=self._grace
+        return self.store.reservation_states(
+            list({at.message_id for at in entries}), grace=self.settings.reconcile_grace
         )
 
     def _windows_of(self, row: ReservationRow) -> set[bytes]:
         return {at.window for at, _ in self._entries_of(row)}
 
     def _entries_of(self, row: ReservationRow) -> Iterator[tuple[_At, ShardKeys]]:
-        for scope in row.counted(self._kinds):
-            keys, window = self._contents.fence.window_of(scope)
+        for scope in row.counted(self.settings.quotas_of):
+            keys, window = self.contents.fence.window_of(scope)
             yield _At(window, _member(row)), keys
 
     def _verified(self, found: _Found, opened: Mapping[ShardKeys, int]) -> Verified:
-        still = self._contents.opened()
+        still = self.contents.opened()
         closed = {
-            keys for keys in self._contents.fence.keys if opened.get(keys) != still.get(keys, -1)
+            keys for keys in self.contents.fence.keys if opened.get(keys) != still.get(keys, -1)
         }
         named = {
             at: each
             for at, each in found.named.items()
-            if self._contents.fence.shard_of(at.window) not in closed
+            if self.contents.fence.shard_of(at.window) not in closed
         }
         counts = Counter(each.fault for each in named.values())
         for (keys, fault), many in found.more.items():

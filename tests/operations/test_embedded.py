@@ -116,7 +116,7 @@ def test_an_ended_process_is_started_again_though_its_log_or_its_listener_fails(
     process = Process([sys.executable, "-c", "print('done')"], log=log)
     process.start()
     wait_until(lambda: not process.alive)
-    first, told = process.pid, list[str]()
+    first, told = process._child, list[str]()
     if not has_log:
         log.unlink()
 
@@ -126,7 +126,7 @@ def test_an_ended_process_is_started_again_though_its_log_or_its_listener_fails(
             raise BrokenPipeError
 
     with _supervised([process], Event(), tell):
-        wait_until(lambda: process.pid != first)
+        wait_until(lambda: process._child is not first)
     process.stop()
     assert len(told) == 1
     assert ("ends with: done" if has_log else "cannot be read") in told[0]

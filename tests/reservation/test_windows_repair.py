@@ -260,7 +260,7 @@ def test_verification_leaves_out_changes_made_during_it(
             house.redis.zadd(ben, {moved.id.bytes: to_ms(LATER + MINUTE)})
 
     hooks = {when: {"look": change_during_the_second}}
-    vars(house.parts.verification)["_contents"] = Between(house.parts.contents, **hooks)
+    vars(house.parts.verification)["contents"] = Between(house.parts.contents, **hooks)
     assert house.dispatcher.verify_windows().differences == ()
     assert next(looks) == 3
 
