@@ -7,13 +7,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from functools import cached_property
 from itertools import islice
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from dispatcher.redis.keys import ShardKeys, scope_kind_of, scope_of
-from dispatcher.reservation import Contents, Held, MemberState, longest_ms, member_of
+from dispatcher.reservation import Contents, Held, MemberState, member_of
 from dispatcher.scope import Scope
 from dispatcher.settings import Settings
 from dispatcher.store import ReservationRow, ReservationState, StoreMaintenance
@@ -119,10 +118,6 @@ class Verification:
     store: StoreMaintenance
     contents: Contents
 
-    @cached_property
-    def _reach_ms(self) -> dict[str, int]:
-        return {kind: longest_ms(quotas) for kind, quotas in self.settings.quotas_of.items()}
-
     def verify(self) -> Verified:
         """Compare everything. Raises ReservationsUnavailable and StoreUnavailable."""
         opened = self.contents.opened()
@@ -139,7 +134,7 @@ class Verification:
         return self._verified(found, opened)
 
     def _look_for_missing(self, opened: Collection[ShardKeys], found: _Found) -> None:
-        memory = timedelta(milliseconds=max(self._reach_ms.values()))
+        memory = timedelta(milliseconds=max(self.contents.fence.reaches_ms.values()))
         for page in self.store.reservations(memory=memory, batch=_BATCH):
             found.messages += len(page)
             expected = {
@@ -215,7 +210,7 @@ class Verification:
         now_ms: int,
     ) -> Fault | None:
         latest_ms = max(ms for ms in (expected_ms, seen.at_ms, 0) if ms is not None)
-        reach_ms = self._reach_ms.get(scope_kind_of(at.window))
+        reach_ms = self.contents.fence.reaches_ms.get(scope_kind_of(at.window))
         if expected_ms == seen.at_ms or (reach_ms and latest_ms <= now_ms - reach_ms):
             return None
         if seen.at_ms is None:
