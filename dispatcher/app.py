@@ -264,13 +264,9 @@ class App:
             under_way=self.settings.reconcile_grace * 2,
         )
 
-    @built_once
-    def upkeep(self) -> Upkeep:
-        return Upkeep(
-            self.redis,
-            self.fence,
-            marker_life=self.settings.settle + MARKER_SPARE,
-        )
+    upkeep = built_once(
+        lambda app: Upkeep(app.redis, app.fence, marker_life=app.settings.settle + MARKER_SPARE)
+    )
 
     contents = built_once(lambda app: Contents(app.redis, app.fence))
     plain_contents = built_once(lambda app: Contents(app.plain_redis, app.fence))
@@ -425,9 +421,9 @@ class App:
             journal=self.journal,
         )
 
-    @built_once
-    def cancellation(self) -> Cancellation:
-        return Cancellation(messages=self.messages, moves=self.moves, journal=self.journal)
+    cancellation = built_once(
+        lambda app: Cancellation(messages=app.messages, moves=app.moves, journal=app.journal)
+    )
 
     @built_once
     def suppression_list(self) -> SuppressionList:
@@ -495,18 +491,18 @@ class App:
             for name, channel in self.settings.channels.items()
         }
 
-    @built_once
-    def send_logs(self) -> SendLogs:
-        return SendLogs(self.settings.data_dir.resolve() / f"sends.{self.settings.namespace}")
+    send_logs = built_once(
+        lambda app: SendLogs(app.settings.data_dir.resolve() / f"sends.{app.settings.namespace}")
+    )
 
     @built_once
     def claims(self) -> Claims:
         kept_back = or_(self._to_expire, self._paused)
         return Claims(self.database, ttl=self.settings.claim_ttl, kept_back=kept_back)
 
-    @built_once
-    def store_maintenance(self) -> StoreMaintenance:
-        return StoreMaintenance(self.database, to_expire=self._to_expire, paused=self._paused)
+    store_maintenance = built_once(
+        lambda app: StoreMaintenance(app.database, to_expire=app._to_expire, paused=app._paused)
+    )
 
     @built_once
     def delivery(self) -> Delivery:
@@ -522,9 +518,9 @@ class App:
         )
         return Delivery(shared, transports=self.transports, send_logs=self.send_logs)
 
-    @built_once
-    def group_queue(self) -> GroupQueue:
-        return GroupQueue(self.delivery, at_once=self.settings.groups_at_once)
+    group_queue = built_once(
+        lambda app: GroupQueue(app.delivery, at_once=app.settings.groups_at_once)
+    )
 
     ticks = built_once(lambda app: Ticks(app.clock, sweeps_every(app.settings)))
 
