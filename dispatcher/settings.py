@@ -114,15 +114,6 @@ _SENTENCES = {
 }
 
 
-def _with_defaults(
-    channels: Mapping[str, ChannelSettings], default_channels: bool
-) -> dict[str, ChannelSettings]:
-    names = ("console", "file", "memory") if default_channels else ()
-    return {**channels} | {
-        name: ChannelSettings(transport=name) for name in names if name not in channels
-    }
-
-
 def _read_redis_url(url: str) -> str:
     """Take over the options that a URL has for other clients. Raises InvalidSettings."""
     options = []
@@ -209,9 +200,7 @@ class Settings(BaseSettings):
     default_channels: bool = True
     """Whether the channels ``console``, ``file`` and ``memory`` exist beside those of ``channels``.
     ``false`` where no message may end in them."""
-    channels: dict[str, ChannelSettings] = Field(
-        default_factory=lambda data: _with_defaults({}, data["default_channels"])
-    )
+    channels: dict[str, ChannelSettings] = Field(default_factory=dict)
     """The channels by name: :class:`ChannelSettings`."""
     hooks: Annotated[str, Field(pattern=r"^([\w.]+:\w+)?$")] = ""
     """``package.module:attribute`` of a class or an object with methods for messages' transitions:
@@ -311,7 +300,10 @@ class Settings(BaseSettings):
     def _keep_defaults(
         cls, channels: dict[str, ChannelSettings], info: ValidationInfo
     ) -> dict[str, ChannelSettings]:
-        return _with_defaults(channels, info.data.get("default_channels", False))
+        kept = ("console", "file", "memory") if info.data.get("default_channels") else ()
+        return channels | {
+            name: ChannelSettings(transport=name) for name in kept if name not in channels
+        }
 
     @classmethod
     def load(cls, **overrides: Any) -> Self:
