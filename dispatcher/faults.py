@@ -74,6 +74,7 @@ log = logging.getLogger(__name__)
 _ONE = re.compile(
     r"([a-z_]+\.[a-z_]+)=(kill|stop|raise|sleep:\d+(?:\.\d+)?|wait:[^@]+)(?:@([1-9]\d*)(\+)?)?"
 )
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 _LOOK_EVERY_SECONDS = 0.005
 
 
@@ -159,10 +160,9 @@ def _parsed(text: str) -> tuple[str, _Fault]:
 
 
 def _happen(point: str, found: _Fault) -> None:
-    if found.action == "kill":
-        _signal(signal.SIGKILL)
-    elif found.action == "stop":
-        _signal(signal.SIGSTOP)
+    if found.action in _SIGNALS:
+        # To this thread, so that it stops here: a signal to the process may stop another one first.
+        signal.pthread_kill(threading.get_ident(), _SIGNALS[found.action])
     elif found.action == "raise":
         raise InjectedFault(point)
     elif found.action == "sleep":
@@ -172,8 +172,3 @@ def _happen(point: str, found: _Fault) -> None:
         permission.with_name(f"{permission.name}.reached").write_text(f"{os.getpid()}\n")
         while not permission.exists():
             time.sleep(_LOOK_EVERY_SECONDS)
-
-
-def _signal(number: signal.Signals) -> None:
-    # To this thread, so that it stops here: a signal to the process may stop another one first.
-    signal.pthread_kill(threading.get_ident(), number)
