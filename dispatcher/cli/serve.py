@@ -22,7 +22,7 @@ from dispatcher.errors import InvalidValue, MissingExtra
 from dispatcher.extras import needs
 from dispatcher.quota import parse_length
 from dispatcher.settings import LogFormat, Settings
-from dispatcher.store import ApiKey, ApiKeys
+from dispatcher.store import ApiKey
 
 _MOST_PORTS = 65_535
 _SWITCH_SECONDS = 0.0005
@@ -150,7 +150,7 @@ def add(
     lasts = None if expires_in is None else parse_length(expires_in, "expires_in")
     if lasts is not None and lasts <= timedelta(0):
         raise InvalidValue("expires_in", "no time is left to it", "a length such as 90 days")
-    with _stored() as (app, stored):
+    with closing(App(Settings.load())) as app:
         scope = next(iter((scopes_of([scopes] if scopes else None) or {}).items()), None)
         if scope is not None and scope[0] not in app.settings.scopes:
             known = ", ".join(app.settings.scopes) or "none: the setting scopes has no kind"
@@ -160,7 +160,7 @@ def add(
                 accepted = ", ".join(app.settings.channels)
                 raise InvalidValue("channel", f"there is no channel {each!r}", accepted)
         key, token = add_key(
-            stored,
+            app.api_keys,
             name,
             rights=right or tuple(Right),
             channels=channel or None,
@@ -174,8 +174,8 @@ def add(
 @command("dispatcher keys list", name="list", of=keys)
 def list_keys(as_json: AsJson = False) -> None:
     """List all keys, without their secrets."""
-    with _stored() as (_, stored):
-        found = stored.named()
+    with closing(App(Settings.load())) as app:
+        found = app.api_keys.named()
     titles = ("id", "name", "rights", "channels", "scope", "last used (UTC)", "ends (UTC)")
     output.tell_rows(found, titles, map(_row, found), as_json=as_json)
 
@@ -190,8 +190,8 @@ def rotate(
     from dispatcher.web.access import rotate_key  # noqa: PLC0415 - an extra
 
     length = parse_length(overlap, "overlap")
-    with _stored() as (_, stored):
-        key, token = rotate_key(stored, name, overlap=length)
+    with closing(App(Settings.load())) as app:
+        key, token = rotate_key(app.api_keys, name, overlap=length)
     _show_new(key, token, as_json=as_json)
 
 
@@ -202,16 +202,10 @@ def revoke(
     """End the keys of that name, or one by its id. Servers refuse them within two seconds."""
     from dispatcher.web.access import revoke_key  # noqa: PLC0415 - an extra
 
-    with _stored() as (_, stored):
-        ended = revoke_key(stored, name)
+    with closing(App(Settings.load())) as app:
+        ended = revoke_key(app.api_keys, name)
     ids = [each.id for each in ended]
     output.tell(ids, f"revoked: {', '.join(ids)}", as_json=as_json)
-
-
-@contextmanager
-def _stored() -> Iterator[tuple[App, ApiKeys]]:
-    with closing(App(Settings.load())) as app:
-        yield app, app.api_keys
 
 
 def _show_new(key: ApiKey, token: str, *, as_json: bool) -> None:
