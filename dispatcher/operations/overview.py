@@ -21,7 +21,6 @@ from dispatcher.settings import Settings
 from dispatcher.store import (
     Counts,
     DueByMinute,
-    EndedInHour,
     Figures,
     Load,
     Of,
@@ -225,9 +224,6 @@ class Overviews:
             counted_until=due.counted_until,
             channels=tuple(self._channel_load(name, due, within=within) for name in due.by_channel),
         )
-
-    def last_day(self) -> list[EndedInHour]:
-        return self.figures.last_day()
 
     def _channel_load(self, name: str, due: DueByMinute, *, within: timedelta) -> ChannelLoad:
         channel = self.settings.channels.get(name)

@@ -103,7 +103,7 @@ class CachedFigures:
         return self._overview.of(lambda: dispatcher.status(since=_SINCE))
 
     def last_day(self, dispatcher: Dispatcher) -> list[EndedInHour]:
-        return self._last_day.of(app_of(dispatcher).overviews.last_day)
+        return self._last_day.of(app_of(dispatcher).overviews.figures.last_day)
 
     def load(self, dispatcher: Dispatcher, within: timedelta) -> LoadCharts:
         return self._loads[within].of(lambda: LoadCharts.of(dispatcher.load(within=within)))
