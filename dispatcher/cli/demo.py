@@ -13,6 +13,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 from rich.markup import escape
+from rich.text import Text
 
 from dispatcher.cli import output
 from dispatcher.cli.app import command, say_error
@@ -138,7 +139,7 @@ def _check(outcome: _Outcome, path: Path) -> None:
     sent: dict[str, list[str]] = {}
     for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
         sent.setdefault(line["id"], []).append(line["sent_at"])
-    rows: list[tuple[str, ...]] = []
+    rows: list[tuple[output.Cell, ...]] = []
     for message in outcome.promised:
         times = sent.pop(str(message.id), [])
         _require(len(times) == 1, f"{message.id} was sent {len(times)} times")
@@ -157,7 +158,7 @@ def _check(outcome: _Outcome, path: Path) -> None:
     cancelled = outcome.cancelled
     _require(str(cancelled.id) not in sent, "the cancelled message was sent")
     text, at = str(cancelled.body["text"]), _time(cancelled.send_at)
-    rows.append((cancelled.recipient, text, at, "[dim]never[/]", ""))
+    rows.append((cancelled.recipient, text, at, Text.assemble(("never", "dim")), ""))
     _require(not sent, "a message was sent that was not submitted")
     output.out.print("\n[italic]What reached the file transport[/]")
     headings = ("recipient", "text", "promised (UTC)", "actual", "late by")

@@ -125,7 +125,7 @@ def _report(job: ImportJob) -> None:
         output.out.print(f"the first goes at {data['first_send_at']}, the last at "
                        f"{data['last_send_at']}")  # fmt: skip
     if job.reasons:
-        rows = [(escape(reason), f"{count:,}") for reason, count in data["reasons"].items()]
+        rows = list(job.reasons.most_common())
         output.out.print(output.listed(("reason", "rows"), rows, right=("rows",)))
     rejections = data.get("rejections", [])
     for each in rejections[:_SHOWN]:

@@ -51,10 +51,10 @@ def list_messages(
     headings = ("id", "status", "channel", "recipient", f"send at ({zone})")
     rows = (
         (
-            str(message.id),
-            output.status_text(message.status),
-            output.as_it_is(message.channel),
-            output.as_it_is(message.recipient),
+            message.id,
+            message.status,
+            message.channel,
+            message.recipient,
             output.second_text(message.send_at, zone),
         )
         for message in page.messages
@@ -77,9 +77,9 @@ def held(
     headings = ("id", "channel", "recipient", "tries", f"held since ({zone})")
     rows = (
         (
-            str(message.id),
-            output.as_it_is(message.channel),
-            output.as_it_is(message.recipient),
+            message.id,
+            message.channel,
+            message.recipient,
             f"{message.attempt_count} of {message.max_attempts}",
             output.second_text(message.next_attempt_at, zone),
         )

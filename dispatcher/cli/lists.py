@@ -94,11 +94,7 @@ def suppressed(
     """List all suppressions, or those of one recipient."""
     with Dispatcher() as dispatcher:
         found = list(islice(dispatcher.suppressed(recipient), limit))
-    rows = (
-        (output.as_it_is(each.recipient), output.as_it_is(each.channel or "all"),
-         output.second_text(each.created_at))
-        for each in found
-    )  # fmt: skip
+    rows = ((each.recipient, each.channel or "all", each.created_at) for each in found)
     output.tell_rows(found, ("recipient", "channel", "since (UTC)"), rows, as_json=as_json)
 
 
@@ -126,10 +122,7 @@ def resume(kind: Kind, name: Name, as_json: AsJson = False) -> None:
 
 def _print_pauses(found: Sequence[Pause], *, as_json: bool) -> None:
     titles = ("kind", "name", "paused since (UTC)")
-    rows = [
-        (output.as_it_is(each.kind), output.as_it_is(each.name), output.second_text(each.paused_at))
-        for each in found
-    ]
+    rows = [(each.kind, each.name, each.paused_at) for each in found]
     shown = output.listed(titles, rows) if rows else "nothing is paused"
     output.tell(found, shown, as_json=as_json)
 

@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any
+from uuid import UUID
 
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
@@ -23,7 +24,7 @@ from dispatcher.message import Message, Status, visible_text
 from dispatcher.times.send_time import as_text
 from dispatcher.times.zones import known_zone, rules
 
-_STYLES = {
+STYLES = {
     Status.SCHEDULED: "cyan",
     Status.SENDING: "blue",
     Status.SENT: "green",
@@ -172,8 +173,8 @@ def refused_in(zone: str | None) -> Iterator[None]:
         raise
 
 
-Cell = str | Text
-"""A cell of a table: markup, or styled text."""
+Cell = Text | str | int | UUID | datetime | timedelta | None
+"""A cell of a table: styled text, or a value that is written as text; instants in UTC."""
 
 
 def listed(
@@ -183,16 +184,16 @@ def listed(
 
     So no id, number or recipient is broken over lines. Columns ``right`` are aligned to the right.
     """
+    texts = [list(map(_text, row)) for row in rows]
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
     for heading in headings:
         table.add_column(heading, no_wrap=True, justify="right" if heading in right else "left")
-    for row in rows:
+    for row in texts:
         table.add_row(*row)
     if out.measure(table, options=out.options.update(width=_WIDEST)).maximum <= out.width:
         return table
     lines: list[Text] = []
-    for row in rows:
-        first, *others = map(_text, row)
+    for first, *others in texts:
         lines += [first] if first else []
         for heading, cell in zip(headings[1:], others, strict=True):
             if cell:
@@ -207,12 +208,12 @@ def listed(
     return Group(*lines)
 
 
-def described(rows: Sequence[Sequence[Cell]]) -> RenderableType:
-    """Return rows whose last cell is a text that is wrapped beside the others.
+def described(rows: Sequence[Sequence[str]]) -> RenderableType:
+    """Return rows of markup whose last cell is a text that is wrapped beside the others.
 
     Where that would break a word of it, as the id or the recipient in it, it stands below them.
     """
-    cells = [[_text(each) for each in row] for row in rows]
+    cells = [[Text.from_markup(each) for each in row] for row in rows]
     widths = [max(each.cell_len for each in column) for column in zip(*cells, strict=True)][:-1]
     beside = out.width - sum(widths) - _GAP * len(widths)
     lines: list[RenderableType] = []
@@ -231,13 +232,33 @@ def described(rows: Sequence[Sequence[Cell]]) -> RenderableType:
 
 
 def _text(cell: Cell) -> Text:
-    return Text.from_markup(cell) if isinstance(cell, str) else cell
+    match cell:
+        case Text():
+            return cell
+        case Status():
+            return Text.assemble((cell.value, STYLES[cell]))
+        case datetime():
+            return Text(second_text(cell))
+        case timedelta():
+            return Text(length_text(cell))
+        case int():
+            return Text(f"{cell:,}")
+    return Text("" if cell is None else visible_text(str(cell)))
 
 
-def status_text(status: Status, text: str | None = None) -> str:
-    return f"[{_STYLES[status]}]{text or status.value}[/]"
+def status_text(status: Status) -> str:
+    return f"[{STYLES[status]}]{status.value}[/]"
 
 
 def second_text(instant: datetime, zone: str | None = None) -> str:
     local = instant.astimezone(UTC if zone is None else rules(zone))
     return local.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def length_text(length: timedelta) -> str:
+    seconds = round(length.total_seconds())
+    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= 2 * size or (seconds == size and unit != "minute"):
+            many = seconds // size
+            return f"{many} {unit}{'' if many == 1 else 's'}"
+    return f"{seconds} s"

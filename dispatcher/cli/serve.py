@@ -215,13 +215,12 @@ def _show_new(key: ApiKey, token: str, *, as_json: bool) -> None:
 
 
 def _row(key: ApiKey) -> tuple[Any, ...]:
-    ends = key.revoked_at or key.expires_at
     return (
         key.id,
-        output.as_it_is(key.name),
+        key.name,
         ", ".join(key.rights),
-        output.as_it_is(", ".join(key.channels or ("all",))),
-        output.as_it_is("=".join(key.scope) if key.scope else "all"),
-        output.second_text(key.last_used_at) if key.last_used_at else "never",
-        output.second_text(ends) if ends else "never",
+        ", ".join(key.channels or ("all",)),
+        "=".join(key.scope) if key.scope else "all",
+        key.last_used_at or "never",
+        key.revoked_at or key.expires_at or "never",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from datetime import timedelta
+from datetime import datetime, timedelta
 from threading import Event
 from typing import Annotated, Any
 
@@ -188,8 +188,8 @@ def overview_picture(found: Overview) -> RenderableType:
 def counts_picture(counts: Mapping[str, Mapping[Status, int]]) -> RenderableType:
     statuses = (*_LIVE, *_ENDED)
     names = [each.value for each in statuses]
-    rows = [
-        (output.as_it_is(channel), *(_number(each, some.get(each, 0)) for each in statuses))
+    rows: list[tuple[output.Cell, ...]] = [
+        (channel, *(_number(each, some.get(each, 0)) for each in statuses))
         for channel, some in counts.items()
     ]
     if not rows:
@@ -210,7 +210,7 @@ def _every_status(counts: Mapping[str, Mapping[Status, int]]) -> dict[str, dict[
 def _counts(found: Overview) -> RenderableType:
     table = counts_picture(found.counts.by_channel)
     more = "" if found.counts.complete else "; more than 1,000,000, so not all are counted"
-    ended = f"what has ended: within {length_text(found.counts.since)}{more}"
+    ended = f"what has ended: within {output.length_text(found.counts.since)}{more}"
     return Group(table, Text(ended, style="dim italic"))
 
 
@@ -228,7 +228,7 @@ def _troubles(found: Overview) -> list[Text]:
     late = found.overdue
     overdue, held = _line("overdue", "none", "green"), _line("held", "none", "green")
     if late.many:
-        oldest = f"the oldest for {length_text(late.longest)}: dispatcher show {late.oldest}"
+        oldest = f"the oldest for {output.length_text(late.longest)}: dispatcher show {late.oldest}"
         overdue = _line("overdue", f"{late.many:,}, {oldest}", "red")
     if found.held:
         held = _line("held", f"{found.held:,} wait for a person: dispatcher held", "magenta")
@@ -247,7 +247,7 @@ def _line(name: str, text: str, style: str) -> Text:
 
 
 def _limits(channels: Iterable[ChannelFill]) -> RenderableType:
-    rows: list[tuple[str, str, Text, str]] = []
+    rows: list[tuple[output.Cell, ...]] = []
     for channel in channels:
         for number, each in enumerate(channel.limits):
             notes = []
@@ -255,8 +255,9 @@ def _limits(channels: Iterable[ChannelFill]) -> RenderableType:
                 notes.append(f"{channel.waiting:,} wait")
             if number == 0 and channel.closed_until is not None:
                 notes.append(f"[red]closed until {channel.closed_until:%H:%M:%S}[/]")
-            name = output.as_it_is(channel.channel) if number == 0 else ""
-            rows.append((name, each.limit, _bar(each.used, each.most), ", ".join(notes)))
+            name = channel.channel if number == 0 else ""
+            note = Text.from_markup(", ".join(notes))
+            rows.append((name, each.limit, _bar(each.used, each.most), note))
     return output.listed(("limits", "", "", ""), rows)
 
 
@@ -267,7 +268,7 @@ def _signs(what: str, signs: Sequence[Sign] | None) -> list[Text]:
         line = _line(f"{what}s", f"{len(alive)} alive  ", "green")
         line.append(", ".join(alive), style="dim")
     lost = [each for each in signs if not each.is_alive]
-    ages = (f"{'':9}{each.name} was last seen {length_text(each.age)} ago" for each in lost)
+    ages = (f"{'':9}{each.name} was last seen {output.length_text(each.age)} ago" for each in lost)
     return [line, *(Text(each, style="yellow") for each in ages)]
 
 
@@ -278,7 +279,7 @@ def _duties(found: Overview) -> Text:
     for number, name in enumerate(shown):
         age = ages.get(name)
         slow = DUTIES[name].interval == "sweep_interval" and (age is None or age > _LATE_DUTY)
-        text = "never" if age is None else f"{length_text(age)} ago"
+        text = "never" if age is None else f"{output.length_text(age)} ago"
         line.append(f"{', ' if number else ''}{name} ").append(text, style="red" if slow else "dim")
     return line
 
@@ -286,20 +287,12 @@ def _duties(found: Overview) -> Text:
 def tops_picture(found: Tops) -> RenderableType:
     table = output.listed(
         (found.of, "messages", "next (UTC)", "fullest quota", "from (UTC)"),
-        [
-            (
-                output.as_it_is(each.name),
-                f"{each.messages:,}",
-                output.second_text(each.next_at),
-                *_fullest(each.fullest),
-            )
-            for each in found.tops
-        ],
+        [(each.name, each.messages, each.next_at, *_fullest(each.fullest)) for each in found.tops],
         right=("messages",),
     )
     parts: list[RenderableType] = [table] if found.tops else []
     if not found.tops:
-        parts.append(Text(f"nothing is due within {length_text(found.within)}"))
+        parts.append(Text(f"nothing is due within {output.length_text(found.within)}"))
     if not found.complete:
         parts.append(Text("more than 1,000,000 are due: only the soonest are counted", style="red"))
     if found.silence is not None:
@@ -324,18 +317,18 @@ def load_picture(found: LoadToCome, *, limit: int) -> RenderableType:
         fullest = sorted(channel.minutes, key=lambda each: (not each.overbooked, -each.due))[:limit]
         rows = [
             (
-                output.second_text(each.at),
-                f"{each.due:,}",
-                f"{each.waiting:,}" if each.waiting else "",
-                "later" if each.last_at is None else output.second_text(each.last_at),
-                "[red]overbooked[/]" if each.overbooked else "",
+                each.at,
+                each.due,
+                each.waiting or "",
+                each.last_at or "later",
+                Text.assemble(("overbooked" * each.overbooked, "red")),
             )
             for each in sorted(fullest, key=lambda each: each.at)
         ]
         names = ("minute (UTC)", "due", "waiting", "the last leaves (UTC)", "")
         lines += [output.listed(names, rows, right=("due", "waiting")), ""]
     if not found.channels:
-        lines.append(Text(f"nothing is due within {length_text(found.end - found.start)}"))
+        lines.append(Text(f"nothing is due within {output.length_text(found.end - found.start)}"))
     if not found.complete:
         until = output.second_text(found.counted_until)
         text = f"more than 1,000,000 are due: all are counted only until {until} UTC"
@@ -356,24 +349,13 @@ def refusals_picture(found: Refusals) -> RenderableType:
     if not found.rules:
         return Text(f"no submit was refused since {output.second_text(found.since)} UTC")
     rules = [
-        (
-            output.as_it_is(rule_text(each.kind, each.quota)),
-            f"{each.refused:,}",
-            length_text(each.wait_p50),
-            length_text(each.wait_p95),
-        )
+        (rule_text(each.kind, each.quota), each.refused, each.wait_p50, each.wait_p95)
         for each in found.rules
     ]
     names = ("rule", "refused", "next slot within, p50", "p95")
     lines += [output.listed(names, rules, right=names[1:]), ""]
     last = [
-        (
-            output.second_text(each.at),
-            output.as_it_is(rule_text(each.kind, each.quota)),
-            output.second_text(each.send_at),
-            output.second_text(each.next_slot),
-            each.scope or "",
-        )
+        (each.at, rule_text(each.kind, each.quota), each.send_at, each.next_slot, each.scope)
         for each in found.last
     ]
     if last:
@@ -418,12 +400,12 @@ def _signs_data(signs: Iterable[Sign] | None) -> list[dict[str, Any]] | None:
     return [{"name": each.name, "alive": each.is_alive, "age": each.age} for each in signs]
 
 
-def _fullest(fullest: FullestQuota | None) -> tuple[Text, str]:
+def _fullest(fullest: FullestQuota | None) -> tuple[Text, datetime | None]:
     if fullest is None:
-        return Text("–", style="dim"), ""
+        return Text("–", style="dim"), None
     text = _bar(fullest.booked, fullest.most, cells=_BAR // 2)
     length = fullest.quota.partition("/")[2]
-    return text.append(f" per {length}"), output.second_text(fullest.at)
+    return text.append(f" per {length}"), fullest.at
 
 
 def _bar(used: int, most: int, *, cells: int = _BAR) -> Text:
@@ -434,14 +416,5 @@ def _bar(used: int, most: int, *, cells: int = _BAR) -> Text:
     return text.append(f" {used:,}/{most:,}", style=style)
 
 
-def _number(status: Status, many: int) -> str:
-    return output.status_text(status, f"{many:,}") if many else "[dim]0[/]"
-
-
-def length_text(length: timedelta) -> str:
-    seconds = round(length.total_seconds())
-    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
-        if seconds >= 2 * size or (seconds == size and unit != "minute"):
-            many = seconds // size
-            return f"{many} {unit}{'' if many == 1 else 's'}"
-    return f"{seconds} s"
+def _number(status: Status, many: int) -> Text:
+    return Text.assemble((f"{many:,}", output.STYLES[status] if many else "dim"))

@@ -153,7 +153,7 @@ def shown(timeline: Timeline) -> RenderableType:
     rows = [
         (
             f"{_local(step.begins_at, timeline):%a %d %b %H:%M}",
-            str(_booked(timeline.windows[0], step) or ""),
+            _booked(timeline.windows[0], step) or "",
             *(_cell(quota, step) for _, quota in quotas),
             "quiet hours" if _within(timeline.quiet, step) else "",
         )
@@ -174,7 +174,7 @@ def shown(timeline: Timeline) -> RenderableType:
     return Group(head, table, Text(_MARKS, style="dim"), *notes, *_slots(timeline))
 
 
-def _cell(quota: QuotaTimeline, step: Span) -> str:
+def _cell(quota: QuotaTimeline, step: Span) -> Text:
     booked = max((fill.booked for fill in _within(quota.fills, step)), default=0)
     blocked = _within(quota.blocked, step)
     covers = any(
@@ -182,7 +182,7 @@ def _cell(quota: QuotaTimeline, step: Span) -> str:
     )
     mark = "x" if covers else "-" if blocked else ""
     count = f"{booked}/{quota.quota.count}{mark}"
-    return f"[red]{count}[/]" if mark else count
+    return Text.assemble((count, "red" if mark else ""))
 
 
 def _booked(window: WindowTimeline, step: Span) -> int:
