@@ -87,11 +87,14 @@ COMMANDS = {
 def help_of(module: str) -> Mapping[str, str]:
     """Read the help of the commands of a module in its source.
 
-    To import all modules takes a second, most of it for SQLAlchemy, Celery and Pydantic.
+    To import all modules takes a second, most of it for SQLAlchemy, Celery and Pydantic. Nothing
+    is known of an installation that has compiled modules alone.
     """
-    source = files(__package__).joinpath(f"{module}.py").read_text(encoding="utf-8")
+    source = files(__package__).joinpath(f"{module}.py")
     said: dict[str, str] = {}
-    for node in ast.parse(source).body:
+    if not source.is_file():
+        return said
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
         match node:
             case ast.FunctionDef(name=name, decorator_list=[ast.Call(keywords=keywords)]):
                 named = [ast.literal_eval(each.value) for each in keywords if each.arg == "name"]
@@ -172,7 +175,7 @@ class AllCommands(OptionNames):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
         if command is not None and not command.help:
-            command.help = _unwrapped(help_of(COMMANDS[cmd_name].module)[cmd_name])
+            command.help = _unwrapped(help_of(COMMANDS[cmd_name].module).get(cmd_name, ""))
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
