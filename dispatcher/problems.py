@@ -32,18 +32,12 @@ KeyOf: TypeAlias = str | Callable[[RequestT], Keys | None]
 MEDIA_TYPE = "application/problem+json"
 _TYPE_PREFIX = "urn:problem-type:dispatcher:"
 
-STATUSES: Mapping[type[DispatcherError], int] = {
+_STATUSES: Mapping[type[DispatcherError], int] = {
     errors.DispatcherError: 500,
     errors.InvalidValue: 422,
-    errors.InvalidDraft: 422,
-    errors.InvalidSendTime: 422,
-    errors.Suppressed: 409,
-    errors.UnknownChannel: 422,
     errors.InvalidSettings: 500,
-    errors.MissingExtra: 500,
+    errors.Suppressed: 409,
     errors.SlotRefused: 409,
-    errors.QuotaExceeded: 409,
-    errors.QuietHours: 409,
     errors.BatchRefused: 409,
     errors.IdempotencyConflict: 422,
     errors.MessageNotFound: 404,
@@ -51,19 +45,10 @@ STATUSES: Mapping[type[DispatcherError], int] = {
     errors.TooLate: 409,
     errors.LimitReached: 429,
     errors.Unavailable: 503,
-    errors.ReservationsUnavailable: 503,
     errors.DuplicateUnderWay: 409,
-    errors.LimitersUnavailable: 503,
-    errors.QueueUnavailable: 503,
-    errors.EmbeddedUnavailable: 503,
-    errors.StoreUnavailable: 503,
     errors.OutcomeUnknown: 500,
-    errors.DeliveryError: 500,
-    errors.TemporaryFailure: 500,
-    errors.PermanentFailure: 500,
-    errors.PerhapsSent: 500,
 }
-"""The status of the answer for each class of error."""
+"""The status of the answer for a class of errors: that of its nearest base here."""
 
 _POLICIES: WeakKeyDictionary[errors.LimitReached, dict[str, str]] = WeakKeyDictionary()
 """The header ``RateLimit-Policy`` for each refusal of a request, which has no limits itself."""
@@ -112,7 +97,7 @@ def problem_of(error: DispatcherError, *, whole: bool = True) -> dict[str, Any]:
 
 def _sentence_of(kind: type[DispatcherError]) -> str:
     """Return the first line of the documentation of an error of ours, or of its nearest base."""
-    ours = next(each for each in kind.__mro__ if each in STATUSES)
+    ours = next(base for base in kind.__mro__ if base.__module__ == errors.__name__)
     return (ours.__doc__ or "").partition("\n")[0]
 
 
@@ -120,7 +105,7 @@ def status_of(error: DispatcherError) -> int:
     """Return the status of the answer to an error."""
     if isinstance(error, errors.StoreUnavailable) and error.refused:
         return 422
-    return next(STATUSES[each] for each in type(error).__mro__ if each in STATUSES)
+    return next(_STATUSES[base] for base in type(error).__mro__ if base in _STATUSES)
 
 
 def headers_of(error: DispatcherError) -> dict[str, str]:

@@ -23,44 +23,44 @@ SLOT = AT + timedelta(minutes=1)
 WAIT = timedelta(seconds=2.5)
 
 
-def of_every_class() -> list[errors.DispatcherError]:
-    """Return an error of each class, with all of its data."""
+def of_every_class() -> dict[errors.DispatcherError, int]:
+    """Return an error of each class, with all of its data, and its status."""
     refused = errors.SlotRefused("does not fit", AT, SLOT, None)
     booked = {"send_at": AT, "next_slot": SLOT}
     full = {"quota": "1/minute", "scope": "ada", "conflicting": [new_id(), new_id()]}
     limited = {"limit": "5/minute", "others": ("9/hour",), "retry_after": WAIT, "reset_at": AT}
     value = ("field", "is wrong", "another")
-    return [
-        errors.DispatcherError("failed"),
-        errors.InvalidValue(*value),
-        errors.InvalidDraft(*value),
-        errors.InvalidSendTime(*value),
-        errors.Suppressed("sms"),
-        errors.UnknownChannel("fax", ["sms", "mail"]),
-        errors.InvalidSettings(*value),
-        errors.MissingExtra("web", *value),
-        refused,
-        errors.QuotaExceeded(**full, **booked),  # type: ignore[arg-type]  # passed on
-        errors.QuietHours(quiet_hours="21:00-08:00", zone="Europe/Berlin", **booked),
-        errors.BatchRefused(3),
-        errors.IdempotencyConflict("k", new_id()),
-        errors.MessageNotFound(new_id()),
-        errors.MessageChanged(new_id()),
-        errors.TooLate(new_id(), "sent"),
-        errors.LimitReached(**limited),  # type: ignore[arg-type]  # passed on
-        errors.Unavailable("away", remedy="start it"),
-        errors.ReservationsUnavailable("away", remedy="start it", retry_after=WAIT),
-        errors.DuplicateUnderWay(),
-        errors.LimitersUnavailable("away", remedy="start it"),
-        errors.QueueUnavailable("away", remedy="start it"),
-        errors.EmbeddedUnavailable("away", remedy="start it"),
-        errors.StoreUnavailable("away", timed_out=True, remedy="start it"),
-        errors.OutcomeUnknown("broke", new_id()),
-        errors.DeliveryError("failed"),
-        errors.TemporaryFailure("busy", WAIT, closes_channel=True),
-        errors.PermanentFailure("never"),
-        errors.PerhapsSent("perhaps"),
-    ]
+    return {
+        errors.DispatcherError("failed"): 500,
+        errors.InvalidValue(*value): 422,
+        errors.InvalidDraft(*value): 422,
+        errors.InvalidSendTime(*value): 422,
+        errors.Suppressed("sms"): 409,
+        errors.UnknownChannel("fax", ["sms", "mail"]): 422,
+        errors.InvalidSettings(*value): 500,
+        errors.MissingExtra("web", *value): 500,
+        refused: 409,
+        errors.QuotaExceeded(**full, **booked): 409,  # type: ignore[arg-type]  # passed on
+        errors.QuietHours(quiet_hours="21:00-08:00", zone="Europe/Berlin", **booked): 409,
+        errors.BatchRefused(3): 409,
+        errors.IdempotencyConflict("k", new_id()): 422,
+        errors.MessageNotFound(new_id()): 404,
+        errors.MessageChanged(new_id()): 412,
+        errors.TooLate(new_id(), "sent"): 409,
+        errors.LimitReached(**limited): 429,  # type: ignore[arg-type]  # passed on
+        errors.Unavailable("away", remedy="start it"): 503,
+        errors.ReservationsUnavailable("away", remedy="start it", retry_after=WAIT): 503,
+        errors.DuplicateUnderWay(): 409,
+        errors.LimitersUnavailable("away", remedy="start it"): 503,
+        errors.QueueUnavailable("away", remedy="start it"): 503,
+        errors.EmbeddedUnavailable("away", remedy="start it"): 503,
+        errors.StoreUnavailable("away", timed_out=True, remedy="start it"): 503,
+        errors.OutcomeUnknown("broke", new_id()): 500,
+        errors.DeliveryError("failed"): 500,
+        errors.TemporaryFailure("busy", WAIT, closes_channel=True): 500,
+        errors.PermanentFailure("never"): 500,
+        errors.PerhapsSent("perhaps"): 500,
+    }
 
 
 ERRORS = of_every_class()
@@ -83,7 +83,6 @@ def as_json(value: object) -> object:
 def test_every_error_has_a_status_and_a_type_of_its_own_and_is_tried() -> None:
     named = [each for each in vars(errors).values() if inspect.isclass(each)]
     classes = {each for each in named if issubclass(each, errors.DispatcherError)}
-    assert set(problems.STATUSES) == classes
     assert len({problems.problem_kind_of(each) for each in classes}) == len(classes)
     assert Counter(map(type, ERRORS)) == Counter(classes)
 
@@ -97,7 +96,7 @@ def test_a_problem_has_every_attribute_of_its_error(error: errors.DispatcherErro
         if not (name == "retry_after" and value is None)
     }
     assert {name: value for name, value in problem.items() if name not in OF_ALL} == data
-    assert problem["status"] == problems.STATUSES[type(error)]
+    assert problem["status"] == ERRORS[error]
     kind = problems.problem_kind_of(type(error))
     assert problem["type"] == f"urn:problem-type:dispatcher:{kind}"
     assert problem["detail"].startswith(str(error))
