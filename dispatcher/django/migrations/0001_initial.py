@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import migrations, models
 
 from dispatcher.django.fields import IdField, InstantField, LengthField, StoredJSONField
-from dispatcher.django.schema import MigrateStore
+from dispatcher.django.schema import migrate_store
 
 _STATUSES = ("scheduled", "sending", "sent", "failed", "expired", "cancelled", "held")
 _OF_STATUS = [(status, status) for status in _STATUSES]
@@ -17,7 +17,7 @@ class Migration(migrations.Migration):
     atomic = False
     dependencies = ()
     operations = (
-        MigrateStore(),
+        migrations.RunPython(migrate_store),
         migrations.CreateModel(
             "Message",
             [
