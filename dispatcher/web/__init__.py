@@ -7,8 +7,9 @@
     app.mount("/dispatcher/api", api(dispatcher))
     app.mount("/dispatcher", page(dispatcher, access=Loopback()))
 
-``endpoints`` lists the paths of the API, ``calls`` has their functions, which get a ``context`` and
-``models`` of bodies. ``access`` turns keys into callers with rights, ``streams`` bounds long calls.
+``endpoints`` lists the paths of the API, ``calls`` and ``long_calls`` have their functions, which
+get a ``context`` and ``models`` of bodies. ``access`` turns keys into callers with rights,
+``streams`` bounds long calls.
 """
 
 from dispatcher.extras import needs

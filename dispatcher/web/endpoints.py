@@ -10,9 +10,8 @@ from typing import Any
 from pydantic import BaseModel
 from starlette.convertors import PathConvertor, register_url_convertor
 
-from dispatcher.web import models
+from dispatcher.web import calls, long_calls, models
 from dispatcher.web.access import Right
-from dispatcher.web.calls import batch, events, messages, operations, scopes
 
 PREFIX = "/v1"
 _JSON = "application/json"
@@ -90,63 +89,63 @@ _READ_RECIPIENTS, _SUPPRESS = Right.RECIPIENTS_READ, Right.SUPPRESSIONS_WRITE
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
-        "POST", "/messages", messages.submit, models.MessageOut, (_WRITE,),
+        "POST", "/messages", calls.submit, models.MessageOut, (_WRITE,),
         status=201, body=(_JSON, models.NewMessage), problems=(409, 413), headers=("Location",),
         takes_idempotency_key=True,
     ),
     Endpoint(
-        "POST", "/messages/batch", batch.submit_batch, None, (_WRITE,),
+        "POST", "/messages/batch", long_calls.submit_batch, None, (_WRITE,),
         body=(_NDJSON, models.NewMessageLine), stream=(_NDJSON, models.VerdictOut),
         problems=(413, 415), most_bytes=None,
     ),
     Endpoint(
-        "POST", "/plans", messages.plan, models.PlanOut, (_WRITE,), body=(_JSON, models.Plans),
+        "POST", "/plans", calls.plan, models.PlanOut, (_WRITE,), body=(_JSON, models.Plans),
         problems=(409, 413), most_bytes=2_000_000, is_long=True,
     ),
     Endpoint(
-        "GET", "/messages", messages.list_messages, models.MessagesOut, (_READ,),
+        "GET", "/messages", calls.list_messages, models.MessagesOut, (_READ,),
         headers=("Link",), is_long=True,
     ),
-    Endpoint("GET", "/counts", messages.counts, models.CountsOut, (_READ,), is_long=True),
+    Endpoint("GET", "/counts", calls.counts, models.CountsOut, (_READ,), is_long=True),
     Endpoint(
-        "GET", _MESSAGE, messages.get, models.MessageOut, (_READ,), problems=(404,),
+        "GET", _MESSAGE, calls.get, models.MessageOut, (_READ,), problems=(404,),
         headers=("ETag",),
     ),
-    _edit("PATCH", _MESSAGE, messages.update, _WRITE, models.MessageChange),
-    _edit("DELETE", _MESSAGE, messages.cancel, Right.MESSAGES_CANCEL),
-    _edit("POST", f"{_MESSAGE}/reschedule", messages.reschedule, _WRITE, models.NewTime),
+    _edit("PATCH", _MESSAGE, calls.update, _WRITE, models.MessageChange),
+    _edit("DELETE", _MESSAGE, calls.cancel, Right.MESSAGES_CANCEL),
+    _edit("POST", f"{_MESSAGE}/reschedule", calls.reschedule, _WRITE, models.NewTime),
     _edit(
-        "POST", f"{_MESSAGE}/retry", messages.retry, _OPERATE, models.Retry, may_be_empty=True
+        "POST", f"{_MESSAGE}/retry", calls.retry, _OPERATE, models.Retry, may_be_empty=True
     ),
-    _edit("POST", f"{_MESSAGE}/release", messages.release, _OPERATE),
-    _edit("POST", f"{_MESSAGE}/drop", messages.drop, _OPERATE, models.Drop, may_be_empty=True),
+    _edit("POST", f"{_MESSAGE}/release", calls.release, _OPERATE),
+    _edit("POST", f"{_MESSAGE}/drop", calls.drop, _OPERATE, models.Drop, may_be_empty=True),
     Endpoint(
-        "GET", f"{_SCOPE}/timeline", scopes.timeline, models.TimelineOut,
+        "GET", f"{_SCOPE}/timeline", calls.timeline, models.TimelineOut,
         (_READ, _READ_RECIPIENTS), is_long=True,
     ),
-    Endpoint("GET", f"{_SCOPE}/next-slot", scopes.next_slot, models.SlotOut, (_READ,)),
+    Endpoint("GET", f"{_SCOPE}/next-slot", calls.next_slot, models.SlotOut, (_READ,)),
     _unbound(
-        "GET", _RECIPIENT, operations.suppressions, models.SuppressionsOut, (_READ_RECIPIENTS,)
+        "GET", _RECIPIENT, calls.suppressions, models.SuppressionsOut, (_READ_RECIPIENTS,)
     ),
     _unbound(
-        "PUT", _RECIPIENT, operations.suppress, models.SuppressedOut, (_SUPPRESS,),
+        "PUT", _RECIPIENT, calls.suppress, models.SuppressedOut, (_SUPPRESS,),
         body=(_JSON, models.SuppressionIn), may_be_empty=True, problems=(413,),
     ),
-    _unbound("DELETE", _RECIPIENT, operations.unsuppress, models.SuppressionsOut, (_SUPPRESS,)),
+    _unbound("DELETE", _RECIPIENT, calls.unsuppress, models.SuppressionsOut, (_SUPPRESS,)),
     _unbound(
-        "POST", "/erasures", operations.erase, models.ErasedOut, (_OPERATE,),
+        "POST", "/erasures", calls.erase, models.ErasedOut, (_OPERATE,),
         body=(_JSON, models.ErasureIn), problems=(413,),
     ),
-    _unbound("GET", "/pauses", operations.pauses, models.PausesOut, (_OPERATE,)),
-    _unbound("PUT", _PAUSE, operations.pause, models.PausesOut, (_OPERATE,)),
-    _unbound("DELETE", _PAUSE, operations.resume, models.PausesOut, (_OPERATE,)),
-    _unbound("GET", "/status", operations.status, models.StatusOut, (_OPERATE,), is_long=True),
-    _unbound("GET", "/load", operations.load, models.LoadOut, (_OPERATE,), is_long=True),
+    _unbound("GET", "/pauses", calls.pauses, models.PausesOut, (_OPERATE,)),
+    _unbound("PUT", _PAUSE, calls.pause, models.PausesOut, (_OPERATE,)),
+    _unbound("DELETE", _PAUSE, calls.resume, models.PausesOut, (_OPERATE,)),
+    _unbound("GET", "/status", calls.status, models.StatusOut, (_OPERATE,), is_long=True),
+    _unbound("GET", "/load", calls.load, models.LoadOut, (_OPERATE,), is_long=True),
     _unbound(
-        "GET", "/refusals", operations.refusals, models.RefusalsOut, (_OPERATE,), is_long=True
+        "GET", "/refusals", calls.refusals, models.RefusalsOut, (_OPERATE,), is_long=True
     ),
     Endpoint(
-        "GET", "/events", events.events, None, (_READ,),
+        "GET", "/events", long_calls.events, None, (_READ,),
         stream=("text/event-stream", models.EventOut), problems=(404,),
     ),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 from dispatcher.store import listing
 from dispatcher.web import Right, context, streams
-from dispatcher.web.calls import messages
+from dispatcher.web import calls as api_calls
 from tests.support.house import House
 from tests.support.waiting import wait_until
 from tests.web.conftest import ON_SQLITE, Calls
@@ -64,9 +64,9 @@ def test_a_long_plan_is_read_message_by_message(shop: TestClient) -> None:
 def test_a_list_ends_where_it_is_long_enough_or_takes_too_long(
     house: House, calls: Calls, monkeypatch: pytest.MonkeyPatch, bodies: bool, seconds: int
 ) -> None:
-    monkeypatch.setattr(messages, "_PATIENCE", timedelta(seconds=seconds))
-    monkeypatch.setattr(messages, "_MOST_BYTES", 10_000)
-    monkeypatch.setattr(messages, "_READ_AT_ONCE", 2)
+    monkeypatch.setattr(api_calls, "_PATIENCE", timedelta(seconds=seconds))
+    monkeypatch.setattr(api_calls, "_MOST_BYTES", 10_000)
+    monkeypatch.setattr(api_calls, "_READ_AT_ONCE", 2)
     made = [house.submit(f"r{n}", send_at=AT, body={"text": LONG * (n % 4)}) for n in range(12)]
     caller = calls(rights=[*READ, Right.BODIES_READ] if bodies else READ)
     path, found, pages = "/v1/messages?limit=7", list[str](), 0
@@ -92,7 +92,7 @@ def test_a_count_ends_where_it_is_high_enough(
     assert shop.get("/v1/counts").json() == whole
     monkeypatch.setattr(listing, "_EXAMINED", 3)
     assert shop.get("/v1/counts").json() == whole
-    monkeypatch.setattr(messages, "_MOST_COUNTED", 6)
+    monkeypatch.setattr(api_calls, "_MOST_COUNTED", 6)
     answer = shop.get("/v1/counts").json()
     assert answer == {"counts": {"memory": {"scheduled": 6}}, "complete": False}
 

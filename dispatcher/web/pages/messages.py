@@ -18,7 +18,7 @@ from dispatcher.store import Movable
 from dispatcher.submission import coming
 from dispatcher.times.send_time import from_ms
 from dispatcher.web.access import Right
-from dispatcher.web.answers import Version
+from dispatcher.web.models import Version
 from dispatcher.web.pages.site import SCOPE, Fields, PageRoute, Visit
 from dispatcher.web.pages.times import local_text
 from dispatcher.web.problems import forbidden

@@ -15,7 +15,7 @@ from dispatcher import Message, Status, TemporaryFailure
 from dispatcher.store import Messages, StoredVersion
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.web import Right
-from dispatcher.web.answers import Version
+from dispatcher.web.models import Version
 from dispatcher.web.pages.bulk import ACTIONS, CountedMessages
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build

@@ -1,13 +1,16 @@
-"""Batches: messages as lines of JSON, and their verdicts as lines."""
+"""The calls of the HTTP API that last: batches of messages, and the stream of transitions."""
 
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
-from anyio import fail_after
+from anyio import fail_after, sleep
+from fastapi import Header
 from fastapi.exceptions import RequestValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -17,20 +20,27 @@ from dispatcher.message import Draft, Message, Rejection, json_problem
 from dispatcher.problems import problem_of
 from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
-from dispatcher.web.context import Context, call_schema_of, problem_for, validated
+from dispatcher.web.context import CallContext, Context, call_schema_of, problem_for, validated
 from dispatcher.web.problems import CUT_OFF, Refused, invalid_call
-from dispatcher.web.streams import VerdictResponse
+from dispatcher.web.streams import EventResponse, VerdictResponse
+
+log = logging.getLogger(__name__)
 
 _NDJSON = "application/x-ndjson"
 _LINES_AT_ONCE = 1_000
 _BYTES_AT_ONCE = 1_000_000
-_SILENT_SECONDS = 60.0
+_PATIENCE_SECONDS = 60.0
 """How long a caller may send nothing: a batch has one of few places."""
 _NOT_KNOWN = Refused(
     500,
     "outcome-unknown",
     "the line may have been accepted; lines with an idempotency_key can be repeated",
 )
+_EVENT_ID = re.compile(r"[0-9]{1,15}-[0-9]{1,10}")
+_LOOK_SECONDS = 1.0
+_SILENT_SECONDS = 15.0
+"""After so long without an event a line tells the listener that the server is there."""
+_EVENTS_AT_ONCE = 1_000
 
 
 async def submit_batch(request: Request) -> Response:
@@ -158,10 +168,82 @@ async def _lines(chunks: AsyncIterator[bytes], *, longest: int) -> AsyncIterator
 
 async def _next(chunks: AsyncIterator[bytes]) -> bytes | None:
     try:
-        with fail_after(_SILENT_SECONDS):
+        with fail_after(_PATIENCE_SECONDS):
             return await anext(chunks, None)
     except TimeoutError:
-        detail = f"nothing came for {_SILENT_SECONDS:g} s; send the lines from here on again"
+        detail = f"nothing came for {_PATIENCE_SECONDS:g} s; send the lines from here on again"
         raise Refused(408, "too-slow", detail) from None
     except ClientDisconnect:
         raise Refused(400, "unreadable", CUT_OFF) from None
+
+
+async def events(
+    context: CallContext,
+    last_event_id: Annotated[
+        str | None, Header(alias="Last-Event-ID", description="Go on after this event.")
+    ] = None,
+) -> Response:
+    """Stream the transitions of messages as server-sent events, from now or from an event on.
+
+    Each has the name of the transition, and an `Event` as its data. An event named `gap` says
+    that some after `Last-Event-ID` are not kept any more.
+    """
+    caller = await context.service.threads.run(context.admit)
+    if not context.service.settings.events_kept:
+        detail = "events are off; the operator sets DISPATCHER_EVENTS_KEPT in every process"
+        raise Refused(404, "no-events", detail)
+    if last_event_id is not None and not _EVENT_ID.fullmatch(last_event_id):
+        raise InvalidDraft("Last-Event-ID", "is no id of an event", "the id of one that came")
+    return EventResponse(_event_lines(context, last_event_id), context.service.streams, caller.name)
+
+
+async def _event_lines(context: Context, last: str | None) -> AsyncIterator[str]:
+    """Yield events, until the caller goes or its key ends."""
+    silent, begins = 0.0, f"retry: {_LOOK_SECONDS * 1_000:.0f}\n"
+    name, listening = context.caller.name, context.service.listening
+    while True:
+        is_all = True
+        try:
+            last, text, is_all = await listening.run(_events_after, context, last)
+        except Unavailable as error:
+            log.warning("%s waits for events: %s", name, error)
+            text = ""
+        except Refused as refused:
+            log.info("%s hears no further events: %s", name, refused)
+            return
+        text, begins = begins + text, ""
+        silent = 0.0 if text else silent + _LOOK_SECONDS
+        if silent >= _SILENT_SECONDS:
+            text, silent = ": nothing new\n\n", 0.0
+        if text:
+            yield text
+        if is_all:
+            await sleep(_LOOK_SECONDS)
+
+
+def _events_after(context: Context, last: str | None) -> tuple[str, str, bool]:
+    """Return the id of the newest event read, the events that the caller may still see as text.
+
+    And whether these are all. Without ``last`` it begins now.
+    """
+    parts = context.service.parts
+    caller = context.service.admission.caller_of(context.request)
+    caller.check(Right.MESSAGES_READ)
+    if last is None:
+        last = parts.events.last()
+        return last, f"id: {last}\n\n", True
+    found, has_gap = parts.events.after(last, most=_EVENTS_AT_ONCE)
+    text = "event: gap\ndata: {}\n\n" if has_gap else ""
+    if not found:
+        return last, text, True
+    seen = {each.message_id for each in found}
+    if caller.scope is not None:
+        stored = parts.messages.find_many([*seen])
+        seen = {each.id for each in stored if caller.sees(each)}
+    text += "".join(
+        f"id: {each.id}\nevent: {each.transition}\n"
+        f"data: {models.EventOut(**each._asdict()).text()}\n\n"
+        for each in found
+        if each.message_id in seen and (caller.channels is None or each.channel in caller.channels)
+    )
+    return found[-1].id, text, len(found) < _EVENTS_AT_ONCE

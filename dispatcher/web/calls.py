@@ -1,10 +1,11 @@
-"""Submitting, planning, reading and changing messages."""
+"""The calls of the HTTP API that are answered at once, each by a function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
+from itertools import islice
 from typing import Annotated, Any, cast
 from urllib.parse import urlencode
 from uuid import UUID
@@ -13,20 +14,28 @@ from fastapi import Header, Path, Query, Request
 from starlette.responses import Response
 
 from dispatcher.client import selection_of
-from dispatcher.errors import InvalidDraft, MessageChanged, StoreUnavailable
+from dispatcher.errors import InvalidDraft, MessageChanged, StoreUnavailable, quoted
+from dispatcher.reservation import Timeline
 from dispatcher.selection import Selection, Wanted, id_of, read_scopes
+from dispatcher.store import Movable, Pause, Suppression
+from dispatcher.times import send_time
 from dispatcher.times.clock import SystemClock
 from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
-from dispatcher.web.answers import answer, etag_of
 from dispatcher.web.context import KEY_HEADER, CallContext, Context, problem_for
 
+_MEDIA_TYPE = "application/json"
 _PATIENCE = timedelta(seconds=1)
 """How long a list looks for messages, and a count counts them."""
 _READ_AT_ONCE, _MOST_BYTES = 50, 2_000_000
 _MOST_COUNTED = 100_000
 _TRIES = 10
 """How often a change is made anew because another call changed the message in between."""
+_LONGEST_LOAD_HOURS = 168
+_MOST_REFUSALS = 1_000
+_LONGEST_TIMELINE_DAYS = 366
+_RECIPIENT, _CHANNEL = "recipient", "channel"
+_ONLY_RECIPIENTS = f"only with the kind {_RECIPIENT!r}"
 
 Id = Annotated[str, Path(json_schema_extra={"format": "uuid"})]
 IfMatch = Annotated[str | None, Header(alias="If-Match")]
@@ -211,3 +220,169 @@ def _wanted(filters: models.Filters, caller: Caller) -> Wanted:
         "key_prefix": caller.own_key(filters.key_prefix, "key_prefix"),
     }
     return cast("Wanted", wanted)
+
+
+def timeline(
+    context: CallContext,
+    kind: str,
+    scope: str,
+    *,
+    channel: str | None = None,
+    zone: str | None = None,
+    start: str | None = None,
+    days: Annotated[float, Query(gt=0, le=_LONGEST_TIMELINE_DAYS)] = 2,
+) -> Response:
+    """Return the booked, blocked and free times of a scope.
+
+    Its kind may be `recipient`, or `channel` for a channel as a whole.
+    """
+    context.caller.check_scope(kind, scope)
+    length = timedelta(days=days)
+    read = _read(context, kind, scope, channel, zone=zone, start=start, length=length)
+    return answer(models.TimelineOut.model_validate(read))
+
+
+def next_slot(
+    context: CallContext,
+    kind: str,
+    scope: str,
+    *,
+    channel: str | None = None,
+    after: str | None = None,
+    zone: str | None = None,
+    quiet_hours: str | None = None,
+    send_window: str | None = None,
+) -> Response:
+    """Return the first time that fits every quota of a scope. Books nothing.
+
+    For a kind other than `recipient`, only the quotas of that scope are judged: it has no
+    `channel`, `quiet_hours` or `send_window`. A recipient who has opted out gets a slot, too: see
+    `suppressed`.
+    """
+    caller = context.caller
+    if channel is not None:
+        caller.check_channel(channel)
+    shown: dict[str, Any] = {}
+    if kind == _RECIPIENT:
+        shown["next_slot"] = context.dispatcher.next_slot(
+            recipient=scope, channel=channel, after=after, zone=zone, quiet_hours=quiet_hours,
+            send_window=send_window, scopes=dict([caller.scope]) if caller.scope else None,
+        )  # fmt: skip
+        if caller.sees_opt_outs:
+            shown["suppressed"] = context.service.parts.suppression_list.has(scope, channel)
+    else:
+        caller.check_scope(kind, scope)
+        for name, hours in (("quiet_hours", quiet_hours), ("send_window", send_window)):
+            if hours is not None:
+                raise InvalidDraft(
+                    name, f"given for a scope of the kind {quoted(kind)}", _ONLY_RECIPIENTS
+                )
+        start = None
+        if after is not None:  # as Dispatcher.next_slot reads it
+            start = send_time.parse(after, zone=zone, field="after")
+            now, farthest = context.service.parts.clock.now(), context.service.settings.max_horizon
+            send_time.check_range(start, now=now, farthest=farthest, field="after")
+        shown["next_slot"] = _read(context, kind, scope, channel, zone=zone, start=start).slots[0]
+    return answer(models.SlotOut(**shown))
+
+
+def _read(context: Context, kind: str, scope: str, channel: str | None, **given: Any) -> Timeline:
+    """Read a timeline. Raises InvalidDraft for an unknown kind, or a channel where none counts."""
+    if kind == _RECIPIENT:
+        return context.dispatcher.timeline(scope, channel=channel, **given)
+    kinds = (_RECIPIENT, _CHANNEL, *context.service.settings.scopes)
+    if kind not in kinds:
+        raise InvalidDraft("kind", f"there is no kind {quoted(kind)}", f"one of {', '.join(kinds)}")
+    if channel is not None:
+        raise InvalidDraft(
+            "channel", f"given for a scope of the kind {quoted(kind)}", _ONLY_RECIPIENTS
+        )
+    if kind == _CHANNEL:
+        return context.dispatcher.timeline(channel=scope, **given)
+    return context.dispatcher.timeline(scope, kind=kind, **given)
+
+
+def suppressions(context: CallContext, recipient: str) -> Response:
+    """Return the opt-outs of a recipient."""
+    stored = context.dispatcher.suppressed(recipient)
+    return _suppressed(context, islice(stored, models.MOST_LISTED))
+
+
+def suppress(context: CallContext, recipient: str) -> Response:
+    """Opt a recipient out of one channel or of all; cancels its scheduled messages."""
+    channel = context.payload(models.SuppressionIn).channel if context.raw else None
+    cancelled = context.dispatcher.suppress(recipient, channel=channel)
+    return answer(models.SuppressedOut(cancelled=cancelled))
+
+
+def unsuppress(context: CallContext, recipient: str, channel: str | None = None) -> Response:
+    """Revoke an opt-out; return those that remain."""
+    return _suppressed(context, context.dispatcher.unsuppress(recipient, channel=channel))
+
+
+def erase(context: CallContext) -> Response:
+    """Erase what is stored of a recipient; messages under way are left to another call."""
+    payload = context.payload(models.ErasureIn)
+    done = context.dispatcher.erase(payload.recipient, keep_opt_out=payload.keep_opt_out)
+    return answer(models.ErasedOut.model_validate(done))
+
+
+def pauses(context: CallContext) -> Response:
+    """Return the pauses: what is not sent until it is resumed."""
+    return _paused(context, context.service.parts.pause_list.in_force())
+
+
+def pause(context: CallContext, kind: str, name: str) -> Response:
+    """Send nothing of a `channel`, `recipient`, `campaign` or scope; return all pauses."""
+    return _paused(context, context.dispatcher.pause(kind, name))
+
+
+def resume(context: CallContext, kind: str, name: str) -> Response:
+    """End a pause; return those that remain."""
+    return _paused(context, context.dispatcher.resume(kind, name))
+
+
+def status(context: CallContext) -> Response:
+    """Return counts, overdue messages, the load of the next hour, and processes."""
+    return answer(models.StatusOut.of(context.dispatcher.status()))
+
+
+def load(
+    context: CallContext, hours: Annotated[float, Query(ge=1, le=_LONGEST_LOAD_HOURS)] = 24
+) -> Response:
+    """Return what is due in each minute of each channel, and when the last of it leaves."""
+    to_come = context.dispatcher.load(within=timedelta(hours=hours))
+    return answer(models.LoadOut.model_validate(to_come))
+
+
+def refusals(
+    context: CallContext,
+    hours: Annotated[float, Query(gt=0, le=_LONGEST_LOAD_HOURS)] = 24,
+    quota: str | None = None,
+    last: Annotated[int, Query(ge=0, le=_MOST_REFUSALS)] = 20,
+) -> Response:
+    """Return which rules refused how many submits, and how far away the next slots were."""
+    noted = context.dispatcher.refusals(since=timedelta(hours=hours), quota=quota, last=last)
+    return answer(models.RefusalsOut.of(noted))
+
+
+def _suppressed(context: Context, stored: Iterable[Suppression]) -> Response:
+    digest = context.service.digest
+    shown = [models.SuppressionOut.of(each, context.caller, digest=digest) for each in stored]
+    return answer(models.SuppressionsOut(suppressions=shown))
+
+
+def _paused(context: Context, in_force: Iterable[Pause]) -> Response:
+    digest = context.service.digest
+    shown = [models.PauseOut.of(each, context.caller, digest=digest) for each in in_force]
+    return answer(models.PausesOut(pauses=shown))
+
+
+def answer(
+    body: models.Out, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    return Response(body.text(), status, headers=headers, media_type=_MEDIA_TYPE)
+
+
+def etag_of(found: Movable) -> str:
+    return f'"{models.Version.of(found)}"'

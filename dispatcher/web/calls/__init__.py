@@ -1,1 +1,0 @@
-"""The functions of the endpoints, one module for each subject. ``endpoints.py`` lists them."""
