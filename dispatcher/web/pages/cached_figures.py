@@ -1,33 +1,21 @@
-"""The overview, the load to come and the busiest, read once for all visitors, in a thread."""
+"""Figures that are read once for all visitors, in a thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
-from datetime import timedelta
-from itertools import product
 from math import inf
 from threading import Lock, Thread
-from typing import Generic, TypeVar, get_args
+from typing import Any, Generic, TypeVar
 
-from dispatcher.client import Dispatcher, app_of
-from dispatcher.operations.overview import By, Overview, Tops
-from dispatcher.store.listing import EndedInHour, Of
 from dispatcher.times.clock import SystemClock
-from dispatcher.web.pages.charts import LoadCharts
 from dispatcher.web.problems import Refused
 
 T = TypeVar("T")
 
 SECONDS = 2.0
 """How often the numbers of a page change at most."""
-LOADS = {"day": timedelta(days=1), "week": timedelta(days=7)}
-"""How far the load to come is shown, by name."""
-RANKED = {"hour": timedelta(hours=1), **LOADS}
-"""How far what is due is ranked, by name."""
-_MOST_RANKED = 20
-_SINCE = timedelta(days=1)
 _PAUSE = 19
 """Ratio of the pause after a read to its length: each takes at most a twentieth of the time."""
 _OLD_SECONDS = 30.0
@@ -92,22 +80,11 @@ class CachedRead(Generic[T]):
 
 
 class CachedFigures:
+    """What the pages read once for all visitors, each by a key."""
+
     def __init__(self) -> None:
-        self._overview = CachedRead[Overview]()
-        self._loads = {within: CachedRead[LoadCharts]() for within in LOADS.values()}
-        self._last_day = CachedRead[list[EndedInHour]]()
-        kinds = product(get_args(Of), get_args(By), RANKED.values())
-        self._tops = {kind: CachedRead[Tops]() for kind in kinds}
+        self._reads: dict[Hashable, CachedRead[Any]] = {}
 
-    def overview(self, dispatcher: Dispatcher) -> Overview:
-        return self._overview.of(lambda: dispatcher.status(since=_SINCE))
-
-    def last_day(self, dispatcher: Dispatcher) -> list[EndedInHour]:
-        return self._last_day.of(app_of(dispatcher).overviews.figures.last_day)
-
-    def load(self, dispatcher: Dispatcher, within: timedelta) -> LoadCharts:
-        return self._loads[within].of(lambda: LoadCharts.of(dispatcher.load(within=within)))
-
-    def top(self, dispatcher: Dispatcher, of: Of, by: By, within: timedelta) -> Tops:
-        read = self._tops[of, by, within]
-        return read.of(lambda: dispatcher.top(of, by=by, within=within, limit=_MOST_RANKED))
+    def of(self, key: Hashable, read: Callable[[], T]) -> T:
+        cached: CachedRead[T] = self._reads.setdefault(key, CachedRead())
+        return cached.of(read)

@@ -1,21 +1,83 @@
-"""What is not sent: opt-outs and erasures of recipients, and pauses, each for a reason."""
+"""Lists for operators: the load to come, the busiest, refusals by rule, opt-outs and pauses."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import partial
 from itertools import islice
+from typing import cast, get_args
 
 from starlette.responses import Response
 
-from dispatcher.errors import InvalidDraft, InvalidValue
+from dispatcher.errors import InvalidDraft, InvalidValue, ReservationsUnavailable
 from dispatcher.message import check_text
+from dispatcher.operations.overview import By
+from dispatcher.problems import status_of
+from dispatcher.scope import WITHOUT
 from dispatcher.store import PAUSED_CAMPAIGN, PAUSED_CHANNEL, PAUSED_RECIPIENT
+from dispatcher.store.listing import Of
 from dispatcher.web.access import Right
+from dispatcher.web.pages.charts import BARS, LOAD_HEIGHT, WIDTH, LoadCharts
 from dispatcher.web.pages.site import PageRoute, Visit
+
+LOADS = {"day": timedelta(days=1), "week": timedelta(days=7)}
+"""How far the load to come is shown, by name."""
+RANKED = {"hour": timedelta(hours=1), **LOADS}
+"""How far what is due is ranked, by name."""
+_MOST_RANKED = 20
+_LAST = 20
+_SINCE = {"1": "hour", "24": "day", "168": "week"}
+
 
 _MOST = 200
 """How many opt-outs or pauses are listed."""
 _LONGEST_REASON = 200
+
+
+def load(visit: Visit) -> Response:
+    within = visit.query.one_of(LOADS, "within", "day")
+    charts = visit.site.figures.of(
+        ("load", within), lambda: LoadCharts.of(visit.dispatcher.load(within=LOADS[within]))
+    )
+    found, by_channel = charts.load, {each.load.channel: each for each in charts.channels}
+    # A channel that has left the settings may still have messages.
+    only = visit.query.one_of(dict.fromkeys([*visit.channels, *by_channel]), "channel", "")
+    shown = [each for name, each in by_channel.items() if only in ("", name)]
+    step = (found.end - found.start) / BARS
+    return visit.show("load.html", found=found, shown=shown, within=within, lengths=LOADS,
+                      step=step, width=WIDTH, height=LOAD_HEIGHT)  # fmt: skip
+
+
+def top(visit: Visit) -> Response:
+    of = cast("Of", visit.query.one_of(get_args(Of), "of", "scope"))
+    by = cast("By", visit.query.one_of(get_args(By), "by", "messages"))
+    within = visit.query.one_of(RANKED, "within", "day")
+    rank = partial(visit.dispatcher.top, of, by=by, within=RANKED[within], limit=_MOST_RANKED)
+    found = visit.site.figures.of(("top", of, by, within), rank)
+    return visit.show("top.html", found=found, by=by, within=within, lengths=RANKED,
+                      kinds=get_args(Of))  # fmt: skip
+
+
+def refusals(visit: Visit) -> Response:
+    given = visit.query
+    since = given.one_of(_SINCE, "since", "24")
+    settings = visit.site.settings
+    quotas = sorted(
+        {
+            str(quota)
+            for kind, of_kind in settings.quotas_of.items()
+            if kind != WITHOUT and not kind.startswith(f"{WITHOUT}.")
+            for quota in of_kind
+        }
+    )
+    found, error, status = None, None, 200
+    try:
+        length = timedelta(hours=int(since))
+        found = visit.dispatcher.refusals(since=length, quota=given.get("quota"), last=_LAST)
+    except (InvalidValue, ReservationsUnavailable) as refused:
+        error, status = visit.error_text(refused), status_of(refused)
+    return visit.show("refusals.html", status, found=found, error=error, since=since,
+                      lengths=_SINCE, quotas=quotas)  # fmt: skip
 
 
 def suppressions(visit: Visit) -> Response:
@@ -104,6 +166,11 @@ _PAUSE = ("kind", "name", "reason")
 _OPERATE = (Right.MESSAGES_READ, Right.OPERATE)
 _route = partial(PageRoute, is_unbound=True)
 PAGES = (
+    _route("/load", load, title="Load", names=("within", "channel")),
+    _route("/top", top, title="Top", names=("of", "by", "within"),
+           rights=(Right.MESSAGES_READ, Right.RECIPIENTS_READ)),
+    _route("/refusals", refusals, title="Refusals", names=("since", "quota"),
+           rights=(Right.OPERATE,)),
     _route("/suppressions", suppressions, title="Suppressions", names=("recipient",),
            rights=(Right.MESSAGES_READ, Right.RECIPIENTS_READ)),
     _route("/suppressions", suppress, "POST", names=_OPT_OUT, rights=_SUPPRESS),

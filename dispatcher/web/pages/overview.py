@@ -6,6 +6,8 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from datetime import timedelta
+from functools import partial
 
 from starlette.responses import Response
 
@@ -19,19 +21,24 @@ from dispatcher.web.pages.times import local_text
 from dispatcher.web.problems import Refused
 from dispatcher.web.streams import NumbersResponse
 
+_SINCE = timedelta(days=1)
 STATUSES = (Status.SCHEDULED, Status.SENDING, Status.HELD, Status.SENT, Status.FAILED,
             Status.EXPIRED, Status.CANCELLED)  # fmt: skip
 
 
 def overview(visit: Visit) -> Response:
-    found = None if visit.is_bound() else visit.site.figures.overview(visit.dispatcher)
+    found = None if visit.is_bound() else _read(visit)
     hours = None
     if found is not None:
         with suppress(StoreUnavailable, Refused):  # the page is worth more than this picture
-            hours = visit.site.figures.last_day(visit.dispatcher)
+            hours = visit.site.figures.of("last day", visit.parts.overviews.figures.last_day)
     most = max(found.load.minutes, default=0) if found is not None else 0
     return visit.show("overview.html", found=found, statuses=STATUSES, most=most, hours=hours,
                       numbers=None if found is None else _numbers_of(visit, found))  # fmt: skip
+
+
+def _read(visit: Visit) -> Overview:
+    return visit.site.figures.of("overview", partial(visit.dispatcher.status, since=_SINCE))
 
 
 def live(visit: Visit) -> Response:
@@ -43,7 +50,7 @@ async def _numbers(visit: Visit) -> AsyncIterator[str]:
     while True:
         try:
             await site.threads.run(site.enter, visit.request, LIVE)
-            found = await site.threads.run(site.figures.overview, visit.dispatcher)
+            found = await site.threads.run(_read, visit)
             yield f"event: numbers\ndata: {json.dumps(_numbers_of(visit, found))}\n\n"
         except Refused:
             return

@@ -10,9 +10,9 @@ from html import unescape
 import pytest
 
 from dispatcher import Draft, QuietHours, QuotaExceeded
+from dispatcher.store import Figures
 from dispatcher.telemetry.liveness import LOST_AFTER, Kind
 from dispatcher.web import Right
-from dispatcher.web.pages.cached_figures import CachedFigures
 from dispatcher.web.problems import Refused
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
@@ -67,7 +67,7 @@ def test_the_overview_has_the_last_day_by_the_hour(
     def fail(_: object) -> None:
         raise Refused(503, "not-yet", "still counting")
 
-    monkeypatch.setattr(CachedFigures, "last_day", lambda *_: fail(_))
+    monkeypatch.setattr(Figures, "last_day", fail)
     answer = visit().get("/")
     assert (answer.status_code, "is being counted" in answer.text) == (200, True)
 
