@@ -72,7 +72,7 @@ class Caller:
             raise forbidden(f"the key has no right {right}")
 
     def check_unbound(self) -> None:
-        if self._is_bound:
+        if self.is_bound:
             raise forbidden("the key is bound to channels or to a scope")
 
     def check_scope(self, kind: str, name: str) -> None:
@@ -142,7 +142,7 @@ class Caller:
 
     @property
     def sees_conflicts(self) -> bool:
-        return Right.RECIPIENTS_READ in self.rights and not self._is_bound
+        return Right.RECIPIENTS_READ in self.rights and not self.is_bound
 
     @property
     def sees_opt_outs(self) -> bool:
@@ -150,7 +150,7 @@ class Caller:
         return Right.MESSAGES_WRITE in self.rights or self.sees_conflicts
 
     @property
-    def _is_bound(self) -> bool:
+    def is_bound(self) -> bool:
         return self.scope is not None or self.channels is not None
 
     @property

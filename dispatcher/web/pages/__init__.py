@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidValue
 from dispatcher.web.admission import RATE
-from dispatcher.web.pages import bulk, calendar, campaigns, lists, messages, overview
+from dispatcher.web.pages import calendar, campaigns, lists, messages, overview
 from dispatcher.web.pages.site import Access, PageRoute, Site
 from dispatcher.web.pages.visitors import SIGN_IN, Loopback, SignIn
 
@@ -20,7 +20,6 @@ __all__ = ["Access", "Loopback", "SignIn", "page"]
 PAGES = (
     *overview.PAGES,
     *calendar.PAGES,
-    *bulk.PAGES,  # before those of one message, whose path would match, too
     *messages.PAGES,
     *campaigns.PAGES,
     *lists.PAGES,

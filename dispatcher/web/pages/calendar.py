@@ -198,7 +198,7 @@ PAGES = (
 
 
 def _check(visit: Visit, wanted: CalendarQuery) -> None:
-    if visit.is_bound():
+    if visit.caller.is_bound:
         kind, name = next(iter(wanted.scopes.items()), ("recipient", wanted.counted or ""))
         if wanted.counted is not None or wanted.channel is not None or len(wanted.scopes) > 1:
             kind, name = "recipient", wanted.counted or ""

@@ -27,8 +27,6 @@ RANKED = {"hour": timedelta(hours=1), **LOADS}
 _MOST_RANKED = 20
 _LAST = 20
 _SINCE = {"1": "hour", "24": "day", "168": "week"}
-
-
 _MOST = 200
 """How many opt-outs or pauses are listed."""
 _LONGEST_REASON = 200

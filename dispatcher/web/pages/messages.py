@@ -1,21 +1,37 @@
-"""Messages: the list with its filters, the story of one, and the actions on one."""
+"""Messages: the list with its filters, the story of one, and the actions on one and on many.
+
+Those on all messages that match some filters are first counted, then confirmed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import hashlib
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from starlette.responses import Response
 
-from dispatcher.errors import InvalidDraft, MessageChanged, SlotRefused, StoreUnavailable
-from dispatcher.message import Message, Status, check_text
+from dispatcher.errors import (
+    DispatcherError,
+    InvalidDraft,
+    InvalidValue,
+    MessageChanged,
+    SlotRefused,
+    StoreUnavailable,
+    TooLate,
+)
+from dispatcher.message import Message, Status, check_text, reason_of
 from dispatcher.problems import status_of
+from dispatcher.quota import parse_length
 from dispatcher.selection import Selection, Wanted
-from dispatcher.store import Movable
+from dispatcher.store import Movable, StoredVersion
 from dispatcher.submission import coming
+from dispatcher.submission.changes import NewTime
 from dispatcher.times.send_time import from_ms
 from dispatcher.web.access import Right
 from dispatcher.web.models import Version
@@ -35,12 +51,18 @@ FILTERS = (
 """The filters in an address; further ones are ``count.KIND``."""
 _WITHOUT_A_FIELD = ("key", "made_after", "zone")
 """Filters that the form of the list has no field for; see :func:`_kept`."""
+MOST = 1_000
+"""How many messages one confirmation changes at most."""
+_SHOWN = 10
+_MARK_BYTES = 8
+_FORM_BYTES = 160_000
+_CHANGED = "changed since they were counted"
 
 
 def wanted_of(visit: Visit, given: Fields) -> Wanted:
     if any(name in given for name in _OF_RECIPIENTS):
         visit.caller.check(Right.RECIPIENTS_READ)
-    if visit.is_bound() and any(name in given for name in ("key", "key_prefix")):
+    if visit.caller.is_bound and any(name in given for name in ("key", "key_prefix")):
         raise forbidden("the key is bound; messages may have idempotency keys of others")
     channel, scopes = visit.caller.narrowed(given.get("channel"), given.scopes)
 
@@ -151,7 +173,7 @@ def _story_page(visit: Visit, seen: Movable, refusal: SlotRefused | None = None)
     kinds = visit.site.settings.scopes  # a message of old may name others, which count no more
     counts = {f"count.{kind}": name for kind, name in message.scopes.items() if kind in kinds}
     key = message.idempotency_key  # whole, as the filter of the list finds it
-    if visit.is_bound():
+    if visit.caller.is_bound:
         key = visit.caller.shown_key(key)
     calendar = visit.url(
         "/calendar",
@@ -230,11 +252,154 @@ def _is_as_shown(visit: Visit, found: Movable) -> bool:
     return not Version.of(found).is_edited_since(shown)
 
 
+class Action(NamedTuple):
+    """``change`` changes each message only if it is as it was found; else it is MessageChanged."""
+
+    name: str
+    title: str
+    status: Status
+    right: Right
+    change: Callable[[Visit, Sequence[Movable]], Sequence[Message | DispatcherError]]
+
+
+def _cancel_many(visit: Visit, found: Sequence[Movable]) -> Sequence[Message | DispatcherError]:
+    tokens = {each.message.id: each.token for each in found}
+    return visit.parts.cancellation.cancel_many(list(tokens), tokens=tokens)
+
+
+def _reschedule_many(visit: Visit, found: Sequence[Movable]) -> Sequence[Message | DispatcherError]:
+    later, send_at = visit.form.get("later"), visit.form.get("send_at")
+    if (later is None) == (send_at is None):
+        raise InvalidDraft("later", "neither or both of the times given", "one of the two")
+    time: dict[str, Any]
+    if later is not None:
+        time = {"later": parse_length(later, "later")}
+    else:
+        time = {"send_at": visit.time_of(visit.form["send_at"], "send_at"), "zone": visit.zone}
+    tokens = {each.message.id: each.token for each in found}
+    new_time = NewTime(on_conflict="shift" if visit.form.is_on("shift") else "reject", **time)
+    return visit.parts.changes.reschedule_many(list(tokens), new_time, tokens=tokens)
+
+
+def _retry_many(visit: Visit, found: Sequence[Movable]) -> Sequence[Message | DispatcherError]:
+    before = {each.message.id: each.message for each in found}
+    return visit.parts.decisions.retry_many(
+        list(before), perhaps_sent=visit.form.is_on("perhaps_sent"), if_unchanged=before
+    )
+
+
+ACTIONS = {
+    action.name: action
+    for action in (
+        Action("cancel", "Cancel", Status.SCHEDULED, Right.MESSAGES_CANCEL, _cancel_many),
+        Action("reschedule", "Move", Status.SCHEDULED, Right.MESSAGES_WRITE, _reschedule_many),
+        Action("retry", "Retry", Status.FAILED, Right.OPERATE, _retry_many),
+    )
+}
+
+
+def marks_text(found: Sequence[StoredVersion]) -> str:
+    """Return what a form has of messages: of each its id, and a mark of its version."""
+    return b64encode(b"".join(each.id.bytes + _mark(each) for each in found)).decode()
+
+
+def _read_marks(text: str) -> dict[UUID, bytes]:
+    size = 16 + _MARK_BYTES
+    try:
+        packed = b64decode(text, validate=True)
+    except ValueError:
+        packed = b""
+    if not packed or len(packed) % size or len(packed) > MOST * size:
+        raise InvalidValue("messages", "cannot be read", f"those of the form, at most {MOST:,}")
+    parts = (packed[start : start + size] for start in range(0, len(packed), size))
+    return {UUID(bytes=part[:16]): part[16:] for part in parts}
+
+
+def unchanged(marks: Mapping[UUID, bytes], now: Mapping[UUID, Movable]) -> list[Movable]:
+    return [
+        now[id_] for id_, mark in marks.items()
+        if id_ in now and _mark(StoredVersion.of(now[id_])) == mark
+    ]  # fmt: skip
+
+
+def _mark(found: StoredVersion) -> bytes:
+    """Return a digest from which nobody who reads the form can guess a recipient or a body."""
+    version = f"{found.move_token}-{found.attempt_count}-{found.max_attempts}-{found.status}"
+    return hashlib.blake2b(version.encode(), digest_size=_MARK_BYTES).digest()
+
+
+def confirm(visit: Visit) -> Response:
+    action, wanted = _asked(visit, visit.query)
+    found, further = visit.parts.listing.versions(
+        wanted, after=visit.after, limit=MOST, patience=visit.patience
+    )
+    first = [each.id for each in found[:_SHOWN]]
+    shown = visit.parts.messages.movables(first)
+    return visit.show(
+        "bulk.html", action=action, many=len(found), further=further,
+        ended_early=further is not None and len(found) < MOST,
+        messages=marks_text(found),
+        some=[shown[each].message for each in first if each in shown], most=MOST,
+        said=said(visit, wanted), filters=filters_of(visit.query),
+    )  # fmt: skip
+
+
+def act(visit: Visit) -> Response:
+    """Change the messages that were confirmed, as far as they are what they were then."""
+    action, _ = _asked(visit, visit.form)
+    marks = _read_marks(visit.form["messages"])
+    found = visit.parts.messages.movables(list(marks))
+    own = {
+        each: movable for each, movable in found.items()
+        if movable.message.status is action.status and visit.caller.sees(movable.message)
+    }  # fmt: skip
+    same = unchanged(marks, own)
+    answers = action.change(visit, same)
+    errors = [
+        (movable.message, each)
+        for movable, each in zip(same, answers, strict=True)
+        if not isinstance(each, Message)
+    ]
+    refused = Counter(_refusal_reason(each) for _, each in errors)
+    done, many = len(answers) - refused.total(), len(marks)
+    refused[_CHANGED] += many - len(same)
+    visit.note(f"{action.name} of {done} messages by filter, {refused.total()} refused")
+    return visit.show("bulk_done.html", action=action, done=done, many=many,
+                      refused=[(why, n) for why, n in refused.most_common() if n],
+                      examples=errors[:_SHOWN],
+                      filters=filters_of(visit.form))  # fmt: skip
+
+
+def _asked(visit: Visit, given: Fields) -> tuple[Action, Selection]:
+    action = ACTIONS.get(given["do"])
+    if action is None:
+        raise InvalidValue("do", "no such action", ", ".join(ACTIONS))
+    visit.caller.check(action.right)
+    wanted = wanted_of(visit, given)
+    status = visit.selection(wanted).status
+    if status not in (None, action.status):
+        problem = f"this action does not apply to {status} messages"
+        raise InvalidValue("status", problem, f"{action.status}, or no status")
+    wanted["status"] = action.status
+    return action, visit.selection(wanted)
+
+
+def _refusal_reason(error: DispatcherError) -> str:
+    if isinstance(error, MessageChanged):
+        return _CHANGED
+    return f"already {error.status}" if isinstance(error, TooLate) else reason_of(error)
+
+
 ONE = "/messages/{message_id}"
 PAGES = (
     PageRoute("/messages", listed, title="Messages", names=(*FILTERS, SCOPE, "after", "order")),
     PageRoute("/held", held, title="Held",
               names=(*(name for name in FILTERS if name != "status"), SCOPE)),
+    # before those of one message, whose path would match, too
+    PageRoute("/messages/bulk", confirm, names=("do", *FILTERS, SCOPE, "after")),
+    PageRoute("/messages/bulk", act, "POST", most_bytes=_FORM_BYTES,
+              names=("do", "messages", *FILTERS, SCOPE, "later", "send_at", "shift",
+                     "perhaps_sent")),
     PageRoute(ONE, story),
     *(
         PageRoute(f"{ONE}/{act.__name__}", act, "POST", names=("version", *names),

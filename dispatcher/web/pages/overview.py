@@ -27,7 +27,7 @@ STATUSES = (Status.SCHEDULED, Status.SENDING, Status.HELD, Status.SENT, Status.F
 
 
 def overview(visit: Visit) -> Response:
-    found = None if visit.is_bound() else _read(visit)
+    found = None if visit.caller.is_bound else _read(visit)
     hours = None
     if found is not None:
         with suppress(StoreUnavailable, Refused):  # the page is worth more than this picture

@@ -189,9 +189,6 @@ class Visit:
         own = self.caller.channels
         return [each for each in self.site.settings.channels if own is None or each in own]
 
-    def is_bound(self) -> bool:
-        return self.caller.scope is not None or self.caller.channels is not None
-
     def url(self, path: str, /, **query: object) -> str:
         given = [(name, str(each)) for name, each in query.items() if each or each == 0]
         return f"{self.root}{path}" + (f"?{urlencode(given)}" if given else "")

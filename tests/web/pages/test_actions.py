@@ -16,7 +16,7 @@ from dispatcher.store import Messages, StoredVersion
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.web import Right
 from dispatcher.web.models import Version
-from dispatcher.web.pages.bulk import ACTIONS, CountedMessages
+from dispatcher.web.pages import messages as message_pages
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
 from tests.web.conftest import all_but
@@ -38,7 +38,7 @@ def version(house: House, message: Message) -> str:
 def confirmed(house: House, *messages: Message) -> str:
     """Return what a form has of messages that were counted just now."""
     found = house.parts.messages.movables([each.id for each in messages])
-    return CountedMessages.of([StoredVersion.of(each) for each in found.values()]).written()
+    return message_pages.marks_text([StoredVersion.of(each) for each in found.values()])
 
 
 def hidden(text: str, action: str) -> dict[str, str]:
@@ -271,7 +271,7 @@ def test_a_form_tells_nothing_about_bodies_and_recipients(house: House, visit: V
     assert form() == before
 
 
-@pytest.mark.parametrize("verb", ACTIONS)
+@pytest.mark.parametrize("verb", message_pages.ACTIONS)
 def test_what_another_call_changes_after_the_comparison_is_left(
     house: House, person: TestClient, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
@@ -290,14 +290,14 @@ def test_what_another_call_changes_after_the_comparison_is_left(
             return house.dispatcher.update(changed.id, body={"text": "other"})
 
     asked = person.get(f"/messages/bulk?do={verb}&channel=memory").text
-    unchanged, now = CountedMessages.unchanged, list[Message]()
+    unchanged, now = message_pages.unchanged, list[Message]()
 
     def compare(*given: Any) -> Any:
         same = unchanged(*given)
         now.append(by_other())
         return same
 
-    monkeypatch.setattr(CountedMessages, "unchanged", compare)
+    monkeypatch.setattr(message_pages, "unchanged", compare)
     form = hidden(asked, "/messages/bulk")
     form |= {"reschedule": {"later": "2 hours"}, "retry": {"perhaps_sent": "on"}}.get(verb, {})
     text = person.post("/messages/bulk", data=form).text
