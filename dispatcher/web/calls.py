@@ -363,7 +363,7 @@ def refusals(
 ) -> Response:
     """Return which rules refused how many submits, and how far away the next slots were."""
     noted = context.dispatcher.refusals(since=timedelta(hours=hours), quota=quota, last=last)
-    return answer(models.RefusalsOut.of(noted))
+    return answer(models.RefusalsOut.model_validate(noted))
 
 
 def _suppressed(context: Context, stored: Iterable[Suppression]) -> Response:

@@ -12,13 +12,12 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticKnownError
 
 from dispatcher.message import Draft, Message, OnConflict, OnUnknown, Status
 from dispatcher.message import Plan as PlanOfDrafts
 from dispatcher.operations.overview import Overview
-from dispatcher.reservation import Refusals
 from dispatcher.store import Movable, Pause
 from dispatcher.store import Suppression as StoredSuppression
 from dispatcher.submission.validation import check_fold
@@ -41,6 +40,8 @@ Fold = Annotated[Literal[0, 1], BeforeValidator(_no_bool)]
 Json = dict[str, Any]
 MOST_PLANNED = 1_000
 MOST_LISTED = 1_000
+_SECONDS = "_seconds"
+_SIGNS = ("workers", "beats", "duties")
 _VERSION = re.compile(r"([0-9]{1,20}-){4}[a-z]+")
 
 
@@ -181,9 +182,8 @@ class MessageOut(Out):
 
     @classmethod
     def of(cls, message: Message, caller: Caller, *, digest: Callable[[str], str] | None) -> Self:
-        after = message.expire_after
         shown: dict[str, Any] = {name: getattr(message, name) for name in _ALWAYS_SHOWN}
-        shown["expire_after_seconds"] = None if after is None else after.total_seconds()
+        shown["expire_after_seconds"] = _in_seconds(message.expire_after)
         shown["idempotency_key"] = caller.shown_key(message.idempotency_key)
         if Right.BODIES_READ in caller.rights:
             shown["body"] = message.body
@@ -449,7 +449,17 @@ class EventOut(Out):
     channel: str
 
 
-class SignOut(Out):
+class OutOfLengths(Out):
+    """The body of an answer with lengths: ``age_seconds`` is the ``age`` of what it shows."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, found: object) -> dict[str, Any]:
+        values = {name: getattr(found, name.removesuffix(_SECONDS)) for name in cls.model_fields}
+        return {name: _in_seconds(value) for name, value in values.items()}
+
+
+class SignOut(OutOfLengths):
     """A process or a duty, and how long ago it was seen at work.
 
     A duty is alive if it was done within ten of its intervals.
@@ -475,24 +485,14 @@ class StatusOut(Out):
 
     @classmethod
     def of(cls, found: Overview) -> Self:
-        signs = {
-            kind: None if some is None else [
-                SignOut(name=each.name, age_seconds=each.age.total_seconds(),
-                        is_alive=each.is_alive) for each in some
-            ]
-            for kind, some in (
-                ("workers", found.workers), ("beats", found.beats), ("duties", found.duties)
-            )
-        }  # fmt: skip
-        return cls(
-            now=found.now,
-            counts=found.counts.by_channel,
-            held=found.held,
-            overdue=found.overdue.many,
-            longest_overdue_seconds=found.overdue.longest.total_seconds(),
-            due_in_each_minute=list(found.load.minutes),
-            **signs,
-        )
+        shown = {
+            **{name: getattr(found, name) for name in ("now", "held", *_SIGNS)},
+            "counts": found.counts.by_channel,
+            "overdue": found.overdue.many,
+            "longest_overdue_seconds": _in_seconds(found.overdue.longest),
+            "due_in_each_minute": found.load.minutes,
+        }
+        return cls(**shown)
 
 
 class MinuteOut(Out):
@@ -524,7 +524,7 @@ class LoadOut(Out):
     channels: list[ChannelLoadOut]
 
 
-class RuleOut(Out):
+class RuleOut(OutOfLengths):
     """How many submits a rule refused. Without `quota` it is quiet hours."""
 
     kind: str
@@ -553,30 +553,17 @@ class RefusalsOut(Out):
     rules: list[RuleOut]
     last: list[RefusalOut]
 
-    @classmethod
-    def of(cls, found: Refusals) -> Self:
-        return cls(
-            since=found.since,
-            rules=[
-                RuleOut(
-                    kind=each.kind,
-                    quota=each.quota,
-                    refused=each.refused,
-                    wait_p50_seconds=each.wait_p50.total_seconds(),
-                    wait_p95_seconds=each.wait_p95.total_seconds(),
-                )
-                for each in found.rules
-            ],
-            last=[RefusalOut.model_validate(each) for each in found.last],
-        )
+
+def _in_seconds(value: object) -> object:
+    return value.total_seconds() if isinstance(value, timedelta) else value
 
 
 def _as_lengths(given: Mapping[str, Any]) -> dict[str, Any]:
     fields = dict(given)
-    for name in [each for each in given if each.endswith("_seconds")]:
+    for name in [each for each in given if each.endswith(_SECONDS)]:
         seconds = fields.pop(name)
         length = None if seconds is None else timedelta(seconds=seconds)
-        fields[name.removesuffix("_seconds")] = length
+        fields[name.removesuffix(_SECONDS)] = length
     return fields
 
 
