@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote_plus
 
 from starlette.responses import Response
-from starlette.types import Scope
+from starlette.types import Message, Receive, Scope
 
 from dispatcher.errors import InvalidDraft
 from dispatcher.problems import MEDIA_TYPE, problem
@@ -88,6 +88,21 @@ def check_is_utf8(scope: Scope) -> None:
     query: bytes = scope["query_string"]
     if "\ufffd" in scope["path"] + unquote_plus(query.decode("latin-1")):
         raise Refused(400, "unreadable", "the path or the query is not UTF-8, percent-encoded")
+
+
+def bounded(receive: Receive, most: int, detail: str) -> Receive:
+    """Let it receive at most so many bytes. Then it raises Refused."""
+    read = 0
+
+    async def receive_some() -> Message:
+        nonlocal read
+        message = await receive()
+        read += len(message.get("body", b""))
+        if read > most:
+            raise Refused(413, "too-large", detail)
+        return message
+
+    return receive_some
 
 
 def forbidden(detail: str) -> Refused:

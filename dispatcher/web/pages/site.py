@@ -26,7 +26,6 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import Message, Receive
 
 from dispatcher.app import App
 from dispatcher.client import Dispatcher, app_of, for_pages, selection_of
@@ -58,7 +57,7 @@ from dispatcher.web.pages.times import (
 )
 from dispatcher.web.pages.uploads import Uploads
 from dispatcher.web.pages.visitors import SIGN_IN, SignIn
-from dispatcher.web.problems import CUT_OFF, Refused, check_is_utf8, forbidden, with_names
+from dispatcher.web.problems import CUT_OFF, Refused, bounded, check_is_utf8, forbidden, with_names
 from dispatcher.web.streams import Streams
 from dispatcher.web.threads import SharedThreads, Threads
 
@@ -398,7 +397,9 @@ class Site:
         return await self.shared.run_for(visit.caller.name, page.answer, visit)
 
     async def _acted(self, visit: Visit, page: PageRoute) -> Response:
-        request = Request(visit.request.scope, _bounded(visit.request, page.most_bytes))
+        detail = f"a form has at most {page.most_bytes:,} bytes"
+        receive = bounded(visit.request.receive, page.most_bytes, detail)
+        request = Request(visit.request.scope, receive)
         has_file = page.most_bytes > _MOST_FORM_BYTES
         if has_file:
             self.streams.take("files", visit.caller.name)
@@ -476,17 +477,3 @@ def named_as_here(error: InvalidDraft) -> InvalidDraft:
     field, dot, kind = error.field.partition(".")
     field = f"{_PAGE_NAMES.get(field, field)}{dot}{kind}"
     return InvalidDraft(field, with_names(error.problem, _PAGE_NAMES), error.accepted)
-
-
-def _bounded(request: Request, most_bytes: int) -> Receive:
-    read = 0
-
-    async def receive() -> Message:
-        nonlocal read
-        message = await request.receive()
-        read += len(message.get("body", b""))
-        if read > most_bytes:
-            raise Refused(413, "too-large", f"a form has at most {most_bytes:,} bytes")
-        return message
-
-    return receive
