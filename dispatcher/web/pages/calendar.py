@@ -176,7 +176,7 @@ def calendar(visit: Visit) -> Response:
     marked = slot if verdict is None else verdict.next_slot
     if marked is not None:
         lines.append((marked, "next free slot", "slot"))
-    drawn = picture.drawn(timeline, wanted.view, now=now, lines=lines)
+    drawn = picture.Drawing(timeline, wanted.view, now).picture(lines)
     entries = sorted(_entries(visit, timeline, drawn), key=lambda each: each.begins_at)
     shown |= {
         "timeline": timeline, "verdict": verdict, "slot": slot, "picture": drawn, "now": now,

@@ -132,12 +132,6 @@ def stretch_of(view: View, around: datetime, zone: str) -> tuple[datetime, datet
     )
 
 
-def drawn(
-    timeline: Timeline, view: View, *, now: datetime, lines: Sequence[tuple[datetime, str, str]]
-) -> Picture:
-    return _Drawing(timeline, view, now).picture(lines)
-
-
 def lanes_of(timeline: Timeline) -> Iterator[Lane]:
     number = 0
     for window in timeline.windows:
@@ -170,7 +164,7 @@ def _rows(timeline: Timeline, view: View) -> Iterator[tuple[datetime, datetime]]
         start = end
 
 
-class _Drawing:
+class Drawing:
     def __init__(self, timeline: Timeline, view: View, now: datetime) -> None:
         self._timeline = timeline
         self._view = view
