@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
+from shutil import copyfileobj
 from tempfile import TemporaryDirectory
 from threading import Condition, Lock, Thread
 from typing import BinaryIO, Self
@@ -35,7 +36,6 @@ _KEPT_FOR = timedelta(hours=12)
 MOST_ROWS = 200_000
 """Of one file: what each scope of a row has booked is in memory while a plan is made."""
 _SHOWN = 20
-_PART = 1024 * 1024
 
 
 class UploadState(StrEnum):
@@ -243,18 +243,15 @@ class Uploads:
             if self._folder is None or not Path(self._folder.name).is_dir():
                 self._folder = TemporaryDirectory(prefix="dispatcher-page-")
             path = Path(self._folder.name) / secrets.token_hex(8)
-        written = 0
         try:
             with path.open("xb") as copy:
-                while (part := stream.read(_PART)) and written <= MOST_BYTES:
-                    written += len(part)
-                    copy.write(part)
+                copyfileobj(stream, copy)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        if written > MOST_BYTES:
+        if path.stat().st_size > MOST_BYTES:
             path.unlink()
-            problem = f"more than {MOST_BYTES // _PART} MiB"
+            problem = f"more than {MOST_BYTES // 1024**2} MiB"
             raise InvalidValue("file", problem, "parts, or `dispatcher import`")
         return path
 
