@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar, cast
 
 from dispatcher.client import Dispatcher
@@ -29,7 +29,6 @@ from dispatcher.problems import (
     answer_to,
     check_limited,
     keeping_policy,
-    keys_of,
     limit_headers,
 )
 from dispatcher.settings import Settings
@@ -112,7 +111,7 @@ def permit(
 
     async def take(request: Request, response: Response) -> AsyncIterator[None]:
         async with AsyncExitStack() as held:
-            for name, value in (await _taken(held, limiter, key, n, request)).items():
+            for name, value in (await _taken(limiter, key, n, held, request)).items():
                 response.headers.append(name, value)  # beside those of other limits
             yield
 
@@ -161,9 +160,7 @@ class LimiterMiddleware:
     def __init__(self, app: ASGIApp, limiter: AsyncLimiter, key: Key, n: int = 1) -> None:
         check_limited(limiter, AsyncLimiter, key, n)
         self._app = app
-        self._limiter = limiter
-        self._key = key
-        self._n = n
+        self._taken = partial(_taken, limiter, key, n)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on with permits."""
@@ -173,7 +170,7 @@ class LimiterMiddleware:
         request = Request(scope)
         async with AsyncExitStack() as held:
             try:
-                given = await _taken(held, self._limiter, self._key, self._n, request)
+                given = await self._taken(held, request)
             except DispatcherError as error:
                 await answer_error(request, error)(scope, receive, send)
                 return
@@ -188,11 +185,11 @@ class LimiterMiddleware:
 
 
 async def _taken(
-    held: AsyncExitStack, limiter: AsyncLimiter, key: Key, n: int, request: Request
+    limiter: AsyncLimiter, key: Key, n: int, held: AsyncExitStack, request: Request
 ) -> dict[str, str]:
     """Take permits, which end with ``held``; return the headers about them."""
     headers: dict[str, str] = {}
-    keys = keys_of(key, request)
+    keys = key(request) if callable(key) else key
     if keys is not None:
         with keeping_policy(limiter):
             headers = limit_headers(

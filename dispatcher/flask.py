@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from dispatcher.client import Dispatcher
@@ -29,7 +29,6 @@ from dispatcher.problems import (
     answer_to,
     check_limited,
     keeping_policy,
-    keys_of,
     limit_headers,
 )
 from dispatcher.settings import Settings
@@ -92,7 +91,7 @@ def limited(limiter: Limiter, key: Key, n: int = 1) -> Callable[[Callable[P, T]]
         @wraps(view)
         def called(*args: P.args, **kwargs: P.kwargs) -> T:
             with ExitStack() as held:
-                headers = _taken(held, limiter, key, n, request)
+                headers = _taken(limiter, key, n, held, request)
 
                 @after_this_request
                 def tell(response: Response) -> Response:
@@ -118,15 +117,13 @@ class LimiterMiddleware:
     def __init__(self, app: WSGIApplication, limiter: Limiter, key: Key, n: int = 1) -> None:
         check_limited(limiter, Limiter, key, n)
         self._app = app
-        self._limiter = limiter
-        self._key = key
-        self._n = n
+        self._taken = partial(_taken, limiter, key, n)
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         """Answer a request, or pass it on with permits."""
         held = ExitStack()
         try:
-            given = _taken(held, self._limiter, self._key, self._n, Request(environ))
+            given = self._taken(held, Request(environ))
         except DispatcherError as error:
             return answer_error(error)(environ, start)
 
@@ -140,10 +137,10 @@ class LimiterMiddleware:
             raise
 
 
-def _taken(held: ExitStack, limiter: Limiter, key: Key, n: int, asking: Request) -> dict[str, str]:
+def _taken(limiter: Limiter, key: Key, n: int, held: ExitStack, asking: Request) -> dict[str, str]:
     """Take permits, which end with ``held``; return the headers about them."""
     headers: dict[str, str] = {}
-    keys = keys_of(key, asking)
+    keys = key(asking) if callable(key) else key
     if keys is not None:
         with keeping_policy(limiter):
             decision = held.enter_context(limiter.permit(keys, n))

@@ -153,11 +153,6 @@ def _policy(limits: Sequence[Algorithm], names: Sequence[str]) -> dict[str, str]
     return {"RateLimit-Policy": ", ".join(policies)} if policies else {}
 
 
-def keys_of(key: KeyOf[RequestT], request: RequestT) -> Keys | None:
-    """Return the keys whose permits a request needs, None for one that is not limited."""
-    return key(request) if callable(key) else key
-
-
 @contextmanager
 def keeping_policy(limiter: Limiter | AsyncLimiter) -> Iterator[None]:
     """Keep the policy of a limiter that is asked for a request, for the headers of a refusal.
