@@ -9,7 +9,7 @@
 
 ``endpoints`` lists the paths of the API, ``calls`` and ``long_calls`` have their functions, which
 get a ``context`` and ``models`` of bodies. ``access`` turns keys into callers with rights,
-``streams`` bounds long calls.
+``bounds`` says how many are under way.
 """
 
 from dispatcher.extras import needs

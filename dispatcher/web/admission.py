@@ -12,8 +12,8 @@ from dispatcher.errors import LimitersUnavailable, quoted
 from dispatcher.limiters import Limiter, parse
 from dispatcher.problems import limit_headers
 from dispatcher.web.access import Auth, Caller, KeyAuth
+from dispatcher.web.bounds import Threads
 from dispatcher.web.problems import Refused
-from dispatcher.web.threads import Threads
 
 log = logging.getLogger(__name__)
 

@@ -25,12 +25,11 @@ from dispatcher.telemetry.journal import digest_with
 from dispatcher.web import problems
 from dispatcher.web.access import Auth, Caller
 from dispatcher.web.admission import RATE, Admission
+from dispatcher.web.bounds import SharedThreads, Streams, Threads
 from dispatcher.web.context import Context, Service, call_schema_of, problem_for
 from dispatcher.web.endpoints import ENDPOINTS, PREFIX, Endpoint
 from dispatcher.web.openapi import describe
 from dispatcher.web.problems import Refused, bounded, check_is_utf8, invalid_call
-from dispatcher.web.streams import Streams
-from dispatcher.web.threads import SharedThreads, Threads
 
 log = logging.getLogger(__name__)
 

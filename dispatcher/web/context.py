@@ -28,6 +28,7 @@ from dispatcher.store import Movable
 from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.admission import Admission
+from dispatcher.web.bounds import SharedThreads, Streams, Threads
 from dispatcher.web.problems import (
     CUT_OFF,
     NO_JSON_TYPE,
@@ -38,8 +39,6 @@ from dispatcher.web.problems import (
     schema_at,
     with_names,
 )
-from dispatcher.web.streams import Streams
-from dispatcher.web.threads import SharedThreads, Threads
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 

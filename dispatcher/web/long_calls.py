@@ -20,9 +20,9 @@ from dispatcher.message import Draft, Message, Rejection, json_problem
 from dispatcher.problems import problem_of
 from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
+from dispatcher.web.bounds import EventResponse, VerdictResponse
 from dispatcher.web.context import CallContext, Context, call_schema_of, problem_for, validated
 from dispatcher.web.problems import CUT_OFF, Refused, invalid_call
-from dispatcher.web.streams import EventResponse, VerdictResponse
 
 log = logging.getLogger(__name__)
 

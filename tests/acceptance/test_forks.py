@@ -20,9 +20,9 @@ from dispatcher.client import app_of
 from dispatcher.limiters import parse
 from dispatcher.message import new_id
 from dispatcher.web.admission import RATE
+from dispatcher.web.bounds import SharedThreads
 from dispatcher.web.pages import SignIn
 from dispatcher.web.pages.site import Site
-from dispatcher.web.threads import SharedThreads
 from tests.support.house import BODY, BROKER_DB, House
 from tests.support.servers import RedisServer
 

@@ -18,7 +18,7 @@ import pytest
 from dispatcher import errors
 from dispatcher.problems import problem_kind_of
 from dispatcher.times.clock import SystemClock
-from dispatcher.web import api, streams
+from dispatcher.web import api, bounds
 from dispatcher.web.access import Right, add_key
 from tests.docs.pages import blocks, page
 from tests.support.environment import child_environment
@@ -182,5 +182,5 @@ def test_the_page_names_every_call_right_and_type(house: House) -> None:
     known = {problem_kind_of(each) for each in vars(errors).values() if isinstance(each, type)}
     of_api = {"too-large", "unsupported-media-type", "no-events", "too-slow"}
     of_api |= {"no-such-path", "method-not-allowed", "internal-error"}
-    of_api |= {f"too-many-{each}" for each in streams.MOST if each != "pages"}
+    of_api |= {f"too-many-{each}" for each in bounds.MOST if each != "pages"}
     assert of_api <= types <= known | of_api

@@ -17,7 +17,7 @@ import uvicorn
 
 from dispatcher.message import new_id
 from dispatcher.telemetry.journal import Event, Transition
-from dispatcher.web import Right, api, long_calls, streams
+from dispatcher.web import Right, api, bounds, long_calls
 from dispatcher.web.access import add_key, revoke_key
 from dispatcher.web.problems import Refused
 from tests.support.house import House, hour_ago
@@ -172,26 +172,26 @@ def test_a_listener_is_told_of_a_gap_while_it_listens_and_after_it_was_away(
 
 def test_what_lasts_is_bounded_by_key_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also an answer that is never sent, because its call was cancelled before, has no place."""
-    monkeypatch.setitem(streams.MOST, "listeners", (2, 3, 60))
-    places = streams.Streams()
+    monkeypatch.setitem(bounds.MOST, "listeners", (2, 3, 60))
+    places = bounds.Streams()
 
     async def lines() -> AsyncIterator[str]:
         yield ""
 
     for _ in range(4):
-        streams.EventResponse(lines(), places, "shop")
-    open_ones = [streams.EventResponse(lines(), places, "shop") for _ in range(2)]
+        bounds.EventResponse(lines(), places, "shop")
+    open_ones = [bounds.EventResponse(lines(), places, "shop") for _ in range(2)]
     for name, status in (("shop", 429), ("other", None), ("third", 503)):
         if status is None:
-            open_ones.append(streams.EventResponse(lines(), places, name))
+            open_ones.append(bounds.EventResponse(lines(), places, name))
             continue
         with pytest.raises(Refused) as refused:
-            streams.EventResponse(lines(), places, name)
+            bounds.EventResponse(lines(), places, name)
         assert (refused.value.status, refused.value.headers) == (status, {"Retry-After": "60"})
-    batches = streams.VerdictResponse(lines(), places, "shop")
+    batches = bounds.VerdictResponse(lines(), places, "shop")
     assert batches.kind == "batches", "each kind has places of its own"
     open_ones.clear()
-    streams.EventResponse(lines(), places, "third")
+    bounds.EventResponse(lines(), places, "third")
 
 
 def test_a_batch_whose_caller_falls_silent_ends_with_a_verdict(

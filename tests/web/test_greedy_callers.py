@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from dispatcher.store import listing
-from dispatcher.web import Right, context, streams
+from dispatcher.web import Right, bounds, context
 from dispatcher.web import calls as api_calls
 from tests.support.house import House
 from tests.support.waiting import wait_until
@@ -102,7 +102,7 @@ def test_long_calls_of_one_key_leave_the_others_their_threads(
 ) -> None:
     message = house.submit("ada", send_at=AT)
     greedy, other = calls("greedy"), calls("other")
-    many, _, seconds = streams.MOST["calls"]
+    many, _, seconds = bounds.MOST["calls"]
     gate, running = Event(), list[int]()
     count = listing.Listing.counted
 
@@ -138,7 +138,7 @@ def context_of(client: TestClient) -> context.Service:
 def test_a_caller_that_does_not_read_loses_its_place(
     house: House, shop: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "_CALL_SECONDS", 0.5)
+    monkeypatch.setattr(bounds, "_CALL_SECONDS", 0.5)
     for number in range(4):
         house.submit(f"r{number}", send_at=AT, body={"text": "x" * 50_000})
     sent = list[int]()

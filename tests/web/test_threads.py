@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from dispatcher.web import Caller, api
-from dispatcher.web.threads import SharedThreads, Threads
+from dispatcher.web.bounds import SharedThreads, Threads
 from tests.support.house import House
 from tests.support.waiting import wait_until
 from tests.web.conftest import ON_SQLITE

@@ -15,12 +15,12 @@ from starlette.responses import Response
 from dispatcher.errors import InvalidDraft, InvalidValue
 from dispatcher.message import MAX_CAMPAIGN, Status, check_text
 from dispatcher.web.access import Right
-from dispatcher.web.pages.charts import PLAN_HEIGHT, WIDTH
+from dispatcher.web.bounds import NumbersResponse
+from dispatcher.web.pages.figures import PLAN_HEIGHT, WIDTH
 from dispatcher.web.pages.overview import STATUSES
 from dispatcher.web.pages.site import PageRoute, Visit
 from dispatcher.web.pages.uploads import MOST_BYTES, MOST_ROWS, Upload, UploadState
 from dispatcher.web.problems import Refused
-from dispatcher.web.streams import NumbersResponse
 
 _LOOK_SECONDS = 0.5
 _FORM_BYTES = 65_536

@@ -17,7 +17,7 @@ from dispatcher.scope import WITHOUT
 from dispatcher.store import PAUSED_CAMPAIGN, PAUSED_CHANNEL, PAUSED_RECIPIENT
 from dispatcher.store.listing import Of
 from dispatcher.web.access import Right
-from dispatcher.web.pages.charts import BARS, LOAD_HEIGHT, WIDTH, LoadCharts
+from dispatcher.web.pages.figures import BARS, LOAD_HEIGHT, WIDTH, LoadCharts
 from dispatcher.web.pages.site import PageRoute, Visit
 
 LOADS = {"day": timedelta(days=1), "week": timedelta(days=7)}

@@ -15,11 +15,11 @@ from dispatcher.errors import DispatcherError, StoreUnavailable
 from dispatcher.message import Status
 from dispatcher.operations.overview import Overview
 from dispatcher.web.access import Right
-from dispatcher.web.pages.cached_figures import SECONDS
+from dispatcher.web.bounds import NumbersResponse
+from dispatcher.web.pages.figures import SECONDS
 from dispatcher.web.pages.site import PageRoute, Visit
 from dispatcher.web.pages.times import local_text
 from dispatcher.web.problems import Refused
-from dispatcher.web.streams import NumbersResponse
 
 _SINCE = timedelta(days=1)
 STATUSES = (Status.SCHEDULED, Status.SENDING, Status.HELD, Status.SENT, Status.FAILED,

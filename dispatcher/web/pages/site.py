@@ -47,7 +47,8 @@ from dispatcher.telemetry.journal import digest_with
 from dispatcher.times.send_time import check_zone
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.admission import Admission
-from dispatcher.web.pages.cached_figures import CachedFigures
+from dispatcher.web.bounds import SharedThreads, Streams, Threads
+from dispatcher.web.pages.figures import CachedFigures
 from dispatcher.web.pages.times import (
     in_words,
     length_text,
@@ -58,8 +59,6 @@ from dispatcher.web.pages.times import (
 from dispatcher.web.pages.uploads import Uploads
 from dispatcher.web.pages.visitors import SIGN_IN, SignIn
 from dispatcher.web.problems import CUT_OFF, Refused, bounded, check_is_utf8, forbidden, with_names
-from dispatcher.web.streams import Streams
-from dispatcher.web.threads import SharedThreads, Threads
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from dispatcher.message import Draft, OnConflict, Plan, Progress, Rejection, rea
 from dispatcher.submission.rows import BadRow, Format, Source, read
 from dispatcher.times.clock import Clock
 from dispatcher.web.access import Caller
-from dispatcher.web.pages.charts import Histogram, histogram
+from dispatcher.web.pages.figures import Histogram, histogram
 from dispatcher.web.problems import Refused
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser
 
 from dispatcher import Message, PerhapsSent, QuietHours, QuotaExceeded, Status
 from dispatcher.web import Access, Caller, Loopback, Right, page
-from dispatcher.web.pages import cached_figures
+from dispatcher.web.pages import figures
 from tests.support.browser import Tab, chromium, served
 from tests.support.house import FAR, House, hour_ago
 
@@ -128,7 +128,7 @@ def actions() -> Iterator[list[str]]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let visits wait for the first figure also on a machine that is busy."""
-    monkeypatch.setattr(cached_figures, "_FIRST_WAIT_SECONDS", 30.0)
+    monkeypatch.setattr(figures, "_FIRST_WAIT_SECONDS", 30.0)
 
 
 @pytest.fixture(scope="module")

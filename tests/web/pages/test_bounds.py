@@ -19,9 +19,9 @@ from fastapi import FastAPI
 from dispatcher import Dispatcher, Status
 from dispatcher.client import app_of, for_pages
 from dispatcher.store import listing
-from dispatcher.web import Caller, page, streams
-from dispatcher.web.pages import cached_figures, site
-from dispatcher.web.pages.cached_figures import CachedRead
+from dispatcher.web import Caller, bounds, page
+from dispatcher.web.pages import figures, site
+from dispatcher.web.pages.figures import CachedRead
 from dispatcher.web.problems import Refused
 from tests.support.house import FAR, House
 from tests.web.pages.conftest import Visit
@@ -121,8 +121,8 @@ def test_visits_leave_a_program_its_threads(house: House) -> None:
 
 def test_a_figure_that_is_read_for_long_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first visit is told to come again; later ones see the figure from before."""
-    monkeypatch.setattr(cached_figures, "_FIRST_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(cached_figures, "SECONDS", 0.0)
+    monkeypatch.setattr(figures, "_FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(figures, "SECONDS", 0.0)
     cached, may_end, ended = CachedRead[int](), Event(), Event()
     many = iter(range(9))
 
@@ -136,11 +136,11 @@ def test_a_figure_that_is_read_for_long_keeps_nobody(monkeypatch: pytest.MonkeyP
     assert refused.value.headers == {"Retry-After": "2"}
     may_end.set()
     ended.wait(30)
-    monkeypatch.setattr(cached_figures, "_FIRST_WAIT_SECONDS", 30)
+    monkeypatch.setattr(figures, "_FIRST_WAIT_SECONDS", 30)
     assert cached.of(read) in (0, 1)
     cached._until = -inf
     may_end.clear()
-    monkeypatch.setattr(cached_figures, "_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(figures, "_WAIT_SECONDS", 0.01)
     assert cached.of(read) in (0, 1), "while another read is under way"
     may_end.set()
 
@@ -163,10 +163,10 @@ def test_an_error_of_a_figure_is_told_and_the_next_visit_reads_again() -> None:
 def test_a_browser_that_does_not_read_loses_its_place_after_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(streams.MOST, "pages", (1, 1, 60))
-    monkeypatch.setattr(streams, "_PAGE_SECONDS", 0.2)
-    monkeypatch.setattr(streams, "_END_SECONDS", 0.1)
-    places = streams.Streams()
+    monkeypatch.setitem(bounds.MOST, "pages", (1, 1, 60))
+    monkeypatch.setattr(bounds, "_PAGE_SECONDS", 0.2)
+    monkeypatch.setattr(bounds, "_END_SECONDS", 0.1)
+    places = bounds.Streams()
 
     async def numbers() -> AsyncIterator[str]:
         while True:
@@ -176,12 +176,12 @@ def test_a_browser_that_does_not_read_loses_its_place_after_a_bound(
         await asyncio.Event().wait()
 
     async def visited() -> None:
-        answer = streams.NumbersResponse(numbers(), places, "ops")
+        answer = bounds.NumbersResponse(numbers(), places, "ops")
         with pytest.raises(Refused, match="this key has 1 pages"):
-            streams.NumbersResponse(numbers(), places, "ops")
+            bounds.NumbersResponse(numbers(), places, "ops")
         scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
         await asyncio.wait_for(answer(scope, never, never), 20)
-        streams.NumbersResponse(numbers(), places, "ops")
+        bounds.NumbersResponse(numbers(), places, "ops")
 
     asyncio.run(visited())
 

@@ -15,9 +15,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from dispatcher import Dispatcher, Draft, OutcomeUnknown, Plan, Rejection, Status, StoreUnavailable
-from dispatcher.web import Caller, Right, streams
+from dispatcher.web import Caller, Right, bounds
 from dispatcher.web.pages import campaigns, uploads
-from dispatcher.web.pages.charts import histogram
+from dispatcher.web.pages.figures import histogram
 from tests.support.browser import Tab
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
@@ -349,11 +349,11 @@ def test_a_booking_lets_others_go_first(
 def test_files_that_are_sent_at_once_are_bounded(
     visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(streams.MOST, "files", (0, 0, 5))
+    monkeypatch.setitem(bounds.MOST, "files", (0, 0, 5))
     client = visit()
     refused = drop(client, csv_of(("ada", FAR + HOUR)))
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
-    monkeypatch.setitem(streams.MOST, "files", (1, 1, 5))
+    monkeypatch.setitem(bounds.MOST, "files", (1, 1, 5))
     for _ in range(2):
         ended(client, drop(client, csv_of(("ada", FAR + HOUR))))
     assert client.get("/campaigns").status_code == 200
