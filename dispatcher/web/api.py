@@ -219,7 +219,7 @@ def _not_served(request: Request, error: HTTPException) -> Refused:
     if error.status_code == HTTP_405_METHOD_NOT_ALLOWED and (methods := _methods_at(request)):
         headers = {"Allow": ", ".join(methods)}
     kind = kinds.get(error.status_code, "refused")
-    return Refused(error.status_code, kind, str(error.detail), headers=headers)
+    return Refused(error.status_code, kind, str(error.detail), headers or {})
 
 
 def _methods_at(request: Request) -> list[str]:

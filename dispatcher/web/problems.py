@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from urllib.parse import unquote_plus
 
@@ -64,15 +65,15 @@ _BOUNDS = {
 _NULL = {"type": "null"}
 
 
+@dataclass(eq=False)
 class Refused(Exception):
-    def __init__(
-        self, status: int, kind: str, detail: str, *, headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.kind = kind
-        self.detail = detail
-        self.headers = dict(headers or {})
+    status: int
+    kind: str
+    detail: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.detail
 
     @property
     def problem(self) -> dict[str, Any]:
