@@ -385,4 +385,8 @@ def answer(
 
 
 def etag_of(found: Movable) -> str:
-    return f'"{models.Version.of(found)}"'
+    """Return the ``ETag`` of a message: what its edits change, and its snoozes."""
+    message = found.message
+    counts = f"{found.token}-{message.attempt_count}-{message.max_attempts}"
+    at_ms = round(message.next_attempt_at.timestamp() * 1_000)
+    return f'"{counts}-{at_ms}-{message.status}"'

@@ -5,9 +5,7 @@ They check types only: the dispatcher checks values, so that both give the same 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
@@ -18,7 +16,7 @@ from pydantic_core import PydanticKnownError
 from dispatcher.message import Draft, Message, OnConflict, OnUnknown, Status
 from dispatcher.message import Plan as PlanOfDrafts
 from dispatcher.operations.overview import Overview
-from dispatcher.store import Movable, Pause
+from dispatcher.store import Pause
 from dispatcher.store import Suppression as StoredSuppression
 from dispatcher.submission.validation import check_fold
 from dispatcher.times import send_time
@@ -42,7 +40,6 @@ MOST_PLANNED = 1_000
 MOST_LISTED = 1_000
 _SECONDS = "_seconds"
 _SIGNS = ("workers", "beats", "duties")
-_VERSION = re.compile(r"([0-9]{1,20}-){4}[a-z]+")
 
 
 class _In(BaseModel):
@@ -565,36 +562,3 @@ def _as_lengths(given: Mapping[str, Any]) -> dict[str, Any]:
         length = None if seconds is None else timedelta(seconds=seconds)
         fields[name.removesuffix(_SECONDS)] = length
     return fields
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """The parts of a message that its changes change. Its text is the message's ``ETag``."""
-
-    move_token: int
-    attempt_count: int
-    max_attempts: int
-    next_attempt_ms: int
-    status: Status
-
-    @classmethod
-    def of(cls, found: Movable) -> Version:
-        message = found.message
-        at_ms = round(message.next_attempt_at.timestamp() * 1_000)
-        counts = (message.attempt_count, message.max_attempts)
-        return cls(found.token, *counts, at_ms, message.status)
-
-    @classmethod
-    def read(cls, text: str) -> Version:
-        if _VERSION.fullmatch(text) is None:  # int() takes other digits, signs and blanks, too
-            raise ValueError("no version")
-        token, count, most, at_ms, status = text.split("-")
-        return cls(int(token), int(count), int(most), int(at_ms), Status(status))
-
-    def is_edited_since(self, before: Version) -> bool:
-        """Tell whether it was changed since then, or sent; that it was snoozed is no change."""
-        return replace(before, next_attempt_ms=self.next_attempt_ms) != self
-
-    def __str__(self) -> str:
-        numbers = (self.move_token, self.attempt_count, self.max_attempts, self.next_attempt_ms)
-        return "-".join((*map(str, numbers), self.status.value))

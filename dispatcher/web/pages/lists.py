@@ -59,15 +59,12 @@ def top(visit: Visit) -> Response:
 def refusals(visit: Visit) -> Response:
     given = visit.query
     since = given.one_of(_SINCE, "since", "24")
-    settings = visit.site.settings
-    quotas = sorted(
-        {
-            str(quota)
-            for kind, of_kind in settings.quotas_of.items()
-            if kind != WITHOUT and not kind.startswith(f"{WITHOUT}.")
-            for quota in of_kind
-        }
-    )
+    quotas = {
+        str(quota)
+        for kind, of_kind in visit.site.settings.quotas_of.items()
+        if kind.partition(".")[0] != WITHOUT
+        for quota in of_kind
+    }
     found, error, status = None, None, 200
     try:
         length = timedelta(hours=int(since))
@@ -75,7 +72,7 @@ def refusals(visit: Visit) -> Response:
     except (InvalidValue, ReservationsUnavailable) as refused:
         error, status = visit.error_text(refused), status_of(refused)
     return visit.show("refusals.html", status, found=found, error=error, since=since,
-                      lengths=_SINCE, quotas=quotas)  # fmt: skip
+                      lengths=_SINCE, quotas=sorted(quotas))  # fmt: skip
 
 
 def suppressions(visit: Visit) -> Response:
@@ -100,20 +97,16 @@ def unsuppress(visit: Visit) -> Response:
 
 def erase(visit: Visit) -> Response:
     recipient, _ = _recipient_and_channel(visit)
-    if visit.form.get("sure") is None:
+    if "sure" not in visit.form:
         raise InvalidDraft("sure", "not ticked", "the tick: an erasure cannot be undone")
-    keep = visit.form.get("keep_opt_out") is not None
-    erased = visit.dispatcher.erase(recipient, keep_opt_out=keep)
+    erased = visit.dispatcher.erase(recipient, keep_opt_out="keep_opt_out" in visit.form)
     _note_recipient(visit, "erase", recipient, None)
     done = "erase_partly" if erased.under_way else "erase"
     return visit.go("/suppressions", done=done, many=erased.blanked)
 
 
 def _recipient_and_channel(visit: Visit) -> tuple[str, str | None]:
-    recipient = visit.form.get("recipient")
-    if recipient is None:
-        raise InvalidDraft("recipient", "not given", "a recipient")
-    return recipient, visit.form.get("channel")
+    return visit.form.required("recipient", "a recipient"), visit.form.get("channel")
 
 
 def _note_recipient(visit: Visit, verb: str, recipient: str, channel: str | None) -> None:
@@ -142,11 +135,10 @@ def resume(visit: Visit) -> Response:
 
 
 def _asked(visit: Visit) -> tuple[str, str, str]:
-    for field, accepted in (("kind", "a kind"), ("name", "a name"), ("reason", "a line of text")):
-        if field not in visit.form:
-            raise InvalidValue(field, "not given", accepted)
-    reason = check_text("reason", visit.form["reason"], longest=_LONGEST_REASON)
-    return visit.form["kind"], visit.form["name"].strip(), reason
+    form = visit.form
+    kind, name = form.required("kind", "a kind"), form.required("name", "a name").strip()
+    reason = form.required("reason", "a line of text")
+    return kind, name, check_text("reason", reason, longest=_LONGEST_REASON)
 
 
 def _done(visit: Visit, verb: str, kind: str, name: str, reason: str) -> Response:

@@ -34,7 +34,6 @@ from dispatcher.submission import coming
 from dispatcher.submission.changes import NewTime
 from dispatcher.times.send_time import from_ms
 from dispatcher.web.access import Right
-from dispatcher.web.models import Version
 from dispatcher.web.pages.site import SCOPE, Fields, PageRoute, Visit
 from dispatcher.web.pages.times import local_text
 from dispatcher.web.problems import forbidden
@@ -157,7 +156,7 @@ def held(visit: Visit) -> Response:
     seen = visit.parts.messages.movables(ids)
     # What is shown and the version in its form are of one reading.
     now = [seen[each] for each in ids if each in seen]
-    shown = [(each.message, Version.of(each)) for each in now if each.message.status is Status.HELD]
+    shown = [(each.message, version_of(each)) for each in now if each.message.status is Status.HELD]
     return visit.show("held.html", found=shown, most=_MOST_HELD, is_full=len(ids) == _MOST_HELD)
 
 
@@ -186,7 +185,7 @@ def _story_page(visit: Visit, seen: Movable, refusal: SlotRefused | None = None)
     )
     return visit.show(
         "story.html", 200 if refusal is None else 409, story=found, next=then, calendar=calendar,
-        version=Version.of(seen), key=key,
+        version=version_of(seen), key=key,
         refusal=None if refusal is None else visit.error_text(refusal),
         slot=None if refusal is None else refusal.next_slot,
     )  # fmt: skip
@@ -227,15 +226,13 @@ def drop(visit: Visit) -> Response:
 
 def _reason(visit: Visit) -> str:
     visit.message()
-    if "reason" not in visit.form:
-        raise InvalidDraft("reason", "not given", "a line of text")
-    return check_text("reason", visit.form["reason"])
+    return check_text("reason", visit.form.required("reason", "a line of text"))
 
 
 def _acted(visit: Visit, verb: str, act: Callable[..., Message], *, reason: str = "") -> Response:
     """Do something to the message of the path, if it is as the form showed it."""
     found = visit.message()
-    if not _is_as_shown(visit, found):
+    if visit.form["version"] != version_of(found):
         raise MessageChanged(found.message.id)
     now = act(found.message.id, if_unchanged=found.message)
     why = f" ({reason})" if reason else ""
@@ -243,13 +240,14 @@ def _acted(visit: Visit, verb: str, act: Callable[..., Message], *, reason: str 
     return visit.go(f"/messages/{now.id}", done=verb)
 
 
-def _is_as_shown(visit: Visit, found: Movable) -> bool:
-    """Tell whether a message is as its form showed it, or was only snoozed since then."""
-    try:
-        shown = Version.read(visit.form["version"])
-    except ValueError:
-        return False
-    return not Version.of(found).is_edited_since(shown)
+def version_of(found: Movable) -> str:
+    """Return what a form has of the message that it shows. A snooze changes nothing of it."""
+    return _text_of(StoredVersion.of(found))
+
+
+def _text_of(version: StoredVersion) -> str:
+    counts = f"{version.move_token}-{version.attempt_count}-{version.max_attempts}"
+    return f"{counts}-{version.status}"
 
 
 class Action(NamedTuple):
@@ -324,8 +322,7 @@ def unchanged(marks: Mapping[UUID, bytes], now: Mapping[UUID, Movable]) -> list[
 
 def _mark(found: StoredVersion) -> bytes:
     """Return a digest from which nobody who reads the form can guess a recipient or a body."""
-    version = f"{found.move_token}-{found.attempt_count}-{found.max_attempts}-{found.status}"
-    return hashlib.blake2b(version.encode(), digest_size=_MARK_BYTES).digest()
+    return hashlib.blake2b(_text_of(found).encode(), digest_size=_MARK_BYTES).digest()
 
 
 def confirm(visit: Visit) -> Response:

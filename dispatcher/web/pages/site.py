@@ -124,6 +124,11 @@ class Fields(dict[str, str]):
     def __missing__(self, name: str) -> str:
         return ""
 
+    def required(self, name: str, accepted: str) -> str:
+        if name not in self:
+            raise InvalidDraft(name, "not given", accepted)
+        return self[name]
+
     def one_of(self, known: Collection[str], name: str, default: str) -> str:
         given = self.get(name)
         if given is None:

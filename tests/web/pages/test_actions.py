@@ -15,7 +15,6 @@ from dispatcher import Message, Status, TemporaryFailure
 from dispatcher.store import Messages, StoredVersion
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.web import Right
-from dispatcher.web.models import Version
 from dispatcher.web.pages import messages as message_pages
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
@@ -32,7 +31,7 @@ def person(visit: Visit) -> TestClient:
 
 def version(house: House, message: Message) -> str:
     """Return what a form has of a message as it is now."""
-    return str(Version.of(house.parts.messages.movable(message.id)))
+    return message_pages.version_of(house.parts.messages.movable(message.id))
 
 
 def confirmed(house: House, *messages: Message) -> str:
