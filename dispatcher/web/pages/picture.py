@@ -8,7 +8,7 @@ it. Lengths are units of the picture, which the template draws as SVG.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from itertools import count, pairwise, zip_longest
 from typing import NamedTuple
@@ -92,17 +92,16 @@ class Line(NamedTuple):
         return first, first + length
 
 
-@dataclass(slots=True)
-class PictureRow:
+class PictureRow(NamedTuple):
     begins_at: datetime
     ends_at: datetime
     y: float
     width: float
     past: float
-    blocks: list[Block] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
-    ticks: list[Line] = field(default_factory=list)
+    blocks: Sequence[Block]
+    marks: Sequence[Mark]
+    lines: Sequence[Line]
+    ticks: Sequence[Line]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +117,13 @@ class Picture:
 
 def stretch_of(view: View, around: datetime, zone: str) -> tuple[datetime, datetime]:
     rules = zones.rules(zone)
-    if view.whole < timedelta(days=1):
-        local = zones.wall_at(to_ms(around), rules)
+    local = zones.wall_at(to_ms(around), rules)
+    if view.whole < _DAY:
         start = around - timedelta(minutes=local.minute, seconds=local.second,
                                    microseconds=local.microsecond)  # fmt: skip
-        return start, start + view.whole
-    midnight = zones.wall_at(to_ms(around), rules).replace(
-        hour=0, minute=0, second=0, microsecond=0
-    )
-    return (
-        zones.first_instant(midnight, rules),
-        zones.first_instant(midnight + view.whole, rules),
-    )
+    else:
+        start = zones.first_instant(datetime.combine(local, time.min), rules)
+    return start, moved(start, view.whole, rules)
 
 
 def lanes_of(timeline: Timeline) -> Iterator[Lane]:
@@ -155,12 +149,12 @@ def moved(start: datetime, length: timedelta, rules: ZoneInfo) -> datetime:
     return zones.first_instant(datetime.combine(wall, time.min) + length, rules)
 
 
-def _rows(timeline: Timeline, view: View) -> Iterator[tuple[datetime, datetime]]:
+def _rows(timeline: Timeline, view: View) -> Iterator[Span]:
     start = timeline.start
     rules = zones.rules(timeline.zone)
     while start < timeline.end:
         end = moved(start, view.row, rules)
-        yield start, min(end, timeline.end)
+        yield Span(start, min(end, timeline.end))
         start = end
 
 
@@ -170,19 +164,20 @@ class Drawing:
         self._view = view
         self._now = now
         self._lanes = tuple(lanes_of(timeline))
-        self._edges = [Span(*each) for each in _rows(timeline, view)]
-        self._longest = max(each.ends_at - each.begins_at for each in self._edges)
+        self._spans = list(_rows(timeline, view))
+        self._longest = max(span.ends_at - span.begins_at for span in self._spans)
 
     def picture(self, lines: Sequence[tuple[datetime, str, str]]) -> Picture:
         changes = tuple(changes_of(self._timeline))
         marks = [(each.begins_at, change_text(each), "change") for each in changes]
-        labelled = [self._labelled(each, [*marks, *lines]) for each in self._edges]
-        deepest = max((each.level for row in labelled for each in row), default=0)
+        labelled = [self._labelled(span, [*marks, *lines]) for span in self._spans]
+        deepest = max((line.level for row in labelled for line in row), default=0)
         lanes_height = BOOKED + LANE * (len(self._lanes) + bool(self._timeline.quiet))
         row_height = lanes_height + GAP + deepest * LINE
-        rows = [self._row(each, TOP + n * row_height) for n, each in enumerate(self._edges)]
-        for row, row_lines in zip(rows, labelled, strict=True):
-            row.lines = row_lines
+        rows = [
+            self._row(span, TOP + number * row_height, row_lines)
+            for number, (span, row_lines) in enumerate(zip(self._spans, labelled, strict=True))
+        ]
         height = TOP + len(rows) * row_height
         return Picture(tuple(rows), self._lanes, height, lanes_height, changes)
 
@@ -203,34 +198,29 @@ class Drawing:
             placed.append(next(each for each in choices if _has_room(each, placed)))
         return placed
 
-    def _row(self, span: Span, y: float) -> PictureRow:
-        row = PictureRow(span.begins_at, span.ends_at, y, 0, 0)
-        row.width = self._x(row, row.ends_at) - LEFT
-        if self._now > row.begins_at:
-            row.past = self._x(row, min(self._now, row.ends_at)) - LEFT
-        for number, lane in enumerate(self._lanes):
-            top = y + BOOKED + number * LANE
-            row.blocks += self._blocks(row, lane.timeline.blocked, top, f"q{lane.pattern}")
-        top = y + BOOKED + len(self._lanes) * LANE
-        row.blocks += self._blocks(row, self._timeline.quiet, top, "quiet")
-        row.marks = self._marks(row)
-        row.ticks = list(self._ticks(row))
-        return row
+    def _row(self, span: Span, y: float, lines: Sequence[Line]) -> PictureRow:
+        blocks = list[Block]()
+        lanes = [(lane.timeline.blocked, f"q{lane.pattern}") for lane in self._lanes]
+        for number, (spans, css) in enumerate([*lanes, (self._timeline.quiet, "quiet")]):
+            blocks += self._blocks(span, spans, y + BOOKED + number * LANE, css)
+        width, past = self._x(span, span.ends_at) - LEFT, self._x(span, self._now) - LEFT
+        return PictureRow(*span, y, width, min(max(past, 0), width), blocks, self._marks(span),
+                          lines, list(self._ticks(span, is_first=y == TOP)))  # fmt: skip
 
-    def _ticks(self, row: PictureRow) -> Iterator[Line]:
+    def _ticks(self, row: Span, *, is_first: bool) -> Iterator[Line]:
         view, tick = self._view, row.begins_at
         rules = zones.rules(self._timeline.zone)
         while (tick := moved(tick, view.step, rules)) < row.ends_at:
             shown = tick.astimezone(rules)
             if view.step >= _DAY:
                 text = f"{shown:%a %d}"
-            elif (view.row == _DAY and row.y > TOP) or (shown.minute and view.row > _HOUR):
+            elif (view.row == _DAY and not is_first) or (shown.minute and view.row > _HOUR):
                 text = ""
             else:
                 text = f"{shown:%H:%M}"
             yield Line(self._x(row, tick), text, "tick")
 
-    def _blocks(self, row: PictureRow, spans: Iterable[Span], y: float, css: str) -> list[Block]:
+    def _blocks(self, row: Span, spans: Iterable[Span], y: float, css: str) -> list[Block]:
         """Return what is seen of spans in a row; those that touch in the picture are one."""
         joined: list[tuple[float, float]] = []
         for span in spans:
@@ -244,7 +234,7 @@ class Drawing:
             joined.append((first, last))
         return [Block(first, round(last - first, 1), y, css) for first, last in joined]
 
-    def _marks(self, row: PictureRow) -> list[Mark]:
+    def _marks(self, row: Span) -> list[Mark]:
         marks: list[Mark] = []
         for each in self._timeline.windows[0].booked:
             if not row.begins_at <= each.at < row.ends_at:
@@ -256,7 +246,7 @@ class Drawing:
                 marks.append(Mark(x, 1, each.at, each.at, each.message_id))
         return marks
 
-    def _x(self, row: PictureRow | Span, instant: datetime) -> float:
+    def _x(self, row: Span, instant: datetime) -> float:
         part = (instant - row.begins_at) / self._longest
         return round(LEFT + (WIDTH - LEFT - RIGHT) * part, 1)
 
