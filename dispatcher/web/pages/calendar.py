@@ -51,7 +51,7 @@ _MINUTE = timedelta(minutes=1)
 class CalendarQuery:
     """Whose calendar is wanted: a recipient's, that of one other scope, or a channel's.
 
-    ``typed`` is the recipient as the visitor wrote it. A message with a ``scope`` of its own counts
+    The recipient is spelt as a submit spells it. A message with a ``scope`` of its own counts
     against that in place of its recipient.
     """
 
@@ -60,28 +60,23 @@ class CalendarQuery:
     channel: str | None
     scopes: Mapping[str, str]
     view: picture.View
-    start: str | None
-    at: str | None
-    typed: str | None
 
     @classmethod
     def of(cls, visit: Visit) -> CalendarQuery:
-        """Read the query. The recipient is spelt as a submit spells it. Raises InvalidDraft."""
+        """Read the query. Raises InvalidDraft."""
         given = visit.query
         recipient, channel = given.get("recipient"), given.get("channel")
-        at = given.get("at")
         with suppress(InvalidDraft):  # a scope of another name has no spelling
             if recipient is not None:
                 recipient = visit.site.settings.spellings.one(recipient, channel)
         return cls(
             recipient=recipient,
-            typed=given.get("recipient"),
             scope=given.get("scope"),
             channel=channel,
             scopes=given.scopes,
-            view=picture.VIEWS[given.one_of(picture.VIEWS, "view", "hours" if at else "day")],
-            start=given.get("start"),
-            at=at,
+            view=picture.VIEWS[
+                given.one_of(picture.VIEWS, "view", "hours" if given["at"] else "day")
+            ],
         )
 
     @property
@@ -147,10 +142,10 @@ def calendar(visit: Visit) -> Response:
     try:
         now = visit.parts.clock.now()
         begin = from_ms(to_ms(now))
-        if wanted.start is not None:
-            begin = _time(visit, wanted.start, "start", near=now)
-        at = _time(visit, wanted.at, "at", near=begin) if wanted.at else None
-        is_moved = wanted.start is not None and (at is None or at >= now)
+        if visit.query["start"]:
+            begin = _time(visit, "start", near=now)
+        at = _time(visit, "at", near=begin) if visit.query["at"] else None
+        is_moved = visit.query["start"] and (at is None or at >= now)
         shown_from = begin if at is None or is_moved else at - _BEFORE
         start, end = picture.stretch_of(wanted.view, shown_from, visit.zone)
         timeline = _read(visit, wanted, start, end)
@@ -231,9 +226,9 @@ def _opt_outs(visit: Visit, wanted: CalendarQuery) -> list[str | None]:
         return []  # a scope of another name is no recipient
 
 
-def _time(visit: Visit, text: str, field: str, *, near: datetime) -> datetime:
+def _time(visit: Visit, field: str, *, near: datetime) -> datetime:
     """Return a time that was typed, if there is a calendar for it. Raises InvalidSendTime."""
-    instant = visit.time_of(text, field, near=near)
+    instant = visit.time_of(visit.query[field], field, near=near)
     now, farthest = visit.parts.clock.now(), visit.site.settings.max_horizon
     send_time.check_not_too_far(instant, now=now, farthest=farthest, field=field)
     if instant < from_ms(0) + _BEFORE:
