@@ -31,11 +31,10 @@ from dispatcher.web.admission import Admission
 from dispatcher.web.bounds import SharedThreads, Streams, Threads
 from dispatcher.web.problems import (
     CUT_OFF,
-    NO_JSON_TYPE,
-    REPEATED,
-    UNKNOWN_BODY,
+    THE_CALL,
     UNKNOWN_FIELD,
     Schema,
+    accepted_by,
     schema_at,
     with_names,
 )
@@ -135,10 +134,13 @@ class Context:
             raise HTTPException(400, CUT_OFF) from None
         if context.raw:
             media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if "body" not in call_schema_of(request)["properties"]:
-                raise RequestValidationError([{"type": UNKNOWN_BODY, "loc": ("body",)}])
+            schema = call_schema_of(request)
+            if "body" not in schema["properties"]:
+                names = ", ".join(schema_at(schema, ["query"])["properties"])
+                accepted = f"a call without a body{names and f'; it has the parameters {names}'}"
+                raise InvalidDraft(THE_CALL, "has a body", accepted)
             if media_type != _JSON:
-                raise RequestValidationError([{"type": NO_JSON_TYPE, "loc": ("body",)}])
+                raise InvalidDraft(THE_CALL, "its body is not sent as JSON", f"send it as {_JSON}")
         return context
 
     def payload(self, model: type[BodyT]) -> BodyT:
@@ -187,8 +189,9 @@ class Context:
     def check(self, *rights: Right) -> None:
         """Refuse a call of a caller without these rights, or with a query that is not understood.
 
-        Raises Refused, and RequestValidationError where the query has a name that the document does
-        not have, or one twice that is no list: ignored, it would change what is done.
+        Raises Refused, and RequestValidationError or InvalidDraft where the query has a name that
+        the document does not have, or one twice that is no list: ignored, it would change what is
+        done.
         """
         for right in rights:
             self.caller.check(right)
@@ -198,8 +201,10 @@ class Context:
                 where = ("query", name)
                 if name not in schema["properties"]["query"]["properties"]:
                     raise RequestValidationError([{"type": UNKNOWN_FIELD, "loc": where}])
-                if times > 1 and schema_at(schema, where).get("type") != "array":
-                    raise RequestValidationError([{"type": REPEATED, "loc": where}])
+                value = schema_at(schema, where)
+                if times > 1 and value.get("type") != "array":
+                    accepted = f"{accepted_by(value)}, once"
+                    raise InvalidDraft(name, "is given more than once", accepted)
 
     def admit(self) -> Caller:
         self.service.admission.count(self.request)

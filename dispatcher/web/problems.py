@@ -22,15 +22,11 @@ Schema: TypeAlias = Mapping[str, Any]
 THE_CALL = "the call"
 """The field of an error about a body as a whole: ``body`` is one of a message."""
 CUT_OFF = "the call ended before its body did"
-SEND_JSON = "send it as application/json"
 
 UNKNOWN_FIELD = "extra_forbidden"
-UNKNOWN_BODY, NO_JSON_TYPE, REPEATED = "unknown_body", "no_json_type", "repeated"
-"""Types of errors that are ours; pydantic has the others."""
+"""The type of an error that is told before others."""
 _PROBLEMS = {
     "missing": "is missing",
-    NO_JSON_TYPE: "is not sent as JSON",
-    REPEATED: "is given more than once",
     "string_unicode": "has characters that are no text",
     "int_parsing_size": "is out of range",
     "finite_number": "is no finite number",
@@ -154,16 +150,11 @@ def invalid_call(found: Sequence[Any], call: Schema, *, whole: str = THE_CALL) -
         names = schema_at(call, where[:-1]).get("properties", {})
         accepted = like(str(where[-1]), names) if names else "none"
         return InvalidDraft(field, f"there is no such {what}", accepted)
-    if kind == UNKNOWN_BODY:
-        names = ", ".join(schema_at(call, ["query"])["properties"])
-        accepted = f"a call without a body{names and f'; it has the parameters {names}'}"
-        return InvalidDraft(field, "has a body", accepted)
     problem = _PROBLEMS.get(kind) or _PROBLEMS.get(kind.partition("_")[0])
     problem = problem or first["msg"][:1].lower() + first["msg"][1:]
     if field == THE_CALL:
         problem = f"its body {problem}"
-    accepted = SEND_JSON if kind == NO_JSON_TYPE else accepted_by(schema_at(call, where))
-    return InvalidDraft(field, problem, f"{accepted}, once" if kind == REPEATED else accepted)
+    return InvalidDraft(field, problem, accepted_by(schema_at(call, where)))
 
 
 def accepted_by(schema: Schema) -> str:
