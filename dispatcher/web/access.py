@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from dispatcher.errors import InvalidValue, MessageNotFound, quoted
 from dispatcher.limiters import parse
@@ -26,8 +26,6 @@ from dispatcher.web.problems import forbidden, unauthorized
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-
-T = TypeVar("T")
 
 _PREFIX = "dsp_"
 _LONGEST_NAME, _LONGEST_KEY = 63, 190
@@ -162,21 +160,23 @@ Auth = Callable[["Request"], Caller]
 """Returns who calls. It raises :func:`~dispatcher.web.problems.unauthorized` for a stranger."""
 
 
-class TTLCache(Generic[T]):
+class CallerCache:
+    """The callers of secrets, by digests of these."""
+
     def __init__(self) -> None:
-        self._entries: dict[str, tuple[float, T]] = {}
+        self._entries: dict[str, tuple[float, Caller]] = {}
 
-    def of(self, digest: str, find: Callable[[str], T]) -> T:
-        cached, now = self.get(digest), time.monotonic()
-        if cached is not None:
-            return cached
-        found = find(digest)
-        if len(self._entries) >= _MOST_CACHED:
-            self._entries.clear()
-        self._entries[digest] = (now + _TTL_SECONDS, found)
-        return found
+    def of(self, digest: str, find: Callable[[str], Caller]) -> Caller:
+        now = time.monotonic()
+        caller = self.get(digest)
+        if caller is None:
+            caller = find(digest)
+            if len(self._entries) >= _MOST_CACHED:
+                self._entries.clear()
+            self._entries[digest] = (now + _TTL_SECONDS, caller)
+        return caller
 
-    def get(self, digest: str) -> T | None:
+    def get(self, digest: str) -> Caller | None:
         entry = self._entries.get(digest)
         return entry[1] if entry is not None and entry[0] > time.monotonic() else None
 
@@ -189,7 +189,7 @@ class KeyAuth:
 
     def __init__(self, keys: ApiKeys) -> None:
         self._keys = keys
-        self._callers = TTLCache[Caller]()
+        self._callers = CallerCache()
 
     def __call__(self, request: Request) -> Caller:
         return self.caller(_token_of(request))

@@ -14,9 +14,9 @@ from dispatcher.store import ApiKeys, Sessions
 from dispatcher.web.access import (
     READ_ONLY,
     Caller,
+    CallerCache,
     KeyAuth,
     Right,
-    TTLCache,
     caller_of,
     digest_of,
 )
@@ -75,7 +75,7 @@ class SignIn:
     def __init__(self, keys: ApiKeys, sessions: Sessions) -> None:
         self._auth = KeyAuth(keys)
         self._sessions = sessions
-        self._callers = TTLCache[Caller]()
+        self._callers = CallerCache()
 
     def __call__(self, request: Request) -> Caller:
         secret = request.cookies.get(_COOKIE)
