@@ -95,7 +95,8 @@ def _read(text: str, near: datetime) -> datetime | None:
         return None
     clock = f"{found['hour']:0>2}:{found['minute']}:{found['second'] or '00'}"
     clock += f".{found['thousandths'] or '0':0<6}"
-    if found["date"] is None and found["month"] is None:
+    has_date = found["date"] is not None or found["month"] is not None
+    if not has_date:
         dates = [f"{near + timedelta(days=each):%Y-%m-%d}" for each in (0, 1)]
     elif found["date"] is not None:
         dates = [found["date"]]
@@ -107,10 +108,9 @@ def _read(text: str, near: datetime) -> datetime | None:
     for date in dates:
         with suppress(ValueError):
             times.append(datetime.fromisoformat(f"{date}T{clock}"))
-    if found["date"] is None and found["month"] is None:
+    if not has_date:
         # The minute that is under way counts: people type no seconds.
-        from_now_on = [each for each in times if each >= near.replace(second=0, microsecond=0)]
-        return _with_offset(from_now_on[0], found["offset"]) if from_now_on else None
+        times = [time for time in times if time >= near.replace(second=0, microsecond=0)]
     nearest = min(times, key=lambda time: abs(time - near), default=None)
     return nearest and _with_offset(nearest, found["offset"])
 
