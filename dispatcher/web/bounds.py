@@ -28,21 +28,14 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 Kind = Literal["batches", "calls", "files", "listeners", "pages"]
-MOST: dict[Kind, tuple[int, int, int]] = {
-    "batches": (8, 32, 5),
-    "calls": (8, 32, 1),
-    "files": (4, 8, 5),
-    "listeners": (50, 200, 60),
-    "pages": (20, 20, 60),
+MOST: dict[Kind, tuple[int, int, int, str]] = {
+    "batches": (8, 32, 5, "batches"),
+    "calls": (8, 32, 1, "long calls"),
+    "files": (4, 8, 5, "files under way"),
+    "listeners": (50, 200, 60, "listeners"),
+    "pages": (20, 20, 60, "pages with live numbers"),
 }
-"""The most of one key, the most in all, and after how many seconds to ask again."""
-_NAMES: dict[Kind, str] = {
-    "batches": "batches",
-    "calls": "long calls",
-    "files": "files under way",
-    "listeners": "listeners",
-    "pages": "pages with live numbers",
-}
+"""The most of one key, the most in all, after how many seconds to ask again, and what they are."""
 _PAGE_SECONDS, _END_SECONDS = 600.0, 1.0
 """How long numbers are sent to a page, which then asks again; how long their end may take."""
 _CALL_SECONDS = 60.0
@@ -56,14 +49,14 @@ class Streams:
         self._lock = RLock()  # the collector may free a place while one is taken
 
     def take(self, kind: Kind, name: str) -> None:
-        taken, (of_one, in_all, seconds) = self._under_way[kind], MOST[kind]
+        taken, (of_one, in_all, seconds, words) = self._under_way[kind], MOST[kind]
         headers = {"Retry-After": f"{seconds}"}
         with self._lock:
             if taken[name] >= of_one:
-                detail = f"this key has {of_one} {_NAMES[kind]} open, which is the most"
+                detail = f"this key has {of_one} {words} open, which is the most"
                 raise Refused(429, f"too-many-{kind}", detail, headers=headers)
             if taken.total() >= in_all:
-                detail = f"this server has {in_all} {_NAMES[kind]} open, which is the most"
+                detail = f"this server has {in_all} {words} open, which is the most"
                 raise Refused(503, f"too-many-{kind}", detail, headers=headers)
             taken[name] += 1
 

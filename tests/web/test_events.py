@@ -172,7 +172,7 @@ def test_a_listener_is_told_of_a_gap_while_it_listens_and_after_it_was_away(
 
 def test_what_lasts_is_bounded_by_key_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also an answer that is never sent, because its call was cancelled before, has no place."""
-    monkeypatch.setitem(bounds.MOST, "listeners", (2, 3, 60))
+    monkeypatch.setitem(bounds.MOST, "listeners", (2, 3, 60, "listeners"))
     places = bounds.Streams()
 
     async def lines() -> AsyncIterator[str]:

@@ -163,7 +163,7 @@ def test_an_error_of_a_figure_is_told_and_the_next_visit_reads_again() -> None:
 def test_a_browser_that_does_not_read_loses_its_place_after_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(bounds.MOST, "pages", (1, 1, 60))
+    monkeypatch.setitem(bounds.MOST, "pages", (1, 1, 60, "pages"))
     monkeypatch.setattr(bounds, "_PAGE_SECONDS", 0.2)
     monkeypatch.setattr(bounds, "_END_SECONDS", 0.1)
     places = bounds.Streams()

@@ -349,11 +349,11 @@ def test_a_booking_lets_others_go_first(
 def test_files_that_are_sent_at_once_are_bounded(
     visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(bounds.MOST, "files", (0, 0, 5))
+    monkeypatch.setitem(bounds.MOST, "files", (0, 0, 5, "files"))
     client = visit()
     refused = drop(client, csv_of(("ada", FAR + HOUR)))
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
-    monkeypatch.setitem(bounds.MOST, "files", (1, 1, 5))
+    monkeypatch.setitem(bounds.MOST, "files", (1, 1, 5, "files"))
     for _ in range(2):
         ended(client, drop(client, csv_of(("ada", FAR + HOUR))))
     assert client.get("/campaigns").status_code == 200
