@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from itertools import islice
@@ -123,27 +124,20 @@ def pauses(visit: Visit) -> Response:
 
 
 def pause(visit: Visit) -> Response:
-    kind, name, reason = _asked(visit)
-    visit.dispatcher.pause(kind, name)
-    return _done(visit, "pause", kind, name, reason)
+    return _changed(visit, "pause", visit.dispatcher.pause)
 
 
 def resume(visit: Visit) -> Response:
-    kind, name, reason = _asked(visit)
-    visit.dispatcher.resume(kind, name)
-    return _done(visit, "resume", kind, name, reason)
+    return _changed(visit, "resume", visit.dispatcher.resume)
 
 
-def _asked(visit: Visit) -> tuple[str, str, str]:
-    form = visit.form
+def _changed(visit: Visit, verb: str, change: Callable[[str, str], object]) -> Response:
+    """Change a pause; log it, and why: names of recipients and scopes as digests."""
+    form, digest = visit.form, visit.site.digest
     kind, name = form.required("kind", "a kind"), form.required("name", "a name").strip()
     reason = form.required("reason", "a line of text")
-    return kind, name, check_text("reason", reason, longest=_LONGEST_REASON)
-
-
-def _done(visit: Visit, verb: str, kind: str, name: str, reason: str) -> Response:
-    """Log what was done, and why: names of recipients and scopes as digests."""
-    digest = visit.site.digest
+    reason = check_text("reason", reason, longest=_LONGEST_REASON)
+    change(kind, name)
     if kind not in (PAUSED_CHANNEL, PAUSED_CAMPAIGN):
         name = "" if digest is None else digest(name)
     visit.note(f"{verb} of {kind} {name}".rstrip() + f" ({reason})")
