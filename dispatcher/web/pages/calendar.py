@@ -301,7 +301,7 @@ def _verdict(visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: dateti
     if not isinstance(error, QuotaExceeded):
         return Verdict(at=at, fits=False, text=visit.error_text(error))
     ids = error.conflicting[:_MOST_IN_THE_WAY] if visit.caller.sees_conflicts else ()
-    lanes = list(picture.lanes_of(timeline))
+    lanes = picture.lanes_of(timeline)
     patterns = {(each.quota, each.scope): each.pattern for each in lanes}
     refusing = [each for each in lanes if _is_within(at, each.timeline.blocked)]
     return Verdict(

@@ -109,7 +109,7 @@ class Picture:
     """``changes`` are the instants at which the clocks change."""
 
     rows: tuple[PictureRow, ...]
-    lanes: tuple[Lane, ...]
+    lanes: Sequence[Lane]
     height: float
     lanes_height: float
     changes: tuple[Span, ...]
@@ -126,12 +126,12 @@ def stretch_of(view: View, around: datetime, zone: str) -> tuple[datetime, datet
     return start, moved(start, view.whole, rules)
 
 
-def lanes_of(timeline: Timeline) -> Iterator[Lane]:
-    number = 0
-    for window in timeline.windows:
-        for each in window.quotas:
-            yield Lane(str(each.quota), window.scope, number % PATTERNS + 1, each)
-            number += 1
+def lanes_of(timeline: Timeline) -> list[Lane]:
+    quotas = [(window.scope, each) for window in timeline.windows for each in window.quotas]
+    return [
+        Lane(str(each.quota), scope, number % PATTERNS + 1, each)
+        for number, (scope, each) in enumerate(quotas)
+    ]
 
 
 def changes_of(timeline: Timeline) -> Iterator[Span]:
@@ -163,7 +163,7 @@ class Drawing:
         self._timeline = timeline
         self._view = view
         self._now = now
-        self._lanes = tuple(lanes_of(timeline))
+        self._lanes = lanes_of(timeline)
         self._spans = list(_rows(timeline, view))
         self._longest = max(span.ends_at - span.begins_at for span in self._spans)
 
