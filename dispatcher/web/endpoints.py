@@ -35,11 +35,11 @@ class Endpoint:
     is read. ``status``: that of success. ``stream``, in place of an answer: a media type, and the
     model of a line or an event. ``body``: the media type and the model of a body, which
     ``function`` reads itself; ``may_be_empty``: a call may have none. ``problems``: statuses of
-    problems beside those of every call. ``headers``: headers of success beside those of every
-    answer. ``takes_idempotency_key``: a repeat with its key is answered by what the first call
-    made. ``most_bytes`` of a body: None for any number, 0 for those of one message. ``is_long``: a
-    call that changes nothing and may take many times as long as a submit; it shares the threads for
-    such calls. ``is_unbound``: not for keys that are bound to channels or a scope.
+    problems beside those of every call, and of every body. ``headers``: headers of success beside
+    those of every answer. ``takes_idempotency_key``: a repeat with its key is answered by what the
+    first call made. ``most_bytes`` of a body: None for any number, 0 for those of one message.
+    ``is_long``: a call that changes nothing and may take many times as long as a submit; it shares
+    the threads for such calls. ``is_unbound``: not for keys that are bound to channels or a scope.
     """
 
     method: str
@@ -64,21 +64,7 @@ class Endpoint:
         return self.function.__name__
 
 
-def _edit(
-    method: str,
-    path: str,
-    function: Callable[..., Any],
-    right: Right,
-    body: type[BaseModel] | None = None,
-    **named: Any,
-) -> Endpoint:
-    problems = (404, 409, 412, 413) if body else (404, 409, 412)
-    return Endpoint(
-        method, path, function, models.MessageOut, (right,), problems=problems, headers=("ETag",),
-        body=(_JSON, body) if body else None, **named,
-    )  # fmt: skip
-
-
+_edit = partial(Endpoint, answer=models.MessageOut, problems=(404, 409, 412), headers=("ETag",))
 _unbound = partial(Endpoint, is_unbound=True)
 _MESSAGE = "/messages/{message_id}"
 _SCOPE = "/scopes/{kind}/{scope:any_name}"
@@ -90,17 +76,17 @@ _READ_RECIPIENTS, _SUPPRESS = Right.RECIPIENTS_READ, Right.SUPPRESSIONS_WRITE
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "POST", "/messages", calls.submit, models.MessageOut, (_WRITE,),
-        status=201, body=(_JSON, models.NewMessage), problems=(409, 413), headers=("Location",),
+        status=201, body=(_JSON, models.NewMessage), problems=(409,), headers=("Location",),
         takes_idempotency_key=True,
     ),
     Endpoint(
         "POST", "/messages/batch", long_calls.submit_batch, None, (_WRITE,),
         body=(_NDJSON, models.NewMessageLine), stream=(_NDJSON, models.VerdictOut),
-        problems=(413, 415), most_bytes=None,
+        problems=(415,), most_bytes=None,
     ),
     Endpoint(
         "POST", "/plans", calls.plan, models.PlanOut, (_WRITE,), body=(_JSON, models.Plans),
-        problems=(409, 413), most_bytes=2_000_000, is_long=True,
+        problems=(409,), most_bytes=2_000_000, is_long=True,
     ),
     Endpoint(
         "GET", "/messages", calls.list_messages, models.MessagesOut, (_READ,),
@@ -111,14 +97,23 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET", _MESSAGE, calls.get, models.MessageOut, (_READ,), problems=(404,),
         headers=("ETag",),
     ),
-    _edit("PATCH", _MESSAGE, calls.update, _WRITE, models.MessageChange),
-    _edit("DELETE", _MESSAGE, calls.cancel, Right.MESSAGES_CANCEL),
-    _edit("POST", f"{_MESSAGE}/reschedule", calls.reschedule, _WRITE, models.NewTime),
     _edit(
-        "POST", f"{_MESSAGE}/retry", calls.retry, _OPERATE, models.Retry, may_be_empty=True
+        "PATCH", _MESSAGE, calls.update, rights=(_WRITE,), body=(_JSON, models.MessageChange)
     ),
-    _edit("POST", f"{_MESSAGE}/release", calls.release, _OPERATE),
-    _edit("POST", f"{_MESSAGE}/drop", calls.drop, _OPERATE, models.Drop, may_be_empty=True),
+    _edit("DELETE", _MESSAGE, calls.cancel, rights=(Right.MESSAGES_CANCEL,)),
+    _edit(
+        "POST", f"{_MESSAGE}/reschedule", calls.reschedule, rights=(_WRITE,),
+        body=(_JSON, models.NewTime),
+    ),
+    _edit(
+        "POST", f"{_MESSAGE}/retry", calls.retry, rights=(_OPERATE,),
+        body=(_JSON, models.Retry), may_be_empty=True,
+    ),
+    _edit("POST", f"{_MESSAGE}/release", calls.release, rights=(_OPERATE,)),
+    _edit(
+        "POST", f"{_MESSAGE}/drop", calls.drop, rights=(_OPERATE,),
+        body=(_JSON, models.Drop), may_be_empty=True,
+    ),
     Endpoint(
         "GET", f"{_SCOPE}/timeline", calls.timeline, models.TimelineOut,
         (_READ, _READ_RECIPIENTS), is_long=True,
@@ -129,12 +124,12 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     _unbound(
         "PUT", _RECIPIENT, calls.suppress, models.SuppressedOut, (_SUPPRESS,),
-        body=(_JSON, models.SuppressionIn), may_be_empty=True, problems=(413,),
+        body=(_JSON, models.SuppressionIn), may_be_empty=True,
     ),
     _unbound("DELETE", _RECIPIENT, calls.unsuppress, models.SuppressionsOut, (_SUPPRESS,)),
     _unbound(
         "POST", "/erasures", calls.erase, models.ErasedOut, (_OPERATE,),
-        body=(_JSON, models.ErasureIn), problems=(413,),
+        body=(_JSON, models.ErasureIn),
     ),
     _unbound("GET", "/pauses", calls.pauses, models.PausesOut, (_OPERATE,)),
     _unbound("PUT", _PAUSE, calls.pause, models.PausesOut, (_OPERATE,)),

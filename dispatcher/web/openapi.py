@@ -131,7 +131,8 @@ def _complete(endpoint: Endpoint, operation: dict[str, Any]) -> None:
         responses["304"] = {"description": "The message is as the client has it"}
     for each in responses.values():
         each["headers"] = _described(of_success)
-    for status in sorted({*_OF_ALL, *endpoint.problems}):
+    of_body = () if endpoint.body is None else (413,)
+    for status in sorted({*_OF_ALL, *endpoint.problems, *of_body}):
         responses[str(status)] = {
             "description": _TITLES[status],
             "headers": _described(_OF_PROBLEMS.get(status, _OF_LIMITS)),
