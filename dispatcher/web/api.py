@@ -183,16 +183,12 @@ class CallMiddleware:
         try:
             await self._app(scope, receive, send_more)
         finally:
-            _log_change(scope)
-
-
-def _log_change(scope: Scope) -> None:
-    """Log a change, after its answer was sent, so that the caller does not wait for the log."""
-    state, route = scope["state"], scope.get("route")
-    caller: Caller | None = state.get("caller")
-    if scope["method"] != "GET" and caller and route is not None and "status" in state:
-        called = (scope["method"], route.path_format)
-        log.info("%s %s by %s: %d", *called, caller.name, state["status"])
+            # After the answer was sent, so that the caller does not wait for the log.
+            caller: Caller | None = state.get("caller")
+            method, route = scope["method"], scope.get("route")
+            if method != "GET" and caller and route is not None and "status" in state:
+                path = route.path_format
+                log.info("%s %s by %s: %d", method, path, caller.name, state["status"])
 
 
 async def _failed(request: Request, error: Any) -> Response:
