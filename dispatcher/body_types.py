@@ -258,7 +258,12 @@ class BodyTypes:
         if not isinstance(channel, str) or channel not in self._paths:
             return None
         if channel not in self._found:
-            self._found[channel] = _load(_setting(channel), self._paths[channel])
+            setting, accepted = _setting(channel), f"package.module:attribute of {_ACCEPTED}"
+            found = load_named(setting, self._paths[channel], accepted)
+            try:
+                self._found[channel] = BodyType(found)
+            except InvalidValue as error:
+                raise InvalidSettings(setting, error.problem, error.accepted) from error
         return self._found[channel]
 
     def json_schema(self, channel: str, ref_template: str = REF_TEMPLATE) -> dict[str, Any]:
@@ -307,14 +312,6 @@ def _made(value: object) -> dict[Any, Any]:
 
 def _setting(channel: str) -> str:
     return f"channels.{channel}.body"
-
-
-def _load(setting: str, path: str) -> BodyType:
-    found = load_named(setting, path, f"package.module:attribute of {_ACCEPTED}")
-    try:
-        return BodyType(found)
-    except InvalidValue as error:
-        raise InvalidSettings(setting, error.problem, error.accepted) from error
 
 
 def _name(type_: object) -> str:
