@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db import migrations, models
 
-from dispatcher.django.fields import IdField, InstantField, LengthField, StoredJSONField
+from dispatcher.django.models import IdField, InstantField, LengthField, StoredJSONField
 from dispatcher.django.schema import migrate_store
 
 _STATUSES = ("scheduled", "sending", "sent", "failed", "expired", "cancelled", "held")
