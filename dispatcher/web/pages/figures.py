@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from heapq import nsmallest
 from math import inf
 from threading import Lock, Thread
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 
 from dispatcher.message import Plan
 from dispatcher.operations.overview import ChannelLoad, LoadedMinute, LoadToCome
@@ -92,17 +92,6 @@ class CachedRead(Generic[T]):
     def _pause(self, began: float) -> None:
         now = self._clock.monotonic()
         self._until = now + max(SECONDS, _PAUSE * (now - began))
-
-
-class CachedFigures:
-    """What the pages read once for all visitors, each by a key."""
-
-    def __init__(self) -> None:
-        self._reads: dict[Hashable, CachedRead[Any]] = {}
-
-    def of(self, key: Hashable, read: Callable[[], T]) -> T:
-        cached: CachedRead[T] = self._reads.setdefault(key, CachedRead())
-        return cached.of(read)
 
 
 class Bar(NamedTuple):

@@ -35,7 +35,7 @@ _LONGEST_REASON = 200
 
 def load(visit: Visit) -> Response:
     within = visit.query.one_of(LOADS, "within", "day")
-    charts = visit.site.figures.of(
+    charts = visit.cached(
         ("load", within), lambda: LoadCharts.of(visit.dispatcher.load(within=LOADS[within]))
     )
     found, by_channel = charts.load, {each.load.channel: each for each in charts.channels}
@@ -52,7 +52,7 @@ def top(visit: Visit) -> Response:
     by = cast("By", visit.query.one_of(get_args(By), "by", "messages"))
     within = visit.query.one_of(RANKED, "within", "day")
     rank = partial(visit.dispatcher.top, of, by=by, within=RANKED[within], limit=_MOST_RANKED)
-    found = visit.site.figures.of(("top", of, by, within), rank)
+    found = visit.cached(("top", of, by, within), rank)
     return visit.show("top.html", found=found, by=by, within=within, lengths=RANKED,
                       kinds=get_args(Of))  # fmt: skip
 

@@ -31,14 +31,14 @@ def overview(visit: Visit) -> Response:
     hours = None
     if found is not None:
         with suppress(StoreUnavailable, Refused):  # the page is worth more than this picture
-            hours = visit.site.figures.of("last day", visit.parts.overviews.figures.last_day)
+            hours = visit.cached("last day", visit.parts.overviews.figures.last_day)
     most = max(found.load.minutes, default=0) if found is not None else 0
     return visit.show("overview.html", found=found, statuses=STATUSES, most=most, hours=hours,
                       numbers=None if found is None else _numbers_of(visit, found))  # fmt: skip
 
 
 def _read(visit: Visit) -> Overview:
-    return visit.site.figures.of("overview", partial(visit.dispatcher.status, since=_SINCE))
+    return visit.cached("overview", partial(visit.dispatcher.status, since=_SINCE))
 
 
 def live(visit: Visit) -> Response:

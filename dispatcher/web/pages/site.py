@@ -6,13 +6,13 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
 from importlib import resources
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -48,7 +48,7 @@ from dispatcher.times.send_time import check_zone
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.admission import Admission
 from dispatcher.web.bounds import SharedThreads, Streams, Threads
-from dispatcher.web.pages.figures import CachedFigures
+from dispatcher.web.pages.figures import CachedRead
 from dispatcher.web.pages.times import (
     in_words,
     length_text,
@@ -61,6 +61,8 @@ from dispatcher.web.pages.visitors import SIGN_IN, SignIn
 from dispatcher.web.problems import CUT_OFF, Refused, bounded, check_is_utf8, forbidden, with_names
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 Access = Callable[[Request], Caller | None]
@@ -279,6 +281,11 @@ class Visit:
         text = str(problem_of(error, whole=self.caller.sees_conflicts)["detail"])
         return with_local_times(text, self.zone)
 
+    def cached(self, key: Hashable, read: Callable[[], T]) -> T:
+        """Return a figure that is read once for all visitors."""
+        figure: CachedRead[T] = self.site.figures.setdefault(key, CachedRead())
+        return figure.of(read)
+
     def note(self, action: str) -> None:
         """Write an action into the log, with who did it. It names no recipient."""
         log.info("page: %s by %s", action, self.caller.name)
@@ -318,7 +325,7 @@ class Site:
         self.versions = {
             name: hashlib.sha256(text).hexdigest()[:10] for name, text in self.files.items()
         }
-        self.figures = CachedFigures()
+        self.figures: dict[Hashable, CachedRead[Any]] = {}
         self.streams = Streams()
         self.uploads = Uploads(self.parts.clock)
         renew_after_fork(self, Site._renew)
