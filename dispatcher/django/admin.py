@@ -121,18 +121,13 @@ class MessageAdmin(admin.ModelAdmin):
                 page = dispatcher.list(limit=_PAGE, after=after, **wanted)
         except DispatcherError as error:
             problem, status = str(error), _status_of(error)
-        older = ""
-        if page is not None and page.after is not None:
-            query = request.GET.copy()
-            query["after"] = str(page.after)
-            older = query.urlencode()
         context = {
             "title": "Messages",
             "form": form,
             "page": page,
             "problem": problem,
             "sees_all": sees_all,
-            "older": older,
+            "query": request.GET,
             "sees_suppressions": sees_all and _may(request, "view_suppression"),
         }
         return self._page(request, "messages", context | (extra_context or {}), status)
