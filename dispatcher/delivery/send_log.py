@@ -15,9 +15,6 @@ A file is a proof only while these hold, and otherwise the outcome counts as unk
 
 The files lie in ``data_dir``. Any worker of the machine that has the same ``data_dir`` reads what
 a dead one left.
-
-A claim that is over leaves an empty file, which proves nothing, to a later claim: to make a file
-may take the system as long as ten sends.
 """
 
 from __future__ import annotations
@@ -62,7 +59,7 @@ class ClaimLog:
     """The file of one claim. ``mark`` is that of the claim in the store, and the file's name.
 
     The task opens it, and each group of the claim shares it until its sends have ended. The last
-    one to close it empties the file.
+    one to close it deletes the file.
     """
 
     def __init__(self, logs: SendLogs, mark: UUID, file: LogFile | None) -> None:
@@ -86,7 +83,7 @@ class ClaimLog:
             self._users += 1
 
     def keep(self) -> None:
-        """Let the last :meth:`close` leave the file to the next rescue instead of emptying it.
+        """Let the last :meth:`close` leave the file to the next rescue instead of deleting it.
 
         For a claim that the store may still have: the rescue puts back its messages that were not
         begun.
@@ -94,7 +91,7 @@ class ClaimLog:
         self._is_kept = True
 
     def close(self) -> None:
-        """Close it once. After the last time no send begins, and the file is emptied or left."""
+        """Close it once. After the last time no send begins, and the file is deleted or left."""
         with self._lock:
             self._users -= 1
             if self._users or self._file is None:
@@ -103,7 +100,7 @@ class ClaimLog:
         if self._is_kept:
             self._logs.leave(file)
         else:
-            self._logs.recycle(file)
+            _discard(file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +123,6 @@ class SendLogs:
         self._lock = threading.Lock()
         self._has_warned = False
         self._own: LogFile | None = None
-        self._spares: list[LogFile] = []
-        self._is_closed = False
 
     def open(self, message_ids: Sequence[UUID]) -> ClaimLog:
         """Return the log of a claim that is about to be made of these messages.
@@ -142,24 +137,11 @@ class SendLogs:
                 self._own = None
             if self._own is None:
                 self._own = self._make_folder()
-            file = self._own and _file_at(self._own[0] / mark.hex, self._spares)
-            if file and not _append(file, " ".join([each.hex for each in message_ids])):
-                _discard(file)  # where it stays, its line has no end: it proves nothing
-                file = None
+            file = self._own and _make_file(self._own[0] / mark.hex)
+        if file and not _append(file, " ".join([message_id.hex for message_id in message_ids])):
+            _discard(file)  # where it stays, its line has no end: it proves nothing
+            file = None
         return ClaimLog(self, mark, file)
-
-    def recycle(self, used: LogFile) -> None:
-        """Empty the file of a claim that is over, and keep it for another one."""
-        path, descriptor = used
-        with self._lock:
-            try:
-                if not self._is_closed:
-                    os.ftruncate(descriptor, 0)
-                    self._spares.append(used)
-                    return
-            except OSError as error:
-                log.warning("could not empty the send log %s: %s", path, error.strerror)
-            _discard(used)
 
     def leave(self, file: LogFile) -> None:
         """Let the next rescue read a file of this process, which writes no more to it."""
@@ -214,9 +196,6 @@ class SendLogs:
         It stays while a send is under way: its lock says that the process is alive.
         """
         with self._lock:
-            self._is_closed = True
-            while self._spares:
-                _discard(self._spares.pop())
             if self._own is not None and not _files(self._own[0]):
                 folder, lock = self._own
                 self._own = None
@@ -238,15 +217,7 @@ class SendLogs:
             return None
 
 
-def _file_at(path: Path, spares: list[LogFile]) -> LogFile | None:
-    if spares:
-        old, descriptor = spares.pop()
-        try:
-            old.rename(path)
-        except OSError:  # it is gone, as after a note that found no room
-            _discard((old, descriptor))
-        else:
-            return path, descriptor
+def _make_file(path: Path) -> LogFile | None:
     try:
         return path, os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
