@@ -6,20 +6,16 @@ Alive: its main loop turns, or waits for a broker that is away. Ready: its serve
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswer
+from contextlib import contextmanager
 from datetime import timedelta
-from functools import wraps
 from threading import Lock, Thread
-from typing import ParamSpec, TypeVar
 
 from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 BROKER = "broker"
 HANGS_AFTER = timedelta(seconds=60)
@@ -59,33 +55,25 @@ class Health:
     def turned(self) -> None:
         self._turned_at = self._clock.monotonic()
 
-    def turning(self, call: Callable[P, T]) -> Callable[P, T]:
-        """Return ``call``; its end is a turn of the main loop."""
+    @contextmanager
+    def turning(self) -> Iterator[None]:
+        """Decorate a call whose end is a turn of the main loop."""
+        try:
+            yield
+        finally:
+            self.turned()
 
-        @wraps(call)
-        def noted(*args: P.args, **kwargs: P.kwargs) -> T:
-            try:
-                return call(*args, **kwargs)
-            finally:
-                self.turned()
-
-        return noted
-
-    def publishing(self, call: Callable[P, T]) -> Callable[P, T]:
-        """Return ``call``, which publishes: while it hangs, the broker counts as away.
+    @contextmanager
+    def publishing(self) -> Iterator[None]:
+        """Decorate a call that publishes: while it hangs, the broker counts as away.
 
         A RabbitMQ whose memory or disk is full answers everything but a publish.
         """
-
-        @wraps(call)
-        def noted(*args: P.args, **kwargs: P.kwargs) -> T:
-            self._publishes_since = self._clock.monotonic()
-            try:
-                return call(*args, **kwargs)
-            finally:
-                self._publishes_since = None
-
-        return noted
+        self._publishes_since = self._clock.monotonic()
+        try:
+            yield
+        finally:
+            self._publishes_since = None
 
     def hangs_for(self) -> timedelta | None:
         """Return how long the main loop has stood still, None for a process that is alive.

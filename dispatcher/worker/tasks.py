@@ -209,8 +209,8 @@ def beat_is_ready(sender: Any = None, **_: object) -> None:
     health = here().serve_metrics(Kind.BEAT)
     if health is not None:
         scheduler = sender.scheduler
-        scheduler.tick = health.turning(scheduler.tick)
-        scheduler.apply_async = health.publishing(scheduler.apply_async)
+        scheduler.tick = health.turning()(scheduler.tick)
+        scheduler.apply_async = health.publishing()(scheduler.apply_async)
 
 
 @worker_shutdown.connect

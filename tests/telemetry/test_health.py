@@ -142,7 +142,7 @@ def test_a_broker_that_answers_but_takes_no_task_is_away() -> None:
         raise ConnectionError
 
     with pytest.raises(ConnectionError):
-        health.turning(health.publishing(publish))()
+        health.turning()(health.publishing()(publish))()
     clock.advance(timedelta(seconds=10))
     assert health.away() == [], "one that has failed hangs no longer"
 
