@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import NamedTuple
-from uuid import UUID
 
 from dispatcher.delivery.group import NO_WAIT, Group
 from dispatcher.message import Message
@@ -26,10 +23,9 @@ _MOST_REMEMBERED = 10_000
 """Silent destinations that a process remembers of a channel; the oldest is forgotten first."""
 
 
-class WaitingMessage(NamedTuple):
-    group: Group
-    due_at: float
-    claim: Claim
+Unsent = tuple[float, int, Group, Claim]
+"""When it may be sent, by the monotonic clock; a number, which keeps those of an instant in order;
+its group, and the claim."""
 
 
 class Destinations:
@@ -38,7 +34,8 @@ class Destinations:
     A destination may have ``share`` senders, a silent one a single sender until it answers. Other
     messages overtake a parked one. ``name_of`` is the transport's ``destination``. Messages for
     which it returns None share one destination that is never silent. ``timeout`` is that of a send,
-    in seconds, ``longest`` the longest wait of a message for a silent destination.
+    in seconds, ``longest`` the longest wait of a message for a silent destination. All but ``name``
+    is called with the lock of the sender pool.
     """
 
     def __init__(
@@ -55,67 +52,12 @@ class Destinations:
         self._timeout = timeout
         self._longest = longest.total_seconds()
         self._clock = clock
-        self._lock = threading.Lock()
         self._busy: Counter[str | None] = Counter()
-        self._names: dict[tuple[UUID, int], str | None] = {}
-        self._parked: defaultdict[str | None, deque[WaitingMessage]] = defaultdict(deque)
+        self._parked: defaultdict[str | None, deque[Unsent]] = defaultdict(deque)
         self._timeouts: dict[str, int] = {}
         self._turns: dict[str, float] = {}
 
-    def admit(self, group: Group, due_at: float, claim: Claim) -> bool:
-        """Let a sender have this message of a group; or park it and return False."""
-        name = self._name(claim.message)
-        with self._lock:
-            if self._busy[name] >= self._most(name):
-                self._parked[name].append(WaitingMessage(group, due_at, claim))
-                return False
-            self._busy[name] += 1
-            self._names[_key(claim)] = name
-        return True
-
-    def leave(self, claim: Claim, *, answered: bool | None) -> Sequence[WaitingMessage]:
-        """Note that a sender is free again; return the parked messages that may be sent instead.
-
-        ``answered`` is False where the destination did not answer in time, and None where the
-        message was not sent.
-        """
-        with self._lock:
-            name = self._names.pop(_key(claim))
-            self._busy[name] -= 1
-            if name is not None and answered is not None:
-                self._note(name, claim, answered=answered)
-            parked = self._parked.get(name, ())
-            room = min(len(parked), self._most(name) - self._busy[name])
-            resumed = [self._parked[name].popleft() for _ in range(room)]
-            self._forget_if_idle(name)
-        return resumed
-
-    def has(self, group: Group) -> bool:
-        if not self._parked:  # without the lock, which all senders share: mostly none is parked
-            return False
-        with self._lock:
-            return any(each.group is group for queue in self._parked.values() for each in queue)
-
-    def withdraw(self, group: Group, *, only_silent: bool) -> list[tuple[Claim, timedelta]]:
-        """Return the parked messages of a group, each with a wait, and forget them.
-
-        A message for a silent destination waits for a turn of its own, so that it is not claimed
-        over and over. The others do not wait.
-        """
-        unsent: list[tuple[Claim, timedelta]] = []
-        if not self._parked:
-            return unsent
-        with self._lock:
-            for name in list(self._parked):
-                if only_silent and not self._is_silent(name):
-                    continue
-                queue = self._parked[name]
-                unsent += [(each.claim, self._turn(name)) for each in queue if each.group is group]
-                self._parked[name] = deque(each for each in queue if each.group is not group)
-                self._forget_if_idle(name)
-        return unsent
-
-    def _name(self, message: Message) -> str | None:
+    def name(self, message: Message) -> str | None:
         try:
             name: object = self._name_of(message)
             if name is None or isinstance(name, str):
@@ -125,6 +67,45 @@ class Destinations:
             problem = f"raised {type(error).__name__}"  # its text may quote an address
         log.warning("message %s: destination() of its transport %s; ignored", message.id, problem)
         return None
+
+    def admit(self, name: str | None, unsent: Unsent) -> bool:
+        """Let a sender have a message for this destination; or park it and return False."""
+        if self._busy[name] >= self._most(name):
+            self._parked[name].append(unsent)
+            return False
+        self._busy[name] += 1
+        return True
+
+    def leave(self, name: str | None, claim: Claim, *, answered: bool | None) -> Sequence[Unsent]:
+        """Note that a sender is free again; return the parked messages that may be sent instead.
+
+        ``answered`` is False where the destination did not answer in time, and None where the
+        message was not sent.
+        """
+        self._busy[name] -= 1
+        if name is not None and answered is not None:
+            self._note(name, claim, answered=answered)
+        parked = self._parked.get(name, ())
+        room = min(len(parked), self._most(name) - self._busy[name])
+        resumed = [self._parked[name].popleft() for _ in range(room)]
+        self._forget_if_idle(name)
+        return resumed
+
+    def withdraw(self, group: Group, *, only_silent: bool) -> list[tuple[Claim, timedelta]]:
+        """Return the parked messages of a group, each with a wait, and forget them.
+
+        A message for a silent destination waits for a turn of its own, so that it is not claimed
+        over and over. The others do not wait.
+        """
+        unsent: list[tuple[Claim, timedelta]] = []
+        for name in list(self._parked):
+            if only_silent and not self._is_silent(name):
+                continue
+            queue = self._parked[name]
+            unsent += [(claim, self._turn(name)) for *_, owner, claim in queue if owner is group]
+            self._parked[name] = deque(parked for parked in queue if parked[2] is not group)
+            self._forget_if_idle(name)
+        return unsent
 
     def _most(self, name: str | None) -> int:
         return 1 if self._is_silent(name) else self._share
@@ -164,7 +145,3 @@ class Destinations:
             del self._busy[name]
         if not self._parked.get(name):
             self._parked.pop(name, None)
-
-
-def _key(claim: Claim) -> tuple[UUID, int]:
-    return claim.message.id, claim.token

@@ -229,7 +229,7 @@ class Group:
 
     def has_lasting_sends(self) -> bool:
         now = self._shared.clock.monotonic()
-        if self.waiting or self._pool.has_left(self) or not self._sending:
+        if self.waiting or self.left or not self._sending:
             self._all_begun_at = now
         return now - self._all_begun_at >= _LASTING_AFTER_SECONDS
 

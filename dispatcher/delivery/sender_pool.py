@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
 
-from dispatcher.delivery.destinations import Destinations, WaitingMessage
+from dispatcher.delivery.destinations import Destinations, Unsent
 from dispatcher.delivery.group import NO_WAIT, EndedSend, Group, Report
 from dispatcher.store import Claim
 from dispatcher.times.clock import Clock
@@ -21,10 +21,6 @@ _SOON_SECONDS = 0.005
 would come in time for it."""
 _ON_ITS_WAY = -inf
 """Stands in ``_wakes_at`` for a thread that was called and has not taken a message yet."""
-
-_Unsent = tuple[float, int, Group, Claim]
-"""When it may be sent, by the monotonic clock; a number, which keeps those of an instant in order;
-its group, and the claim."""
 
 
 class SenderPool:
@@ -52,7 +48,7 @@ class SenderPool:
         self._destinations = destinations
         self._lock = threading.Lock()
         self._numbers = count()
-        self._left: list[_Unsent] = []
+        self._left: list[Unsent] = []
         # When each thread that is neither sending nor free looks at the queue again: the instant of
         # the message that it has taken, or _ON_ITS_WAY.
         self._wakes_at: list[float] = []
@@ -79,18 +75,16 @@ class SenderPool:
                 self._wakes_at.append(_ON_ITS_WAY)
             self._work(None)
 
-    def has_left(self, group: Group) -> bool:
-        return bool(group.left) or bool(self._destinations and self._destinations.has(group))
-
     def withdraw(self, group: Group, *, only_silent: bool = False) -> list[tuple[Claim, timedelta]]:
         """Return the claims that no sender has taken, each with its wait, and forget them.
 
         Where ``only_silent``, only those that wait for silent destinations.
         """
         unsent: list[tuple[Claim, timedelta]] = []
-        if self._destinations is not None:
-            unsent = self._destinations.withdraw(group, only_silent=only_silent)
         with self._lock:
+            if self._destinations is not None:
+                unsent = self._destinations.withdraw(group, only_silent=only_silent)
+                group.left -= len(unsent)
             if group.left and not only_silent:
                 unsent += [(claim, NO_WAIT) for _, _, owner, claim in self._left if owner is group]
                 self._left = [entry for entry in self._left if entry[2] is not group]
@@ -166,7 +160,8 @@ class SenderPool:
                     if call is not None and is_free:
                         self._free.append(call)
                     return is_free
-                due_at, _, group, claim = heappop(self._left)
+                unsent = heappop(self._left)
+                due_at, _, group, claim = unsent
                 group.left -= 1
                 self._wakes_at.append(due_at)
             wait = due_at - self._clock.monotonic()
@@ -177,19 +172,22 @@ class SenderPool:
                 must_start = self._call_thread()
             if must_start:
                 self._start()
-            if self._destinations is None or self._destinations.admit(group, due_at, claim):
-                self._report(group, self._send(group, claim))
+            name = None
+            if self._destinations is not None:
+                name = self._destinations.name(claim.message)
+                with self._lock:
+                    if not self._destinations.admit(name, unsent):
+                        group.left += 1
+                        continue
+            self._report(group, self._send(group, claim), name)
 
-    def _report(self, group: Group, report: Report) -> None:
+    def _report(self, group: Group, report: Report, name: str | None) -> None:
         group.reports.append(report)
-        resumed: Sequence[WaitingMessage] = ()
-        if self._destinations is not None:
-            answered = report.answered if isinstance(report, EndedSend) else None
-            resumed = self._destinations.leave(report.claim, answered=answered)
         with self._lock:
-            for waiting, due_at, claim in resumed:
-                waiting.left += 1
-                heappush(self._left, (due_at, next(self._numbers), waiting, claim))
+            if self._destinations is not None:
+                answered = report.answered if isinstance(report, EndedSend) else None
+                for unsent in self._destinations.leave(name, report.claim, answered=answered):
+                    heappush(self._left, unsent)
             group.unreported -= 1
             if not group.unreported:
                 group.all_reported.set()

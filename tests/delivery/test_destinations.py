@@ -116,7 +116,7 @@ def test_all_that_waited_for_a_destination_is_sent_once_it_answers(world: World)
     world.silent.clear()
     world.gate.release(SHARE)
     world.wait_for("slow", 18)
-    wait_until(lambda: not any(world.pool.has_left(each) for each in groups), 60)
+    wait_until(lambda: not any(each.left for each in groups), 60)
     assert world.most["slow"] <= SHARE
 
 
@@ -126,7 +126,7 @@ def silenced(world: World) -> None:
     sending = world.group(*["silent"] * 3)
     world.wait_for("silent", 3)
     world.gate.release(3)
-    wait_until(lambda: world.busy["silent"] == 0 and not world.pool.has_left(sending), 60)
+    wait_until(lambda: world.busy["silent"] == 0 and not sending.left, 60)
     wait_until(lambda: world.destinations._is_silent("silent"), 60)
 
 
@@ -141,7 +141,7 @@ def test_after_timeouts_in_a_row_one_sender_at_a_time_tries_it(world: World) -> 
     assert [wait.total_seconds() for _, wait in back] == [
         TIMEOUT * 1.25 * n for n in range(1, 5)
     ] + [pytest.approx(45, abs=15)] * 4, "each at its turn, none later than the longest wait"
-    assert not world.pool.has_left(group)
+    assert not group.left
     assert world.pool.withdraw(group, only_silent=True) == []
 
 
@@ -160,9 +160,9 @@ def test_messages_parked_for_a_busy_destination_stay_with_their_group(world: Wor
     world.wait_for("slow", SHARE)
     wait_until(lambda: len(world.destinations._parked["slow"]) == 3, 60)
     assert world.pool.withdraw(group, only_silent=True) == []
-    assert world.pool.has_left(group)
+    assert group.left
     assert [wait for _, wait in world.pool.withdraw(group)] == [timedelta(0)] * 3
-    assert not world.pool.has_left(group)
+    assert not group.left
 
 
 @pytest.mark.parametrize("way", ["error", "list"])
@@ -176,8 +176,10 @@ def test_a_transport_that_cannot_name_a_destination_sends_all_the_same(way: str)
     name_of = {"error": fail, "list": misname}[way]
     destinations = Destinations(name_of, share=1, timeout=1, longest=MINUTE, clock=MovableClock())
     claim = Claim(a_message(), token=1)
-    assert destinations.admit(a_group(), 0.0, claim)
-    assert destinations.leave(claim, answered=False) == []
+    name = destinations.name(claim.message)
+    assert name is None
+    assert destinations.admit(name, (0.0, 0, a_group(), claim))
+    assert destinations.leave(name, claim, answered=False) == []
 
 
 WEBHOOK = WebhookTransport(http=True, ports=[8080])
