@@ -718,12 +718,11 @@ class App:
     def close_sending(self) -> None:
         """Close the connections to the providers, once no send is under way.
 
-        Pending hooks are called and pending events written. The folder of send logs is deleted
-        if it is empty.
+        Pending hooks are called and pending events written.
         """
         if "transports" in vars(self):
             close_all(self.transports.values())
-        self._close_built("hooks", "events", "send_logs")
+        self._close_built("hooks", "events")
 
     def close(self) -> None:
         """Close the parts that were built."""

@@ -5,11 +5,12 @@ given to a transport: it goes back, instead of counting as tried with an unknown
 
 A file is a proof only while these hold, and otherwise the outcome counts as unknown:
 
-- Its process is dead. The process holds a lock on its folder as long as any of its threads lives;
-  the system releases it.
+- Its process is dead. The process holds a lock on the file as long as any of its threads lives; the
+  system releases it.
 - The machine was not started again since: what was written without a sync lies in its memory. The
-  boot id tells.
-- The folder is no copy: no process holds the lock of a copy. The number of the lock's inode tells.
+  boot id in the file tells.
+- The file is no copy: no process holds the lock of a copy. The number of the inode, which is in the
+  file, tells.
 - Every note could be written. A file that cannot take the next note is deleted before the send.
   Where that fails too, nothing is sent.
 
@@ -22,11 +23,10 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import shutil
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -35,10 +35,8 @@ from dispatcher.file_modes import make_private
 log = logging.getLogger(__name__)
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_LOCK = "lock"
 _LEFT_BY_LIVING = ".left"
 """The suffix of a log that a living process has left to rescue."""
-_MOST_OF_A_SEAL = 100
 _HEX_DIGITS = 32
 """Of a message's id."""
 # os.write releases the interpreter's lock; with 16 senders, taking it back costs 20 µs of processor
@@ -62,9 +60,8 @@ class ClaimLog:
     one to close it deletes the file.
     """
 
-    def __init__(self, logs: SendLogs, mark: UUID, file: LogFile | None) -> None:
+    def __init__(self, mark: UUID, file: LogFile | None) -> None:
         self.mark = mark
-        self._logs = logs
         self._file = file
         self._lock = threading.Lock()
         self._users = 1
@@ -98,7 +95,7 @@ class ClaimLog:
                 return
             file, self._file = self._file, None
         if self._is_kept:
-            self._logs.leave(file)
+            _leave(file)
         else:
             _discard(file)
 
@@ -120,47 +117,31 @@ class SendLogs:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lock = threading.Lock()
         self._has_warned = False
-        self._own: LogFile | None = None
 
     def open(self, message_ids: Sequence[UUID]) -> ClaimLog:
         """Return the log of a claim that is about to be made of these messages.
 
-        Where no file can be written the log notes nothing. A folder that cannot be made is tried
-        again for the next claim; a warning is logged once. A folder that was deleted is made again.
+        Where no file can be made the log notes nothing. That is tried again for the next claim; a
+        warning is logged once.
         """
         mark = uuid4()
-        with self._lock:
-            if self._own is not None and not os.fstat(self._own[1]).st_nlink:  # the lock's
-                os.close(self._own[1])
-                self._own = None
-            if self._own is None:
-                self._own = self._make_folder()
-            file = self._own and _make_file(self._own[0] / mark.hex)
-        if file and not _append(file, " ".join([message_id.hex for message_id in message_ids])):
-            _discard(file)  # where it stays, its line has no end: it proves nothing
-            file = None
-        return ClaimLog(self, mark, file)
-
-    def leave(self, file: LogFile) -> None:
-        """Let the next rescue read a file of this process, which writes no more to it."""
-        path, descriptor = file
-        os.close(descriptor)
         try:
-            folder, lock = _locked_folder(self._folder)
-            try:
-                path.rename(folder / f"{path.name}{_LEFT_BY_LIVING}")
-            except OSError:
-                _remove_empty(folder)
-                raise
-            finally:
-                os.close(lock)
+            file = _locked_file(self._folder / mark.hex)
         except OSError as error:
-            log.warning(
-                "could not leave the send log %s to rescue (%s): its unsent messages wait until "
-                "their claim ends", path, error.strerror,
-            )  # fmt: skip
+            if not self._has_warned:
+                self._has_warned = True
+                log.warning(
+                    "no send logs in %s (%s): if this worker is killed, every message that it has "
+                    "claimed has an unknown outcome; set data_dir to a folder that it can write to",
+                    self._folder, error.strerror,
+                )  # fmt: skip
+            return ClaimLog(mark, None)
+        self._has_warned = False
+        if _append(file, " ".join([_seal(file[1]), *[each.hex for each in message_ids]])):
+            return ClaimLog(mark, file)
+        _discard(file)  # where it stays, its line has no end: it proves nothing
+        return ClaimLog(mark, None)
 
     def consume(self, act: Callable[[LeftLog], object], *, limit: int) -> bool:
         """Call ``act`` with each log that is left, and delete the log when ``act`` has returned.
@@ -169,69 +150,64 @@ class SendLogs:
         raised; the next call begins with that log again.
         """
         try:
-            folders = sorted(self._folder.iterdir())
+            paths = sorted(self._folder.iterdir())
         except OSError:
             return True
-        for folder in folders:
-            lock = _lock_of_the_dead(folder)
-            if lock is None:
+        for path in paths:
+            descriptor = _lock_of_the_dead(path)
+            if descriptor is None:
                 continue
             try:
-                for path in _files(folder):
-                    if not limit:
-                        return False
-                    left = _read(path)
-                    if left is not None and left.unbegun:
-                        act(left)
-                    if _delete(path):  # a file that stays must not use up every turn
-                        limit -= 1
-                _remove_empty(folder)
+                if not limit:
+                    return False
+                left = _read(path, descriptor)
+                if left is not None and left.unbegun:
+                    act(left)
+                if _delete(path):  # a file that stays must not use up every turn
+                    limit -= 1
             finally:
-                os.close(lock)
+                os.close(descriptor)
         return True
 
-    def close(self) -> None:
-        """Delete the folder of this process. May be called twice.
 
-        It stays while a send is under way: its lock says that the process is alive.
-        """
-        with self._lock:
-            if self._own is not None and not _files(self._own[0]):
-                folder, lock = self._own
-                self._own = None
-                _remove_empty(folder)
-                os.close(lock)
+def _locked_file(path: Path) -> LogFile:
+    """Make a file that is locked until it is closed. Raises OSError."""
+    import fcntl  # noqa: PLC0415 - Windows, where programs may submit, has none
 
-    def _make_folder(self) -> LogFile | None:
-        try:
-            return _locked_folder(self._folder)
-        except OSError as error:
-            if self._has_warned:
-                return None
-            self._has_warned = True
-            log.warning(
-                "no send logs in %s (%s): if this worker is killed, every message that it has "
-                "claimed has an unknown outcome; set data_dir to a folder that it can write to",
-                self._folder, error.strerror,
-            )  # fmt: skip
-            return None
-
-
-def _make_file(path: Path) -> LogFile | None:
+    _boot_id()  # without it a file would prove nothing
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
     try:
-        return path, os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
+        file = path, os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        make_private(path.parent)
+        file = path, os.open(path, flags, 0o600)
+    try:
+        # A rescue that was faster deletes the empty file: then its notes prove nothing, either.
+        fcntl.flock(file[1], fcntl.LOCK_EX)
+    except BaseException:
+        _discard(file)
+        raise
+    return file
+
+
+def _leave(file: LogFile) -> None:
+    """Let the next rescue read a file of this process, which writes no more to it."""
+    path, descriptor = file
+    try:
+        path.rename(path.with_suffix(_LEFT_BY_LIVING))
     except OSError as error:
         log.warning(
-            "could not make the send log %s (%s): if the worker is killed, all messages of the "
-            "claim have an unknown outcome", path, error.strerror,
+            "could not leave the send log %s to rescue (%s): its unsent messages wait until "
+            "their claim ends", path, error.strerror,
         )  # fmt: skip
-        return None
+        _delete(path)
+    os.close(descriptor)
 
 
 def _discard(file: LogFile) -> None:
     path, descriptor = file
+    _delete(path)  # while it is locked, so that no rescue reads it
     os.close(descriptor)
-    _delete(path)
 
 
 def _append(file: LogFile, line: str) -> bool:
@@ -267,16 +243,19 @@ def _delete(path: Path) -> bool:
     return True
 
 
-def _read(path: Path) -> LeftLog | None:
-    """Read a file; None where it is not one of ours.
+def _read(path: Path, descriptor: int) -> LeftLog | None:
+    """Read a file; None where it proves nothing.
 
     A line without an end does not count: its writer died before the send. The next note may stand
     behind it, in the same line.
     """
     try:
-        claimed, *notes = path.read_text().split("\n")[:-1] or [""]
-        begun = {each[-_HEX_DIGITS:] for each in notes}
-        unbegun = [each for each in claimed.split() if each not in begun]
+        first, *notes = path.read_text().split("\n")[:-1] or [""]
+        seal, _, claimed = first.partition(" ")
+        if seal != _seal(descriptor):
+            return None
+        begun = {note[-_HEX_DIGITS:] for note in notes}
+        unbegun = [message_id for message_id in claimed.split() if message_id not in begun]
         died = path.suffix != _LEFT_BY_LIVING
         return LeftLog(UUID(path.stem), tuple(map(UUID, unbegun)), died)
     except (OSError, ValueError) as error:
@@ -287,62 +266,29 @@ def _read(path: Path) -> LeftLog | None:
         return None
 
 
-def _locked_folder(parent: Path) -> LogFile:
-    """Make a folder that is locked until the lock is closed. Raises OSError."""
-    boot_id = _BOOT_ID.read_bytes()
-    import fcntl  # noqa: PLC0415 - Windows, where programs may submit, has none
-
-    folder = parent / uuid4().hex
-    make_private(folder)
-    try:
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            # Last: a folder without its seal is not taken over from a dead process.
-            os.write(lock, _seal(boot_id, lock))
-        except BaseException:
-            os.close(lock)
-            raise
-    except BaseException:
-        _remove_empty(folder)
-        raise
-    return folder, lock
-
-
-def _lock_of_the_dead(folder: Path) -> int | None:
-    """Return the lock of a folder whose files are a proof; None of any other."""
-    import fcntl  # noqa: PLC0415 - see _locked_folder
+def _lock_of_the_dead(path: Path) -> int | None:
+    """Lock a file that no living process has; None where one has it, or another user owns it."""
+    import fcntl  # noqa: PLC0415 - see _locked_file
 
     try:
-        lock = os.open(folder / _LOCK, os.O_RDWR)
-    except OSError:  # another one has consumed it, or another user owns it
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
         return None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        seal = os.read(lock, _MOST_OF_A_SEAL)
-        if seal == _seal(_BOOT_ID.read_bytes(), lock):
-            return lock
-        if seal:
-            shutil.rmtree(folder, ignore_errors=True)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
     except OSError:
-        ...  # another process holds the lock, so it is alive
-    os.close(lock)
+        ...  # its process is alive, or another rescue reads it
+    os.close(descriptor)
     return None
 
 
-def _seal(boot_id: bytes, lock: int) -> bytes:
-    """Return what is written into a lock: which boot it is of, and which file it is."""
-    return boot_id + str(os.fstat(lock).st_ino).encode()
+def _seal(descriptor: int) -> str:
+    """Return what begins a file: which boot it is of, and which file it is."""
+    return f"{_boot_id()}:{os.fstat(descriptor).st_ino}"
 
 
-def _files(folder: Path) -> list[Path]:
-    try:
-        return sorted(each for each in folder.iterdir() if each.name != _LOCK)
-    except OSError:
-        return []
-
-
-def _remove_empty(folder: Path) -> None:
-    with suppress(OSError):
-        (folder / _LOCK).unlink(missing_ok=True)
-        folder.rmdir()
+@cache
+def _boot_id() -> str:
+    return _BOOT_ID.read_text().strip()

@@ -424,8 +424,8 @@ def test_without_the_log_of_its_sends_all_that_a_killed_worker_held_is_of_unknow
     house = make()
     messages = due(house)
     die("deliver.before_send", delivers, house.settings, messages)
-    [lock] = house.settings.data_dir.glob("sends.*/*/lock")
-    lock.write_text("the id of another boot\n")
+    [send_log] = house.settings.data_dir.glob("sends.*/*")
+    send_log.write_text("the id of another boot, " + send_log.read_text())
     assert house.parts.sweep.rescue() == 0
     heal(house)
     judge(house, ids(messages))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -71,7 +72,7 @@ def test_an_earlier_claim_says_nothing_of_the_last_one(tmp_path: Path) -> None:
     """Begun by the earlier claim, a message is not begun by this one."""
     earlier = (IDS[0], *(UUID(int=number) for number in range(10, 60)))
     mark = killed(tmp_path, IDS[1], before=earlier)
-    [file] = tmp_path.glob(f"*/{'?' * 32}")
+    [file] = tmp_path.iterdir()
     assert file.name == mark.hex
     assert left_in(tmp_path) == [LeftLog(mark, (IDS[0], IDS[2]))]
 
@@ -82,14 +83,13 @@ def test_a_claim_that_is_over_leaves_no_file(tmp_path: Path) -> None:
         log = logs.open(IDS)
         assert log.begin(IDS[0])
         log.close()
-    assert [each.name for each in tmp_path.glob("*/*")] == ["lock"]
+    assert list(tmp_path.iterdir()) == []
     first, second = logs.open(IDS), logs.open(IDS)
-    assert len([*tmp_path.glob("*/*")]) == 3
+    assert len([*tmp_path.iterdir()]) == 2
     first.keep()
     for each in (first, second):
         each.close()
     assert left_in(tmp_path) == [LeftLog(first.mark, IDS, died=False)]
-    logs.close()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -122,39 +122,57 @@ def test_a_copy_of_the_files_of_a_process_that_is_alive_proves_nothing(tmp_path:
     assert log.begin(IDS[0])
 
 
+def test_a_log_that_a_rescue_deletes_before_it_is_locked_proves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = fcntl.flock
+
+    def rescued_first(file: int, kind: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", real)
+        assert left_in(tmp_path) == []
+        real(file, kind)
+
+    monkeypatch.setattr(fcntl, "flock", rescued_first)
+    log = SendLogs(tmp_path).open(IDS)
+    assert log.begin(IDS[0])
+    log.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_is_there_until_the_last_holder_lets_go(tmp_path: Path) -> None:
     logs = SendLogs(tmp_path)
     log = logs.open(IDS)
     log.share()
     log.close()
     assert log.begin(IDS[0])
-    [file] = tmp_path.glob(f"*/{log.mark.hex}")
-    logs.close()
-    assert file.exists(), "a send is under way: nobody may take this process for dead"
+    [file] = tmp_path.iterdir()
+    assert left_in(tmp_path) == [], "a send is under way: nobody may take this process for dead"
+    assert file.exists()
     log.close()
     assert not file.exists()
     assert not log.begin(IDS[0]), "all have closed it"
 
 
 @pytest.mark.parametrize(
-    ("file", "damage", "unbegun"),
+    ("damage", "unbegun"),
     [
-        ("log", lambda text: text.splitlines()[0], ()),
-        ("log", lambda _: "", ()),
-        ("log", lambda _: "no ids\n", ()),
-        ("log", lambda text: text + IDS[1].hex, IDS[1:]),
-        ("lock", lambda _: "of another boot\n", ()),
-        ("lock", lambda _: "", ()),
+        (lambda text: text.splitlines()[0], ()),
+        (lambda _: "", ()),
+        (lambda text: text.split()[0] + " no ids\n", ()),
+        (lambda text: text + IDS[1].hex, IDS[1:]),
+        (lambda text: "of another boot" + text, ()),
+        (lambda text: text.partition(" ")[2], ()),
     ],
     ids=["first line without end", "empty", "no ids", "last note without end", "boot", "no seal"],
 )
 def test_a_file_proves_nothing_that_was_not_written_down_whole_and_in_this_boot(
-    tmp_path: Path, file: str, damage: Callable[[str], str], unbegun: tuple[UUID, ...]
+    tmp_path: Path, damage: Callable[[str], str], unbegun: tuple[UUID, ...]
 ) -> None:
     mark = killed(tmp_path, IDS[0])
-    [path] = tmp_path.glob(f"*/{mark.hex if file == 'log' else file}")
-    path.write_text(damage(path.read_text(errors="replace")))
+    path = tmp_path / mark.hex
+    path.write_text(damage(path.read_text()))
     assert [each.unbegun for each in left_in(tmp_path)] == ([unbegun] if unbegun else [])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_note_behind_one_that_was_cut_counts(
@@ -200,20 +218,19 @@ def test_without_a_folder_for_them_all_goes_on_with_one_warning_and_it_is_tried_
     log.keep()
     log.close()
     assert left_in(in_the_way) == [LeftLog(log.mark, IDS[1:], died=False)]
-    logs.close()
     [line] = [each.getMessage() for each in caplog.records]
     assert "data_dir" in line
 
 
-@pytest.mark.parametrize("call", ["open", "write"])
-def test_a_folder_that_is_tried_again_for_each_claim_leaves_nothing_behind(
+@pytest.mark.parametrize("call", ["os.open", "fcntl.flock"])
+def test_a_file_that_is_tried_again_for_each_claim_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     logs = SendLogs(tmp_path)
-    monkeypatch.setattr(os, call, fail)
+    monkeypatch.setattr(call, fail)
     for _ in range(2):
         logs.open(IDS).close()
     monkeypatch.undo()
@@ -240,7 +257,6 @@ def test_settle_reads_at_most_so_many_logs_and_the_next_call_the_rest(tmp_path: 
         log.keep()
         log.close()
         marks.add(log.mark)
-    logs.close()
     found: list[LeftLog] = []
     for many, are_all_read in ((2, False), (4, False), (5, True), (5, True)):
         assert SendLogs(tmp_path).consume(found.append, limit=2) is are_all_read
@@ -260,7 +276,7 @@ def test_a_note_that_the_disk_has_no_room_for_is_noticed(
     os.close(full)
     assert log.begin(IDS[0])
     assert f"could not write to the send log {path}: No space left on device" in caplog.text
-    assert list(tmp_path.glob(f"*/{log.mark.hex}")) == []
+    assert list(tmp_path.iterdir()) == []
     log.close()
 
 
@@ -290,7 +306,6 @@ def test_a_log_that_is_gone_when_it_is_to_be_left_leaves_no_open_file(
     log.close()
     assert len([*Path("/proc/self/fd").iterdir()]) < before
     assert left_in(tmp_path) == []
-    logs.close()
     assert list(tmp_path.iterdir()) == []
 
 

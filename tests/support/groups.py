@@ -17,5 +17,5 @@ _BARE: Any = SimpleNamespace(clock=SystemClock(), settings=Settings())
 
 
 def a_group(shared: Shared = _BARE) -> Group:
-    log = ClaimLog(_NONE, uuid4(), None)
+    log = ClaimLog(uuid4(), None)
     return Group(shared, _NONE, (), claimed_at=0.0, received_at=0.0, send_log=log)
