@@ -62,23 +62,15 @@ class _Left:
     entries: Counter[ShardKeys] = field(default_factory=Counter)
 
 
+@dataclass(kw_only=True)
 class Reconciler:
     """Any number may run side by side."""
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        clock: Clock,
-        store: StoreMaintenance,
-        upkeep: Upkeep,
-        permits: Permits,
-    ) -> None:
-        self._settings = settings
-        self._clock = clock
-        self._store = store
-        self._upkeep = upkeep
-        self._permits = permits
+    settings: Settings
+    clock: Clock
+    store: StoreMaintenance
+    upkeep: Upkeep
+    permits: Permits
 
     def reconcile(self, *, settle: timedelta | None = None) -> ReconcileResult:
         """Make Redis agree with the store.
@@ -96,15 +88,15 @@ class Reconciler:
         ``settle`` is how long to let submits that are under way finish before a rebuild reads the
         store (default: the setting). Raises ReservationsUnavailable and StoreUnavailable.
         """
-        rebuild = self._upkeep.begin()
+        rebuild = self.upkeep.begin()
         rebuilt = 0
         if rebuild is not None:
-            rebuilt = self._rebuild(rebuild, self._settings.settle if settle is None else settle)
+            rebuilt = self._rebuild(rebuild, self.settings.settle if settle is None else settle)
         restored = self._restore_missing()
         unconfirmed = self._settle_unconfirmed()
         released = in_batches(self._release_unneeded)
         self._bring_forward()
-        self._upkeep.tidy(keys_at_once=_TIDY_KEYS)
+        self.upkeep.tidy(keys_at_once=_TIDY_KEYS)
         if rebuild is not None and rebuild.failure is not None:
             raise rebuild.failure
         return ReconcileResult(
@@ -125,7 +117,7 @@ class Reconciler:
         ReservationsUnavailable, StoreUnavailable.
         """
         chosen = self._chosen(shards)
-        rows = self._store.count_reservations(memory=self._upkeep.memory)
+        rows = self.store.count_reservations(memory=self.upkeep.memory)
         # Each group waits for the settle time, which is longer than few rows take.
         at_once = len(chosen) if rows <= _FEW_ROWS else _SHARDS_AT_ONCE
         groups = [
@@ -143,16 +135,16 @@ class Reconciler:
 
         tell(0)
         for group in groups:
-            rebuild = self._upkeep.close(group)
+            rebuild = self.upkeep.close(group)
             if rebuild is None:
                 continue
-            opened = self._rebuild(rebuild, self._settings.settle, tell)
+            opened = self._rebuild(rebuild, self.settings.settle, tell)
             if opened == len(rebuild.shards):
                 rebuilt += [keys.shard for keys in rebuild.shards]
         return tuple(rebuilt)
 
     def _chosen(self, shards: Collection[int] | None) -> list[int]:
-        known = range(self._settings.shards)
+        known = range(self.settings.shards)
         if shards is None:
             return list(known)
         for shard in shards:
@@ -168,26 +160,26 @@ class Reconciler:
             # A submit that reserved before the loss and commits after the store is read would be
             # missed. It either commits within the settle time, or looks at its reservation again.
             # Permits need no wait: a claim is committed before it asks for its permit.
-            self._clock.sleep(settle.total_seconds())
-        self._upkeep.wipe(rebuild)
+            self.clock.sleep(settle.total_seconds())
+        self.upkeep.wipe(rebuild)
         fault("rebuild.after_wipe")
         if windows.parts:
-            for page in self._store.reservations(memory=self._upkeep.memory, batch=_ROWS_AT_ONCE):
-                self._upkeep.restore(rebuild, self._reserved(page))
+            for page in self.store.reservations(memory=self.upkeep.memory, batch=_ROWS_AT_ONCE):
+                self.upkeep.restore(rebuild, self._reserved(page))
                 if tell is not None:
                     tell(len(page))
         fault("rebuild.after_restore")
-        opened = self._upkeep.open(windows)
+        opened = self.upkeep.open(windows)
         fault("rebuild.after_windows")
         if permits.parts:
-            life = self._settings.settle + MARKER_SPARE
+            life = self.settings.settle + MARKER_SPARE
             under_way: list[Permit] = []
-            for rows in self._store.permits(memory=self._permits.memory, batch=_ROWS_AT_ONCE):
+            for rows in self.store.permits(memory=self.permits.memory, batch=_ROWS_AT_ONCE):
                 known = [(Permit(*row[:4]), row.age) for row in rows]
-                self._permits.restore(known, permits.permit_markers, marker_life=life)
+                self.permits.restore(known, permits.permit_markers, marker_life=life)
                 under_way += [Permit(*row[:4]) for row in rows if row.is_under_way]
             self._correct(under_way, permits)
-        opened_logs = self._upkeep.open(permits)
+        opened_logs = self.upkeep.open(permits)
         opened += opened_logs
         log.warning("%d of %d parts of Redis rebuilt", opened, len(rebuild.parts))
         if opened_logs:
@@ -202,7 +194,7 @@ class Reconciler:
         """
         for start in range(0, len(under_way), BATCH):
             batch = under_way[start : start + BATCH]
-            ages = self._store.ages([(permit.message_id, permit.token) for permit in batch])
+            ages = self.store.ages([(permit.message_id, permit.token) for permit in batch])
             gone, ended = [], []
             for permit in batch:
                 attempt = permit.message_id, permit.token
@@ -211,10 +203,10 @@ class Reconciler:
                 elif (age := ages[attempt]) is not None:
                     ended.append((permit, age))
             if gone:
-                self._permits.give_back(gone)
+                self.permits.give_back(gone)
             if ended:
-                self._permits.settle(ended)
-            self._upkeep.restore(permits, ())  # keeps the marker alive
+                self.permits.settle(ended)
+            self.upkeep.restore(permits, ())  # keeps the marker alive
 
     def _bring_all_forward(self) -> None:
         """Let all snoozed messages be due: the new logs judge them once more.
@@ -222,25 +214,25 @@ class Reconciler:
         Their turns came from logs and lines that are gone, and the new logs may have room.
         """
         count = 0
-        for snoozed in self._store.snoozed(batch=BATCH):
-            count += len(self._store.bring_forward(snoozed))
+        for snoozed in self.store.snoozed(batch=BATCH):
+            count += len(self.store.bring_forward(snoozed))
         if count:
             log.info("%d snoozed messages are due now: the permit logs were rebuilt", count)
 
     def _restore_missing(self) -> int:
         """Look, once after each rebuild, for messages stored while it read the store."""
-        grace = self._settings.reconcile_grace
-        unchecked = self._upkeep.unchecked(older_than=grace)
+        grace = self.settings.reconcile_grace
+        unchecked = self.upkeep.unchecked(older_than=grace)
         if not unchecked:
             return 0
-        longest = max(grace, self._settings.transaction_grace)
+        longest = max(grace, self.settings.transaction_grace)
         created = (min(unchecked.values()) - longest, max(unchecked.values()) + grace)
         restored = 0
-        for page in self._store.reservations(
-            memory=self._upkeep.memory, batch=BATCH, created=created
+        for page in self.store.reservations(
+            memory=self.upkeep.memory, batch=BATCH, created=created
         ):
-            restored += self._upkeep.restore_missing(self._reserved(page))
-        self._upkeep.mark_checked(unchecked)
+            restored += self.upkeep.restore_missing(self._reserved(page))
+        self.upkeep.mark_checked(unchecked)
         return restored
 
     def _settle_unconfirmed(self) -> Counter[str]:
@@ -251,18 +243,18 @@ class Reconciler:
 
     def _settle_batch(self, limit: int, did: Counter[str], left: _Left) -> int:
         """Settle a batch; return how many entries it had."""
-        entries = self._upkeep.unconfirmed(
-            older_than=self._settings.reconcile_grace, limit=limit, skip=left.entries
+        entries = self.upkeep.unconfirmed(
+            older_than=self.settings.reconcile_grace, limit=limit, skip=left.entries
         )
         if not entries:
             return 0
-        holding = self._store.reserved_times([entry.message_id for entry in entries])
+        holding = self.store.reserved_times([entry.message_id for entry in entries])
         being_moved = self._bar_moves(entries, holding)
         fault("reconcile.after_look_up")
         settled = Settled({}, set(), set())
         if missing := {entry.message_id for entry in entries} - holding.keys():
             # They hold no reservation by the store: from now on they are never stored.
-            settled = self._store.give_up(list(missing))
+            settled = self.store.give_up(list(missing))
             fault("reconcile.after_giving_up")
         holding |= settled.holding
         left.message_ids |= settled.under_way | being_moved
@@ -272,7 +264,7 @@ class Reconciler:
             for entry in entries
             if entry.message_id not in left.message_ids
         ]
-        did["corrected"] += self._upkeep.confirm(decided, holding)
+        did["corrected"] += self.upkeep.confirm(decided, holding)
         confirmed = sum(entry.message_id in holding for entry in decided)
         did["confirmed"] += confirmed
         did["released"] += len(decided) - confirmed
@@ -296,7 +288,7 @@ class Reconciler:
         if not moving:
             return moving
         try:
-            barred = self._store.bar_moves(sorted(moving))
+            barred = self.store.bar_moves(sorted(moving))
         except StoreUnavailable as error:
             log.warning(
                 "could not bar the moves of %d messages; the next reconcile releases what they "
@@ -304,14 +296,14 @@ class Reconciler:
             )  # fmt: skip
             return moving
         fault("reconcile.after_barring")
-        times = self._store.reserved_times(sorted(barred))
+        times = self.store.reserved_times(sorted(barred))
         for message_id in barred:
             del holding[message_id]
         holding |= times
         return moving - barred
 
     def _reserved(self, rows: Iterable[ReservationRow]) -> list[Reserved]:
-        kinds = self._settings.quotas_of
+        kinds = self.settings.quotas_of
         return [Reserved(row.message_id, row.counted(kinds), row.send_at, row.tail) for row in rows]
 
     def _bring_forward(self) -> None:
@@ -320,18 +312,18 @@ class Reconciler:
         As many as permits were given back, so that the others stay where they are.
         """
         try:
-            waiting = self._permits.waiting(logs=_ROOMS_AT_ONCE, each=BATCH)
+            waiting = self.permits.waiting(logs=_ROOMS_AT_ONCE, each=BATCH)
             if not waiting:
                 return
             ids = [id_ for line in waiting.values() for id_ in line][:BATCH]
             chosen = set(ids)
-            come = self._store.bring_forward(ids) if ids else set[UUID]()
+            come = self.store.bring_forward(ids) if ids else set[UUID]()
             turns = {
                 name: [id_ for id_ in line if id_ in chosen]
                 for name, line in waiting.items()
                 if not line or chosen & {*line}
             }
-            self._permits.give_turns(turns, come)
+            self.permits.give_turns(turns, come)
         except LimitersUnavailable as error:
             log.warning(
                 "could not bring snoozed messages forward, they wait for their turns: %s", error
@@ -341,10 +333,10 @@ class Reconciler:
             log.info("%d snoozed messages are due now: permits were given back", len(come))
 
     def _release_unneeded(self, limit: int) -> int:
-        rows = self._store.unreleased(limit=limit)
+        rows = self.store.unreleased(limit=limit)
         if rows:
             fault("reconcile.before_release")
-            self._upkeep.release(self._reserved(rows))
+            self.upkeep.release(self._reserved(rows))
             fault("reconcile.after_release")
-            self._store.mark_released([each.message_id for each in rows])
+            self.store.mark_released([each.message_id for each in rows])
         return len(rows)

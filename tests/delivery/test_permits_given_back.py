@@ -53,7 +53,7 @@ def emptied_while(house: House, meanwhile: object, *, when: str) -> None:
     house.redis.flushall()
     sweep = vars(house.parts.reconciler)
     act = once(meanwhile)  # type: ignore[arg-type]  # a call without arguments
-    sweep["_permits"] = Between(house.parts.permits, **{when: {"restore": act}})
+    sweep["permits"] = Between(house.parts.permits, **{when: {"restore": act}})
     house.open()
 
 

@@ -192,13 +192,13 @@ MINUTE = timedelta(minutes=1)
 
 
 def meddle(house: House, part: Between) -> None:
-    vars(house.parts.reconciler)["_store"] = part
+    vars(house.parts.reconciler)["store"] = part
 
 
 def test_submits_are_accepted_where_the_permits_cannot_be_read(slow: House) -> None:
     kept = [slow.submit(f"name {n}") for n in range(12)]
     slow.redis.flushall()
-    store = vars(slow.parts.reconciler)["_store"]
+    store = vars(slow.parts.reconciler)["store"]
     meddle(slow, Between(store, before={"permits": raising(StoreUnavailable("down"))}))
     with suppress(StoreUnavailable):
         slow.open()
@@ -359,11 +359,11 @@ def test_what_a_sweep_that_dies_has_looked_at_is_settled_by_a_later_one(house: H
     age_pending(house)
 
     sweep = vars(house.parts.reconciler)
-    real = sweep["_upkeep"]
-    sweep["_upkeep"] = Between(real, before={"confirm": raising(Died())})
+    real = sweep["upkeep"]
+    sweep["upkeep"] = Between(real, before={"confirm": raising(Died())})
     with pytest.raises(Died):
         house.parts.reconciler.reconcile()
-    sweep["_upkeep"] = real
+    sweep["upkeep"] = real
     house.parts.reconciler.reconcile()
 
     assert windows_of(house) == promised(house)

@@ -134,8 +134,8 @@ def _never_again(real: Any) -> Any:
 
 def _only_marked(_: Any) -> Any:
     def release(self: Any, limit: int) -> int:
-        rows = self._store.unreleased(limit=limit)
-        self._store.mark_released([each.message_id for each in rows])
+        rows = self.store.unreleased(limit=limit)
+        self.store.mark_released([each.message_id for each in rows])
         return len(rows)
 
     return release

@@ -81,7 +81,7 @@ def sweep_late(house: House) -> int:
 def between_read_and_release(house: House, action: Callable[[], object], when: str) -> None:
     """Act once, around the moment at which the sweep asks the store for what it found pending."""
     sweep = vars(house.parts.reconciler)
-    sweep["_store"] = Between(sweep["_store"], **{when: {"reserved_times": once(action)}})
+    sweep["store"] = Between(sweep["store"], **{when: {"reserved_times": once(action)}})
 
 
 def test_a_second_submit_renews_the_wait_of_the_place_it_shares(house: House) -> None:

@@ -327,7 +327,7 @@ def test_both_places_stay_while_the_message_cannot_be_barred_from_moving(
     window = house.keys(message.scope).window(message.scope)
     sweep = vars(house.parts.reconciler)
     locked = raising(StoreUnavailable("the database is locked"))
-    sweep["_store"] = Between(sweep["_store"], before={"bar_moves": locked})
+    sweep["store"] = Between(sweep["store"], before={"bar_moves": locked})
     past_the_grace(house)
     assert house.redis.zcard(window) == 2
     past_the_grace(house)
