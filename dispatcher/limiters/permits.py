@@ -35,8 +35,8 @@ _SCOPES = "scopes"
 _MOST_OWED = 1_000
 """The most permits remembered that Redis did not take back; others count until they end."""
 _TRIES = 3
-_MOST_AT_ONCE = 250
-"""One script restores at most twice as many permits; it then runs for a few milliseconds."""
+_MOST_AT_ONCE = 500
+"""One script restores at most so many permits; it then runs for a few milliseconds."""
 _PERIODS = 5  # the one before, the present one, and those in which turns are looked for
 _ROOM_NOTED_MS = 3_600_000
 CLOSED = "the permit logs are not complete; the sweep rebuilds them from the store"
@@ -366,25 +366,21 @@ class Permits:
         shards and are kept alive; in a shard in which another rebuild has its own nothing is
         written.
         """
-        members: dict[str, dict[str, list[Any]]] = {keys.tag: defaultdict(list) for keys in markers}
+        members: dict[str, list[tuple[str, int, bytes]]] = {keys.tag: [] for keys in markers}
         for permit, age in taken:
             for leg in self._legs(permit):
                 for log in leg.logs if leg.keys.tag in members else ():
-                    members[leg.keys.tag][log] += [age // MILLISECOND, leg.permit_id]
+                    members[leg.keys.tag].append((log, age // MILLISECOND, leg.permit_id))
         lengths = marker_life // MILLISECOND, self.memory // MILLISECOND
         calls: list[Call] = []
         for keys, marker in markers.items():
-            head: list[Any] = [marker, *lengths]
-            names, words = [keys.rebuild], [*head]
-            for log, flat in members[keys.tag].items():
-                for start in range(0, len(flat), 2 * _MOST_AT_ONCE):
-                    if len(words) > 2 * _MOST_AT_ONCE:
-                        calls.append((names, words))
-                        names, words = [keys.rebuild], [*head]
-                    some = flat[start : start + 2 * _MOST_AT_ONCE]
-                    names.append(log)
-                    words += [len(some) // 2, *some]
-            calls.append((names, words))
+            of_shard = members[keys.tag]
+            for start in range(0, max(1, len(of_shard)), _MOST_AT_ONCE):
+                logs: dict[str, list[Any]] = defaultdict(list)
+                for log, age_ms, permit_id in of_shard[start : start + _MOST_AT_ONCE]:
+                    logs[log] += [age_ms, permit_id]
+                words = [word for flat in logs.values() for word in (len(flat) // 2, *flat)]
+                calls.append(([keys.rebuild, *logs], [marker, *lengths, *words]))
         self._replies("restore_permits", calls)
 
     def forget(self, scope: str, counting: Callable[[Sequence[UUID]], Mapping[UUID, bool]]) -> None:

@@ -282,7 +282,7 @@ def test_a_rebuild_restores_many_logs_a_few_hundred_permits_at_a_time(
 
     monkeypatch.setattr(permits, "replies_of", counted)
     logs.restore(taken)
-    assert max(words) < 1_200
+    assert max(words) < 1_250
     for scope in {*scopes}:
         log = KEYS.scope(scope)
         assert set(logs.members(log)) == {
