@@ -1,27 +1,40 @@
-"""Sends each message as an e-mail to a mail server."""
+"""Sends each message as an e-mail to a mail server, by smtplib's protocol within a deadline.
+
+Up to the final dot the server cannot have the message; after the dot only its answer tells.
+"""
 
 from __future__ import annotations
 
 import re
+import smtplib
 import socket
 import ssl
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from dispatcher.errors import (
     DeliveryError,
     InvalidDraft,
     InvalidSettings,
+    PerhapsSent,
     PermanentFailure,
     TemporaryFailure,
     kind_of,
 )
 from dispatcher.message import Message
 from dispatcher.times.clock import Clock, SystemClock
-from dispatcher.transports.connections import Deadline, IdleConnections, address_of
+from dispatcher.transports.connections import (
+    Deadline,
+    IdleConnections,
+    address_of,
+    connect,
+    resolve,
+)
 from dispatcher.transports.mail import (
     Mail,
     check_mail,
@@ -30,13 +43,8 @@ from dispatcher.transports.mail import (
     read_sender,
     read_senders,
 )
-from dispatcher.transports.smtp_connection import (
-    ConnectionBroken,
-    MailServer,
-    Security,
-    SmtpConnection,
-)
 
+Security = Literal["tls", "starttls", "none"]
 _OPTIONS = "url, from, senders, smtputf8, ca_file, plaintext, name, idle_seconds, allow_headers"
 _LONGEST_SECONDS = 86_400.0
 _PROBE_SECONDS = 5.0
@@ -50,6 +58,26 @@ _SCHEMES: dict[str, tuple[Security, int]] = {
 _URLS = "smtps://user:password@host, smtp+starttls://user:password@host, or smtp://localhost"
 _HOST = re.compile(r"(?!.{254})[a-z0-9_][a-z0-9_-]{0,62}(?:\.[a-z0-9_][a-z0-9_-]{0,62})*\.?")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,253}[A-Za-z0-9])?|\[[0-9A-Za-z.:]+\]")
+_LONGEST_REPLY = 64 * 1024
+_CHUNK = 64 * 1024
+_LONGEST_QUOTE = 200
+_SPARE = 0.25
+"""Part of the time that must be left for the answer to the final dot, or it is not written."""
+_SETTINGS_PAUSE = timedelta(seconds=60)
+_GOOD_BYE_SECONDS = 1.0
+_READY, _OK, _GO_AHEAD, _CLOSING = 220, 250, 354, 421
+_GOOD, _MORE, _PERMANENT = 2, 3, 5
+"""First digits of answers."""
+_THROTTLED = re.compile(r"throttl|\brate\b|too many|quota exceeded", re.IGNORECASE)
+_OF_POLICY = re.compile(r"4\.7\.\d")
+"""What a server says whose account may send no more for now: by its words, or by an enhanced status
+(RFC 3463: security or policy) behind one of the codes below."""
+_OF_ONE_RECIPIENT = re.compile(r"4\.[12]\.\d|gr[ea]y|recipient|mailbox|<…>", re.IGNORECASE)
+"""A recipient or its quota is meant, or one that is new to the server (greylisting)."""
+_ASK_LATER = frozenset({421, 450, 451, 452})
+_THROTTLED_PAUSE = timedelta(seconds=60)
+_CREDENTIALS = frozenset({530, 534, 535, 538})
+"""They are missing or wrong (RFC 4954)."""
 
 
 class SmtpTransport:
@@ -253,3 +281,316 @@ def _own_name() -> str:
     """Return the name of this machine if it is a full one; ask no name server."""
     name = socket.gethostname()
     return name if "." in name and _NAME.fullmatch(name) else "[127.0.0.1]"
+
+
+@dataclass(frozen=True, slots=True)
+class MailServer:
+    """A mail server. ``name`` is how we call ourselves there."""
+
+    host: str
+    port: int
+    security: Security
+    name: str
+    context: ssl.SSLContext | None = field(repr=False)
+    user: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        """Show no credentials."""
+        return f"{self.host}:{self.port}"
+
+
+class ConnectionBroken(Exception):
+    """The connection broke, fell silent or made no sense."""
+
+
+LINE_ERRORS = (ConnectionBroken, OSError, smtplib.SMTPException)
+"""What a wire raises when its connection fails."""
+
+
+def _why(error: BaseException, deadline: Deadline) -> str:
+    if isinstance(error, TimeoutError) and error.errno is None:
+        return f"it did not answer within {deadline.seconds:g} s"
+    if isinstance(error, ssl.SSLEOFError):
+        return "it closed the connection"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS broke ({getattr(error, 'reason', None) or type(error).__name__})"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) if isinstance(error, ConnectionBroken) else type(error).__name__
+
+
+class SmtpReply(NamedTuple):
+    """What the server said, on one line."""
+
+    code: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.code} {self.text}".rstrip()
+
+    @property
+    def kind(self) -> int:
+        """The first digit: done, half done, temporary or permanent."""
+        return self.code // 100
+
+    @property
+    def is_throttle(self) -> bool:
+        """Whether the server takes no more messages of this account for now, whoever gets them."""
+        if self.kind == _PERMANENT or _OF_ONE_RECIPIENT.search(self.text):
+            return False
+        is_policy = self.code in _ASK_LATER and _OF_POLICY.match(self.text)
+        return bool(is_policy or _THROTTLED.search(self.text))
+
+
+class BoundedSMTP(smtplib.SMTP):
+    """Speaks on a socket that is connected: every byte by ``deadline``, however slowly they come.
+
+    smtplib's own timeout is one for each read, and a server that says one byte a second never meets
+    it. Raises LINE_ERRORS.
+    """
+
+    def __init__(self, sock: socket.socket, name: str, deadline: Deadline) -> None:
+        super().__init__(local_hostname=name)
+        self.sock = sock
+        self.deadline = deadline
+        self._unread = bytearray()
+
+    def send(self, s: Any) -> None:
+        """Write all of it."""
+        left = memoryview(s.encode(self.command_encoding) if isinstance(s, str) else s)
+        while left:
+            left = left[self._socket.send(left[:_CHUNK]) :]
+
+    def getreply(self) -> tuple[int, bytes]:
+        """Read one reply, which may have several lines."""
+        lines: list[bytes] = []
+        size = 0
+        while True:
+            line = self._line()
+            size += len(line)
+            if size > _LONGEST_REPLY or not re.match(rb"[2-5]\d\d(?:[ -]|$)", line):
+                raise ConnectionBroken("it answered something that is not SMTP")
+            lines.append(line[4:].strip())
+            if line[3:4] != b"-":
+                return int(line[:3]), b"\n".join(lines)
+
+    def secure(self, context: ssl.SSLContext, host: str) -> None:
+        """Begin TLS, and forget what was said before it."""
+        if self._unread:  # sent before the encryption began, perhaps by an attacker
+            raise ConnectionBroken("it said something between STARTTLS and the encryption")
+        self.sock = context.wrap_socket(self._socket, server_hostname=host)
+        self.ehlo_resp = None
+        self.esmtp_features = {}
+        self.does_esmtp = False
+
+    def _line(self) -> bytes:
+        while b"\n" not in self._unread:
+            if len(self._unread) > _LONGEST_REPLY:
+                raise ConnectionBroken("it answered something that is not SMTP")
+            read = self._socket.recv(4096)
+            if not read:
+                raise ConnectionBroken("it closed the connection")
+            self._unread += read
+        line, _, rest = bytes(self._unread).partition(b"\n")
+        self._unread = bytearray(rest)
+        return line.rstrip(b"\r")
+
+    @property
+    def _socket(self) -> socket.socket:
+        """The socket, which waits until the deadline and no longer."""
+        if self.sock is None:
+            raise ConnectionBroken("it closed the connection")
+        self.sock.settimeout(self.deadline.left())
+        return self.sock
+
+
+class SmtpConnection:
+    """Carries one message after the other, while it ``is_open``. For one thread at a time."""
+
+    def __init__(self, server: MailServer, wire: BoundedSMTP) -> None:
+        self.is_open = True
+        self.carried = 0
+        self._server = server
+        self._wire = wire
+        self._is_begun = False
+
+    @classmethod
+    def open(cls, server: MailServer, deadline: Deadline) -> SmtpConnection:
+        """Connect, greet, secure and log in. Raises TemporaryFailure: no message is to blame."""
+        try:
+            sock = connect(resolve(server.host, server.port), server.port, deadline)
+        except OSError as error:
+            raise TemporaryFailure(f"{server}: {_why(error, deadline)}") from None
+        connection = cls(server, BoundedSMTP(sock, server.name, deadline))
+        try:
+            connection._greet()
+        except LINE_ERRORS as error:
+            broken = connection._broken(error)
+            if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+                why = getattr(error, "verify_message", None) or getattr(error, "reason", None)
+                problem = f"TLS with it failed: {why or 'no reason given'}"
+                raise connection._misconfigured(problem) from None
+            raise TemporaryFailure(broken) from None
+        except BaseException:
+            connection.break_off()
+            raise
+        return connection
+
+    def ask(self) -> None:
+        """Ask whether all is well (NOOP). Raises TemporaryFailure."""
+        try:
+            self._expect(self._wire.noop(), "NOOP", _OK)
+        except LINE_ERRORS as error:
+            raise TemporaryFailure(self._broken(error)) from None
+
+    def deliver(self, mail: Mail, deadline: Deadline) -> SmtpReply:
+        """Send the mail; return the server's reply to it.
+
+        Raises ConnectionBroken where the connection failed before a byte of the mail was written,
+        so that another one may be tried; TemporaryFailure and PermanentFailure where the server
+        does not have it; PerhapsSent where that is unknown.
+        """
+        self._wire.deadline = deadline
+        try:
+            self._announce(mail)
+        except LINE_ERRORS as error:
+            raise ConnectionBroken(self._broken(error)) from None
+        try:
+            self._wire.send(re.sub(rb"(?m)^\.", b"..", mail.content))
+            if deadline.left() < deadline.seconds * _SPARE:
+                slow = "it took the message so slowly that no time is left for its answer"
+                raise ConnectionBroken(slow)
+        except LINE_ERRORS as error:
+            raise TemporaryFailure(self._broken(error)) from None
+        try:
+            self._wire.send(b".\r\n")
+            reply = self._reply(self._wire.getreply(), mail.recipient)
+        except LINE_ERRORS as error:
+            unanswered = "no answer to the whole message: "
+            raise PerhapsSent(self._broken(error, unanswered)) from None
+        self._is_begun = False
+        self.carried += 1
+        if reply.code == _CLOSING:
+            self.break_off()
+        if reply.kind == _MORE:
+            self.break_off()
+            raise PerhapsSent(f"{self._server}: it answered {reply} to the whole message")
+        if reply.kind != _GOOD:
+            raise self._refusal(reply, "the message")
+        return reply
+
+    def break_off(self) -> None:
+        """Close at once."""
+        self.is_open = False
+        self._wire.close()
+
+    def close(self) -> None:
+        """Say good-bye, and wait for no answer."""
+        self._wire.deadline = Deadline(self._wire.deadline.clock, _GOOD_BYE_SECONDS)
+        with suppress(*LINE_ERRORS):
+            self._wire.putcmd("QUIT")
+        self.break_off()
+
+    def _greet(self) -> None:
+        server, wire = self._server, self._wire
+        if server.security == "tls" and server.context is not None:
+            wire.secure(server.context, server.host)
+        self._expect(wire.getreply(), "the connection", _READY)
+        self._expect(wire.ehlo(), "EHLO", _OK)
+        if server.security == "starttls" and server.context is not None:
+            if not wire.has_extn("starttls"):
+                raise self._misconfigured("it offers no STARTTLS")
+            self._expect(wire.docmd("STARTTLS"), "STARTTLS", _READY)
+            wire.secure(server.context, server.host)
+            self._expect(wire.ehlo(), "EHLO", _OK)
+        if server.user:
+            self._log_in()
+
+    def _log_in(self) -> None:
+        try:
+            self._wire.login(self._server.user, self._server.password)
+        except smtplib.SMTPAuthenticationError as error:
+            reply = self._reply((error.smtp_code, error.smtp_error))
+            why = f"it answered {reply} to the credentials"
+            if reply.kind == _PERMANENT:
+                raise self._misconfigured(why) from None
+            raise TemporaryFailure(f"{self._server}: {why}") from None
+        except smtplib.SMTPException:
+            raise self._misconfigured("it offers no way to log in that is known") from None
+        except ValueError:  # smtplib lets errors of base64 through
+            why = "its answer to AUTH is no base64"
+            raise TemporaryFailure(f"{self._server}: {why}") from None
+
+    def _announce(self, mail: Mail) -> None:
+        """Send MAIL, RCPT and DATA, and wait for the leave to send the content."""
+        wire = self._wire
+        if self._is_begun:
+            self._say("RSET", mail)
+        words = f"MAIL FROM:<{mail.sender}>"
+        if wire.has_extn("size"):
+            words += f" SIZE={len(mail.content)}"
+        wire.command_encoding = "ascii"
+        if mail.is_international:
+            if not (wire.has_extn("smtputf8") and wire.has_extn("8bitmime")):
+                why = "it takes no addresses with characters beyond ASCII (no SMTPUTF8)"
+                raise PermanentFailure(f"{self._server}: {why}")
+            words += " BODY=8BITMIME SMTPUTF8"
+            wire.command_encoding = "utf-8"
+        self._is_begun = True
+        self._say(words, mail)
+        self._say(f"RCPT TO:<{mail.recipient}>", mail)
+        self._say("DATA", mail)
+
+    def _expect(self, said: tuple[int, bytes | str], to: str, code: int) -> None:
+        """Raise TemporaryFailure for another answer: it concerns no message yet."""
+        reply = self._reply(said)
+        if reply.code != code and reply.is_throttle:
+            raise self._refusal(reply, to)
+        if reply.code != code:
+            raise TemporaryFailure(f"{self._server}: it answered {reply} to {to}")
+
+    def _say(self, words: str, mail: Mail) -> None:
+        """Say something that comes before the mail. Raises ConnectionBroken for a good-bye."""
+        reply = self._reply(self._wire.docmd(words), mail.recipient)
+        if reply.code == _CLOSING and not reply.is_throttle:
+            raise ConnectionBroken(f"it answered {reply}")
+        if reply.code == _CLOSING:
+            self.break_off()
+        is_taken = reply.code == _GO_AHEAD if words == "DATA" else reply.kind == _GOOD
+        if not is_taken:
+            raise self._refusal(reply, words.split(" ", 1)[0])
+
+    def _reply(self, said: tuple[int, bytes | str], *further: str) -> SmtpReply:
+        """Return what smtplib read, without what errors must not show."""
+        code, raw = said
+        text = " ".join((raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw).split())
+        for secret in (self._server.password, self._server.user, *further):
+            if secret:
+                text = re.sub(re.escape(secret), "…", text, flags=re.IGNORECASE)
+        return SmtpReply(code, text[:_LONGEST_QUOTE])
+
+    def _refusal(self, reply: SmtpReply, to: str) -> DeliveryError:
+        why = f"it answered {reply} to {to}"
+        if reply.code in _CREDENTIALS:
+            return self._misconfigured(why)
+        if reply.is_throttle:
+            return TemporaryFailure(f"{self._server}: {why}", _THROTTLED_PAUSE, closes_channel=True)
+        kind = PermanentFailure if reply.kind == _PERMANENT else TemporaryFailure
+        return kind(f"{self._server}: {why}")
+
+    def _broken(self, error: BaseException, stage: str = "") -> str:
+        """Close the connection that failed; return what became of it."""
+        self.break_off()
+        return f"{self._server}: {stage}{_why(error, self._wire.deadline)}"
+
+    def _misconfigured(self, why: str) -> TemporaryFailure:
+        """Return the failure that lasts until the settings change.
+
+        It closes the channel for a while, so that messages do not use up their tries on it.
+        """
+        return TemporaryFailure(
+            f"{self._server}: {why}; see the settings of its channel",
+            _SETTINGS_PAUSE,
+            closes_channel=True,
+        )

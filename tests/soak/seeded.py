@@ -22,7 +22,7 @@ from dispatcher.message import Status
 from dispatcher.redis.scripts import Script
 from dispatcher.store import Failure
 from dispatcher.store.changes import GuardedChange
-from dispatcher.transports.smtp_connection import SmtpReply
+from dispatcher.transports.smtp import SmtpReply
 from tests.support.planting import Seams, nothing
 
 Wrong = Callable[[Any], Any]
@@ -272,11 +272,7 @@ BUGS = {
         {"delivery.sender.Sender._call_transport": _recipient_logged}, "I15"
     ),
     "an e-mail without an answer counts as sent": Bug(
-        {
-            "transports.smtp_connection.SmtpConnection.deliver": _where_unknown(
-                partial(SmtpReply, 250)
-            )
-        },
+        {"transports.smtp.SmtpConnection.deliver": _where_unknown(partial(SmtpReply, 250))},
         "I17",
     ),
     "a webhook without an answer counts as not taken": Bug(
