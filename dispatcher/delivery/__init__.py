@@ -2,9 +2,8 @@
 
 ``task`` is what Celery calls: it claims, asks for permits and gives what has one to the
 ``sender_pool`` of its channel. A ``group`` records what came of each send and puts back what was
-not sent. ``sender`` sends one message; ``send_log`` notes each send before it begins;
-``destinations`` keeps one host from taking all senders. ``sweep`` and ``reconciler`` are the
-periodic maintenance.
+not sent. ``sender`` sends one message; ``send_log`` notes each send before it begins. ``sweep``
+and ``reconciler`` are the periodic maintenance.
 """
 
 from dispatcher.delivery.group import Shared, StopFlag

@@ -11,11 +11,10 @@ from datetime import timedelta
 from uuid import UUID
 
 from dispatcher.broker.queue import EARLY
-from dispatcher.delivery.destinations import Destinations
 from dispatcher.delivery.group import NO_WAIT, Group, LastingSends, Shared, permit_of
 from dispatcher.delivery.send_log import ClaimLog, SendLogs
 from dispatcher.delivery.sender import Sender
-from dispatcher.delivery.sender_pool import SenderPool
+from dispatcher.delivery.sender_pool import Destinations, SenderPool
 from dispatcher.errors import InvalidValue, LimitersUnavailable, StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.settings import Settings

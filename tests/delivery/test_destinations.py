@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from dispatcher import Message, Status
-from dispatcher.delivery.destinations import Destinations
 from dispatcher.delivery.group import EndedSend, Group, Report
-from dispatcher.delivery.sender_pool import SenderPool
+from dispatcher.delivery.sender_pool import Destinations, SenderPool
 from dispatcher.store import Claim, Success
 from dispatcher.testing import a_message
 from dispatcher.times.clock import SystemClock

@@ -16,7 +16,6 @@ from dispatcher import faults
 from dispatcher.app import App
 from dispatcher.broker.queue import TaskGroup
 from dispatcher.delivery import (
-    destinations,
     group,
     sender_pool,
     sweep,
@@ -298,8 +297,8 @@ def patched(world: World) -> Iterator[None]:
     level = log.level
     seams: list[tuple[object, str, object]] = [
         *((module, "threading", threading)
-          for module in (destinations, group, sender_pool, task)),
-        *((module, "random", world.rng) for module in (destinations, sweep, database)),
+          for module in (group, sender_pool, task)),
+        *((module, "random", world.rng) for module in (sender_pool, sweep, database)),
         *((module, "new_tail", world.new_tail) for module in (windows, shards)),
         (sinks, "new_ids", world.new_ids),
         (booking, "new_id", world.new_id),
