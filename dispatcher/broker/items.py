@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from amqp.exceptions import FrameSyntaxError
 from amqp.method_framing import frame_handler
@@ -122,25 +121,21 @@ def _tolerant(channel: type[Any]) -> type[Any]:
     return type(channel.__name__, (_TolerantChannel, channel), {})
 
 
-class _AnyMessage(Message):
-    """An item of Redis. One that kombu cannot read has ``errors`` and no content."""
+class _ReadableMessage(Message):
+    """An item of Redis that kombu can read, and could record as unacknowledged. Raises NoTask."""
 
     def __init__(self, payload: Any, channel: Any = None, **more: Any) -> None:
-        try:
-            super().__init__(payload, channel=channel, **more)
-            _check_route(self)
-        except Exception:  # noqa: BLE001 - any error means that it is no message
-            failure = sys.exc_info()
-            nowhere = {"exchange": "rejected", "routing_key": "rejected"}
-            properties = {"delivery_tag": str(uuid4()), "delivery_info": nowhere}
-            super().__init__({"properties": properties, "headers": {}}, channel=channel, **more)
-            self.errors = [failure]
+        _read("envelope", lambda: super(_ReadableMessage, self).__init__(payload, channel, **more))
+        info: Any = self.delivery_info
+        route = _read("envelope", lambda: (info["exchange"], info["routing_key"]))
+        if not all(isinstance(word, str) for word in (self.delivery_tag, *route)):
+            raise NoTask("envelope")
 
 
 class _TolerantChannel:
     """The overrides of a Redis channel of kombu that let unreadable items pass."""
 
-    Message = _AnyMessage
+    Message = _ReadableMessage
     handlers: Mapping[str, Callable[..., Any]]
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -153,18 +148,10 @@ class _TolerantChannel:
         try:
             return read(*args, **more)
         except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
-            # The item is no JSON, and is already gone from Redis. Errors of a connection or of a
-            # task have other types.
+            # The item is no JSON, or NoTask, and is already gone from Redis. Errors of a connection
+            # or of a task have other types.
             tell_rejected("envelope")
             return True
-
-
-def _check_route(message: Message) -> None:
-    """Raise NoTask for a route that kombu could not record as unacknowledged."""
-    info: Any = message.delivery_info
-    for each in (message.delivery_tag, info["exchange"], info["routing_key"]):
-        if not isinstance(each, str):
-            raise NoTask("envelope")
 
 
 def _read(part: str, read: Callable[[], Any]) -> Any:
