@@ -127,7 +127,7 @@ class SmtpTransport:
         self._timeout = _seconds("timeout", timeout)
         self._server = _read_server(url, name=name, ca_file=ca_file, plaintext=plaintext)
         self._idle: IdleConnections[SmtpConnection] = IdleConnections(
-            self._clock, SmtpConnection.close, seconds=_seconds("idle_seconds", idle_seconds)
+            self._clock, SmtpConnection.end, seconds=_seconds("idle_seconds", idle_seconds)
         )
 
     def __repr__(self) -> str:
@@ -197,7 +197,7 @@ class SmtpTransport:
             connection.ask()
         finally:
             if connection.is_open:
-                connection.close()
+                connection.end()
 
     def _deliver(self, connection: SmtpConnection, mail: Mail, deadline: Deadline) -> str:
         try:
@@ -205,13 +205,13 @@ class SmtpTransport:
         except (ConnectionBroken, DeliveryError):
             raise
         except BaseException:
-            connection.break_off()  # its state is unknown
+            connection.close()  # its state is unknown
             raise
         finally:
             if connection.is_open and connection.carried < _MOST_CARRIED:
                 self._idle.give(connection)
             elif connection.is_open:
-                connection.close()
+                connection.end()
 
     def close(self) -> None:
         """Close the connections that are idle; those in use are closed after their message."""
@@ -343,18 +343,98 @@ class SmtpReply(NamedTuple):
         return bool(is_policy or _THROTTLED.search(self.text))
 
 
-class BoundedSMTP(smtplib.SMTP):
-    """Speaks on a socket that is connected: every byte by ``deadline``, however slowly they come.
+class SmtpConnection(smtplib.SMTP):
+    """Carries one message after the other, while it ``is_open``. For one thread at a time.
 
-    smtplib's own timeout is one for each read, and a server that says one byte a second never meets
-    it. Raises LINE_ERRORS.
+    Every byte is read and written by ``deadline``, however slowly they come: smtplib's own timeout
+    is one for each read, and a server that says one byte a second never meets it.
     """
 
-    def __init__(self, sock: socket.socket, name: str, deadline: Deadline) -> None:
-        super().__init__(local_hostname=name)
+    def __init__(self, server: MailServer, sock: socket.socket, deadline: Deadline) -> None:
+        super().__init__(local_hostname=server.name)
         self.sock = sock
         self.deadline = deadline
+        self.carried = 0
+        self._server = server
         self._unread = bytearray()
+        self._is_begun = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can carry another message."""
+        return self.sock is not None
+
+    @classmethod
+    def open(cls, server: MailServer, deadline: Deadline) -> SmtpConnection:
+        """Connect, greet, secure and log in. Raises TemporaryFailure: no message is to blame."""
+        try:
+            sock = connect(resolve(server.host, server.port), server.port, deadline)
+        except OSError as error:
+            raise TemporaryFailure(f"{server}: {_why(error, deadline)}") from None
+        connection = cls(server, sock, deadline)
+        try:
+            connection._greet()
+        except LINE_ERRORS as error:
+            broken = connection._broken(error)
+            if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+                why = getattr(error, "verify_message", None) or getattr(error, "reason", None)
+                problem = f"TLS with it failed: {why or 'no reason given'}"
+                raise connection._misconfigured(problem) from None
+            raise TemporaryFailure(broken) from None
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def ask(self) -> None:
+        """Ask whether all is well (NOOP). Raises TemporaryFailure."""
+        try:
+            self._expect(self.noop(), "NOOP", _OK)
+        except LINE_ERRORS as error:
+            raise TemporaryFailure(self._broken(error)) from None
+
+    def deliver(self, mail: Mail, deadline: Deadline) -> SmtpReply:
+        """Send the mail; return the server's reply to it.
+
+        Raises ConnectionBroken where the connection failed before a byte of the mail was written,
+        so that another one may be tried; TemporaryFailure and PermanentFailure where the server
+        does not have it; PerhapsSent where that is unknown.
+        """
+        self.deadline = deadline
+        try:
+            self._announce(mail)
+        except LINE_ERRORS as error:
+            raise ConnectionBroken(self._broken(error)) from None
+        try:
+            self.send(re.sub(rb"(?m)^\.", b"..", mail.content))
+            if deadline.left() < deadline.seconds * _SPARE:
+                slow = "it took the message so slowly that no time is left for its answer"
+                raise ConnectionBroken(slow)
+        except LINE_ERRORS as error:
+            raise TemporaryFailure(self._broken(error)) from None
+        try:
+            self.send(b".\r\n")
+            reply = self._reply(self.getreply(), mail.recipient)
+        except LINE_ERRORS as error:
+            unanswered = "no answer to the whole message: "
+            raise PerhapsSent(self._broken(error, unanswered)) from None
+        self._is_begun = False
+        self.carried += 1
+        if reply.code == _CLOSING:
+            self.close()
+        if reply.kind == _MORE:
+            self.close()
+            raise PerhapsSent(f"{self._server}: it answered {reply} to the whole message")
+        if reply.kind != _GOOD:
+            raise self._refusal(reply, "the message")
+        return reply
+
+    def end(self) -> None:
+        """Say good-bye, and wait for no answer."""
+        self.deadline = Deadline(self.deadline.clock, _GOOD_BYE_SECONDS)
+        with suppress(*LINE_ERRORS):
+            self.putcmd("QUIT")
+        self.close()
 
     def send(self, s: Any) -> None:
         """Write all of it."""
@@ -404,112 +484,24 @@ class BoundedSMTP(smtplib.SMTP):
         self.sock.settimeout(self.deadline.left())
         return self.sock
 
-
-class SmtpConnection:
-    """Carries one message after the other, while it ``is_open``. For one thread at a time."""
-
-    def __init__(self, server: MailServer, wire: BoundedSMTP) -> None:
-        self.is_open = True
-        self.carried = 0
-        self._server = server
-        self._wire = wire
-        self._is_begun = False
-
-    @classmethod
-    def open(cls, server: MailServer, deadline: Deadline) -> SmtpConnection:
-        """Connect, greet, secure and log in. Raises TemporaryFailure: no message is to blame."""
-        try:
-            sock = connect(resolve(server.host, server.port), server.port, deadline)
-        except OSError as error:
-            raise TemporaryFailure(f"{server}: {_why(error, deadline)}") from None
-        connection = cls(server, BoundedSMTP(sock, server.name, deadline))
-        try:
-            connection._greet()
-        except LINE_ERRORS as error:
-            broken = connection._broken(error)
-            if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
-                why = getattr(error, "verify_message", None) or getattr(error, "reason", None)
-                problem = f"TLS with it failed: {why or 'no reason given'}"
-                raise connection._misconfigured(problem) from None
-            raise TemporaryFailure(broken) from None
-        except BaseException:
-            connection.break_off()
-            raise
-        return connection
-
-    def ask(self) -> None:
-        """Ask whether all is well (NOOP). Raises TemporaryFailure."""
-        try:
-            self._expect(self._wire.noop(), "NOOP", _OK)
-        except LINE_ERRORS as error:
-            raise TemporaryFailure(self._broken(error)) from None
-
-    def deliver(self, mail: Mail, deadline: Deadline) -> SmtpReply:
-        """Send the mail; return the server's reply to it.
-
-        Raises ConnectionBroken where the connection failed before a byte of the mail was written,
-        so that another one may be tried; TemporaryFailure and PermanentFailure where the server
-        does not have it; PerhapsSent where that is unknown.
-        """
-        self._wire.deadline = deadline
-        try:
-            self._announce(mail)
-        except LINE_ERRORS as error:
-            raise ConnectionBroken(self._broken(error)) from None
-        try:
-            self._wire.send(re.sub(rb"(?m)^\.", b"..", mail.content))
-            if deadline.left() < deadline.seconds * _SPARE:
-                slow = "it took the message so slowly that no time is left for its answer"
-                raise ConnectionBroken(slow)
-        except LINE_ERRORS as error:
-            raise TemporaryFailure(self._broken(error)) from None
-        try:
-            self._wire.send(b".\r\n")
-            reply = self._reply(self._wire.getreply(), mail.recipient)
-        except LINE_ERRORS as error:
-            unanswered = "no answer to the whole message: "
-            raise PerhapsSent(self._broken(error, unanswered)) from None
-        self._is_begun = False
-        self.carried += 1
-        if reply.code == _CLOSING:
-            self.break_off()
-        if reply.kind == _MORE:
-            self.break_off()
-            raise PerhapsSent(f"{self._server}: it answered {reply} to the whole message")
-        if reply.kind != _GOOD:
-            raise self._refusal(reply, "the message")
-        return reply
-
-    def break_off(self) -> None:
-        """Close at once."""
-        self.is_open = False
-        self._wire.close()
-
-    def close(self) -> None:
-        """Say good-bye, and wait for no answer."""
-        self._wire.deadline = Deadline(self._wire.deadline.clock, _GOOD_BYE_SECONDS)
-        with suppress(*LINE_ERRORS):
-            self._wire.putcmd("QUIT")
-        self.break_off()
-
     def _greet(self) -> None:
-        server, wire = self._server, self._wire
+        server = self._server
         if server.security == "tls" and server.context is not None:
-            wire.secure(server.context, server.host)
-        self._expect(wire.getreply(), "the connection", _READY)
-        self._expect(wire.ehlo(), "EHLO", _OK)
+            self.secure(server.context, server.host)
+        self._expect(self.getreply(), "the connection", _READY)
+        self._expect(self.ehlo(), "EHLO", _OK)
         if server.security == "starttls" and server.context is not None:
-            if not wire.has_extn("starttls"):
+            if not self.has_extn("starttls"):
                 raise self._misconfigured("it offers no STARTTLS")
-            self._expect(wire.docmd("STARTTLS"), "STARTTLS", _READY)
-            wire.secure(server.context, server.host)
-            self._expect(wire.ehlo(), "EHLO", _OK)
+            self._expect(self.docmd("STARTTLS"), "STARTTLS", _READY)
+            self.secure(server.context, server.host)
+            self._expect(self.ehlo(), "EHLO", _OK)
         if server.user:
             self._log_in()
 
     def _log_in(self) -> None:
         try:
-            self._wire.login(self._server.user, self._server.password)
+            self.login(self._server.user, self._server.password)
         except smtplib.SMTPAuthenticationError as error:
             reply = self._reply((error.smtp_code, error.smtp_error))
             why = f"it answered {reply} to the credentials"
@@ -524,19 +516,18 @@ class SmtpConnection:
 
     def _announce(self, mail: Mail) -> None:
         """Send MAIL, RCPT and DATA, and wait for the leave to send the content."""
-        wire = self._wire
         if self._is_begun:
             self._say("RSET", mail)
         words = f"MAIL FROM:<{mail.sender}>"
-        if wire.has_extn("size"):
+        if self.has_extn("size"):
             words += f" SIZE={len(mail.content)}"
-        wire.command_encoding = "ascii"
+        self.command_encoding = "ascii"
         if mail.is_international:
-            if not (wire.has_extn("smtputf8") and wire.has_extn("8bitmime")):
+            if not (self.has_extn("smtputf8") and self.has_extn("8bitmime")):
                 why = "it takes no addresses with characters beyond ASCII (no SMTPUTF8)"
                 raise PermanentFailure(f"{self._server}: {why}")
             words += " BODY=8BITMIME SMTPUTF8"
-            wire.command_encoding = "utf-8"
+            self.command_encoding = "utf-8"
         self._is_begun = True
         self._say(words, mail)
         self._say(f"RCPT TO:<{mail.recipient}>", mail)
@@ -552,11 +543,11 @@ class SmtpConnection:
 
     def _say(self, words: str, mail: Mail) -> None:
         """Say something that comes before the mail. Raises ConnectionBroken for a good-bye."""
-        reply = self._reply(self._wire.docmd(words), mail.recipient)
+        reply = self._reply(self.docmd(words), mail.recipient)
         if reply.code == _CLOSING and not reply.is_throttle:
             raise ConnectionBroken(f"it answered {reply}")
         if reply.code == _CLOSING:
-            self.break_off()
+            self.close()
         is_taken = reply.code == _GO_AHEAD if words == "DATA" else reply.kind == _GOOD
         if not is_taken:
             raise self._refusal(reply, words.split(" ", 1)[0])
@@ -581,8 +572,8 @@ class SmtpConnection:
 
     def _broken(self, error: BaseException, stage: str = "") -> str:
         """Close the connection that failed; return what became of it."""
-        self.break_off()
-        return f"{self._server}: {stage}{_why(error, self._wire.deadline)}"
+        self.close()
+        return f"{self._server}: {stage}{_why(error, self.deadline)}"
 
     def _misconfigured(self, why: str) -> TemporaryFailure:
         """Return the failure that lasts until the settings change.
