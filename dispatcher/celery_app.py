@@ -111,23 +111,19 @@ def beat_schedule(settings: Settings) -> dict[str, dict[str, Any]]:
 
     Without the duties that these settings do not need.
     """
-    every = {
-        name: length
-        for name, length in sweeps_every(settings).items()
-        if (is_needed := DUTIES[name].is_needed) is None or is_needed(settings)
-    }
     return {
         f"dispatcher.{duty}": {
             "task": f"dispatcher.{duty}",
-            "schedule": every[duty],
+            "schedule": every,
             "options": {
                 "queue": settings.queue,
-                "expires": max(_TICKS_WAITING * every[duty], _LEAST_WAITING).total_seconds(),
+                "expires": max(_TICKS_WAITING * every, _LEAST_WAITING).total_seconds(),
                 "argsrepr": "",
                 "kwargsrepr": "",
             },
         }
-        for duty in every
+        for duty, every in sweeps_every(settings).items()
+        if (is_needed := DUTIES[duty].is_needed) is None or is_needed(settings)
     }
 
 

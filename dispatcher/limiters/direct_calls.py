@@ -28,13 +28,33 @@ _STAND_IN = "\0"
 _LAST_WORDS = 4
 
 
-class Commands:
-    """The commands of plain calls, packed: few bytes differ from call to call."""
+class _PooledCalls:
+    """The connections of one client's pool, and whether plain calls may use them.
 
-    def __init__(self, limit_set: LimitSet, sha: str) -> None:
+    Commands are packed: few bytes differ from call to call.
+    """
+
+    def __init__(self, client: Client | AsyncClient, limit_set: LimitSet, sha: str) -> None:
+        self._client: Any = client
         self._limit_set = limit_set
         self._sha = sha
         self._starts: tuple[Words, dict[int, tuple[bytes, bytes]]] = ((), {})
+        self._metrics = None if observability is None else observability()
+        self._possible = self._metrics is not None and _is_plain(client)
+
+    @property
+    def open(self) -> bool:
+        """Whether commands may go past the client's ``execute_command``.
+
+        Not for a cluster or a subclass, nor with a connection or a cache of the client's own, nor
+        where something traces, measures or replaces the client's commands, nor with an older
+        redis-py.
+        """
+        return (
+            self._possible
+            and _is_redis_pys(self._client.execute_command)
+            and not self._metrics.is_enabled()
+        )
 
     def command(self, key: str, n: int, permit: str, is_new: bool) -> bytes:
         """Return the command that takes ``n`` permits for a key, which is ASCII as is ``permit``.
@@ -65,30 +85,6 @@ class Commands:
         return b"*%d\r\n%b" % (many, _packed(*start)), _packed(*rest)
 
 
-class _PooledCalls:
-    """The connections of one client's pool, and whether plain calls may use them."""
-
-    def __init__(self, client: Client | AsyncClient, commands: Commands) -> None:
-        self._client: Any = client
-        self._commands = commands
-        self._metrics = None if observability is None else observability()
-        self._possible = self._metrics is not None and _is_plain(client)
-
-    @property
-    def open(self) -> bool:
-        """Whether commands may go past the client's ``execute_command``.
-
-        Not for a cluster or a subclass, nor with a connection or a cache of the client's own, nor
-        where something traces, measures or replaces the client's commands, nor with an older
-        redis-py.
-        """
-        return (
-            self._possible
-            and _is_redis_pys(self._client.execute_command)
-            and not self._metrics.is_enabled()
-        )
-
-
 class DirectCalls(_PooledCalls):
     """Sends plain calls over connections of one client's pool. Safe to share between threads."""
 
@@ -99,7 +95,7 @@ class DirectCalls(_PooledCalls):
         It may have taken its permits, so its id is not new any more. Raises the errors of redis-py.
         No reply stays unread on a connection, whatever happens.
         """
-        command = self._commands.command(*plain_call)
+        command = self.command(*plain_call)
         pool = self._client.connection_pool
         connection = pool.get_connection()
 
@@ -117,7 +113,7 @@ class DirectCalls(_PooledCalls):
 
         def failed(_: Exception) -> None:
             nonlocal command
-            command = self._commands.command(*plain_call[:-1], is_new=False)
+            command = self.command(*plain_call[:-1], is_new=False)
             connection.disconnect()
 
         try:
@@ -131,7 +127,7 @@ class AsyncDirectCalls(_PooledCalls):
 
     async def call(self, plain_call: PlainCall) -> Any:
         """Make a plain call and return its reply. See :meth:`DirectCalls.call`."""
-        command = self._commands.command(*plain_call)
+        command = self.command(*plain_call)
         pool = self._client.connection_pool
         connection = await pool.get_connection()
 
@@ -144,7 +140,7 @@ class AsyncDirectCalls(_PooledCalls):
 
         async def failed(_: Exception) -> None:
             nonlocal command
-            command = self._commands.command(*plain_call[:-1], is_new=False)
+            command = self.command(*plain_call[:-1], is_new=False)
             await connection.disconnect()
 
         try:

@@ -33,7 +33,6 @@ from dispatcher.limiters.direct_calls import (
     AsyncClient,
     AsyncDirectCalls,
     Client,
-    Commands,
     DirectCalls,
 )
 from dispatcher.limiters.limit_set import (
@@ -71,7 +70,6 @@ class _OnClient:
         self._client: Any = client
         self._limit_set = limit_set
         self._scripts: dict[str, Any] = {}
-        self._commands = Commands(limit_set, self._script("limits_acquire").sha)
 
     @property
     def limits(self) -> tuple[Algorithm, ...]:
@@ -129,7 +127,7 @@ class Limiter(_OnClient):
 
     def __init__(self, client: Client, limit_set: LimitSet) -> None:
         super().__init__(client, limit_set)
-        self._direct = DirectCalls(client, self._commands)
+        self._direct = DirectCalls(client, limit_set, self._script("limits_acquire").sha)
 
     def acquire(
         self,
@@ -304,7 +302,7 @@ class AsyncLimiter(_OnClient):
 
     def __init__(self, client: AsyncClient, limit_set: LimitSet) -> None:
         super().__init__(client, limit_set)
-        self._direct = AsyncDirectCalls(client, self._commands)
+        self._direct = AsyncDirectCalls(client, limit_set, self._script("limits_acquire").sha)
         self._unfinished: set[asyncio.Task[None]] = set()
 
     acquire = _awaited(Limiter.acquire)

@@ -24,7 +24,7 @@ from dispatcher.limiters import (
     Limits,
     SlidingLog,
 )
-from dispatcher.limiters.direct_calls import AsyncDirectCalls, Commands, DirectCalls
+from dispatcher.limiters.direct_calls import AsyncDirectCalls, DirectCalls
 from tests.support.limiters import ALL
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
@@ -316,11 +316,11 @@ def test_commands_are_packed_as_by_redis_py(
     limiter = Limits([make(7) for make in ALL.values()]).on(redis_client, tag=tag)
     limit_set = limiter._limit_set
     names, sha = limit_set.key_names.whole(key), "5" * 40
-    commands = Commands(limit_set, sha)
+    calls = DirectCalls(redis_client, limit_set, sha)
     for n, permit, new in ((1, "p" * 20, True), (12, "order 17", False)):
         words = (limit_set.span, *limit_set.words(limit_set.server_ms()), permit, int(new), n, n)
         expected = connection.pack_command("EVALSHA", sha, len(names), *names, *words)
-        assert commands.command(key, n, permit, new) == b"".join(expected)
+        assert calls.command(key, n, permit, new) == b"".join(expected)
     redis_client.connection_pool.release(connection)
 
 
