@@ -16,7 +16,7 @@ from dispatcher.operations.findings import Level
 from dispatcher.settings import Settings
 from dispatcher.store.engines import engine_of
 from dispatcher.transports import close_all, load
-from dispatcher.transports.registry import find
+from dispatcher.transports.base import find
 
 TAG = "dispatcher"
 _KINDS = {Level.ERROR: Error, Level.WARNING: Warned}

@@ -1,7 +1,8 @@
 """What a transport must do and may do, how a channel's settings become one, and what it is asked.
 
 At a submit it is asked about a draft (:class:`Checks`), by the doctor about its provider
-(:func:`probe_all`).
+(:func:`probe_all`). A channel names it by a shipped name, an entry point or an import path; it is
+imported then, so that its libraries are needed only where it is used.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import EntryPoint, entry_points
+from pkgutil import resolve_name
 from types import SimpleNamespace
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from dispatcher.channel import ChannelSettings
 from dispatcher.errors import (
@@ -23,13 +27,32 @@ from dispatcher.errors import (
     cut,
     quoted,
 )
+from dispatcher.extras import needs
 from dispatcher.message import Body, Message
 from dispatcher.settings import Settings, like
-from dispatcher.transports import registry
 
 log = logging.getLogger(__name__)
 
 Check = Callable[..., object]
+GROUP = "dispatcher.transports"
+"""The entry points by which distributions of others offer transports."""
+
+
+class ShippedTransport(NamedTuple):
+    """Where a transport that ships is, and the extra that installs what it needs."""
+
+    path: str
+    extra: str | None = None
+
+
+SHIPPED = {
+    "console": ShippedTransport("dispatcher.transports.local:ConsoleTransport"),
+    "file": ShippedTransport("dispatcher.transports.local:FileTransport"),
+    "memory": ShippedTransport("dispatcher.transports.local:MemoryTransport"),
+    "smtp": ShippedTransport("dispatcher.transports.smtp:SmtpTransport"),
+    "webhook": ShippedTransport("dispatcher.transports.webhook:WebhookTransport", "webhook"),
+    "apprise": ShippedTransport("dispatcher.transports.apprise:AppriseTransport", "apprise"),
+}
 
 
 class Transport(Protocol):
@@ -71,7 +94,7 @@ _UNKNOWN = {"_": inspect.Parameter("_", inspect.Parameter.VAR_KEYWORD)}
 
 def load(name: str, channel: ChannelSettings, settings: Settings) -> Transport:
     """Make the transport of the channel ``name``. Raises InvalidSettings."""
-    found = registry.find(name, channel.transport)
+    found = find(name, channel.transport)
     check_of(name, found, channel.options)
     if inspect.isclass(found):
         found = _make(name, found, _options(name, channel, settings, found))
@@ -83,7 +106,42 @@ def load(name: str, channel: ChannelSettings, settings: Settings) -> Transport:
     if callable(found):
         return cast("Transport", SimpleNamespace(send=found))
     problem = f"{quoted(channel.transport)} can not be called"
-    raise InvalidSettings(f"channels.{name}.transport", problem, registry.accepted())
+    raise InvalidSettings(f"channels.{name}.transport", problem, accepted_names())
+
+
+def find(name: str, text: str) -> Any:
+    """Return the class, object or function that a channel names. Raises InvalidSettings."""
+    field, transport = f"channels.{name}.transport", f"the transport {quoted(text)}"
+    if text in SHIPPED:
+        path, extra = SHIPPED[text]
+        with needs(extra, field, what=transport) if extra else nullcontext():
+            return resolve_name(path)
+    module, colon, attribute = text.partition(":")
+    offers = [] if colon else [*entry_points(group=GROUP, name=text)]
+    if not offers and not (module and attribute):
+        raise InvalidSettings(field, f"there is no transport {quoted(text)}", accepted_names())
+    paths = sorted({offer.value for offer in offers})
+    if len(paths) > 1:
+        names = ", ".join(f"{offer.value} of {_distribution(offer)}" for offer in offers)
+        problem = f"{transport} is offered more than once: {names}"
+        raise InvalidSettings(field, problem, f"the one you mean, as in {paths[0]}")
+    try:
+        return offers[0].load() if offers else resolve_name(text)
+    except Exception as error:
+        origin = f" of {_distribution(offers[0])}" if offers else ""
+        problem = f"cannot load {quoted(text)}{origin} ({cut(str(error))})"
+        raise InvalidSettings(field, problem, accepted_names()) from error
+
+
+def accepted_names() -> str:
+    """Return what may stand in a channel's ``transport``, as of now."""
+    offered = {each.name for each in entry_points(group=GROUP)} - SHIPPED.keys()
+    names = ", ".join([*SHIPPED, *sorted(offered)])
+    return f"{names}, or package.module:attribute of a callable or a class"
+
+
+def _distribution(offer: EntryPoint) -> str:
+    return offer.dist.name if offer.dist else "an unknown distribution"
 
 
 def _options(
@@ -93,7 +151,7 @@ def _options(
     if channel.transport == "file":
         options.setdefault("path", settings.data_dir / "sent" / f"{name}.jsonl")
     if "timeout" in _parameters(factory):
-        if "timeout" in options and channel.transport in registry.SHIPPED:
+        if "timeout" in options and channel.transport in SHIPPED:
             problem = "a timeout, which is that of every transport"
             raise InvalidSettings(f"channels.{name}.options", problem, "transport_timeout instead")
         options.setdefault("timeout", settings.transport_timeout.total_seconds())
@@ -189,7 +247,7 @@ class Checks:
         if known is None:  # it was accepted under other settings
             return None
         try:
-            return check_of(channel, registry.find(channel, known.transport), known.options)
+            return check_of(channel, find(channel, known.transport), known.options)
         except InvalidSettings as error:
             log.info("nothing is checked for channel %s: %s", [channel], error.problem)
             return None

@@ -17,8 +17,8 @@ from packaging.utils import canonicalize_name
 
 from dispatcher import ChannelSettings, InvalidSettings, Message, Settings, TemporaryFailure
 from dispatcher.testing import a_message
-from dispatcher.transports import Checks, base, load, registry
-from dispatcher.transports.registry import SHIPPED
+from dispatcher.transports import Checks, base, load
+from dispatcher.transports.base import SHIPPED
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -91,7 +91,7 @@ def test_a_class_that_takes_a_timeout_is_given_that_of_the_settings(
 ) -> None:
     assert made("pigeons_for_tests:Pigeon").timeout == 7
     assert made("pigeons_for_tests:Pigeon", timeout=2).timeout == 2
-    monkeypatch.setitem(SHIPPED, "pigeon", registry.ShippedTransport("pigeons_for_tests:Pigeon"))
+    monkeypatch.setitem(SHIPPED, "pigeon", base.ShippedTransport("pigeons_for_tests:Pigeon"))
     assert made("pigeon").timeout == 7
     assert refused("pigeon", timeout=2).accepted == "transport_timeout instead"
 

@@ -45,7 +45,7 @@ from dispatcher.selection import Wanted
 from dispatcher.times.quiet_hours import Hours
 from dispatcher.times.zones import rules
 from dispatcher.transports import load
-from dispatcher.transports.registry import SHIPPED, find
+from dispatcher.transports.base import SHIPPED, find
 from tests.support.limiters import exported_limits
 
 Asks = Callable[[Dispatcher, Any], object]
