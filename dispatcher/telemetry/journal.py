@@ -148,26 +148,18 @@ class Journal:
                 late = late_seconds if message.attempt_count == 1 else None
                 meter.attempted(message.channel, outcome, late)
 
-        self._count(count)
+        self.count(count)
 
     def refused(self, error: DispatcherError) -> None:
         """Count a submit that was refused. The caller has the error, so no line is written."""
         reason = next((name for kind, name in _REASONS if isinstance(error, kind)), "other")
         quota = error.quota if isinstance(error, QuotaExceeded) else ""
-        self._count(lambda meter: meter.refused(reason, quota))
-
-    def swept(self, duty: str, did: Mapping[str, int] | None) -> None:
-        """Count a run of a duty, and how much it did; ``did`` is None where it failed."""
-        self._count(lambda meter: meter.swept(duty, did))
-
-    def item_rejected(self) -> None:
-        """Count an item of the broker that a worker deleted. It has written a line itself."""
-        self._count(lambda meter: meter.item_rejected())
+        self.count(lambda meter: meter.refused(reason, quota))
 
     def _counted(self, event: Event) -> None:
-        self._count(lambda meter: meter.on_event(event))
+        self.count(lambda meter: meter.on_event(event))
 
-    def _count(self, call: Callable[[Meter], object]) -> None:
+    def count(self, call: Callable[[Meter], object]) -> None:
         """Count. A meter that cannot, its disk being full say, must not hold up a message."""
         if self._meter is None:
             return

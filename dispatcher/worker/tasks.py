@@ -95,7 +95,6 @@ def made_here() -> App | None:
 
 @shared_task(name="dispatcher.deliver", **OPTIONS)
 def deliver(message_ids: list[str], channel: str = "", is_first: bool = True) -> None:
-    """Deliver these messages."""
     here().group_queue.deliver([*map(UUID, message_ids)], channel, is_first=is_first)
 
 
@@ -141,7 +140,7 @@ def enqueue_again(message_ids: list[UUID], **_: object) -> None:
 
 @item_rejected.connect
 def count_rejected(**_: object) -> None:
-    here().journal.item_rejected()
+    here().journal.count(lambda meter: meter.item_rejected())
     here().pulse.item_rejected()
 
 
@@ -162,14 +161,15 @@ def _count(app: App, duty: str, work: Callable[[], int | ReconcileResult]) -> No
     try:
         done = work()
     except DispatcherError as error:
-        app.journal.swept(duty, None)
+        app.journal.count(lambda meter: meter.swept(duty, None))
         if isinstance(error, Unavailable) and _is_news(str(error)):
             log.warning(
                 "sweep: %s failed, and others may for the same reason, which is logged once a "
                 "minute; beat starts it again: %s", duty, error,
             )  # fmt: skip
         raise
-    app.journal.swept(duty, {"messages": done} if isinstance(done, int) else asdict(done))
+    did = {"messages": done} if isinstance(done, int) else asdict(done)
+    app.journal.count(lambda meter: meter.swept(duty, did))
 
 
 def _is_news(text: str) -> bool:

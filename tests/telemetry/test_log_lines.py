@@ -84,7 +84,7 @@ def test_a_meter_that_fails_stops_counting_and_nothing_else(
     journal = Journal(meter=full)
     for _ in range(2):
         journal.tell(Transition.SENT, a_message())
-        journal.swept("rescue", {})
+        journal.count(lambda meter: meter.swept("rescue", {}))
     assert calls == ["on_event"]
     said = [each.getMessage() for each in lines.records if each.levelname == "ERROR"]
     assert said == ["metrics stopped in this process; restart it"]
