@@ -10,6 +10,7 @@ import random
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -41,6 +42,7 @@ Unsent = tuple[float, int, Group, Claim]
 its group, and the claim."""
 
 
+@dataclass(eq=False)
 class SenderPool:
     """At most ``most`` threads, which send the messages of a channel's groups.
 
@@ -50,20 +52,13 @@ class SenderPool:
     ``send`` makes one send and must not raise.
     """
 
-    def __init__(
-        self,
-        name: str,
-        send: Callable[[Group, Claim], Report],
-        clock: Clock,
-        *,
-        most: int,
-        destinations: Destinations | None = None,
-    ) -> None:
-        self.name = name
-        self._send = send
-        self._clock = clock
-        self._most = most
-        self._destinations = destinations
+    name: str
+    send: Callable[[Group, Claim], Report]
+    clock: Clock
+    most: int
+    destinations: Destinations | None = None
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers = count()
         self._left: list[Unsent] = []
@@ -100,8 +95,8 @@ class SenderPool:
         """
         unsent: list[tuple[Claim, timedelta]] = []
         with self._lock:
-            if self._destinations is not None:
-                unsent = self._destinations.withdraw(group, only_silent=only_silent)
+            if self.destinations is not None:
+                unsent = self.destinations.withdraw(group, only_silent=only_silent)
                 group.left -= len(unsent)
             if group.left and not only_silent:
                 unsent += [(claim, NO_WAIT) for _, _, owner, claim in self._left if owner is group]
@@ -134,7 +129,7 @@ class SenderPool:
             self._wakes_at.append(_ON_ITS_WAY)
             self._free.pop().release()
             return False
-        if self._threads == self._most:
+        if self._threads == self.most:
             return False
         self._wakes_at.append(_ON_ITS_WAY)
         self._threads += 1
@@ -168,7 +163,7 @@ class SenderPool:
         with self._lock:  # threads that neither wait nor are free are inside a send
             are_sending = self._threads > len(self._wakes_at) + len(self._free)
         if are_sending:
-            self._clock.sleep(_SPACING_SECONDS)
+            self.clock.sleep(_SPACING_SECONDS)
         with self._lock:
             self._wakes_at.remove(_ON_ITS_WAY)
         while True:
@@ -182,29 +177,29 @@ class SenderPool:
                 due_at, _, group, claim = unsent
                 group.left -= 1
                 self._wakes_at.append(due_at)
-            wait = due_at - self._clock.monotonic()
+            wait = due_at - self.clock.monotonic()
             if wait > 0:
-                self._clock.sleep(wait)
+                self.clock.sleep(wait)
             with self._lock:
                 self._wakes_at.remove(due_at)
                 must_start = self._call_thread()
             if must_start:
                 self._start()
             name = None
-            if self._destinations is not None:
-                name = self._destinations.name(claim.message)
+            if self.destinations is not None:
+                name = self.destinations.name(claim.message)
                 with self._lock:
-                    if not self._destinations.admit(name, unsent):
+                    if not self.destinations.admit(name, unsent):
                         group.left += 1
                         continue
-            self._report(group, self._send(group, claim), name)
+            self._report(group, self.send(group, claim), name)
 
     def _report(self, group: Group, report: Report, name: str | None) -> None:
         group.reports.append(report)
         with self._lock:
-            if self._destinations is not None:
+            if self.destinations is not None:
                 answered = report.answered if isinstance(report, EndedSend) else None
-                for unsent in self._destinations.leave(name, report.claim, answered=answered):
+                for unsent in self.destinations.leave(name, report.claim, answered=answered):
                     heappush(self._left, unsent)
             group.unreported -= 1
             if not group.unreported:
@@ -219,9 +214,10 @@ class SenderPool:
             return False
         if not self._comes_in_time():
             return True
-        return self._left[0][0] - self._clock.monotonic() <= _SOON_SECONDS
+        return self._left[0][0] - self.clock.monotonic() <= _SOON_SECONDS
 
 
+@dataclass(eq=False)
 class Destinations:
     """Admits a message to a sender, or parks it while its destination has all that it may have.
 
@@ -232,20 +228,13 @@ class Destinations:
     is called with the lock of the sender pool.
     """
 
-    def __init__(
-        self,
-        name_of: Callable[[Message], str | None],
-        *,
-        share: int,
-        timeout: float,
-        longest: timedelta,
-        clock: Clock,
-    ) -> None:
-        self._name_of = name_of
-        self._share = share
-        self._timeout = timeout
-        self._longest = longest.total_seconds()
-        self._clock = clock
+    name_of: Callable[[Message], str | None]
+    share: int
+    timeout: float
+    longest: timedelta
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._busy: Counter[str | None] = Counter()
         self._parked: defaultdict[str | None, deque[Unsent]] = defaultdict(deque)
         self._timeouts: dict[str, int] = {}
@@ -253,7 +242,7 @@ class Destinations:
 
     def name(self, message: Message) -> str | None:
         try:
-            name: object = self._name_of(message)
+            name: object = self.name_of(message)
             if name is None or isinstance(name, str):
                 return name
             problem = f"returned {type(name).__name__}, no text"
@@ -302,7 +291,7 @@ class Destinations:
         return unsent
 
     def _most(self, name: str | None) -> int:
-        return 1 if self._is_silent(name) else self._share
+        return 1 if self._is_silent(name) else self.share
 
     def _is_silent(self, name: str | None) -> bool:
         return name is not None and self._timeouts.get(name, 0) >= _TIMEOUTS_IN_A_ROW
@@ -327,12 +316,13 @@ class Destinations:
     def _turn(self, name: str | None) -> timedelta:
         if name is None or not self._is_silent(name):
             return NO_WAIT
-        now = self._clock.monotonic()
-        turn = max(now, self._turns.get(name, now)) + self._timeout * _APART
-        self._turns[name] = min(turn, now + self._longest)
-        if turn - now < self._longest:
+        now = self.clock.monotonic()
+        longest = self.longest.total_seconds()
+        turn = max(now, self._turns.get(name, now)) + self.timeout * _APART
+        self._turns[name] = min(turn, now + longest)
+        if turn - now < longest:
             return timedelta(seconds=turn - now)
-        return timedelta(seconds=self._longest * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+        return timedelta(seconds=longest * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
 
     def _forget_if_idle(self, name: str | None) -> None:
         if not self._busy[name]:
