@@ -11,8 +11,8 @@ import inspect
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 from uuid import UUID
 
 from dispatcher.errors import InvalidSettings, StoreUnavailable, load_named, quoted
@@ -51,14 +51,6 @@ KNOWN = tuple(dict.fromkeys(name for names in _NAMES.values() for name in names.
 Read = Callable[[Sequence[UUID]], Iterable[Message]]
 
 
-class _Call(NamedTuple):
-    """A hook to call with a message: which one, by its status. Without ``message`` it is read."""
-
-    message_id: UUID
-    message: Message | None
-    names: Mapping[Status, str]
-
-
 class Hooks:
     """Calls ``target.on_sent(message)`` and its like with messages as ``read`` returns them."""
 
@@ -72,7 +64,7 @@ class Hooks:
             for kind, names in _NAMES.items()
             if not self._calls.keys().isdisjoint(names.values())
         }
-        self._waiting: deque[_Call] = deque()
+        self._waiting: deque[Event] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_ending = False
@@ -83,13 +75,9 @@ class Hooks:
 
         In any case where it was accepted or moved: the event has the message as it was then.
         """
-        if event.kind not in self._hooked:
-            return
-        names = _NAMES[event.kind]
-        if event.kind not in _AT_HAND:
-            self._add(_Call(event.message_id, None, names))
-        elif event.message is not None:
-            self._add(_Call(event.message_id, event.message, names))
+        if event.kind in self._hooked:
+            # A message that is read later is not kept until then: its body may be long.
+            self._add(event if event.kind in _AT_HAND else event._replace(message=None))
 
     def close(self, timeout: float = _LAST_WORDS_SECONDS) -> None:
         """Tell what waits, for so many seconds at most."""
@@ -105,10 +93,10 @@ class Hooks:
                     len(self._waiting) + self._in_hand,
                 )
 
-    def _add(self, call: _Call) -> None:
+    def _add(self, event: Event) -> None:
         with self._changed:
             if len(self._waiting) < _MOST_WAITING:
-                self._waiting.append(call)
+                self._waiting.append(event)
             else:
                 self._dropped += 1
             if self._thread is None and not self._is_ending:
@@ -123,7 +111,7 @@ class Hooks:
                         return
                     self._changed.wait()
                 self._in_hand = min(_AT_ONCE, len(self._waiting))
-                calls = [self._waiting.popleft() for _ in range(self._in_hand)]
+                events = [self._waiting.popleft() for _ in range(self._in_hand)]
                 dropped, self._dropped = self._dropped, 0
             if dropped:
                 log.warning(
@@ -131,22 +119,22 @@ class Hooks:
                     dropped,
                 )
             try:
-                self._make(calls)
+                self._call_all(events)
             except Exception as error:  # noqa: BLE001 - its thread must not end
                 # Its text may quote a body.
                 kind = type(error).__name__
-                log.error("hooks not called for %d messages: %s", len(calls), kind)  # noqa: TRY400 - same
+                log.error("hooks not called for %d messages: %s", len(events), kind)  # noqa: TRY400 - same
 
-    def _make(self, calls: Sequence[_Call]) -> None:
-        unread = [call.message_id for call in calls if call.message is None]
+    def _call_all(self, events: Sequence[Event]) -> None:
+        unread = [event.message_id for event in events if event.kind not in _AT_HAND]
         try:
             read = {message.id: message for message in self._read(unread)} if unread else {}
         except StoreUnavailable as error:
             log.warning("hooks not called for %d messages: %s", len(unread), error)
             read = {}
-        for call in calls:
-            message = call.message or read.get(call.message_id)
-            name = "" if message is None else call.names.get(message.status, "")
+        for event in events:
+            message = event.message or read.get(event.message_id)
+            name = "" if message is None else _NAMES[event.kind].get(message.status, "")
             if message is not None and name in self._calls:
                 self._call(name, message)
             self._in_hand -= 1
