@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 from math import inf
-from operator import ge, gt, le, lt
 from typing import Any, Literal, NamedTuple, Self
 from uuid import UUID
 
 from sqlalchemy import (
-    Column,
     ColumnElement,
     Row,
     Select,
@@ -146,45 +145,60 @@ class StoredVersion(NamedTuple):
 
 
 class _IndexScan(NamedTuple):
-    """The index along which messages are read: the primary key, or one of ``value`` and id.
+    """The index along which messages are read, and the conditions that lead to it.
 
-    The column of ``value`` is compared as a range, and ordered by: were it compared for equality, a
-    database might read the primary key in its order until enough is found. ``where`` leads to the
-    index and to the partitions.
+    A column before the last one has one value, and is compared as a range: were it compared for
+    equality, a database might read the primary key in its order until enough is found.
 
-    ``by_row``: ids are compared together with ``value``. For the row ``(value, id)`` PostgreSQL
-    reads all that have the value in the index, and may sort it; without it, it may read and sort a
-    stretch of whole messages where ``where`` makes it expect too few.
+    ``value``: that of the first column, where the last one is compared together with it. For the
+    row ``(value, id)`` PostgreSQL reads all that have the value in the index, and may sort it;
+    without it, it may read and sort a stretch of whole messages where it expects too few.
     """
 
     columns: Sequence[ColumnElement[Any]]
+    where: Sequence[ColumnElement[bool]]
+    oldest_first: bool = True
     value: str | None = None
-    where: Sequence[ColumnElement[bool]] = ()
-    by_row: bool = False
 
     @property
-    def bounds(self) -> list[ColumnElement[bool]]:
-        if self.value is None:
-            return [*self.where]
-        return [*self.where, self.columns[0].between(self.value, self.value)]
+    def order(self) -> list[ColumnElement[Any]]:
+        return [each.asc() if self.oldest_first else each.desc() for each in self.columns]
 
-    def between(
-        self, cursor: UUID | None, end: UUID | None, *, oldest_first: bool
-    ) -> list[ColumnElement[bool]]:
-        found = []
-        if cursor is not None:
-            by, edge = self._compared(cursor)
-            found.append(by > edge if oldest_first else by < edge)
+    def between(self, start: Any, end: Any) -> list[ColumnElement[bool]]:
+        """Return the conditions of what lies behind ``start``, up to ``end``; None for no bound."""
+        bounds: list[ColumnElement[bool]] = []
+        if start is not None:
+            by, edge = self._compared(start)
+            bounds.append(by > edge if self.oldest_first else by < edge)
         if end is not None:
             by, edge = self._compared(end)
-            found.append(by <= edge if oldest_first else by >= edge)
-        return found
+            bounds.append(by <= edge if self.oldest_first else by >= edge)
+        return bounds
 
-    def _compared(self, message_id: UUID) -> tuple[ColumnElement[Any], Any]:
-        if not self.by_row:
-            return self.columns[-1], message_id
-        edge = zip((self.value, message_id), self.columns, strict=True)
-        return tuple_(*self.columns), tuple_(*(literal(each, by.type) for each, by in edge))
+    def _compared(self, edge: Any) -> tuple[ColumnElement[Any], Any]:
+        if self.value is None:
+            return self.columns[-1], edge
+        row = zip((self.value, edge), self.columns, strict=True)
+        return tuple_(*self.columns), tuple_(*(literal(each, by.type) for each, by in row))
+
+    def stretches(
+        self, database: Database, *, start: Any = None, size: int
+    ) -> Iterator[tuple[Any, Any]]:
+        """Part the messages by the index, so that no statement takes long.
+
+        Each stretch of so many, or more where many have one value, is yielded as the edges of
+        :meth:`between`; the last one has no end. An index alone tells the edges, so the statement
+        that reads a stretch need not read it in an order.
+        """
+        last_two = select(self.columns[-1]).where(*self.where).order_by(*self.order)
+        last_two = last_two.offset(size - 1).limit(2)
+        while True:
+            rows = database.read(last_two.where(*self.between(start, None)))
+            end = rows[0][0] if len(rows) > 1 else None
+            yield start, end
+            if end is None:
+                return
+            start = end
 
 
 class Listing:
@@ -233,37 +247,26 @@ class Listing:
         oldest_first: bool,
     ) -> Iterator[tuple[Sequence[Row[Any]], UUID | None]]:
         """Yield rows like :meth:`pages`, with the id up to which it looked, None at the end."""
-        found_by_index, scan = _is_found_by_index(wanted), self._scan(wanted)
+        found_by_index = _is_found_by_index(wanted)
+        scan = self._scan(wanted, before, oldest_first=oldest_first)
         where = self._conditions(wanted, scan)
-        bounds = self._bounds(wanted.made_after, before) + scan.bounds
         start = after or wanted.made_after if oldest_first else after
-        cursor: UUID | None = start
-        end: UUID | None = None
-        is_last = found_by_index
-        while True:
-            if end is None and not is_last:
-                end = self._edge(scan, cursor, bounds, oldest_first=oldest_first, many=_EXAMINED)
-                is_last = end is None
-            stretch = scan.between(cursor, end, oldest_first=oldest_first)
-            if found_by_index:  # one statement, which no stretch bounds
-                query = self._found_by_index(
-                    wanted, where + bounds + stretch, columns, size, oldest_first=oldest_first
-                )
-            else:
-                # Not by their ids: PostgreSQL would look for each of them in every partition.
-                order = _order(scan.columns, oldest_first=oldest_first)
-                query = (
-                    select(*columns).where(*where, *bounds, *stretch).order_by(*order).limit(size)
-                )
-            rows = self._database.read(query)
-            if len(rows) == size:
-                cursor = rows[-1].id
-            elif end is None:
-                yield rows, None
-                return
-            else:
-                cursor, end = end, None
-            yield rows, cursor
+        stretches: Iterable[tuple[UUID | None, UUID | None]] = [(start, None)]
+        if not found_by_index:
+            stretches = scan.stretches(self._database, start=start, size=_EXAMINED)
+        for begin, end in stretches:
+            cursor, is_full = begin, True
+            while is_full:
+                these = where + scan.between(cursor, end)
+                if found_by_index:
+                    query = self._found_by_index(wanted, these, columns, size, scan)
+                else:
+                    # Not by their ids: PostgreSQL would look for each of them in every partition.
+                    query = select(*columns).where(*these).order_by(*scan.order).limit(size)
+                rows = self._database.read(query)
+                is_full = len(rows) == size
+                cursor = rows[-1].id if is_full else end
+                yield rows, cursor
 
     def _found_by_index(
         self,
@@ -271,8 +274,7 @@ class Listing:
         where: Sequence[ColumnElement[bool]],
         columns: Sequence[ColumnElement[Any]],
         size: int,
-        *,
-        oldest_first: bool,
+        scan: _IndexScan,
     ) -> Select[Any]:
         """Return the query of what an index of its own leads to: ids first, by that index alone."""
         message_id = self._tables.messages.c.id
@@ -280,9 +282,8 @@ class Listing:
         if wanted.status is not Status.HELD:
             # By an expression, or the primary key would be read in its order until enough is found.
             by = func.coalesce(message_id, message_id)
-        ids = select(message_id).where(*where).order_by(*_order([by], oldest_first=oldest_first))
-        query = self._tables.found_by(ids.limit(size), columns)
-        return query.order_by(*_order([message_id], oldest_first=oldest_first))
+        ids = select(message_id).where(*where).order_by(*scan._replace(columns=[by]).order)
+        return self._tables.found_by(ids.limit(size), columns).order_by(*scan.order)
 
     def page(
         self,
@@ -335,14 +336,17 @@ class Listing:
         patience: timedelta | None,
     ) -> tuple[list[Row[Any]], UUID | None]:
         found: list[Row[Any]] = []
-        until = None if patience is None else self._clock.monotonic() + patience.total_seconds()
+        until = self._until(patience)
         for rows, looked in stretches:
             found += rows
             if len(found) > limit:
                 return found[:limit], found[limit - 1].id
-            if until is not None and self._clock.monotonic() >= until:
+            if self._clock.monotonic() >= until:
                 return found, looked
         return found, None
+
+    def _until(self, patience: timedelta | None) -> float:
+        return inf if patience is None else self._clock.monotonic() + patience.total_seconds()
 
     def count(self, wanted: Selection) -> int:
         return sum(many for some in self.counts(wanted).values() for many in some.values())
@@ -359,25 +363,25 @@ class Listing:
         Between two statements it may end: after ``patience``, or when it has counted ``most``.
         """
         messages, scan = self._tables.messages, self._scan(wanted)
-        bounds = self._bounds(wanted.made_after, None) + scan.bounds
-        where = self._conditions(wanted, scan) + bounds
+        where = self._conditions(wanted, scan)
         kinds = (messages.c.channel, messages.c.status)
-        until = None if patience is None else self._clock.monotonic() + patience.total_seconds()
-        many_at_once = _COUNTED if patience is None else _EXAMINED
+        until = self._until(patience)
         counted = select(*kinds, func.count()).where(*where).group_by(*kinds)
         found: dict[str, Counter[Status]] = {}
-        cursor, is_last = wanted.made_after, _is_found_by_index(wanted)
-        while True:
-            stretch: list[ColumnElement[bool]] = []
-            if not is_last:
-                end = self._edge(scan, cursor, scan.bounds, oldest_first=True, many=many_at_once)
-                stretch = scan.between(cursor, end, oldest_first=True)
-                cursor, is_last = end, end is None
-            for channel, status, many in self._database.read(counted.where(*stretch)):
+        stretches: Iterable[tuple[UUID | None, UUID | None]] = [(wanted.made_after, None)]
+        if not _is_found_by_index(wanted):
+            size = _COUNTED if patience is None else _EXAMINED
+            stretches = scan.stretches(self._database, start=wanted.made_after, size=size)
+        end = None
+        for start, end in stretches:
+            for channel, status, many in self._database.read(
+                counted.where(*scan.between(start, end))
+            ):
                 found.setdefault(channel, Counter())[Status(status)] += many
             is_enough = sum(some.total() for some in found.values()) >= most
-            if is_last or is_enough or (until is not None and self._clock.monotonic() >= until):
-                return {channel: dict(found[channel]) for channel in sorted(found)}, is_last
+            if is_enough or self._clock.monotonic() >= until:
+                break
+        return {channel: dict(found[channel]) for channel in sorted(found)}, end is None
 
     def campaigns(self, *, after: str = "") -> Iterator[str]:
         """Yield the campaigns by name; each is one look into their index."""
@@ -412,43 +416,27 @@ class Listing:
             row.tail,
         )
 
-    def _edge(
-        self,
-        scan: _IndexScan,
-        cursor: UUID | None,
-        bounds: Sequence[ColumnElement[bool]],
-        *,
-        oldest_first: bool,
-        many: int,
-    ) -> UUID | None:
-        messages = self._tables.messages
-        query = (
-            select(messages.c.id)
-            .where(*scan.between(cursor, None, oldest_first=oldest_first), *bounds)
-            .order_by(*_order(scan.columns, oldest_first=oldest_first))
-            .offset(many - 1)
-            .limit(1)
-        )
-        rows = self._database.read(query)
-        return rows[0].id if rows else None
-
-    def _scan(self, wanted: Selection) -> _IndexScan:
+    def _scan(
+        self, wanted: Selection, before: UUID | None = None, *, oldest_first: bool = True
+    ) -> _IndexScan:
         tables, row = self._tables, self._tables.messages.c
+        where = [] if before is None else [row.id < before]
+        if wanted.made_after is not None:
+            where.append(row.id > wanted.made_after)
+        columns: list[ColumnElement[Any]] = [row.id]
+        value: Status | None = None
         if _is_found_by_index(wanted):
-            return _IndexScan([row.id])
-        if wanted.campaign is not None:
-            return _IndexScan([row.campaign, row.id], wanted.campaign)
-        if wanted.status in _UNSENT and self._database.backend.has_partial_indexes:
-            where = [tables.has_ended, tables.is_unsent]
-            return _IndexScan([row.status, row.id], wanted.status, where, by_row=True)
-        if wanted.status is not None:
-            return _IndexScan([row.id], where=[tables.lies_with(wanted.status)])
-        return _IndexScan([row.id])
-
-    def _bounds(self, made_after: UUID | None, before: UUID | None) -> list[ColumnElement[bool]]:
-        by = self._tables.messages.c.id
-        found = [] if before is None else [by < before]
-        return found if made_after is None else [*found, by > made_after]
+            pass
+        elif wanted.campaign is not None:
+            columns.insert(0, row.campaign)
+            where.append(row.campaign.between(wanted.campaign, wanted.campaign))
+        elif wanted.status in _UNSENT and self._database.backend.has_partial_indexes:
+            columns.insert(0, row.status)
+            value = wanted.status
+            where += [tables.has_ended, tables.is_unsent, row.status.between(value, value)]
+        elif wanted.status is not None:
+            where.append(tables.lies_with(wanted.status))
+        return _IndexScan(columns, where, oldest_first, value)
 
     def _conditions(self, wanted: Selection, scan: _IndexScan) -> list[ColumnElement[bool]]:
         tables = self._tables
@@ -458,7 +446,7 @@ class Listing:
             messages.c.scope: wanted.scope,
         }
         one_of = [messages.c.channel.in_(wanted.channels)] if wanted.channels else []
-        where: list[ColumnElement[bool]] = [tables.is_message, *one_of]
+        where: list[ColumnElement[bool]] = [tables.is_message, *one_of, *scan.where]
         where += [column == value for column, value in named.items() if value is not None]
         where += [_counts_against(messages, kind, name) for kind, name in wanted.scopes]
         if wanted.campaign is not None and _is_found_by_index(wanted):
@@ -513,11 +501,9 @@ class Figures:
                 .where(has_status, place)
                 .group_by(row.channel, row.status)
             )
-            edge = None
-            for stretch, ends_before in self._stretches(by, has_status):
-                edge = ends_before
-                for channel, status, many in self._database.read(query.where(*stretch)):
-                    found.setdefault(channel, Counter())[Status(status)] += many
+            rows, edge = self._counted(query, _IndexScan([by], [has_status]))
+            for channel, status, many in rows:
+                found.setdefault(channel, Counter())[Status(status)] += many
             complete = complete and edge is None
         by_channel = {name: dict(found[name]) for name in sorted(found)}
         return Counts(now=now, since=since, by_channel=by_channel, complete=complete)
@@ -562,14 +548,13 @@ class Figures:
             .group_by(minute, row.status)
         )
         found: dict[datetime, Counter[str]] = {}
-        edge = None
-        for stretch, ends_before in self._stretches(row.finished_at, ended, latest_first=True):
-            edge = ends_before
-            for at, status, many, late in self._database.read(query.where(*stretch)):
-                hour = found.setdefault(at.replace(minute=0), Counter())
-                hour[status] += many
-                if status == Status.SENT:
-                    hour["late"] += int(late)
+        latest_first = _IndexScan([row.finished_at], [ended], oldest_first=False)
+        rows, edge = self._counted(query, latest_first)
+        for at, status, many, late in rows:
+            hour = found.setdefault(at.replace(minute=0), Counter())
+            hour[status] += many
+            if status == Status.SENT:
+                hour["late"] += int(late)
         return [
             EndedInHour(at=at, **{name: found.get(at, Counter())[name] for name in _ENDED})
             for at in hours
@@ -593,15 +578,13 @@ class Figures:
         )
         by_channel: dict[str, Counter[datetime]] = {}
         late: Counter[str] = Counter()
-        edge = None
-        for stretch, ends_before in self._stretches(messages.c.enqueue_at, *where):
-            edge = ends_before
-            for channel, at, many in self._database.read(query.where(*stretch)):
-                some = by_channel.setdefault(channel, Counter())
-                if at < start:
-                    late[channel] += many
-                else:
-                    some[at] += many
+        rows, edge = self._counted(query, _IndexScan([messages.c.enqueue_at], where))
+        for channel, at, many in rows:
+            some = by_channel.setdefault(channel, Counter())
+            if at < start:
+                late[channel] += many
+            else:
+                some[at] += many
         return DueByMinute(
             start=start,
             by_channel={name: dict(by_channel[name]) for name in sorted(by_channel)},
@@ -611,34 +594,18 @@ class Figures:
             counted_until=end if edge is None else edge - self._put_off,
         )
 
-    def _stretches(
-        self, by: Column[Any], *where: ColumnElement[bool], latest_first: bool = False
-    ) -> Iterator[tuple[list[ColumnElement[bool]], Any]]:
-        """Yield conditions that part those messages by an index, so that no statement takes long.
+    def _counted(self, query: Select[Any], scan: _IndexScan) -> tuple[list[Any], Any]:
+        """Return what a query counts in each stretch, and where it ended: after 1,000,000, or None.
 
-        Each is yielded with the value of ``by`` before which it ends, which is None for the last
-        one; with ``latest_first`` all run the other way. They end after 1,000,000 messages, or more
-        where many have one value: these are in one stretch. An index alone tells the edges, so the
-        statement that counts a stretch need not read it in an order.
+        Of what the index has before that edge, by its order, all is counted.
         """
         size = min(_COUNTED, MOST_COUNTED)
-        onward, beyond, before = (le, lt, gt) if latest_first else (ge, gt, lt)
-        order = by.desc() if latest_first else by.asc()
-        values = select(by).where(*where).order_by(order).limit(1)
-        cursor: Any = None
-        for _ in range(MOST_COUNTED // size):
-            stretch = [] if cursor is None else [onward(by, cursor)]
-            edge = self._first(values.where(*stretch).offset(size))
-            if edge is not None and edge == cursor:
-                edge = self._first(values.where(beyond(by, cursor)))
-            yield stretch if edge is None else [*stretch, before(by, edge)], edge
-            if edge is None:
-                return
-            cursor = edge
-
-    def _first(self, query: Select[Any]) -> Any:
-        rows = self._database.read(query)
-        return rows[0][0] if rows else None
+        stretches = scan.stretches(self._database, size=size)
+        rows: list[Any] = []
+        end = None
+        for start, end in islice(stretches, MOST_COUNTED // size):
+            rows += self._database.read(query.where(*scan.between(start, end)))
+        return rows, end
 
     def busiest(self, of: Of, *, within: timedelta, limit: int) -> tuple[list[DueCount], bool]:
         messages = self._tables.messages
@@ -696,7 +663,3 @@ def _counts_against(messages: Table, kind: str, name: str) -> ColumnElement[bool
         return and_(messages.c.channel == channel, messages.c.channel == name)
     named: ColumnElement[bool] = messages.c.scopes[kind].as_string() == name
     return named
-
-
-def _order(by: Sequence[ColumnElement[Any]], *, oldest_first: bool) -> list[ColumnElement[Any]]:
-    return [each.asc() if oldest_first else each.desc() for each in by]
