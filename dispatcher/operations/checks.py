@@ -239,13 +239,12 @@ def store_indexes(doctor: Doctor) -> Finding:
 
 
 def store_durability(doctor: Doctor) -> Finding:
-    found, unsafe, remedy = doctor.store.durability()
-    if not unsafe:
-        return ok(", ".join(f"{name} {value}" for name, value in found.items()))
-    wrong = ", ".join(f"{name} is {found[name]}" for name in unsafe)
-    return warning(
-        f"{wrong}: messages that were accepted can be lost when the machine dies", remedy
-    )
+    durability = doctor.store.durability()
+    if not durability.unsafe:
+        return ok(", ".join(f"{name} {value}" for name, value in durability.found.items()))
+    wrong = ", ".join(f"{name} is {durability.found[name]}" for name in durability.unsafe)
+    danger = "messages that were accepted can be lost when the machine dies"
+    return warning(f"{wrong}: {danger}", durability.remedy)
 
 
 def store_encoding(doctor: Doctor) -> Finding:

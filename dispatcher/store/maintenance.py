@@ -45,7 +45,6 @@ from dispatcher.store.reservations import (
     Settled,
     give_up,
     reservation_columns,
-    time_columns,
 )
 from dispatcher.store.schema import CLOCK_STEP, Tables
 from dispatcher.times.send_time import to_ms
@@ -346,8 +345,12 @@ class StoreMaintenance:
         )
 
     def reserved_times(self, message_ids: Sequence[UUID]) -> dict[UUID, ReservedTime]:
-        rows = self._holding(time_columns(self._tables), message_ids)
-        return {row.id: ReservedTime(row.send_at, row.tail) for row in rows}
+        states = self.reservation_states(message_ids, grace=timedelta(0))
+        return {
+            message_id: ReservedTime(state.row.send_at, state.row.tail)
+            for message_id, state in states.items()
+            if state.holds
+        }
 
     def reservation_states(
         self, message_ids: Sequence[UUID], *, grace: timedelta
@@ -523,12 +526,6 @@ class StoreMaintenance:
             if more:  # redundant: MariaDB does not seek in an index by a tuple
                 behind = [key[0] >= first, tuple_(*key) > tuple_(*last)]
             page = query.where(*behind)
-
-    def _holding(
-        self, columns: tuple[Column[Any], ...], message_ids: Sequence[UUID]
-    ) -> list[Row[Any]]:
-        query = select(*columns).where(~self._tables.holds_no_reservation)
-        return self._database.read_of(query, self._tables.messages.c.id, message_ids)
 
 
 def overdue(tables: Tables, channels: Collection[str], after: timedelta) -> ColumnElement[bool]:

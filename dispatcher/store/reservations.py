@@ -78,11 +78,6 @@ def reservation_columns(tables: Tables) -> tuple[Column[Any], ...]:
     return row.id, row.scope, row.send_at, row.channel, row.scopes, row.tail
 
 
-def time_columns(tables: Tables) -> tuple[Column[Any], ...]:
-    row = tables.messages.c
-    return row.id, row.send_at, row.tail
-
-
 class Settled(NamedTuple):
     """The state of messages after :func:`give_up`.
 
@@ -108,10 +103,10 @@ def give_up(database: Database, message_ids: Sequence[UUID]) -> Settled:
         )  # fmt: skip
         if not database.backend.has_one_writer:
             _take_singly(database, ordered)
-    query = select(
-        *time_columns(tables), messages.c.status, tables.holds_no_reservation.label("ended")
-    ).where(database.one_of(messages.c.id, ordered))
-    rows = database.read(query)
+    row = messages.c
+    ended = tables.holds_no_reservation.label("ended")
+    query = select(row.id, row.send_at, row.tail, row.status, ended)
+    rows = database.read_of(query, row.id, ordered)
     void = {row.id for row in rows if row.status == VOID}
     holding = {row.id: ReservedTime(row.send_at, row.tail) for row in rows if not row.ended}
     return Settled(holding, void, set(ordered) - {row.id for row in rows})

@@ -100,11 +100,11 @@ class StoreSurvey:
 
         def ask(connection: Connection) -> dict[str, str]:
             return {
-                name: str(connection.exec_driver_sql(backend.setting_query(name)).scalar_one())
+                name: str(connection.exec_driver_sql(backend.shows.format(name)).scalar_one())
                 for name in backend.durable.safe
             }
 
-        return backend.durable.judge(self._database.run(ask))
+        return backend.durable._replace(found=self._database.run(ask))
 
     def encoding(self) -> str:
         return self._database.encoding
@@ -128,41 +128,40 @@ class StoreSurvey:
         return timedelta(0)
 
     def not_enqueued(self, *, older_than: timedelta) -> LateCount:
-        messages = self._tables.messages
-        return self._late(messages.c.enqueue_at, Status.SCHEDULED, older_than)
+        is_scheduled = self._tables.is_plainly(Status.SCHEDULED)
+        return self._late(self._tables.messages.c.enqueue_at, older_than, is_scheduled)
 
     def overdue(self, *, older_than: timedelta, grace: timedelta) -> LateCount:
         """Return the messages that were due longer ago and are not claimed.
 
         Each may be enqueued again ``grace`` after it was due: with that the index finds them.
         """
-        messages = self._tables.messages
-        where = overdue_since(self._tables, older_than, grace)
-        return self._late(messages.c.next_attempt_at, Status.SCHEDULED, older_than, *where)
+        is_scheduled = self._tables.is_plainly(Status.SCHEDULED)
+        where = (is_scheduled, *overdue_since(self._tables, older_than, grace))
+        return self._late(self._tables.messages.c.next_attempt_at, older_than, *where)
 
     def waiting(self, *, older_than: timedelta) -> LateCount:
         """Return the messages whose send time is longer ago and whose next attempt is to come."""
-        messages = self._tables.messages
-        to_come = messages.c.next_attempt_at > database_now()
-        return self._late(messages.c.send_at, Status.SCHEDULED, older_than, to_come)
+        row, is_scheduled = self._tables.messages.c, self._tables.is_plainly(Status.SCHEDULED)
+        to_come = row.next_attempt_at > database_now()
+        return self._late(row.send_at, older_than, is_scheduled, to_come)
 
     def not_rescued(self, *, older_than: timedelta) -> LateCount:
-        messages = self._tables.messages
-        return self._late(messages.c.claim_expires_at, Status.SENDING, older_than)
+        is_sending = self._tables.is_plainly(Status.SENDING)
+        return self._late(self._tables.messages.c.claim_expires_at, older_than, is_sending)
 
     def late_notifications(self, *, older_than: timedelta) -> LateCount:
         messages = self._tables.messages
         since = func.coalesce(messages.c.finished_at, messages.c.next_attempt_at)
         is_due, _ = self._database.backend.due_notifications(self._tables)
-        return self._late_where(since, older_than, is_due)
+        return self._late(since, older_than, is_due)
 
     def unknown_channels(self, known: Collection[str]) -> dict[str, int]:
         messages = self._tables.messages
         query = (
             select(messages.c.channel, func.count().label("many"))
             .where(
-                self._tables.is_live,
-                messages.c.status == Status.SCHEDULED.value,
+                self._tables.is_plainly(Status.SCHEDULED),
                 messages.c.channel.notin_(list(known)),
             )
             .group_by(messages.c.channel)
@@ -170,12 +169,7 @@ class StoreSurvey:
         )
         return {each.channel: each.many for each in self._database.read(query)}
 
-    def _late(self, since: Any, status: Status, older_than: timedelta, *more: Any) -> LateCount:
-        tables = self._tables
-        has_status = tables.messages.c.status == status.value
-        return self._late_where(since, older_than, tables.is_live, has_status, *more)
-
-    def _late_where(self, since: Any, older_than: timedelta, *where: Any) -> LateCount:
+    def _late(self, since: Any, older_than: timedelta, *where: Any) -> LateCount:
         now = database_now()
         before = later(now, -older_than)
         query = select(func.count(), func.min(since), now).where(since <= before, *where)

@@ -80,9 +80,8 @@ def test_tables_of_another_program_stop_the_worker() -> None:
     standing = SchemaStanding(None, "0001", ("0001",), is_known=True, obstacle=obstacle)
     found = checks.store_migrations(standing)
     assert (found.level, found.stops_worker) == (ERROR, True)
-    assert (found.found, found.remedy) == (
-        "the database cannot be migrated: it has dispatcher_messages", "set another table_prefix",
-    )  # fmt: skip
+    assert found.found == "the database cannot be migrated: it has dispatcher_messages"
+    assert found.remedy == "set another table_prefix"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +99,8 @@ def test_tables_of_another_program_stop_the_worker() -> None:
 def test_a_database_that_acknowledges_too_early_is_warned_of(
     durable: Any, settings: dict[str, str], level: Level
 ) -> None:
-    doctor: Any = SimpleNamespace(store=SimpleNamespace(durability=lambda: durable.judge(settings)))
+    durability = durable._replace(found=settings)
+    doctor: Any = SimpleNamespace(store=SimpleNamespace(durability=lambda: durability))
     assert checks.store_durability(doctor).level is level
 
 

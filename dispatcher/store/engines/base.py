@@ -100,22 +100,16 @@ class InsertFailed(Exception):
 
 
 class Durability(NamedTuple):
-    """What of the settings in ``found`` is ``unsafe``, so that a crash may lose commits."""
-
-    found: Mapping[str, str]
-    unsafe: tuple[str, ...]
-    remedy: str
-
-
-class DurableSettings(NamedTuple):
-    """The settings on which it depends that a commit is kept, and their ``safe`` values."""
+    """The settings on which it depends that a commit is kept: ``safe`` values, and those found."""
 
     safe: Mapping[str, tuple[str, ...]]
     remedy: str
+    found: Mapping[str, str] = {}
 
-    def judge(self, found: Mapping[str, str]) -> Durability:
-        unsafe = tuple(name for name, safe in self.safe.items() if found[name].lower() not in safe)
-        return Durability(found, unsafe, self.remedy)
+    @property
+    def unsafe(self) -> list[str]:
+        """The settings by which a crash may lose commits."""
+        return [name for name, safe in self.safe.items() if self.found[name].lower() not in safe]
 
 
 class Slot(NamedTuple):
@@ -177,7 +171,9 @@ class StoreEngine(ABC):
     """What SQLAlchemy may call it on a caller's connection."""
     begin: ClassVar[str] = "BEGIN"
     """The statement that begins a transaction which writes."""
-    durable: ClassVar[DurableSettings]
+    durable: ClassVar[Durability]
+    shows: ClassVar[str]
+    """The statement that shows one of the settings of ``durable``."""
     changes_at_once: ClassVar[bool] = True
     """Whether :meth:`update_returning` is one statement; else it needs a transaction."""
     copies: ClassVar[bool] = False
@@ -331,10 +327,6 @@ class StoreEngine(ABC):
     def unset_behind_pooler(self, _connection: Connection) -> tuple[str, ...] | None:
         """Name the timeouts that a pooler's sessions lack; None where no pooler is in between."""
         return None
-
-    @abstractmethod
-    def setting_query(self, name: str) -> str:
-        """Return the statement that shows one of the settings of ``durable``."""
 
     @abstractmethod
     def migrating(self, connection: Connection) -> AbstractContextManager[None]:

@@ -39,7 +39,7 @@ from dispatcher.errors import StoreUnavailable
 from dispatcher.message import Status
 from dispatcher.store.engines.base import (
     Backlog,
-    DurableSettings,
+    Durability,
     Housekeeping,
     Location,
     Prepared,
@@ -162,10 +162,11 @@ class MariaDBConnection(pymysql.Connection):
 
 class MariaDBEngine(StoreEngine):
     names = MARIADB
-    durable = DurableSettings(
+    durable = Durability(
         {"innodb_flush_log_at_trx_commit": ("1",)},
         "set innodb_flush_log_at_trx_commit = 1 in the server's configuration",
     )
+    shows = "SELECT @@GLOBAL.{}"
     changes_at_once = False
     sees_a_snapshot = True
     has_partial_indexes = False
@@ -268,9 +269,6 @@ class MariaDBEngine(StoreEngine):
 
     def location(self, connection: Connection) -> Location:
         return frozenset({tuple(connection.execute(_LOCATION).one())})
-
-    def setting_query(self, name: str) -> str:
-        return f"SELECT @@GLOBAL.{name}"
 
     def housekeeping(self, connection: Connection, _tables: Tables) -> Housekeeping:
         undo = connection.execute(_UNDO).one_or_none()

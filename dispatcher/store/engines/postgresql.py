@@ -44,7 +44,7 @@ from dispatcher.store.engines import partitions
 from dispatcher.store.engines.base import (
     Backlog,
     Days,
-    DurableSettings,
+    Durability,
     Housekeeping,
     InsertFailed,
     Location,
@@ -166,10 +166,11 @@ class PooledCursor(psycopg.Cursor[Any]):
 
 class PostgreSQLEngine(partitions.PartitionedEngine):
     names = ("postgresql",)
-    durable = DurableSettings(
+    durable = Durability(
         {"fsync": ("on",), "synchronous_commit": ("on", "remote_apply")},
         "set fsync = on in postgresql.conf, and leave synchronous_commit out of the URL",
     )
+    shows = "SHOW {}"
     copies = True
     takes_arrays = True
     has_encodings = True
@@ -257,9 +258,6 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
             return None
         values = {name: connection.exec_driver_sql(f"SHOW {name}").scalar() for name in _TIMEOUTS}
         return tuple(name for name, value in values.items() if value == "0")
-
-    def setting_query(self, name: str) -> str:
-        return f"SHOW {name}"
 
     def encoding(self, connection: Connection, _tables: Tables) -> str:
         return str(connection.exec_driver_sql("SHOW server_encoding").scalar_one())

@@ -13,7 +13,7 @@ from sqlalchemy.dialects.sqlite import insert
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.store.engines.base import (
-    DurableSettings,
+    Durability,
     Location,
     StoreEngine,
     files_of,
@@ -28,10 +28,11 @@ _BETWEEN_WAL_TRIES_SECONDS = 0.05
 class SQLiteEngine(StoreEngine):
     names = ("sqlite",)
     begin = "BEGIN IMMEDIATE"
-    durable = DurableSettings(
+    durable = Durability(
         {"journal_mode": ("wal",), "synchronous": ("2", "3")},
         "keep the file on a local disk that takes WAL, and let no other program change it",
     )
+    shows = "PRAGMA {}"
     has_one_writer = True
     rebuilds_tables = True
 
@@ -83,9 +84,6 @@ class SQLiteEngine(StoreEngine):
     def location(self, connection: Connection) -> Location:
         attached = connection.exec_driver_sql("PRAGMA database_list")
         return files_of(Path(row[2]) for row in attached if row[2])
-
-    def setting_query(self, name: str) -> str:
-        return f"PRAGMA {name}"
 
     @contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:
