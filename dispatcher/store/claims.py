@@ -114,17 +114,32 @@ class Claims:
         self._ttl = ttl
         not_suppressed = ~tables.is_suppressed
         may_be_taken = not_suppressed if kept_back is None else and_(not_suppressed, ~kept_back)
-        self._claim_steps = _ClaimSteps(tables, may_be_taken)
+        messages, attempts = tables.messages, tables.attempts
+        these = messages.c.id.in_(_IDS)
+        self._wanted = _wanted(tables, and_(these, may_be_taken))
+        self._take = _take(tables).where(these)
+        mine = and_(these, messages.c.claimed_by == _MARK)
+        has_attempt = select(literal(1)).where(
+            attempts.c.message_id == messages.c.id, attempts.c.token == messages.c.claim_token
+        )
+        columns = (messages.c.id, messages.c.claim_token, _starts_at(messages.c.next_attempt_at))
+        missing = select(*columns).where(mine, ~has_attempt.exists())
+        self._insert_attempts = insert(attempts).from_select(_ATTEMPT_COLUMNS, missing)
+        self._mine = (
+            select(*tables.message_columns, messages.c.claim_token, _NOW.label("now"))
+            .where(mine)
+            .order_by(messages.c.next_attempt_at, messages.c.id)
+        )
         self._sending = _last_claims(tables, Status.SENDING)
         self._sending_locked = _locked(self._sending)
         self._sent_locked = _locked(_last_claims(tables, Status.SENT))
-        scheduled, row = _last_claims(tables, Status.SCHEDULED), tables.messages.c
+        scheduled, row = _last_claims(tables, Status.SCHEDULED), messages.c
         self._without_time = scheduled.where(row.expires_at <= row.next_attempt_at)
         # One statement each, where the database can; after a failure it is done step by step.
-        direct = partial(database.backend.direct, database.engine)
-        self._claim_at_once = direct(lambda: claim_at_once(tables, may_be_taken))
-        self._sent_at_once = direct(self._changes.sent_at_once)
-        self._snoozed_at_once = direct(self._changes.snoozed_at_once)
+        at_once = database.backend.takes_arrays
+        self._claim_at_once = claim_at_once(tables, may_be_taken) if at_once else None
+        self._sent_at_once = self._changes.sent_at_once() if at_once else None
+        self._snoozed_at_once = self._changes.snoozed_at_once() if at_once else None
 
     def claim(
         self,
@@ -145,9 +160,11 @@ class Claims:
             "ahead": ahead.total_seconds(),
             "ttl": self._ttl.total_seconds(),
         }
-        rows: Sequence[Any] | None = self._claim_at_once(values) if self._claim_at_once else None
+        rows: Sequence[Any] | None = None
+        if self._claim_at_once is not None:
+            rows = self._database.try_once(self._claim_at_once, values)
         if rows is None:
-            rows = self._database.transact(partial(self._claim_steps.run, values=values))
+            rows = self._database.transact(partial(self._claim_in_steps, values=values))
         return [
             Claim(
                 to_message(row),
@@ -158,6 +175,14 @@ class Claims:
             )
             for row in rows
         ]
+
+    def _claim_in_steps(self, connection: Connection, values: Mapping[str, Any]) -> Sequence[Any]:
+        """Do what :func:`claim_at_once` does; run again, it knows its own by the mark."""
+        # Read first, because MariaDB changes no table that the same statement reads.
+        found = connection.scalars(self._wanted, values).all()
+        connection.execute(self._take, {**values, "ids": found})
+        connection.execute(self._insert_attempts, values)
+        return connection.execute(self._mine, values).all()
 
     def renew(self, claims: Sequence[Claim]) -> set[UUID]:
         """Extend claims to their whole length from now on; return those that are still current."""
@@ -231,9 +256,7 @@ class Claims:
             {"id": each.claim.message.id, "token": each.claim.token, "receipt": each.receipt}
             for each in successes
         ]
-        # It returns the messages that were overtaken by another claim, and None where it failed.
-        at_once = None if failures or not sent else self._sent_at_once
-        if at_once and at_once(arrays(sent)) == []:
+        if sent and not failures and self._is_done_at_once(self._sent_at_once, sent):
             return set()
         ended: list[GivenRow] = []
         held: list[GivenRow] = []
@@ -283,7 +306,7 @@ class Claims:
     ) -> None:
         """Return claims that were not sent: due again after the wait, no attempt counted."""
         rows = [_key(claim) | _waits(wait, enqueue_in) for claim, wait in snoozed]
-        if not rows or (self._snoozed_at_once and self._snoozed_at_once(arrays(rows)) == []):
+        if not rows or self._is_done_at_once(self._snoozed_at_once, rows):
             return
 
         def work(connection: Connection) -> None:
@@ -295,6 +318,10 @@ class Claims:
             self._changes.undone_overtaken.run(connection, overtaken)
 
         self._database.transact(work)
+
+    def _is_done_at_once(self, statement: Select[Any] | None, rows: Sequence[GivenRow]) -> bool:
+        """Whether one statement did it all: it returns the messages that it left."""
+        return statement is not None and self._database.try_once(statement, arrays(rows)) == []
 
 
 def _key(claim: Claim) -> GivenRow:
@@ -339,41 +366,12 @@ def claim_at_once(tables: Tables, may_be_taken: ColumnElement[bool]) -> Select[A
     columns = (taken.c.id, taken.c.claim_token, _starts_at(taken.c.next_attempt_at))
     inserted = insert(attempts).from_select(_ATTEMPT_COLUMNS, select(*columns)).cte("begun")
     # The later the clock is read, the shorter is the wait of a message that is not due yet.
+    later_on = _NOW + (func.clock_timestamp() - func.transaction_timestamp())
     return (
-        select(*taken.c, func.clock_timestamp().label("now"))
+        select(*taken.c, later_on.label("now"))
         .order_by(taken.c.next_attempt_at, taken.c.id)
         .add_cte(inserted)
     )
-
-
-class _ClaimSteps:
-    """The statements that do what that of :func:`claim_at_once` does, for every database."""
-
-    def __init__(self, tables: Tables, may_be_taken: ColumnElement[bool]) -> None:
-        messages, attempts = tables.messages, tables.attempts
-        these = messages.c.id.in_(_IDS)
-        self._wanted = _wanted(tables, and_(these, may_be_taken))
-        self._take = _take(tables).where(these)
-        mine = and_(these, messages.c.claimed_by == _MARK)
-        has_attempt = select(literal(1)).where(
-            attempts.c.message_id == messages.c.id, attempts.c.token == messages.c.claim_token
-        )
-        columns = (messages.c.id, messages.c.claim_token, _starts_at(messages.c.next_attempt_at))
-        missing = select(*columns).where(mine, ~has_attempt.exists())
-        self._insert_attempts = insert(attempts).from_select(_ATTEMPT_COLUMNS, missing)
-        self._mine = (
-            select(*tables.message_columns, messages.c.claim_token, _NOW.label("now"))
-            .where(mine)
-            .order_by(messages.c.next_attempt_at, messages.c.id)
-        )
-
-    def run(self, connection: Connection, values: Mapping[str, Any]) -> Sequence[Any]:
-        """Claim in the transaction of this connection; run again, it knows its own by the mark."""
-        # Read first, because MariaDB changes no table that the same statement reads.
-        found = connection.scalars(self._wanted, values).all()
-        connection.execute(self._take, {**values, "ids": found})
-        connection.execute(self._insert_attempts, values)
-        return connection.execute(self._mine, values).all()
 
 
 def _wanted(tables: Tables, these: ColumnElement[bool]) -> Select[Any]:

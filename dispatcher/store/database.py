@@ -6,7 +6,7 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self, TypeVar
 from uuid import UUID
@@ -164,6 +164,21 @@ class Database:
                 raise refused_by_driver(error) from None
             # Not for security: so that two that met do not meet again.
             time.sleep(random.uniform(0, conflicts * _APART_SECONDS))  # noqa: S311
+
+    def try_once(
+        self, statement: Select[*tuple[Any, ...]], values: Mapping[str, Any]
+    ) -> Sequence[Row[*tuple[Any, ...]]] | None:
+        """Run a statement that must not be run again; None where it may have been done, or not."""
+        is_tried = False
+
+        def work(connection: Connection) -> Sequence[Row[*tuple[Any, ...]]] | None:
+            nonlocal is_tried
+            if is_tried:
+                return None
+            is_tried = True
+            return connection.execute(statement, values).all()
+
+        return self.run(work)
 
     def transact(self, work: Callable[[Connection], T]) -> T:
         def whole(connection: Connection) -> T:

@@ -78,8 +78,7 @@ class TestApp(App):
         if backend.file is not None:
             event.listen(database.engine, "connect", _unsynchronised)
         # Every statement goes through SQLAlchemy, which puts the present of the test into it.
-        for name in ("direct", "direct_insert"):
-            vars(backend)[name] = partial(getattr(StoreEngine, name), backend)
+        vars(backend)["direct_insert"] = partial(StoreEngine.direct_insert, backend)
         return database
 
     @built_once

@@ -296,7 +296,7 @@ def test_put_back_messages_are_enqueued_by_the_sweep(database: Database, many: i
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_claim_a_record_and_a_return_go_past_sqlalchemy_in_one_statement_each(
+def test_a_claim_a_record_and_a_return_are_one_statement_each(
     database: Database,
 ) -> None:
     ids = [rows.add_due(database).id for _ in range(4)]
@@ -305,7 +305,7 @@ def test_a_claim_a_record_and_a_return_go_past_sqlalchemy_in_one_statement_each(
         first, second, *others = mine.claim(ids)
         mine.record([Success(first, None), Success(second, RECEIPT)], [], enqueue_in=rows.SOON)
         mine.put_back([(claim, MINUTE) for claim in others], enqueue_in=rows.SOON)
-    assert asked == []
+    assert len(asked) == 3
     found = [Messages(database).get(id_).status for id_ in ids]
     assert sorted(found) == ["scheduled", "scheduled", "sent", "sent"]
     tries = [Messages(database).attempts(claim.message.id) for claim in (first, second, *others)]

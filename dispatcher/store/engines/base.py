@@ -18,7 +18,6 @@ from sqlalchemy import (
     CursorResult,
     Delete,
     Engine,
-    Executable,
     FromClause,
     Insert,
     Row,
@@ -245,24 +244,13 @@ class StoreEngine(ABC):
         """Store rows of the driver's own values, all or none, where ``copies``."""
         raise NotImplementedError
 
-    def direct(
-        self, _engine: Engine, _make: Callable[[], Executable]
-    ) -> Callable[[Mapping[str, Any]], list[Any] | None] | None:
-        """Return what runs a statement past SQLAlchemy; None where that is not done.
-
-        It takes values by name and returns the rows, or None where the caller must run it through
-        SQLAlchemy: it may then have been done, or not. Raises StoreUnavailable where the server
-        waited for as long as it may, since asking again would double that.
-        """
-        return None
-
     def direct_insert(
         self, _engine: Engine, _insert: Prepared
     ) -> Callable[[Sequence[Any]], bool] | None:
         """Return what runs an INSERT of one row past SQLAlchemy; None where that is not done.
 
-        It returns whether it added the row. Raises StoreUnavailable like :meth:`direct`, and
-        InsertFailed for any other failure.
+        It returns whether it added the row. Raises StoreUnavailable where the server waited for as
+        long as it may, since asking again would double that, InsertFailed for any other failure.
         """
         return None
 

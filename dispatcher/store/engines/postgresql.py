@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, cast
 from uuid import UUID
 
@@ -16,12 +15,10 @@ from psycopg.abc import RV, PQGen
 from sqlalchemy import (
     ARRAY,
     JSON,
-    ClauseElement,
     Column,
     ColumnElement,
     Connection,
     Engine,
-    Executable,
     FromClause,
     Insert,
     Select,
@@ -77,7 +74,6 @@ _ENCODING = {"client_encoding": "utf8"}
 _PREPARED_AFTER = "5"
 """How often the driver has run a statement when it prepares it."""
 _CURSOR = "dispatcher.cursor"
-_TRIES = 3
 _MIGRATION_LOCK = 0x64697370  # "disp": two migrations at a time take turns
 _TRY_TO_LOCK = text(f"SELECT pg_try_advisory_xact_lock({_MIGRATION_LOCK})")
 _LOCK = text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
@@ -230,9 +226,6 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
             if driver.closed:
                 connection.invalidate()
 
-    def direct(self, engine: Engine, make: Callable[[], Executable]) -> DirectStatement:
-        return DirectStatement(engine, make())
-
     def direct_insert(self, engine: Engine, insert: Prepared) -> DirectInsert:
         return DirectInsert(engine, insert)
 
@@ -295,15 +288,15 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
             yield
 
 
-class _Direct:
-    """A statement that is run by the driver alone, committed on its own."""
+class DirectInsert:
+    """An INSERT of one row, run by the driver alone, which takes its values as they are."""
 
-    def __init__(self, engine: Engine, statement: str) -> None:
+    def __init__(self, engine: Engine, insert: Prepared) -> None:
         self._engine = engine
-        self._text = statement.encode()
+        self._text = insert.text.encode()
+        self._indexes = insert.indexes
 
-    def _run(self, given: Mapping[str, Any] | Sequence[Any]) -> tuple[int, list[Any]]:
-        """Run it; return how many rows it has, and these rows if it answers with any."""
+    def __call__(self, values: Sequence[Any]) -> bool:
         try:
             pooled = self._engine.raw_connection()
         except (psycopg.Error, SQLAlchemyError):
@@ -313,8 +306,7 @@ class _Direct:
             cursor = pooled.info.get(_CURSOR)
             if cursor is None:  # the pool forgets it with its connection
                 cursor = pooled.info[_CURSOR] = driver.cursor()
-            _execute(cursor, self._text, given)
-            return cursor.rowcount, _rows(cursor)
+            cursor.execute(self._text, [values[index] for index in self._indexes])
         except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled) as error:
             raise StoreUnavailable(answered(error.sqlstate)) from None
         except (psycopg.Error, ValueError, OverflowError) as error:
@@ -324,6 +316,9 @@ class _Direct:
         except BaseException:
             driver.close()
             raise
+        else:
+            is_added: bool = cursor.rowcount > 0
+            return is_added
         finally:
             if driver.closed:
                 pooled.invalidate()
@@ -331,74 +326,11 @@ class _Direct:
                 pooled.close()
 
 
-class DirectStatement(_Direct):
-    """A statement of values by name, which may be arrays, that answers with rows."""
-
-    def __init__(self, engine: Engine, statement: Executable) -> None:
-        compiled = cast("ClauseElement", statement).compile(dialect=engine.dialect)
-        super().__init__(engine, str(compiled))
-        self._constants = compiled.params
-
-    def __call__(self, values: Mapping[str, Any]) -> list[Any] | None:
-        given = self._constants | {
-            name: _array(value) if isinstance(value, list) else value
-            for name, value in values.items()
-        }
-        try:
-            return self._run(given)[1]
-        except InsertFailed as fault:
-            if not fault.perhaps_done:
-                log.warning("statement sent past SQLAlchemy failed: running it through SQLAlchemy")
-            return None
-
-
-class DirectInsert(_Direct):
-    """An INSERT of one row. The driver takes its values as they are."""
-
-    def __init__(self, engine: Engine, insert: Prepared) -> None:
-        super().__init__(engine, insert.text)
-        self._indexes = insert.indexes
-
-    def __call__(self, values: Sequence[Any]) -> bool:
-        return self._run([values[index] for index in self._indexes])[0] > 0
-
-
-def _execute(cursor: psycopg.Cursor[Any], statement: bytes, given: Any) -> None:
-    """Run a statement, again where a row that it waited for has moved to another partition."""
-    for _ in range(_TRIES - 1):
-        with suppress(psycopg.errors.SerializationFailure):
-            cursor.execute(statement, given)
-            return
-    cursor.execute(statement, given)
-
-
 def _copied_as(column: Column[Any], connection: Connection) -> str:
     """Return the type whose binary form COPY is to write for a value of this column."""
     if isinstance(column.type, (String, JSON)):
         return "text"  # the binary form of json is its text
     return column.type.compile(connection.dialect).lower()
-
-
-def _rows(cursor: psycopg.Cursor[Any]) -> list[Any]:
-    if not cursor.description:
-        return []
-    return [
-        [each.astimezone(UTC) if type(each) is datetime else each for each in row]
-        for row in cursor.fetchall()
-    ]
-
-
-def _array(values: list[Any]) -> str:
-    """Return an array as PostgreSQL writes it: the driver takes its time over long ones."""
-    return "{" + ",".join(map(_element, values)) + "}"
-
-
-def _element(value: object) -> str:
-    if value is None:
-        return "NULL"
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return str(value)
 
 
 def _connect(
