@@ -153,12 +153,15 @@ class _IndexScan(NamedTuple):
     ``value``: that of the first column, where the last one is compared together with it. For the
     row ``(value, id)`` PostgreSQL reads all that have the value in the index, and may sort it;
     without it, it may read and sort a stretch of whole messages where it expects too few.
+
+    ``finds``: another index finds the matches alone, so that one statement reads them all.
     """
 
     columns: Sequence[ColumnElement[Any]]
     where: Sequence[ColumnElement[bool]]
     oldest_first: bool = True
     value: str | None = None
+    finds: bool = False
 
     @property
     def order(self) -> list[ColumnElement[Any]]:
@@ -192,6 +195,9 @@ class _IndexScan(NamedTuple):
         """
         last_two = select(self.columns[-1]).where(*self.where).order_by(*self.order)
         last_two = last_two.offset(size - 1).limit(2)
+        if self.finds:
+            yield start, None
+            return
         while True:
             rows = database.read(last_two.where(*self.between(start, None)))
             end = rows[0][0] if len(rows) > 1 else None
@@ -247,18 +253,14 @@ class Listing:
         oldest_first: bool,
     ) -> Iterator[tuple[Sequence[Row[Any]], UUID | None]]:
         """Yield rows like :meth:`pages`, with the id up to which it looked, None at the end."""
-        found_by_index = _is_found_by_index(wanted)
         scan = self._scan(wanted, before, oldest_first=oldest_first)
         where = self._conditions(wanted, scan)
         start = after or wanted.made_after if oldest_first else after
-        stretches: Iterable[tuple[UUID | None, UUID | None]] = [(start, None)]
-        if not found_by_index:
-            stretches = scan.stretches(self._database, start=start, size=_EXAMINED)
-        for begin, end in stretches:
+        for begin, end in scan.stretches(self._database, start=start, size=_EXAMINED):
             cursor, is_full = begin, True
             while is_full:
                 these = where + scan.between(cursor, end)
-                if found_by_index:
+                if scan.finds:
                     query = self._found_by_index(wanted, these, columns, size, scan)
                 else:
                     # Not by their ids: PostgreSQL would look for each of them in every partition.
@@ -366,22 +368,16 @@ class Listing:
         where = self._conditions(wanted, scan)
         kinds = (messages.c.channel, messages.c.status)
         until = self._until(patience)
+        size = _COUNTED if patience is None else _EXAMINED
         counted = select(*kinds, func.count()).where(*where).group_by(*kinds)
-        found: dict[str, Counter[Status]] = {}
-        stretches: Iterable[tuple[UUID | None, UUID | None]] = [(wanted.made_after, None)]
-        if not _is_found_by_index(wanted):
-            size = _COUNTED if patience is None else _EXAMINED
-            stretches = scan.stretches(self._database, start=wanted.made_after, size=size)
+        rows: list[Any] = []
         end = None
-        for start, end in stretches:
-            for channel, status, many in self._database.read(
-                counted.where(*scan.between(start, end))
-            ):
-                found.setdefault(channel, Counter())[Status(status)] += many
-            is_enough = sum(some.total() for some in found.values()) >= most
+        for start, end in scan.stretches(self._database, start=wanted.made_after, size=size):
+            rows += self._database.read(counted.where(*scan.between(start, end)))
+            is_enough = sum(many for _, _, many in rows) >= most
             if is_enough or self._clock.monotonic() >= until:
                 break
-        return {channel: dict(found[channel]) for channel in sorted(found)}, end is None
+        return _by_channel(rows), end is None
 
     def campaigns(self, *, after: str = "") -> Iterator[str]:
         """Yield the campaigns by name; each is one look into their index."""
@@ -425,9 +421,10 @@ class Listing:
             where.append(row.id > wanted.made_after)
         columns: list[ColumnElement[Any]] = [row.id]
         value: Status | None = None
-        if _is_found_by_index(wanted):
-            pass
-        elif wanted.campaign is not None:
+        named = wanted.recipient is not None or wanted.idempotency_key is not None
+        if named or wanted.overdue or wanted.status in _FEW:
+            return _IndexScan(columns, where, oldest_first, finds=True)
+        if wanted.campaign is not None:
             columns.insert(0, row.campaign)
             where.append(row.campaign.between(wanted.campaign, wanted.campaign))
         elif wanted.status in _UNSENT and self._database.backend.has_partial_indexes:
@@ -449,7 +446,7 @@ class Listing:
         where: list[ColumnElement[bool]] = [tables.is_message, *one_of, *scan.where]
         where += [column == value for column, value in named.items() if value is not None]
         where += [_counts_against(messages, kind, name) for kind, name in wanted.scopes]
-        if wanted.campaign is not None and _is_found_by_index(wanted):
+        if wanted.campaign is not None and scan.finds:
             where.append(messages.c.campaign == wanted.campaign)
         if wanted.idempotency_key is not None:
             having = select(keys.c.message_id).where(
@@ -487,7 +484,7 @@ class Figures:
 
     def counts(self, *, since: timedelta) -> Counts:
         tables, row = self._tables, self._tables.messages.c
-        found: dict[str, Counter[Status]] = {}
+        counted: list[Any] = []
         complete = True
         [(now,)] = self._database.read(select(database_now()))
         for by, has_status, place in (
@@ -502,11 +499,9 @@ class Figures:
                 .group_by(row.channel, row.status)
             )
             rows, edge = self._counted(query, _IndexScan([by], [has_status]))
-            for channel, status, many in rows:
-                found.setdefault(channel, Counter())[Status(status)] += many
+            counted += rows
             complete = complete and edge is None
-        by_channel = {name: dict(found[name]) for name in sorted(found)}
-        return Counts(now=now, since=since, by_channel=by_channel, complete=complete)
+        return Counts(now=now, since=since, by_channel=_by_channel(counted), complete=complete)
 
     def overdue(self) -> OverdueFigure:
         messages = self._tables.messages
@@ -650,9 +645,11 @@ def overdue_since(tables: Tables, late: timedelta, put_off: timedelta) -> list[C
     ]
 
 
-def _is_found_by_index(wanted: Selection) -> bool:
-    named = wanted.recipient is not None or wanted.idempotency_key is not None
-    return named or wanted.overdue or wanted.status in _FEW
+def _by_channel(rows: Iterable[tuple[str, str, int]]) -> dict[str, dict[Status, int]]:
+    counts: dict[str, Counter[Status]] = {}
+    for channel, status, many in rows:
+        counts.setdefault(channel, Counter())[Status(status)] += many
+    return {channel: dict(counts[channel]) for channel in sorted(counts)}
 
 
 def _counts_against(messages: Table, kind: str, name: str) -> ColumnElement[bool]:
