@@ -131,17 +131,10 @@ class Sessions:
 
 
 def _key(row: Row[Any]) -> ApiKey:
-    return ApiKey(
-        id=row.id,
-        name=row.name,
-        rights=tuple(row.rights),
-        channels=None if row.channels is None else tuple(row.channels),
-        scope=None if row.scope_kind is None else (row.scope_kind, row.scope_name),
-        rate=row.rate,
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        revoked_at=row.revoked_at,
-        last_used_at=row.last_used_at,
-        follows=row.follows,
-        is_valid=bool(row.is_valid),
-    )
+    values = {name: getattr(row, name) for name in ApiKey._fields if name != "scope"} | {
+        "rights": tuple(row.rights),
+        "channels": None if row.channels is None else tuple(row.channels),
+        "scope": None if row.scope_kind is None else (row.scope_kind, row.scope_name),
+        "is_valid": bool(row.is_valid),
+    }
+    return ApiKey(**values)
