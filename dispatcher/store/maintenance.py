@@ -24,11 +24,9 @@ from sqlalchemy import (
     exists,
     false,
     func,
-    literal,
     or_,
     select,
     true,
-    tuple_,
     update,
 )
 
@@ -36,6 +34,7 @@ from dispatcher.faults import fault
 from dispatcher.message import Outcome, Status
 from dispatcher.store.changes import NOT_BEGUN, ClaimChanges, Given, GivenRow, GuardedChange
 from dispatcher.store.database import Database
+from dispatcher.store.engines.base import pages
 from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.reservations import (
     PermitRow,
@@ -425,8 +424,8 @@ class StoreMaintenance:
         if created is not None:
             first, end = map(_first_id, created)
             query = query.where(by_id > first, by_id < end)
-        pages = self._pages(query, (by_id,), batch)
-        return _ahead([ReservationRow._make(row) for row in page] for page in pages)
+        read = pages(self._database.read, query, [by_id], batch)
+        return _ahead([ReservationRow._make(row) for row in page] for page in read)
 
     def count_reservations(self, *, memory: timedelta) -> int:
         messages = self._tables.messages
@@ -457,8 +456,8 @@ class StoreMaintenance:
             attempts.c.finished_at > later(now, -memory), *_ended_since(self._database, memory)
         )
         rows = chain(
-            self._pages(under_way, key, batch),
-            self._pages(ended, (attempts.c.finished_at, *key), batch),
+            pages(self._database.read, under_way, key, batch),
+            pages(self._database.read, ended, (attempts.c.finished_at, *key), batch),
         )
         return _ahead([_permit(row) for row in page] for page in rows)
 
@@ -484,7 +483,7 @@ class StoreMaintenance:
         )
         key: tuple[Column[Any], ...] = (messages.c.enqueue_at, messages.c.id)
         query = select(*key).where(*self._is_put_off, ~was_tried)
-        for page in self._pages(query, key, batch):
+        for page in pages(self._database.read, query, key, batch):
             yield [row.id for row in page]
 
     def bring_forward(self, message_ids: Sequence[UUID]) -> set[UUID]:
@@ -509,23 +508,6 @@ class StoreMaintenance:
         end = update(messages).where(self._to_expire).values(**expired)
         rows = self._database.update_returning(wanted, end, messages.c.id, messages.c.channel)
         return dict(tuple(row) for row in rows)
-
-    def _pages(
-        self, query: Select[Any], key: tuple[Column[Any], ...], batch: int
-    ) -> Iterator[Sequence[Row[Any]]]:
-        """Yield the rows of a query, which has the columns of ``key``, in the order of that."""
-        page = query = query.order_by(*key).limit(batch)
-        while True:
-            rows = self._database.read(page)
-            if rows:
-                yield rows
-            if len(rows) < batch:
-                return
-            first, *more = last = [literal(getattr(rows[-1], each.name), each.type) for each in key]
-            behind = [key[0] > first]
-            if more:  # redundant: MariaDB does not seek in an index by a tuple
-                behind = [key[0] >= first, tuple_(*key) > tuple_(*last)]
-            page = query.where(*behind)
 
 
 def overdue(tables: Tables, channels: Collection[str], after: timedelta) -> ColumnElement[bool]:

@@ -25,6 +25,8 @@ from sqlalchemy import (
     Table,
     Update,
     Uuid,
+    literal,
+    tuple_,
 )
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -36,6 +38,7 @@ from dispatcher.store.engines.types import Instant, database_now, later
 if TYPE_CHECKING:
     from alembic.ddl.impl import DefaultImpl
 
+    from dispatcher.message import Message
     from dispatcher.store.schema import Tables
 
 Location = frozenset[tuple[object, ...]]
@@ -145,6 +148,27 @@ class Housekeeping(NamedTuple):
     days: Days | None = None
     limited_to: str = ""
     right: str = ""
+
+
+def pages(
+    read: Callable[[Select[Any]], Iterable[Row[Any]]],
+    query: Select[Any],
+    key: Sequence[ColumnElement[Any]],
+    size: int,
+) -> Iterator[list[Row[Any]]]:
+    """Yield the rows of a query, which has the columns of ``key``, in the order of that."""
+    page = query = query.order_by(*key).limit(size)
+    while True:
+        rows = list(read(page))
+        if rows:
+            yield rows
+        if len(rows) < size:
+            return
+        first, *more = last = [literal(rows[-1]._mapping[each], each.type) for each in key]
+        behind = [key[0] > first]
+        if more:  # redundant: MariaDB does not seek in an index by a tuple
+            behind = [key[0] >= first, tuple_(*key) > tuple_(*last)]
+        page = query.where(*behind)
 
 
 @contextmanager
@@ -309,6 +333,12 @@ class StoreEngine(ABC):
 
     @abstractmethod
     def location(self, connection: Connection) -> Location: ...
+
+    def has_ended_before(
+        self, _connection: Connection, _tables: Tables, _messages: Sequence[Message]
+    ) -> bool:
+        """Whether one of these, just inserted, was stored before, and ended beside their keys."""
+        return False
 
     # Looking after it.
 

@@ -17,13 +17,11 @@ from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import UUID
 
 from sqlalchemy import (
     ARRAY,
     ColumnElement,
     Connection,
-    Row,
     Select,
     Table,
     TableClause,
@@ -41,11 +39,12 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
-from dispatcher.store.engines.base import StoreEngine, transaction
+from dispatcher.store.engines.base import StoreEngine, pages, transaction
 from dispatcher.store.engines.types import database_now, later
+from dispatcher.store.schema import AS_NAMED, CLOCK_STEP, Tables
 
 if TYPE_CHECKING:
-    from dispatcher.store.schema import Tables
+    from dispatcher.message import Message
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +152,15 @@ class PartitionedEngine(StoreEngine):
     def key_holder(self, table: Table, tables: Tables) -> str:
         split = table.name in {tables.messages.name, tables.attempts.name}
         return f"{table.name}_{_LIVE}" if split else table.name
+
+    def has_ended_before(
+        self, connection: Connection, tables: Tables, messages: Sequence[Message]
+    ) -> bool:
+        """Look at the days from which on they can have ended; their ids lie close together."""
+        ids, row = {each.id for each in messages}, tables.messages.c
+        since = min(each.created_at for each in messages) - CLOCK_STEP
+        near = select(row.id).where(row.id.between(min(ids), max(ids)), row.finished_at >= since)
+        return not ids.isdisjoint(connection.scalars(near, execution_options=AS_NAMED))
 
     def make_partitions(self, connection: Connection, tables: Tables) -> None:
         options = ", ".join(f"{name} = {value}" for name, value in _BUSY_TABLE.items())
@@ -389,7 +397,7 @@ def _has_attempts_to_keep(split: _Split, rows: TableClause, tables: Tables) -> b
     messages = tables.messages
     is_unknown = rows.c.outcome == text("'unknown'")
     query = select(rows.c.message_id).where(is_unknown)
-    for page in _pages(split.connection, query, rows.c.message_id):
+    for page in pages(split.connection.execute, query, [rows.c.message_id], _ROWS_AT_ONCE):
         ids = [message_id for (message_id,) in page]
         these = messages.c.id == func.any(literal(ids, ARRAY(Uuid())))
         if split.has(select(messages.c.id).where(these)):
@@ -400,7 +408,7 @@ def _has_attempts_to_keep(split: _Split, rows: TableClause, tables: Tables) -> b
 def _free_keys(connection: Connection, rows: TableClause, tables: Tables) -> None:
     keys = tables.keys
     query = select(rows.c.id, rows.c.idempotency_key).where(rows.c.idempotency_key.is_not(None))
-    for page in _pages(connection, query, rows.c.id):
+    for page in pages(connection.execute, query, [rows.c.id], _ROWS_AT_ONCE):
         old = (
             func.unnest(
                 literal([row.id for row in page], ARRAY(Uuid())),
@@ -411,18 +419,3 @@ def _free_keys(connection: Connection, rows: TableClause, tables: Tables) -> Non
         )
         is_old = (keys.c.idempotency_key == old.c.key, keys.c.message_id == old.c.id)
         connection.execute(delete(keys).where(*is_old))
-
-
-def _pages(
-    connection: Connection, query: Select[Any], by: ColumnElement[UUID]
-) -> Iterator[Sequence[Row[Any]]]:
-    """Yield the rows of a query some at a time, in the order of their first column."""
-    after: UUID | None = None
-    while True:
-        page = query if after is None else query.where(by > after)
-        rows = connection.execute(page.order_by(by).limit(_ROWS_AT_ONCE)).all()
-        if rows:
-            yield rows
-        if len(rows) < _ROWS_AT_ONCE:
-            return
-        after = rows[-1][0]
