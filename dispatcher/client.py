@@ -829,7 +829,8 @@ class Dispatcher:
         ``next_attempt_at`` is the instant since which they are held.
         """
         _check_limit(limit)
-        return self._app.held_messages.find(limit=limit)
+        held = Selection(status=Status.HELD)
+        return next(self._app.listing.pages(held, size=limit, oldest_first=True))
 
     def count(self, **wanted: Unpack[Wanted]) -> int:
         """Return how many messages match all filters (:class:`~dispatcher.Wanted`).

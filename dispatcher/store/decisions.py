@@ -28,16 +28,6 @@ class HeldMessages:
         tables = database.tables
         self._is_held = and_(tables.is_live, tables.messages.c.status == Status.HELD.value)
 
-    def find(self, *, limit: int) -> list[Message]:
-        tables = self._tables
-        messages = tables.messages
-        # A held message has no claim, so MariaDB reads the ids, in order, in the index of
-        # claims; asked for whole rows, it would rather read all messages from the oldest on.
-        first = select(messages.c.id).where(self._is_held, messages.c.claim_expires_at.is_(None))
-        ids = first.order_by(messages.c.id).limit(limit)
-        query = tables.found_by(ids, tables.message_columns).order_by(messages.c.id)
-        return [to_message(row) for row in self._database.read(query)]
-
     def release(self, found: Message) -> Message:
         """Give a held message one more attempt, at once; expire it past its expiry.
 

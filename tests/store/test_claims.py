@@ -296,9 +296,7 @@ def test_put_back_messages_are_enqueued_by_the_sweep(database: Database, many: i
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_claim_a_record_and_a_return_are_one_statement_each(
-    database: Database,
-) -> None:
+def test_a_claim_a_record_and_a_return_are_one_statement_each(database: Database) -> None:
     ids = [rows.add_due(database).id for _ in range(4)]
     mine = claims(database)
     with asked_of(database.engine) as asked:

@@ -18,7 +18,6 @@ from dispatcher.store import (
     Addition,
     Claims,
     Database,
-    HeldMessages,
     Messages,
     StoreMaintenance,
     overdue,
@@ -315,7 +314,6 @@ def expired(database: Database) -> int:
 LOOKS: list[Callable[[Database], int]] = [
     lambda database: len(rows.listed(database, overdue=True)),
     lambda database: len(rows.listed(database, limit=9, status=Status.HELD)),
-    lambda database: len(HeldMessages(database).find(limit=9)),
     lambda database: len(StoreMaintenance(database).unreleased(limit=9)),
     lambda database: StoreMaintenance(database).prune(older_than=timedelta(days=30), limit=9),
     expired,
