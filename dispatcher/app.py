@@ -314,7 +314,7 @@ class App:
             settings=self.settings,
             templates=self.templates,
             check=self.checks,
-            lacks=self.messages.lacks,
+            lacks=self.database.lacks,
         )
 
     @built_once

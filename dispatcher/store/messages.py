@@ -199,9 +199,6 @@ class Messages:
             engine, Prepared(engine, new.keyed(insert_if_absent), new.names)
         )
 
-    def lacks(self, text: str) -> bool:
-        return self._database.lacks(text)
-
     def add(self, addition: Addition, *, perhaps_stored: bool = False) -> Message:
         """Store a message, or find the one that has its idempotency key already; return that.
 
@@ -488,7 +485,7 @@ class Messages:
             take_keys_over(self._tables, connection, [addition])
             if not all(backend.try_insert(connection, *each) for each in rows):
                 raise _NotInserted
-            if backend.has_partitions and not is_stored_once(self._tables, connection, message):
+            if backend.has_ended_before(connection, self._tables, [message]):
                 raise _NotInserted
             return True
         return False
@@ -508,22 +505,11 @@ class Messages:
             if keyed:
                 copy(connection, self._tables.keys, KEYED, keyed)
             # A duplicate submit may have stored one under the same id, and taken it back.
-            if keyed or perhaps_stored:
-                self._check_are_new(connection, additions)
-
-    def _check_are_new(self, connection: Connection, additions: Sequence[Addition]) -> None:
-        """Raise StoreUnavailable where one of these was stored before, and has ended.
-
-        The primary key holds within the live partition alone. Their ids lie close together.
-        """
-        if not self._database.backend.has_partitions:
-            return
-        ids, stored = {each.message.id for each in additions}, self._tables.messages.c.id
-        since = min(each.message.created_at for each in additions)
-        is_near = stored.between(min(ids), max(ids))
-        near = select(stored).where(is_near, _has_ended(self._tables, since=since))
-        if not ids.isdisjoint(connection.scalars(near)):
-            raise StoreUnavailable("one of the messages was stored before", refused=True)
+            messages = [each.message for each in additions]
+            if (keyed or perhaps_stored) and database.backend.has_ended_before(
+                connection, self._tables, messages
+            ):
+                raise StoreUnavailable("one of the messages was stored before", refused=True)
 
     def _insert_together(self, additions: Sequence[Addition]) -> None:
         def work(connection: Connection) -> None:
@@ -629,18 +615,6 @@ def free_key_without_message(tables: Tables, connection: Connection, key: str) -
     query = select(keys.c.message_id).where(keys.c.idempotency_key == key, ~has_message)
     for (message_id,) in connection.execute(query, execution_options=AS_NAMED).all():
         connection.execute(free_key(tables, key, message_id), execution_options=AS_NAMED)
-
-
-def is_stored_once(tables: Tables, connection: Connection, message: Message) -> bool:
-    """Return whether a message that was just inserted is the only one with its id."""
-    is_ended = _has_ended(tables, since=message.created_at)
-    same = select(exists().where(tables.messages.c.id == message.id, is_ended))
-    return not connection.scalar(same, execution_options=AS_NAMED)
-
-
-def _has_ended(tables: Tables, *, since: datetime) -> ColumnElement[bool]:
-    """Return the condition that a message made ``since`` has ended: earlier days are left out."""
-    return tables.messages.c.finished_at >= since - CLOCK_STEP
 
 
 def changed(database: Database, message_id: UUID, change: Update) -> Message:

@@ -33,7 +33,6 @@ from dispatcher.store.messages import (
     free_key,
     free_key_without_message,
     having_key,
-    is_stored_once,
     take_keys_over,
     unsent,
 )
@@ -143,8 +142,7 @@ class JoinedTransaction(Generic[T]):
             is_added = self._backend.try_insert(connection, self._insert, row, AS_NAMED)
             if is_added and (
                 key is None
-                or not self._backend.has_partitions
-                or is_stored_once(self._tables, connection, message)
+                or not self._backend.has_ended_before(connection, self._tables, [message])
             ):
                 return True
             # Not all databases undo the statements here, so they are undone by hand.
