@@ -32,7 +32,8 @@ from sqlalchemy import (
 
 from dispatcher.faults import fault
 from dispatcher.message import Outcome, Status
-from dispatcher.store.changes import NOT_BEGUN, ClaimChanges, Given, GivenRow, GuardedChange
+from dispatcher.store.changes import Given, GivenRow, GuardedChange
+from dispatcher.store.claims import NOT_BEGUN, ClaimChanges
 from dispatcher.store.database import Database
 from dispatcher.store.engines.base import pages
 from dispatcher.store.engines.types import database_now, later

@@ -13,7 +13,7 @@ from dispatcher.delivery.group import permit_of
 from dispatcher.errors import OutcomeUnknown, StoreUnavailable, TooLate
 from dispatcher.message import Status
 from dispatcher.reservation import BookingRequest
-from dispatcher.store.changes import ClaimChanges, change
+from dispatcher.store.claims import ClaimChanges, change
 from dispatcher.submission.batch import requests_of
 from tests.simulation.runs import Found, search
 from tests.support.planting import Seams, nothing, planted
@@ -73,7 +73,7 @@ def _statement(name: str, alter: Callable[[Any, Any, Any], Any]) -> Seams:
         made.__set_name__(ClaimChanges, name)
         return made
 
-    return {f"store.changes.ClaimChanges.{name}": wrong}
+    return {f"store.claims.ClaimChanges.{name}": wrong}
 
 
 def _last_claim_only(changes: Any, given: Any, statement: Any) -> Any:
@@ -179,7 +179,7 @@ _WITHDRAW = "submission.Reserver.withdraw"
 
 BUGS: Mapping[str, Seams] = {
     "lost claims may record": {
-        "store.changes.ClaimChanges._ours": lambda _: (
+        "store.claims.ClaimChanges._ours": lambda _: (
             lambda self, given: (given.finds(self._messages.c.id),)
         )
     },

@@ -260,7 +260,7 @@ BUGS = {
         "I3",
     ),
     "a retry forgets its attempt": Bug(
-        {"store.changes.ClaimChanges.again": _attempt_not_counted}, "I4"
+        {"store.claims.ClaimChanges.again": _attempt_not_counted}, "I4"
     ),
     "a key with other content answered with the message": Bug(
         dict.fromkeys(
@@ -291,11 +291,11 @@ BUGS = {
         "test_a_lost_reply_of_a_booking_leaves_exactly_one_member",
     ),
     "token not checked in the record": Bug(
-        {"store.changes.ClaimChanges._ours": _any_token},
+        {"store.claims.ClaimChanges._ours": _any_token},
         test="tests/store/test_claims.py::test_a_record_of_many_is_taken_for_each_by_its_own_token",
     ),
     "a late success forgotten once another has claimed": Bug(
-        {"store.changes.ClaimChanges.sent": _last_claim_only},
+        {"store.claims.ClaimChanges.sent": _last_claim_only},
         test="tests/store/test_claims.py::"
         "test_a_success_ends_the_message_whatever_comes_of_the_next_try",
     ),

@@ -13,8 +13,8 @@ from sqlalchemy import Connection, true
 
 from dispatcher.message import Outcome
 from dispatcher.store import Database
-from dispatcher.store.changes import ClaimChanges, GivenRow, GuardedChange, arrays
-from dispatcher.store.claims import claim_at_once
+from dispatcher.store.changes import GivenRow, GuardedChange, arrays
+from dispatcher.store.claims import ClaimChanges, claim_at_once
 from tests.store.plans import asked_of, plan_of
 from tests.support.tables import TABLES
 
