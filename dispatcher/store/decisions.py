@@ -81,7 +81,7 @@ class FailedMessages:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables
-        self._retried = _retried(database)
+        self._retried = GuardedChange(database.backend, self._retry)
 
     def look(self, message_ids: Sequence[UUID]) -> dict[UUID, StoppedMessage]:
         return _standing(self._database.read(self._query(message_ids)))
@@ -101,6 +101,26 @@ class FailedMessages:
         ]
         query = self._query([row["id"] for row in rows])
         return _standing(self._retried.run_and_read(self._database, rows, query))
+
+    def _retry(self, given: Given) -> Update:
+        tables, messages, now = self._tables, self._tables.messages, database_now()
+        return (
+            update(messages)
+            .where(
+                given.finds(messages.c.id),
+                messages.c.claim_token == given("token"),
+                tables.has_status(Status.FAILED),
+                or_(messages.c.expires_at.is_(None), messages.c.expires_at > now),
+            )
+            .values(
+                status=Status.SCHEDULED.value,
+                finished_at=None,
+                next_attempt_at=now,
+                enqueue_at=now,
+                max_attempts=given("max_attempts"),
+                notified_status=tables.notified_status_reset,
+            )
+        )
 
     def _query(self, message_ids: Sequence[UUID]) -> Select[Any]:
         tables = self._tables
@@ -130,29 +150,3 @@ def _standing(rows: Sequence[Row[Any]]) -> dict[UUID, StoppedMessage]:
         )
         for row in rows
     }
-
-
-def _retried(database: Database) -> GuardedChange:
-    tables = database.tables
-    messages, now = tables.messages, database_now()
-
-    def make(given: Given) -> Update:
-        return (
-            update(messages)
-            .where(
-                given.finds(messages.c.id),
-                messages.c.claim_token == given("token"),
-                tables.has_status(Status.FAILED),
-                or_(messages.c.expires_at.is_(None), messages.c.expires_at > now),
-            )
-            .values(
-                status=Status.SCHEDULED.value,
-                finished_at=None,
-                next_attempt_at=now,
-                enqueue_at=now,
-                max_attempts=given("max_attempts"),
-                notified_status=tables.notified_status_reset,
-            )
-        )
-
-    return GuardedChange(database.backend, make)

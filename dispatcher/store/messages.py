@@ -186,7 +186,7 @@ class Messages:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables
-        self._moved = moved(database)
+        self._moved = GuardedChange(database.backend, self._move)
         self._movable = select(*self._tables.movable_columns).where(self._tables.is_message)
         new = _New(database.tables, has_partitions=database.backend.has_partitions)
         insert_if_absent, engine = database.backend.insert_if_absent, database.engine
@@ -354,6 +354,24 @@ class Messages:
         these = self._database.one_of(self._tables.messages.c.id, [row["id"] for row in rows])
         found = self._moved.run_and_read(self._database, rows, self._movable.where(these))
         return {row.id: to_movable(row) for row in found}
+
+    def _move(self, given: Given) -> Update:
+        messages = self._tables.messages
+        is_enqueued = given("enqueue_at") > given("next_attempt_at")
+        return (
+            update(messages)
+            .where(
+                given.finds(messages.c.id),
+                messages.c.move_token == given("token"),
+                self._tables.is_scheduled,
+                given("until") >= database_now(),
+            )
+            .values(
+                **{name: given(name) for name in NewSlot._fields[1:]},
+                move_token=messages.c.move_token + 1,
+                enqueued_at=case((is_enqueued, database_now()), else_=messages.c.enqueued_at),
+            )
+        )
 
     def move_if_unchanged(self, move: NewSlot, *, within: timedelta) -> Movable:
         """Give one another time as :meth:`move`. Raises MessageChanged, MessageNotFound."""
@@ -626,27 +644,3 @@ def _only(message_id: UUID, rows: Sequence[Row[Any]]) -> Message:
     if not rows:
         raise MessageNotFound(message_id)
     return to_message(rows[0])
-
-
-def moved(database: Database) -> GuardedChange:
-    tables = database.tables
-    messages = tables.messages
-
-    def make(given: Given) -> Update:
-        is_enqueued = given("enqueue_at") > given("next_attempt_at")
-        return (
-            update(messages)
-            .where(
-                given.finds(messages.c.id),
-                messages.c.move_token == given("token"),
-                tables.is_scheduled,
-                given("until") >= database_now(),
-            )
-            .values(
-                **{name: given(name) for name in NewSlot._fields[1:]},
-                move_token=messages.c.move_token + 1,
-                enqueued_at=case((is_enqueued, database_now()), else_=messages.c.enqueued_at),
-            )
-        )
-
-    return GuardedChange(database.backend, make)
