@@ -134,7 +134,8 @@ class JoinedTransaction(Generic[T]):
         key = message.idempotency_key
         row = to_row(message, enqueue_at=addition.enqueue_at, status_url=addition.status_url)
         with self._undone_alone():
-            self._check_not_suppressed(message.recipient, message.channel)
+            if is_suppressed(self._tables, connection, message.recipient, message.channel):
+                raise Suppressed(message.channel)
             take_keys_over(self._tables, connection, [addition])
             # The key first, as everywhere: twins in the opposite order would wait for each other.
             if key is not None and not self._takes_key(key, message.id, addition.fingerprint):
@@ -155,9 +156,9 @@ class JoinedTransaction(Generic[T]):
                 connection.execute(undo, execution_options=AS_NAMED)
             return False
 
-    def check_not_suppressed(self, recipient: str, channel: str) -> None:
+    def is_suppressed(self, recipient: str, channel: str) -> bool:
         with self._undone_alone():
-            self._check_not_suppressed(recipient, channel)
+            return is_suppressed(self._tables, self._connection, recipient, channel)
 
     def present(self, message_ids: Sequence[UUID]) -> set[UUID]:
         with self._undone_alone():
@@ -172,10 +173,6 @@ class JoinedTransaction(Generic[T]):
             return True
         free_key_without_message(self._tables, self._connection, key)
         return insert()
-
-    def _check_not_suppressed(self, recipient: str, channel: str) -> None:
-        if is_suppressed(self._tables, self._connection, recipient, channel):
-            raise Suppressed(channel)
 
     @contextmanager
     def _undone_alone(self) -> Iterator[None]:

@@ -354,13 +354,8 @@ class CallersTransaction(Sink):
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
         """Look the recipients up, as seen from inside."""
-        transaction, found = self._join(), set()
-        for each in recipients:
-            try:
-                transaction.check_not_suppressed(*each)
-            except Suppressed:
-                found.add(each)
-        return found
+        transaction = self._join()
+        return {each for each in recipients if transaction.is_suppressed(*each)}
 
     def refuses_suppressed(self, batch: Batch) -> bool:
         del batch
