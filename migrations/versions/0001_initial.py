@@ -6,7 +6,14 @@ import sqlalchemy as sa
 from alembic import op
 
 from dispatcher.store.engines import partitions
-from dispatcher.store.engines.types import Instant, id_type, json_type, partial
+from dispatcher.store.engines.types import (
+    BUSY_TABLE_OPTIONS,
+    TABLE_OPTIONS,
+    Instant,
+    id_type,
+    json_type,
+    partial,
+)
 
 revision = "0001"
 down_revision = None
@@ -35,8 +42,8 @@ def upgrade() -> None:
     keys, suppressions = f"{tables.prefix}idempotency_keys", f"{tables.prefix}suppressions"
     api_keys, sessions = f"{tables.prefix}api_keys", f"{tables.prefix}sessions"
     pauses = f"{tables.prefix}pauses"
-    made = engine.table_options() | {"schema": tables.schema}
-    busy = engine.busy_table_options() | {"schema": tables.schema}
+    made = TABLE_OPTIONS | {"schema": tables.schema}
+    busy = BUSY_TABLE_OPTIONS | {"schema": tables.schema}
     # Each partition has a primary key of its own; a table of partitions can have none.
     no_key = engine.has_partitions
 

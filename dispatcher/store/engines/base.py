@@ -374,12 +374,5 @@ class StoreEngine(ABC):
     def pruned_at(self, ended_at: datetime, retention: timedelta) -> datetime:
         return ended_at + retention
 
-    def table_options(self) -> dict[str, Any]:
-        return {}
-
-    def busy_table_options(self) -> dict[str, Any]:
-        """Return the options of a table whose rows are changed several times each."""
-        return self.table_options()
-
     def skip_applied_statements(self, impl: DefaultImpl, tables: Tables) -> None:  # noqa: B027
         """Prepare Alembic for a migration that an earlier one may have begun."""

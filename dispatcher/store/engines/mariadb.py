@@ -304,14 +304,6 @@ class MariaDBEngine(StoreEngine):
         found = connection.scalar(_OTHER_ENCODINGS, {"names": names})
         return found or super().encoding(connection, tables)
 
-    def table_options(self) -> dict[str, Any]:
-        """Let text be compared by its bytes: case, accents and trailing spaces tell apart."""
-        return {
-            "mysql_engine": "InnoDB",
-            "mysql_charset": "utf8mb4",
-            "mysql_collate": "utf8mb4_nopad_bin",
-        }
-
     def skip_applied_statements(self, impl: DefaultImpl, tables: Tables) -> None:
         """Let a migration go on past what an interrupted one has done.
 

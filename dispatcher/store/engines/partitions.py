@@ -146,9 +146,6 @@ class PartitionedEngine(StoreEngine):
 
     has_partitions = True
 
-    def busy_table_options(self) -> dict[str, Any]:
-        return {"postgresql_partition_by": "LIST ((finished_at IS NULL))"}
-
     def key_holder(self, table: Table, tables: Tables) -> str:
         split = table.name in {tables.messages.name, tables.attempts.name}
         return f"{table.name}_{_LIVE}" if split else table.name

@@ -34,6 +34,15 @@ from dispatcher.times.lengths import MILLISECOND, to_length_ms
 MARIADB = ("mysql", "mariadb")
 """What SQLAlchemy calls MariaDB: by the name of the URL."""
 
+TABLE_OPTIONS = {
+    "mysql_engine": "InnoDB",
+    "mysql_charset": "utf8mb4",
+    "mysql_collate": "utf8mb4_nopad_bin",
+}
+"""MariaDB compares text by its bytes then: case, accents and trailing spaces tell apart."""
+BUSY_TABLE_OPTIONS = TABLE_OPTIONS | {"postgresql_partition_by": "LIST ((finished_at IS NULL))"}
+"""The options of a table whose rows are changed several times each."""
+
 _SQLITE_FORMAT = "%Y-%m-%d %H:%M:%f"
 
 
