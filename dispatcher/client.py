@@ -846,7 +846,7 @@ class Dispatcher:
         ``counts(campaign="summer")`` is what has come of a campaign so far. Raises like
         :meth:`count`.
         """
-        return self._app.listing.counts(selection_of(wanted, self.settings))
+        return self._app.listing.counted(selection_of(wanted, self.settings))[0]
 
     def select(self, *, oldest_first: bool = False, **wanted: Unpack[Wanted]) -> Iterator[Message]:
         """Yield the messages that match all filters (:class:`~dispatcher.Wanted`).

@@ -351,11 +351,8 @@ class Listing:
         return inf if patience is None else self._clock.monotonic() + patience.total_seconds()
 
     def count(self, wanted: Selection) -> int:
-        return sum(many for some in self.counts(wanted).values() for many in some.values())
-
-    def counts(self, wanted: Selection) -> dict[str, dict[Status, int]]:
-        found, _ = self.counted(wanted)
-        return found
+        counts, _ = self.counted(wanted)
+        return sum(many for some in counts.values() for many in some.values())
 
     def counted(
         self, wanted: Selection, *, patience: timedelta | None = None, most: float = inf

@@ -94,7 +94,7 @@ def test_matching_messages_are_found_counted_and_paged(
         selection = chosen(**wanted)
         assert listing.count(selection) == len(expected), wanted
         by_status = Counter((each.channel, each.status) for each in expected)
-        found = listing.counts(selection)
+        found, _ = listing.counted(selection)
         assert {(channel, status): many for channel, some in found.items()
                 for status, many in some.items()} == by_status  # fmt: skip
         oldest = listing.pages(selection, size=4, oldest_first=True)
