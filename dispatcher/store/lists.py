@@ -13,7 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, delete, select, true, tuple_, update
 
-from dispatcher.errors import StoreUnavailable, Suppressed
+from dispatcher.errors import StoreUnavailable
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.schema import AS_NAMED, EVERY_CHANNEL, Tables
@@ -60,10 +60,6 @@ class Suppressions:
             rows.recipient == recipient, rows.channel == (channel or EVERY_CHANNEL)
         )
         self._database.execute(statement)
-
-    def check(self, recipient: str, channel: str) -> None:
-        if self._database.run(lambda each: is_suppressed(self._tables, each, recipient, channel)):
-            raise Suppressed(channel)
 
     def among(self, recipients: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
         rows, wanted = self._tables.suppressions.c, set(recipients)

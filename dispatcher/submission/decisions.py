@@ -97,7 +97,8 @@ class Decisions:
         ``if_unchanged``.
         """
         found = self._require_held(message_id, if_unchanged)
-        self._suppressions.check(found.recipient, found.channel)
+        if self._suppressions.among([(found.recipient, found.channel)]):
+            raise Suppressed(found.channel)
         message = self._held.release(found)
         if message.status not in _RELEASED:
             raise TooLate(message_id, message.status, needs=Status.HELD)
