@@ -96,7 +96,6 @@ class Database:
             json_serializer=dump_json,
             json_deserializer=json.loads,
             hide_parameters=True,
-            connect_args=self.backend.connect_args(),
         )
         self.backend.prepare(self.engine)
         if statement_seconds is not None:
@@ -209,18 +208,6 @@ class Database:
         """
         insert = self.backend.insert_if_absent(table).values(**values)
         return self.run(lambda connection: self.backend.try_insert(connection, insert, {}))
-
-    def change(self, change: Executable, query: Select[*tuple[Any, ...]]) -> Sequence[Row[Any]]:
-        """Run a change, then return the rows of the query.
-
-        A change may have been done before its answer was lost, so its row count means nothing.
-        """
-
-        def work(connection: Connection) -> Sequence[Row[Any]]:
-            connection.execute(change)
-            return connection.execute(query).all()
-
-        return self.run(work)
 
     def update_returning(
         self,

@@ -637,7 +637,13 @@ def free_key_without_message(tables: Tables, connection: Connection, key: str) -
 
 def changed(database: Database, message_id: UUID, change: Update) -> Message:
     this = database.tables.messages.c.id == message_id
-    return _only(message_id, database.change(change, database.tables.stored.where(this)))
+    query = database.tables.stored.where(this)
+
+    def work(connection: Connection) -> Sequence[Row[Any]]:
+        connection.execute(change)  # perhaps again: its row count means nothing
+        return connection.execute(query).all()
+
+    return _only(message_id, database.run(work))
 
 
 def _only(message_id: UUID, rows: Sequence[Row[Any]]) -> Message:

@@ -174,7 +174,8 @@ def upgrade() -> None:
         **busy,
     )
     op.create_index(f"ix_{attempts}_finished_at", attempts, ["finished_at"], schema=tables.schema)
-    engine.make_partitions(op.get_bind(), tables)
+    if engine.has_partitions:
+        partitions.make(op.get_bind(), tables)
 
     op.create_table(
         keys,

@@ -220,9 +220,6 @@ class StoreEngine(ABC):
 
     # Connecting.
 
-    def connect_args(self) -> dict[str, Any]:
-        return {}
-
     @abstractmethod
     def prepare(self, engine: Engine) -> None: ...
 
@@ -353,9 +350,6 @@ class StoreEngine(ABC):
     def housekeeping(self, _connection: Connection, _tables: Tables) -> Housekeeping | None:
         """Return how far the database is behind with its housekeeping; None where it has none."""
         return None
-
-    def make_partitions(self, connection: Connection, tables: Tables) -> None:  # noqa: B027
-        """Make the partitions of new tables, where ``has_partitions``."""
 
     def key_holder(self, table: Table, _tables: Tables) -> str:
         """Return the name of the table that has the primary key of ``table``."""

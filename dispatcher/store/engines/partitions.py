@@ -115,11 +115,9 @@ class _Split(NamedTuple):
         return table(f"{self.table.name}_{name}", *columns, schema=schema or self.table.schema)
 
     def name(self, named: Table | TableClause) -> str:
-        return self.qualified(named.name, named.schema)
-
-    def qualified(self, name: str, schema: str | None) -> str:
         quote = self.connection.dialect.identifier_preparer
-        return f"{quote.quote_schema(schema)}.{quote.quote(name)}" if schema else quote.quote(name)
+        name = quote.quote(named.name)
+        return f"{quote.quote_schema(named.schema)}.{name}" if named.schema else name
 
     def made(self) -> Iterator[_Day]:
         history = self.part(_HISTORY)
@@ -158,30 +156,6 @@ class PartitionedEngine(StoreEngine):
         since = min(each.created_at for each in messages) - CLOCK_STEP
         near = select(row.id).where(row.id.between(min(ids), max(ids)), row.finished_at >= since)
         return not ids.isdisjoint(connection.scalars(near, execution_options=AS_NAMED))
-
-    def make_partitions(self, connection: Connection, tables: Tables) -> None:
-        options = ", ".join(f"{name} = {value}" for name, value in _BUSY_TABLE.items())
-        run, splits = connection.exec_driver_sql, _splits(connection, tables)
-        _make_schema(splits[0])
-        for split in splits:
-            parent, history = split.name(split.table), split.name(split.part(_HISTORY))
-            key = ", ".join(each.name for each in split.table.primary_key)
-            run(
-                f"CREATE TABLE {split.name(split.part(_LIVE))} PARTITION OF {parent} "
-                f"(PRIMARY KEY ({key})) FOR VALUES IN (true) WITH ({options})"
-            )
-            run(
-                f"CREATE TABLE {history} PARTITION OF {parent} (PRIMARY KEY ({key}, finished_at)) "
-                "FOR VALUES IN (false) PARTITION BY RANGE (finished_at)"
-            )
-            run(f"CREATE TABLE {split.name(split.part(_OTHER))} PARTITION OF {history} DEFAULT")
-            # What a day is asked before it is dropped.
-            if split.table is tables.attempts:
-                run(f"CREATE INDEX ON {history} (message_id) WHERE outcome = 'unknown'")
-            else:
-                run(f"CREATE INDEX ON {history} (id) WHERE idempotency_key IS NOT NULL")
-            for missing in _missing(split):
-                run(_make_day(split, missing))
 
     def pruned_until(self, retention: timedelta) -> ColumnElement[datetime]:
         """Return until when a message must have ended to be deleted alone.
@@ -224,6 +198,31 @@ class PartitionedEngine(StoreEngine):
                     _alone(connection, f"DROP TABLE {attempts.name(rows)}")
             _delete_orphans(attempts, until, tables)
         return dropped
+
+
+def make(connection: Connection, tables: Tables) -> None:
+    options = ", ".join(f"{name} = {value}" for name, value in _BUSY_TABLE.items())
+    run, splits = connection.exec_driver_sql, _splits(connection, tables)
+    _make_schema(splits[0])
+    for split in splits:
+        parent, history = split.name(split.table), split.name(split.part(_HISTORY))
+        key = ", ".join(each.name for each in split.table.primary_key)
+        run(
+            f"CREATE TABLE {split.name(split.part(_LIVE))} PARTITION OF {parent} "
+            f"(PRIMARY KEY ({key})) FOR VALUES IN (true) WITH ({options})"
+        )
+        run(
+            f"CREATE TABLE {history} PARTITION OF {parent} (PRIMARY KEY ({key}, finished_at)) "
+            "FOR VALUES IN (false) PARTITION BY RANGE (finished_at)"
+        )
+        run(f"CREATE TABLE {split.name(split.part(_OTHER))} PARTITION OF {history} DEFAULT")
+        # What a day is asked before it is dropped.
+        if split.table is tables.attempts:
+            run(f"CREATE INDEX ON {history} (message_id) WHERE outcome = 'unknown'")
+        else:
+            run(f"CREATE INDEX ON {history} (id) WHERE idempotency_key IS NOT NULL")
+        for missing in _missing(split):
+            run(_make_day(split, missing))
 
 
 def live_name(connection: Connection, split: Table) -> str:

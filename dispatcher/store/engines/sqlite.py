@@ -42,9 +42,6 @@ class SQLiteEngine(StoreEngine):
         # Found once, as SQLAlchemy does, so that a process may change its directory.
         self._file = None if name.startswith("file:") else Path(name).absolute()
 
-    def connect_args(self) -> dict[str, Any]:
-        return {"timeout": _BUSY_SECONDS}
-
     def prepare(self, engine: Engine) -> None:
         """Let connections write to a write-ahead log, and to the disk at each commit.
 
@@ -95,7 +92,10 @@ class SQLiteEngine(StoreEngine):
         finally:
             connection.exec_driver_sql("PRAGMA foreign_keys = ON")
 
-    def _check_file(self, *_: object) -> None:
+    def _check_file(
+        self, _dialect: object, _record: object, _arguments: object, parameters: dict[str, Any]
+    ) -> None:
+        parameters["timeout"] = _BUSY_SECONDS
         path = self._file
         if path is None:
             return
