@@ -18,7 +18,6 @@ from sqlalchemy import (
     Insert,
     Row,
     Select,
-    Table,
     Update,
     and_,
     bindparam,
@@ -127,9 +126,9 @@ class _NotInserted(Exception):
 class _New:
     """The statements that store one new message; ``names`` are those of their values."""
 
-    def __init__(self, tables: Tables, *, has_partitions: bool) -> None:
-        self._tables = tables
-        self._has_partitions = has_partitions
+    def __init__(self, database: Database) -> None:
+        self._backend = database.backend
+        self._tables = tables = database.tables
         self._given = {
             name: bindparam(f"new_{name}", type_=tables.messages.c[name].type) for name in WRITTEN
         }
@@ -139,7 +138,7 @@ class _New:
             self._given["recipient"], self._given["channel"]
         )
 
-    def message(self, insert_if_absent: Callable[[Table], Insert]) -> Insert:
+    def message(self) -> Insert:
         """Return the statement that stores a message whose id is new.
 
         One that has ended lies in another partition, where no key sees it: it is looked for. Else
@@ -147,11 +146,11 @@ class _New:
         stored again meanwhile, and sent.
         """
         row = select(*self._given.values()).where(self._is_not_suppressed)
-        if self._has_partitions:
+        if self._backend.has_partitions:
             row = row.where(self._is_new)
-        return insert_if_absent(self._tables.messages).from_select(WRITTEN, row)
+        return self._backend.insert_if_absent(self._tables.messages).from_select(WRITTEN, row)
 
-    def keyed(self, insert_if_absent: Callable[[Table], Insert]) -> Select[Any]:
+    def keyed(self) -> Select[Any]:
         """Return the statement that also stores its key; it returns a row if both are stored.
 
         Nothing is stored where the key is. An id that another transaction stores meanwhile is an
@@ -160,8 +159,8 @@ class _New:
         messages, keys, given = self._tables.messages, self._tables.keys, self._given
         values = (given["idempotency_key"], given["id"], self._fingerprint)
         row = select(*values).where(self._is_not_suppressed, self._is_new)
-        key = insert_if_absent(keys).from_select(KEYED, row).returning(keys.c.message_id)
-        keyed = key.cte("keyed")
+        key = self._backend.insert_if_absent(keys).from_select(KEYED, row)
+        keyed = key.returning(keys.c.message_id).cte("keyed")
         of_key = select(*given.values()).select_from(keyed)
         added = insert(messages).from_select(WRITTEN, of_key).returning(messages.c.id)
         return select(added.cte("added").c.id)
@@ -188,16 +187,14 @@ class Messages:
         self._tables = database.tables
         self._moved = GuardedChange(database.backend, self._move)
         self._movable = select(*self._tables.movable_columns).where(self._tables.is_message)
-        new = _New(database.tables, has_partitions=database.backend.has_partitions)
-        insert_if_absent, engine = database.backend.insert_if_absent, database.engine
-        self._insert = Prepared(engine, new.message(insert_if_absent), new.names)
-        self._insert_key = Prepared(engine, insert_if_absent(database.tables.keys), KEYED)
+        new, backend, engine = _New(database), database.backend, database.engine
+        self._insert = Prepared(engine, new.message(), new.names)
+        self._insert_key = Prepared(engine, backend.insert_if_absent(self._tables.keys), KEYED)
         self._insert_rows = Prepared(engine, insert(self._tables.messages), WRITTEN)
         self._insert_keys = Prepared(engine, insert(self._tables.keys), KEYED)
-        self._insert_directly = database.backend.direct_insert(engine, self._insert)
-        self._insert_keyed_directly = database.backend.direct_insert(
-            engine, Prepared(engine, new.keyed(insert_if_absent), new.names)
-        )
+        keyed = Prepared(engine, new.keyed(), new.names)
+        self._insert_directly = backend.direct_insert(engine, self._insert)
+        self._insert_keyed_directly = backend.direct_insert(engine, keyed)
 
     def add(self, addition: Addition, *, perhaps_stored: bool = False) -> Message:
         """Store a message, or find the one that has its idempotency key already; return that.

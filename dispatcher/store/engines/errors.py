@@ -17,8 +17,6 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from dispatcher.errors import StoreUnavailable, quoted
 
 _PORTS = {"postgresql": 5432, "mysql": 3306}
-# Deadlock, serialization failure: the database undid the transaction and says so.
-_UNDONE_STATES = frozenset({"40P01", "40001"})
 _REFUSED_PARAMETER = re.compile(r"unsupported startup parameter(?: in options)?: (\w+)")
 """What PgBouncer says."""
 # An error of a PostgreSQL connection has no SQLSTATE, only what the server, a pooler, libpq or
@@ -67,8 +65,9 @@ _LACKS_A_RIGHT = frozenset({"42501", 1142, 1143, 1227, 1370})
 _NO_SUCH_TABLE = frozenset({"42P01", "42703", 1146, 1054})
 _NO_SUCH_IN_SQLITE = re.compile(r"no such table|no such column|table \w+ has no column")
 _NOT_REACHED = frozenset({2002, 2003, 2005})
-_UNDONE_NUMBERS = frozenset({1020, 1205, 1213})
-"""Changed since the snapshot, a wait for a lock too long, deadlock."""
+# Deadlock, serialization failure. MariaDB: changed since the snapshot, a wait for a lock too long.
+_UNDONE = frozenset({"40P01", "40001", 1020, 1205, 1213})
+"""The database undid the transaction and says so."""
 
 _NO_SPACE = frozenset({"53100", 1021, 1114, "SQLITE_FULL"})
 _READ_ONLY = frozenset({"25006", 1290, 1792, 1836, "SQLITE_READONLY"})
@@ -81,7 +80,7 @@ _CHECKS = frozenset({3819, 4025})
 """A CHECK refused the row."""
 
 # Statements carry their values, and an error may quote either; these quote neither.
-_QUOTES_NOTHING = _UNDONE_NUMBERS | {
+_QUOTES_NOTHING = _UNDONE | {
     *(1040, 1044, 1045, 1046, 1049, 1053, 1114, 1129, 1130, 1142, 1146, 1153),
     *(1203, 1226, 1290, 1305, 1317, 1792, 1836, 1927, 1969, 3024, 3572, 4031),
 }
@@ -91,6 +90,13 @@ def number_of(error: BaseException | None) -> int | None:
     given = getattr(error, "orig", None)
     numbers = [each for each in getattr(given, "args", ())[:1] if isinstance(each, int)]
     return numbers[0] if numbers else None
+
+
+def code_of(error: BaseException | None) -> int | str | None:
+    """Return the number of MariaDB, the SQLSTATE of PostgreSQL, or the name of SQLite."""
+    driver = getattr(error, "orig", error)
+    named: str | None = getattr(driver, "sqlstate", None)
+    return number_of(error) or named or getattr(driver, "sqlite_errorname", None)
 
 
 def _quotes(error: SQLAlchemyError) -> bool:
@@ -111,11 +117,7 @@ def unavailable(error: SQLAlchemyError, url: URL | None = None) -> StoreUnavaila
         "AdminShutdown",
     }:
         return StoreUnavailable("the connection to the database broke")
-    code = (
-        number
-        or getattr(error.orig, "sqlstate", None)
-        or getattr(error.orig, "sqlite_errorname", None)
-    )
+    code = code_of(error)
     is_kept_out = (code is None and name == "OperationalError") or number in _NOT_REACHED
     for pattern, numbers, reason, remedy in _REFUSALS:
         if number in numbers or (is_kept_out and re.search(pattern, str(error.orig))):
@@ -182,16 +184,12 @@ def worth_another_try(error: SQLAlchemyError) -> bool:
 
 def takes_no_writes(error: BaseException | None) -> bool:
     """Whether a server, asked by SQLAlchemy or psycopg, refused to write anything."""
-    state = getattr(getattr(error, "orig", error), "sqlstate", None)
-    return (number_of(error) or state) in _DEMOTED
+    return code_of(error) in _DEMOTED
 
 
 def was_conflict(error: SQLAlchemyError) -> bool:
     """Whether another transaction was in the way: the database has undone this one."""
-    if not isinstance(error, DBAPIError):
-        return False
-    state = getattr(error.orig, "sqlstate", None)
-    return state in _UNDONE_STATES or number_of(error) in _UNDONE_NUMBERS
+    return isinstance(error, DBAPIError) and code_of(error) in _UNDONE
 
 
 def refused_by_driver(error: Exception) -> StoreUnavailable:

@@ -40,6 +40,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 
 from dispatcher.store.engines.base import StoreEngine, pages, transaction
+from dispatcher.store.engines.errors import code_of
 from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.schema import AS_NAMED, CLOCK_STEP, Tables
 
@@ -318,7 +319,7 @@ def _make_coming(split: _Split) -> None:
             _alone(split.connection, _make_day(split, missing), patience_ms=patience)
         except DBAPIError as error:
             # Another sweep makes it, or it has rows in the partition of other days.
-            if _code(error) not in {_MISPLACED, *_MADE_BEFORE}:
+            if code_of(error) not in {_MISPLACED, *_MADE_BEFORE}:
                 raise
 
 
@@ -334,9 +335,9 @@ def _left_to_the_next_run() -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        if _code(error) not in {_IN_USE, _GONE, _NOT_OWNED}:
+        if code_of(error) not in {_IN_USE, _GONE, _NOT_OWNED}:
             raise
-        log.debug("partitions are left to the next run (%s)", _code(error))
+        log.debug("partitions are left to the next run (%s)", code_of(error))
 
 
 def _detach(split: _Split, rows: TableClause, day: date) -> None:
@@ -375,11 +376,6 @@ def _delete_orphans(attempts: _Split, until: date, tables: Tables) -> None:
         attempts.connection.execute(delete(rows).where(tuple_(*columns).in_(map(tuple, found))))
         if len(found) < _ROWS_AT_ONCE:
             return
-
-
-def _code(error: DBAPIError) -> str | None:
-    found: str | None = getattr(error.orig, "sqlstate", None)
-    return found
 
 
 def _has_messages_to_keep(split: _Split, rows: TableClause, tables: Tables) -> bool:
