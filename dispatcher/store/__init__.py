@@ -5,10 +5,9 @@ between databases. ``schema`` describes the tables that the migrations build, an
 into rows and back.
 
 For submission there are ``messages``, and ``outbox`` in a transaction of the caller's;
-``lists`` has the recipients who have opted out, and pauses. For delivery: ``claims``, which write
-by ``changes``. For periodic maintenance: ``maintenance``,
-``reservations`` and ``notifications``. For operators: ``decisions``, ``listing``, ``survey`` and
-``migrate``. For the HTTP API: ``api``.
+``lists`` has the recipients who have opted out, and pauses. For delivery: ``claims``. For periodic
+maintenance: ``maintenance``, ``reservations`` and ``notifications``. For operators: ``decisions``,
+``listing``, ``survey`` and ``migrate``. For the HTTP API: ``api``. ``changes`` are guarded.
 """
 
 from dispatcher.store.api import ApiKey, ApiKeys, Sessions

@@ -44,7 +44,6 @@ from dispatcher.store.reservations import (
     ReservedTime,
     Settled,
     give_up,
-    reservation_columns,
 )
 from dispatcher.store.schema import CLOCK_STEP, Tables
 from dispatcher.times.send_time import to_ms
@@ -116,6 +115,7 @@ class StoreMaintenance:
         self._not_kept_back = and_(~to_expire, ~paused)
         row, now = database.tables.messages.c, database_now()
         self._is_suspect = func.coalesce(row.last_error, "").in_([UNKNOWN, NOT_BEGUN])
+        self._reserved = select(row.id, row.scope, row.send_at, row.channel, row.scopes, row.tail)
         self._is_put_off = (
             database.tables.is_live,
             row.status == Status.SCHEDULED.value,
@@ -362,8 +362,7 @@ class StoreMaintenance:
         row, ended = self._tables.messages.c, self._tables.holds_no_reservation
         ended_at = func.coalesce(row.finished_at, row.next_attempt_at)
         frees = and_(ended, row.reserved == true(), ended_at > later(database_now(), -grace))
-        columns = reservation_columns(self._tables)
-        query = select(*columns, (~ended).label("holds"), frees.label("frees"))
+        query = self._reserved.add_columns((~ended).label("holds"), frees.label("frees"))
         return {
             each.id: ReservationState(
                 ReservationRow._make(each[:-2]), bool(each.holds), bool(each.frees)
@@ -393,8 +392,7 @@ class StoreMaintenance:
         tables = self._tables
         messages = tables.messages
         query = (
-            select(*reservation_columns(tables))
-            .where(tables.holds_no_reservation, messages.c.reserved == true())
+            self._reserved.where(tables.holds_no_reservation, messages.c.reserved == true())
             .order_by(messages.c.id)
             .limit(limit)
         )
@@ -417,11 +415,8 @@ class StoreMaintenance:
         With ``created``, only of messages whose ids were made between those two instants. The next
         page is read while the caller works on one: at most two are in memory.
         """
-        tables = self._tables
-        messages = tables.messages
-        by_id = messages.c.id
-        holding = _holding_since(self._database, memory)
-        query = select(*reservation_columns(tables)).where(*holding)
+        by_id = self._tables.messages.c.id
+        query = self._reserved.where(*_holding_since(self._database, memory))
         if created is not None:
             first, end = map(_first_id, created)
             query = query.where(by_id > first, by_id < end)

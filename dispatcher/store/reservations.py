@@ -13,15 +13,15 @@ import random
 from collections.abc import Container, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Column, Connection, delete, exists, select
+from sqlalchemy import Connection, delete, exists, select
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.scope import Scope, counted
 from dispatcher.store.database import Database
-from dispatcher.store.schema import VOID, VOID_VALUES, Tables
+from dispatcher.store.schema import VOID, VOID_VALUES
 
 log = logging.getLogger(__name__)
 
@@ -71,11 +71,6 @@ class ReservationState(NamedTuple):
     row: ReservationRow
     holds: bool
     frees: bool
-
-
-def reservation_columns(tables: Tables) -> tuple[Column[Any], ...]:
-    row = tables.messages.c
-    return row.id, row.scope, row.send_at, row.channel, row.scopes, row.tail
 
 
 class Settled(NamedTuple):

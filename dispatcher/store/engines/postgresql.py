@@ -1,4 +1,4 @@
-"""PostgreSQL: arrays as parameters, COPY, statements past SQLAlchemy, and waits with a bound."""
+"""PostgreSQL: arrays as parameters, COPY, an INSERT past SQLAlchemy, and waits with a bound."""
 
 from __future__ import annotations
 
