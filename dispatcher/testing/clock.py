@@ -23,18 +23,12 @@ from redis.connection import PythonRespSerializer
 from sqlalchemy import Connection, Engine, event, make_url
 from sqlalchemy.engine import URL
 
-from dispatcher.store.engines.types import spelt_now
+from dispatcher.store.engines.types import with_present
 from dispatcher.times.clock import SystemClock
 
 Now = Callable[[], datetime]
 _SECOND = timedelta(seconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LITERALS = {
-    "mysql": "CAST('{}' AS DATETIME(6))",
-    "mariadb": "CAST('{}' AS DATETIME(6))",
-    "postgresql": "timestamptz '{}+00'",
-}
-"""How databases write an instant; SQLite asks a function for it."""
 _NUMBERS = count()
 _CUTOFF = 6_000
 """How many bytes of a command redis-py joins."""
@@ -78,23 +72,11 @@ def sql_time(url: str, now: Now) -> Iterator[None]:
     def is_told(engine: Engine) -> bool:
         return _place(engine.url) == database
 
-    def present(precision: str = "milliseconds") -> str:
-        return now().astimezone(UTC).replace(tzinfo=None).isoformat(" ", precision)
-
     def to_present(
         connection: Connection, _cursor: object, statement: str, parameters: Any, *_: object
     ) -> tuple[str, Any]:
-        dialect = connection.dialect.name
-        spelt = spelt_now(dialect)
-        if spelt in statement and is_told(connection.engine):
-            if literal := _LITERALS.get(dialect):
-                return statement.replace(spelt, literal.format(present("microseconds"))), parameters
-            # SQLite reads a text anew that is not the one before; this one stays the same.
-            if function not in connection.info:
-                driver: Any = connection.connection.driver_connection
-                driver.create_function(function, 0, present, deterministic=True)
-                connection.info[function] = True
-            statement = statement.replace(spelt, f"{function}()")
+        if is_told(connection.engine):
+            statement = with_present(connection, statement, now, function)
         return statement, parameters
 
     event.listen(Engine, "before_cursor_execute", to_present, retval=True)

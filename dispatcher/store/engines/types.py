@@ -7,6 +7,7 @@ needed here.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -16,6 +17,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     ColumnElement,
+    Connection,
     DateTime,
     Dialect,
     String,
@@ -167,6 +169,11 @@ _SPELT = {
     },
 }
 _SPELT["mariadb"] = _SPELT["mysql"]
+_INSTANTS = {
+    "mysql": "CAST('{}' AS DATETIME(6))",
+    "mariadb": "CAST('{}' AS DATETIME(6))",
+    "postgresql": "timestamptz '{}+00'",
+}
 
 
 database_now = _function("now", Instant())
@@ -179,9 +186,28 @@ in_history = _function("in_history", Boolean())
 _later = _function("later", Instant())
 
 
-def spelt_now(dialect: str) -> str:
-    """Return :func:`database_now` as statements of a dialect spell it."""
-    return _SPELT[dialect]["now"]
+def with_present(
+    connection: Connection, statement: str, now: Callable[[], datetime], function: str
+) -> str:
+    """Return a statement in which ``now()`` stands for :func:`database_now`.
+
+    A ``function`` of this name answers SQLite, which would prepare every new text anew.
+    """
+
+    def present(precision: str = "milliseconds") -> str:
+        return now().astimezone(UTC).replace(tzinfo=None).isoformat(" ", precision)
+
+    name = connection.dialect.name
+    spelt, literal_of = _SPELT[name]["now"], _INSTANTS.get(name)
+    if spelt not in statement:
+        return statement
+    if literal_of is not None:
+        return statement.replace(spelt, literal_of.format(present("microseconds")))
+    if function not in connection.info:
+        driver: Any = connection.connection.driver_connection
+        driver.create_function(function, 0, present, deterministic=True)
+        connection.info[function] = True
+    return statement.replace(spelt, f"{function}()")
 
 
 def later(
