@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 import redis
 import redis.asyncio
 from redis._parsers import Encoder
-from redis.connection import PythonRespSerializer
+from redis.connection import HiredisRespSerializer, PythonRespSerializer
+from redis.utils import HIREDIS_AVAILABLE
 from sqlalchemy import Connection, Engine, event, make_url
 from sqlalchemy.engine import URL
 
@@ -158,7 +159,11 @@ class _Packer:
 
     def __init__(self, time: RedisTime) -> None:
         self._time = time
-        self._packer = PythonRespSerializer(_CUTOFF, Encoder("utf-8", "strict", False).encode)
+        self._packer: Any = (
+            HiredisRespSerializer()
+            if HIREDIS_AVAILABLE
+            else PythonRespSerializer(_CUTOFF, Encoder("utf-8", "strict", False).encode)
+        )
 
     def pack(self, *words: Any) -> Any:
         """Return a command as it is sent."""
