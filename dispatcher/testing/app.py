@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, cast
 
 from redis import Redis
-from sqlalchemy import Select, event, func, select
+from sqlalchemy import TextualSelect, event, func, select, text
 
 from dispatcher.app import App, built_once
 from dispatcher.broker.queue import Queue
@@ -137,14 +137,18 @@ class TestApp(App):
 
     def next_to_enqueue(self) -> datetime | None:
         """Return when the first scheduled message is to be enqueued; None without one."""
-        at: datetime | None = self.database.read(self._first_to_enqueue)[0][0]
+        query = self._first_to_enqueue
+        at: datetime | None = self.database.run(lambda connection: connection.scalar(query))
         return at
 
     @built_once
-    def _first_to_enqueue(self) -> Select[Any]:
+    def _first_to_enqueue(self) -> TextualSelect:
         tables, row = self.database.tables, self.database.tables.messages.c
         waiting = (tables.is_live, row.status == Status.SCHEDULED.value, ~self._paused)
-        return select(func.min(row.enqueue_at)).where(*waiting)
+        query = select(func.min(row.enqueue_at).label("at")).where(*waiting)
+        # It is asked for each task: to find it among compiled ones would take half of its time.
+        compiled = query.compile(self.database.engine, compile_kwargs={"literal_binds": True})
+        return text(str(compiled)).columns(at=row.enqueue_at.type)
 
 
 def _unsynchronised(connection: Any, _record: object) -> None:
