@@ -26,7 +26,7 @@ def main() -> None:
 def compare(settings: Settings) -> None:
     with Dispatcher(settings) as dispatcher, Dispatcher(settings) as without:
         migrate(dispatcher._app.database)
-        without._app.reserver._refusals = None
+        without._app.reserver.refusals = None
         turns = count()
         at = datetime.now(UTC) + timedelta(days=2)
         dispatcher.submit(channel="memory", recipient="ada", body=BODY, send_at=at)

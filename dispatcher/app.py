@@ -366,7 +366,7 @@ class App:
             clock=self.clock,
             messages=self.messages,
             suppressions=self.suppressions,
-            reserver=self.reserver,
+            reservations=self.reserver,
             enqueuer=self.enqueuer,
         )
 
@@ -390,7 +390,7 @@ class App:
             under_way=self.settings.reconcile_grace * 2,
             clock=self.clock,
         )
-        return DryRun(copies, self.messages, self.suppressions)
+        return DryRun(reservations=copies, messages=self.messages, suppressions=self.suppressions)
 
     @built_once
     def timeline_reader(self) -> TimelineReader:

@@ -80,29 +80,18 @@ class NewTime:
         make_texts_plain(self)
 
 
+@dataclass(kw_only=True)
 class Changes:
     """Reschedules and updates messages."""
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        clock: Clock,
-        messages: Messages,
-        suppressions: Suppressions,
-        moves: Moves,
-        enqueuer: Enqueuer,
-        journal: Journal,
-        validator: DraftValidator,
-    ) -> None:
-        self._settings = settings
-        self._clock = clock
-        self._messages = messages
-        self._suppressions = suppressions
-        self._moves = moves
-        self._enqueuer = enqueuer
-        self._journal = journal
-        self._validator = validator
+    settings: Settings
+    clock: Clock
+    messages: Messages
+    suppressions: Suppressions
+    moves: Moves
+    enqueuer: Enqueuer
+    journal: Journal
+    validator: DraftValidator
 
     def update(
         self,
@@ -119,12 +108,12 @@ class Changes:
         StoreUnavailable.
         """
         if if_unchanged is None:
-            found, message = None, self._messages.get(message_id)
+            found, message = None, self.messages.get(message_id)
         else:
-            found = unchanged(self._messages, message_id, if_unchanged)
+            found = unchanged(self.messages, message_id, if_unchanged)
             message = found.message
-        if template is not None and message.channel not in self._settings.channels:
-            raise UnknownChannel(message.channel, sorted(self._settings.channels))
+        if template is not None and message.channel not in self.settings.channels:
+            raise UnknownChannel(message.channel, sorted(self.settings.channels))
         draft = Draft(
             channel=message.channel,
             recipient=message.recipient,
@@ -132,13 +121,13 @@ class Changes:
             template=template,
             data=data,
         )
-        clean = self._validator.body(draft)
+        clean = self.validator.body(draft)
         if found is not None:
             if message.status is not Status.SCHEDULED:
                 raise TooLate(message_id, message.status)
-            return self._messages.update_if_unchanged(found, body=clean)
+            return self.messages.update_if_unchanged(found, body=clean)
         for _ in range(_TRIES):
-            message = self._messages.update(message_id, body=clean)
+            message = self.messages.update(message_id, body=clean)
             if message.body == clean:
                 return message
             if message.status is not Status.SCHEDULED:
@@ -207,7 +196,7 @@ class Changes:
             if failed is not None or not left:
                 return failed
             if number < _TRIES:
-                self._clock.sleep(number * _BETWEEN_TRIES_SECONDS)
+                self.clock.sleep(number * _BETWEEN_TRIES_SECONDS)
         changed = StoreUnavailable("other calls kept changing the message", remedy="try again")
         answers |= dict.fromkeys(left, changed)
         return None
@@ -216,7 +205,7 @@ class Changes:
         self, message_ids: Sequence[UUID], new_time: NewTime, tokens: Mapping[UUID, int]
     ) -> dict[UUID, MoveResult]:
         """Move messages once; return a result for each. Raises StoreUnavailable."""
-        found = self._messages.movables(message_ids)
+        found = self.messages.movables(message_ids)
         results: dict[UUID, MoveResult] = {}
         valid_moves = []
         for each in message_ids:
@@ -226,12 +215,12 @@ class Changes:
                 results[each] = refused
             else:
                 valid_moves.append(valid)
-        moved = self._moves.move_many(valid_moves)
+        moved = self.moves.move_many(valid_moves)
         self._replace_suppressed(valid_moves, moved)
         done = [each for each in moved if isinstance(each, Message)]
         for message in done:
-            self._journal.tell(Transition.RESCHEDULED, message, send_at=message.send_at)
-        self._enqueuer.enqueue(*done)
+            self.journal.tell(Transition.RESCHEDULED, message, send_at=message.send_at)
+        self.enqueuer.enqueue(*done)
         ids = [each.found.message.id for each in valid_moves]
         return results | dict(zip(ids, moved, strict=True))
 
@@ -242,7 +231,7 @@ class Changes:
             for index, each in enumerate(valid_moves)
             if isinstance(answers[index], SlotRefused)
         }
-        unwanted = self._suppressions.among(to.values()) if to else set()
+        unwanted = self.suppressions.among(to.values()) if to else set()
         for index, each in to.items():
             if each in unwanted:
                 answers[index] = Suppressed(each[1])
@@ -263,9 +252,9 @@ class Changes:
             raise InvalidDraft(
                 "id", "it is a status message, which has no reservation", "the id of a message"
             )
-        now = self._clock.now()
+        now = self.clock.now()
         draft = _draft(message, new_time)
-        valid = validate(draft, settings=self._settings, now=now)
+        valid = validate(draft, settings=self.settings, now=now)
         if draft.expire_after is None:  # the setting of its channel may have changed
             valid = valid._replace(expire_after=None)
         judge_times(valid, now=now)
@@ -322,13 +311,13 @@ def _draft(message: Message, new_time: NewTime) -> Draft:
     )
 
 
+@dataclass(kw_only=True)
 class Cancellation:
     """Cancels messages in batches; one message is a batch of one."""
 
-    def __init__(self, *, messages: Messages, moves: Moves, journal: Journal) -> None:
-        self._messages = messages
-        self._moves = moves
-        self._journal = journal
+    messages: Messages
+    moves: Moves
+    journal: Journal
 
     def cancel(self, message_id: UUID, *, if_unchanged: Message | None = None) -> Message:
         """Cancel a scheduled message and release its reservation at once.
@@ -338,7 +327,7 @@ class Cancellation:
         """
         tokens = None
         if if_unchanged is not None:
-            tokens = {message_id: unchanged(self._messages, message_id, if_unchanged).token}
+            tokens = {message_id: unchanged(self.messages, message_id, if_unchanged).token}
         [answer] = self.cancel_many([message_id], tokens=tokens)
         if isinstance(answer, DispatcherError):
             raise answer
@@ -362,14 +351,14 @@ class Cancellation:
             some = message_ids[start : start + _AT_ONCE]
             found: dict[UUID, Movable] = {}
             for token, these in _by_token(some, tokens).items():
-                result = self._messages.cancel(these, move_token=token, because=because)
+                result = self.messages.cancel(these, move_token=token, because=because)
                 found |= result.found
                 for each in result.found.values():
                     if each.message.id in result.newly_cancelled:
-                        self._journal.tell(Transition.CANCELLED, each.message)
+                        self.journal.tell(Transition.CANCELLED, each.message)
                 fault("cancel.after_rows")
                 # All, not only the new ones: a process that cancelled may have died before this.
-                self._moves.release([
+                self.moves.release([
                     each for each in result.found.values()
                     if each.message.status is Status.CANCELLED
                 ])  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from uuid import UUID
 
@@ -24,6 +25,7 @@ _AT_ONCE = 500
 _RELEASED = (Status.SCHEDULED, Status.SENDING, Status.EXPIRED)
 
 
+@dataclass(kw_only=True)
 class Decisions:
     """Changes failed and held messages as operators decide. The row decides every race.
 
@@ -31,22 +33,12 @@ class Decisions:
     permits like any other.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        messages: Messages,
-        failed: FailedMessages,
-        held: HeldMessages,
-        suppressions: Suppressions,
-        journal: Journal,
-    ) -> None:
-        self._settings = settings
-        self._messages = messages
-        self._failed = failed
-        self._held = held
-        self._suppressions = suppressions
-        self._journal = journal
+    settings: Settings
+    messages: Messages
+    failed: FailedMessages
+    held: HeldMessages
+    suppressions: Suppressions
+    journal: Journal
 
     def retry(
         self,
@@ -97,13 +89,13 @@ class Decisions:
         ``if_unchanged``.
         """
         found = self._require_held(message_id, if_unchanged)
-        if self._suppressions.among([(found.recipient, found.channel)]):
+        if self.suppressions.among([(found.recipient, found.channel)]):
             raise Suppressed(found.channel)
-        message = self._held.release(found)
+        message = self.held.release(found)
         if message.status not in _RELEASED:
             raise TooLate(message_id, message.status, needs=Status.HELD)
         ended = message.status is Status.EXPIRED
-        self._journal.tell(Transition.EXPIRED if ended else Transition.RELEASED, message)
+        self.journal.tell(Transition.EXPIRED if ended else Transition.RELEASED, message)
         return message
 
     def drop(
@@ -120,10 +112,10 @@ class Decisions:
         """
         if reason is not None:
             reason = check_text("reason", reason)
-        message = self._held.drop(self._require_held(message_id, if_unchanged), reason=reason)
+        message = self.held.drop(self._require_held(message_id, if_unchanged), reason=reason)
         if message.status is not Status.FAILED:
             raise TooLate(message_id, message.status, needs=Status.HELD)
-        self._journal.tell(Transition.FAILED, message, attempt=message.attempt_count)
+        self.journal.tell(Transition.FAILED, message, attempt=message.attempt_count)
         return message
 
     def _retried(
@@ -132,7 +124,7 @@ class Decisions:
         perhaps_sent: bool,
         if_unchanged: Mapping[UUID, Message],
     ) -> dict[UUID, Message | DispatcherError]:
-        found = self._failed.look(message_ids)
+        found = self.failed.look(message_ids)
         answers: dict[UUID, Message | DispatcherError] = {}
         for each in message_ids:
             refused = self._refusal(each, found.get(each), perhaps_sent, if_unchanged.get(each))
@@ -140,15 +132,15 @@ class Decisions:
                 answers[each] = refused
         left = [found[each] for each in message_ids if each not in answers]
         recipients = {(each.message.recipient, each.message.channel) for each in left}
-        unwanted = self._suppressions.among(recipients)
+        unwanted = self.suppressions.among(recipients)
         wanted: list[tuple[StoppedMessage, int]] = []
         for before in left:
             message = before.message
             if (message.recipient, message.channel) in unwanted:
                 answers[message.id] = Suppressed(message.channel)
             else:
-                wanted.append((before, self._settings.channels[message.channel].max_attempts))
-        standing = self._failed.retry(wanted) if wanted else {}
+                wanted.append((before, self.settings.channels[message.channel].max_attempts))
+        standing = self.failed.retry(wanted) if wanted else {}
         for before, _ in wanted:
             now = standing.get(before.message.id)
             answers[before.message.id] = self._answer(before, now)
@@ -174,8 +166,8 @@ class Decisions:
                 f"message {message_id} may have been sent, and must not go out twice",
                 "true, to send it nevertheless",
             )
-        if message.channel not in self._settings.channels:
-            return UnknownChannel(message.channel, tuple(self._settings.channels))
+        if message.channel not in self.settings.channels:
+            return UnknownChannel(message.channel, tuple(self.settings.channels))
         return None
 
     def _answer(
@@ -187,11 +179,11 @@ class Decisions:
             return _too_late(now)
         if now.message.status is Status.FAILED and now.token == before.token:
             return TooLate(before.message.id, "past its expiry")
-        self._journal.tell(Transition.RETRIED, now.message, attempt=now.message.attempt_count)
+        self.journal.tell(Transition.RETRIED, now.message, attempt=now.message.attempt_count)
         return now.message
 
     def _require_held(self, message_id: UUID, if_unchanged: Message | None) -> Message:
-        message = self._messages.get(message_id)
+        message = self.messages.get(message_id)
         if if_unchanged is not None and not is_unchanged(if_unchanged, message):
             raise MessageChanged(message_id)
         if message.status is not Status.HELD:

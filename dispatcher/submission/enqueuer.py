@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
@@ -19,24 +20,15 @@ from dispatcher.times.clock import Clock
 log = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True)
 class Enqueuer:
     """Enqueues what lies inside the horizon. ``enqueue_due`` enqueues what this cannot."""
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        clock: Clock,
-        messages: Messages,
-        queue: Queue,
-        journal: Journal,
-    ) -> None:
-        self._horizon = settings.horizon
-        self._enqueue_grace = settings.enqueue_grace
-        self._clock = clock
-        self._messages = messages
-        self._queue = queue
-        self._journal = journal
+    settings: Settings
+    clock: Clock
+    messages: Messages
+    queue: Queue
+    journal: Journal
 
     def enqueue_at(self, due_at: datetime, *, now: datetime | None = None) -> datetime:
         """Return when ``enqueue_due`` is to enqueue a message that is due at ``due_at``.
@@ -44,24 +36,24 @@ class Enqueuer:
         A message that is near is enqueued by its submit, so that this is after it is due: once
         ``enqueue_grace`` is over, it is enqueued again.
         """
-        is_near = due_at - (now or self._clock.now()) <= self._horizon
-        return due_at + self._enqueue_grace if is_near else due_at - self._horizon
+        is_near = due_at - (now or self.clock.now()) <= self.settings.horizon
+        return due_at + self.settings.enqueue_grace if is_near else due_at - self.settings.horizon
 
     def accept(self, stored: Sequence[Message]) -> None:
         """Tell that these were scheduled, now that they are committed, and enqueue what is near."""
         for message in stored:
-            self._journal.tell(Transition.SCHEDULED, message, send_at=message.send_at)
+            self.journal.tell(Transition.SCHEDULED, message, send_at=message.send_at)
         self.enqueue(*stored)
         fault("submit.after_enqueue")
 
     def enqueue(self, *stored: Message) -> None:
         """Enqueue those of the messages that are near."""
-        near_until = self._clock.now() + self._horizon
+        near_until = self.clock.now() + self.settings.horizon
         near = [each for each in stored if each.next_attempt_at <= near_until]
         if not near:
             return
         try:
-            self._queue.enqueue(
+            self.queue.enqueue(
                 [Ticket(each.id, each.channel, each.next_attempt_at) for each in near]
             )
         except QueueUnavailable as error:
@@ -72,7 +64,7 @@ class Enqueuer:
 
     def _leave_to_maintenance(self, message_ids: Sequence[UUID]) -> None:
         try:
-            self._messages.enqueue_again(message_ids)
+            self.messages.enqueue_again(message_ids)
         except StoreUnavailable as error:
             log.warning(
                 "%d messages were not enqueued; enqueue_due enqueues them after enqueue_grace: %s",

@@ -34,6 +34,7 @@ class Erased:
     under_way: int
 
 
+@dataclass(kw_only=True)
 class Erasure:
     """Erases recipients. What one call leaves where a process dies, the next one finds.
 
@@ -41,22 +42,12 @@ class Erasure:
     has any more, but a sweep that had read the row just before, until the next ``tidy``.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        personal_data: PersonalData,
-        suppression_list: SuppressionList,
-        decisions: Decisions,
-        upkeep: Upkeep,
-        permits: Permits,
-    ) -> None:
-        self._settings = settings
-        self._data = personal_data
-        self._suppression_list = suppression_list
-        self._decisions = decisions
-        self._upkeep = upkeep
-        self._permits = permits
+    settings: Settings
+    personal_data: PersonalData
+    suppression_list: SuppressionList
+    decisions: Decisions
+    upkeep: Upkeep
+    permits: Permits
 
     def erase(self, recipient: str, *, keep_opt_out: bool) -> Erased:
         """Erase every spelling of a recipient.
@@ -67,14 +58,14 @@ class Erasure:
         recipient = check_recipient(recipient)
         cancelled = blanked = under_way = 0
         # Also as it is given: a message may be older than the rule of its channel.
-        for name in dict.fromkeys([*self._settings.spellings.all(recipient), recipient]):
-            cancelled += self._suppression_list.cancel(name, None, because=ERASED)
+        for name in dict.fromkeys([*self.settings.spellings.all(recipient), recipient]):
+            cancelled += self.suppression_list.cancel(name, None, because=ERASED)
             self._drop_held(name)
-            while some := self._data.blank(name, limit=_AT_ONCE):
+            while some := self.personal_data.blank(name, limit=_AT_ONCE):
                 blanked += some
-            self._data.forget(name, keep_opt_out=keep_opt_out)
+            self.personal_data.forget(name, keep_opt_out=keep_opt_out)
             self._forget_in_redis(scope_name(name))
-            under_way += self._data.under_way(name)
+            under_way += self.personal_data.under_way(name)
         log.info(
             "recipient erased: %d messages cancelled, %d blanked, %d under way",
             cancelled, blanked, under_way,
@@ -82,18 +73,18 @@ class Erasure:
         return Erased(cancelled=cancelled, blanked=blanked, under_way=under_way)
 
     def _drop_held(self, name: str) -> None:
-        while some := self._data.held(name, limit=_AT_ONCE):
+        while some := self.personal_data.held(name, limit=_AT_ONCE):
             for message_id in some:
                 try:
-                    self._decisions.drop(message_id, reason=ERASED)
+                    self.decisions.drop(message_id, reason=ERASED)
                 except (TooLate, MessageNotFound):
                     continue  # someone else has decided
 
     def _forget_in_redis(self, name: str) -> None:
         scopes = [own_scope(name), Scope(WITHOUT, name, name)]
-        scopes += [Scope(of_scope_on(each), name, name) for each in self._settings.channels]
-        scopes += [Scope(kind, name, f"@{kind}:{name}") for kind in self._settings.scopes]
-        counting = partial(self._data.counting, name)
+        scopes += [Scope(of_scope_on(each), name, name) for each in self.settings.channels]
+        scopes += [Scope(kind, name, f"@{kind}:{name}") for kind in self.settings.scopes]
+        counting = partial(self.personal_data.counting, name)
         for scope in scopes:
-            self._upkeep.forget(scope, counting)
-        self._permits.forget(name, counting)
+            self.upkeep.forget(scope, counting)
+        self.permits.forget(name, counting)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from dispatcher.errors import InvalidValue, UnknownChannel, plain, quoted
 from dispatcher.faults import fault
@@ -32,12 +33,12 @@ from dispatcher.submission.validation import known_channel
 _AT_ONCE = 500
 
 
+@dataclass(kw_only=True)
 class PauseList:
     """Begins and ends pauses, and reads them."""
 
-    def __init__(self, *, settings: Settings, pauses: Pauses) -> None:
-        self._settings = settings
-        self._pauses = pauses
+    settings: Settings
+    pauses: Pauses
 
     def pause(self, kind: str, name: str) -> None:
         """Begin a pause. Raises InvalidValue, UnknownChannel and StoreUnavailable.
@@ -46,7 +47,7 @@ class PauseList:
         """
         kind, name = self._checked(kind, name)
         for each in sorted(self._names(kind, name)):
-            self._pauses.add(kind, each)
+            self.pauses.add(kind, each)
 
     def resume(self, kind: str, name: str) -> None:
         """End a pause, if there is one, in every spelling. Raises as :meth:`pause` does."""
@@ -55,11 +56,11 @@ class PauseList:
         found = {each.name for each in self.in_force() if each.kind == kind}
         like = {each for each in found if not names.isdisjoint(self._names(kind, each))}
         for each in sorted(names | like):
-            self._pauses.end(kind, each)
+            self.pauses.end(kind, each)
 
     def in_force(self) -> Sequence[Pause]:
         """Return the pauses, by kind and name. Raises StoreUnavailable."""
-        return self._pauses.in_force()
+        return self.pauses.in_force()
 
     def of(self, message: Message) -> tuple[Pause, ...]:
         """Return the pauses that keep a message. Raises StoreUnavailable."""
@@ -72,7 +73,7 @@ class PauseList:
         return tuple(each for each in self.in_force() if names.get(each.kind) == each.name)
 
     def _checked(self, kind: str, name: str) -> tuple[str, str]:
-        kinds = (PAUSED_CHANNEL, PAUSED_RECIPIENT, PAUSED_CAMPAIGN, *self._settings.scopes)
+        kinds = (PAUSED_CHANNEL, PAUSED_RECIPIENT, PAUSED_CAMPAIGN, *self.settings.scopes)
         kind = check_text("kind", kind)
         if kind not in kinds:
             raise InvalidValue("kind", f"there is no kind {quoted(kind)}", ", ".join(kinds))
@@ -81,8 +82,8 @@ class PauseList:
         else:
             longest = MAX_CAMPAIGN if kind == PAUSED_CAMPAIGN else MAX_RECIPIENT
             name = check_text("name", name, longest=longest)
-        if kind == PAUSED_CHANNEL and name not in self._settings.channels:
-            raise UnknownChannel(name, sorted(self._settings.channels))
+        if kind == PAUSED_CHANNEL and name not in self.settings.channels:
+            raise UnknownChannel(name, sorted(self.settings.channels))
         return kind, name
 
     def _names(self, kind: str, name: str) -> set[str]:
@@ -90,11 +91,12 @@ class PauseList:
         if kind != PAUSED_RECIPIENT:
             return {name}
         try:
-            return {*map(scope_name, (name, *self._settings.spellings.all(name)))}
+            return {*map(scope_name, (name, *self.settings.spellings.all(name)))}
         except InvalidValue:  # no address but another scope; or its rule cannot be loaded here
             return {scope_name(name)}
 
 
+@dataclass(kw_only=True)
 class SuppressionList:
     """Adds recipients to the suppression list, removes them, and reads it.
 
@@ -103,12 +105,9 @@ class SuppressionList:
     concurrent submit stores after that is cancelled when it is due.
     """
 
-    def __init__(
-        self, *, settings: Settings, suppressions: Suppressions, cancellation: Cancellation
-    ) -> None:
-        self._settings = settings
-        self._suppressions = suppressions
-        self._cancellation = cancellation
+    settings: Settings
+    suppressions: Suppressions
+    cancellation: Cancellation
 
     def suppress(self, recipient: str, channel: str | None) -> int:
         """Opt a recipient out; return how many scheduled messages were cancelled.
@@ -118,18 +117,18 @@ class SuppressionList:
         """
         recipient = check_text("recipient", recipient)
         if channel is not None:
-            channel = known_channel(channel, self._settings)
-        spellings = self._settings.spellings.all(recipient, channel)
+            channel = known_channel(channel, self.settings)
+        spellings = self.settings.spellings.all(recipient, channel)
         for each in spellings:
-            self._suppressions.add(each, channel)
+            self.suppressions.add(each, channel)
         fault("suppress.after_row")
         return sum(self.cancel(each, channel) for each in spellings)
 
     def cancel(self, recipient: str, channel: str | None, *, because: str = REASON) -> int:
         """Cancel the scheduled messages of this spelling of a recipient; return how many."""
         cancelled, last = 0, None
-        while some := self._suppressions.scheduled(recipient, channel, after=last, limit=_AT_ONCE):
-            answers = self._cancellation.cancel_many(some, because=because)
+        while some := self.suppressions.scheduled(recipient, channel, after=last, limit=_AT_ONCE):
+            answers = self.cancellation.cancel_many(some, because=because)
             cancelled += sum(isinstance(each, Message) for each in answers)
             last = some[-1]
         return cancelled
@@ -142,8 +141,8 @@ class SuppressionList:
         recipient = check_text("recipient", recipient)
         if channel is not None:
             channel = check_text("channel", channel)  # also one that has left the settings
-        for each in self._settings.spellings.all(recipient, channel):
-            self._suppressions.remove(each, channel)
+        for each in self.settings.spellings.all(recipient, channel):
+            self.suppressions.remove(each, channel)
         return tuple(self.suppressed(recipient))
 
     def suppressed(self, recipient: str | None = None) -> Iterator[Suppression]:
@@ -151,7 +150,7 @@ class SuppressionList:
         if recipient is None:
             yield from self._pages(None)
             return
-        for each in self._settings.spellings.all(plain(recipient)):
+        for each in self.settings.spellings.all(plain(recipient)):
             yield from self._pages(each)
 
     def has(self, recipient: str, channel: str | None) -> bool:
@@ -159,13 +158,13 @@ class SuppressionList:
 
         Raises StoreUnavailable.
         """
-        named = self._settings.spellings.one(recipient, channel), channel or EVERY_CHANNEL
-        return bool(self._suppressions.among([named]))
+        named = self.settings.spellings.one(recipient, channel), channel or EVERY_CHANNEL
+        return bool(self.suppressions.among([named]))
 
     def _pages(self, recipient: str | None) -> Iterator[Suppression]:
         after = None
         while True:
-            page = self._suppressions.page(recipient, after=after, limit=_AT_ONCE)
+            page = self.suppressions.page(recipient, after=after, limit=_AT_ONCE)
             yield from page
             if len(page) < _AT_ONCE:
                 return

@@ -12,6 +12,7 @@ import logging
 from bisect import bisect_right, insort
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
@@ -85,33 +86,19 @@ class ValidMove(NamedTuple):
         return self.expires_at if self.expire_after is None else send_at + self.expire_after
 
 
+@dataclass(kw_only=True)
 class Moves:
     """Moves scheduled messages. The row decides every race.
 
     Releases the reservations of cancelled messages, too: a move may meet one halfway.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        clock: Clock,
-        windows: Windows,
-        upkeep: Upkeep,
-        messages: Messages,
-        enqueuer: Enqueuer,
-    ) -> None:
-        self._settings = settings
-        # Reconcile releases what the row does not have after the whole grace.
-        self._within = settings.reconcile_grace / 2
-        self._clock = clock
-        self._windows = windows
-        self._upkeep = upkeep
-        self._messages = messages
-        self._enqueuer = enqueuer
-        self._reach_ms = {
-            kind: longest_ms(quotas) for kind, quotas in settings.quotas_of.items() if quotas
-        }
+    settings: Settings
+    clock: Clock
+    windows: Windows
+    upkeep: Upkeep
+    messages: Messages
+    enqueuer: Enqueuer
 
     def move_many(self, valid_moves: Sequence[ValidMove]) -> list[MoveResult]:
         """Return the moved messages, or why they were not moved, as one by one in this order.
@@ -140,7 +127,7 @@ class Moves:
             if terms.scopes:  # a status message has none
                 requests.append(BookingRequest(message.id, terms, at_ms, at_ms, tail=tail))
         try:
-            self._windows.withdraw(requests)
+            self.windows.withdraw(requests)
         except ReservationsUnavailable as error:
             log.warning(
                 "could not release the reservations of %d cancelled messages; reconcile will: %s",
@@ -153,9 +140,9 @@ class Moves:
         The list ends before a message whose answer may be another one once those before it have
         left their old times.
         """
-        began = self._clock.monotonic()
+        began = self.clock.monotonic()
         moving = [index for index, move in enumerate(valid_moves) if not move.keeps_its_time]
-        found = self._windows.move_many([valid_moves[index].request for index in moving])
+        found = self.windows.move_many([valid_moves[index].request for index in moving])
         judged = dict(zip(moving, found, strict=False))
         end = self._end_of_order(valid_moves, moving, judged)
         booked = {index: answer for index, answer in judged.items() if isinstance(answer, Moving)}
@@ -176,7 +163,7 @@ class Moves:
         released: list[BookingRequest | Moving] = [
             booked[index] for index in booked if index not in won
         ]
-        is_slow = self._clock.monotonic() - began > self._settings.settle.total_seconds()
+        is_slow = self.clock.monotonic() - began > self.settings.settle.total_seconds()
         moved = [(rows[index], valid_moves[index].terms.scopes) for index in won]
         # The old reservations, which are pending, stay until the new ones are surely there.
         if not is_slow or self._restore(moved):
@@ -214,7 +201,7 @@ class Moves:
             until_ms = to_ms(answer.send_at if isinstance(answer, Moving) else answer.next_slot)
             if not is_booked or until_ms != request.asked_ms:
                 for scope in request.terms.scopes:
-                    reach_ms = self._reach_ms[scope.kind]
+                    reach_ms = longest_ms(self.settings.quotas_of[scope.kind])
                     begins_ms, ends_ms = request.asked_ms - reach_ms, until_ms + reach_ms
                     if _has_between(leaving[scope], begins_ms, ends_ms):
                         return index
@@ -235,11 +222,13 @@ class Moves:
         """
         if not slots:
             return {}
+        # Reconcile releases what the row does not have after the whole grace.
+        within = self.settings.reconcile_grace / 2
         try:
             if any(valid_moves[index].if_unchanged for index in slots):
                 [(index, slot)] = slots.items()  # it is asked of one message at a time
-                return {index: self._messages.move_if_unchanged(slot, within=self._within)}
-            rows = self._messages.move([*slots.values()], within=self._within)
+                return {index: self.messages.move_if_unchanged(slot, within=within)}
+            rows = self.messages.move([*slots.values()], within=within)
         except (MessageChanged, MessageNotFound) as refused:
             [index] = slots
             answers[index] = refused
@@ -265,7 +254,7 @@ class Moves:
             move.found,
             send_at=send_at,
             next_attempt_at=send_at,
-            enqueue_at=self._enqueuer.enqueue_at(send_at),
+            enqueue_at=self.enqueuer.enqueue_at(send_at),
             zone=move.zone,
             expires_at=move.expiry(send_at),
             expire_after=move.expire_after,
@@ -277,7 +266,7 @@ class Moves:
         if not members:
             return
         try:
-            self._windows.drop(*members)
+            self.windows.drop(*members)
         except ReservationsUnavailable as error:
             log.warning(
                 "could not release %d reservations of moved messages; reconcile will: %s",
@@ -294,7 +283,7 @@ class Moves:
             for row, scopes in moved
         ]
         try:
-            restored = self._upkeep.restore_missing(rows)
+            restored = self.upkeep.restore_missing(rows)
         except ReservationsUnavailable as error:
             log.warning(
                 "could not check the reservations of %d moved messages; reconcile restores those "
@@ -310,7 +299,7 @@ class Moves:
 
     def _terms_of(self, message: Message) -> Terms:
         return Terms(
-            scopes_of(message, self._settings), known_zone(message.zone) or self._settings.zone
+            scopes_of(message, self.settings), known_zone(message.zone) or self.settings.zone
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from uuid import UUID
@@ -39,23 +40,15 @@ LOOKING_SECONDS = 5.0
 _BETWEEN_LOOKS_SECONDS = 0.5
 
 
+@dataclass(kw_only=True)
 class Reserver:
     """The reservations of messages that are stored, or are about to be."""
 
-    def __init__(
-        self,
-        *,
-        clock: Clock,
-        windows: Windows,
-        upkeep: Upkeep,
-        messages: Messages,
-        refusals: RefusalLog | None = None,
-    ) -> None:
-        self._clock = clock
-        self._windows = windows
-        self._upkeep = upkeep
-        self._messages = messages
-        self._refusals = refusals
+    clock: Clock
+    windows: Windows
+    upkeep: Upkeep
+    messages: Messages
+    refusals: RefusalLog | None = None
 
     def reserve(
         self, requests: Sequence[BookingRequest], *, grace: timedelta
@@ -64,14 +57,14 @@ class Reserver:
 
         What an exception interrupts is withdrawn: only the reply may have been lost.
         """
-        book = partial(self._windows.book, requests, grace=grace)
+        book = partial(self.windows.book, requests, grace=grace)
         try:
             return beside_the_loop(book, to_its_end=True)
         except BaseException as error:
             self.withdraw(requests)
             if isinstance(error, ReservationsUnavailable) and error.reason == CLOSED:
                 # Nobody completes them where the schema is missing: then the store says so.
-                beside_the_loop(partial(self._messages.find_many, [requests[0].message_id]))
+                beside_the_loop(partial(self.messages.find_many, [requests[0].message_id]))
             raise
 
     def withdraw(self, requests: Sequence[BookingRequest]) -> None:
@@ -80,7 +73,7 @@ class Reserver:
         A reservation on which a duplicate submit relies stays.
         """
         try:
-            beside_the_loop(partial(self._windows.withdraw, requests))
+            beside_the_loop(partial(self.windows.withdraw, requests))
         except ReservationsUnavailable as error:
             log.warning(
                 "the reservations of %d messages that are not stored were not released; "
@@ -88,15 +81,15 @@ class Reserver:
             )  # fmt: skip
 
     def note(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None:
-        if self._refusals is not None:
-            beside_the_loop(partial(self._refusals.note, refused))
+        if self.refusals is not None:
+            beside_the_loop(partial(self.refusals.note, refused))
 
     def release(self, entry: Entry) -> None:
         """Release the reservation of a message that is not stored any more, or never will be."""
         message_id = entry.reservation.message_id
         try:
             submit = entry.request.submit if entry.request else None
-            self._windows.release(message_id, entry.valid.terms, submit=submit)
+            self.windows.release(message_id, entry.valid.terms, submit=submit)
         except ReservationsUnavailable as error:
             log.warning(
                 "the reservation of message %s, which is not stored, was not released; "
@@ -117,7 +110,7 @@ class Reserver:
         of those that stay are restored. The result of an entry is OutcomeUnknown where the
         database does not answer whether it was taken back.
         """
-        until = self._clock.monotonic() + (LOOKING_SECONDS if wait else 0)
+        until = self.clock.monotonic() + (LOOKING_SECONDS if wait else 0)
         silent: ReservationsUnavailable | None = None
         moved = self._moved([entry.addition.message.id for entry in entries])
         for entry in entries:
@@ -142,7 +135,7 @@ class Reserver:
     def _moved(self, message_ids: Sequence[UUID]) -> set[UUID]:
         """Return those of these messages that were moved since they were stored."""
         try:
-            rows = self._messages.movables(message_ids) if message_ids else {}
+            rows = self.messages.movables(message_ids) if message_ids else {}
         except StoreUnavailable:
             return set()  # whoever takes one back finds that it was moved
         return {message_id for message_id, row in rows.items() if row.tail}
@@ -160,13 +153,13 @@ class Reserver:
         request = BookingRequest(message.id, entry.valid.terms, at_ms, at_ms, submit)
         while True:
             try:
-                [answer] = self._windows.book([request], is_stored=True)
+                [answer] = self.windows.book([request], is_stored=True)
                 if isinstance(answer, DispatcherError):
                     raise answer
             except ReservationsUnavailable:
-                if self._clock.monotonic() >= until:
+                if self.clock.monotonic() >= until:
                     raise
-                self._clock.sleep(_BETWEEN_LOOKS_SECONDS)
+                self.clock.sleep(_BETWEEN_LOOKS_SECONDS)
             else:
                 return
 
@@ -182,7 +175,7 @@ class Reserver:
             return
         row = Reserved(message.id, entry.valid.terms.scopes, message.send_at)
         try:
-            self._upkeep.restore_missing([row])
+            self.upkeep.restore_missing([row])
         except ReservationsUnavailable as error:
             log.warning(
                 "the reservation of message %s was not restored; reconcile restores it: %s",
@@ -193,7 +186,7 @@ class Reserver:
         """Refuse a message that is stored already, unless it is being sent."""
         message = entry.addition.message
         try:
-            if self._messages.take_back(message):
+            if self.messages.take_back(message):
                 entry.result = why
                 if is_answered:
                     self.release(entry)

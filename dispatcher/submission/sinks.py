@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from uuid import UUID
 
 from dispatcher.errors import (
@@ -43,17 +44,16 @@ log = logging.getLogger(__name__)
 _TRIES = 3
 
 
+@dataclass(kw_only=True)
 class Sink:
     """The steps of the pipeline that depend on where messages are stored.
 
     All may raise StoreUnavailable.
     """
 
-    grace = timedelta(0)
+    reservations: Reserver | Copies
+    grace: timedelta = timedelta(0)
     """How much longer than usual a reservation may wait for its row."""
-
-    def __init__(self, reservations: Reserver | Copies) -> None:
-        self.reservations = reservations
 
     def ids(self, count: int) -> Sequence[UUID]:
         """Return new ids for what is reserved here."""
@@ -86,6 +86,7 @@ class Sink:
         """Enqueue what is committed."""
 
 
+@dataclass(kw_only=True)
 class OwnTransaction(Sink):
     """Stores in a transaction of its own, which is committed when :meth:`store` returns.
 
@@ -94,36 +95,24 @@ class OwnTransaction(Sink):
     """
 
     reservations: Reserver
-
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        clock: Clock,
-        messages: Messages,
-        suppressions: Suppressions,
-        reserver: Reserver,
-        enqueuer: Enqueuer,
-    ) -> None:
-        super().__init__(reserver)
-        self._settle_seconds = settings.settle.total_seconds()
-        self._clock = clock
-        self._messages = messages
-        self._suppressions = suppressions
-        self._enqueuer = enqueuer
+    settings: Settings
+    clock: Clock
+    messages: Messages
+    suppressions: Suppressions
+    enqueuer: Enqueuer
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         if not keyed:
             return {}
         if len(keyed) > 1:
-            known = self._messages.with_keys(list(keyed))
+            known = self.messages.with_keys(list(keyed))
         else:
-            found = ((key, self._messages.with_key(key)) for key in keyed)
+            found = ((key, self.messages.with_key(key)) for key in keyed)
             known = {key: of_key for key, of_key in found if of_key is not None}
-        return occupied(keyed, known, self._messages.unsent)
+        return occupied(keyed, known, self.messages.unsent)
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
-        return self._suppressions.among(recipients)
+        return self.suppressions.among(recipients)
 
     def refuses_suppressed(self, batch: Batch) -> bool:
         """Whether the INSERT checks the suppression list: that of a single message does."""
@@ -142,20 +131,21 @@ class OwnTransaction(Sink):
             self._store_each(batch, perhaps_stored=False)
         else:
             batch.keep_reservations()
-            done = self._messages.add_together([each.addition for each in batch.booked])
+            done = self.messages.add_together([each.addition for each in batch.booked])
             if done:
                 batch.stored = batch.booked
             else:
                 self._store_each(batch, perhaps_stored=done is None)
         fault("submit.after_commit")
-        if batch.stored and self._clock.monotonic() - batch.started > self._settle_seconds:
+        settle_seconds = self.settings.settle.total_seconds()
+        if batch.stored and self.clock.monotonic() - batch.started > settle_seconds:
             self._look_again(batch)
 
     def enqueue(self, batch: Batch) -> None:
         """Write the accepted messages into the journal, and enqueue them."""
         accepted = [each.result for each in batch.stored if isinstance(each.result, Message)]
         if accepted:
-            self._enqueuer.accept(accepted)
+            self.enqueuer.accept(accepted)
 
     def _look_again(self, batch: Batch) -> None:
         """Let the submit that inserted a row look at its reservation; others look at the row.
@@ -207,7 +197,7 @@ class OwnTransaction(Sink):
         message = entry.addition.message
         entry.keeps_reservation = True
         try:
-            stored = self._messages.add(entry.addition, perhaps_stored=perhaps_stored)
+            stored = self.messages.add(entry.addition, perhaps_stored=perhaps_stored)
             if stored.id != message.id:
                 recalled(entry.valid, self.recall({message.idempotency_key or "": entry}))
                 entry.keeps_reservation = False
@@ -236,12 +226,12 @@ class OwnTransaction(Sink):
         perhaps_stored = False
         for _ in range(_TRIES):
             additions = [entry.addition for entry in booked]
-            done = self._messages.add_together(additions, perhaps_stored=perhaps_stored)
+            done = self.messages.add_together(additions, perhaps_stored=perhaps_stored)
             # After a broken line the server may still be storing, and what it holds may be why
             # the next try is refused.
             perhaps_stored |= done is None
             try:
-                if done or self._messages.has(ids):
+                if done or self.messages.has(ids):
                     batch.stored = booked
                     for entry in booked if done else ():
                         entry.is_duplicate = False
@@ -258,6 +248,7 @@ class OwnTransaction(Sink):
 _Transaction = JoinedTransaction[Entry]
 
 
+@dataclass(kw_only=True)
 class CallersTransactions:
     """Transactions of callers: messages are stored if and when those commit.
 
@@ -268,28 +259,22 @@ class CallersTransactions:
     transaction.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        clock: Clock,
-        store: JoinedMessages,
-        reserver: Reserver,
-        enqueuer: Enqueuer,
-    ) -> None:
-        self._grace = settings.transaction_grace
-        self._settle_seconds = settings.settle.total_seconds()
-        self._clock = clock
-        self._store = store
-        self._reserver = reserver
-        self._enqueuer = enqueuer
+    settings: Settings
+    clock: Clock
+    store: JoinedMessages
+    reserver: Reserver
+    enqueuer: Enqueuer
 
     def of(self, session: object) -> CallersTransaction:
-        return CallersTransaction(self._reserver, lambda: self._join(session), self._grace)
+        return CallersTransaction(
+            reservations=self.reserver,
+            grace=self.settings.transaction_grace,
+            join=cache(partial(self._join, session)),
+        )
 
     def _join(self, session: object) -> _Transaction:
         """Join the transaction of ``session``. Raises like :meth:`JoinedMessages.join`."""
-        transaction = self._store.join(session, self._ended)
+        transaction = self.store.join(session, self._ended)
         self._withdraw_undone(transaction)
         return transaction
 
@@ -303,7 +288,7 @@ class CallersTransactions:
         for entry in gone:
             watch.joined.remove(entry)
         if gone:
-            self._reserver.withdraw(requests_of(gone))
+            self.reserver.withdraw(requests_of(gone))
         watch.undone = False
 
     def _ended(self, joined: Sequence[Entry], is_certain: bool) -> None:
@@ -312,7 +297,7 @@ class CallersTransactions:
             return
         fault("joined.after_commit")
         try:
-            found = self._store.stored([entry.addition.message.id for entry in joined])
+            found = self.store.stored([entry.addition.message.id for entry in joined])
         except StoreUnavailable as error:
             log.warning(
                 "could not look up %d messages after their transaction; enqueue_due enqueues "
@@ -321,31 +306,27 @@ class CallersTransactions:
             )  # fmt: skip
             return
         stored = [entry for entry in joined if entry.addition.message.id in found]
-        self._enqueuer.accept([entry.addition.message for entry in stored])
-        late = self._clock.monotonic() - self._settle_seconds
+        self.enqueuer.accept([entry.addition.message for entry in stored])
+        late = self.clock.monotonic() - self.settings.settle.total_seconds()
         slow = [entry for entry in stored if entry.reserved_at < late]
-        self._reserver.look_again(slow, keep=True, wait=False)
+        self.reserver.look_again(slow, keep=True, wait=False)
         gone = [entry for entry in joined if entry.addition.message.id not in found]
         if is_certain and gone:
-            self._reserver.withdraw(requests_of(gone))
+            self.reserver.withdraw(requests_of(gone))
 
 
+@dataclass(kw_only=True)
 class CallersTransaction(Sink):
     """Stores one draft in the transaction of a session. Never raises OutcomeUnknown.
 
     What fails is undone alone, so that the caller's transaction is as it was before.
     """
 
-    def __init__(
-        self, reserver: Reserver, join: Callable[[], _Transaction], grace: timedelta
-    ) -> None:
-        super().__init__(reserver)
-        self.grace = grace
-        self._join = cache(join)
+    join: Callable[[], _Transaction]
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Join the transaction, and look the keys up as seen from inside."""
-        transaction = self._join()
+        transaction = self.join()
         if not keyed:
             return {}
         found = [(key, transaction.with_key(key)) for key in keyed]
@@ -354,7 +335,7 @@ class CallersTransaction(Sink):
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
         """Look the recipients up, as seen from inside."""
-        transaction = self._join()
+        transaction = self.join()
         return {each for each in recipients if transaction.is_suppressed(*each)}
 
     def refuses_suppressed(self, batch: Batch) -> bool:
@@ -363,7 +344,7 @@ class CallersTransaction(Sink):
 
     def store(self, batch: Batch) -> None:
         for entry in batch.booked:
-            transaction = self._join()
+            transaction = self.join()
             transaction.watch.joined.append(entry)
             entry.reserved_at, entry.keeps_reservation = batch.started, True
             try:
@@ -390,6 +371,7 @@ class CallersTransaction(Sink):
         raise StoreUnavailable("other calls kept taking the id or the key", remedy="try again")
 
 
+@dataclass(kw_only=True)
 class DryRun(Sink):
     """Stores nothing, and reserves in copies of the windows: for plans.
 
@@ -397,11 +379,8 @@ class DryRun(Sink):
     """
 
     reservations: Copies
-
-    def __init__(self, copies: Copies, messages: Messages, suppressions: Suppressions) -> None:
-        super().__init__(copies)
-        self._messages = messages
-        self._suppressions = suppressions
+    messages: Messages
+    suppressions: Suppressions
 
     def ids(self, count: int) -> Sequence[UUID]:
         """Return ids marked as those of drafts, which are stored nowhere."""
@@ -409,8 +388,8 @@ class DryRun(Sink):
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Return what is stored under these keys, or what earlier batches would have stored."""
-        stored = self._messages.with_keys(list(keyed))
-        known = dict(occupied(keyed, stored, self._messages.unsent))
+        stored = self.messages.with_keys(list(keyed))
+        known = dict(occupied(keyed, stored, self.messages.unsent))
         for key, answered in self.reservations.recall(list(keyed)).items():
             if key not in known:
                 valid = keyed[key].valid
@@ -425,7 +404,7 @@ class DryRun(Sink):
         return known
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
-        return self._suppressions.among(recipients)
+        return self.suppressions.among(recipients)
 
     def store(self, batch: Batch) -> None:
         batch.keep_reservations()

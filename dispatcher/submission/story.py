@@ -83,19 +83,17 @@ def _until_due(story: Story) -> tuple[str, datetime | None]:
     return "the sweep enqueues it at", story.enqueue_at
 
 
+@dataclass(kw_only=True)
 class StoryReader:
     """Reads the story of a message. Changes nothing."""
 
-    def __init__(
-        self, *, settings: Settings, listing: Listing, contents: Contents, pauses: PauseList
-    ) -> None:
-        self._settings = settings
-        self._listing = listing
-        self._contents = contents
-        self._pauses = pauses
+    settings: Settings
+    listing: Listing
+    contents: Contents
+    pauses: PauseList
 
     def read(self, message_id: UUID) -> Story:
-        found = self._listing.details(message_id)
+        found = self.listing.details(message_id)
         message = found.message
         is_scheduled = message.status is Status.SCHEDULED
         ended = message.finished_at
@@ -106,24 +104,24 @@ class StoryReader:
             is_enqueued=is_scheduled and found.enqueue_at > message.next_attempt_at,
             enqueue_at=found.enqueue_at if is_scheduled else None,
             claim_expires_at=found.claim_expires_at,
-            deleted_at=ended + self._settings.retention if ended else None,
+            deleted_at=ended + self.settings.retention if ended else None,
             # The rest of the URL may be a secret.
             status_host=None if found.status_url is None else urlsplit(found.status_url).hostname,
             notified_status=None
             if found.notified_status is Status.SCHEDULED
             else found.notified_status,
-            pauses=self._pauses.of(message) if is_scheduled else (),
+            pauses=self.pauses.of(message) if is_scheduled else (),
         )
 
     def _reservations(self, message: Message, tail: str) -> tuple[Reservation, ...] | None:
         if message.scope == NO_SCOPE:
             return ()
-        scopes = scopes_of(message, self._settings)
-        windows = [self._contents.fence.window_of(each) for each in scopes]
+        scopes = scopes_of(message, self.settings)
+        windows = [self.contents.fence.window_of(each) for each in scopes]
         try:
-            if not self._contents.opened().keys() >= {keys for keys, _ in windows}:
+            if not self.contents.opened().keys() >= {keys for keys, _ in windows}:
                 return None
-            seen = self._contents.look([(name, member_of(message.id, tail)) for _, name in windows])
+            seen = self.contents.look([(name, member_of(message.id, tail)) for _, name in windows])
         except ReservationsUnavailable:
             return None
         return tuple(

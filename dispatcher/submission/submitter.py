@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import chain
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from dispatcher.telemetry.spans import Answers, Spans
 
 
+@dataclass(kw_only=True)
 class Submitter:
     """The pipeline of every submit; a sink (``sinks.py``) stores and enqueues.
 
@@ -60,26 +61,14 @@ class Submitter:
     without a message, and enqueues a message that was not enqueued.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        clock: Clock,
-        enqueuer: Enqueuer,
-        own: OwnTransaction,
-        dry_run: Callable[[], DryRun],
-        journal: Journal,
-        validator: DraftValidator,
-        spans: Spans | None = None,
-    ) -> None:
-        self._settings = settings
-        self._clock = clock
-        self._enqueuer = enqueuer
-        self._own = own
-        self._dry_run = dry_run
-        self._journal = journal
-        self._validator = validator
-        self._spans = spans
+    settings: Settings
+    clock: Clock
+    enqueuer: Enqueuer
+    own: OwnTransaction
+    dry_run: Callable[[], DryRun]
+    journal: Journal
+    validator: DraftValidator
+    spans: Spans | None = None
 
     def submit(self, draft: Draft, sink: Sink) -> Message:
         return self.entered(draft, sink).answer()
@@ -93,15 +82,15 @@ class Submitter:
         """
         entry = Entry(0, draft)
         try:
-            if self._spans is None:
+            if self.spans is None:
                 self.run(Batch([entry]), sink)
                 entry.answer()
             else:
-                with self._spans.submitting() as accepted:
+                with self.spans.submitting() as accepted:
                     self.run(Batch([entry]), sink)
                     accepted(entry.answer())
         except DispatcherError as error:
-            self._journal.refused(error)
+            self.journal.refused(error)
             raise
         return entry
 
@@ -136,7 +125,7 @@ class Submitter:
         tally = Tally(total, progress)
         rejections: list[Rejection] = []
         refuse = refuse or rejections.append
-        dry_run = self._dry_run()
+        dry_run = self.dry_run()
         with dry_run.reservations:
             for batch in batches(drafts):
                 self._run_all(batch, dry_run)
@@ -160,7 +149,7 @@ class Submitter:
         Raises ReservationsUnavailable: then nothing is reserved; and StoreUnavailable and
         OutcomeUnknown as the sink does.
         """
-        now = self._clock.now()
+        now = self.clock.now()
         beside_the_loop(partial(self._validate, batch, now))
         self._recall(batch, sink, now)
         with _owned(batch, sink):
@@ -171,7 +160,7 @@ class Submitter:
             sink.reservations.note(batch.refused)
 
     def _traced(self, answers: Answers) -> Answers:
-        return answers if self._spans is None else self._spans.submitting_many(answers)
+        return answers if self.spans is None else self.spans.submitting_many(answers)
 
     def _each(self, drafts: Iterable[Draft], tally: Tally) -> Answers:
         for batch in batches(drafts):
@@ -183,11 +172,11 @@ class Submitter:
 
     def _answered(self, batch: Batch, tally: Tally) -> list[Result]:
         """Run a batch, tell the journal of its refusals, and return all results."""
-        self._run_all(batch, self._own)
+        self._run_all(batch, self.own)
         results = tally.add(batch.entries)
         for each in results:
             if isinstance(each, Rejection):
-                self._journal.refused(each.error)
+                self.journal.refused(each.error)
         return results
 
     def _run_all(self, batch: Batch, sink: Sink) -> None:
@@ -204,7 +193,7 @@ class Submitter:
     def _validate(self, batch: Batch, now: datetime) -> None:
         for entry in batch.entries:
             try:
-                entry.valid = self._validator.validated(entry.draft, now=now)
+                entry.valid = self.validator.validated(entry.draft, now=now)
             except InvalidDraft as error:
                 entry.result = error
 
@@ -256,7 +245,7 @@ class Submitter:
 
     def _book(self, batch: Batch, entries: Sequence[Entry], sink: Sink) -> None:
         """Reserve for these entries; each is refused, or has a reservation, or has been stored."""
-        batch.started = self._clock.monotonic()
+        batch.started = self.clock.monotonic()
         fault("submit.before_reserve")
         if not entries:
             return
@@ -322,20 +311,20 @@ class Submitter:
 
     def _compose(self, batch: Batch) -> None:
         """Make the messages that are to be stored, and the answers that are stored with them."""
-        created_at = from_ms(to_ms(self._clock.now()))
-        trace = None if self._spans is None else self._spans.current()
+        created_at = from_ms(to_ms(self.clock.now()))
+        trace = None if self.spans is None else self.spans.current()
         for entry in batch.booked:
             valid, (message_id, at_ms, _) = entry.valid, entry.reservation
             # The same object, if it was not shifted: an instant is costly to make.
             is_as_asked = entry.request is not None and at_ms == entry.request.asked_ms
             send_at = valid.send_at if is_as_asked else from_ms(at_ms)
-            enqueue_at = self._enqueuer.enqueue_at(send_at, now=created_at)
+            enqueue_at = self.enqueuer.enqueue_at(send_at, now=created_at)
             entry.result = message = compose(
                 valid,
                 message_id,
                 send_at,
                 created_at=created_at,
-                max_attempts=self._settings.channels[valid.channel].max_attempts,
+                max_attempts=self.settings.channels[valid.channel].max_attempts,
                 enqueued_at=created_at if enqueue_at > send_at else None,
                 trace=trace,
             )

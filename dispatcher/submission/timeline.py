@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from dispatcher.errors import InvalidDraft, InvalidSendTime, kind_of, quoted
@@ -17,13 +18,13 @@ from dispatcher.times.clock import Clock
 _LONGEST = timedelta(days=366)
 
 
+@dataclass(kw_only=True)
 class TimelineReader:
     """Validates the parameters of a timeline and reads it. Changes nothing."""
 
-    def __init__(self, *, settings: Settings, clock: Clock, timelines: Timelines) -> None:
-        self._settings = settings
-        self._clock = clock
-        self._timelines = timelines
+    settings: Settings
+    clock: Clock
+    timelines: Timelines
 
     def read(
         self,
@@ -50,18 +51,18 @@ class TimelineReader:
         spelt, refused = scope, None
         if scope is not None and is_own and spell:
             try:
-                spelt = self._settings.spellings.one(scope, channel)
+                spelt = self.settings.spellings.one(scope, channel)
             except InvalidDraft as error:
                 if error.field != "recipient":
                     raise
                 refused = error
         terms = self._terms(scope, channel, scopes, zone, kind)
-        now = self._clock.now()
+        now = self.clock.now()
         if start is None:
             begins = send_time.after(timedelta(0), now=now)
         else:
             begins = send_time.parse(start, zone=zone, field="start")
-            farthest = self._settings.max_horizon
+            farthest = self.settings.max_horizon
             send_time.check_not_too_far(begins, now=now, farthest=farthest, field="start")
             if begins < send_time.from_ms(0):
                 raise InvalidSendTime("start", f"{begins.isoformat()}", "a time from 1970 on")
@@ -69,7 +70,7 @@ class TimelineReader:
         if not isinstance(length, timedelta) or not timedelta(0) < length <= _LONGEST:
             raise InvalidSendTime("length", quoted(length), accepted)
         ends = send_time.after(length, now=begins, field="length")
-        found = self._timelines.read(terms, begins, ends, now=now)
+        found = self.timelines.read(terms, begins, ends, now=now)
         own = {str(each) for each in terms.scopes if each.home == scope}
         if any(each.exists for each in found.windows if each.scope in own):
             return found
@@ -77,7 +78,7 @@ class TimelineReader:
             raise refused
         if spelt != scope:
             terms = self._terms(spelt, channel, scopes, zone, kind)
-            found = self._timelines.read(terms, begins, ends, now=now)
+            found = self.timelines.read(terms, begins, ends, now=now)
         return found
 
     def _terms(
@@ -98,11 +99,11 @@ class TimelineReader:
         if kind is not None and (channel is not None or scopes is not None):
             raise InvalidDraft("kind", "given together with channel or scopes", "one of them")
         if channel is not None:
-            known_channel(channel, self._settings)
+            known_channel(channel, self.settings)
         named = scopes if kind is None else {kind: scope}
-        scopes = checked_scopes(named, self._settings)
+        scopes = checked_scopes(named, self.settings)
         terms = terms_for(
-            self._settings,
+            self.settings,
             scope=scope or NO_SCOPE,
             channel=channel,
             scopes=scopes,

@@ -6,7 +6,7 @@ Bodies are rendered from templates and validated by types before.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import NamedTuple, get_args
 
@@ -367,6 +367,7 @@ def _parsed(text: str | None, name: str) -> Hours | None:
     return None if text is None else Hours.parse(text, field=name)
 
 
+@dataclass(kw_only=True)
 class DraftValidator:
     """Judges every field of drafts, as the transports that carry them and their status do, too.
 
@@ -375,19 +376,10 @@ class DraftValidator:
     are the same type, it judges once.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        templates: Templates,
-        check: Check,
-        lacks: Callable[[str], bool],
-    ) -> None:
-        self._settings = settings
-        self._templates = templates
-        self._check = check
-        self._lacks = lacks
-        self._has_types = bool(settings.body_types.channels)
+    settings: Settings
+    templates: Templates
+    check: Check
+    lacks: Callable[[str], bool]
 
     def validated(self, draft: Draft, *, now: datetime) -> ValidDraft:
         """Return a draft as it is stored. Its times are judged by :func:`judge_times`.
@@ -398,15 +390,15 @@ class DraftValidator:
         if not isinstance(draft, Draft):
             raise InvalidDraft("draft", f"a {type(draft).__name__}", "a Draft")
         prepared, given_body = self._prepared(draft)
-        valid = validate(prepared, settings=self._settings, now=now, given_body=given_body)
-        self._check(valid.channel, valid.recipient, valid.body)
+        valid = validate(prepared, settings=self.settings, now=now, given_body=given_body)
+        self.check(valid.channel, valid.recipient, valid.body)
         if valid.status_url is not None:
             try:
-                self._check(self._settings.status_channel, valid.status_url, {})
+                self.check(self.settings.status_channel, valid.status_url, {})
             except InvalidDraft as refused:
                 raise InvalidDraft("status_url", refused.problem, refused.accepted) from None
         for name, text in valid.texts_beyond_ascii():
-            if self._lacks(text):
+            if self.lacks(text):
                 problem = "a character that the encoding of the database lacks"
                 raise InvalidDraft(name, problem, "its characters, or a database in UTF-8")
         return valid
@@ -415,7 +407,7 @@ class DraftValidator:
         """Return the body of a draft as it is stored. Raises as :meth:`validated`."""
         prepared, _ = self._prepared(draft)
         body, _ = self._checked(prepared.body)
-        self._check(str(prepared.channel), prepared.recipient, body)
+        self.check(str(prepared.channel), prepared.recipient, body)
         return body
 
     def _prepared(self, draft: Draft) -> tuple[Draft, Body | None]:
@@ -427,9 +419,9 @@ class DraftValidator:
         if typed is not None:
             draft = replace(draft, channel=typed.name)
         if draft.body is None or draft.template is not None or draft.data is not None:  # else as is
-            draft = self._templates.fill(draft)
-        types = self._settings.body_types
-        general = types.of(draft.channel) if self._has_types else None
+            draft = self.templates.fill(draft)
+        types = self.settings.body_types
+        general = types.of(draft.channel)
         body, given_body = draft.body, None
         if body is None or (typed is None and general is None):
             return draft, None
@@ -461,5 +453,5 @@ class DraftValidator:
             return None
 
     def _checked(self, body: object) -> tuple[Body, str]:
-        most, depth = self._settings.body_max_bytes, self._settings.body_max_depth
+        most, depth = self.settings.body_max_bytes, self.settings.body_max_depth
         return check_body(body, max_bytes=most, max_depth=depth)

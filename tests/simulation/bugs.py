@@ -102,7 +102,7 @@ def _settled_first(real: Any) -> Any:
 
 def _only_scheduled(real: Any) -> Any:
     def cancel(self: Any, message_id: Any, **named: Any) -> Any:
-        before = self._messages.get(message_id)
+        before = self.messages.get(message_id)
         if before.status is not Status.SCHEDULED:  # "no row was changed"
             raise TooLate(message_id, before.status)
         return real(self, message_id, **named)

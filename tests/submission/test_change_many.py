@@ -110,8 +110,8 @@ def test_a_cancel_a_claim_and_a_move_meanwhile_are_seen_by_each(build: Build) ->
         house.dispatcher.reschedule(messages[1].id, send_at=LATER + 3 * HOUR)
 
     moves = vars(house.parts.moves)
-    moves["_windows"] = Between(
-        moves["_windows"],
+    moves["windows"] = Between(
+        moves["windows"],
         after={"move_many": once(meanwhile)},
         before={"drop": once(lambda: house.dispatcher.cancel(messages[2].id))},
     )
@@ -130,7 +130,7 @@ def test_an_outage_answers_all_remaining_messages(house: House, build: Build) ->
     assert kinds(answers) == [TooLate, ReservationsUnavailable, ReservationsUnavailable]
     moves = vars(house.parts.moves)
     broken = raising(StoreUnavailable("broke"))
-    moves["_messages"] = Between(moves["_messages"], before={"move": broken})
+    moves["messages"] = Between(moves["messages"], before={"move": broken})
     answers = house.dispatcher.reschedule_many(ids, send_at=LATER + HOUR)
     assert kinds(answers) == [TooLate, StoreUnavailable, StoreUnavailable]
     assert [house.again(each).send_at for each in messages] == [LATER] * 3
@@ -160,7 +160,7 @@ def test_a_move_that_the_store_refuses_stops_no_other(house: House) -> None:
                 raise StoreUnavailable("a value", refused=True)
             return real.move(moves, **more)
 
-    vars(house.parts.moves)["_messages"] = Refusing(real)
+    vars(house.parts.moves)["messages"] = Refusing(real)
     answers = house.dispatcher.reschedule_many([each.id for each in messages], send_at=LATER + HOUR)
     assert [isinstance(each, Message) for each in answers] == [True, False, True]
     assert house.again(messages[1]).send_at == LATER
@@ -282,8 +282,8 @@ def test_messages_cancelled_before_the_store_failed_are_released(house: House) -
     assert len({*tokens.values()}) == 2
     parts = vars(house.parts.cancellation)
     failing = Between(house.parts.messages, before={"cancel": raising(StoreUnavailable("away"))})
-    fail_from_now = {"cancel": lambda: parts.update(_messages=failing)}
-    parts["_messages"] = Between(house.parts.messages, after=fail_from_now)
+    fail_from_now = {"cancel": lambda: parts.update(messages=failing)}
+    parts["messages"] = Between(house.parts.messages, after=fail_from_now)
     with pytest.raises(StoreUnavailable):
         house.parts.cancellation.cancel_many([*tokens], tokens=tokens)
     assert house.again(one).status is Status.CANCELLED

@@ -98,7 +98,7 @@ def test_a_change_between_the_check_and_the_write_refuses_it(
         hooks: dict[str, Any] = dict.fromkeys(
             ("update_if_unchanged", "move_if_unchanged", "cancel"), there_and_back
         )
-        parts["_messages"] = Between(house.parts.messages, before=hooks)
+        parts["messages"] = Between(house.parts.messages, before=hooks)
     with pytest.raises(MessageChanged):
         edit(house, message)
     assert house.again(message) == message

@@ -192,7 +192,7 @@ def test_a_batch_that_stood_still_until_its_places_were_given_up_books_others(
         sweep_late(house)
 
     own = vars(second.parts.own_transaction)
-    own["_messages"] = Between(own["_messages"], before={"add_together": once(sweep)})
+    own["messages"] = Between(own["messages"], before={"add_together": once(sweep)})
     minutes = [timedelta(minutes=n) for n in range(3)]
     drafts = [
         Draft(channel="memory", recipient="ada", body={}, send_at=SOON + each) for each in minutes

@@ -128,7 +128,7 @@ def test_a_move_whose_row_was_changed_otherwise_in_that_moment_has_its_place(
 
     double = Between(messages)
     vars(double)["move"] = move
-    vars(house.parts.moves)["_messages"] = double
+    vars(house.parts.moves)["messages"] = double
     moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
     assert moved.send_at == LATER + HOUR
     assert settled(house)
@@ -163,14 +163,14 @@ def test_a_move_waits_for_another_one_of_the_message_that_holds_the_time(
         is_moved.wait(60)
 
     changes = vars(house.parts.changes)
-    changes["_clock"] = Between(changes["_clock"], before={"sleep": wait})
+    changes["clock"] = Between(changes["clock"], before={"sleep": wait})
     with ThreadPoolExecutor(1) as pool:
 
         def meet() -> None:
             twins.append(pool.submit(move))
             assert waits.wait(60)
 
-        between(house, "_windows", after={"move_many": once(meet)})
+        between(house, "windows", after={"move_many": once(meet)})
         try:
             moved = move()
         finally:
@@ -191,7 +191,7 @@ def test_a_store_that_breaks_leaves_the_old_time_or_the_new_one(
     house: House, message: Message
 ) -> None:
     for when in ("before", "after"):
-        between(house, "_messages", **{when: {"move": raising(StoreUnavailable("broke"))}})
+        between(house, "messages", **{when: {"move": raising(StoreUnavailable("broke"))}})
         with pytest.raises(StoreUnavailable):
             house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
         assert house.again(message).send_at == (LATER if when == "before" else LATER + HOUR)
@@ -210,7 +210,7 @@ def stand_still(house: House, happens: Callable[[], object]) -> None:
         return store.move(slots, within=-MINUTE)
 
     vars(double)["move"] = late
-    vars(house.parts.moves)["_messages"] = double
+    vars(house.parts.moves)["messages"] = double
 
 
 @pytest.mark.every_database
@@ -232,7 +232,7 @@ def test_a_move_that_stands_still_for_too_long_takes_no_effect(
 
     stand_still(house, happens)
     if dies:
-        between(house, "_windows", before={"drop": raising(KeyboardInterrupt())})
+        between(house, "windows", before={"drop": raising(KeyboardInterrupt())})
     error = KeyboardInterrupt if dies else QuotaExceeded
     with pytest.raises(error) as refused:
         house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
@@ -291,7 +291,7 @@ def test_a_place_that_a_slow_move_has_lost_in_one_shard_is_restored(
         house.redis.delete(*legs[lost].windows)
         house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
 
-    between(house, "_messages", after={"move": once(lose)})
+    between(house, "messages", after={"move": once(lose)})
     moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
     assert moved.send_at == LATER + HOUR
     assert "reservations that were lost while their messages moved" in caplog.text
@@ -308,9 +308,9 @@ def test_a_slow_move_leaves_its_old_place_until_it_has_looked_at_the_new_one(
         house.open()
         house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
 
-    between(house, "_messages", before={"move": once(lose)})
+    between(house, "messages", before={"move": once(lose)})
     closed = ReservationsUnavailable("redis did not answer")
-    between(house, "_upkeep", before={"restore_missing": raising(closed)})
+    between(house, "upkeep", before={"restore_missing": raising(closed)})
     moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
     assert moved.send_at == LATER + HOUR
     assert house.members() == {message.id: to_ms(LATER)}
@@ -336,7 +336,7 @@ def test_both_places_stay_while_the_message_cannot_be_barred_from_moving(
 
 def test_an_update_that_met_a_try_in_between_is_made_again(slow: House) -> None:
     message = slow.submit()
-    real = slow.parts.changes._messages
+    real = slow.parts.changes.messages
     tries: list[None] = []
 
     class Interrupted:
@@ -347,7 +347,7 @@ def test_an_update_that_met_a_try_in_between_is_made_again(slow: House) -> None:
             tries.append(None)
             return real.update(message_id, body=body) if len(tries) > 1 else message
 
-    vars(slow.parts.changes)["_messages"] = Interrupted()
+    vars(slow.parts.changes)["messages"] = Interrupted()
     assert slow.dispatcher.update(message.id, body={"other": 1}).body == {"other": 1}
     assert len(tries) == 2
 

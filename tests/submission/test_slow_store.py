@@ -45,7 +45,7 @@ def slow_batch(house: House, *events: Callable[[], object]) -> None:
             event()
 
     own = vars(house.parts.own_transaction)
-    own["_messages"] = Between(own["_messages"], before={"add_together": once(meanwhile)})
+    own["messages"] = Between(own["messages"], before={"add_together": once(meanwhile)})
 
 
 def drafts(count: int) -> list[Draft]:
@@ -129,7 +129,7 @@ def test_a_message_that_was_moved_meanwhile_stays_where_it_is(
     if not is_seen:  # it moves right after the look at its row
         real = house.parts.messages
         vars(real)["movables"] = lambda _: {}
-        vars(house.parts.reserver)["_messages"] = real
+        vars(house.parts.reserver)["messages"] = real
     message = house.submit(send_at=SOON)
     moved = house.again(message)
     assert (moved.status, moved.send_at) == (Status.SCHEDULED, SOON + by)
@@ -245,7 +245,7 @@ def test_while_a_duplicate_changes_its_time_the_second_look_waits_for_it(
         def book(self, requests: Sequence[BookingRequest], **more: Any) -> Sequence[object]:
             return [left.pop()] if left else windows.book(requests, **more)
 
-    slow_store(house, lambda: vars(house.parts.reserver).update(_windows=Windows(windows)))
+    slow_store(house, lambda: vars(house.parts.reserver).update(windows=Windows(windows)))
     message = house.submit(send_at=SOON, idempotency_key="key")
     assert left == []
     assert house.moved.sleeps
@@ -323,7 +323,7 @@ def test_a_batch_asks_a_redis_that_hangs_about_one_message_alone(database_url: s
         windows = Between(house.parts.windows, before=hooks)
 
         def hang() -> None:
-            vars(house.parts.reserver)["_windows"] = windows
+            vars(house.parts.reserver)["windows"] = windows
             house.redis.client_pause(600_000)
 
         slow_batch(house, hang)
@@ -387,7 +387,7 @@ def test_a_batch_whose_copy_was_not_answered_is_looked_at_as_ones_own(
 ) -> None:
     house, other = build(), build()
     own = vars(house.parts.own_transaction)
-    messages = own["_messages"]
+    messages = own["messages"]
 
     class Unanswering:
         def __getattr__(self, name: str) -> object:
@@ -400,7 +400,7 @@ def test_a_batch_whose_copy_was_not_answered_is_looked_at_as_ones_own(
             other.submit("ada", send_at=SOON)
             assert messages.add_together(additions)
 
-    own["_messages"] = Unanswering()
+    own["messages"] = Unanswering()
     drafts = [
         Draft(channel="memory", recipient=name, body=BODY, send_at=SOON, idempotency_key=key)
         for name, key in zip(("ada", "bob"), keys, strict=True)

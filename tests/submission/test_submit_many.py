@@ -76,7 +76,7 @@ def fail(
     house: House, *, before: Callable[[], object] = dict, after: Callable[[], object] = dict
 ) -> None:
     """Let something happen before or after the statement that stores a batch."""
-    store = house.parts.own_transaction._messages
+    store = house.parts.own_transaction.messages
     hidden = "_copy" if house.url.startswith("postgresql") else "_insert_together"
     real = getattr(store, hidden)
 
@@ -210,7 +210,7 @@ def test_what_an_interrupted_run_reserved_only_is_neither_known_nor_shifted(
     wanted = [draft(f"p{number}", idempotency_key=f"key {number}", **asked) for number in range(3)]
     own = vars(house.parts.own_transaction)
     interrupt = raising(KeyboardInterrupt())
-    own["_messages"] = Between(own["_messages"], before={"add_together": interrupt})
+    own["messages"] = Between(own["messages"], before={"add_together": interrupt})
     with pytest.raises(KeyboardInterrupt):
         house.dispatcher.submit_many(wanted)
     assert (len(house.all_members()), house.rows()) == (3, [])
@@ -246,8 +246,8 @@ def test_a_key_that_somebody_takes_meanwhile_costs_only_its_own_draft(house: Hou
         if not other:
             other.append(house.submit("ben", send_at=LATER, idempotency_key="key"))
 
-    store = house.parts.own_transaction._messages
-    vars(house.parts.own_transaction)["_messages"] = Between(store, after={"with_keys": take})
+    store = house.parts.own_transaction.messages
+    vars(house.parts.own_transaction)["messages"] = Between(store, after={"with_keys": take})
     same = draft("ben", idempotency_key="key")
     else_ = draft("eve", idempotency_key="key")
     ada = draft("ada", idempotency_key="ada")
@@ -315,7 +315,7 @@ def test_a_lost_reply_of_the_store_gives_no_place_back(house: House) -> None:
     fail(house, after=raising(*[StoreUnavailable("the line broke") for _ in range(9)]))
     own = vars(house.parts.own_transaction)
     away = raising(*[StoreUnavailable("away") for _ in range(9)])
-    own["_messages"] = Between(own["_messages"], before={"add": away})
+    own["messages"] = Between(own["messages"], before={"add": away})
     with pytest.raises(OutcomeUnknown):
         house.dispatcher.submit_many(drafts(3))
     assert len(house.rows()) == 3
@@ -325,7 +325,7 @@ def test_a_lost_reply_of_the_store_gives_no_place_back(house: House) -> None:
 @pytest.mark.every_database
 def test_all_or_none_that_was_stored_unseen_and_sent_meanwhile_is_stored_once(house: House) -> None:
     """The line broke at the COMMIT, which came true after the batch was looked for."""
-    store, calls = house.parts.own_transaction._messages, list[None]()
+    store, calls = house.parts.own_transaction.messages, list[None]()
     messages = house.parts.database.tables.messages
     broken = raising(StoreUnavailable("the line broke"))
     fail(house, before=lambda: calls.append(None), after=broken)
@@ -338,7 +338,7 @@ def test_all_or_none_that_was_stored_unseen_and_sent_meanwhile_is_stored_once(ho
     has = store.has
     vars(store)["has"] = lambda ids: next(seen, None) is None and has(ids)
     own = vars(house.parts.own_transaction)
-    own["_messages"] = Between(
+    own["messages"] = Between(
         store, after={"has": once(lambda: house.parts.database.transact(send))}
     )
     results = house.dispatcher.submit_many(drafts(3), atomic=True)
@@ -380,7 +380,7 @@ def test_drafts_of_one_key_are_each_judged_twice_at_most(
 
 def store_of(house: House, **actions: Callable[[], None]) -> None:
     own = vars(house.parts.own_transaction)
-    own["_messages"] = Between(own["_messages"], before=actions)
+    own["messages"] = Between(own["messages"], before=actions)
 
 
 def nth(number: int, action: Callable[[], None]) -> Callable[[], None]:
@@ -413,7 +413,7 @@ def test_a_batch_that_cannot_be_booked_leaves_the_one_before_stored(house: House
 def test_an_interrupt_while_a_batch_is_reserved_leaves_no_reservation(house: House) -> None:
     reserver = vars(house.parts.reserver)
     stop = nth(2, raising(KeyboardInterrupt()))
-    reserver["_windows"] = Between(reserver["_windows"], before={"book": stop})
+    reserver["windows"] = Between(reserver["windows"], before={"book": stop})
     with pytest.raises(KeyboardInterrupt):
         house.dispatcher.submit_many([draft(f"to {n}") for n in range(BATCH + 50)])
     assert len(house.rows()) == BATCH
@@ -470,16 +470,16 @@ def test_a_batch_of_which_a_duplicate_stored_one_is_not_taken_for_stored(house: 
     batch = [draft("ada", idempotency_key="key"), draft("ben"), draft("cyd")]
     duplicates: list[Message] = []
     own = vars(house.parts.own_transaction)
-    store = own["_messages"]
+    store = own["messages"]
     duplicate = once(
         lambda: duplicates.extend(map(accepted, house.dispatcher.submit_many(batch[:1])))
     )
 
     def store_one() -> None:
-        own["_messages"] = store
+        own["messages"] = store
         duplicate()
 
-    own["_messages"] = Between(store, before={"add_together": store_one})
+    own["messages"] = Between(store, before={"add_together": store_one})
     with pytest.raises(StoreUnavailable):
         house.dispatcher.submit_many(batch, atomic=True)
     assert [row[0] for row in house.rows()] == [each.id for each in duplicates]
@@ -495,7 +495,7 @@ def test_a_batch_that_may_be_under_way_yet_is_not_said_to_be_refused(house: Hous
     """The line broke in its first try; the others are refused, for the first one's locks say."""
     answers = [None, False, False]
     own = vars(house.parts.own_transaction)
-    store = own["_messages"]
+    store = own["messages"]
 
     class Busy:
         def add_together(self, _: object, **__: bool) -> bool | None:
@@ -504,7 +504,7 @@ def test_a_batch_that_may_be_under_way_yet_is_not_said_to_be_refused(house: Hous
         def __getattr__(self, name: str) -> Any:
             return getattr(store, name)
 
-    own["_messages"] = Busy()
+    own["messages"] = Busy()
     with pytest.raises(OutcomeUnknown):
         house.dispatcher.submit_many([draft("ada"), draft("ben")], atomic=True)
     assert not answers
@@ -608,7 +608,7 @@ def test_a_store_that_cannot_be_asked_about_a_duplicate_leaves_no_reservation(
             raise StoreUnavailable("away")
 
     own = vars(house.parts.own_transaction)
-    own["_messages"] = Between(own["_messages"], before={"with_key": fail_the_second_time})
+    own["messages"] = Between(own["messages"], before={"with_key": fail_the_second_time})
     with pytest.raises(StoreUnavailable):
         house.dispatcher.submit_many(KNOWN_LATE, atomic=atomic)
     assert house.reservations() == house.all_members()

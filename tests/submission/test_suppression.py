@@ -102,7 +102,7 @@ def test_many_that_are_stored_one_by_one_are_looked_at_again(
     """A recipient opts out while a batch is under way that cannot be stored together."""
     house.dispatcher.suppress("r1")
     monkeypatch.setattr(house.parts.suppressions, "among", lambda _: set())
-    monkeypatch.setattr(house.parts.own_transaction._messages, "add_together", lambda _: False)
+    monkeypatch.setattr(house.parts.own_transaction.messages, "add_together", lambda _: False)
     answers = house.dispatcher.submit_many([draft("r0"), draft("r1")])
     assert isinstance(answers[0], Message)
     assert isinstance(answers[1], Rejection)

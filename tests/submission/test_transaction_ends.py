@@ -71,7 +71,7 @@ def lose_the_place(house: House) -> None:
 def fail_after_the_end(house: House, *errors: BaseException) -> None:
     """Let the question what is stored fail."""
     joined = vars(house.parts.callers_transactions)
-    joined["_store"] = Between(joined["_store"], before={"stored": raising(*errors)})
+    joined["store"] = Between(joined["store"], before={"stored": raising(*errors)})
 
 
 def test_an_open_transaction_keeps_its_place_beyond_the_grace_of_others(build: Build) -> None:
@@ -161,7 +161,7 @@ def test_a_place_that_cannot_be_given_back_is_freed_by_reconcile(
     house = build(**QUICK)
     down = raising(ReservationsUnavailable("gone"))
     reserver = vars(house.parts.reserver)
-    reserver["_windows"] = Between(reserver["_windows"], before={"withdraw": down})
+    reserver["windows"] = Between(reserver["windows"], before={"withdraw": down})
     with transaction(house) as session:
         remind(house, session)
         session.rollback()

@@ -426,7 +426,7 @@ def test_either_name_of_the_dialect_and_another_address_are_the_same_database(
 
 @on_mariadb
 def test_a_server_that_took_over_is_asked_who_it_is(house: House, engine: Engine) -> None:
-    identity = house.parts.callers_transactions._store._identity
+    identity = house.parts.callers_transactions.store._identity
     with Session(engine) as session:
         remind(house, session)
         session.commit()
