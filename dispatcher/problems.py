@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from dispatcher import errors
 from dispatcher.errors import DispatcherError, InvalidValue
 from dispatcher.limiters import Algorithm, AsyncLimiter, Decision, Limiter
-from dispatcher.limiters.limit_set import KeyNames, Keys, check_permits, texts_of
+from dispatcher.limiters.limit_set import Keys, check_permits, texts_of
 from dispatcher.redis.errors import is_pool_full
 
 log = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ def check_limited(
         raise InvalidValue("limiter", errors.kind_of(limiter), f"a limiter on a client of {client}")
     accepted = "a text, or a function that returns one and is not awaited"
     if isinstance(key, str):
-        KeyNames(limiter.limits, prefix="any", tag=None, cluster=False).each(key)
+        limiter._limit_set.keys_of(key)
     elif not callable(key):
         raise InvalidValue("key", errors.kind_of(key), accepted)
     elif any(map(inspect.iscoroutinefunction, (key, type(key).__call__))):

@@ -78,7 +78,7 @@ class _PooledCalls:
         )
 
     def _parts(self, length: int, words: Words) -> tuple[bytes, bytes]:
-        names = self._limit_set.key_names.whole(_STAND_IN * length)
+        names = self._limit_set.key_names(_STAND_IN * length)
         start: Words = ("EVALSHA", self._sha, len(names), *names)
         rest: Words = (self._limit_set.span, *words)
         many = len(start) + len(rest) + _LAST_WORDS

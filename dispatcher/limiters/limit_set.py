@@ -75,66 +75,6 @@ Step: TypeAlias = ScriptCall | PlainCall | float
 Steps: TypeAlias = Generator[Step, Reply, T]
 
 
-class KeyNames:
-    """The names of the Redis keys of one set of limits, made from callers' keys."""
-
-    def __init__(
-        self, parts: Sequence[Algorithm], *, prefix: str, tag: str | None, cluster: bool
-    ) -> None:
-        self._labels = [each.label for each in parts]
-        prefix = checked_name(prefix, "prefix")
-        tag = None if tag is None else checked_name(tag, "tag")
-        self._names = LimiterKeys(prefix, tag)
-        self._cluster = cluster
-        self._distinct = len(set(self._labels)) == len(self._labels)
-        self._digest = hashlib.sha256("+".join(self._labels).encode()).hexdigest()[:16]
-
-    def each(self, keys: Keys, limits: Sequence[int] | None = None) -> Sequence[str]:
-        """Return the caller's key for each of those limits. Raises InvalidValue."""
-        many = len(self._labels) if limits is None else len(limits)
-        if isinstance(keys, str):
-            each: Sequence[str] = (_checked_key(keys),) * many
-        elif isinstance(keys, Sequence) and not isinstance(keys, bytes) and len(keys) == many:
-            each = [*map(_checked_key, keys)]
-        else:
-            raise InvalidValue("keys", quoted(keys), f"one text, or {many} of them in a sequence")
-        if not self._distinct and len({*self.states(each, limits)}) < many:
-            raise InvalidValue(
-                "limits", "two of one kind, count and length for one key", "a name= of their own"
-            )
-        if self._cluster and self._names.tag is None:
-            tags = {self._names.hash_tag(key).encode() for key in each}
-            if len({key_slot(tag) for tag in tags}) > 1:
-                raise InvalidValue(
-                    "keys",
-                    "they lie in several slots of the cluster",
-                    "one key, or limiters with a tag",
-                )
-        return each
-
-    def states(self, keys: Sequence[str], limits: Sequence[int] | None = None) -> list[str]:
-        """Return the names of the states of those limits, each for its key."""
-        labels = self._labels if limits is None else [self._labels[index] for index in limits]
-        name = self._names.state
-        return [name(label, key) for label, key in zip(labels, keys, strict=True)]
-
-    def whole(self, keys: Keys) -> list[str]:
-        """Return the names of the remembered permits for ``keys``, and of all states."""
-        each_key = self.each(keys)
-        return [*self.permits(each_key[0]), *self.states(each_key)]
-
-    def permits(self, key: str) -> tuple[str, str]:
-        """Return the names of the remembered permits of calls whose first key that is."""
-        return self._names.permits(self._digest, key)
-
-    def check_group(self, groups: Sequence[Sequence[str]]) -> None:
-        """Raise InvalidValue unless one script may take permits for all of these keys."""
-        if self._names.tag is None and len({key for keys in groups for key in keys}) > 1:
-            raise InvalidValue(
-                "requests", "they name several keys", "one key, or limiters with a tag"
-            )
-
-
 class LimitSet:
     """A set of limits on one Redis: their arguments and keys, and how replies are read."""
 
@@ -157,7 +97,13 @@ class LimitSet:
         self.aligned = any(each.aligned for each in parts)
         self._fixed_words: Words = () if self.aligned else self.words_of(0, parts)
         self._mosts = [each.most for each in parts]
-        self.key_names = KeyNames(parts, prefix=prefix, tag=tag, cluster=cluster)
+        self._labels = [each.label for each in parts]
+        prefix = checked_name(prefix, "prefix")
+        tag = None if tag is None else checked_name(tag, "tag")
+        self._names = LimiterKeys(prefix, tag)
+        self._cluster = cluster
+        self._distinct = len(set(self._labels)) == len(self._labels)
+        self._digest = hashlib.sha256("+".join(self._labels).encode()).hexdigest()[:16]
         self.on_error = on_error
         self.span = 0
         if remember is not None:
@@ -173,6 +119,51 @@ class LimitSet:
         holds = [each.hold_ms for each in parts if each.hold_ms]
         self.renew_every = min(holds, default=0) / 3_000
         """How often holds should be renewed, in seconds; 0 where permits are no holds."""
+
+    def keys_of(self, keys: Keys, limits: Sequence[int] | None = None) -> Sequence[str]:
+        """Return the caller's key for each of those limits. Raises InvalidValue."""
+        many = len(self._labels) if limits is None else len(limits)
+        if isinstance(keys, str):
+            each: Sequence[str] = (_checked_key(keys),) * many
+        elif isinstance(keys, Sequence) and not isinstance(keys, bytes) and len(keys) == many:
+            each = [*map(_checked_key, keys)]
+        else:
+            raise InvalidValue("keys", quoted(keys), f"one text, or {many} of them in a sequence")
+        if not self._distinct and len({*self.state_names(each, limits)}) < many:
+            raise InvalidValue(
+                "limits", "two of one kind, count and length for one key", "a name= of their own"
+            )
+        if self._cluster and self._names.tag is None:
+            tags = {self._names.hash_tag(key).encode() for key in each}
+            if len({key_slot(tag) for tag in tags}) > 1:
+                raise InvalidValue(
+                    "keys",
+                    "they lie in several slots of the cluster",
+                    "one key, or limiters with a tag",
+                )
+        return each
+
+    def state_names(self, keys: Sequence[str], limits: Sequence[int] | None = None) -> list[str]:
+        """Return the names of the states of those limits, each for its key."""
+        labels = self._labels if limits is None else [self._labels[index] for index in limits]
+        name = self._names.state
+        return [name(label, key) for label, key in zip(labels, keys, strict=True)]
+
+    def key_names(self, keys: Keys) -> list[str]:
+        """Return the names of the remembered permits for ``keys``, and of all states."""
+        each_key = self.keys_of(keys)
+        return [*self.permit_names(each_key[0]), *self.state_names(each_key)]
+
+    def permit_names(self, key: str) -> tuple[str, str]:
+        """Return the names of the remembered permits of calls whose first key that is."""
+        return self._names.permits(self._digest, key)
+
+    def check_group(self, groups: Sequence[Sequence[str]]) -> None:
+        """Raise InvalidValue unless one script may take permits for all of these keys."""
+        if self._names.tag is None and len({key for keys in groups for key in keys}) > 1:
+            raise InvalidValue(
+                "requests", "they name several keys", "one key, or limiters with a tag"
+            )
 
     def text(self, script: str) -> str:
         """Return the text of a script for these limits."""

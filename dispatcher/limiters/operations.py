@@ -120,7 +120,7 @@ def peek(limit_set: LimitSet, keys: Keys, n: int) -> Steps[Decision]:
 
 def give_back(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
     """Return the permits of one id; return how many they were."""
-    names = limit_set.key_names.whole(keys)
+    names = limit_set.key_names(keys)
     checked(permit)
 
     def call(now_ms: int) -> ScriptCall:
@@ -134,7 +134,7 @@ def give_back(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
 
 def reset(limit_set: LimitSet, keys: Keys) -> Steps[None]:
     """Forget all permits for ``keys``."""
-    yield ScriptCall("limits_reset", limit_set.key_names.whole(keys), ())
+    yield ScriptCall("limits_reset", limit_set.key_names(keys), ())
 
 
 def _acquire(
@@ -177,7 +177,7 @@ def _ask(
     limit_set: LimitSet, keys: Keys, n: int, permit: str, *, least: int, mode: int = _LOOK_UP
 ) -> Steps[Decision]:
     """Ask for up to ``n`` permits, and for no fewer than are of use."""
-    names = limit_set.key_names.whole(keys)
+    names = limit_set.key_names(keys)
 
     def call(now_ms: int) -> ScriptCall:
         words = limit_set.words(now_ms)
@@ -252,7 +252,7 @@ def _state_names(limit_set: LimitSet, keys: Keys, kind: str, accepted: str) -> l
     found = [index for index, each in enumerate(limit_set.parts) if each.kind == kind]
     if not found:
         raise InvalidValue("limits", f"none of them is {accepted}", f"{accepted} among them")
-    states = limit_set.key_names.states(limit_set.key_names.each(keys))
+    states = limit_set.state_names(limit_set.keys_of(keys))
     return [states[index] for index in found]
 
 
@@ -354,7 +354,7 @@ class _Group:
         ]
         so_far = [word for state in states for word in (state.ahead, state.left)]
         key = next((each.keys[0] for each in wanted if each.keys), "")
-        names = [*limit_set.key_names.permits(key), *some]
+        names = [*limit_set.permit_names(key), *some]
 
         def call(now_ms: int) -> ScriptCall:
             words = limit_set.words_of(now_ms, parts, turns)
@@ -383,7 +383,7 @@ def acquire_each(limit_set: LimitSet, requests: Sequence[Request]) -> Steps[list
     if not isinstance(requests, Iterable):
         raise InvalidValue("requests", kind_of(requests), _REQUESTS)
     wanted = [_wanted(limit_set, each) for each in requests]
-    limit_set.key_names.check_group([each.keys for each in wanted])
+    limit_set.check_group([each.keys for each in wanted])
     group, decisions = _Group(limit_set), list[Decision]()
     for some in _parts(wanted):
         try:
@@ -401,13 +401,13 @@ def _wanted(limit_set: LimitSet, request: Request) -> _Wanted:
     parts = [limit_set.parts[index] for index in chosen]
     check_permits(request.n, parts)
     permit = new_id() if request.permit is None else checked(request.permit)
-    keys = limit_set.key_names.each(request.keys, chosen)
+    keys = limit_set.keys_of(request.keys, chosen)
     return _Wanted(
         n=request.n,
         permit=permit,
         keys=keys,
         chosen=chosen,
-        states=limit_set.key_names.states(keys, chosen),
+        states=limit_set.state_names(keys, chosen),
         work=max(1, request.n if any(each.keeps_each for each in parts) else 1),
     )
 

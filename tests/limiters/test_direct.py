@@ -315,7 +315,7 @@ def test_commands_are_packed_as_by_redis_py(
     connection: Any = redis_client.connection_pool.get_connection()
     limiter = Limits([make(7) for make in ALL.values()]).on(redis_client, tag=tag)
     limit_set = limiter._limit_set
-    names, sha = limit_set.key_names.whole(key), "5" * 40
+    names, sha = limit_set.key_names(key), "5" * 40
     calls = DirectCalls(redis_client, limit_set, sha)
     for n, permit, new in ((1, "p" * 20, True), (12, "order 17", False)):
         words = (limit_set.span, *limit_set.words(limit_set.server_ms()), permit, int(new), n, n)
