@@ -18,7 +18,7 @@ from dispatcher.reservation.booking import (
 )
 from dispatcher.reservation.contents import Contents, Held, MemberState
 from dispatcher.reservation.fence import Fence
-from dispatcher.reservation.plan import Copies, PlannedKey
+from dispatcher.reservation.plan import Copies
 from dispatcher.reservation.refusals import (
     LastRefusal,
     RefusalLog,
@@ -56,7 +56,6 @@ __all__ = [
     "LastRefusal",
     "MemberState",
     "Moving",
-    "PlannedKey",
     "QuotaTimeline",
     "Readiness",
     "Rebuild",

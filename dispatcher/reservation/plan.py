@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from itertools import islice
 from typing import NamedTuple
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import redis
 
@@ -36,14 +36,6 @@ _AT_ONCE = 1_000
 _LOST = "the copies of the plan are gone; plan again"
 
 
-class PlannedKey(NamedTuple):
-    """The idempotency key of a draft that was booked, and the message that has the reservation."""
-
-    key: str
-    message_id: UUID
-    fingerprint: str
-
-
 class _Copy(NamedTuple):
     real: ShardKeys
     keys: PlanKeys
@@ -56,8 +48,8 @@ class Copies(AbstractContextManager["Copies"]):
 
     A window is copied when a request first needs it, and what is booked later by others is not
     seen. The windows stay as they are. Every key of the copies has a life of ten minutes, renewed
-    while requests come, and is deleted when the context ends. This process holds one batch, and the
-    idempotency keys. Raises ReservationsUnavailable like Windows, also when the copies were lost.
+    while requests come, and is deleted when the context ends. Raises ReservationsUnavailable like
+    Windows, also when the copies were lost.
     """
 
     def __init__(
@@ -78,7 +70,6 @@ class Copies(AbstractContextManager["Copies"]):
         self._copy = script("reservation/copy_window")
         self._touched: set[PlanKeys] = set()
         self._duplicates: list[str] = []
-        self._answered: dict[str, PlannedKey] = {}
         self._renewed = clock.monotonic()
 
     def reserve(
@@ -103,15 +94,6 @@ class Copies(AbstractContextManager["Copies"]):
 
     def note(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None:
         """Note nothing: refusals of a plan are not counted."""
-
-    def remember(self, answered: Iterable[PlannedKey]) -> None:
-        """Keep the idempotency keys of drafts that were booked."""
-        for each in answered:
-            self._answered[each.key] = each
-
-    def recall(self, keys: Sequence[str]) -> Mapping[str, PlannedKey]:
-        """Return those of these idempotency keys that :meth:`remember` was given."""
-        return {key: self._answered[key] for key in keys if key in self._answered}
 
     def close(self) -> None:
         """Delete every key of the copies; what cannot be reached ends by itself."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache, partial
 from uuid import UUID
@@ -17,7 +17,7 @@ from dispatcher.errors import (
 )
 from dispatcher.faults import fault
 from dispatcher.message import Message, new_ids
-from dispatcher.reservation import Copies, PlannedKey, planned_id
+from dispatcher.reservation import Copies, planned_id
 from dispatcher.settings import Settings
 from dispatcher.store import (
     GivenUp,
@@ -375,12 +375,14 @@ class CallersTransaction(Sink):
 class DryRun(Sink):
     """Stores nothing, and reserves in copies of the windows: for plans.
 
-    The drafts of later batches find the idempotency keys of earlier ones.
+    The drafts of later batches find the idempotency keys of earlier ones, which this process keeps.
     """
 
     reservations: Copies
     messages: Messages
     suppressions: Suppressions
+    _keys: dict[str, tuple[UUID, str]] = field(default_factory=dict, init=False)
+    """The message that has the reservation, and its fingerprint, by idempotency key."""
 
     def ids(self, count: int) -> Sequence[UUID]:
         """Return ids marked as those of drafts, which are stored nowhere."""
@@ -390,17 +392,11 @@ class DryRun(Sink):
         """Return what is stored under these keys, or what earlier batches would have stored."""
         stored = self.messages.with_keys(list(keyed))
         known = dict(occupied(keyed, stored, self.messages.unsent))
-        for key, answered in self.reservations.recall(list(keyed)).items():
-            if key not in known:
-                valid = keyed[key].valid
-                message = compose(
-                    valid,
-                    answered.message_id,
-                    valid.send_at,
-                    created_at=valid.send_at,
-                    max_attempts=1,
-                )  # a plan shows nothing of it
-                known[key] = message, answered.fingerprint
+        for key in keyed.keys() & self._keys.keys() - known.keys():
+            valid, (message_id, fingerprint) = keyed[key].valid, self._keys[key]
+            at = valid.send_at  # a plan shows nothing of the message
+            message = compose(valid, message_id, at, created_at=at, max_attempts=1)
+            known[key] = message, fingerprint
         return known
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
@@ -408,10 +404,7 @@ class DryRun(Sink):
 
     def store(self, batch: Batch) -> None:
         batch.keep_reservations()
-        self.reservations.remember(
-            PlannedKey(
-                each.valid.idempotency_key, each.reservation.message_id, each.valid.fingerprint
-            )
-            for each in batch.booked
-            if each.valid.idempotency_key is not None and each.valid.fingerprint is not None
-        )
+        for entry in batch.booked:
+            key, fingerprint = entry.valid.idempotency_key, entry.valid.fingerprint
+            if key is not None and fingerprint is not None:
+                self._keys[key] = entry.reservation.message_id, fingerprint
