@@ -107,6 +107,13 @@ class Slot(NamedTuple):
     at_ms: int
     request: BookingRequest
 
+    @property
+    def booked(self) -> BookingRequest:
+        """The request for this time alone, under the id that has it."""
+        return self.request._replace(
+            message_id=self.message_id, asked_ms=self.at_ms, latest_ms=self.at_ms
+        )
+
 
 class LegRequest(NamedTuple):
     """What one shard is asked for: ``asked_ms``, or the first slot up to ``latest_ms``.

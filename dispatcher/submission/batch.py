@@ -272,15 +272,6 @@ def recalled(valid: ValidDraft, known: Mapping[str, Known]) -> Message | None:
     return message
 
 
-def requests_of(entries: Iterable[Entry]) -> list[BookingRequest]:
-    """Return the requests of entries under the ids that are reserved, also by duplicate submits."""
-    return [
-        each.request._replace(message_id=each.reservation.message_id)
-        for each in entries
-        if each.request is not None
-    ]
-
-
 @dataclass(slots=True)
 class Tally:
     """Counts the results of drafts, and reports progress.

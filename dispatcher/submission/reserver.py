@@ -17,7 +17,6 @@ from dispatcher.errors import (
     SlotRefused,
     StoreUnavailable,
 )
-from dispatcher.message import Message
 from dispatcher.redis.errors import is_silence
 from dispatcher.reservation import (
     CLOSED,
@@ -86,10 +85,9 @@ class Reserver:
 
     def release(self, entry: Entry) -> None:
         """Release the reservation of a message that is not stored any more, or never will be."""
-        message_id = entry.reservation.message_id
+        message_id, _, request = entry.reservation
         try:
-            submit = entry.request.submit if entry.request else None
-            self.windows.release(message_id, entry.valid.terms, submit=submit)
+            self.windows.release(message_id, request.terms, submit=request.submit)
         except ReservationsUnavailable as error:
             log.warning(
                 "the reservation of message %s, which is not stored, was not released; "
@@ -142,26 +140,15 @@ class Reserver:
 
     def _lost(self, entry: Entry, until: float) -> DispatcherError | None:
         """Reserve the same time once more; return why that is not possible."""
-        try:
-            self._reserve_again(entry.addition.message, entry, until)
-        except (SlotRefused, IdempotencyConflict, ReservationsUnavailable) as error:
-            return error
-        return None
-
-    def _reserve_again(self, message: Message, entry: Entry, until: float) -> None:
-        at_ms, submit = entry.reservation.at_ms, entry.request.submit if entry.request else None
-        request = BookingRequest(message.id, entry.valid.terms, at_ms, at_ms, submit)
         while True:
+            answer: Slot | DispatcherError
             try:
-                [answer] = self.windows.book([request], is_stored=True)
-                if isinstance(answer, DispatcherError):
-                    raise answer
-            except ReservationsUnavailable:
-                if self.clock.monotonic() >= until:
-                    raise
-                self.clock.sleep(_BETWEEN_LOOKS_SECONDS)
-            else:
-                return
+                [answer] = self.windows.book([entry.reservation.booked], is_stored=True)
+            except ReservationsUnavailable as error:
+                answer = error
+            if not isinstance(answer, ReservationsUnavailable) or self.clock.monotonic() >= until:
+                return answer if isinstance(answer, DispatcherError) else None
+            self.clock.sleep(_BETWEEN_LOOKS_SECONDS)
 
     def _restore(self, entry: Entry, why: DispatcherError, *, is_answered: bool) -> None:
         """Add the reservation of a message that keeps its time, also against a quota."""

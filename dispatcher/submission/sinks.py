@@ -33,7 +33,6 @@ from dispatcher.submission.batch import (
     compose,
     occupied,
     recalled,
-    requests_of,
 )
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.reserver import Reserver
@@ -288,7 +287,7 @@ class CallersTransactions:
         for entry in gone:
             watch.joined.remove(entry)
         if gone:
-            self.reserver.withdraw(requests_of(gone))
+            self.reserver.withdraw([entry.reservation.booked for entry in gone])
         watch.undone = False
 
     def _ended(self, joined: Sequence[Entry], is_certain: bool) -> None:
@@ -312,7 +311,7 @@ class CallersTransactions:
         self.reserver.look_again(slow, keep=True, wait=False)
         gone = [entry for entry in joined if entry.addition.message.id not in found]
         if is_certain and gone:
-            self.reserver.withdraw(requests_of(gone))
+            self.reserver.withdraw([entry.reservation.booked for entry in gone])
 
 
 @dataclass(kw_only=True)

@@ -40,7 +40,6 @@ from dispatcher.submission.batch import (
     batches,
     compose,
     recalled,
-    requests_of,
 )
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.sinks import DryRun, OwnTransaction, Sink
@@ -346,7 +345,7 @@ def _owned(batch: Batch, sink: Sink) -> Iterator[None]:
     finally:
         unneeded = [entry for entry in batch.booked if not entry.keeps_reservation]
         if unneeded:
-            sink.reservations.withdraw(requests_of(unneeded))
+            sink.reservations.withdraw([entry.reservation.booked for entry in unneeded])
 
 
 def _without_planned_ids(refused: Rejection) -> Rejection:

@@ -14,7 +14,6 @@ from dispatcher.errors import OutcomeUnknown, StoreUnavailable, TooLate
 from dispatcher.message import Status
 from dispatcher.reservation import BookingRequest
 from dispatcher.store.claims import ClaimChanges, change
-from dispatcher.submission.batch import requests_of
 from tests.simulation.runs import Found, search
 from tests.support.planting import Seams, nothing, planted
 
@@ -146,7 +145,7 @@ def _withdrawn(real: Any) -> Any:
         try:
             return real(self, entry, perhaps_stored=perhaps_stored)
         except OutcomeUnknown as error:
-            self.reservations.withdraw(requests_of([entry]))
+            self.reservations.withdraw([entry.reservation.booked])
             raise StoreUnavailable(error.reason) from error
 
     return stored
