@@ -26,7 +26,6 @@ from dispatcher.errors import (
 from dispatcher.quota import parse_quota
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import RefusalKeys
-from dispatcher.redis.scripts import replies_of, script
 from dispatcher.reservation.booking import BookingRequest
 from dispatcher.times.clock import Clock
 from dispatcher.times.lengths import MILLISECOND
@@ -40,8 +39,6 @@ _LIFE_MS = (LONGEST + timedelta(days=1)) // MILLISECOND
 _KEPT = 1_000
 """How many refusals are kept."""
 _KEPT_OF_A_BATCH = 100
-_PAGE = 100
-"""How many refusals one command reads."""
 _HOUR_MS = 3_600_000
 _STEPS = 8
 """Waits are counted in steps of the eighth root of two: 9 % apart."""
@@ -134,7 +131,6 @@ class RefusalLog:
         self._clock = clock
         self._is_digest_shown = digest is not None
         self._digest = digest or _plain_digest
-        self._note = script("reservation/note_refusals")
 
     def note(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None:
         """Note refused submits. What cannot be noted is left out, and only that."""
@@ -182,16 +178,11 @@ class RefusalLog:
         """
         names = {self._digest(each): each for each in scopes}
         marks = [each.encode() for each in names]
-        found: dict[bytes, None] = {}  # without those that moved to the next page meanwhile
         with translated(ReservationsUnavailable):
-            for start in range(0, _KEPT, _PAGE):
-                end = start + _PAGE - 1
-                page = cast("list[bytes]", self._client.lrange(self._keys.last, start, end))
-                # A digest has 16 hex digits: no other part of a record looks like one.
-                found |= dict.fromkeys(text for text in page if all(each in text for each in marks))
-                if len(found) >= last or len(page) < _PAGE:
-                    break
-        return tuple(self._shown(_Record.read(each), names) for each in islice(found, last))
+            kept = cast("list[bytes]", self._client.lrange(self._keys.last, 0, -1))
+        # A digest has 16 hex digits: no other part of a record looks like one.
+        texts = (text for text in kept if all(mark in text for mark in marks))
+        return tuple(self._shown(_Record.read(text), names) for text in islice(texts, last))
 
     def _write(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None:
         now_ms = to_ms(self._clock.now())
@@ -200,11 +191,16 @@ class RefusalLog:
             kind, quota, _ = _rule_of(request, error)
             wait_ms = to_ms(error.next_slot) - to_ms(error.send_at)
             counts[f"{_step_of(wait_ms)} {kind} {quota}"] += 1
-        pairs = [word for pair in counts.items() for word in pair]
         kept = [self._record(*each, now_ms).text() for each in refused[:_KEPT_OF_A_BATCH]]
-        keys = [self._keys.hour(now_ms // _HOUR_MS), self._keys.last]
-        words = [_LIFE_MS, _KEPT, len(counts), *pairs, *kept]
-        replies_of(self._client, self._note, [(keys, words)])
+        hour, last = self._keys.hour(now_ms // _HOUR_MS), self._keys.last
+        pipeline = self._client.pipeline(transaction=False)
+        for field, count in counts.items():
+            pipeline.hincrby(hour, field, count)
+        pipeline.pexpire(hour, _LIFE_MS)
+        pipeline.lpush(last, *kept)
+        pipeline.ltrim(last, 0, _KEPT - 1)
+        pipeline.pexpire(last, _LIFE_MS)
+        pipeline.execute()
 
     def _record(self, request: BookingRequest, error: SlotRefused, now_ms: int) -> _Record:
         kind, quota, full = _rule_of(request, error)

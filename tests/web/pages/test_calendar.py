@@ -11,7 +11,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from dispatcher import Message, QuietHours, QuotaExceeded
-from dispatcher.reservation import refusals
 from dispatcher.web.pages import calendar
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
@@ -96,11 +95,7 @@ def test_the_next_slot_of_a_past_question_is_one_from_now_on(build: Build, visit
     assert f'It could go <strong>at <time datetime="{slot.isoformat()}">' in text
 
 
-def test_last_refusals_of_all_scopes_that_are_shown_are_listed(
-    build: Build, visit: Visit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also those that lie on further pages of what was noted."""
-    monkeypatch.setattr(refusals, "_PAGE", 1)
+def test_last_refusals_of_all_scopes_that_are_shown_are_listed(build: Build, visit: Visit) -> None:
     house = build(scopes={"tenant": {"quotas": "1/hour"}}, quotas="1/minute")
     house.submit("ben", send_at=FAR + HOUR, scopes={"tenant": "acme"})
     refuse(house, send_at=FAR + HOUR, scopes={"tenant": "acme"})
