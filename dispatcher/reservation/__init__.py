@@ -9,7 +9,6 @@ confirm, ``fence`` closes those of a server that may have lost data. ``contents`
 
 from dispatcher.reservation.booking import (
     BookingRequest,
-    Moving,
     Slot,
     Submit,
     is_planned_id,
@@ -55,7 +54,6 @@ __all__ = [
     "Held",
     "LastRefusal",
     "MemberState",
-    "Moving",
     "QuotaTimeline",
     "Readiness",
     "Rebuild",

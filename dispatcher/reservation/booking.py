@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from secrets import token_hex
 from typing import NamedTuple
 from uuid import UUID, uuid4
@@ -89,13 +88,6 @@ class BookingRequest(NamedTuple):
         return self._replace(message_id=message_id, submit=self.submit and self.submit.renewed())
 
 
-class Reservation(NamedTuple):
-    """A booked time in one shard. The id is that of a duplicate submit where that booked first."""
-
-    message_id: UUID
-    at_ms: int
-
-
 class Slot(NamedTuple):
     """A booked time. The id is that of a duplicate submit where that booked first.
 
@@ -116,35 +108,20 @@ class Slot(NamedTuple):
 
 
 class LegRequest(NamedTuple):
-    """What one shard is asked for: ``asked_ms``, or the first slot up to ``latest_ms``.
+    """What one shard is asked for.
 
     ``submit`` goes to the first leg of a booking only. With ``new_member`` it is a move: the time
-    is booked under that member, judged as if ``member`` were not there, which stays.
+    is booked under that member, judged as if that of ``booking`` were not there, which stays.
     """
 
     leg: Leg
-    message_id: UUID
-    asked_ms: int
-    latest_ms: int
-    submit: Submit | None = None
-    member: bytes = b""
+    booking: BookingRequest
     new_member: bytes = b""
 
-
-class Moving(NamedTuple):
-    """The second reservation of a message that is being moved.
-
-    The row decides which of the two stays: the one whose tail it has.
-    """
-
-    message_id: UUID
-    terms: Terms
-    send_at: datetime
-    tail: str
-
-    @property
-    def member(self) -> bytes:
-        return member_of(self.message_id, self.tail)
+    def within(self, asked_ms: int, latest_ms: int) -> LegRequest:
+        """Return the same request for ``asked_ms``, or the first slot up to ``latest_ms``."""
+        booking = self.booking._replace(asked_ms=asked_ms, latest_ms=latest_ms)
+        return self._replace(booking=booking)
 
 
 class Blocked(NamedTuple):

@@ -22,7 +22,7 @@ from dispatcher.reservation.booking import (
     Blocked,
     Leg,
     LegRequest,
-    Reservation,
+    Slot,
     Submit,
     member_of,
     new_tail,
@@ -48,7 +48,7 @@ _ScriptTerms = tuple[bool, Judged]
 _kind = attrgetter("kind")
 ENDLESS = "no slot was found in a bounded search"
 
-LegAnswer = Reservation | Blocked | IdempotencyConflict
+LegAnswer = Slot | Blocked | IdempotencyConflict
 
 
 class Shards:
@@ -61,7 +61,7 @@ class Shards:
     def __init__(self, client: redis.Redis, rules: Rules, *, under_way_ms: int) -> None:
         self._client = client
         self._rules = rules
-        self._arguments = Arguments(rules, under_way_ms)
+        self._under_way_ms = under_way_ms
         self._reserve = script("reservation/reserve")
         self._next_slot = script("reservation/next_slot")
         self._check = script("reservation/check")
@@ -80,7 +80,7 @@ class Shards:
             waiting.setdefault(request.leg.keys.shard, []).append(number)
         while waiting:
             calls = [
-                self._arguments.reserve(
+                self._reserve_call(
                     [requests[number] for number in numbers[:_MOST_AT_ONCE]],
                     pending_grace_ms=pending_grace_ms,
                 )
@@ -96,12 +96,12 @@ class Shards:
                     del waiting[shard]
         return [answers[number] for number in range(len(requests))]
 
-    def move(self, requests: Sequence[LegRequest]) -> list[Reservation | Blocked]:
+    def move(self, requests: Sequence[LegRequest]) -> list[Slot | Blocked]:
         """Book second times for messages, one after the other.
 
         The list ends early behind a search that goes on: nothing may overtake it.
         """
-        replies = self._run(self._move, [self._arguments.move(request) for request in requests])
+        replies = self._run(self._move, [self._move_call(request) for request in requests])
         answers: list[LegAnswer] = []
         for request, reply in zip(requests, replies, strict=True):
             goes_on = reply[0] in _GOES_ON
@@ -111,7 +111,7 @@ class Shards:
             answers.append(self._searched(request, reply))
             if goes_on:
                 break
-        return cast("list[Reservation | Blocked]", answers)
+        return cast("list[Slot | Blocked]", answers)
 
     def slot(self, leg: Leg, start_ms: int, mover: bytes = b"") -> int:
         """Return the first time at or after ``start_ms`` that fits. Books nothing.
@@ -119,7 +119,7 @@ class Shards:
         The reservation ``mover`` counts as free.
         """
         for step in range(_MOST_CALLS):
-            call = self._arguments.next_slot(leg, start_ms, mover, step=step)
+            call = self._next_slot_call(leg, start_ms, mover, step=step)
             word, start_ms = self._run_once(self._next_slot, call)
             if word == b"slot":
                 return start_ms
@@ -144,7 +144,7 @@ class Shards:
     def _searched(self, request: LegRequest, reply: Any, pending_grace_ms: int = 0) -> LegAnswer:
         """Return what a reply says; where it says that the search goes on, ask until it ends."""
         why: Blocked | None = None
-        start_ms = request.asked_ms
+        start_ms = request.booking.asked_ms
         for step in range(1, _MOST_CALLS + 1):
             answer = _final(request, reply)
             if answer is not None:
@@ -160,19 +160,20 @@ class Shards:
                 why, start_ms = why or self._blocked(request.leg, reply), reply[1]
                 if reply[0] == b"refused":
                     return why._replace(until_ms=start_ms, is_slot=True)
-            if start_ms > request.latest_ms:
+            if start_ms > request.booking.latest_ms:
                 return why._replace(until_ms=start_ms, is_slot=False)
-            reply = self._ask(request._replace(asked_ms=start_ms), pending_grace_ms, step=step)
+            later = request.within(start_ms, request.booking.latest_ms)
+            reply = self._ask(later, pending_grace_ms, step=step)
         raise ReservationsUnavailable(ENDLESS)
 
     def _ask(
         self, request: LegRequest, pending_grace_ms: int, *, step: int = 0, judged: bytes = b""
     ) -> Any:
         if request.new_member:
-            call = self._arguments.move(request, step=step, judged=judged)
+            call = self._move_call(request, step=step, judged=judged)
             reply: Any = self._run_once(self._move, call)
         else:
-            call = self._arguments.reserve(
+            call = self._reserve_call(
                 [request], pending_grace_ms=pending_grace_ms, step=step, judged=judged
             )
             [reply] = self._run_once(self._reserve, call)
@@ -184,16 +185,16 @@ class Shards:
         Each hold has a name of its own, also that of a move: a late copy of these calls then
         changes nothing that is booked.
         """
-        leg, own = request.leg, member_of(request.message_id, new_tail())
+        leg, own = request.leg, member_of(request.booking.message_id, new_tail())
         names = [leg.keys.pending, leg.keys.epoch, *leg.windows]
         try:
             if not self._run_once(self._hold, (names, [own, at_ms])):
                 raise closed()
-            blocked = self._checked(leg, request.member or request.message_id.bytes, at_ms, own)
+            blocked = self._checked(leg, request.booking.member, at_ms, own)
             if blocked is not None:
                 return blocked
-            exact = request._replace(asked_ms=at_ms, latest_ms=at_ms)
-            answer = _final(exact, self._ask(exact, pending_grace_ms, judged=own))
+            exact = request.within(at_ms, at_ms)
+            answer = _final(request, self._ask(exact, pending_grace_ms, judged=own))
             if answer is None:  # a rebuild or reconcile took the hold meanwhile
                 raise closed()
             return answer
@@ -203,7 +204,7 @@ class Shards:
     def _checked(self, leg: Leg, own: bytes, at_ms: int, hold: bytes) -> Blocked | None:
         resume: Sequence[int] = (0, 0, 0)
         while True:
-            call = self._arguments.check(leg, at_ms, own, hold, resume)
+            call = self._check_call(leg, at_ms, own, hold, resume)
             reply = self._run_once(self._check, call)
             if reply[0] == b"fits":
                 return None
@@ -221,48 +222,7 @@ class Shards:
         conflicting = tuple(UUID(bytes=each) for each in members if len(each) == _ID_BYTES)
         return Blocked(until_ms, scope, self._rules.quota(scope, number), conflicting, is_slot)
 
-    def _run_once(self, script: Script, call: Call) -> Any:
-        return self._run(script, [call])[0]
-
-    def _run(self, script: Script, calls: Sequence[Call]) -> list[Any]:
-        """Return the replies of a script to these calls, which are sent together."""
-        if not calls:
-            return []
-        with translated(ReservationsUnavailable):
-            replies = replies_of(self._client, script, calls)
-        if _CLOSED_REPLY in replies or [_CLOSED_REPLY] in replies:
-            raise closed()
-        return replies
-
-
-def _final(request: LegRequest, reply: Any) -> LegAnswer | None:
-    """Return the answer in a reply; None where it refuses, or the search goes on."""
-    if isinstance(reply, int):
-        return Reservation(request.message_id, reply)
-    word, *facts = reply
-    if word == b"booked":
-        return Reservation(UUID(bytes=facts[1]), facts[0])
-    if word == b"conflict":
-        key = request.submit.key if request.submit else ""
-        return IdempotencyConflict(key, UUID(bytes=facts[0]))
-    return None
-
-
-def closed() -> ReservationsUnavailable:
-    return ReservationsUnavailable(CLOSED, retry_after=RETRY_AFTER)
-
-
-class Arguments:
-    """The keys and arguments of the scripts that judge, in the form in which they read them.
-
-    Raises ReservationsUnavailable for searches beyond the year 9999.
-    """
-
-    def __init__(self, rules: Rules, under_way_ms: int) -> None:
-        self._rules = rules
-        self._under_way_ms = under_way_ms
-
-    def reserve(
+    def _reserve_call(
         self,
         requests: Sequence[LegRequest],
         *,
@@ -280,9 +240,9 @@ class Arguments:
         messages: list[bytes | str] = []
         numbers: dict[_ScriptTerms, int] = {}
         encode: Callable[[tuple[_ScriptTerms, ...]], bytes] = _encoded_once
-        for leg, message_id, asked_ms, latest_ms, submit, *_ in requests:
+        for leg, (message_id, of, asked_ms, latest_ms, submit, _), _ in requests:
             scopes, table = leg.scopes, None
-            if leg.terms.quiet is None:
+            if of.quiet is None:
                 table = self._rules.unchanging(tuple(map(_kind, scopes)))
             has_extra = submit is not None or judged != b""
             if table is None:
@@ -301,23 +261,26 @@ class Arguments:
         words = [b"%d" % pending_grace_ms, b"%d" % (self._under_way_ms + pending_grace_ms)]
         return names, [*words, encode(tuple(numbers)), *messages]
 
-    def move(self, request: LegRequest, *, step: int = 0, judged: bytes = b"") -> Call:
-        leg, _, asked_ms, latest_ms, _, member, new_member = request
-        words = [member, new_member, judged, asked_ms, latest_ms]
+    def _move_call(self, request: LegRequest, *, step: int = 0, judged: bytes = b"") -> Call:
+        leg, booking, new_member = request
+        asked_ms, latest_ms = booking.asked_ms, booking.latest_ms
+        words = [booking.member, new_member, judged, asked_ms, latest_ms]
         names = [leg.keys.pending, leg.keys.epoch, *leg.windows]
-        return names, [*words, self._judged(leg, asked_ms, step)]
+        return names, [*words, self._judged_by(leg, asked_ms, step)]
 
-    def next_slot(self, leg: Leg, start_ms: int, own: bytes, *, step: int) -> Call:
+    def _next_slot_call(self, leg: Leg, start_ms: int, own: bytes, *, step: int) -> Call:
         """Encode ``next_slot.lua``; ``own`` is a member that counts as free."""
-        words = [start_ms, own, self._judged(leg, start_ms, step)]
+        words = [start_ms, own, self._judged_by(leg, start_ms, step)]
         return [leg.keys.epoch, *leg.windows], words
 
-    def check(self, leg: Leg, at_ms: int, own: bytes, hold: bytes, resume: Sequence[int]) -> Call:
+    def _check_call(
+        self, leg: Leg, at_ms: int, own: bytes, hold: bytes, resume: Sequence[int]
+    ) -> Call:
         """Encode ``check.lua``; ``resume`` is what the last call answered, zeros at first."""
-        words = [at_ms, own, hold, *resume, self._judged(leg, at_ms, 0)]
+        words = [at_ms, own, hold, *resume, self._judged_by(leg, at_ms, 0)]
         return [leg.keys.epoch, *leg.windows], words
 
-    def _judged(self, leg: Leg, at_ms: int, step: int) -> bytes:
+    def _judged_by(self, leg: Leg, at_ms: int, step: int) -> bytes:
         return packed(self._table(leg, at_ms, step))
 
     def _table(self, leg: Leg, at_ms: int, step: int) -> Judged:
@@ -325,6 +288,37 @@ class Arguments:
             return self._rules.table(leg.terms, leg.scopes, at_ms, step=step)
         except OverflowError:
             raise ReservationsUnavailable(ENDLESS) from None
+
+    def _run_once(self, script: Script, call: Call) -> Any:
+        return self._run(script, [call])[0]
+
+    def _run(self, script: Script, calls: Sequence[Call]) -> list[Any]:
+        """Return the replies of a script to these calls, which are sent together."""
+        if not calls:
+            return []
+        with translated(ReservationsUnavailable):
+            replies = replies_of(self._client, script, calls)
+        if _CLOSED_REPLY in replies or [_CLOSED_REPLY] in replies:
+            raise closed()
+        return replies
+
+
+def _final(request: LegRequest, reply: Any) -> LegAnswer | None:
+    """Return the answer in a reply; None where it refuses, or the search goes on."""
+    booking = request.booking
+    if isinstance(reply, int):
+        return Slot(booking.message_id, reply, booking)
+    word, *facts = reply
+    if word == b"booked":
+        return Slot(UUID(bytes=facts[1]), facts[0], booking)
+    if word == b"conflict":
+        key = booking.submit.key if booking.submit else ""
+        return IdempotencyConflict(key, UUID(bytes=facts[0]))
+    return None
+
+
+def closed() -> ReservationsUnavailable:
+    return ReservationsUnavailable(CLOSED, retry_after=RETRY_AFTER)
 
 
 def _encoded(different: tuple[_ScriptTerms, ...]) -> bytes:

@@ -32,11 +32,8 @@ from dispatcher.reservation.booking import (
     BookingRequest,
     Leg,
     LegRequest,
-    Moving,
-    Reservation,
     Slot,
     Submit,
-    member_of,
     new_tail,
 )
 from dispatcher.reservation.shards import ENDLESS, Shards
@@ -65,8 +62,10 @@ class _Booking:
         """The present reservation of a message that is moved: it counts as free."""
         return self.request.member if self.tail else b""
 
-    def moving(self, at_ms: int) -> Moving:
-        return Moving(self.request.message_id, self.request.terms, from_ms(at_ms), self.tail)
+    @property
+    def moved(self) -> BookingRequest:
+        """The second reservation of a message that is moved."""
+        return self.request._replace(tail=self.tail)
 
 
 class Windows:
@@ -194,9 +193,10 @@ class Windows:
             self.shards.release_many(further)
         return freed
 
-    def move_many(self, requests: Sequence[BookingRequest]) -> list[Moving | SlotRefused]:
+    def move_many(self, requests: Sequence[BookingRequest]) -> list[BookingRequest | SlotRefused]:
         """Book a second time for each of these messages, or return why it has none, in order.
 
+        A second reservation is returned as the request for its time, with the tail that it has.
         Each is judged as if its present reservation were free; that one stays, and counts for the
         others, until :meth:`drop` releases one of the two. Those with one leg go together in one
         round trip. The list may end early, but not before the first: behind a search that took
@@ -206,7 +206,7 @@ class Windows:
         bookings = [
             _Booking(request, self.legs(request.terms), tail=new_tail()) for request in requests
         ]
-        answers: list[Moving | SlotRefused] = []
+        answers: list[BookingRequest | SlotRefused] = []
         try:
             while len(answers) < len(bookings):
                 begin = len(answers)
@@ -220,13 +220,13 @@ class Windows:
         except ReservationsUnavailable:
             # Only the reply may have been lost. To drop what is not there is harmless.
             try:
-                self.drop(*(booking.moving(0) for booking in bookings))
+                self.drop(*(booking.moved for booking in bookings))
             except ReservationsUnavailable as error:
                 _log_left_to_reconcile(error)
             raise
         return answers
 
-    def drop(self, *members: BookingRequest | Moving) -> None:
+    def drop(self, *members: BookingRequest) -> None:
         """Release one of the two reservations of each of these messages."""
         self.shards.release_many(
             (leg, each.member, None) for each in members for leg in self.legs(each.terms)
@@ -258,27 +258,17 @@ class Windows:
     def _booked_together(
         self, bookings: Sequence[_Booking], grace_ms: int
     ) -> list[Slot | DispatcherError]:
-        found = self.shards.book(
-            [
-                LegRequest(booking.legs[0], message_id, asked_ms, latest_ms, submit)
-                for booking in bookings
-                for message_id, _, asked_ms, latest_ms, submit, _ in [booking.request]
-            ],
-            pending_grace_ms=grace_ms,
-        )
+        requests = [LegRequest(booking.legs[0], booking.request) for booking in bookings]
+        found = self.shards.book(requests, pending_grace_ms=grace_ms)
         return [
-            Slot(*answer, booking.request)
-            if isinstance(answer, Reservation)
-            else self._refusal(booking, answer)
-            if isinstance(answer, Blocked)
-            else answer
+            self._refusal(booking, answer) if isinstance(answer, Blocked) else answer
             for booking, answer in zip(bookings, found, strict=True)
         ]
 
     def _booked_alone(self, booking: _Booking) -> Slot | DispatcherError:
         request = booking.request
         try:
-            return Slot(*self._in_all(booking), booking.request)
+            return self._in_all(booking)._replace(request=booking.request)
         except DuplicateUnderWay as error:
             if not booking.is_stored:
                 self.withdraw([request])
@@ -292,38 +282,35 @@ class Windows:
         except ReservationsUnavailable as error:
             _log_left_to_reconcile(error)
 
-    def _moved_together(self, bookings: Sequence[_Booking]) -> list[Moving | SlotRefused]:
-        requests = []
-        for booking in bookings:
-            message_id, _, asked_ms, latest_ms, *_ = booking.request
-            start = Reservation(message_id, asked_ms)
-            requests.append(_leg_request(booking, booking.legs[0], start, latest_ms))
+    def _moved_together(self, bookings: Sequence[_Booking]) -> list[BookingRequest | SlotRefused]:
+        requests = [
+            LegRequest(booking.legs[0], booking.request, booking.moved.member)
+            for booking in bookings
+        ]
         return [
             self._refusal(booking, answer)
             if isinstance(answer, Blocked)
-            else booking.moving(answer.at_ms)
+            else answer.booked._replace(tail=booking.tail)
             for booking, answer in zip(bookings, self.shards.move(requests), strict=False)
         ]
 
-    def _moved_alone(self, booking: _Booking) -> Moving | SlotRefused:
+    def _moved_alone(self, booking: _Booking) -> BookingRequest | SlotRefused:
         try:
-            return booking.moving(self._in_all(booking).at_ms)
+            return self._in_all(booking).booked._replace(tail=booking.tail)
         except SlotRefused as refused:
             return refused
 
-    def _in_all(self, booking: _Booking) -> Reservation:
+    def _in_all(self, booking: _Booking) -> Slot:
         start_ms, latest_ms, why = booking.request.asked_ms, booking.request.latest_ms, None
         first, *others = booking.legs
         for _ in range(_MOST_ROUNDS):
             # Before a shift, learn why the time asked for does not fit: other legs may refuse it.
             until_ms = latest_ms if why or not others else start_ms
             message_id = booking.request.message_id
-            found = self._in_leg(booking, first, Reservation(message_id, start_ms), until_ms)
+            found = self._in_leg(booking, first, message_id, start_ms, until_ms)
             if isinstance(found, Blocked) and others and not why and found.until_ms <= latest_ms:
                 why = found
-                found = self._in_leg(
-                    booking, first, Reservation(message_id, found.until_ms), latest_ms
-                )
+                found = self._in_leg(booking, first, message_id, found.until_ms, latest_ms)
             if isinstance(found, Blocked):
                 raise self._refusal(booking, _first(why, found))
             blocked = self._in_others(booking, others, found)
@@ -339,30 +326,25 @@ class Windows:
             "concurrent bookings took every slot that was tried; try again"
         )
 
-    def _in_others(
-        self, booking: _Booking, legs: Sequence[Leg], reservation: Reservation
-    ) -> Blocked | None:
-        """Book further legs at the time that the first one answered.
-
-        ``reservation`` is that of a duplicate submit where it booked first. Return what blocks it,
-        None when all legs have it.
-        """
+    def _in_others(self, booking: _Booking, legs: Sequence[Leg], slot: Slot) -> Blocked | None:
+        """Book further legs as the first one answered; return what blocks it, None if all do."""
+        message_id, at_ms, _ = slot
         for leg in legs:
             fault("reserve.between_shards")
             try:
-                found = self._in_leg(booking, leg, reservation, reservation.at_ms)
+                found = self._in_leg(booking, leg, message_id, at_ms, at_ms)
             except ReservationsUnavailable:
                 try:
-                    self._undo(booking, reservation)
+                    self._undo(booking, slot)
                 except ReservationsUnavailable as error:
                     _log_left_to_reconcile(error)
                 raise
             if isinstance(found, Blocked):
                 return found
-            if found.at_ms != reservation.at_ms:
+            if found.at_ms != at_ms:
                 # It withdraws our reliance only: a duplicate's booking stays.
-                self._undo(booking, reservation)
-                if reservation.message_id != booking.request.message_id:
+                self._undo(booking, slot)
+                if message_id != booking.request.message_id:
                     # The first shard has the duplicate's new time, this one its old one.
                     raise DuplicateUnderWay
                 # Our own earlier booking: the first shard has lost it, this one has not.
@@ -372,30 +354,34 @@ class Windows:
         return None
 
     def _in_leg(
-        self, booking: _Booking, leg: Leg, reservation: Reservation, latest_ms: int
-    ) -> Reservation | Blocked:
-        """Book one leg at the time and under the id of ``reservation``, or at the next slot."""
-        leg_request = _leg_request(booking, leg, reservation, latest_ms)
+        self, booking: _Booking, leg: Leg, message_id: UUID, at_ms: int, latest_ms: int
+    ) -> Slot | Blocked:
+        """Book one leg under an id, perhaps that of a duplicate, at a time or the next slot."""
+        request = booking.request._replace(
+            message_id=message_id, asked_ms=at_ms, latest_ms=latest_ms
+        )
         if booking.tail:
-            return self.shards.move([leg_request])[0]
+            return self.shards.move([LegRequest(leg, request, booking.moved.member)])[0]
+        if leg is not booking.legs[0]:
+            request = request._replace(submit=None)  # only the first leg knows of duplicates
+        leg_request = LegRequest(leg, request)
         [found] = self.shards.book([leg_request], pending_grace_ms=booking.pending_grace_ms)
         if isinstance(found, IdempotencyConflict):
             raise found
         return found
 
-    def _undo(self, booking: _Booking, reservation: Reservation) -> None:
+    def _undo(self, booking: _Booking, slot: Slot) -> None:
         """Release what the legs have. Raises DuplicateUnderWay where another submit needs it."""
-        request = booking.request
         if booking.tail:
-            booked = booking.moving(reservation.at_ms)
+            booked = booking.moved
             # A new one, so that a late copy of this call drops nothing that is booked later.
             booking.tail = new_tail()
             self.drop(booked)
         elif not booking.is_stored:
-            [is_free] = self.withdraw([request._replace(message_id=reservation.message_id)])
+            [is_free] = self.withdraw([slot.booked])
             if not is_free:
                 raise DuplicateUnderWay
-            booking.request = request.renewed()
+            booking.request = booking.request.renewed()
 
     def _next_slot(self, legs: Sequence[Leg], start_ms: int, mover: bytes = b"") -> int:
         for _ in range(_MOST_ROUNDS):
@@ -409,23 +395,6 @@ class Windows:
 
 def _has_one_leg(booking: _Booking) -> bool:
     return len(booking.legs) == 1
-
-
-def _leg_request(
-    booking: _Booking, leg: Leg, reservation: Reservation, latest_ms: int
-) -> LegRequest:
-    terms, submit = booking.request.terms, booking.request.submit
-    if leg.scopes[0] != terms.scopes[0]:
-        submit = None  # only the first leg knows of duplicates
-    return LegRequest(
-        leg,
-        reservation.message_id,
-        reservation.at_ms,
-        latest_ms,
-        submit,
-        booking.request.member,
-        member_of(reservation.message_id, booking.tail) if booking.tail else b"",
-    )
 
 
 def _first(why: Blocked | None, found: Blocked) -> Blocked:

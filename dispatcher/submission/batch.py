@@ -22,7 +22,6 @@ from dispatcher.store import Addition
 from dispatcher.store.schema import UNSENT_STATUSES
 from dispatcher.submission.rows import DraftRow
 from dispatcher.submission.validation import ValidDraft
-from dispatcher.times.send_time import to_ms
 
 Result = Message | Rejection
 OnProgress = Callable[[Progress], object]
@@ -84,9 +83,7 @@ class Entry:
         if valid.idempotency_key is not None:
             fingerprint = valid.fingerprint or ""
             submit = Submit(valid.idempotency_key, fingerprint, supersedes=self.supersedes)
-        asked_ms = to_ms(valid.send_at)
-        latest_ms = asked_ms if valid.latest is None else max(asked_ms, to_ms(valid.latest))
-        self.request = BookingRequest(message_id, valid.terms, asked_ms, latest_ms, submit)
+        self.request = valid.request(message_id, submit)
         return self.request
 
 

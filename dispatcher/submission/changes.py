@@ -258,16 +258,9 @@ class Changes:
         if draft.expire_after is None:  # the setting of its channel may have changed
             valid = valid._replace(expire_after=None)
         judge_times(valid, now=now)
-        return ValidMove(
-            found,
-            valid.terms,
-            send_at=valid.send_at,
-            latest=valid.latest,
-            zone=message.zone if new_time.set_zone is None else valid.zone,
-            expires_at=valid.expires_at,
-            expire_after=valid.expire_after,
-            if_unchanged=new_time.if_unchanged is not None,
-        )
+        if new_time.set_zone is None:  # also one that is known no more
+            valid = valid._replace(zone=message.zone)
+        return ValidMove(found, valid, if_unchanged=new_time.if_unchanged is not None)
 
 
 def _draft(message: Message, new_time: NewTime) -> Draft:

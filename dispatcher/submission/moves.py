@@ -1,9 +1,10 @@
 """Give messages other times: book the new time, change the row, release the time that lost.
 
 One move is a batch of one. A caller asks for a ``NewTime``; checked, with the row it was read from,
-it is a ``ValidMove``; booked in Redis it is a ``Moving``; the values of the row are a ``NewSlot``.
-Both reservations stand until the row has decided: it has the tail of one of them. Where a process
-dies in between, reconcile releases the other one (docs/decisions/0031-moves.md).
+it is a ``ValidMove``; its second reservation is a request with a tail of its own; the values of the
+row are a ``NewSlot``. Both reservations stand until the row has decided: it has the tail of one of
+them. Where a process dies in between, reconcile releases the other one
+(docs/decisions/0031-moves.md).
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from bisect import bisect_right, insort
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
@@ -30,7 +30,6 @@ from dispatcher.faults import fault
 from dispatcher.message import Message, is_unchanged
 from dispatcher.reservation import (
     BookingRequest,
-    Moving,
     Reserved,
     Terms,
     Upkeep,
@@ -41,9 +40,9 @@ from dispatcher.scope import Scope
 from dispatcher.settings import Settings
 from dispatcher.store import Messages, Movable, NewSlot
 from dispatcher.submission.enqueuer import Enqueuer
-from dispatcher.submission.validation import scopes_of
+from dispatcher.submission.validation import ValidDraft, scopes_of
 from dispatcher.times.clock import Clock
-from dispatcher.times.send_time import to_ms
+from dispatcher.times.send_time import from_ms, to_ms
 from dispatcher.times.zones import known_zone
 
 log = logging.getLogger(__name__)
@@ -53,37 +52,24 @@ MoveResult = Message | DispatcherError | None
 
 
 class ValidMove(NamedTuple):
-    """A message as it was read, and its wanted time: ``send_at``, or a slot up to ``latest``.
+    """A message as it was read, and the draft of it with the wanted time, zone and expiry.
 
-    ``expire_after`` counts from the booked time; with it there is no ``expires_at``. With
-    ``if_unchanged`` another change that comes between refuses the move.
+    With ``if_unchanged`` another change that comes between refuses the move.
     """
 
     found: Movable
-    terms: Terms
-    send_at: datetime
-    latest: datetime | None
-    zone: str | None
-    expires_at: datetime | None
-    expire_after: timedelta | None
+    valid: ValidDraft
     if_unchanged: bool = False
 
     @property
     def keeps_its_time(self) -> bool:
         """Whether time and zone stay, so that only the expiry changes."""
-        message = self.found.message
-        return (self.send_at, self.zone) == (message.send_at, message.zone)
+        message, valid = self.found.message, self.valid
+        return (valid.send_at, valid.zone) == (message.send_at, message.zone)
 
     @property
     def request(self) -> BookingRequest:
-        asked_ms = to_ms(self.send_at)
-        latest_ms = to_ms(self.latest) if self.latest else asked_ms
-        return BookingRequest(
-            self.found.message.id, self.terms, asked_ms, latest_ms, tail=self.found.tail
-        )
-
-    def expiry(self, send_at: datetime) -> datetime | None:
-        return self.expires_at if self.expire_after is None else send_at + self.expire_after
+        return self.valid.request(self.found.message.id, tail=self.found.tail)
 
 
 @dataclass(kw_only=True)
@@ -145,7 +131,9 @@ class Moves:
         found = self.windows.move_many([valid_moves[index].request for index in moving])
         judged = dict(zip(moving, found, strict=False))
         end = self._end_of_order(valid_moves, moving, judged)
-        booked = {index: answer for index, answer in judged.items() if isinstance(answer, Moving)}
+        booked = {
+            index: answer for index, answer in judged.items() if isinstance(answer, BookingRequest)
+        }
         self._drop([booked.pop(index) for index in [*booked] if index >= end])
         fault("reschedule.after_hold")
         answers: list[MoveResult] = [None] * end
@@ -160,11 +148,9 @@ class Moves:
         fault("reschedule.after_row")
         won = [index for index in booked
                if index in rows and rows[index].tail == booked[index].tail]  # fmt: skip
-        released: list[BookingRequest | Moving] = [
-            booked[index] for index in booked if index not in won
-        ]
+        released = [booked[index] for index in booked if index not in won]
         is_slow = self.clock.monotonic() - began > self.settings.settle.total_seconds()
-        moved = [(rows[index], valid_moves[index].terms.scopes) for index in won]
+        moved = [(rows[index], valid_moves[index].valid.terms.scopes) for index in won]
         # The old reservations, which are pending, stay until the new ones are surely there.
         if not is_slow or self._restore(moved):
             released += [
@@ -185,7 +171,7 @@ class Moves:
         self,
         valid_moves: Sequence[ValidMove],
         moving: Sequence[int],
-        judged: Mapping[int, Moving | SlotRefused],
+        judged: Mapping[int, BookingRequest | SlotRefused],
     ) -> int:
         """Return before which message the list must end.
 
@@ -197,15 +183,18 @@ class Moves:
             if index not in judged:
                 return index
             request, answer = valid_moves[index].request, judged[index]
-            is_booked = isinstance(answer, Moving)
-            until_ms = to_ms(answer.send_at if isinstance(answer, Moving) else answer.next_slot)
-            if not is_booked or until_ms != request.asked_ms:
+            if isinstance(answer, SlotRefused):
+                until_ms = to_ms(answer.next_slot)
+            else:
+                until_ms = answer.asked_ms
+            is_refused = isinstance(answer, SlotRefused)
+            if is_refused or until_ms != request.asked_ms:
                 for scope in request.terms.scopes:
                     reach_ms = longest_ms(self.settings.quotas_of[scope.kind])
                     begins_ms, ends_ms = request.asked_ms - reach_ms, until_ms + reach_ms
                     if _has_between(leaving[scope], begins_ms, ends_ms):
                         return index
-            if is_booked:
+            if not is_refused:
                 for scope in request.terms.scopes:
                     insort(leaving[scope], to_ms(valid_moves[index].found.message.send_at))
         return len(valid_moves)
@@ -248,21 +237,22 @@ class Moves:
         ids = {index: slot.found.message.id for index, slot in slots.items()}
         return {index: rows[each] for index, each in ids.items() if each in rows}
 
-    def _new_slot(self, move: ValidMove, booked: Moving | None) -> NewSlot:
-        send_at = move.send_at if booked is None else booked.send_at
+    def _new_slot(self, move: ValidMove, booked: BookingRequest | None) -> NewSlot:
+        valid = move.valid
+        send_at = valid.send_at if booked is None else from_ms(booked.asked_ms)
         return NewSlot(
             move.found,
             send_at=send_at,
             next_attempt_at=send_at,
             enqueue_at=self.enqueuer.enqueue_at(send_at),
-            zone=move.zone,
-            expires_at=move.expiry(send_at),
-            expire_after=move.expire_after,
-            asked_at=move.send_at if move.send_at != send_at else None,
+            zone=valid.zone,
+            expires_at=valid.expiry(send_at),
+            expire_after=valid.expire_after,
+            asked_at=valid.send_at if valid.send_at != send_at else None,
             tail=move.found.tail if booked is None else booked.tail,
         )
 
-    def _drop(self, members: Sequence[BookingRequest | Moving]) -> None:
+    def _drop(self, members: Sequence[BookingRequest]) -> None:
         if not members:
             return
         try:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import NamedTuple, get_args
+from uuid import UUID
 
 from dispatcher.body_types import Channel
 from dispatcher.channel import ChannelSettings, check_hours
@@ -33,13 +34,14 @@ from dispatcher.message import (
     fingerprint,
     scope_name,
 )
-from dispatcher.reservation import Terms
+from dispatcher.reservation import BookingRequest, Submit, Terms
 from dispatcher.scope import WITHOUT, Scope, counted
 from dispatcher.settings import Settings
 from dispatcher.templating import Templates
 from dispatcher.times import send_time
 from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.quiet_hours import NO_HOURS, Hours, read_hours
+from dispatcher.times.send_time import to_ms
 
 Check = Callable[[str, str, Body], object]
 """Takes channel, recipient and body; raises InvalidDraft for a message that could never be sent."""
@@ -91,6 +93,14 @@ class ValidDraft(NamedTuple):
         if self.scopes:
             texts |= {f"scopes.{kind}": name for kind, name in self.scopes.items()}
         return [(name, text) for name, text in texts.items() if text and not text.isascii()]
+
+    def request(
+        self, message_id: UUID, submit: Submit | None = None, *, tail: str = ""
+    ) -> BookingRequest:
+        """Return what is asked of the windows; ``tail`` is that of the present reservation."""
+        asked_ms = to_ms(self.send_at)
+        latest_ms = asked_ms if self.latest is None else max(asked_ms, to_ms(self.latest))
+        return BookingRequest(message_id, self.terms, asked_ms, latest_ms, submit, tail)
 
     def expiry(self, send_at: datetime) -> datetime | None:
         if self.expires_at is None and self.expire_after is not None:

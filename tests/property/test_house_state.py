@@ -291,9 +291,9 @@ class HouseMachine(RuleBasedStateMachine):
         message = found.message
         new = NewSlot(
             found,
-            send_at=moving.send_at,
-            next_attempt_at=moving.send_at,
-            enqueue_at=moving.send_at,
+            send_at=from_ms(moving.asked_ms),
+            next_attempt_at=from_ms(moving.asked_ms),
+            enqueue_at=from_ms(moving.asked_ms),
             zone=message.zone,
             expires_at=message.expires_at,
             expire_after=message.expire_after,

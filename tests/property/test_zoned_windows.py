@@ -206,7 +206,7 @@ class Story:
             assert slot > asked + room
             self.ledger.check(wish, asked, refused, without=message_id)
             return
-        assert to_ms(moving.send_at) == slot
+        assert moving.asked_ms == slot
         assert slot <= asked + room
         if step.who % 3:
             win(self.real.windows, moving, tail=self.tails.get(message_id, ""))

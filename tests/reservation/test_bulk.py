@@ -7,13 +7,15 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, cast
 
+import redis
+
 from dispatcher.errors import DispatcherError
 from dispatcher.message import new_id
 from dispatcher.quota import CalendarQuota, Quota
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation import BookingRequest, Slot, Terms, shards
 from dispatcher.reservation.booking import Leg, LegRequest
-from dispatcher.reservation.shards import Arguments
+from dispatcher.reservation.shards import Shards
 from dispatcher.reservation.terms import Rules
 from dispatcher.scope import OWN_SCOPE, Scope
 from dispatcher.times.quiet_hours import Hours
@@ -78,12 +80,13 @@ def test_no_connection_is_lost_whatever_happens_to_the_replies(
 SIGNALLED = """
 import signal
 import hiredis
+import redis
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.redis.scripts import _command
-from dispatcher.reservation.shards import Arguments
-from dispatcher.reservation.booking import Leg, LegRequest
+from dispatcher.reservation.shards import Shards
+from dispatcher.reservation.booking import BookingRequest, Leg, LegRequest
 from dispatcher.reservation.terms import Rules, Terms
 from dispatcher.scope import OWN_SCOPE
 
@@ -92,8 +95,12 @@ def stop(*_):
 
 terms = Terms.own("ada")
 leg = Leg(ShardKeys("test", 0), terms, terms.scopes)
-asked = [LegRequest(leg, new_id(), at_ms, at_ms + 1) for at_ms in range(10**12, 10**12 + 5_000)]
-names, words = Arguments(Rules({OWN_SCOPE: [Quota(1, 60_000)]}), 60_000).reserve(asked)
+asked = [
+    LegRequest(leg, BookingRequest(new_id(), terms, at_ms, at_ms + 1))
+    for at_ms in range(10**12, 10**12 + 5_000)
+]
+shards = Shards(redis.Redis(), Rules({OWN_SCOPE: [Quota(1, 60_000)]}), under_way_ms=60_000)
+names, words = shards._reserve_call(asked)
 signal.signal(signal.SIGALRM, stop)
 for _ in range(50):
     try:
@@ -113,16 +120,16 @@ def test_a_signal_that_raises_while_words_are_packed_does_not_end_the_process() 
 def test_arguments_that_depend_on_a_time_are_not_cached() -> None:
     """A batch may have hundreds of different periods, and none may ever be asked for again."""
     rules = Rules({OWN_SCOPE: [CalendarQuota(10, "day", None)], "rolling": [Quota(7, 61_003)]})
-    asked = Arguments(rules, 60_000)
+    asked = Shards(redis.Redis(), rules, under_way_ms=60_000)
     rolling = Terms((Scope("rolling", "ada", "ada"),))
     before = shards._encoded_once.cache_info().misses
     for each in (Terms.own("ada"), rolling._replace(quiet=Hours.parse("22:00-08:00"))):
-        asked.reserve([_request(rolling), _request(each)])
+        asked._reserve_call([_request(rolling), _request(each)])
     assert shards._encoded_once.cache_info().misses == before
-    asked.reserve([_request(rolling)])
+    asked._reserve_call([_request(rolling)])
     assert shards._encoded_once.cache_info().misses == before + 1
 
 
 def _request(terms: Terms) -> LegRequest:
     leg = Leg(ShardKeys("test", 0), terms, terms.scopes)
-    return LegRequest(leg, new_id(), 10**12, 10**12)
+    return LegRequest(leg, BookingRequest(new_id(), terms, 10**12, 10**12))

@@ -301,8 +301,9 @@ def test_a_duplicate_that_holds_its_places_stops_only_its_own_message_of_many(
     died, lives = Submit("key", "print"), Submit("key", "print")
     first = real.windows.legs(terms())[0]
     duplicate = new_id()
-    asked = LegRequest(first, duplicate, ms(NOON), ms(NOON), died)
-    assert real.windows.shards.book([asked]) == [(duplicate, ms(NOON))]
+    request = BookingRequest(duplicate, terms(), ms(NOON), ms(NOON), died)
+    asked = LegRequest(first, request)
+    assert real.windows.shards.book([asked]) == [Slot(duplicate, ms(NOON), request)]
     fill(real, WHOLE, NOON, NOON, NOON)
     latest = ms(NOON + HOUR)
     requests = [
@@ -335,7 +336,8 @@ def test_a_duplicate_that_is_changing_its_time_stops_only_its_own_message_of_man
     first, second = real.windows.legs(terms())
     shards = real.windows.shards
     for leg, at, submit in ((first, NOON + MINUTE, theirs), (second, NOON, None)):
-        shards.book([LegRequest(leg, duplicate, ms(at), ms(at), submit)])
+        request = BookingRequest(duplicate, terms(), ms(at), ms(at), submit)
+        shards.book([LegRequest(leg, request)])
     if ends:
         # Its reservations stay while ours is asked for on its own: we rely on them then.
         real_book = shards.book
@@ -363,7 +365,8 @@ def test_a_stored_message_relies_on_its_duplicate_whatever_the_answer(real: Rese
     duplicate, ours = new_id(), Submit("key", "print")
     first, second = real.windows.legs(terms())
     for leg, at, submit in ((first, NOON + MINUTE, Submit("key", "print")), (second, NOON, None)):
-        real.windows.shards.book([LegRequest(leg, duplicate, ms(at), ms(at), submit)])
+        request = BookingRequest(duplicate, terms(), ms(at), ms(at), submit)
+        real.windows.shards.book([LegRequest(leg, request)])
     request = BookingRequest(new_id(), terms(), ms(NOON), ms(NOON), ours)
     [answer] = real.windows.book([request], is_stored=True)
     assert isinstance(answer, DuplicateUnderWay)

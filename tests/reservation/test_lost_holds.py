@@ -11,7 +11,7 @@ import pytest
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
-from dispatcher.reservation import Terms
+from dispatcher.reservation import BookingRequest, Terms
 from dispatcher.reservation.booking import LegRequest
 from dispatcher.scope import OWN_SCOPE, Scope, counted
 from dispatcher.times.send_time import from_ms
@@ -89,9 +89,7 @@ def test_a_hold_that_one_window_lost_is_not_taken_for_held(real: Reserving, scop
     new_member = message_id.bytes + b"token"
 
     def again() -> Any:
-        asked = LegRequest(
-            leg, message_id, far, far, member=message_id.bytes, new_member=new_member
-        )
+        asked = LegRequest(leg, BookingRequest(message_id, BOTH, far, far), new_member)
         return real.windows.shards.move([asked])
 
     booked = again()

@@ -16,9 +16,10 @@ from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import shard_of
 from dispatcher.redis.scripts import source
-from dispatcher.reservation import BookingRequest, Moving, Terms, member_of
+from dispatcher.reservation import BookingRequest, Terms, member_of
 from dispatcher.reservation.booking import LegRequest
 from dispatcher.scope import OWN_SCOPE, counted, own_scope
+from dispatcher.times.send_time import from_ms
 from tests.support import model
 from tests.support.limits import little_at_once
 from tests.support.proxy import Proxy
@@ -88,7 +89,7 @@ def book(real: Reserving, terms: Terms, at: datetime = NOON) -> UUID:
 
 def move(
     real: Reserving, message_id: UUID, terms: Terms, at: datetime, *, tail: str = ""
-) -> Moving:
+) -> BookingRequest:
     return booked_move(real.windows, message_id, terms=terms, send_at=at, tail=tail)
 
 
@@ -166,7 +167,7 @@ def test_a_lost_reply_of_a_move_books_once(
     proxy.drop_reply(message_id.bytes, times=lost)
     moving = booked_move(through.windows, message_id, terms=terms, send_at=NOON, latest=NOON + HOUR)
     assert proxy.dropped == lost
-    assert moving.send_at == NOON, "not shifted away from its own second place"
+    assert moving.asked_ms == ms(NOON), "not shifted away from its own second place"
     stands(through, terms, old=(message_id, NOON), new=(moving.member, NOON))
 
 
@@ -242,7 +243,7 @@ def test_the_rounds_of_a_search_have_different_tails(real: Reserving) -> None:
     moving = booked_move(
         real.windows, message_id, terms=SEVERAL, send_at=NOON + 5 * HOUR, latest=NOON + 7 * HOUR
     )
-    assert moving.send_at == NOON + 6 * HOUR
+    assert moving.asked_ms == ms(NOON + 6 * HOUR)
     assert moving.member == members[-1]
     assert members[0] != members[-1]
 
@@ -302,8 +303,8 @@ def test_nothing_overtakes_a_search_that_goes_on(
         BookingRequest(second, ONE, free, free),
     ]
     [found] = real.windows.move_many(requests)
-    assert isinstance(found, Moving)
-    assert ms(found.send_at) == free
+    assert isinstance(found, BookingRequest)
+    assert found.asked_ms == free
     assert len(real.places(own_scope("ada"))) == 31, "what was booked for the second is released"
     [refused] = real.windows.move_many(requests[1:])
     assert isinstance(refused, QuotaExceeded)
@@ -345,7 +346,7 @@ def test_many_who_move_at_once_break_no_quota(opened: Opened, redis_server: Redi
                     mine.windows.drop(moving)
                 else:
                     win(mine.windows, moving, tail=tail)
-                    at, tail = moving.send_at, moving.tail
+                    at, tail = from_ms(moving.asked_ms), moving.tail
                 assert not is_broken(mine.places(own_scope("ada")))
         return tail, at
 

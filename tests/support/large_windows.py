@@ -170,7 +170,7 @@ class Filled:
             assert slot > asked + room
             self.check(refused, asked, slot, without=message_id)
         else:
-            assert to_ms(moving.send_at) == slot <= asked + room
+            assert moving.asked_ms == slot <= asked + room
             win(self.real.windows, moving, tail=self.tails.get(message_id, ""))
             self.tails[message_id] = moving.tail
             self.booked[message_id] = slot

@@ -22,7 +22,6 @@ from dispatcher.redis.keys import ShardKeys, shard_of
 from dispatcher.reservation import (
     BookingRequest,
     Fence,
-    Moving,
     Rules,
     Submit,
     Terms,
@@ -89,7 +88,7 @@ def move(
     send_at: datetime,
     latest: datetime | None = None,
     tail: str = "",
-) -> Moving:
+) -> BookingRequest:
     """Book a second time for a message as a move does; raise why it is not booked."""
     asked_ms = to_ms(send_at)
     latest_ms = max(asked_ms, to_ms(latest)) if latest else asked_ms
@@ -105,7 +104,7 @@ def cancel(windows: Windows, message_id: UUID, terms: Terms, tail: str = "") -> 
     windows.withdraw([BookingRequest(message_id, terms, 0, 0, tail=tail)])
 
 
-def win(windows: Windows, moving: Moving, *, tail: str = "") -> None:
+def win(windows: Windows, moving: BookingRequest, *, tail: str = "") -> None:
     """Release the reservation that a message had before, as a move does when the row has moved."""
     windows.drop(moving._replace(tail=tail))
 
