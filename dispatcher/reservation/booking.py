@@ -92,7 +92,7 @@ class Slot(NamedTuple):
     """A booked time. The id is that of a duplicate submit where that booked first.
 
     ``request`` is another one than was asked where that was renewed, because what it first booked
-    was released.
+    was released, and for a move: then it has the new tail.
     """
 
     message_id: UUID
@@ -110,13 +110,17 @@ class Slot(NamedTuple):
 class LegRequest(NamedTuple):
     """What one shard is asked for.
 
-    ``submit`` goes to the first leg of a booking only. With ``new_member`` it is a move: the time
-    is booked under that member, judged as if that of ``booking`` were not there, which stays.
+    ``submit`` goes to the first leg of a booking only. With ``tail`` it is a move: the time is
+    booked with that tail, judged as if the member of ``booking`` were not there, which stays.
     """
 
     leg: Leg
     booking: BookingRequest
-    new_member: bytes = b""
+    tail: str = ""
+
+    @property
+    def new_member(self) -> bytes:
+        return member_of(self.booking.message_id, self.tail)
 
     def within(self, asked_ms: int, latest_ms: int) -> LegRequest:
         """Return the same request for ``asked_ms``, or the first slot up to ``latest_ms``."""

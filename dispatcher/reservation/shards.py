@@ -169,7 +169,7 @@ class Shards:
     def _ask(
         self, request: LegRequest, pending_grace_ms: int, *, step: int = 0, judged: bytes = b""
     ) -> Any:
-        if request.new_member:
+        if request.tail:
             call = self._move_call(request, step=step, judged=judged)
             reply: Any = self._run_once(self._move, call)
         else:
@@ -262,9 +262,9 @@ class Shards:
         return names, [*words, encode(tuple(numbers)), *messages]
 
     def _move_call(self, request: LegRequest, *, step: int = 0, judged: bytes = b"") -> Call:
-        leg, booking, new_member = request
+        leg, booking, _ = request
         asked_ms, latest_ms = booking.asked_ms, booking.latest_ms
-        words = [booking.member, new_member, judged, asked_ms, latest_ms]
+        words = [booking.member, request.new_member, judged, asked_ms, latest_ms]
         names = [leg.keys.pending, leg.keys.epoch, *leg.windows]
         return names, [*words, self._judged_by(leg, asked_ms, step)]
 
@@ -306,6 +306,8 @@ class Shards:
 def _final(request: LegRequest, reply: Any) -> LegAnswer | None:
     """Return the answer in a reply; None where it refuses, or the search goes on."""
     booking = request.booking
+    if request.tail:
+        booking = booking._replace(tail=request.tail)
     if isinstance(reply, int):
         return Slot(booking.message_id, reply, booking)
     word, *facts = reply

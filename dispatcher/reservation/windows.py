@@ -10,7 +10,8 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from itertools import groupby, takewhile
+from itertools import groupby
+from typing import cast
 from uuid import UUID
 
 import redis
@@ -36,7 +37,7 @@ from dispatcher.reservation.booking import (
     Submit,
     new_tail,
 )
-from dispatcher.reservation.shards import ENDLESS, Shards
+from dispatcher.reservation.shards import ENDLESS, LegAnswer, Shards
 from dispatcher.reservation.terms import Rules, Terms
 from dispatcher.scope import Scope
 from dispatcher.times.lengths import MILLISECOND
@@ -141,14 +142,8 @@ class Windows:
         """
         grace_ms = grace // MILLISECOND
         bookings = [_Booking(each, self.legs(each.terms), grace_ms, is_stored) for each in requests]
-        answers: list[Slot | DispatcherError] = []
         try:
-            for in_one_shard, some in groupby(bookings, _has_one_leg):
-                if in_one_shard:
-                    answers += self._booked_together([*some], grace_ms)
-                else:
-                    for booking in some:
-                        answers.append(self._booked_alone(booking))
+            return self._in_order(bookings)
         except BaseException:
             # Its caller withdraws the requests that it knows.
             self._withdraw_renewed(
@@ -157,7 +152,6 @@ class Windows:
                 if booking.request is not request
             )
             raise
-        return answers
 
     def next_slot(self, terms: Terms, after: datetime) -> datetime:
         """Return the first time at or after ``after`` that fits. Books nothing."""
@@ -193,10 +187,10 @@ class Windows:
             self.shards.release_many(further)
         return freed
 
-    def move_many(self, requests: Sequence[BookingRequest]) -> list[BookingRequest | SlotRefused]:
+    def move_many(self, requests: Sequence[BookingRequest]) -> list[Slot | SlotRefused]:
         """Book a second time for each of these messages, or return why it has none, in order.
 
-        A second reservation is returned as the request for its time, with the tail that it has.
+        The request of a slot has the tail of the second reservation.
         Each is judged as if its present reservation were free; that one stays, and counts for the
         others, until :meth:`drop` releases one of the two. Those with one leg go together in one
         round trip. The list may end early, but not before the first: behind a search that took
@@ -206,17 +200,8 @@ class Windows:
         bookings = [
             _Booking(request, self.legs(request.terms), tail=new_tail()) for request in requests
         ]
-        answers: list[BookingRequest | SlotRefused] = []
         try:
-            while len(answers) < len(bookings):
-                begin = len(answers)
-                together = [*takewhile(_has_one_leg, bookings[begin:])]
-                if together:
-                    answers += self._moved_together(together)
-                    if len(answers) < begin + len(together):
-                        break
-                else:
-                    answers.append(self._moved_alone(bookings[begin]))
+            return cast("list[Slot | SlotRefused]", self._in_order(bookings))
         except ReservationsUnavailable:
             # Only the reply may have been lost. To drop what is not there is harmless.
             try:
@@ -224,7 +209,6 @@ class Windows:
             except ReservationsUnavailable as error:
                 _log_left_to_reconcile(error)
             raise
-        return answers
 
     def drop(self, *members: BookingRequest) -> None:
         """Release one of the two reservations of each of these messages."""
@@ -255,20 +239,33 @@ class Windows:
             latest=latest,
         )
 
-    def _booked_together(
-        self, bookings: Sequence[_Booking], grace_ms: int
-    ) -> list[Slot | DispatcherError]:
-        requests = [LegRequest(booking.legs[0], booking.request) for booking in bookings]
-        found = self.shards.book(requests, pending_grace_ms=grace_ms)
+    def _in_order(self, bookings: Sequence[_Booking]) -> list[Slot | DispatcherError]:
+        """Book those with one leg together, the others between them one by one."""
+        answers: list[Slot | DispatcherError] = []
+        for in_one_shard, group in groupby(bookings, lambda booking: len(booking.legs) == 1):
+            some = [*group]
+            found = self._together(some) if in_one_shard else [*map(self._alone, some)]
+            answers += found
+            if len(found) < len(some):
+                break
+        return answers
+
+    def _together(self, bookings: Sequence[_Booking]) -> list[Slot | DispatcherError]:
+        asked = [LegRequest(booking.legs[0], booking.request, booking.tail) for booking in bookings]
+        found: Sequence[LegAnswer]
+        if bookings[0].tail:
+            found = self.shards.move(asked)
+        else:
+            found = self.shards.book(asked, pending_grace_ms=bookings[0].pending_grace_ms)
         return [
             self._refusal(booking, answer) if isinstance(answer, Blocked) else answer
-            for booking, answer in zip(bookings, found, strict=True)
+            for booking, answer in zip(bookings, found, strict=False)
         ]
 
-    def _booked_alone(self, booking: _Booking) -> Slot | DispatcherError:
+    def _alone(self, booking: _Booking) -> Slot | DispatcherError:
         request = booking.request
         try:
-            return self._in_all(booking)._replace(request=booking.request)
+            return self._in_all(booking)._replace(request=booking.moved)
         except DuplicateUnderWay as error:
             if not booking.is_stored:
                 self.withdraw([request])
@@ -281,24 +278,6 @@ class Windows:
             self.withdraw([*requests])
         except ReservationsUnavailable as error:
             _log_left_to_reconcile(error)
-
-    def _moved_together(self, bookings: Sequence[_Booking]) -> list[BookingRequest | SlotRefused]:
-        requests = [
-            LegRequest(booking.legs[0], booking.request, booking.moved.member)
-            for booking in bookings
-        ]
-        return [
-            self._refusal(booking, answer)
-            if isinstance(answer, Blocked)
-            else answer.booked._replace(tail=booking.tail)
-            for booking, answer in zip(bookings, self.shards.move(requests), strict=False)
-        ]
-
-    def _moved_alone(self, booking: _Booking) -> BookingRequest | SlotRefused:
-        try:
-            return self._in_all(booking).booked._replace(tail=booking.tail)
-        except SlotRefused as refused:
-            return refused
 
     def _in_all(self, booking: _Booking) -> Slot:
         start_ms, latest_ms, why = booking.request.asked_ms, booking.request.latest_ms, None
@@ -361,7 +340,7 @@ class Windows:
             message_id=message_id, asked_ms=at_ms, latest_ms=latest_ms
         )
         if booking.tail:
-            return self.shards.move([LegRequest(leg, request, booking.moved.member)])[0]
+            return self.shards.move([LegRequest(leg, request, booking.tail)])[0]
         if leg is not booking.legs[0]:
             request = request._replace(submit=None)  # only the first leg knows of duplicates
         leg_request = LegRequest(leg, request)
@@ -391,10 +370,6 @@ class Windows:
             if start_ms == before_ms or len(legs) == 1:
                 return start_ms
         raise ReservationsUnavailable(ENDLESS)
-
-
-def _has_one_leg(booking: _Booking) -> bool:
-    return len(booking.legs) == 1
 
 
 def _first(why: Blocked | None, found: Blocked) -> Blocked:

@@ -1,10 +1,9 @@
 """Give messages other times: book the new time, change the row, release the time that lost.
 
 One move is a batch of one. A caller asks for a ``NewTime``; checked, with the row it was read from,
-it is a ``ValidMove``; its second reservation is a request with a tail of its own; the values of the
-row are a ``NewSlot``. Both reservations stand until the row has decided: it has the tail of one of
-them. Where a process dies in between, reconcile releases the other one
-(docs/decisions/0031-moves.md).
+it is a ``ValidMove``; booked, it has a ``Slot`` with a tail of its own; the values of the row are a
+``NewSlot``. Both reservations stand until the row has decided: it has the tail of one of them.
+Where a process dies in between, reconcile releases the other one (docs/decisions/0031-moves.md).
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from dispatcher.message import Message, is_unchanged
 from dispatcher.reservation import (
     BookingRequest,
     Reserved,
+    Slot,
     Terms,
     Upkeep,
     Windows,
@@ -131,10 +131,8 @@ class Moves:
         found = self.windows.move_many([valid_moves[index].request for index in moving])
         judged = dict(zip(moving, found, strict=False))
         end = self._end_of_order(valid_moves, moving, judged)
-        booked = {
-            index: answer for index, answer in judged.items() if isinstance(answer, BookingRequest)
-        }
-        self._drop([booked.pop(index) for index in [*booked] if index >= end])
+        booked = {index: answer for index, answer in judged.items() if isinstance(answer, Slot)}
+        self._drop([booked.pop(index).request for index in [*booked] if index >= end])
         fault("reschedule.after_hold")
         answers: list[MoveResult] = [None] * end
         slots: dict[int, NewSlot] = {}
@@ -147,8 +145,8 @@ class Moves:
         rows = self._changed(valid_moves, slots, answers)
         fault("reschedule.after_row")
         won = [index for index in booked
-               if index in rows and rows[index].tail == booked[index].tail]  # fmt: skip
-        released = [booked[index] for index in booked if index not in won]
+               if index in rows and rows[index].tail == booked[index].request.tail]  # fmt: skip
+        released = [booked[index].request for index in booked if index not in won]
         is_slow = self.clock.monotonic() - began > self.settings.settle.total_seconds()
         moved = [(rows[index], valid_moves[index].valid.terms.scopes) for index in won]
         # The old reservations, which are pending, stay until the new ones are surely there.
@@ -171,7 +169,7 @@ class Moves:
         self,
         valid_moves: Sequence[ValidMove],
         moving: Sequence[int],
-        judged: Mapping[int, BookingRequest | SlotRefused],
+        judged: Mapping[int, Slot | SlotRefused],
     ) -> int:
         """Return before which message the list must end.
 
@@ -183,18 +181,15 @@ class Moves:
             if index not in judged:
                 return index
             request, answer = valid_moves[index].request, judged[index]
-            if isinstance(answer, SlotRefused):
-                until_ms = to_ms(answer.next_slot)
-            else:
-                until_ms = answer.asked_ms
-            is_refused = isinstance(answer, SlotRefused)
-            if is_refused or until_ms != request.asked_ms:
+            is_booked = isinstance(answer, Slot)
+            until_ms = answer.at_ms if isinstance(answer, Slot) else to_ms(answer.next_slot)
+            if not is_booked or until_ms != request.asked_ms:
                 for scope in request.terms.scopes:
                     reach_ms = longest_ms(self.settings.quotas_of[scope.kind])
                     begins_ms, ends_ms = request.asked_ms - reach_ms, until_ms + reach_ms
                     if _has_between(leaving[scope], begins_ms, ends_ms):
                         return index
-            if not is_refused:
+            if is_booked:
                 for scope in request.terms.scopes:
                     insort(leaving[scope], to_ms(valid_moves[index].found.message.send_at))
         return len(valid_moves)
@@ -237,9 +232,9 @@ class Moves:
         ids = {index: slot.found.message.id for index, slot in slots.items()}
         return {index: rows[each] for index, each in ids.items() if each in rows}
 
-    def _new_slot(self, move: ValidMove, booked: BookingRequest | None) -> NewSlot:
+    def _new_slot(self, move: ValidMove, booked: Slot | None) -> NewSlot:
         valid = move.valid
-        send_at = valid.send_at if booked is None else from_ms(booked.asked_ms)
+        send_at = valid.send_at if booked is None else from_ms(booked.at_ms)
         return NewSlot(
             move.found,
             send_at=send_at,
@@ -249,7 +244,7 @@ class Moves:
             expires_at=valid.expiry(send_at),
             expire_after=valid.expire_after,
             asked_at=valid.send_at if valid.send_at != send_at else None,
-            tail=move.found.tail if booked is None else booked.tail,
+            tail=move.found.tail if booked is None else booked.request.tail,
         )
 
     def _drop(self, members: Sequence[BookingRequest]) -> None:

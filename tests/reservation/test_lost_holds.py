@@ -89,7 +89,7 @@ def test_a_hold_that_one_window_lost_is_not_taken_for_held(real: Reserving, scop
     new_member = message_id.bytes + b"token"
 
     def again() -> Any:
-        asked = LegRequest(leg, BookingRequest(message_id, BOTH, far, far), new_member)
+        asked = LegRequest(leg, BookingRequest(message_id, BOTH, far, far), "token")
         return real.windows.shards.move([asked])
 
     booked = again()

@@ -16,7 +16,7 @@ from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import shard_of
 from dispatcher.redis.scripts import source
-from dispatcher.reservation import BookingRequest, Terms, member_of
+from dispatcher.reservation import BookingRequest, Slot, Terms, member_of
 from dispatcher.reservation.booking import LegRequest
 from dispatcher.scope import OWN_SCOPE, counted, own_scope
 from dispatcher.times.send_time import from_ms
@@ -303,8 +303,8 @@ def test_nothing_overtakes_a_search_that_goes_on(
         BookingRequest(second, ONE, free, free),
     ]
     [found] = real.windows.move_many(requests)
-    assert isinstance(found, BookingRequest)
-    assert found.asked_ms == free
+    assert isinstance(found, Slot)
+    assert found.at_ms == free
     assert len(real.places(own_scope("ada"))) == 31, "what was booked for the second is released"
     [refused] = real.windows.move_many(requests[1:])
     assert isinstance(refused, QuotaExceeded)

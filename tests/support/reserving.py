@@ -96,7 +96,7 @@ def move(
     [found] = windows.move_many([request])
     if isinstance(found, SlotRefused):
         raise found
-    return found
+    return found.booked
 
 
 def cancel(windows: Windows, message_id: UUID, terms: Terms, tail: str = "") -> None:
