@@ -26,9 +26,10 @@ START_REDIS = "start Redis (`dispatcher up` runs one here), or correct redis_url
 _REACH_REDIS = "start it, let this machine reach it, or correct redis_url"
 REPLICA = "Redis is a read-only replica"
 """The text of the error with which the fence refuses a connection."""
+_NOT_COVERED = "the cluster of Redis does not serve all hash slots"
 _FORBIDDEN = "run the command as the user of that Redis, or let this user reach its socket"
 
-_KEPT_OUT: tuple[tuple[type[Exception], str, str, str], ...] = (
+_MEANINGS: tuple[tuple[type[Exception], str, str, str], ...] = (
     (
         redis.exceptions.AuthenticationError,
         "",
@@ -60,23 +61,23 @@ _KEPT_OUT: tuple[tuple[type[Exception], str, str, str], ...] = (
         "TLS with Redis fails",
         "correct redis_url (redis://… where the server has no TLS), or the server's certificate",
     ),
-)
-"""Why a client is not let in: the kind of error, a pattern in its text, meaning, remedy."""
-_KINDS: tuple[tuple[type[Exception], str], ...] = (
-    (redis.exceptions.OutOfMemoryError, "Redis is out of memory"),
-    (redis.exceptions.BusyLoadingError, "Redis is loading its data"),
-    (redis.exceptions.ReadOnlyError, REPLICA),
-    (MasterNotFoundError, "the sentinels do not answer, or know no such master"),
-    (redis.exceptions.TimeoutError, "Redis did not answer in time"),
-    (redis.exceptions.ConnectionError, "Redis cannot be reached"),
-    (redis.exceptions.SlotNotCoveredError, "the cluster of Redis does not serve all hash slots"),
-    (redis.exceptions.ClusterDownError, "the cluster of Redis does not serve all hash slots"),
+    (redis.exceptions.OutOfMemoryError, "", "Redis is out of memory", ""),
+    (redis.exceptions.BusyLoadingError, "", "Redis is loading its data", ""),
+    (redis.exceptions.ReadOnlyError, "", REPLICA, ""),
+    (MasterNotFoundError, "", "the sentinels do not answer, or know no such master", ""),
+    (redis.exceptions.TimeoutError, "", "Redis did not answer in time", ""),
+    (redis.exceptions.ConnectionError, "", "Redis cannot be reached", ""),
+    (redis.exceptions.SlotNotCoveredError, "", _NOT_COVERED, ""),
+    (redis.exceptions.ClusterDownError, "", _NOT_COVERED, ""),
     (
         redis.exceptions.ClusterError,
+        "",
         "a hash slot of the Redis cluster is moving to another node",
+        "",
     ),
-    (redis.exceptions.RedisClusterException, "the cluster of Redis cannot be reached"),
+    (redis.exceptions.RedisClusterException, "", "the cluster of Redis cannot be reached", ""),
 )
+"""The kind of an error, a pattern in its text, meaning, and a remedy where a client is kept out."""
 # Old servers put a text before the error code of a command that failed in a script.
 _CODE = re.compile(r"(?:^|: |-)([A-Z]{3,}) ")
 # The address in redis-py's errors about connecting: host and port, or a socket.
@@ -95,8 +96,7 @@ def reason(error: redis.RedisError | redis.exceptions.RedisClusterException) -> 
         error.__cause__, redis.RedisError
     ):
         return reason(error.__cause__)
-    meanings = [text for kind, text in _KINDS if isinstance(error, kind)]
-    for text in (*_kept_out(error)[:1], *meanings):
+    if text := _meaning_and_remedy(error)[0]:
         address = _ADDRESS.match(str(error))
         return text.replace("Redis", f"Redis at {address[1]}", 1) if address else text
     if "unknown command" in str(error) and "SENTINEL" in str(error):
@@ -106,12 +106,12 @@ def reason(error: redis.RedisError | redis.exceptions.RedisClusterException) -> 
     return _CODES.get(code, f"Redis answered {code}")
 
 
-def _kept_out(error: Exception) -> tuple[str, ...]:
+def _meaning_and_remedy(error: Exception) -> tuple[str, str]:
     text = f"{error} {error.__context__}"
-    for kind, pattern, meaning, helps in _KEPT_OUT:
+    for kind, pattern, meaning, helps in _MEANINGS:
         if isinstance(error, kind) and re.search(pattern, text):
             return meaning, helps
-    return ()
+    return "", ""
 
 
 def remedy(error: Exception) -> str:
@@ -119,8 +119,8 @@ def remedy(error: Exception) -> str:
 
     The embedded Redis, which `dispatcher up` runs, listens at a Unix socket.
     """
-    if kept_out := _kept_out(error):
-        return kept_out[1]
+    if helps := _meaning_and_remedy(error)[1]:
+        return helps
     address = _ADDRESS.match(str(error))
     if address is None:
         return ""
