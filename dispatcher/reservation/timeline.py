@@ -127,7 +127,8 @@ class Timeline:
 
     @cached_property
     def blocked(self) -> tuple[Span, ...]:
-        return _united_spans(span for each in self._quotas for span in each.blocked)
+        quotas = chain.from_iterable(window.quotas for window in self.windows)
+        return _united_spans(span for quota in quotas for span in quota.blocked)
 
     @cached_property
     def refused(self) -> tuple[Span, ...]:
@@ -149,10 +150,6 @@ class Timeline:
             raise InvalidValue("instant", problem, "the times of slots, or next_slot")
         index = bisect_right(self.refused, (instant, self.end)) - 1
         return index >= 0 and instant < self.refused[index].ends_at
-
-    @property
-    def _quotas(self) -> Iterable[QuotaTimeline]:
-        return chain.from_iterable(each.quotas for each in self.windows)
 
 
 class Timelines:

@@ -93,8 +93,8 @@ class Batch:
 
     ``atomic`` accepts all or none. ``booked`` are the entries that have a reservation, ``stored``
     those whose message is stored under its id. ``started`` is when the reservations were asked for,
-    on the monotonic clock. ``has_duplicates``: another submit has reserved under one of the
-    idempotency keys. ``refused`` are the requests without a slot, with their refusals, to be noted.
+    on the monotonic clock. ``refused`` are the requests without a slot, with their refusals, to be
+    noted.
     """
 
     entries: list[Entry]
@@ -102,8 +102,11 @@ class Batch:
     started: float = 0.0
     booked: list[Entry] = field(default_factory=list)
     stored: list[Entry] = field(default_factory=list)
-    has_duplicates: bool = False
     refused: list[tuple[BookingRequest, SlotRefused]] = field(default_factory=list)
+
+    @property
+    def is_single(self) -> bool:
+        return len(self.entries) == 1 and not self.atomic
 
     @property
     def is_refused(self) -> bool:
@@ -126,7 +129,6 @@ class Batch:
                 continue
             entry.request, entry.reservation = answer.request, answer
             entry.is_duplicate = answer.message_id != answer.request.message_id
-            self.has_duplicates |= entry.is_duplicate
             self.booked.append(entry)
 
     def renewed(self) -> list[Entry]:

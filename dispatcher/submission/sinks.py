@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache, partial
+from typing import ClassVar
 from uuid import UUID
 
 from dispatcher.errors import (
@@ -53,6 +54,8 @@ class Sink:
     reservations: Reserver | Copies
     grace: timedelta = timedelta(0)
     """How much longer than usual a reservation may wait for its row."""
+    refuses_suppressed: ClassVar[bool] = False
+    """Whether :meth:`store` refuses by itself a single recipient who has opted out."""
 
     def ids(self, count: int) -> Sequence[UUID]:
         """Return new ids for what is reserved here."""
@@ -68,11 +71,6 @@ class Sink:
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
         """Return those of these recipients, each with its channel, that have opted out."""
         raise NotImplementedError
-
-    def refuses_suppressed(self, batch: Batch) -> bool:
-        """Whether :meth:`store` refuses by itself recipients who have opted out."""
-        del batch
-        return False
 
     def store(self, batch: Batch) -> None:
         """Store what is reserved; mark what keeps its reservation.
@@ -99,6 +97,7 @@ class OwnTransaction(Sink):
     messages: Messages
     suppressions: Suppressions
     enqueuer: Enqueuer
+    refuses_suppressed = True
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         if not keyed:
@@ -113,10 +112,6 @@ class OwnTransaction(Sink):
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
         return self.suppressions.among(recipients)
 
-    def refuses_suppressed(self, batch: Batch) -> bool:
-        """Whether the INSERT checks the suppression list: that of a single message does."""
-        return len(batch.entries) == 1 and not batch.atomic
-
     def store(self, batch: Batch) -> None:
         """Store all or none of an atomic batch, else what can be stored.
 
@@ -126,7 +121,7 @@ class OwnTransaction(Sink):
             return
         if batch.atomic:
             self._store_all(batch)
-        elif len(batch.booked) == 1 or batch.has_duplicates:
+        elif len(batch.booked) == 1 or any(entry.is_duplicate for entry in batch.booked):
             self._store_each(batch, perhaps_stored=False)
         else:
             batch.keep_reservations()
@@ -322,6 +317,7 @@ class CallersTransaction(Sink):
     """
 
     join: Callable[[], _Transaction]
+    refuses_suppressed = True
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Join the transaction, and look the keys up as seen from inside."""
@@ -336,10 +332,6 @@ class CallersTransaction(Sink):
         """Look the recipients up, as seen from inside."""
         transaction = self.join()
         return {each for each in recipients if transaction.is_suppressed(*each)}
-
-    def refuses_suppressed(self, batch: Batch) -> bool:
-        del batch
-        return True
 
     def store(self, batch: Batch) -> None:
         for entry in batch.booked:

@@ -102,11 +102,12 @@ class Submitter:
         refused, of the batch under way some may be stored. Run again with the same idempotency
         keys, it ends as if run once.
         """
-        return chain.from_iterable(self._traced(self._each(drafts, Tally(total, progress))))
+        return self._results(batches(drafts), Tally(total, progress))
 
     def submit_all(self, drafts: Sequence[Draft], *, progress: OnProgress | None) -> list[Result]:
         """Accept all drafts or none. Raises like :meth:`submit_each`; then none is accepted."""
-        return [each for some in self._traced(self._all(drafts, progress)) for each in some]
+        batch = batch_of(drafts, atomic=True)
+        return [*self._results([batch], Tally(len(batch.entries), progress))]
 
     def plan(
         self,
@@ -158,16 +159,11 @@ class Submitter:
         if batch.refused:
             sink.reservations.note(batch.refused)
 
-    def _traced(self, answers: Answers) -> Answers:
-        return answers if self.spans is None else self.spans.submitting_many(answers)
-
-    def _each(self, drafts: Iterable[Draft], tally: Tally) -> Answers:
-        for batch in batches(drafts):
-            yield self._answered(batch, tally)
-
-    def _all(self, drafts: Sequence[Draft], progress: OnProgress | None) -> Answers:
-        batch = batch_of(drafts, atomic=True)
-        yield self._answered(batch, Tally(len(batch.entries), progress))
+    def _results(self, some: Iterable[Batch], tally: Tally) -> Iterator[Result]:
+        answers: Answers = (self._answered(batch, tally) for batch in some)
+        return chain.from_iterable(
+            answers if self.spans is None else self.spans.submitting_many(answers)
+        )
 
     def _answered(self, batch: Batch, tally: Tally) -> list[Result]:
         """Run a batch, tell the journal of its refusals, and return all results."""
@@ -232,7 +228,7 @@ class Submitter:
 
     def _reserve(self, batch: Batch, sink: Sink) -> None:
         """Reserve for every entry that is undecided; of an atomic batch for all or none."""
-        if not sink.refuses_suppressed(batch):
+        if not (sink.refuses_suppressed and batch.is_single):
             self._refuse_suppressed(batch.undecided(), sink)
         if not (batch.atomic and batch.is_refused):
             self._book(batch, batch.undecided(), sink)
@@ -271,7 +267,7 @@ class Submitter:
                 else:
                     if message is not None:
                         entry.result, entry.request = message, None
-        if sink.refuses_suppressed(batch):
+        if sink.refuses_suppressed and batch.is_single:
             left = [each for each in refused if isinstance(each.result, SlotRefused)]
             self._refuse_suppressed(left, sink)
         batch.refused += [
