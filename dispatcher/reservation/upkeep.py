@@ -292,22 +292,19 @@ class Upkeep:
         self, rebuild: Rebuild, rows: Sequence[Reserved]
     ) -> Iterator[tuple[ShardKeys, dict[Scope, list[bytes]]]]:
         """Yield what one script restores: a shard, and the entries of each of its windows."""
-        ours = {keys.shard: keys for keys in rebuild.shards}
-        waiting: dict[int, dict[Scope, list[bytes]]] = defaultdict(dict)
-        counts: dict[int, int] = defaultdict(int)
+        found = {keys.shard: (keys, list[tuple[Scope, bytes]]()) for keys in rebuild.shards}
         for row in rows:
             entry = b"%015d%c%b" % (to_ms(row.send_at), len(row.member), row.member)
             for scope in row.scopes:
                 shard = self._fence.keys_of(scope).shard
-                if shard not in ours:
-                    continue
-                waiting[shard].setdefault(scope, []).append(entry)
-                counts[shard] += 1
-                if counts[shard] == _MOST_RESTORED:
-                    yield ours[shard], waiting.pop(shard)
-                    counts[shard] = 0
-        for shard, entries in waiting.items():
-            yield ours[shard], entries
+                if shard in found:
+                    found[shard][1].append((scope, entry))
+        for keys, pairs in found.values():
+            for start in range(0, len(pairs), _MOST_RESTORED):
+                entries: dict[Scope, list[bytes]] = defaultdict(list)
+                for scope, entry in pairs[start : start + _MOST_RESTORED]:
+                    entries[scope].append(entry)
+                yield keys, entries
 
     def open(self, rebuild: Rebuild) -> int:
         """Declare the parts complete; return how many were still this rebuild's to declare."""

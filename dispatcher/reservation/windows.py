@@ -7,7 +7,8 @@ is one script and one round trip.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -146,11 +147,14 @@ class Windows:
             return self._in_order(bookings)
         except BaseException:
             # Its caller withdraws the requests that it knows.
-            self._withdraw_renewed(
-                booking.request
-                for request, booking in zip(requests, bookings, strict=True)
-                if booking.request is not request
-            )
+            with _rest_left_to_reconcile():
+                self.withdraw(
+                    [
+                        booking.request
+                        for request, booking in zip(requests, bookings, strict=True)
+                        if booking.request is not request
+                    ]
+                )
             raise
 
     def next_slot(self, terms: Terms, after: datetime) -> datetime:
@@ -204,10 +208,8 @@ class Windows:
             return cast("list[Slot | SlotRefused]", self._in_order(bookings))
         except ReservationsUnavailable:
             # Only the reply may have been lost. To drop what is not there is harmless.
-            try:
+            with _rest_left_to_reconcile():
                 self.drop(*(booking.moved for booking in bookings))
-            except ReservationsUnavailable as error:
-                _log_left_to_reconcile(error)
             raise
 
     def drop(self, *members: BookingRequest) -> None:
@@ -273,12 +275,6 @@ class Windows:
         except (SlotRefused, IdempotencyConflict) as error:
             return error
 
-    def _withdraw_renewed(self, requests: Iterable[BookingRequest]) -> None:
-        try:
-            self.withdraw([*requests])
-        except ReservationsUnavailable as error:
-            _log_left_to_reconcile(error)
-
     def _in_all(self, booking: _Booking) -> Slot:
         start_ms, latest_ms, why = booking.request.asked_ms, booking.request.latest_ms, None
         first, *others = booking.legs
@@ -313,10 +309,8 @@ class Windows:
             try:
                 found = self._in_leg(booking, leg, message_id, at_ms, at_ms)
             except ReservationsUnavailable:
-                try:
+                with _rest_left_to_reconcile():
                     self._undo(booking, slot)
-                except ReservationsUnavailable as error:
-                    _log_left_to_reconcile(error)
                 raise
             if isinstance(found, Blocked):
                 return found
@@ -377,5 +371,9 @@ def _first(why: Blocked | None, found: Blocked) -> Blocked:
     return found if why is None else why._replace(until_ms=found.until_ms, is_slot=False)
 
 
-def _log_left_to_reconcile(error: ReservationsUnavailable) -> None:
-    log.warning("could not release reservations; reconcile releases them: %s", error)
+@contextmanager
+def _rest_left_to_reconcile() -> Iterator[None]:
+    try:
+        yield
+    except ReservationsUnavailable as error:
+        log.warning("could not release reservations; reconcile releases them: %s", error)

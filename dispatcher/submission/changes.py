@@ -163,11 +163,11 @@ class Changes:
         every = list(dict.fromkeys(message_ids))
         failed: Unavailable | None = None
         for start in range(0, len(every), _AT_ONCE):
-            some = every[start : start + _AT_ONCE]
             if failed is None:
+                some = every[start : start + _AT_ONCE]
                 failed = self._reschedule(some, new_time, tokens, answers)
-            if failed is not None:
-                answers |= {each: failed for each in some if each not in answers}
+        if failed is not None:
+            answers = dict.fromkeys(every, failed) | answers
         return [answers[each] for each in message_ids]
 
     def _reschedule(

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from uuid import UUID
 
 from dispatcher.broker.queue import Queue, Ticket
 from dispatcher.errors import QueueUnavailable, StoreUnavailable
@@ -60,13 +59,10 @@ class Enqueuer:
             log.warning(
                 "%d messages were not enqueued; enqueue_due enqueues them: %s", len(near), error
             )
-            self._leave_to_maintenance([each.id for each in near])
-
-    def _leave_to_maintenance(self, message_ids: Sequence[UUID]) -> None:
-        try:
-            self.messages.enqueue_again(message_ids)
-        except StoreUnavailable as error:
-            log.warning(
-                "%d messages were not enqueued; enqueue_due enqueues them after enqueue_grace: %s",
-                len(message_ids), error,
-            )  # fmt: skip
+            try:
+                self.messages.enqueue_again([each.id for each in near])
+            except StoreUnavailable as unstored:
+                log.warning(
+                    "%d messages were not enqueued; enqueue_due enqueues them after "
+                    "enqueue_grace: %s", len(near), unstored,
+                )  # fmt: skip

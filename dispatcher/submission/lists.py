@@ -147,11 +147,9 @@ class SuppressionList:
 
     def suppressed(self, recipient: str | None = None) -> Iterator[Suppression]:
         """Yield the suppressions in the order of recipients, read some hundreds at a time."""
-        if recipient is None:
-            yield from self._pages(None)
-            return
-        for each in self.settings.spellings.all(plain(recipient)):
-            yield from self._pages(each)
+        every = [None] if recipient is None else self.settings.spellings.all(plain(recipient))
+        for spelling in every:
+            yield from self._pages(spelling)
 
     def has(self, recipient: str, channel: str | None) -> bool:
         """Tell whether a recipient has opted out of a channel; of every one where it is None.

@@ -43,7 +43,6 @@ from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.validation import ValidDraft, scopes_of
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import from_ms, to_ms
-from dispatcher.times.zones import known_zone
 
 log = logging.getLogger(__name__)
 
@@ -109,9 +108,9 @@ class Moves:
         """Release the reservations of cancelled messages."""
         requests = []
         for message, _, tail, _ in cancelled:
-            at_ms, terms = to_ms(message.send_at), self._terms_of(message)
+            terms = Terms(scopes_of(message, self.settings))
             if terms.scopes:  # a status message has none
-                requests.append(BookingRequest(message.id, terms, at_ms, at_ms, tail=tail))
+                requests.append(BookingRequest(message.id, terms, 0, 0, tail=tail))
         try:
             self.windows.withdraw(requests)
         except ReservationsUnavailable as error:
@@ -213,13 +212,9 @@ class Moves:
                 [(index, slot)] = slots.items()  # it is asked of one message at a time
                 return {index: self.messages.move_if_unchanged(slot, within=within)}
             rows = self.messages.move([*slots.values()], within=within)
-        except (MessageChanged, MessageNotFound) as refused:
-            [index] = slots
-            answers[index] = refused
-            return {}
-        except StoreUnavailable as error:
+        except (MessageChanged, MessageNotFound, StoreUnavailable) as error:
             # Unless the database refused, rows may have changed: reconcile reads them.
-            if not error.refused:
+            if isinstance(error, StoreUnavailable) and not error.refused:
                 raise
             if len(slots) == 1:
                 [index] = slots
@@ -281,11 +276,6 @@ class Moves:
                 "be exceeded; run `dispatcher windows verify`", restored,
             )  # fmt: skip
         return True
-
-    def _terms_of(self, message: Message) -> Terms:
-        return Terms(
-            scopes_of(message, self.settings), known_zone(message.zone) or self.settings.zone
-        )
 
 
 def unchanged(messages: Messages, message_id: UUID, before: Message) -> Movable:

@@ -143,18 +143,14 @@ def validate(
     )
     if draft.quotas is not None:
         scopes[WITHOUT] = draft.quotas
-    quiet_hours = None
-    if draft.quiet_hours is not None or draft.send_window is not None:
-        quiet_hours = own_hours(draft.quiet_hours, draft.send_window)
+    quiet_hours = own_hours(draft.quiet_hours, draft.send_window)
     send_at, asked_time = _send_time(draft, now, settings.max_horizon)
     expires_at = None
     if draft.expires_at is not None:
         expires_at = _other_time(draft, draft.expires_at, "expires_at")
     farthest = now + settings.max_horizon
     of_channel = settings.channels[channel]
-    expire_after = None
-    if draft.expire_after is not None or of_channel.expire_after is not None:
-        expire_after = _expire_after(draft, of_channel, farthest)
+    expire_after = _expire_after(draft, of_channel, farthest)
     on_unknown = of_channel.on_unknown if draft.on_unknown is None else _on_unknown(draft)
     status_url = None if draft.status_url is None else _status_url(draft, settings)
     if draft.campaign is not None:

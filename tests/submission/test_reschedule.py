@@ -24,7 +24,9 @@ from dispatcher import (
 )
 from dispatcher.cli.output import outcome_text
 from dispatcher.faults import InjectedFault, arm
+from dispatcher.reservation import Terms
 from dispatcher.store import Movable, NewSlot
+from dispatcher.submission.validation import scopes_of
 from dispatcher.times.send_time import to_ms
 from dispatcher.times.zones import known_zone
 from tests.support.all_windows import promised, windows_of
@@ -249,7 +251,7 @@ def test_both_places_stay_while_the_move_is_under_way_in_the_store(
 ) -> None:
     """Its statement has changed the row, and its transaction has not ended yet."""
     movable = house.parts.messages.movable(message.id)
-    terms = house.parts.moves._terms_of(message)
+    terms = Terms(scopes_of(message, house.settings))
     moving = move(house.parts.windows, message.id, terms=terms, send_at=LATER + HOUR)
     window = house.keys(message.scope).window(message.scope)
 
@@ -284,7 +286,7 @@ def test_a_place_that_a_slow_move_has_lost_in_one_shard_is_restored(
         scopes={"tenant": {"quotas": ["1/minute"]}},
     )
     message = house.submit(send_at=LATER, scopes={"tenant": "acme"})
-    legs = house.parts.windows.legs(house.parts.moves._terms_of(message))
+    legs = house.parts.windows.legs(Terms(scopes_of(message, house.settings)))
     assert len(legs) == 3
 
     def lose() -> None:
@@ -322,7 +324,7 @@ def test_both_places_stay_while_the_message_cannot_be_barred_from_moving(
     house: House, message: Message
 ) -> None:
     """SQLite lets nobody in beside one who writes."""
-    terms = house.parts.moves._terms_of(message)
+    terms = Terms(scopes_of(message, house.settings))
     move(house.parts.windows, message.id, terms=terms, send_at=LATER + HOUR)
     window = house.keys(message.scope).window(message.scope)
     sweep = vars(house.parts.reconciler)
