@@ -97,12 +97,12 @@ class PermitKeys(_PartKeys):
 
 
 @dataclass(frozen=True)
-class SignKeys:
-    """The keys of signs of life. A rebuild does not touch them: no part has their tag."""
+class LooseKeys:
+    """The keys that a rebuild does not touch: no part has their tags."""
 
     namespace: str
 
-    def of(self, kind: str) -> str:
+    def signs(self, kind: str) -> str:
         """ZSET of processes or duties; member: name, score: last sign of life, ms."""
         return f"{{{self.namespace}@signs}}:{kind}"
 
@@ -111,21 +111,19 @@ class SignKeys:
         """STRING with the number of rejected items of the broker; expires a day after the last."""
         return f"{{{self.namespace}@signs}}:items_rejected"
 
-
-@dataclass(frozen=True)
-class RefusalKeys:
-    """The keys of noted refusals. A rebuild does not touch them: no part has their tag."""
-
-    namespace: str
-
-    def hour(self, number: int) -> str:
+    def refusals(self, hour: int) -> str:
         """HASH of one hour since 1970: how many refusals; field: step of the wait, kind, quota."""
-        return f"{{{self.namespace}@refusals}}:hour:{number}"
+        return f"{{{self.namespace}@refusals}}:hour:{hour}"
 
     @cached_property
-    def last(self) -> str:
+    def last_refusals(self) -> str:
         """LIST of the last refusals, newest first, as JSON."""
         return f"{{{self.namespace}@refusals}}:last"
+
+    @cached_property
+    def events(self) -> str:
+        """STREAM of the last transitions."""
+        return f"{{{self.namespace}@events}}:stream"
 
 
 @dataclass(frozen=True)
@@ -179,11 +177,6 @@ class LimiterKeys:
         """Return the names of the HASHes of permits; field: permit id, value: count and time."""
         start = f"{self.hash_tag(key)}:permits:{digest}"
         return f"{start}:0", f"{start}:1"
-
-
-def events_of(namespace: str) -> str:
-    """Return the name of the STREAM of the last transitions. A rebuild does not touch it."""
-    return f"{{{namespace}@events}}:stream"
 
 
 def shard_of(name: str, shards: int) -> int:

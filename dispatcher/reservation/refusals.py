@@ -25,7 +25,7 @@ from dispatcher.errors import (
 )
 from dispatcher.quota import parse_quota
 from dispatcher.redis.errors import translated
-from dispatcher.redis.keys import RefusalKeys
+from dispatcher.redis.keys import LooseKeys
 from dispatcher.reservation.booking import BookingRequest
 from dispatcher.times.clock import Clock
 from dispatcher.times.lengths import MILLISECOND
@@ -127,7 +127,7 @@ class RefusalLog:
         digest: Callable[[str], str] | None,
     ) -> None:
         self._client = client
-        self._keys = RefusalKeys(namespace)
+        self._keys = LooseKeys(namespace)
         self._clock = clock
         self._is_digest_shown = digest is not None
         self._digest = digest or _plain_digest
@@ -156,8 +156,8 @@ class RefusalLog:
         with translated(ReservationsUnavailable):
             pipeline = self._client.pipeline(transaction=False)
             for hour in range(to_ms(first) // _HOUR_MS, to_ms(now) // _HOUR_MS + 1):
-                pipeline.hgetall(self._keys.hour(hour))
-            pipeline.lrange(self._keys.last, 0, -1)
+                pipeline.hgetall(self._keys.refusals(hour))
+            pipeline.lrange(self._keys.last_refusals, 0, -1)
             *hours, kept = pipeline.execute()
         records = [
             each
@@ -179,7 +179,7 @@ class RefusalLog:
         names = {self._digest(each): each for each in scopes}
         marks = [each.encode() for each in names]
         with translated(ReservationsUnavailable):
-            kept = cast("list[bytes]", self._client.lrange(self._keys.last, 0, -1))
+            kept = cast("list[bytes]", self._client.lrange(self._keys.last_refusals, 0, -1))
         # A digest has 16 hex digits: no other part of a record looks like one.
         texts = (text for text in kept if all(mark in text for mark in marks))
         return tuple(self._shown(_Record.read(text), names) for text in islice(texts, last))
@@ -192,7 +192,7 @@ class RefusalLog:
             wait_ms = to_ms(error.next_slot) - to_ms(error.send_at)
             counts[f"{_step_of(wait_ms)} {kind} {quota}"] += 1
         kept = [self._record(*each, now_ms).text() for each in refused[:_KEPT_OF_A_BATCH]]
-        hour, last = self._keys.hour(now_ms // _HOUR_MS), self._keys.last
+        hour, last = self._keys.refusals(now_ms // _HOUR_MS), self._keys.last_refusals
         pipeline = self._client.pipeline(transaction=False)
         for field, count in counts.items():
             pipeline.hincrby(hour, field, count)

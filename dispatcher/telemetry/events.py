@@ -18,7 +18,7 @@ from uuid import UUID
 
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.redis.errors import translated
-from dispatcher.redis.keys import events_of
+from dispatcher.redis.keys import LooseKeys
 from dispatcher.telemetry.journal import Event, Transition
 from dispatcher.telemetry.threads import started
 
@@ -50,7 +50,7 @@ class EventStream:
 
     def __init__(self, connect: Callable[[], Redis], *, namespace: str, keep: int) -> None:
         self._connect = connect
-        self._name = events_of(namespace)
+        self._name = LooseKeys(namespace).events
         self._keep = keep
         self._waiting: deque[Event] = deque()
         self._dropped = 0

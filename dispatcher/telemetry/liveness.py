@@ -22,7 +22,7 @@ import redis
 from dispatcher.errors import ReservationsUnavailable, Unavailable
 from dispatcher.redis.client import now_ms
 from dispatcher.redis.errors import translated
-from dispatcher.redis.keys import SignKeys
+from dispatcher.redis.keys import LooseKeys
 from dispatcher.redis.scripts import replies_of, script
 from dispatcher.telemetry.threads import started
 from dispatcher.times.clock import Clock
@@ -85,7 +85,7 @@ class Signs:
 
     def __init__(self, client: redis.Redis, *, namespace: str) -> None:
         self._client = client
-        self._keys = SignKeys(namespace)
+        self._keys = LooseKeys(namespace)
         self._seen = script("telemetry/seen")
 
     def note(self, kind: Kind, ages: Mapping[str, timedelta]) -> None:
@@ -94,11 +94,11 @@ class Signs:
         for name, age in ages.items():
             words += (name, age // MILLISECOND)
         with translated(ReservationsUnavailable):
-            replies_of(self._client, self._seen, [([self._keys.of(kind)], words)])
+            replies_of(self._client, self._seen, [([self._keys.signs(kind)], words)])
 
     def forget(self, kind: Kind, name: str) -> None:
         with translated(ReservationsUnavailable):
-            self._client.zrem(self._keys.of(kind), name)
+            self._client.zrem(self._keys.signs(kind), name)
 
     def count_rejected(self, items: int) -> None:
         """Add to the number of rejected items of the broker, which is kept for a day more."""
@@ -118,7 +118,7 @@ class Signs:
             now = now_ms(self._client)
             pipeline = self._client.pipeline(transaction=False)
             for kind in Kind:
-                pipeline.zrange(self._keys.of(kind), 0, -1, withscores=True)
+                pipeline.zrange(self._keys.signs(kind), 0, -1, withscores=True)
             members_of = dict(zip(Kind, pipeline.execute(), strict=True))
         signs: dict[Kind, tuple[Sign, ...]] = {}
         for kind, members in members_of.items():

@@ -16,7 +16,7 @@ from kombu import Connection, Exchange, Queue
 from sqlalchemy import Engine, event
 
 from dispatcher.operations.findings import Finding
-from dispatcher.redis.keys import SignKeys
+from dispatcher.redis.keys import LooseKeys
 from dispatcher.store import Database, StoreSurvey
 from dispatcher.telemetry.liveness import Kind
 from dispatcher.times.clock import SystemClock
@@ -435,7 +435,7 @@ def test_a_missing_worker_is_a_warning_and_an_error_with_overdue_messages(
     house: House,
 ) -> None:
     message = house.submit(send_in=MINUTE)
-    house.redis.delete(*(SignKeys("house").of(kind) for kind in Kind))
+    house.redis.delete(*(LooseKeys("house").signs(kind) for kind in Kind))
     with doctor_for(house.settings, clock=house.clock) as doctor:
 
         def found() -> Finding:

@@ -11,7 +11,7 @@ import redis
 
 from dispatcher import Draft, InvalidValue, QuietHours, QuotaExceeded, Rejection
 from dispatcher.errors import SlotRefused
-from dispatcher.redis.keys import RefusalKeys
+from dispatcher.redis.keys import LooseKeys
 from dispatcher.reservation import refusals
 from dispatcher.telemetry.journal import digest_with
 from tests.support.house import FAR, House
@@ -64,8 +64,8 @@ def test_each_rule_counts_what_it_refuses_and_how_far_the_next_slot_is(build: Bu
 def test_no_name_is_noted_and_without_a_key_none_is_told(house: House) -> None:
     house.submit("ada.lovelace", send_at=FAR)
     refuse(house, "ada.lovelace", send_at=FAR)
-    keys = RefusalKeys(house.settings.namespace)
-    kept = cast("list[bytes]", house.redis.lrange(keys.last, 0, -1))
+    keys = LooseKeys(house.settings.namespace)
+    kept = cast("list[bytes]", house.redis.lrange(keys.last_refusals, 0, -1))
     assert len(kept) == 1
     assert b"lovelace" not in kept[0]
     assert house.dispatcher.refusals().last[0].scope is None
@@ -84,7 +84,7 @@ def test_a_plan_refuses_nobody(build: Build) -> None:
 
 
 def _last(house: House) -> str:
-    return RefusalKeys(house.settings.namespace).last
+    return LooseKeys(house.settings.namespace).last_refusals
 
 
 def test_kept_refusals_are_bounded_and_expire(
@@ -94,8 +94,8 @@ def test_kept_refusals_are_bounded_and_expire(
     house.submit(send_at=FAR)
     for _ in range(5):
         refuse(house, send_at=FAR)
-    keys = RefusalKeys(house.settings.namespace)
-    assert house.redis.llen(keys.last) == 3
+    keys = LooseKeys(house.settings.namespace)
+    assert house.redis.llen(keys.last_refusals) == 3
     names = [*house.redis.scan_iter(match="*@refusals}:*")]
     assert len(names) == 2
     assert all(timedelta(days=7) < timedelta(milliseconds=house.redis.pttl(each))

@@ -12,7 +12,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from dispatcher.errors import ReservationsUnavailable
-from dispatcher.redis.keys import SignKeys, all_of
+from dispatcher.redis.keys import LooseKeys, all_of
 from dispatcher.telemetry.liveness import LOST_AFTER, Kind, Pulse, Signs
 from dispatcher.times.clock import SystemClock
 from dispatcher.times.zones import database
@@ -87,7 +87,7 @@ def test_nothing_waits_for_a_redis_that_is_away() -> None:
 
 def test_a_rebuild_leaves_signs_alone() -> None:
     glob = all_of("signs").rstrip("*")
-    assert not SignKeys("signs").of(Kind.WORKER).startswith(glob)
+    assert not LooseKeys("signs").signs(Kind.WORKER).startswith(glob)
 
 
 def test_settings_that_cannot_connect_end_the_pulse_quietly(
