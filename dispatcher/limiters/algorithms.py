@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from math import gcd
-from typing import ClassVar, Self, cast, overload
+from typing import ClassVar, Self, TypedDict, Unpack, cast, overload
 
 import redis
 import redis.asyncio
@@ -51,6 +51,14 @@ _ACCEPTED = (
 _BETWEEN = re.compile(r"[;,|]")
 
 
+class _Options(TypedDict, total=False):
+    prefix: str
+    tag: str | None
+    on_error: OnError
+    remember: timedelta | None
+    clock: Clock | None
+
+
 class Bindable(ABC):
     """One or several limits that can be put on a client."""
 
@@ -60,29 +68,9 @@ class Bindable(ABC):
         """The limits that are asked together, in order."""
 
     @overload
-    def on(
-        self,
-        client: Client,
-        *,
-        prefix: str = ...,
-        tag: str | None = ...,
-        on_error: OnError = ...,
-        remember: timedelta | None = ...,
-        clock: Clock | None = ...,
-    ) -> Limiter: ...
-
+    def on(self, client: Client, **options: Unpack[_Options]) -> Limiter: ...
     @overload
-    def on(
-        self,
-        client: AsyncClient,
-        *,
-        prefix: str = ...,
-        tag: str | None = ...,
-        on_error: OnError = ...,
-        remember: timedelta | None = ...,
-        clock: Clock | None = ...,
-    ) -> AsyncLimiter: ...
-
+    def on(self, client: AsyncClient, **options: Unpack[_Options]) -> AsyncLimiter: ...
     def on(
         self,
         client: Client | AsyncClient,
