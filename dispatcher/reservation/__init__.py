@@ -27,7 +27,6 @@ from dispatcher.reservation.refusals import (
 from dispatcher.reservation.shards import CLOSED
 from dispatcher.reservation.survey import (
     ClusterFacts,
-    Readiness,
     RedisFacts,
     RedisSurvey,
 )
@@ -55,7 +54,6 @@ __all__ = [
     "LastRefusal",
     "MemberState",
     "QuotaTimeline",
-    "Readiness",
     "Rebuild",
     "RedisFacts",
     "RedisSurvey",

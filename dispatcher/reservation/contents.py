@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import redis
@@ -132,37 +133,26 @@ class Contents:
 
         What comes or goes meanwhile may be missed or yielded twice.
         """
-        names: list[bytes] = []
         with translated(ReservationsUnavailable):
             found = self._client.scan_iter(match=all_of(self.fence.namespace), count=_NAMES_AT_ONCE)
-            for name in found:
-                if scope_of(name) is not None:
-                    names.append(name)
-                if len(names) == _NAMES_AT_ONCE:
-                    yield from self._of(names)
-                    names = []
-            yield from self._of(names)
+            windows = filter(scope_of, found)
+            while names := [*islice(windows, _NAMES_AT_ONCE)]:
+                yield from self._of(names)
 
     def _of(self, windows: Sequence[bytes]) -> Iterator[list[Held]]:
         pipeline = self._client.pipeline(transaction=False)
         for window in windows:
             pipeline.zrange(window, 0, _FIRST_PAGE - 1, withscores=True)
-        replies = pipeline.execute(raise_on_error=False)
-        first = {
-            window: reply
-            for window, reply in zip(windows, replies, strict=True)
-            if not isinstance(reply, redis.ResponseError)
-        }
-        yield [
-            Held(window, member, int(score))
-            for window, members in first.items()
-            if len(members) < _FIRST_PAGE
-            for member, score in members
-        ]
-        for window, members in first.items():
-            if len(members) == _FIRST_PAGE:
-                for _, page in self._pages(window, "-inf", "+inf"):
-                    yield [Held(window, *each) for each in page]
+        members_of_small: list[Held] = []
+        for window, reply in zip(windows, pipeline.execute(raise_on_error=False), strict=True):
+            if isinstance(reply, redis.ResponseError):
+                continue  # another program wrote it
+            if len(reply) < _FIRST_PAGE:
+                members_of_small += (Held(window, member, int(score)) for member, score in reply)
+                continue
+            for _, page in self._pages(window, "-inf", "+inf"):
+                yield [Held(window, *member) for member in page]
+        yield members_of_small
 
     def _pages(
         self, window: bytes, edge_ms: int | str, until_ms: str

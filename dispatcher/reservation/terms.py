@@ -81,10 +81,6 @@ class Rules:
         None where it depends on the time: where a quota is not rolling. Without quiet hours.
         """
 
-    @property
-    def kinds(self) -> Iterable[str]:
-        return self._rolling
-
     def quota(self, scope: Scope, index: int) -> AnyQuota:
         ordered: tuple[AnyQuota, ...] = self._rolling[scope.kind]
         ordered += self._calendars[scope.kind]
