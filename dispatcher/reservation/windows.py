@@ -147,14 +147,9 @@ class Windows:
             return self._in_order(bookings)
         except BaseException:
             # Its caller withdraws the requests that it knows.
+            pairs = zip(requests, (booking.request for booking in bookings), strict=True)
             with _rest_left_to_reconcile():
-                self.withdraw(
-                    [
-                        booking.request
-                        for request, booking in zip(requests, bookings, strict=True)
-                        if booking.request is not request
-                    ]
-                )
+                self.withdraw([renewed for asked, renewed in pairs if renewed is not asked])
             raise
 
     def next_slot(self, terms: Terms, after: datetime) -> datetime:
@@ -194,12 +189,11 @@ class Windows:
     def move_many(self, requests: Sequence[BookingRequest]) -> list[Slot | SlotRefused]:
         """Book a second time for each of these messages, or return why it has none, in order.
 
-        The request of a slot has the tail of the second reservation.
-        Each is judged as if its present reservation were free; that one stays, and counts for the
-        others, until :meth:`drop` releases one of the two. Those with one leg go together in one
-        round trip. The list may end early, but not before the first: behind a search that took
-        more than one call, because nothing may overtake it. Raises ReservationsUnavailable; then
-        nothing is booked.
+        The request of a slot has the tail of the second reservation. Each is judged as if its
+        present reservation were free; that one stays, and counts for the others, until :meth:`drop`
+        releases one of the two. Those with one leg go together in one round trip. The list may end
+        early, but not before the first: behind a search that took more than one call, because
+        nothing may overtake it. Raises ReservationsUnavailable; then nothing is booked.
         """
         bookings = [
             _Booking(request, self.legs(request.terms), tail=new_tail()) for request in requests

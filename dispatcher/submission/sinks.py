@@ -165,8 +165,7 @@ class OwnTransaction(Sink):
                 entry.result = OutcomeUnknown(error.reason, entry.addition.message.id)
 
     def _store_each(self, batch: Batch, *, perhaps_stored: bool) -> None:
-        for entry in batch.booked:
-            entry.keeps_reservation = perhaps_stored
+        batch.keep_reservations(perhaps_stored)
         for entry in batch.booked:
             try:
                 entry.result = self._stored(entry, perhaps_stored=perhaps_stored)
@@ -267,23 +266,21 @@ class CallersTransactions:
         )
 
     def _join(self, session: object) -> _Transaction:
-        """Join the transaction of ``session``. Raises like :meth:`JoinedMessages.join`."""
-        transaction = self.store.join(session, self._ended)
-        self._withdraw_undone(transaction)
-        return transaction
+        """Join the transaction of ``session``. Raises like :meth:`JoinedMessages.join`.
 
-    def _withdraw_undone(self, transaction: _Transaction) -> None:
-        """Withdraw what a savepoint took away, because it would block the next message."""
+        What a savepoint took away is withdrawn, because it would block the next message.
+        """
+        transaction = self.store.join(session, self._ended)
         watch = transaction.watch
-        if not watch.undone or not watch.joined:
-            return
-        present = transaction.present([entry.addition.message.id for entry in watch.joined])
-        gone = [entry for entry in watch.joined if entry.addition.message.id not in present]
-        for entry in gone:
-            watch.joined.remove(entry)
-        if gone:
-            self.reserver.withdraw([entry.reservation.booked for entry in gone])
-        watch.undone = False
+        if watch.undone and watch.joined:
+            present = transaction.present([entry.addition.message.id for entry in watch.joined])
+            gone = [entry for entry in watch.joined if entry.addition.message.id not in present]
+            for entry in gone:
+                watch.joined.remove(entry)
+            if gone:
+                self.reserver.withdraw([entry.reservation.booked for entry in gone])
+            watch.undone = False
+        return transaction
 
     def _ended(self, joined: Sequence[Entry], is_certain: bool) -> None:
         """Enqueue what the ended transaction has stored; release the reservations of the rest."""

@@ -348,23 +348,20 @@ def _without_planned_ids(refused: Rejection) -> Rejection:
     """Return a refusal of a plan as it is shown: drafts in the way have no ids of messages."""
     error = refused.error
     if isinstance(error, IdempotencyConflict):
-        is_planned = error.message_id is not None and is_planned_id(error.message_id)
-        return (
-            replace(refused, error=IdempotencyConflict(error.key, None)) if is_planned else refused
+        if error.message_id is not None and is_planned_id(error.message_id):
+            error = IdempotencyConflict(error.key, None)
+    elif isinstance(error, QuotaExceeded):
+        stored = [each for each in error.conflicting if not is_planned_id(each)]
+        error = QuotaExceeded(
+            quota=error.quota,
+            scope=error.scope,
+            send_at=error.send_at,
+            conflicting=stored,
+            next_slot=error.next_slot,
+            latest=error.latest,
+            drafts=len(error.conflicting) - len(stored),
         )
-    if not isinstance(error, QuotaExceeded) or not any(map(is_planned_id, error.conflicting)):
-        return refused
-    stored = [each for each in error.conflicting if not is_planned_id(each)]
-    shown = QuotaExceeded(
-        quota=error.quota,
-        scope=error.scope,
-        send_at=error.send_at,
-        conflicting=stored,
-        next_slot=error.next_slot,
-        latest=error.latest,
-        drafts=len(error.conflicting) - len(stored),
-    )
-    return replace(refused, error=shown)
+    return replace(refused, error=error)
 
 
 def _by_minute(counted: Mapping[int, int]) -> dict[datetime, int]:
