@@ -13,7 +13,6 @@ from dispatcher.reservation.booking import (
     Submit,
     is_planned_id,
     member_of,
-    planned_id,
 )
 from dispatcher.reservation.contents import Contents, Held, MemberState
 from dispatcher.reservation.fence import Fence
@@ -75,5 +74,4 @@ __all__ = [
     "is_planned_id",
     "longest_ms",
     "member_of",
-    "planned_id",
 ]

@@ -16,7 +16,7 @@ from dispatcher.errors import DispatcherError, ReservationsUnavailable, SlotRefu
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import PlanKeys, ShardKeys
 from dispatcher.redis.scripts import Call, script
-from dispatcher.reservation.booking import BookingRequest, Slot
+from dispatcher.reservation.booking import BookingRequest, Slot, planned_id
 from dispatcher.reservation.shards import CLOSED
 from dispatcher.reservation.taken_keys import replies_of
 from dispatcher.reservation.terms import Rules
@@ -77,9 +77,11 @@ class Copies(AbstractContextManager["Copies"]):
     ) -> list[Slot | DispatcherError]:
         """Return for each request when it would be booked, or why it would not be, in order.
 
-        Later requests, also of later calls, see the bookings of earlier ones.
+        Later requests, also of later calls, see the bookings of earlier ones. They are booked under
+        ids marked as those of drafts, which are stored nowhere.
         """
         del grace  # the store confirms none of these
+        requests = [each._replace(message_id=planned_id(each.message_id)) for each in requests]
         copies = self._needed(requests)
         with translated(ReservationsUnavailable):
             self._copy_windows(copies)

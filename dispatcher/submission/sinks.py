@@ -17,8 +17,8 @@ from dispatcher.errors import (
     Suppressed,
 )
 from dispatcher.faults import fault
-from dispatcher.message import Message, new_ids
-from dispatcher.reservation import Copies, planned_id
+from dispatcher.message import Message
+from dispatcher.reservation import Copies
 from dispatcher.settings import Settings
 from dispatcher.store import (
     GivenUp,
@@ -56,10 +56,6 @@ class Sink:
     """How much longer than usual a reservation may wait for its row."""
     refuses_suppressed: ClassVar[bool] = False
     """Whether :meth:`store` refuses by itself a single recipient who has opted out."""
-
-    def ids(self, count: int) -> Sequence[UUID]:
-        """Return new ids for what is reserved here."""
-        return new_ids(count)
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Return the messages that have one of these idempotency keys, unless it is free again.
@@ -371,10 +367,6 @@ class DryRun(Sink):
     suppressions: Suppressions
     _keys: dict[str, tuple[UUID, str]] = field(default_factory=dict, init=False)
     """The message that has the reservation, and its fingerprint, by idempotency key."""
-
-    def ids(self, count: int) -> Sequence[UUID]:
-        """Return ids marked as those of drafts, which are stored nowhere."""
-        return [planned_id(fresh) for fresh in new_ids(count)]
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Return what is stored under these keys, or what earlier batches would have stored."""

@@ -24,7 +24,7 @@ from dispatcher.errors import (
     Suppressed,
 )
 from dispatcher.faults import fault
-from dispatcher.message import Draft, Message, Plan, Rejection, without_collector
+from dispatcher.message import Draft, Message, Plan, Rejection, new_ids, without_collector
 from dispatcher.reservation import is_planned_id
 from dispatcher.settings import Settings
 from dispatcher.store import Addition, GivenUp
@@ -244,7 +244,7 @@ class Submitter:
         fault("submit.before_reserve")
         if not entries:
             return
-        requests = list(map(Entry.ask, entries, sink.ids(len(entries))))
+        requests = list(map(Entry.ask, entries, new_ids(len(entries))))
         batch.note_answers(entries, sink.reservations.reserve(requests, grace=sink.grace))
         if len(batch.booked) < len(entries):
             refused = [entry for entry in entries if isinstance(entry.result, SlotRefused)]

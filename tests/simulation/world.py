@@ -25,7 +25,7 @@ from dispatcher.errors import DispatcherError
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.reservation import Fence, booking, shards, windows
 from dispatcher.store import database, maintenance
-from dispatcher.submission import batch, sinks
+from dispatcher.submission import batch, submitter
 from dispatcher.times.send_time import to_ms
 from tests.simulation.broker import Broker, begins_in
 from tests.simulation.callers import Caller, Known
@@ -300,7 +300,7 @@ def patched(world: World) -> Iterator[None]:
           for module in (group, sender_pool, task)),
         *((module, "random", world.rng) for module in (sender_pool, sweep, database)),
         *((module, "new_tail", world.new_tail) for module in (windows, shards)),
-        (sinks, "new_ids", world.new_ids),
+        (submitter, "new_ids", world.new_ids),
         (booking, "new_id", world.new_id),
         (batch, "BATCH", _BATCH),
         (database, "time", SimpleNamespace(sleep=world.scheduler.wait)),
