@@ -164,26 +164,25 @@ class Upkeep:
         rebuilt, nor does a part whose hash slot is moving. Its error is raised where nothing is to
         be rebuilt. The parts on a server that evicts are closed.
         """
-        rebuild = Rebuild(uuid4().hex, {})
+        token, holders = uuid4().hex, dict[Part, str]()
+        failure: ReservationsUnavailable | None = None
         with translated(ReservationsUnavailable):
             left = list(self._fence.parts_by_server(self._client))
         while left:
             parts = left.pop()
             try:
                 with translated(ReservationsUnavailable):
-                    begun = self._begun("begin", rebuild, self._checked(parts))
+                    holders |= self._begun("begin", token, self._checked(parts))
             except ReservationsUnavailable as error:
                 if len(parts) > 1 and is_hash_slot_moving(error):
                     # One part fails the call for all on its server: each is asked for alone.
                     left += [[each] for each in parts]
                 else:
-                    rebuild = replace(rebuild, failure=rebuild.failure or error)
-            else:
-                rebuild = replace(rebuild, holders={**rebuild.holders, **begun})
-        if rebuild.parts:
-            return rebuild
-        if rebuild.failure is not None:
-            raise rebuild.failure
+                    failure = failure or error
+        if holders:
+            return Rebuild(token, holders, failure)
+        if failure is not None:
+            raise failure
         return None
 
     def close(self, shards: Collection[int]) -> Rebuild | None:
@@ -191,9 +190,9 @@ class Upkeep:
         wanted = [keys for keys in self._fence.keys if keys.shard in shards]
         with translated(ReservationsUnavailable):
             self._checked(self._fence.parts)
-            rebuild = Rebuild(uuid4().hex, {})
-            begun = self._begun("close", rebuild, self._fence.holders(self._client, wanted))
-        return replace(rebuild, holders=begun) if begun else None
+            token, held = uuid4().hex, self._fence.holders(self._client, wanted)
+            begun = self._begun("close", token, held)
+        return Rebuild(token, begun) if begun else None
 
     def _checked(self, parts: Sequence[Part]) -> dict[Part, str]:
         try:
@@ -202,9 +201,8 @@ class Upkeep:
             self._fence.close(self._client, parts)
             raise
 
-    def _begun(self, step: str, rebuild: Rebuild, holders: Mapping[Part, str]) -> dict[Part, str]:
-        marked = replace(rebuild, holders=holders)
-        replies = self._run(step, marked, [(part, (), ()) for part in holders])
+    def _begun(self, step: str, token: str, holders: Mapping[Part, str]) -> dict[Part, str]:
+        replies = self._run(step, Rebuild(token, holders), [(part, (), ()) for part in holders])
         return {part: holders[part]
                 for part, begun in zip(holders, replies, strict=True) if begun}  # fmt: skip
 
