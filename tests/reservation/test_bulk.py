@@ -7,8 +7,6 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, cast
 
-import redis
-
 from dispatcher.errors import DispatcherError
 from dispatcher.message import new_id
 from dispatcher.quota import CalendarQuota, Quota
@@ -80,7 +78,6 @@ def test_no_connection_is_lost_whatever_happens_to_the_replies(
 SIGNALLED = """
 import signal
 import hiredis
-import redis
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import ShardKeys
@@ -95,12 +92,9 @@ def stop(*_):
 
 terms = Terms.own("ada")
 leg = Leg(ShardKeys("test", 0), terms, terms.scopes)
-asked = [
-    LegRequest(leg, BookingRequest(new_id(), terms, at_ms, at_ms + 1))
-    for at_ms in range(10**12, 10**12 + 5_000)
-]
-shards = Shards(redis.Redis(), Rules({OWN_SCOPE: [Quota(1, 60_000)]}), under_way_ms=60_000)
-names, words = shards._reserve_call(asked)
+asked = [LegRequest(leg, BookingRequest(new_id(), terms, 10**12, 10**12 + 1))] * 5_000
+rules = Rules({OWN_SCOPE: [Quota(1, 60_000)]})
+names, words = Shards(None, rules, under_way_ms=60_000)._reserve_call(asked)
 signal.signal(signal.SIGALRM, stop)
 for _ in range(50):
     try:
@@ -120,7 +114,7 @@ def test_a_signal_that_raises_while_words_are_packed_does_not_end_the_process() 
 def test_arguments_that_depend_on_a_time_are_not_cached() -> None:
     """A batch may have hundreds of different periods, and none may ever be asked for again."""
     rules = Rules({OWN_SCOPE: [CalendarQuota(10, "day", None)], "rolling": [Quota(7, 61_003)]})
-    asked = Shards(redis.Redis(), rules, under_way_ms=60_000)
+    asked = Shards(cast(Any, None), rules, under_way_ms=60_000)
     rolling = Terms((Scope("rolling", "ada", "ada"),))
     before = shards._encoded_once.cache_info().misses
     for each in (Terms.own("ada"), rolling._replace(quiet=Hours.parse("22:00-08:00"))):

@@ -336,8 +336,7 @@ def test_a_duplicate_that_is_changing_its_time_stops_only_its_own_message_of_man
     first, second = real.windows.legs(terms())
     shards = real.windows.shards
     for leg, at, submit in ((first, NOON + MINUTE, theirs), (second, NOON, None)):
-        request = BookingRequest(duplicate, terms(), ms(at), ms(at), submit)
-        shards.book([LegRequest(leg, request)])
+        shards.book([LegRequest(leg, BookingRequest(duplicate, terms(), ms(at), ms(at), submit))])
     if ends:
         # Its reservations stay while ours is asked for on its own: we rely on them then.
         real_book = shards.book

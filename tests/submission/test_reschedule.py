@@ -26,7 +26,6 @@ from dispatcher.cli.output import outcome_text
 from dispatcher.faults import InjectedFault, arm
 from dispatcher.reservation import Terms
 from dispatcher.store import Movable, NewSlot
-from dispatcher.submission.validation import scopes_of
 from dispatcher.times.send_time import to_ms
 from dispatcher.times.zones import known_zone
 from tests.support.all_windows import promised, windows_of
@@ -251,7 +250,7 @@ def test_both_places_stay_while_the_move_is_under_way_in_the_store(
 ) -> None:
     """Its statement has changed the row, and its transaction has not ended yet."""
     movable = house.parts.messages.movable(message.id)
-    terms = Terms(scopes_of(message, house.settings))
+    terms = Terms.own(message.scope)
     moving = move(house.parts.windows, message.id, terms=terms, send_at=LATER + HOUR)
     window = house.keys(message.scope).window(message.scope)
 
@@ -286,11 +285,11 @@ def test_a_place_that_a_slow_move_has_lost_in_one_shard_is_restored(
         scopes={"tenant": {"quotas": ["1/minute"]}},
     )
     message = house.submit(send_at=LATER, scopes={"tenant": "acme"})
-    legs = house.parts.windows.legs(Terms(scopes_of(message, house.settings)))
-    assert len(legs) == 3
+    windows = [*windows_of(house)]
+    assert len(windows) == 3
 
     def lose() -> None:
-        house.redis.delete(*legs[lost].windows)
+        house.redis.delete(windows[lost])
         house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
 
     between(house, "messages", after={"move": once(lose)})
@@ -324,8 +323,7 @@ def test_both_places_stay_while_the_message_cannot_be_barred_from_moving(
     house: House, message: Message
 ) -> None:
     """SQLite lets nobody in beside one who writes."""
-    terms = Terms(scopes_of(message, house.settings))
-    move(house.parts.windows, message.id, terms=terms, send_at=LATER + HOUR)
+    move(house.parts.windows, message.id, terms=Terms.own(message.scope), send_at=LATER + HOUR)
     window = house.keys(message.scope).window(message.scope)
     sweep = vars(house.parts.reconciler)
     locked = raising(StoreUnavailable("the database is locked"))
