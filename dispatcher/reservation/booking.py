@@ -129,17 +129,15 @@ class LegRequest(NamedTuple):
 
 
 class Blocked(NamedTuple):
-    """Why a time is refused, and until when.
+    """Why a time is refused, and when the next slot of this shard is.
 
-    ``scope`` and ``quota`` are None where a blackout is the reason. ``is_slot``: ``until_ms`` is
-    known to fit this shard; if not, there is at least no slot before it.
+    ``scope`` and ``quota`` are None where a blackout is the reason.
     """
 
     until_ms: int
     scope: Scope | None
     quota: AnyQuota | None
     conflicting: tuple[UUID, ...]
-    is_slot: bool
 
 
 def member_of(message_id: UUID, tail: str) -> bytes:

@@ -145,6 +145,7 @@ class Shards:
         """Return what a reply says; where it says that the search goes on, ask until it ends."""
         why: Blocked | None = None
         start_ms = request.booking.asked_ms
+        mover = request.booking.member if request.tail else b""
         for step in range(1, _MOST_CALLS + 1):
             answer = _final(request, reply)
             if answer is not None:
@@ -159,9 +160,10 @@ class Shards:
             else:
                 why, start_ms = why or self._blocked(request.leg, reply), reply[1]
                 if reply[0] == b"refused":
-                    return why._replace(until_ms=start_ms, is_slot=True)
+                    return why._replace(until_ms=start_ms)
             if start_ms > request.booking.latest_ms:
-                return why._replace(until_ms=start_ms, is_slot=False)
+                # Before the requests behind it, which must not change what it is told.
+                return why._replace(until_ms=self.slot(request.leg, start_ms, mover))
             later = request.within(start_ms, request.booking.latest_ms)
             reply = self._ask(later, pending_grace_ms, step=step)
         raise ReservationsUnavailable(ENDLESS)
@@ -209,18 +211,17 @@ class Shards:
             if reply[0] == b"fits":
                 return None
             if reply[0] == b"blocked":
-                return self._blocked(leg, reply)._replace(is_slot=False)
+                return self._blocked(leg, reply)
             resume = reply[1:]
 
     def _blocked(self, leg: Leg, reply: list[Any]) -> Blocked:
-        word, until_ms, index, number, *members = reply
-        is_slot = word == b"refused"
+        _, until_ms, index, number, *members = reply
         if index == 0:
-            return Blocked(until_ms, None, None, (), is_slot)
+            return Blocked(until_ms, None, None, ())
         scope = leg.scopes[index - 1]
         # What is shorter is no id. It counts.
         conflicting = tuple(UUID(bytes=each) for each in members if len(each) == _ID_BYTES)
-        return Blocked(until_ms, scope, self._rules.quota(scope, number), conflicting, is_slot)
+        return Blocked(until_ms, scope, self._rules.quota(scope, number), conflicting)
 
     def _reserve_call(
         self,

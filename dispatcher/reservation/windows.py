@@ -215,7 +215,7 @@ class Windows:
     def _refusal(self, booking: _Booking, blocked: Blocked) -> SlotRefused:
         _, terms, asked_ms, latest_ms, *_ = booking.request
         slot_ms = blocked.until_ms
-        if not blocked.is_slot or len(booking.legs) > 1:
+        if len(booking.legs) > 1:
             slot_ms = self._next_slot(booking.legs, slot_ms, booking.mover)
         latest = from_ms(latest_ms) if latest_ms > asked_ms else None
         if blocked.scope is None or blocked.quota is None:
@@ -362,7 +362,7 @@ class Windows:
 
 def _first(why: Blocked | None, found: Blocked) -> Blocked:
     """Return the first reason with the latest knowledge of when it ends."""
-    return found if why is None else why._replace(until_ms=found.until_ms, is_slot=False)
+    return found if why is None else why._replace(until_ms=found.until_ms)
 
 
 @contextmanager

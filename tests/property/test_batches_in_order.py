@@ -93,12 +93,13 @@ def ours(request: BookingRequest, found: Slot | DispatcherError, names: Names) -
 
 
 def seen(found: Any, names: Names) -> Any:
-    """Return a verdict without the next slot: that of a batch may be free beside all of it."""
+    """Return a verdict."""
     if isinstance(found, QuotaExceeded):
         return (
             found.quota,
             found.scope,
             found.send_at,
+            found.next_slot,
             {names.get(each, each) for each in found.conflicting},
         )
     return type(found) if isinstance(found, DispatcherError) else found
@@ -204,6 +205,7 @@ def test_a_batch_comes_to_what_its_messages_come_to_one_by_one(
 @example(
     chosen={OWN_SCOPE: [Quota(2, 2), Quota(1, 1)]}, before=[], asked=[*map(wish, (0, 1, 0, 0))]
 )
+@example(chosen={OWN_SCOPE: [Quota(1, 1)]}, before=[], asked=[*map(wish, (*range(9), 0, 9, 10))])
 def test_so_it_does_where_a_script_may_do_little(
     redis_server: RedisServer, chosen: Any, before: Any, asked: Any
 ) -> None:
