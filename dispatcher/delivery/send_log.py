@@ -172,9 +172,9 @@ class SendLogs:
 
 def _locked_file(path: Path) -> LogFile:
     """Make a file that is locked until it is closed. Raises OSError."""
+    _boot_id()  # without it a file would prove nothing
     import fcntl  # noqa: PLC0415 - Windows, where programs may submit, has none
 
-    _boot_id()  # without it a file would prove nothing
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
     try:
         file = path, os.open(path, flags, 0o600)
@@ -192,9 +192,12 @@ def _locked_file(path: Path) -> LogFile:
 
 def _leave(file: LogFile) -> None:
     """Let the next rescue read a file of this process, which writes no more to it."""
+    import fcntl  # noqa: PLC0415 - see _locked_file
+
     path, descriptor = file
     try:
-        path.rename(path.with_suffix(_LEFT_BY_LIVING))
+        path.rename(path.with_suffix(_LEFT_BY_LIVING))  # before: else it is that of a dead process
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child of this process may have the file, too
     except OSError as error:
         log.warning(
             "could not leave the send log %s to rescue (%s): its unsent messages wait until "

@@ -139,6 +139,25 @@ def test_a_log_that_a_rescue_deletes_before_it_is_locked_proves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_log_that_its_worker_leaves_is_read_although_a_child_process_has_it_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = SendLogs(tmp_path).open(IDS)
+    assert log._file is not None
+    of_child = os.dup(log._file[1])
+    real = Path.rename
+
+    def rescued_first(path: Path, target: Path) -> Path:
+        assert left_in(tmp_path) == [], "until then it would be that of a dead process"
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "rename", rescued_first)
+    log.keep()
+    log.close()
+    assert left_in(tmp_path) == [LeftLog(log.mark, IDS, died=False)]
+    os.close(of_child)
+
+
 def test_a_file_is_there_until_the_last_holder_lets_go(tmp_path: Path) -> None:
     logs = SendLogs(tmp_path)
     log = logs.open(IDS)
