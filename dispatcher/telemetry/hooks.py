@@ -73,9 +73,10 @@ class Hooks:
     def on_event(self, event: Event) -> None:
         """Call the hook of an event, if the message still stands as the transition left it.
 
-        In any case where it was accepted or moved: the event has the message as it was then.
+        In any case where it was accepted or moved: the event has the message as it was then. That
+        of a status report has none, and no hook.
         """
-        if event.kind in self._hooked:
+        if event.kind in self._hooked and (event.kind not in _AT_HAND or event.message is not None):
             # A message that is read later is not kept until then: its body may be long.
             self._add(event if event.kind in _AT_HAND else event._replace(message=None))
 

@@ -73,6 +73,7 @@ def test_each_is_told_by_how_it_stands_and_by_nothing_else() -> None:
     hooks = Hooks(told, read=lambda ids: [each for each in rows if each.id in ids])
     new = row(Status.SCHEDULED)
     tell(hooks, Transition.SCHEDULED, new)
+    Journal(listeners=[hooks.on_event]).tell_of(Transition.SCHEDULED, rows[0].id, "status")
     tell(hooks, Transition.SENT, *rows, row())
     hooks.close()
     assert told.calls == [("scheduled", new.id), ("sent", rows[0].id), ("sent", rows[3].id)]
