@@ -62,7 +62,9 @@ class DispatcherError(Exception):
 
 
 def _unpickled(kind: type[DispatcherError], *args: Any) -> DispatcherError:
-    return kind.__new__(kind, *args)
+    error = kind.__new__(kind, *args)
+    error.args = args  # one that is an OSError, too, leaves that to __init__
+    return error
 
 
 class InvalidValue(DispatcherError, ValueError):

@@ -48,6 +48,13 @@ def test_the_drawn_tree_is_the_real_one() -> None:
     assert drawn() == real
 
 
+class LineCut(errors.TemporaryFailure, ConnectionError):
+    """An error of a transport of the user's own."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(line)
+
+
 SECONDS = timedelta(seconds=5)
 NO_ROOM: dict[str, object] = {"reason": "it is full"}
 CARRYING: list[tuple[errors.DispatcherError, dict[str, object], list[str]]] = [
@@ -83,6 +90,7 @@ CARRYING: list[tuple[errors.DispatcherError, dict[str, object], list[str]]] = [
     (errors.TemporaryFailure("busy"), {"retry_after": None}, ["busy"]),
     (errors.TemporaryFailure("busy", SECONDS), {"retry_after": SECONDS}, ["busy"]),
     (errors.PermanentFailure("no"), {}, ["no"]),
+    (LineCut("line 7"), {"args": ("line 7",)}, ["line 7"]),
     *(
         (kind("it is full"), NO_ROOM, [f"{kind.what} unavailable: it is full"])
         for kind in errors.Unavailable.__subclasses__()
