@@ -106,7 +106,7 @@ class Process:
 
     command: Sequence[str]
     log: Path
-    env: dict[str, str] | None = None
+    env: dict[str, str] | None = field(default=None, repr=False)  # it has the URLs of servers
     ready: Callable[[], bool] | None = None
     _child: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
