@@ -204,7 +204,7 @@ def with_present(
     if literal_of is not None:
         return statement.replace(spelt, literal_of.format(present("microseconds")))
     if function not in connection.info:
-        driver: Any = connection.connection.driver_connection
+        driver: Any = connection.connection.dbapi_connection
         driver.create_function(function, 0, present, deterministic=True)
         connection.info[function] = True
     return statement.replace(spelt, f"{function}()")
