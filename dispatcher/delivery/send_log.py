@@ -261,6 +261,8 @@ def _read(path: Path, descriptor: int) -> LeftLog | None:
         unbegun = [message_id for message_id in claimed.split() if message_id not in begun]
         died = path.suffix != _LEFT_BY_LIVING
         return LeftLog(UUID(path.stem), tuple(map(UUID, unbegun)), died)
+    except FileNotFoundError:
+        return None  # its worker has just left it under another name
     except (OSError, ValueError) as error:
         log.warning(
             "could not read the send log %s (%s): its messages wait until their claim ends",
