@@ -128,13 +128,6 @@ class Claims:
         these = messages.c.id.in_(_IDS)
         self._wanted = _wanted(tables, and_(these, may_be_taken))
         self._take = _take(tables).where(these)
-        self._take_wanted = (
-            self._take.where(*_due(tables), may_be_taken).returning(
-                *tables.message_columns, messages.c.claim_token, _NOW.label("now")
-            )
-            if database.backend.has_one_writer
-            else None
-        )
         mine = and_(these, messages.c.claimed_by == _MARK)
         has_attempt = select(literal(1)).where(
             attempts.c.message_id == messages.c.id, attempts.c.token == messages.c.claim_token
@@ -195,16 +188,10 @@ class Claims:
 
     def _claim_in_steps(self, connection: Connection, values: Mapping[str, Any]) -> Sequence[Any]:
         """Do what :func:`claim_at_once` does; run again, it knows its own by the mark."""
-        if self._take_wanted is not None:
-            taken = connection.execute(self._take_wanted, values).all()
-            connection.execute(self._insert_attempts, values)
-            if [row.id for row in taken] == values["ids"]:
-                return taken
-        else:
-            # Read first, because MariaDB changes no table that the same statement reads.
-            wanted = connection.scalars(self._wanted, values).all()
-            connection.execute(self._take, {**values, "ids": wanted})
-            connection.execute(self._insert_attempts, values)
+        # Read first, because MariaDB changes no table that the same statement reads.
+        found = connection.scalars(self._wanted, values).all()
+        connection.execute(self._take, {**values, "ids": found})
+        connection.execute(self._insert_attempts, values)
         return connection.execute(self._mine, values).all()
 
     def renew(self, claims: Sequence[Claim]) -> set[UUID]:
@@ -402,17 +389,14 @@ def _wanted(tables: Tables, these: ColumnElement[bool]) -> Select[Any]:
     messages = tables.messages
     return (
         select(messages.c.id)
-        .where(these, tables.is_scheduled, *_due(tables))
+        .where(
+            these,
+            tables.is_scheduled,
+            messages.c.next_attempt_at <= later(_NOW, bindparam("ahead", type_=Float())),
+            or_(messages.c.expires_at.is_(None), messages.c.expires_at > _NOW),
+        )
         .order_by(messages.c.id)
         .with_for_update(skip_locked=True)
-    )
-
-
-def _due(tables: Tables) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    row = tables.messages.c
-    return (
-        row.next_attempt_at <= later(_NOW, bindparam("ahead", type_=Float())),
-        or_(row.expires_at.is_(None), row.expires_at > _NOW),
     )
 
 
