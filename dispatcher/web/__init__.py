@@ -7,8 +7,8 @@
     app.mount("/dispatcher/api", api(dispatcher))
     app.mount("/dispatcher", page(dispatcher, access=Loopback()))
 
-``endpoints`` lists the paths of the API, ``calls`` and ``long_calls`` have their functions, which
-get a ``context`` and ``models`` of bodies. ``access`` turns keys into callers with rights,
+``endpoints`` lists the paths of the API, ``calls`` and ``streamed_calls`` have their functions,
+which get a ``context`` and ``models`` of bodies. ``access`` turns keys into callers with rights,
 ``bounds`` says how many are under way.
 """
 

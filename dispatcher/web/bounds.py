@@ -92,7 +92,7 @@ class Streams:
             raise Refused(503, "too-slow", detail, headers={"Retry-After": "5"})
 
 
-class LongResponse(StreamingResponse):
+class StreamedResponse(StreamingResponse):
     """The answer to a long call, which has a place while it lasts. Raises Refused without one.
 
     An answer that is never sent, because its call was cancelled before, gives its place back, too.
@@ -115,12 +115,12 @@ class LongResponse(StreamingResponse):
         await super().__call__(scope, receive, send)
 
 
-class EventResponse(LongResponse):
+class EventResponse(StreamedResponse):
     kind = "listeners"
     media_type = "text/event-stream"
 
 
-class NumbersResponse(LongResponse):
+class NumbersResponse(StreamedResponse):
     """The live numbers of a page. They end in time also if the browser does not read."""
 
     kind = "pages"
@@ -134,7 +134,7 @@ class NumbersResponse(LongResponse):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class VerdictResponse(LongResponse):
+class VerdictResponse(StreamedResponse):
     """The answer to a batch, which is written while the call is still read.
 
     So it does not wait for the caller's disconnection, which is read where the lines are.
