@@ -87,7 +87,8 @@ COMMANDS = {
 def help_of(module: str) -> Mapping[str, str]:
     """Read the help of the commands of a module in its source.
 
-    To import all modules takes a second, most of it for SQLAlchemy, Celery and Pydantic. Nothing
+    To import all modules takes a second, most of it for SQLAlchemy, Celery and Pydantic. A command
+    has one decorator, whose ``name`` is a literal; ``help`` of a group comes last. Nothing
     is known of an installation that has compiled modules alone.
     """
     source = files(__package__).joinpath(f"{module}.py")

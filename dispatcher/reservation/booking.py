@@ -110,8 +110,8 @@ class Slot(NamedTuple):
 class LegRequest(NamedTuple):
     """What one shard is asked for.
 
-    ``submit`` goes to the first leg of a booking only. With ``tail`` it is a move: the time is
-    booked with that tail, judged as if the member of ``booking`` were not there, which stays.
+    With ``tail`` it is a move: the time is booked with that tail, judged as if the member of
+    ``booking`` were not there, which stays.
     """
 
     leg: Leg
@@ -129,7 +129,7 @@ class LegRequest(NamedTuple):
 
 
 class Blocked(NamedTuple):
-    """Why a time is refused, and when the next slot of this shard is.
+    """Why a time is refused. Before ``until_ms`` none fits; in the end it is the next slot.
 
     ``scope`` and ``quota`` are None where a blackout is the reason.
     """

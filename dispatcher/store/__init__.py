@@ -7,7 +7,8 @@ into rows and back.
 For submission there are ``messages``, and ``outbox`` in a transaction of the caller's;
 ``lists`` has the recipients who have opted out, and pauses. For delivery: ``claims``. For periodic
 maintenance: ``maintenance``, ``reservations`` and ``notifications``. For operators: ``decisions``,
-``listing``, ``survey`` and ``migrate``. For the HTTP API: ``api``. ``changes`` are guarded.
+``listing``, ``survey`` and ``migrate``. For the HTTP API: ``api``. ``changes`` are UPDATEs
+that a condition guards, of many rows at once.
 """
 
 from dispatcher.store.api import ApiKey, ApiKeys, Sessions

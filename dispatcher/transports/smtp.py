@@ -305,7 +305,7 @@ class ConnectionBroken(Exception):
 
 
 LINE_ERRORS = (ConnectionBroken, OSError, smtplib.SMTPException)
-"""What a wire raises when its connection fails."""
+"""What a connection raises when its connection fails."""
 
 
 def _why(error: BaseException, deadline: Deadline) -> str:
