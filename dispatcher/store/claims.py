@@ -375,14 +375,18 @@ def claim_at_once(tables: Tables, may_be_taken: ColumnElement[bool]) -> Select[A
     )
     columns = (taken.c.id, taken.c.claim_token, _starts_at(taken.c.next_attempt_at))
     inserted = insert(attempts).from_select(_ATTEMPT_COLUMNS, select(*columns)).cte("begun")
-    # The later the clock is read, the shorter is the wait of a message that is not due yet. The
-    # capitals keep the time of tests out of the difference.
-    later_on = _NOW + (func.clock_timestamp() - func.STATEMENT_TIMESTAMP())
+    # The later the clock is read, the shorter is the wait of a message that is not due yet.
     return (
-        select(*taken.c, later_on.label("now"))
+        select(*taken.c, now_read_late().label("now"))
         .order_by(taken.c.next_attempt_at, taken.c.id)
         .add_cte(inserted)
     )
+
+
+def now_read_late() -> ColumnElement[Any]:
+    """Return the present of PostgreSQL when the row is made, never later than its clock."""
+    # The capitals keep the time of tests out of the difference.
+    return _NOW + (func.clock_timestamp() - func.STATEMENT_TIMESTAMP())
 
 
 def _wanted(tables: Tables, these: ColumnElement[bool]) -> Select[Any]:

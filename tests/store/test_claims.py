@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import func, select, text
 
 from dispatcher.message import Outcome, Status
 from dispatcher.store import (
@@ -23,6 +23,7 @@ from dispatcher.store import (
     StoreMaintenance,
     Success,
 )
+from dispatcher.store.claims import now_read_late
 from tests.store.plans import asked_of, waits_for_a_lock
 from tests.support import rows
 from tests.support.doubles import at_once
@@ -251,6 +252,14 @@ def test_a_put_back_counts_no_attempt(database: Database) -> None:
     assert snoozed.send_at == claim.message.send_at
     assert Messages(database).attempts(snoozed.id) == []
     claims(database).put_back([], enqueue_in=rows.SOON)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_the_present_of_a_claim_is_never_later_than_the_clock(database: Database) -> None:
+    """By as much as it were later, a message would leave before its time."""
+    query = select(now_read_late(), func.clock_timestamp())
+    readings = [row for _ in range(20) for row in database.read(query)]
+    assert [now - clock for now, clock in readings if now > clock] == []
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
