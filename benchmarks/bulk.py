@@ -23,7 +23,7 @@ from dispatcher import Dispatcher, Draft, Message, Settings
 from dispatcher.app import App
 from dispatcher.embedded import embedded
 from dispatcher.message import dump_json, new_id
-from dispatcher.store import migrate
+from dispatcher.store.migrate import migrate
 from dispatcher.times.send_time import to_ms
 
 MESSAGES, BATCH, GROUP = 20_000, 1_000, 50

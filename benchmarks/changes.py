@@ -19,7 +19,7 @@ from submit import postgres
 from dispatcher import Dispatcher, Draft, Message, Settings
 from dispatcher.app import App
 from dispatcher.embedded import embedded
-from dispatcher.store import migrate
+from dispatcher.store.migrate import migrate
 
 MANY, ALONE, ROUNDS = 5_000, 200, 3
 BODY = {"text": "Your appointment is tomorrow at 9."}

@@ -30,7 +30,8 @@ from dispatcher import Dispatcher, Draft, Message, Settings
 from dispatcher.app import App
 from dispatcher.celery_app import options
 from dispatcher.embedded import embedded
-from dispatcher.store import Database, migrate
+from dispatcher.store.database import Database
+from dispatcher.store.migrate import migrate
 
 MESSAGES = 20_000
 ROUNDS = 3

@@ -28,7 +28,8 @@ from dispatcher import Dispatcher, Settings
 from dispatcher.app import App
 from dispatcher.embedded import embedded
 from dispatcher.message import dump_json
-from dispatcher.store import Claims, StoreMaintenance, Success
+from dispatcher.store.claims import Claims, Success
+from dispatcher.store.maintenance import StoreMaintenance
 
 FAR_OFF = 200_000
 SIZES = (10_000, 1_000_000)

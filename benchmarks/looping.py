@@ -18,7 +18,7 @@ from submit import postgres
 from dispatcher import Dispatcher
 from dispatcher.app import App
 from dispatcher.embedded import embedded
-from dispatcher.store import migrate
+from dispatcher.store.migrate import migrate
 
 BODY = {"text": "Your appointment is tomorrow at 9."}
 ROUNDS = 5

@@ -28,7 +28,8 @@ from dispatcher.app import App
 from dispatcher.embedded import embedded
 from dispatcher.message import dump_json
 from dispatcher.redis.keys import PermitKeys
-from dispatcher.store import StoreMaintenance, migrate
+from dispatcher.store.maintenance import StoreMaintenance
+from dispatcher.store.migrate import migrate
 
 RECIPIENTS, EACH, ROUNDS = 50_000, 2, 7
 BODY = {"text": "Your appointment is tomorrow at 9."}

@@ -29,7 +29,8 @@ from rounds import facts, folder
 from dispatcher import Draft, Message
 from dispatcher.errors import DispatcherError
 from dispatcher.settings import Settings
-from dispatcher.store import Database, migrate
+from dispatcher.store.database import Database
+from dispatcher.store.migrate import migrate
 from dispatcher.times.send_time import to_ms
 from tests.support.environment import CHANNEL, Environment, broker_on
 from tests.support.proxy import Proxy

@@ -12,7 +12,7 @@ from submit import BODY, postgres
 
 from dispatcher import Dispatcher, Draft, QuotaExceeded, Settings
 from dispatcher.embedded import embedded
-from dispatcher.store import migrate
+from dispatcher.store.migrate import migrate
 
 CALLS = 150
 MANY = 1_000

@@ -22,7 +22,7 @@ from dispatcher import Dispatcher, Settings
 from dispatcher.app import App
 from dispatcher.embedded import embedded
 from dispatcher.message import dump_json, new_id
-from dispatcher.store import migrate
+from dispatcher.store.migrate import migrate
 
 BODY = {"text": "Your appointment is tomorrow at 9."}
 CALLS = {"sqlite": 300, "postgresql": 500}

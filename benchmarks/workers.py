@@ -34,7 +34,7 @@ from submit import postgres
 
 from dispatcher import Dispatcher, Draft, Message, Settings
 from dispatcher.embedded import embedded
-from dispatcher.store import Claims
+from dispatcher.store.claims import Claims
 
 MESSAGES, ROUNDS = 20_000, 3
 WORKERS = (1, 2, 4)

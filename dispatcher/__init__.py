@@ -66,7 +66,8 @@ if typing.TYPE_CHECKING:
     from dispatcher.reservation import LastRefusal, Refusals, RuleRefusals, Timeline
     from dispatcher.selection import Page, Wanted
     from dispatcher.settings import Settings
-    from dispatcher.store import Counts, Load, OverdueFigure, Pause, Suppression
+    from dispatcher.store.listing import Counts, Load, OverdueFigure
+    from dispatcher.store.lists import Pause, Suppression
     from dispatcher.submission import Erased, Reservation, Story
     from dispatcher.telemetry.liveness import Sign
     from dispatcher.worker.install import install

@@ -43,26 +43,18 @@ from dispatcher.reservation import (
     longest_ms,
 )
 from dispatcher.settings import Settings
-from dispatcher.store import (
-    MOST_GRACES,
-    ApiKeys,
-    Claims,
-    Database,
-    FailedMessages,
-    Figures,
-    HeldMessages,
-    JoinedMessages,
-    Listing,
-    Messages,
-    Notifications,
-    Pauses,
-    Sessions,
-    StoreMaintenance,
-    StoreSurvey,
-    Suppressions,
-    overdue,
-)
+from dispatcher.store.api import ApiKeys, Sessions
+from dispatcher.store.claims import Claims
+from dispatcher.store.database import Database
+from dispatcher.store.decisions import FailedMessages, HeldMessages
+from dispatcher.store.listing import Figures, Listing
+from dispatcher.store.lists import Pauses, Suppressions
+from dispatcher.store.maintenance import MOST_GRACES, StoreMaintenance, overdue
+from dispatcher.store.messages import Messages
+from dispatcher.store.notifications import Notifications
+from dispatcher.store.outbox import JoinedMessages
 from dispatcher.store.personal_data import PersonalData
+from dispatcher.store.survey import StoreSurvey
 from dispatcher.submission import (
     CallersTransactions,
     Cancellation,

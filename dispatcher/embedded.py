@@ -39,7 +39,7 @@ from dispatcher.settings import (
     embedded_addresses,
     embedded_socket,
 )
-from dispatcher.store import migrate
+from dispatcher.store.migrate import migrate
 
 START_SECONDS = 20.0
 STOP_SECONDS = 15.0

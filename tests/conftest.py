@@ -16,7 +16,7 @@ import redis
 
 from dispatcher.quota import Quota
 from dispatcher.reservation.terms import AnyQuota
-from dispatcher.store import Database
+from dispatcher.store.database import Database
 from dispatcher.times import zones
 from tests.support import canaries
 from tests.support.compiled import compile_once

@@ -13,7 +13,7 @@ from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, AsJsonLines, command, confirm
 from dispatcher.cli.filters import complete_channel
 from dispatcher.client import Dispatcher
-from dispatcher.store import Pause
+from dispatcher.store.lists import Pause
 
 Kind = Annotated[
     str,

@@ -22,7 +22,7 @@ from dispatcher.errors import InvalidValue, MissingExtra
 from dispatcher.extras import needs
 from dispatcher.quota import parse_length
 from dispatcher.settings import LogFormat, Settings
-from dispatcher.store import ApiKey
+from dispatcher.store.api import ApiKey
 
 _MOST_PORTS = 65_535
 _SWITCH_SECONDS = 0.0005

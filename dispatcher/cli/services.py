@@ -35,7 +35,7 @@ from dispatcher.settings import (
     Settings,
     embedded_addresses,
 )
-from dispatcher.store import migrate as migrate_store
+from dispatcher.store.migrate import migrate as migrate_store
 from dispatcher.telemetry.journal import FIELDS
 from dispatcher.times.send_time import as_text
 

@@ -24,7 +24,7 @@ from dispatcher.message import Status, visible_text
 from dispatcher.operations.overview import By, FullestQuota, LoadToCome, Overview, Tops
 from dispatcher.quota import parse_length
 from dispatcher.reservation import Refusals
-from dispatcher.store import Of
+from dispatcher.store.listing import Of
 from dispatcher.telemetry.liveness import Sign
 from dispatcher.times.clock import SystemClock
 

@@ -22,7 +22,7 @@ from dispatcher.errors import LimitersUnavailable, QueueUnavailable, StoreUnavai
 from dispatcher.faults import fault
 from dispatcher.limiters import Permit, Permits
 from dispatcher.settings import Settings
-from dispatcher.store import Claim, Claims, Failure, Success
+from dispatcher.store.claims import Claim, Claims, Failure, Success
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
 

@@ -16,7 +16,8 @@ from dispatcher.limiters import Permit, Permits
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation import Rebuild, Reserved, Unconfirmed, Upkeep
 from dispatcher.settings import Settings
-from dispatcher.store import ReservationRow, ReservedTime, Settled, StoreMaintenance
+from dispatcher.store.maintenance import StoreMaintenance
+from dispatcher.store.reservations import ReservationRow, ReservedTime, Settled
 from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from dispatcher.errors import (
 )
 from dispatcher.faults import fault
 from dispatcher.message import Outcome, storable_text
-from dispatcher.store import Claim, Failure, Success
+from dispatcher.store.claims import Claim, Failure, Success
 from dispatcher.transports import Transport
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from math import inf
 
 from dispatcher.delivery.group import NO_WAIT, EndedSend, Group, Report
 from dispatcher.message import Message
-from dispatcher.store import Claim
+from dispatcher.store.claims import Claim
 from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,9 @@ from dispatcher.faults import fault
 from dispatcher.limiters import Permit, Permits
 from dispatcher.message import Status
 from dispatcher.settings import Settings
-from dispatcher.store import Due, Messages, Notifications, StoreMaintenance
+from dispatcher.store.maintenance import Due, StoreMaintenance
+from dispatcher.store.messages import Messages
+from dispatcher.store.notifications import Notifications
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
 

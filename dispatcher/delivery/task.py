@@ -18,7 +18,7 @@ from dispatcher.delivery.sender_pool import Destinations, SenderPool
 from dispatcher.errors import InvalidValue, LimitersUnavailable, StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.settings import Settings
-from dispatcher.store import Claim
+from dispatcher.store.claims import Claim
 from dispatcher.telemetry.journal import Transition
 from dispatcher.times.quiet_hours import read_hours
 from dispatcher.times.send_time import from_ms, to_ms

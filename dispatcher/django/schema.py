@@ -5,7 +5,8 @@ from __future__ import annotations
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 
 from dispatcher.django import configuration
-from dispatcher.store import Database, migrate
+from dispatcher.store.database import Database
+from dispatcher.store.migrate import migrate
 
 
 def migrate_store(_apps: object, editor: BaseDatabaseSchemaEditor) -> None:

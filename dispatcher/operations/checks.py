@@ -16,7 +16,10 @@ from dispatcher.operations.findings import Finding, Level, error, ok, skipped, w
 from dispatcher.reservation import RedisFacts
 from dispatcher.reservation.taken_keys import REMEDY
 from dispatcher.settings import Settings, config_file
-from dispatcher.store import MOST_GRACES, Housekeeping, LateCount, SchemaStanding
+from dispatcher.store.engines.base import Housekeeping
+from dispatcher.store.maintenance import MOST_GRACES
+from dispatcher.store.migrate import SchemaStanding
+from dispatcher.store.survey import LateCount
 from dispatcher.telemetry.hooks import find as find_hooks
 from dispatcher.telemetry.liveness import MISSED_INTERVALS, Kind
 from dispatcher.times.clock import Clock

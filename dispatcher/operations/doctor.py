@@ -15,7 +15,8 @@ from dispatcher.operations.findings import Examination, Finding, error, ok, skip
 from dispatcher.redis.errors import START_REDIS
 from dispatcher.reservation import RedisSurvey
 from dispatcher.settings import Settings
-from dispatcher.store import LateCount, Pauses, StoreSurvey
+from dispatcher.store.lists import Pauses
+from dispatcher.store.survey import LateCount, StoreSurvey
 from dispatcher.telemetry.liveness import Signs
 from dispatcher.templating import Templates
 from dispatcher.times.clock import Clock

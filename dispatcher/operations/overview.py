@@ -18,16 +18,8 @@ from dispatcher.quota import CalendarLimit, Limit
 from dispatcher.reservation import QuotaTimeline, Terms, Timelines
 from dispatcher.scope import Scope, of_channel, own_scope
 from dispatcher.settings import Settings
-from dispatcher.store import (
-    Counts,
-    DueByMinute,
-    Figures,
-    Load,
-    Of,
-    OverdueFigure,
-    Pause,
-    Pauses,
-)
+from dispatcher.store.listing import Counts, DueByMinute, Figures, Load, Of, OverdueFigure
+from dispatcher.store.lists import Pause, Pauses
 from dispatcher.telemetry.liveness import LOST_AFTER, MISSED_INTERVALS, Kind, Sign, Signs, Vitals
 from dispatcher.times.send_time import from_ms, to_ms
 

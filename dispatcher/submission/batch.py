@@ -18,8 +18,7 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Draft, Message, Progress, Rejection, Status
 from dispatcher.reservation import BookingRequest, Slot, Submit
-from dispatcher.store import Addition
-from dispatcher.store.schema import UNSENT_STATUSES
+from dispatcher.store.schema import UNSENT_STATUSES, Addition
 from dispatcher.submission.rows import DraftRow
 from dispatcher.submission.validation import ValidDraft
 

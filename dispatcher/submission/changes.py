@@ -33,7 +33,9 @@ from dispatcher.message import (
 )
 from dispatcher.scope import NO_SCOPE, WITHOUT
 from dispatcher.settings import Settings
-from dispatcher.store import Messages, Movable, Suppressions
+from dispatcher.store.lists import Suppressions
+from dispatcher.store.messages import Messages
+from dispatcher.store.schema import Movable
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.moves import (
     MoveResult,

@@ -18,7 +18,9 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Message, Status, check_text, is_unchanged
 from dispatcher.settings import Settings
-from dispatcher.store import FailedMessages, HeldMessages, Messages, StoppedMessage, Suppressions
+from dispatcher.store.decisions import FailedMessages, HeldMessages, StoppedMessage
+from dispatcher.store.lists import Suppressions
+from dispatcher.store.messages import Messages
 from dispatcher.telemetry.journal import Journal, Transition
 
 _AT_ONCE = 500

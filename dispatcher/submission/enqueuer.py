@@ -12,7 +12,7 @@ from dispatcher.errors import QueueUnavailable, StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.message import Message
 from dispatcher.settings import Settings
-from dispatcher.store import Messages
+from dispatcher.store.messages import Messages
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
 

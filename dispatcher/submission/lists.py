@@ -16,17 +16,8 @@ from dispatcher.message import (
     scope_name,
 )
 from dispatcher.settings import Settings
-from dispatcher.store import (
-    EVERY_CHANNEL,
-    PAUSED_CAMPAIGN,
-    PAUSED_CHANNEL,
-    PAUSED_RECIPIENT,
-    REASON,
-    Pause,
-    Pauses,
-    Suppression,
-    Suppressions,
-)
+from dispatcher.store.lists import REASON, Pause, Pauses, Suppression, Suppressions
+from dispatcher.store.schema import EVERY_CHANNEL, PAUSED_CAMPAIGN, PAUSED_CHANNEL, PAUSED_RECIPIENT
 from dispatcher.submission.changes import Cancellation
 from dispatcher.submission.validation import known_channel
 

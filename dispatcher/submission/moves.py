@@ -38,7 +38,8 @@ from dispatcher.reservation import (
 )
 from dispatcher.scope import Scope
 from dispatcher.settings import Settings
-from dispatcher.store import Messages, Movable, NewSlot
+from dispatcher.store.messages import Messages, NewSlot
+from dispatcher.store.schema import Movable
 from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.validation import ValidDraft, scopes_of
 from dispatcher.times.clock import Clock

@@ -27,8 +27,8 @@ from dispatcher.reservation import (
     Upkeep,
     Windows,
 )
-from dispatcher.store import Messages
 from dispatcher.store.event_loop import beside_the_loop
+from dispatcher.store.messages import Messages
 from dispatcher.submission.batch import Entry
 from dispatcher.times.clock import Clock
 

@@ -20,13 +20,9 @@ from dispatcher.faults import fault
 from dispatcher.message import Message
 from dispatcher.reservation import Copies
 from dispatcher.settings import Settings
-from dispatcher.store import (
-    GivenUp,
-    JoinedMessages,
-    JoinedTransaction,
-    Messages,
-    Suppressions,
-)
+from dispatcher.store.lists import Suppressions
+from dispatcher.store.messages import GivenUp, Messages
+from dispatcher.store.outbox import JoinedMessages, JoinedTransaction
 from dispatcher.submission.batch import (
     Batch,
     Entry,

@@ -13,7 +13,8 @@ from dispatcher.message import Attempt, Message, Status
 from dispatcher.reservation import Contents, member_of
 from dispatcher.scope import NO_SCOPE
 from dispatcher.settings import Settings
-from dispatcher.store import Listing, Pause
+from dispatcher.store.listing import Listing
+from dispatcher.store.lists import Pause
 from dispatcher.submission.lists import PauseList
 from dispatcher.submission.validation import scopes_of
 from dispatcher.times.send_time import from_ms

@@ -27,8 +27,9 @@ from dispatcher.faults import fault
 from dispatcher.message import Draft, Message, Plan, Rejection, new_ids, without_collector
 from dispatcher.reservation import is_planned_id
 from dispatcher.settings import Settings
-from dispatcher.store import Addition, GivenUp
 from dispatcher.store.event_loop import beside_the_loop
+from dispatcher.store.messages import GivenUp
+from dispatcher.store.schema import Addition
 from dispatcher.submission.batch import (
     MINUTE_MS,
     Batch,

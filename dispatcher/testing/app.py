@@ -20,7 +20,7 @@ from dispatcher.delivery import Delivery
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Status
 from dispatcher.settings import Settings
-from dispatcher.store import Database
+from dispatcher.store.database import Database
 from dispatcher.store.engines import StoreEngine
 from dispatcher.telemetry.journal import Event, Journal, Transition
 from dispatcher.testing.clock import RedisTime, TravelClock

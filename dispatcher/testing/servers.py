@@ -21,7 +21,8 @@ import redis
 from dispatcher.embedded import START_SECONDS, redis_command
 from dispatcher.errors import EmbeddedUnavailable
 from dispatcher.settings import Settings
-from dispatcher.store import Database, migrate
+from dispatcher.store.database import Database
+from dispatcher.store.migrate import migrate
 
 _POLL_SECONDS = 0.002
 _MIGRATED: set[str] = set()

@@ -20,7 +20,8 @@ from dispatcher.errors import InvalidValue, MessageNotFound, quoted
 from dispatcher.limiters import parse
 from dispatcher.message import Draft, Message, check_text
 from dispatcher.scope import is_recipient_kind
-from dispatcher.store import PAUSED_RECIPIENT, ApiKey, ApiKeys
+from dispatcher.store.api import ApiKey, ApiKeys
+from dispatcher.store.schema import PAUSED_RECIPIENT
 from dispatcher.times.clock import SystemClock
 from dispatcher.web.problems import forbidden, unauthorized
 

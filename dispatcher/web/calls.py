@@ -17,7 +17,8 @@ from dispatcher.client import selection_of
 from dispatcher.errors import InvalidDraft, MessageChanged, StoreUnavailable, quoted
 from dispatcher.reservation import Timeline
 from dispatcher.selection import Selection, Wanted, id_of, read_scopes
-from dispatcher.store import Movable, Pause, Suppression
+from dispatcher.store.lists import Pause, Suppression
+from dispatcher.store.schema import Movable
 from dispatcher.times import send_time
 from dispatcher.times.clock import SystemClock
 from dispatcher.web import models

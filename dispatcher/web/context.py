@@ -24,7 +24,7 @@ from dispatcher.message import Message, json_problem
 from dispatcher.problems import problem_of
 from dispatcher.selection import id_of
 from dispatcher.settings import Settings
-from dispatcher.store import Movable
+from dispatcher.store.schema import Movable
 from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
 from dispatcher.web.admission import Admission

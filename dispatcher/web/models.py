@@ -16,8 +16,8 @@ from pydantic_core import PydanticKnownError
 from dispatcher.message import Draft, Message, OnConflict, OnUnknown, Status
 from dispatcher.message import Plan as PlanOfDrafts
 from dispatcher.operations.overview import Overview
-from dispatcher.store import Pause
-from dispatcher.store import Suppression as StoredSuppression
+from dispatcher.store.lists import Pause
+from dispatcher.store.lists import Suppression as StoredSuppression
 from dispatcher.submission.validation import check_fold
 from dispatcher.times import send_time
 from dispatcher.web.access import Caller, Right

@@ -23,7 +23,9 @@ from dispatcher.cli.status import overview_picture
 from dispatcher.limiters import ChannelFill, LimitFill
 from dispatcher.message import Status
 from dispatcher.operations.overview import Overview
-from dispatcher.store import Counts, Database, Load, OverdueFigure, migrate
+from dispatcher.store.database import Database
+from dispatcher.store.listing import Counts, Load, OverdueFigure
+from dispatcher.store.migrate import migrate
 from dispatcher.telemetry.liveness import Sign
 from tests.support.clock import MovableClock
 from tests.support.house import BODY, House, house_on

@@ -18,7 +18,7 @@ import pytest
 
 from dispatcher import Dispatcher, Message, ReservationsUnavailable, Status
 from dispatcher.message import OnUnknown, Outcome, new_id
-from dispatcher.store import Due
+from dispatcher.store.maintenance import Due
 from dispatcher.times.clock import SystemClock
 from tests.support.all_windows import let_graces_pass, promised, windows_of
 from tests.support.crashes import (

@@ -14,7 +14,7 @@ import pytest
 from dispatcher import Message, Status
 from dispatcher.delivery.group import EndedSend, Group, Report
 from dispatcher.delivery.sender_pool import Destinations, SenderPool
-from dispatcher.store import Claim, Success
+from dispatcher.store.claims import Claim, Success
 from dispatcher.testing import a_message
 from dispatcher.times.clock import SystemClock
 from dispatcher.transports.smtp import SmtpTransport

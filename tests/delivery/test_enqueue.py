@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from dispatcher import Draft, Message
 from dispatcher.broker.queue import EARLY
-from dispatcher.store import MOST_GRACES
+from dispatcher.store.maintenance import MOST_GRACES
 from dispatcher.times.clock import SystemClock
 from tests.support.doubles import at_once
 from tests.support.house import BODY, House, hour_ago

@@ -13,7 +13,7 @@ import pytest
 
 from dispatcher import Message, Outcome, Status, StoreUnavailable
 from dispatcher.delivery import group as module
-from dispatcher.store import Failure, Success
+from dispatcher.store.claims import Failure, Success
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 from tests.support.waiting import wait_until

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import update
 
 from dispatcher import InvalidValue, Message, Status, UnknownChannel
-from dispatcher.store import Pauses
+from dispatcher.store.lists import Pauses
 from dispatcher.times.clock import SystemClock
 from tests.support.doubles import Between, once
 from tests.support.house import House, hour_ago

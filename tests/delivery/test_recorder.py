@@ -13,7 +13,7 @@ import pytest
 
 from dispatcher import Message, Status, StoreUnavailable
 from dispatcher.limiters import Permit, PermitAnswer, Permits
-from dispatcher.store import Claims, Success
+from dispatcher.store.claims import Claims, Success
 from dispatcher.times.clock import SystemClock
 from tests.support.doubles import Between, once
 from tests.support.house import House, hour_ago

@@ -20,7 +20,8 @@ from dispatcher import (
     StoreUnavailable,
     TemporaryFailure,
 )
-from dispatcher.store import Database, migrate
+from dispatcher.store.database import Database
+from dispatcher.store.migrate import migrate
 from tests.support.examining import examined
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build

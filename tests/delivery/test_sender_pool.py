@@ -13,7 +13,7 @@ import pytest
 
 from dispatcher.delivery.group import Group, Report, UnsentClaim
 from dispatcher.delivery.sender_pool import SenderPool
-from dispatcher.store import Claim
+from dispatcher.store.claims import Claim
 from dispatcher.times.clock import SystemClock
 from tests.support.groups import a_group
 from tests.support.waiting import DEADLINE, wait_until

@@ -18,7 +18,7 @@ from dispatcher import (
     TooLate,
 )
 from dispatcher.message import new_id
-from dispatcher.store import Success
+from dispatcher.store.claims import Success
 from dispatcher.times.send_time import to_ms
 from tests.support.doubles import Between, at_once, once, raising
 from tests.support.far import FarDatabase

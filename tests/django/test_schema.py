@@ -15,8 +15,8 @@ from django.db import connection, transaction
 from django.test import override_settings
 
 from dispatcher import Message
-from dispatcher.store import Database, migrate
-from dispatcher.store.migrate import schema_standing
+from dispatcher.store.database import Database
+from dispatcher.store.migrate import migrate, schema_standing
 from dispatcher.store.schema import tables_named
 from tests.django.conftest import Project
 from tests.django.test_atomic import submit

@@ -17,7 +17,8 @@ from sqlalchemy import Engine, event
 
 from dispatcher.operations.findings import Finding
 from dispatcher.redis.keys import LooseKeys
-from dispatcher.store import Database, StoreSurvey
+from dispatcher.store.database import Database
+from dispatcher.store.survey import StoreSurvey
 from dispatcher.telemetry.liveness import Kind
 from dispatcher.times.clock import SystemClock
 from dispatcher.times.zones import database

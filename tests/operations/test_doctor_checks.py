@@ -14,11 +14,10 @@ from dispatcher.operations import checks
 from dispatcher.operations.checks import Offset, measure
 from dispatcher.operations.findings import Finding, Level
 from dispatcher.reservation import ClusterFacts, RedisFacts
-from dispatcher.store import SchemaStanding
 from dispatcher.store.engines.mariadb import MariaDBEngine
 from dispatcher.store.engines.postgresql import PostgreSQLEngine
 from dispatcher.store.engines.sqlite import SQLiteEngine
-from dispatcher.store.migrate import Obstacle
+from dispatcher.store.migrate import Obstacle, SchemaStanding
 from tests.support.clock import MovableClock
 
 SOUND = RedisFacts(

@@ -13,9 +13,11 @@ from sqlalchemy.engine import make_url
 from dispatcher.message import Status
 from dispatcher.operations import checks
 from dispatcher.operations.findings import Level
-from dispatcher.store import Database, Housekeeping, StoreSurvey, migrate
+from dispatcher.store.database import Database
 from dispatcher.store.engines import postgresql
-from dispatcher.store.engines.base import Backlog, Days, Slot
+from dispatcher.store.engines.base import Backlog, Days, Housekeeping, Slot
+from dispatcher.store.migrate import migrate
+from dispatcher.store.survey import StoreSurvey
 from dispatcher.telemetry.liveness import Kind
 from dispatcher.times.clock import SystemClock
 from tests.support.examining import OK, WARNING, examined

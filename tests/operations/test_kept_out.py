@@ -15,7 +15,8 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from dispatcher import Settings, StoreUnavailable
-from dispatcher.store import Database, Messages
+from dispatcher.store.database import Database
+from dispatcher.store.messages import Messages
 from tests.support import rows
 from tests.support.examining import ERROR, doctor_for
 from tests.support.mail import certified

@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 
 from dispatcher import MissingExtra, cli
 from dispatcher.extras import DISTRIBUTION, install_line, needs
-from dispatcher.store import migrate
+from dispatcher.store.migrate import migrate
 from dispatcher.times.clock import SystemClock
 from tests.support.house import House, house_on
 from tests.support.servers import RedisServer

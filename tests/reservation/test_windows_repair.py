@@ -24,7 +24,7 @@ from dispatcher.message import new_id
 from dispatcher.operations import verification
 from dispatcher.redis.keys import shard_of
 from dispatcher.reservation import Terms
-from dispatcher.store import Addition
+from dispatcher.store.schema import Addition
 from dispatcher.times.clock import SystemClock
 from dispatcher.times.send_time import to_ms
 from tests.support.doubles import Between, once

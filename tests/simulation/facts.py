@@ -11,7 +11,9 @@ from typing import Any
 from uuid import UUID
 
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.store import Claim, Claims, Database, Failure, StoreMaintenance, Success
+from dispatcher.store.claims import Claim, Claims, Failure, Success
+from dispatcher.store.database import Database
+from dispatcher.store.maintenance import StoreMaintenance
 from tests.simulation.setting import RETENTION
 from tests.simulation.store import Row, Store, Try
 

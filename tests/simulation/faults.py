@@ -20,7 +20,7 @@ from dispatcher.errors import (
 )
 from dispatcher.reservation.booking import LegRequest
 from dispatcher.reservation.shards import LegAnswer
-from dispatcher.store import Addition
+from dispatcher.store.schema import Addition
 from tests.simulation.scheduler import Process, Scheduler
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from dispatcher.errors import StoreUnavailable
-from dispatcher.store import JoinedMessages
+from dispatcher.store.outbox import JoinedMessages
 from tests.simulation.scheduler import Killed, Process
 
 OnEnd = Callable[[Sequence[Any], bool], None]

@@ -17,7 +17,7 @@ from uuid import UUID
 from sqlalchemy import Engine, NullPool, create_engine, event
 
 from dispatcher.message import Outcome, Status
-from dispatcher.store import Database
+from dispatcher.store.database import Database
 from dispatcher.store.schema import UNSENT_STATUSES
 from dispatcher.testing.clock import sql_time
 from dispatcher.testing.servers import new_database

@@ -11,7 +11,9 @@ from sqlalchemy import or_
 
 from dispatcher.app import App, built_once
 from dispatcher.message import Message
-from dispatcher.store import Claims, Database, StoreMaintenance
+from dispatcher.store.claims import Claims
+from dispatcher.store.database import Database
+from dispatcher.store.maintenance import StoreMaintenance
 from dispatcher.telemetry.journal import Journal
 from tests.simulation.broker import SimQueue
 from tests.simulation.facts import Watched, WatchedClaims, WatchedMaintenance

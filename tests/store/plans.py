@@ -10,7 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Engine, event, insert, text
 
-from dispatcher.store import Database
+from dispatcher.store.database import Database
 from tests.support import rows
 from tests.support.tables import attempts, messages
 

@@ -18,8 +18,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Column, Engine, Integer, MetaData, Table, select
 from sqlalchemy.orm import Session
 
-from dispatcher.store import migrate
-from dispatcher.store.migrate import schema_standing
+from dispatcher.store.migrate import migrate, schema_standing
 from tests.support.callers import callers_engine, remind
 from tests.support.examining import OK, examined
 from tests.support.house import House, house_on

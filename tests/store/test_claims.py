@@ -13,17 +13,11 @@ import pytest
 from sqlalchemy import func, select, text
 
 from dispatcher.message import Outcome, Status
-from dispatcher.store import (
-    Claim,
-    Claims,
-    Database,
-    Failure,
-    HeldMessages,
-    Messages,
-    StoreMaintenance,
-    Success,
-)
-from dispatcher.store.claims import now_read_late
+from dispatcher.store.claims import Claim, Claims, Failure, Success, now_read_late
+from dispatcher.store.database import Database
+from dispatcher.store.decisions import HeldMessages
+from dispatcher.store.maintenance import StoreMaintenance
+from dispatcher.store.messages import Messages
 from tests.store.plans import asked_of, waits_for_a_lock
 from tests.support import rows
 from tests.support.doubles import at_once

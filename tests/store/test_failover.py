@@ -20,7 +20,7 @@ from dispatcher.broker.queue import Ticket
 from dispatcher.errors import QueueUnavailable
 from dispatcher.message import new_id
 from dispatcher.redis.scripts import replies_of, script
-from dispatcher.store import StoreSurvey
+from dispatcher.store.survey import StoreSurvey
 from dispatcher.telemetry.liveness import Kind
 from tests.support.house import BODY, House
 from tests.support.house_fixtures import Build

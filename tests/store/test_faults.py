@@ -11,9 +11,11 @@ from sqlalchemy import make_url, select
 
 from dispatcher.errors import MessageNotFound, OutcomeUnknown, StoreUnavailable
 from dispatcher.message import Outcome, Status
-from dispatcher.store import Claims, Database, Failure, Messages, Success
+from dispatcher.store.claims import Claims, Failure, Success
+from dispatcher.store.database import Database
 from dispatcher.store.engines import InsertFailed
 from dispatcher.store.engines.postgresql import PostgreSQLConnection
+from dispatcher.store.messages import Messages
 from tests.support import rows
 from tests.support.far import FarDatabase
 

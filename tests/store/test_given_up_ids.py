@@ -10,14 +10,10 @@ import pytest
 from sqlalchemy import Connection, insert
 
 from dispatcher.message import Message
-from dispatcher.store import (
-    Database,
-    GivenUp,
-    JoinedMessages,
-    JoinedTransaction,
-    Messages,
-    StoreMaintenance,
-)
+from dispatcher.store.database import Database
+from dispatcher.store.maintenance import StoreMaintenance
+from dispatcher.store.messages import GivenUp, Messages
+from dispatcher.store.outbox import JoinedMessages, JoinedTransaction
 from dispatcher.store.schema import to_row
 from tests.support import rows
 from tests.support.tables import messages

@@ -12,16 +12,12 @@ from sqlalchemy import Connection, func, select
 
 from dispatcher import Message
 from dispatcher.errors import StoreUnavailable, Suppressed
-from dispatcher.store import (
-    Database,
-    GivenUp,
-    JoinedMessages,
-    JoinedTransaction,
-    Messages,
-    StoreMaintenance,
-    Suppressions,
-)
+from dispatcher.store.database import Database
 from dispatcher.store.engines import InsertFailed
+from dispatcher.store.lists import Suppressions
+from dispatcher.store.maintenance import StoreMaintenance
+from dispatcher.store.messages import GivenUp, Messages
+from dispatcher.store.outbox import JoinedMessages, JoinedTransaction
 from tests.support import rows
 from tests.support.tables import keys
 

@@ -12,8 +12,10 @@ import pytest
 from dispatcher import InvalidDraft, Message, Status
 from dispatcher.message import new_id
 from dispatcher.selection import Selection, Wanted
-from dispatcher.store import Database, Figures, Listing, Messages, StoredVersion
 from dispatcher.store import listing as listing_module
+from dispatcher.store.database import Database
+from dispatcher.store.listing import Figures, Listing, StoredVersion
+from dispatcher.store.messages import Messages
 from tests.store.plans import asked_of, plan_of
 from tests.support import rows
 from tests.support.tables import messages

@@ -14,14 +14,11 @@ from sqlalchemy import Connection, ExceptionContext, event
 
 from dispatcher.errors import OutcomeUnknown, StoreUnavailable
 from dispatcher.message import Status
-from dispatcher.store import (
-    Addition,
-    Claims,
-    Database,
-    Messages,
-    StoreMaintenance,
-    overdue,
-)
+from dispatcher.store.claims import Claims
+from dispatcher.store.database import Database
+from dispatcher.store.maintenance import StoreMaintenance, overdue
+from dispatcher.store.messages import Messages
+from dispatcher.store.schema import Addition
 from tests.store.plans import add_many
 from tests.support import rows
 from tests.support.tables import messages

@@ -12,12 +12,9 @@ import pytest
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.message import Message, Status, new_id
-from dispatcher.store import (
-    Database,
-    GivenUp,
-    Messages,
-    StoreMaintenance,
-)
+from dispatcher.store.database import Database
+from dispatcher.store.maintenance import StoreMaintenance
+from dispatcher.store.messages import GivenUp, Messages
 from dispatcher.store.schema import TAKEN_BACK, VOID
 from tests.support import rows
 from tests.support.doubles import at_once

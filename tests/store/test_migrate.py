@@ -15,9 +15,10 @@ from sqlalchemy import Connection, inspect
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.message import new_id
-from dispatcher.store import Database, Messages, migrate
+from dispatcher.store.database import Database
 from dispatcher.store.engines.postgresql import _MIGRATION_LOCK
-from dispatcher.store.migrate import schema_standing
+from dispatcher.store.messages import Messages
+from dispatcher.store.migrate import migrate, schema_standing
 from tests.support import rows
 from tests.support.migrations import (
     HEAD,

@@ -20,12 +20,10 @@ from dispatcher import (
     Status,
 )
 from dispatcher.message import new_id
-from dispatcher.store import (
-    Database,
-    Messages,
-    StoreSurvey,
-    migrate,
-)
+from dispatcher.store.database import Database
+from dispatcher.store.messages import Messages
+from dispatcher.store.migrate import migrate
+from dispatcher.store.survey import StoreSurvey
 from tests.support import rows
 from tests.support.examining import OK, examined
 from tests.support.house import BODY, House, hour_ago, house_on

@@ -13,19 +13,13 @@ import pytest
 from sqlalchemy import event, update
 
 from dispatcher.message import Message, Outcome
-from dispatcher.store import (
-    Claim,
-    Claims,
-    Database,
-    Failure,
-    HeldMessages,
-    Messages,
-    Notifications,
-    StoreMaintenance,
-    Success,
-    Suppressions,
-    overdue,
-)
+from dispatcher.store.claims import Claim, Claims, Failure, Success
+from dispatcher.store.database import Database
+from dispatcher.store.decisions import HeldMessages
+from dispatcher.store.lists import Suppressions
+from dispatcher.store.maintenance import StoreMaintenance, overdue
+from dispatcher.store.messages import Messages
+from dispatcher.store.notifications import Notifications
 from dispatcher.times.send_time import as_text
 from tests.store.plans import plan_of, scans, touched
 from tests.support import rows

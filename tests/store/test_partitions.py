@@ -17,21 +17,16 @@ from sqlalchemy.dialects.postgresql import REGCLASS
 from dispatcher import Message, Status
 from dispatcher.faults import InjectedFault
 from dispatcher.message import Outcome
-from dispatcher.store import (
-    Addition,
-    Claims,
-    Database,
-    FailedMessages,
-    Failure,
-    Messages,
-    StoreMaintenance,
-    StoreSurvey,
-    Success,
-    migrate,
-)
+from dispatcher.store.claims import Claims, Failure, Success
+from dispatcher.store.database import Database
+from dispatcher.store.decisions import FailedMessages
 from dispatcher.store.engines import partitions
 from dispatcher.store.engines.base import Days
-from dispatcher.store.schema import to_values
+from dispatcher.store.maintenance import StoreMaintenance
+from dispatcher.store.messages import Messages
+from dispatcher.store.migrate import migrate
+from dispatcher.store.schema import Addition, to_values
+from dispatcher.store.survey import StoreSurvey
 from tests.store.plans import waits_for_a_lock
 from tests.support import rows
 from tests.support.doubles import raising

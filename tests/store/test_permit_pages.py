@@ -9,7 +9,8 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
-from dispatcher.store import Database, StoreMaintenance
+from dispatcher.store.database import Database
+from dispatcher.store.maintenance import StoreMaintenance
 from tests.store.plans import add_many, asked_of, plan_of, scans, touched
 from tests.support import rows
 

@@ -19,7 +19,7 @@ from dispatcher import (
     Status,
     TooLate,
 )
-from dispatcher.store import Failure
+from dispatcher.store.claims import Failure
 from tests.support.doubles import Between, once, raising
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build

@@ -25,7 +25,8 @@ from dispatcher import (
 from dispatcher.cli.output import outcome_text
 from dispatcher.faults import InjectedFault, arm
 from dispatcher.reservation import Terms
-from dispatcher.store import Movable, NewSlot
+from dispatcher.store.messages import NewSlot
+from dispatcher.store.schema import Movable
 from dispatcher.times.send_time import to_ms
 from dispatcher.times.zones import known_zone
 from tests.support.all_windows import promised, windows_of

@@ -21,7 +21,7 @@ from sqlalchemy.pool import Pool
 from dispatcher import ReservationsUnavailable, StoreUnavailable
 from dispatcher.message import new_id
 from dispatcher.reservation import Terms
-from dispatcher.store import Database
+from dispatcher.store.database import Database
 from dispatcher.times.send_time import to_ms
 from tests.support.callers import SOON, callers_engine, order, ordered, queued, remind
 from tests.support.doubles import Between, raising

@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from dispatcher import InvalidDraft, InvalidSettings, Settings
-from dispatcher.store import Database
+from dispatcher.store.database import Database
 from tests.support.callers import WAYS, callers_engine, calling, order, ordered, orders, remind
 from tests.support.house import House
 from tests.support.mariadb import MariaDBServer

@@ -22,7 +22,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from dispatcher import Message
-from dispatcher.store import Database
+from dispatcher.store.database import Database
 from tests.support.house import FAR, House
 
 Caller: TypeAlias = Session | Connection

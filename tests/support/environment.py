@@ -20,7 +20,7 @@ from dispatcher import Dispatcher, Settings
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.quota import Quota as RollingQuota
-from dispatcher.store import Database
+from dispatcher.store.database import Database
 from dispatcher.times.send_time import to_ms
 from tests.support import ledger
 from tests.support.checks import History, Stored, broken_promises, false_windows

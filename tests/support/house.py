@@ -16,7 +16,7 @@ from sqlalchemy import insert, select, text, update
 from dispatcher import Dispatcher, Message, Settings
 from dispatcher.app import App
 from dispatcher.redis.keys import PermitKeys, ShardKeys, permit_parts, shard_of
-from dispatcher.store import Database
+from dispatcher.store.database import Database
 from dispatcher.store.schema import VOID, Tables
 from dispatcher.times.clock import SystemClock
 from dispatcher.times.send_time import to_ms

@@ -12,7 +12,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection
 
-from dispatcher.store import Database
+from dispatcher.store.database import Database
 from dispatcher.store.migrate import _config, options
 
 _FOLDER = Path(__file__).parents[2] / "migrations"

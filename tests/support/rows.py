@@ -10,16 +10,12 @@ from sqlalchemy import func, insert, select, update
 
 from dispatcher.message import Message, Status, dump_json, new_id
 from dispatcher.selection import Selection
-from dispatcher.store import (
-    Addition,
-    Claim,
-    Claims,
-    Database,
-    Due,
-    Listing,
-    Messages,
-    StoreMaintenance,
-)
+from dispatcher.store.claims import Claim, Claims
+from dispatcher.store.database import Database
+from dispatcher.store.listing import Listing
+from dispatcher.store.maintenance import Due, StoreMaintenance
+from dispatcher.store.messages import Messages
+from dispatcher.store.schema import Addition
 from tests.support.tables import attempts, messages
 
 TTL = timedelta(seconds=30)

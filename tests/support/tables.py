@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dispatcher.settings import TABLE_PREFIX
-from dispatcher.store import Database, migrate
+from dispatcher.store.database import Database
+from dispatcher.store.migrate import migrate
 from dispatcher.store.schema import tables_named
 
 TABLES = tables_named(TABLE_PREFIX, None)

@@ -35,7 +35,7 @@ from dispatcher import (
     StoreUnavailable,
     TemporaryFailure,
 )
-from dispatcher.store import Listing
+from dispatcher.store.listing import Listing
 from dispatcher.telemetry.spans import Spans
 from dispatcher.web import api
 from dispatcher.web.access import add_key

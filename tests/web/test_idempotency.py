@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from dispatcher.store import GivenUp
+from dispatcher.store.messages import GivenUp
 from dispatcher.web import Caller, Right, api
 from dispatcher.web.access import revoke_key
 from tests.support.doubles import Between, raising

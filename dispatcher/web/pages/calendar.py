@@ -25,7 +25,7 @@ from dispatcher.errors import (
 from dispatcher.message import Draft, Message
 from dispatcher.problems import status_of
 from dispatcher.reservation import LastRefusal, Span, Timeline
-from dispatcher.store import Pause
+from dispatcher.store.lists import Pause
 from dispatcher.times import send_time, zones
 from dispatcher.times.send_time import from_ms, to_ms
 from dispatcher.web.access import Right

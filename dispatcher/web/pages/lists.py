@@ -15,8 +15,8 @@ from dispatcher.message import check_text
 from dispatcher.operations.overview import By
 from dispatcher.problems import status_of
 from dispatcher.scope import WITHOUT
-from dispatcher.store import PAUSED_CAMPAIGN, PAUSED_CHANNEL, PAUSED_RECIPIENT
 from dispatcher.store.listing import Of
+from dispatcher.store.schema import PAUSED_CAMPAIGN, PAUSED_CHANNEL, PAUSED_RECIPIENT
 from dispatcher.web.access import Right
 from dispatcher.web.pages.figures import BARS, LOAD_HEIGHT, WIDTH, LoadCharts
 from dispatcher.web.pages.site import PageRoute, Visit

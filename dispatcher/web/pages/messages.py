@@ -29,7 +29,8 @@ from dispatcher.message import Message, Status, check_text, reason_of
 from dispatcher.problems import status_of
 from dispatcher.quota import parse_length
 from dispatcher.selection import Selection, Wanted
-from dispatcher.store import Movable, StoredVersion
+from dispatcher.store.listing import StoredVersion
+from dispatcher.store.schema import Movable
 from dispatcher.submission import coming
 from dispatcher.submission.changes import NewTime
 from dispatcher.times.send_time import from_ms

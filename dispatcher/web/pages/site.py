@@ -42,7 +42,8 @@ from dispatcher.problems import headers_of, problem_of, status_of
 from dispatcher.scope import of_channel, of_scope_on
 from dispatcher.selection import Selection, Wanted, id_of
 from dispatcher.settings import like
-from dispatcher.store import Movable, Pause
+from dispatcher.store.lists import Pause
+from dispatcher.store.schema import Movable
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.times.send_time import check_zone
 from dispatcher.web.access import Caller, Right

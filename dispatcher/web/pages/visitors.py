@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
-from dispatcher.store import ApiKeys, Sessions
+from dispatcher.store.api import ApiKeys, Sessions
 from dispatcher.web.access import (
     READ_ONLY,
     Caller,

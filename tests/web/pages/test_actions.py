@@ -12,7 +12,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from dispatcher import Message, Status, TemporaryFailure
-from dispatcher.store import Messages, StoredVersion
+from dispatcher.store.listing import StoredVersion
+from dispatcher.store.messages import Messages
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.web import Right
 from dispatcher.web.pages import messages as message_pages

@@ -10,7 +10,7 @@ from html import unescape
 import pytest
 
 from dispatcher import Draft, QuietHours, QuotaExceeded
-from dispatcher.store import Figures
+from dispatcher.store.listing import Figures
 from dispatcher.telemetry.liveness import LOST_AFTER, Kind
 from dispatcher.web import Right
 from dispatcher.web.problems import Refused
