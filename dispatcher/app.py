@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from inspect import signature
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
@@ -132,6 +133,11 @@ class built_once(Generic[T]):  # noqa: N801 - used as a decorator
             return part
 
 
+def wired(kind: Callable[..., T], **others: Callable[[App], object]) -> built_once[T]:
+    """Return a part that ``kind`` makes of its parameters: see :meth:`App.make`."""
+    return built_once(lambda app: app.make(kind, **others))
+
+
 def prometheus() -> ModuleType:
     """Return the module of metrics. Raises MissingExtra."""
     with needs("metrics", "metrics_port", instead="no metrics_port"):
@@ -154,7 +160,7 @@ class App:
         arm_by_environment()
         self.settings = settings
         self.clock = clock or SystemClock()
-        self._stop_flag = stop_flag or bytearray(1)
+        self.stop_flag = stop_flag or bytearray(1)
         renew_after_fork(self, App._renew)
 
     def _renew(self) -> None:
@@ -162,20 +168,32 @@ class App:
         parts = vars(self).copy()
         never_finalise(parts)
         vars(self).clear()
-        vars(self).update({name: parts[name] for name in ("settings", "clock", "_stop_flag")})
+        vars(self).update({name: parts[name] for name in ("settings", "clock", "stop_flag")})
+
+    def make(self, kind: Callable[..., T], **others: Callable[[App], object]) -> T:
+        """Return what ``kind`` makes of the parts and settings that are named as its parameters.
+
+        ``others`` give its parameters of other names. Any that is left keeps its default.
+        """
+        arguments: dict[str, object] = {}
+        for name in signature(kind).parameters:
+            if name in others:
+                arguments[name] = others[name](self)
+            elif name in vars(self) or hasattr(App, name):
+                arguments[name] = getattr(self, name)
+            elif name in Settings.model_fields:
+                arguments[name] = getattr(self.settings, name)
+        return kind(**arguments)
 
     # The servers.
 
-    @built_once
-    def fence(self) -> Fence:
-        return Fence(
-            namespace=self.settings.namespace,
-            shards=self.settings.shards,
-            reaches_ms={
-                kind: longest_ms(quotas) for kind, quotas in self.settings.quotas_of.items()
-            },
-            permits_ms=reaches_ms(self.scope_limits, self.channel_limits),
-        )
+    fence = wired(
+        Fence,
+        reaches_ms=lambda app: {
+            kind: longest_ms(quotas) for kind, quotas in app.settings.quotas_of.items()
+        },
+        permits_ms=lambda app: reaches_ms(app.scope_limits, app.channel_limits),
+    )
 
     @built_once
     def redis(self) -> Redis:
@@ -201,10 +219,7 @@ class App:
         check_url(self.settings)
         return create_app(self.settings, submitting=True)
 
-    @built_once
-    def queue(self) -> Queue:
-        """The queue of message ids to Celery. Raises InvalidSettings as ``publisher`` does."""
-        return Queue(self.publisher, self.settings, clock=self.clock, journal=self.journal)
+    queue = wired(Queue, app=lambda app: app.publisher)
 
     # Events of transitions, and signs of life.
 
@@ -215,13 +230,11 @@ class App:
             return None
         return Hooks(find_hooks(self.settings.hooks), read=self.messages.find_many)
 
-    @built_once
-    def events(self) -> EventStream:
-        return EventStream(
-            lambda: self.plain_redis,
-            namespace=self.settings.namespace,
-            keep=self.settings.events_kept,
-        )
+    events = wired(
+        EventStream,
+        connect=lambda app: lambda: app.plain_redis,
+        keep=lambda app: app.settings.events_kept,
+    )
 
     @built_once
     def journal(self) -> Journal:
@@ -240,147 +253,74 @@ class App:
             from dispatcher.telemetry.spans import Spans  # noqa: PLC0415 - an extra
         return Spans()
 
-    signs = built_once(lambda app: Signs(app.plain_redis, namespace=app.settings.namespace))
-    pulse = built_once(lambda app: Pulse(lambda: app.signs, clock=app.clock))
+    signs = wired(Signs, client=lambda app: app.plain_redis)
+    pulse = wired(Pulse, connect=lambda app: lambda: app.signs)
 
     # Windows and permits.
 
-    rules = built_once(lambda app: Rules(app.settings.quotas_of))
-
-    @built_once
-    def windows(self) -> Windows:
-        return Windows(
-            self.redis,
-            self.rules,
-            keys=self.fence.keys,
-            under_way=self.settings.reconcile_grace * 2,
-        )
-
-    upkeep = built_once(
-        lambda app: Upkeep(app.redis, app.fence, marker_life=app.settings.settle + MARKER_SPARE)
+    rules = wired(Rules, quotas=lambda app: app.settings.quotas_of)
+    windows = wired(
+        Windows,
+        client=lambda app: app.redis,
+        keys=lambda app: app.fence.keys,
+        under_way=lambda app: app.settings.reconcile_grace * 2,
     )
-
-    contents = built_once(lambda app: Contents(app.redis, app.fence))
-    plain_contents = built_once(lambda app: Contents(app.plain_redis, app.fence))
-
-    @built_once
-    def permits(self) -> Permits:
-        return Permits(
-            self.redis,
-            namespace=self.settings.namespace,
-            shards=self.settings.shards,
-            scope_limits=self.scope_limits,
-            channel_limits=self.channel_limits,
-            clock=self.clock,
-        )
+    upkeep = wired(
+        Upkeep,
+        client=lambda app: app.redis,
+        marker_life=lambda app: app.settings.settle + MARKER_SPARE,
+    )
+    contents = wired(Contents, client=lambda app: app.redis)
+    plain_contents = wired(Contents, client=lambda app: app.plain_redis)
+    permits = wired(Permits, client=lambda app: app.redis)
 
     @property
     def scope_limits(self) -> list[Limit]:
-        rolling = (each for each in self.settings.quotas if isinstance(each, Quota))
-        return [Limit(each.count, each.length_ms) for each in rolling]
+        rolling = (quota for quota in self.settings.quotas if isinstance(quota, Quota))
+        return [Limit(quota.count, quota.length_ms) for quota in rolling]
 
     @property
     def channel_limits(self) -> dict[str, tuple[LogLimit, ...]]:
         return {
-            name: (*each.limits, InHand(each.concurrency)) if each.concurrency else each.limits
-            for name, each in self.settings.channels.items()
+            name: (*channel.limits, InHand(channel.concurrency))
+            if channel.concurrency
+            else channel.limits
+            for name, channel in self.settings.channels.items()
         }
 
     # Submit, and changes of accepted messages.
 
-    messages = built_once(lambda app: Messages(app.database))
-    suppressions = built_once(lambda app: Suppressions(app.database))
-    checks = built_once(lambda app: Checks(app.settings.channels))
-
-    @built_once
-    def templates(self) -> Templates:
-        return Templates(
-            self.settings.channels,
-            max_bytes=self.settings.body_max_bytes,
-            max_depth=self.settings.body_max_depth,
-        )
-
-    @built_once
-    def validator(self) -> DraftValidator:
-        return DraftValidator(
-            settings=self.settings,
-            templates=self.templates,
-            check=self.checks,
-            lacks=self.database.lacks,
-        )
-
-    @built_once
-    def enqueuer(self) -> Enqueuer:
-        return Enqueuer(
-            settings=self.settings,
-            clock=self.clock,
-            messages=self.messages,
-            queue=self.queue,
-            journal=self.journal,
-        )
-
-    @built_once
-    def reserver(self) -> Reserver:
-        return Reserver(
-            clock=self.clock,
-            windows=self.windows,
-            upkeep=self.upkeep,
-            messages=self.messages,
-            refusals=self.refusals,
-        )
-
-    @built_once
-    def refusals(self) -> RefusalLog:
-        return RefusalLog(
-            self.plain_redis,
-            namespace=self.settings.namespace,
-            clock=self.clock,
-            digest=digest_with(self.settings.log_key),
-        )
-
-    @built_once
-    def submitter(self) -> Submitter:
-        return Submitter(
-            settings=self.settings,
-            clock=self.clock,
-            enqueuer=self.enqueuer,
-            own=self.own_transaction,
-            dry_run=self._dry_run,
-            validator=self.validator,
-            journal=self.journal,
-            spans=self.spans,
-        )
-
-    @built_once
-    def own_transaction(self) -> OwnTransaction:
-        return OwnTransaction(
-            settings=self.settings,
-            clock=self.clock,
-            messages=self.messages,
-            suppressions=self.suppressions,
-            reservations=self.reserver,
-            enqueuer=self.enqueuer,
-        )
-
-    joined_messages = built_once(lambda app: JoinedMessages(app.database))
-
-    @built_once
-    def callers_transactions(self) -> CallersTransactions:
-        return CallersTransactions(
-            settings=self.settings,
-            clock=self.clock,
-            store=self.joined_messages,
-            reserver=self.reserver,
-            enqueuer=self.enqueuer,
-        )
+    messages = wired(Messages)
+    suppressions = wired(Suppressions)
+    checks = wired(Checks)
+    templates = wired(
+        Templates,
+        max_bytes=lambda app: app.settings.body_max_bytes,
+        max_depth=lambda app: app.settings.body_max_depth,
+    )
+    validator = wired(
+        DraftValidator, check=lambda app: app.checks, lacks=lambda app: app.database.lacks
+    )
+    enqueuer = wired(Enqueuer)
+    refusals = wired(
+        RefusalLog,
+        client=lambda app: app.plain_redis,
+        digest=lambda app: digest_with(app.settings.log_key),
+    )
+    reserver = wired(Reserver)
+    own_transaction = wired(OwnTransaction, reservations=lambda app: app.reserver)
+    joined_messages = wired(JoinedMessages)
+    callers_transactions = wired(CallersTransactions, store=lambda app: app.joined_messages)
+    submitter = wired(
+        Submitter, own=lambda app: app.own_transaction, dry_run=lambda app: app._dry_run
+    )
 
     def _dry_run(self) -> DryRun:
-        copies = Copies(
-            self.redis,
-            self.rules,
-            keys=self.fence.keys,
-            under_way=self.settings.reconcile_grace * 2,
-            clock=self.clock,
+        copies = self.make(
+            Copies,
+            client=lambda app: app.redis,
+            keys=lambda app: app.fence.keys,
+            under_way=lambda app: app.settings.reconcile_grace * 2,
         )
         return DryRun(reservations=copies, messages=self.messages, suppressions=self.suppressions)
 
@@ -389,71 +329,22 @@ class App:
         timelines = Timelines(self.contents, self.windows, self.settings.quotas_of)
         return TimelineReader(settings=self.settings, clock=self.clock, timelines=timelines)
 
-    @built_once
-    def moves(self) -> Moves:
-        return Moves(
-            settings=self.settings,
-            clock=self.clock,
-            windows=self.windows,
-            upkeep=self.upkeep,
-            messages=self.messages,
-            enqueuer=self.enqueuer,
-        )
-
-    @built_once
-    def changes(self) -> Changes:
-        return Changes(
-            settings=self.settings,
-            clock=self.clock,
-            messages=self.messages,
-            suppressions=self.suppressions,
-            moves=self.moves,
-            enqueuer=self.enqueuer,
-            validator=self.validator,
-            journal=self.journal,
-        )
-
-    cancellation = built_once(
-        lambda app: Cancellation(messages=app.messages, moves=app.moves, journal=app.journal)
+    moves = wired(Moves)
+    changes = wired(Changes)
+    cancellation = wired(Cancellation)
+    suppression_list = wired(SuppressionList)
+    failed_messages = wired(FailedMessages)
+    decisions = wired(
+        Decisions,
+        failed=lambda app: app.failed_messages,
+        held=lambda app: HeldMessages(app.database),
     )
-
-    @built_once
-    def suppression_list(self) -> SuppressionList:
-        return SuppressionList(
-            settings=self.settings,
-            suppressions=self.suppressions,
-            cancellation=self.cancellation,
-        )
-
-    failed_messages = built_once(lambda app: FailedMessages(app.database))
-    held_messages = built_once(lambda app: HeldMessages(app.database))
-
-    @built_once
-    def decisions(self) -> Decisions:
-        return Decisions(
-            settings=self.settings,
-            messages=self.messages,
-            failed=self.failed_messages,
-            held=self.held_messages,
-            suppressions=self.suppressions,
-            journal=self.journal,
-        )
-
-    @built_once
-    def erasure(self) -> Erasure:
-        return Erasure(
-            settings=self.settings,
-            personal_data=PersonalData(self.database),
-            suppression_list=self.suppression_list,
-            decisions=self.decisions,
-            upkeep=self.upkeep,
-            permits=self.permits,
-        )
+    erasure = wired(Erasure, personal_data=lambda app: PersonalData(app.database))
 
     # The HTTP API and the page.
 
-    api_keys = built_once(lambda app: ApiKeys(app.database))
-    sessions = built_once(lambda app: Sessions(app.database, app.api_keys))
+    api_keys = wired(ApiKeys)
+    sessions = wired(Sessions, keys=lambda app: app.api_keys)
 
     @built_once
     def page_database(self) -> Database:
@@ -483,52 +374,21 @@ class App:
             for name, channel in self.settings.channels.items()
         }
 
-    send_logs = built_once(
-        lambda app: SendLogs(app.settings.data_dir.resolve() / f"sends.{app.settings.namespace}")
+    send_logs = wired(
+        SendLogs,
+        folder=lambda app: app.settings.data_dir.resolve() / f"sends.{app.settings.namespace}",
     )
-
-    @built_once
-    def claims(self) -> Claims:
-        kept_back = or_(self._to_expire, self._paused)
-        return Claims(self.database, ttl=self.settings.claim_ttl, kept_back=kept_back)
-
-    store_maintenance = built_once(
-        lambda app: StoreMaintenance(app.database, to_expire=app._to_expire, paused=app._paused)
+    claims = wired(
+        Claims,
+        ttl=lambda app: app.settings.claim_ttl,
+        kept_back=lambda app: or_(app.to_expire, app.paused),
     )
-
-    @built_once
-    def delivery(self) -> Delivery:
-        shared = Shared(
-            settings=self.settings,
-            clock=self.clock,
-            claims=self.claims,
-            permits=self.permits,
-            queue=self.queue,
-            journal=self.journal,
-            spans=self.spans,
-            stop_flag=self._stop_flag,
-        )
-        return Delivery(shared, transports=self.transports, send_logs=self.send_logs)
-
-    group_queue = built_once(
-        lambda app: GroupQueue(app.delivery, at_once=app.settings.groups_at_once)
-    )
-
-    ticks = built_once(lambda app: Ticks(app.clock, sweeps_every(app.settings)))
-
-    @built_once
-    def sweep(self) -> Sweep:
-        return Sweep(
-            settings=self.settings,
-            clock=self.clock,
-            store=self.store_maintenance,
-            messages=self.messages,
-            permits=self.permits,
-            queue=self.queue,
-            journal=self.journal,
-            send_logs=self.send_logs,
-            notifications=self.notifications,
-        )
+    store_maintenance = wired(StoreMaintenance)
+    delivery = wired(Delivery, shared=lambda app: app.make(Shared))
+    group_queue = wired(GroupQueue, at_once=lambda app: app.settings.groups_at_once)
+    ticks = wired(Ticks, every=lambda app: sweeps_every(app.settings))
+    sweep = wired(Sweep, store=lambda app: app.store_maintenance)
+    reconciler = wired(Reconciler, store=lambda app: app.store_maintenance)
 
     @built_once
     def notifications(self) -> Notifications | None:
@@ -543,73 +403,51 @@ class App:
             tells_errors=self.settings.status_errors,
         )
 
-    @built_once
-    def reconciler(self) -> Reconciler:
-        return Reconciler(
-            settings=self.settings,
-            clock=self.clock,
-            store=self.store_maintenance,
-            upkeep=self.upkeep,
-            permits=self.permits,
-        )
-
     @property
-    def _to_expire(self) -> ColumnElement[bool]:
+    def to_expire(self) -> ColumnElement[bool]:
         """The condition of the overdue messages that are to expire."""
         names = self.settings.expiring_channels
         after = self.settings.overdue_after
         return overdue(self.database.tables, names, after) if names else false()
 
     @property
-    def _paused(self) -> ColumnElement[bool]:
+    def paused(self) -> ColumnElement[bool]:
         return self.database.tables.paused(self.settings.scopes)
 
     # Reads, for callers and operators.
 
-    pauses = built_once(lambda app: Pauses(app.database))
-    pause_list = built_once(lambda app: PauseList(settings=app.settings, pauses=app.pauses))
+    pauses = wired(Pauses)
+    pause_list = wired(PauseList)
+    listing = wired(Listing)
+    story_reader = wired(
+        StoryReader,
+        contents=lambda app: app.plain_contents,
+        pauses=lambda app: app.pause_list,
+    )
+    overviews = wired(
+        Overviews,
+        figures=lambda app: app.make(Figures),
+        fills=lambda app: app.make(
+            Fills,
+            client=lambda app: app.plain_redis,
+            channel_limits=lambda app: {
+                name: limits for name, limits in app.channel_limits.items() if limits
+            },
+        ),
+        timelines=lambda app: Timelines(app.plain_contents, app.windows, app.settings.quotas_of),
+    )
+    verification = wired(Verification, store=lambda app: StoreMaintenance(app.database))
+    broker_probe = wired(BrokerProbe, app=lambda app: app.publisher)
 
-    @built_once
-    def listing(self) -> Listing:
-        late, put_off = self._patience
-        return Listing(self.database, late=late, put_off=put_off)
+    @property
+    def late(self) -> timedelta:
+        """When a message is overdue."""
+        return self.settings.enqueue_grace
 
-    @built_once
-    def story_reader(self) -> StoryReader:
-        return StoryReader(
-            settings=self.settings,
-            listing=self.listing,
-            contents=self.plain_contents,
-            pauses=self.pause_list,
-        )
-
-    @built_once
-    def overviews(self) -> Overviews:
-        late, put_off = self._patience
-        return Overviews(
-            settings=self.settings,
-            figures=Figures(self.database, late=late, put_off=put_off),
-            fills=Fills(
-                self.plain_redis,
-                namespace=self.settings.namespace,
-                shards=self.settings.shards,
-                channel_limits={name: some for name, some in self.channel_limits.items() if some},
-            ),
-            signs=self.signs,
-            pauses=self.pauses,
-            timelines=Timelines(self.plain_contents, self.windows, self.settings.quotas_of),
-        )
-
-    @built_once
-    def verification(self) -> Verification:
-        return Verification(
-            settings=self.settings,
-            clock=self.clock,
-            store=StoreMaintenance(self.database),
-            contents=self.contents,
-        )
-
-    broker_probe = built_once(lambda app: BrokerProbe(app.publisher))
+    @property
+    def put_off(self) -> timedelta:
+        """How long at most the sweep postpones a due message."""
+        return max(MOST_GRACES * self.late, self.settings.claim_ttl)
 
     def health(self, kind: Kind) -> Health:
         """Return the health of this process, a worker or a beat.
@@ -639,22 +477,12 @@ class App:
         ``theirs`` is a Celery app of the user with the dispatcher installed; by default it examines
         the dispatcher's own. Raises InvalidSettings.
         """
-        return Doctor(
-            settings=self.settings,
-            clock=self.clock,
-            redis=RedisSurvey(self.plain_redis, self.fence),
-            signs=self.signs,
-            store=StoreSurvey(self.database),
-            broker=BrokerSurvey(self.publisher, theirs or self.publisher, self.settings),
-            templates=self.templates,
-            pauses=self.pauses,
+        return self.make(
+            Doctor,
+            redis=lambda app: RedisSurvey(app.plain_redis, app.fence),
+            store=lambda app: StoreSurvey(app.database),
+            broker=lambda app: BrokerSurvey(app.publisher, theirs or app.publisher, app.settings),
         )
-
-    @property
-    def _patience(self) -> tuple[timedelta, timedelta]:
-        """When a message is overdue, and how long at most the sweep postpones a due one."""
-        late = self.settings.enqueue_grace
-        return late, max(MOST_GRACES * late, self.settings.claim_ttl)
 
     # Begin and end.
 
@@ -693,7 +521,7 @@ class App:
 
         May be called in the handler of a signal: it waits for no lock.
         """
-        self._stop_flag[0] = 1
+        self.stop_flag[0] = 1
 
     def finish_sending(self) -> bool:
         """Wait for the sends that no task waits for; return whether all ended.

@@ -144,7 +144,7 @@ class TestApp(App):
     @built_once
     def _first_to_enqueue(self) -> TextualSelect:
         tables, row = self.database.tables, self.database.tables.messages.c
-        waiting = (tables.is_live, row.status == Status.SCHEDULED.value, ~self._paused)
+        waiting = (tables.is_live, row.status == Status.SCHEDULED.value, ~self.paused)
         query = select(func.min(row.enqueue_at).label("at")).where(*waiting)
         # It is asked for each task: to find it among compiled ones would take half of its time.
         compiled = query.compile(self.database.engine, compile_kwargs={"literal_binds": True})

@@ -49,13 +49,13 @@ class _Parts(App):
             self.database,
             self._watched,
             ttl=self.settings.claim_ttl,
-            kept_back=or_(self._to_expire, self._paused),
+            kept_back=or_(self.to_expire, self.paused),
         )
 
     @built_once
     def store_maintenance(self) -> StoreMaintenance:
         return WatchedMaintenance(
-            self.database, self._watched, to_expire=self._to_expire, paused=self._paused
+            self.database, self._watched, to_expire=self.to_expire, paused=self.paused
         )
 
 
