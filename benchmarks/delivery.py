@@ -28,7 +28,7 @@ from submit import postgres
 
 from dispatcher import Dispatcher, Draft, Message, Settings
 from dispatcher.app import App
-from dispatcher.celery_app import options
+from dispatcher.celery.configuration import options
 from dispatcher.embedded import embedded
 from dispatcher.store.database import Database
 from dispatcher.store.migrate import migrate

@@ -10,6 +10,7 @@ import typing
 
 if typing.TYPE_CHECKING:
     from dispatcher.body_types import Channel
+    from dispatcher.celery.install import install
     from dispatcher.channel import ChannelSettings
     from dispatcher.client import Dispatcher
     from dispatcher.errors import (
@@ -70,7 +71,6 @@ if typing.TYPE_CHECKING:
     from dispatcher.store.lists import Pause, Suppression
     from dispatcher.submission import Erased, Reservation, Story
     from dispatcher.telemetry.liveness import Sign
-    from dispatcher.worker.install import install
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
@@ -163,7 +163,7 @@ _MODULES = {
     "store": ("Counts", "Load", "OverdueFigure", "Pause", "Suppression"),
     "submission": ("Erased", "Reservation", "Story"),
     "telemetry.liveness": ("Sign",),
-    "worker.install": ("install",),
+    "celery.install": ("install",),
 }  # fmt: skip
 """The modules of the public names; the others are errors. Their first use imports the module."""
 

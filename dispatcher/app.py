@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from sqlalchemy import false, or_
 
-from dispatcher.broker.queue import Queue
-from dispatcher.broker.survey import BrokerProbe, BrokerSurvey, check_url
-from dispatcher.celery_app import create_app, sweeps_every
+from dispatcher.celery.configuration import create_app
+from dispatcher.celery.queue import Queue
+from dispatcher.celery.survey import BrokerProbe, BrokerSurvey, check_url
 from dispatcher.delivery import Delivery, GroupQueue, Shared, StopFlag
 from dispatcher.delivery.reconciler import MARKER_SPARE, Reconciler
 from dispatcher.delivery.send_log import SendLogs
@@ -386,7 +386,7 @@ class App:
     store_maintenance = wired(StoreMaintenance)
     delivery = wired(Delivery, shared=lambda app: app.make(Shared))
     group_queue = wired(GroupQueue, at_once=lambda app: app.settings.groups_at_once)
-    ticks = wired(Ticks, every=lambda app: sweeps_every(app.settings))
+    ticks = wired(Ticks)
     sweep = wired(Sweep, store=lambda app: app.store_maintenance)
     reconciler = wired(Reconciler, store=lambda app: app.store_maintenance)
 

@@ -1,160 +1,17 @@
-"""The configuration of Celery.
+"""What ``celery -A dispatcher.celery_app worker`` and ``… beat`` find: :data:`app`.
 
-``celery -A dispatcher.celery_app worker`` and ``… beat`` find :data:`app`; its first use makes it
-from the settings of the environment. docs/decisions/0006-celery-settings.md gives the reason for
-the value of each option.
+Its first use makes it from the settings of the environment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from datetime import timedelta
-from typing import Any, Literal, NamedTuple
-from urllib.parse import urlsplit
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING
 
-from celery import Celery
-from celery.utils.dispatch import Signal
-from kombu import Queue
-
+from dispatcher.celery.configuration import create_app
 from dispatcher.settings import Settings
 
-DELIVER = "dispatcher.deliver"
-
-
-class Duty(NamedTuple):
-    """A duty of the sweep: the setting of its interval, and whether the settings need the duty.
-
-    Without ``is_needed`` all settings need it.
-    """
-
-    interval: Literal["sweep_interval", "prune_interval"] = "sweep_interval"
-    is_needed: Callable[[Settings], bool] | None = None
-
-
-DUTIES: Mapping[str, Duty] = {
-    "enqueue_due": Duty(),
-    "rescue": Duty(),
-    "reconcile": Duty(),
-    "prune": Duty("prune_interval"),
-    "catch_up": Duty(is_needed=lambda settings: bool(settings.expiring_channels)),
-    "notify": Duty(is_needed=lambda settings: bool(settings.status_channel)),
-}
-"""Every duty of the sweep; beat starts those that the settings need."""
-TASKS_MODULE = "dispatcher.worker.tasks"
-WORKER_STEP = f"{TASKS_MODULE}:Serving"
-"""The step of a worker's start that serves its metrics and health."""
-
-tasks_dropped = Signal(name="tasks_dropped", providing_args=["message_ids"])
-"""A worker lost its connection to the broker, and with it these messages' tasks in its memory."""
-
-_settings_of: WeakKeyDictionary[Celery, Settings] = WeakKeyDictionary()
-_WORKER_SOCKET_SECONDS = 5.0
-_TICKS_WAITING, _LEAST_WAITING = 10, timedelta(seconds=10)
-"""After how many of its intervals a tick expires, and after how long at the earliest."""
-_PREFETCHED_PER_THREAD = 64
-"""Celery's prefetch multiplier on quorum queues: unacknowledged tasks per thread and queue.
-
-Quorum queues have a fixed bound; on others it grows with each task that waits for its ETA.
-"""
-_CONNECT_ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
-_SUBMIT_SOCKET_SECONDS = 0.4
-
-
-def options(
-    settings: Settings, *, socket_seconds: float = _WORKER_SOCKET_SECONDS
-) -> dict[str, Any]:
-    """Return Celery's whole configuration. ``socket_seconds`` bounds each call of the broker."""
-    return {
-        "broker_url": settings.broker_url,
-        "broker_transport_options": _transport_options(settings, socket_seconds),
-        "broker_connection_timeout": socket_seconds,
-        "broker_connection_retry_on_startup": True,
-        "broker_connection_max_retries": None,
-        "broker_channel_error_retry": True,
-        "result_backend": None,
-        "task_ignore_result": True,
-        "task_serializer": "json",
-        "accept_content": ["json"],
-        "task_publish_retry": False,
-        "task_acks_late": False,
-        "task_default_queue": settings.queue,
-        "task_queues": queues(settings),
-        "task_create_missing_queues": False,
-        "worker_consumer": "dispatcher.broker.reconnection:Consumer",
-        "worker_prefetch_multiplier": _PREFETCHED_PER_THREAD if is_quorum(settings) else 1,
-        "worker_soft_shutdown_timeout": 10.0,
-        "worker_enable_soft_shutdown_on_idle": True,
-        "worker_send_task_events": False,
-        "worker_redirect_stdouts": False,
-        "timezone": "UTC",
-        "enable_utc": True,
-        "beat_schedule": beat_schedule(settings),
-        "beat_scheduler": "dispatcher.broker.reconnection:Scheduler",
-        "beat_max_loop_interval": settings.sweep_interval.total_seconds(),
-    }
-
-
-def queues(settings: Settings, **more: Any) -> list[Queue]:
-    """Return the queues as workers declare them, each with the arguments ``more``."""
-    arguments = {"x-queue-type": "quorum"} if is_quorum(settings) else None
-    return [Queue(name, queue_arguments=arguments, **more) for name in settings.queues]
-
-
-def sweeps_every(settings: Settings) -> dict[str, timedelta]:
-    """Return the interval of each duty of the sweep."""
-    return {name: getattr(settings, duty.interval) for name, duty in DUTIES.items()}
-
-
-def beat_schedule(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Return the sweep as entries of a beat schedule. Each tick expires after ten intervals.
-
-    Without the duties that these settings do not need.
-    """
-    return {
-        f"dispatcher.{duty}": {
-            "task": f"dispatcher.{duty}",
-            "schedule": every,
-            "options": {
-                "queue": settings.queue,
-                "expires": max(_TICKS_WAITING * every, _LEAST_WAITING).total_seconds(),
-                "argsrepr": "",
-                "kwargsrepr": "",
-            },
-        }
-        for duty, every in sweeps_every(settings).items()
-        if (is_needed := DUTIES[duty].is_needed) is None or is_needed(settings)
-    }
-
-
-def create_app(settings: Settings, *, submitting: bool = False) -> Celery:
-    """Make a Celery app. One for ``submitting`` waits for the broker at most a second."""
-    app = Celery("dispatcher", set_as_current=not submitting, include=[TASKS_MODULE])
-    seconds = _SUBMIT_SOCKET_SECONDS if submitting else _WORKER_SOCKET_SECONDS
-    app.conf.update(options(settings, socket_seconds=seconds))
-    app.steps["worker"].add(WORKER_STEP)
-    if submitting:
-        app.conf.broker_transport_options |= _CONNECT_ONCE
-    return app
-
-
-def remember(app: Celery, settings: Settings) -> None:
-    """Set the settings of the tasks of ``app``."""
-    _settings_of[app] = settings
-
-
-def settings_of(app: Celery) -> Settings:
-    """Return the settings of the tasks of ``app``: those remembered, else the environment's.
-
-    Raises InvalidSettings.
-    """
-    return _settings_of.get(app) or Settings.load()
-
-
-def is_quorum(settings: Settings) -> bool:
-    """Return whether the queues are quorum queues of RabbitMQ."""
-    is_rabbitmq = urlsplit(settings.broker_url).scheme.startswith(("amqp", "pyamqp"))
-    return is_rabbitmq and settings.queue_type == "quorum"
+if TYPE_CHECKING:
+    from celery import Celery
 
 
 def __getattr__(name: str) -> Celery:
@@ -163,23 +20,3 @@ def __getattr__(name: str) -> Celery:
     app = create_app(Settings.load())
     globals()["app"] = app
     return app
-
-
-def _transport_options(settings: Settings, socket_seconds: float) -> dict[str, Any]:
-    scheme = urlsplit(settings.broker_url).scheme
-    if not scheme.startswith(("redis", "valkey", "sentinel")):
-        return {
-            "confirm_publish": True,
-            "connect_timeout": socket_seconds,
-            "read_timeout": None,
-            "write_timeout": socket_seconds,
-        }
-    return {
-        "visibility_timeout": settings.redelivery_timeout.total_seconds(),
-        "unacked_restore_interval": 5,
-        "unacked_restore_throttle": 1,
-        "socket_timeout": socket_seconds,
-        "socket_connect_timeout": socket_seconds,
-        "socket_keepalive": True,
-        "max_connections": 50,
-    }

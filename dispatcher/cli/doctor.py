@@ -11,8 +11,8 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from dispatcher.app import App
-from dispatcher.broker.survey import load_app
-from dispatcher.celery_app import settings_of
+from dispatcher.celery.configuration import settings_of
+from dispatcher.celery.survey import load_app
 from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, command, say_error
 from dispatcher.operations.findings import Examination, Level

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from dispatcher.celery_app import DUTIES
+from dispatcher.celery.configuration import DUTIES
 from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, command
 from dispatcher.cli.progress import until_stopped

@@ -16,7 +16,7 @@ from mmap import mmap
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from dispatcher.broker.queue import Queue, Ticket
+from dispatcher.celery.queue import Queue, Ticket
 from dispatcher.delivery.send_log import ClaimLog
 from dispatcher.errors import LimitersUnavailable, QueueUnavailable, StoreUnavailable
 from dispatcher.faults import fault

@@ -7,13 +7,13 @@ import math
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from uuid import UUID
 
-from dispatcher.broker.queue import Queue, Ticket
+from dispatcher.celery.queue import Queue, Ticket
 from dispatcher.delivery.group import give_back
 from dispatcher.delivery.send_log import LeftLog, SendLogs
 from dispatcher.errors import QueueUnavailable, StoreUnavailable
@@ -279,24 +279,21 @@ class Ticks:
 
     A tick waits for a free thread; where none was free for a while, many come together. Those that
     come after the first find nothing new. A duty that takes longer than its interval is under way
-    twice at most. ``every`` names the intervals by duty.
+    twice at most.
     """
 
-    def __init__(self, clock: Clock, every: Mapping[str, timedelta]) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._every = every
         self._lock = threading.Lock()
         self._begun_at: dict[str, float] = {}
         self._under_way: Counter[str] = Counter()
 
-    def run(self, duty: str, work: Callable[[], object]) -> bool:
+    def run(self, duty: str, every: timedelta, work: Callable[[], object]) -> bool:
         """Do a duty and return True; False where it was begun just before, or is under way."""
         with self._lock:
             now = self._clock.monotonic()
-            apart = self._every[duty].total_seconds() / 2
-            if now - self._begun_at.get(duty, -math.inf) < apart:
-                return False
-            if self._under_way[duty] >= _AT_ONCE:
+            is_early = now - self._begun_at.get(duty, -math.inf) < every.total_seconds() / 2
+            if is_early or self._under_way[duty] >= _AT_ONCE:
                 return False
             self._begun_at[duty] = now
             self._under_way[duty] += 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from uuid import UUID
 
-from dispatcher.broker.queue import EARLY
+from dispatcher.celery.queue import EARLY
 from dispatcher.delivery.group import NO_WAIT, Group, LastingSends, Shared, permit_of
 from dispatcher.delivery.send_log import ClaimLog, SendLogs
 from dispatcher.delivery.sender import Sender

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from dispatcher.broker.survey import AppFacts
+from dispatcher.celery.survey import AppFacts
 from dispatcher.errors import InvalidSettings, StoreUnavailable, Unavailable
 from dispatcher.file_modes import open_to_others
 from dispatcher.operations.findings import Finding, Level, error, ok, skipped, warning

@@ -8,7 +8,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
-from dispatcher.broker.survey import BrokerSurvey
+from dispatcher.celery.survey import BrokerSurvey
 from dispatcher.errors import StoreUnavailable, Unavailable
 from dispatcher.operations import checks
 from dispatcher.operations.findings import Examination, Finding, error, ok, skipped

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from math import ceil, inf
 from typing import Literal, get_args
 
-from dispatcher.celery_app import DUTIES
+from dispatcher.celery.configuration import DUTIES
 from dispatcher.errors import InvalidValue, Unavailable, plain, quoted
 from dispatcher.limiters import ChannelFill, Fills
 from dispatcher.message import Status
@@ -195,7 +195,7 @@ class Overviews:
         duty = DUTIES.get(sign.name)
         if duty is None:  # of another version
             return sign
-        interval: timedelta = getattr(self.settings, duty.interval)
+        interval = duty.every(self.settings)
         return replace(sign, lost_after=max(LOST_AFTER, MISSED_INTERVALS * interval))
 
     def load(self, *, within: timedelta) -> LoadToCome:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from dispatcher.broker.queue import Queue, Ticket
+from dispatcher.celery.queue import Queue, Ticket
 from dispatcher.errors import QueueUnavailable, StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.message import Message

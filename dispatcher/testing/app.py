@@ -15,7 +15,7 @@ from redis import Redis
 from sqlalchemy import TextualSelect, event, func, select, text
 
 from dispatcher.app import App, built_once
-from dispatcher.broker.queue import Queue
+from dispatcher.celery.queue import Queue
 from dispatcher.delivery import Delivery
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Status

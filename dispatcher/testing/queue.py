@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from dispatcher.broker.queue import TaskGroup, Ticket
+from dispatcher.celery.queue import TaskGroup, Ticket
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
 
@@ -23,7 +23,7 @@ class _Task(NamedTuple):
 
 
 class InProcessQueue:
-    """Stands in for ``dispatcher.broker.queue.Queue``. Messages of a channel share an instant."""
+    """Stands in for ``dispatcher.celery.queue.Queue``. Messages of a channel share an instant."""
 
     def __init__(self, *, group_size: int, clock: Clock, journal: Journal) -> None:
         self._size = group_size

@@ -17,7 +17,7 @@ from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
-from dispatcher.celery_app import DUTIES
+from dispatcher.celery.configuration import DUTIES
 from dispatcher.cli import demo, output, timeline
 from dispatcher.cli.status import overview_picture
 from dispatcher.limiters import ChannelFill, LimitFill

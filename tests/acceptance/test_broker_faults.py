@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from dispatcher import Dispatcher
-from dispatcher.celery_app import create_app
+from dispatcher.celery.configuration import create_app
 from dispatcher.message import Message
 from tests.support.environment import BROKER_DB, CHANNEL, Maker, broker_on, frozen
 from tests.support.load import Load

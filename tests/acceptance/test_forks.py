@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import text
 
 from dispatcher import Dispatcher, Settings
-from dispatcher.broker.queue import Ticket
+from dispatcher.celery.queue import Ticket
 from dispatcher.client import app_of
 from dispatcher.limiters import parse
 from dispatcher.message import new_id

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from dispatcher.celery import tasks
 from dispatcher.delivery.sweep import Ticks
 from dispatcher.errors import ReservationsUnavailable
+from dispatcher.settings import Settings
 from dispatcher.telemetry.journal import Journal
 from dispatcher.times.clock import SystemClock
-from dispatcher.worker import tasks
 from tests.support.clock import MovableClock
 
 SECOND = timedelta(seconds=1)
@@ -24,14 +25,14 @@ def clock() -> MovableClock:
 
 
 def ticks(clock: MovableClock) -> Ticks:
-    return Ticks(clock, {"rescue": SECOND, "prune": 60 * SECOND})
+    return Ticks(clock)
 
 
 def test_a_pile_of_ticks_is_one(clock: MovableClock) -> None:
     done: list[int] = []
     pile = ticks(clock)
     for number in range(10):
-        is_done = pile.run("rescue", lambda: done.append(number))  # noqa: B023 - called at once
+        is_done = pile.run("rescue", SECOND, lambda: done.append(number))  # noqa: B023 - called at once
         assert is_done is (number == 0)
         clock.advance(SECOND / 100)
     assert done == [0]
@@ -41,7 +42,7 @@ def test_each_tick_of_a_beat_is_run_though_they_are_not_quite_even(clock: Movabl
     done: list[str] = []
     steady = ticks(clock)
     for late in (0.0, 0.3, -0.2, 0.4, -0.1):
-        steady.run("rescue", lambda: done.append("rescue"))
+        steady.run("rescue", SECOND, lambda: done.append("rescue"))
         clock.advance(SECOND * (1 + late))
     assert len(done) == 5
 
@@ -54,12 +55,12 @@ def test_a_duty_that_hangs_is_begun_once_more_and_not_again(clock: MovableClock)
         begun.append("rescue")
         if depth:
             clock.advance(SECOND)
-            assert hung.run("rescue", lambda: hang(depth - 1)) is (depth == 3)
+            assert hung.run("rescue", SECOND, lambda: hang(depth - 1)) is (depth == 3)
 
-    assert hung.run("rescue", lambda: hang(3))
+    assert hung.run("rescue", SECOND, lambda: hang(3))
     assert begun == ["rescue", "rescue"]
     clock.advance(SECOND)
-    assert hung.run("rescue", lambda: None), "those have ended"
+    assert hung.run("rescue", SECOND, lambda: None), "those have ended"
 
 
 def test_a_server_that_is_away_is_told_in_a_line_and_not_in_a_traceback(
@@ -69,10 +70,11 @@ def test_a_server_that_is_away_is_told_in_a_line_and_not_in_a_traceback(
         raise ReservationsUnavailable("Redis is loading its data")
 
     parts = SimpleNamespace(
+        settings=Settings(),
         reconciler=SimpleNamespace(reconcile=reconcile),
         journal=Journal(),
         clock=SystemClock(),
-        ticks=Ticks(SystemClock(), {"reconcile": timedelta(seconds=1)}),
+        ticks=Ticks(SystemClock()),
     )
     monkeypatch.setattr(tasks, "here", lambda: parts)
     monkeypatch.setattr(tasks, "_told_at", {})

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dispatcher import Draft, Message
-from dispatcher.broker.queue import EARLY
+from dispatcher.celery.queue import EARLY
 from dispatcher.store.maintenance import MOST_GRACES
 from dispatcher.times.clock import SystemClock
 from tests.support.doubles import at_once

@@ -12,7 +12,7 @@ import pytest
 from django.db import transaction
 from django.test import override_settings
 
-from dispatcher.celery_app import settings_of
+from dispatcher.celery.configuration import settings_of
 from dispatcher.django import configuration
 from tests.django.conftest import Project
 
@@ -46,7 +46,7 @@ def test_the_celery_app_of_the_page_delivers(
     with override_settings(CELERY_BROKER_URL=project.dispatcher.settings.broker_url):
         names = ran("# shop/celery.py")
         assert settings_of(names["app"]) == project.dispatcher.settings
-        assert "dispatcher.worker.tasks" in names["app"].conf.imports
+        assert "dispatcher.celery.tasks" in names["app"].conf.imports
 
 
 def test_an_order_and_its_message_commit_together(project: Project) -> None:

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dispatcher import Settings, errors
-from dispatcher.celery_app import DUTIES
+from dispatcher.celery.configuration import DUTIES
 from dispatcher.cli import app as cli
 from dispatcher.cli import every_command
 from dispatcher.operations import doctor

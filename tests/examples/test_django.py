@@ -12,7 +12,7 @@ from django.core.management import call_command
 from django.db import transaction
 from django.test import Client, override_settings
 
-from dispatcher.celery_app import settings_of
+from dispatcher.celery.configuration import settings_of
 from dispatcher.django import dispatcher
 from dispatcher.times.clock import SystemClock
 from tests.examples.conftest import TOMORROW
@@ -90,4 +90,4 @@ def test_the_celery_app_of_the_project_works_with_its_settings() -> None:
     settings = settings_of(example.celery)
     assert Path(settings.database_url.removeprefix("sqlite:///")).name == "shop.db"
     assert settings.zone == "Europe/Berlin"
-    assert "dispatcher.worker.tasks" in example.celery.conf.imports
+    assert "dispatcher.celery.tasks" in example.celery.conf.imports

@@ -15,6 +15,7 @@ from celery import Celery
 from kombu import Connection, Exchange, Queue
 from sqlalchemy import Engine, event
 
+from dispatcher.celery.install import install
 from dispatcher.operations.findings import Finding
 from dispatcher.redis.keys import LooseKeys
 from dispatcher.store.database import Database
@@ -22,7 +23,6 @@ from dispatcher.store.survey import StoreSurvey
 from dispatcher.telemetry.liveness import Kind
 from dispatcher.times.clock import SystemClock
 from dispatcher.times.zones import database
-from dispatcher.worker.install import install
 from tests.support.all_windows import let_graces_pass
 from tests.support.cluster import cluster_of_one
 from tests.support.examining import (

@@ -35,8 +35,8 @@ PLAIN = (
     "celery.bin.worker",
     "celery.bin.beat",
     "dispatcher.client",
-    "dispatcher.worker.tasks",
-    "dispatcher.broker.reconnection",
+    "dispatcher.celery.tasks",
+    "dispatcher.celery.reconnection",
     "dispatcher.embedded",
 )
 COMMANDS = (*PLAIN, *(each.name for each in walk_packages(cli.__path__, "dispatcher.cli.")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
-from dispatcher.broker.queue import TaskGroup, Ticket, group
+from dispatcher.celery.queue import TaskGroup, Ticket, group
 from tests.simulation.faults import Weather
 from tests.simulation.scheduler import Scheduler
 
@@ -30,7 +30,7 @@ class Broker:
 
 
 class SimQueue:
-    """Stands in for ``dispatcher.broker.queue.Queue``."""
+    """Stands in for ``dispatcher.celery.queue.Queue``."""
 
     def __init__(
         self, broker: Broker, scheduler: Scheduler, weather: Weather, *, coalesce: timedelta

@@ -9,24 +9,15 @@ import sys
 
 import pytest
 
-from dispatcher.celery_app import DUTIES
 from tests.simulation.bugs import BUGS, hunt
 from tests.simulation.faults import Fault
 from tests.simulation.judge import accepted
 from tests.simulation.runs import played, search, told
-from tests.simulation.scheduler import Process
-from tests.simulation.world import World
 from tests.support.soak import examples
 
 FAULTS = examples(20_000)
 """Faults of an ordinary run; ``make simulate`` has more."""
 _PARTS, _SEEDS = 8, 1_000
-
-
-def test_a_sweeper_does_every_duty_but_that_of_status_webhooks() -> None:
-    world = World(1)
-    duties = world.wiring.duties(world.wiring.app(Process(world.scheduler, "sweeper")))
-    assert set(duties) == set(DUTIES) - {"notify"}
 
 
 @pytest.mark.parametrize("part", range(_PARTS))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from sqlalchemy import or_
 
 from dispatcher.app import App, built_once
+from dispatcher.celery.configuration import DUTIES
 from dispatcher.message import Message
 from dispatcher.store.claims import Claims
 from dispatcher.store.database import Database
@@ -114,11 +116,9 @@ class Wiring:
         return app
 
     def duties(self, app: App) -> dict[str, Callable[[], object]]:
-        return {
-            "enqueue_due": app.sweep.enqueue_due, "rescue": app.sweep.rescue,
-            "prune": app.sweep.prune, "reconcile": app.reconciler.reconcile,
-            "catch_up": app.sweep.catch_up,
-        }  # fmt: skip
+        """Return every duty but that of status webhooks, whose statements are not simulated."""
+        methods = {name: duty.run for name, duty in DUTIES.items() if name != "notify"}
+        return {name: attrgetter(method)(app) for name, method in methods.items()}
 
     def session(self, process: Process) -> CallersSession:
         return CallersSession(self._world.store.callers.connect(), process)

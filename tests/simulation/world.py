@@ -14,7 +14,7 @@ from uuid import UUID
 
 from dispatcher import faults
 from dispatcher.app import App
-from dispatcher.broker.queue import TaskGroup
+from dispatcher.celery.queue import TaskGroup
 from dispatcher.delivery import (
     group,
     sender_pool,

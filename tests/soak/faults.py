@@ -16,7 +16,7 @@ import psycopg
 import redis
 
 from dispatcher.app import App
-from dispatcher.broker.queue import Ticket
+from dispatcher.celery.queue import Ticket
 from dispatcher.redis.keys import ShardKeys
 from tests.soak.stage import BEATS, CLIENTS, NODES, SERVERS, SIDES, WORKERS, Stage
 from tests.support.cluster import Cluster, slot_of

@@ -16,7 +16,7 @@ from dispatcher import (
     ReservationsUnavailable,
     StoreUnavailable,
 )
-from dispatcher.broker.queue import Ticket
+from dispatcher.celery.queue import Ticket
 from dispatcher.errors import QueueUnavailable
 from dispatcher.message import new_id
 from dispatcher.redis.scripts import replies_of, script

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import event
 
 from dispatcher import Draft, OutcomeUnknown, QuotaExceeded, StoreUnavailable
-from dispatcher.worker import tasks
+from dispatcher.celery import tasks
 from tests.support.far import FarDatabase
 from tests.support.house import FAR, House, house_on
 from tests.support.house_fixtures import Build

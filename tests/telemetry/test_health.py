@@ -19,13 +19,13 @@ from celery import beat
 
 from dispatcher import Settings
 from dispatcher.app import App
-from dispatcher.broker.reconnection import Scheduler
-from dispatcher.celery_app import create_app
+from dispatcher.celery import tasks
+from dispatcher.celery.configuration import create_app
+from dispatcher.celery.reconnection import Scheduler
 from dispatcher.telemetry.health import BROKER, HANGS_AFTER, Health
 from dispatcher.telemetry.liveness import Kind
 from dispatcher.telemetry.prometheus import Exposition
 from dispatcher.times.clock import Clock, SystemClock
-from dispatcher.worker import tasks
 from tests.support.clock import MovableClock
 from tests.support.environment import broker_on
 from tests.support.far import FarDatabase

@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from dispatcher import Dispatcher, Draft, InvalidValue, Settings, errors
-from dispatcher.broker.survey import load_app
+from dispatcher.celery.survey import load_app
 from dispatcher.channel import ChannelSettings
 from dispatcher.errors import DispatcherError, quoted
 from dispatcher.faults import arm

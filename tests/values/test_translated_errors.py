@@ -25,10 +25,10 @@ from dispatcher import (
     StoreUnavailable,
 )
 from dispatcher.app import App
-from dispatcher.broker.errors import translated as of_broker
-from dispatcher.broker.queue import Ticket
-from dispatcher.broker.survey import BrokerSurvey
-from dispatcher.celery_app import create_app
+from dispatcher.celery.configuration import create_app
+from dispatcher.celery.errors import translated as of_broker
+from dispatcher.celery.queue import Ticket
+from dispatcher.celery.survey import BrokerSurvey
 from dispatcher.errors import Unavailable
 from dispatcher.limiters.limiter import translated as in_limiters
 from dispatcher.message import new_id

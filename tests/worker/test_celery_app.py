@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 from dispatcher import Settings, celery_app
-from dispatcher.celery_app import DUTIES, beat_schedule, create_app, options
-from dispatcher.worker import tasks
+from dispatcher.celery import tasks
+from dispatcher.celery.configuration import DUTIES, beat_schedule, create_app, options
 
 REDIS = Settings.load(broker_url="redis://broker/0")
 CATCHING_UP = Settings.load(
@@ -73,7 +73,7 @@ def test_the_sweep_is_all_of_its_duties_each_expiring_after_ten_ticks() -> None:
     assert set(schedule) == {f"dispatcher.{name}" for name in DUTIES}
     for name, entry in schedule.items():
         duty = DUTIES[name.removeprefix("dispatcher.")]
-        every = getattr(CATCHING_UP, duty.interval)
+        every = duty.every(CATCHING_UP)
         assert (entry["task"], entry["schedule"]) == (name, every)
         assert entry["options"]["expires"] == 10 * every.total_seconds()
         assert entry["options"]["queue"] == "dispatcher"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dispatcher import Settings, app
-from dispatcher.worker import tasks
-from dispatcher.worker.tasks import here
+from dispatcher.celery import tasks
+from dispatcher.celery.tasks import here
 from tests.support.waiting import DEADLINE
 
 SETTINGS = Settings.load(channels={"sms": {"transport": "memory"}})

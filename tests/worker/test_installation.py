@@ -11,7 +11,7 @@ from celery import Celery, Task
 from kombu import Exchange, Queue
 
 from dispatcher import InvalidSettings, Settings, install
-from dispatcher.celery_app import beat_schedule, settings_of
+from dispatcher.celery.configuration import beat_schedule, settings_of
 
 SETTINGS = Settings.load(
     default_channels=False,
@@ -34,7 +34,7 @@ def queues(app: Celery) -> list[str]:
 
 
 def has_both(app: Celery) -> None:
-    assert app.conf.imports == ("shop.tasks", "dispatcher.worker.tasks")
+    assert app.conf.imports == ("shop.tasks", "dispatcher.celery.tasks")
     assert set(app.conf.beat_schedule) == {"tidy", *beat_schedule(SETTINGS)}
     assert queues(app) == ["shop", *OURS]
     for task, queue in {"dispatcher.deliver": "post", "shop.tidy": "shop"}.items():
@@ -102,7 +102,7 @@ def test_later_configuration_of_the_app_keeps_the_tasks() -> None:
     install(app, SETTINGS)
     later = {"broker_url": SETTINGS.broker_url, "task_routes": {"shop.*": {"queue": "shop"}}}
     app.config_from_object(later)
-    assert "dispatcher.worker.tasks" in app.conf.imports
+    assert "dispatcher.celery.tasks" in app.conf.imports
     assert queues(app) == ["celery", *OURS]
     assert app.amqp.router.route({}, "dispatcher.prune")["queue"].name == "post"
     assert app.amqp.router.route({}, "shop.tidy")["queue"].name == "shop"

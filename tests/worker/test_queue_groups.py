@@ -8,7 +8,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.broker.queue import EARLY, TaskGroup, Ticket, group
+from dispatcher.celery.queue import EARLY, TaskGroup, Ticket, group
 from dispatcher.message import new_id
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)

@@ -14,8 +14,8 @@ from kombu.connection import ConnectionPool
 from kombu.pools import ProducerPool
 from redis.exceptions import ReadOnlyError
 
-from dispatcher.broker.errors import translated
-from dispatcher.celery_app import DELIVER
+from dispatcher.celery.configuration import DELIVER
+from dispatcher.celery.errors import translated
 from dispatcher.errors import QueueUnavailable
 from dispatcher.settings import Settings
 from dispatcher.telemetry.journal import Journal, Transition

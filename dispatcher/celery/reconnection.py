@@ -15,8 +15,8 @@ from celery import beat
 from celery.worker import consumer
 from vine import promise
 
-from dispatcher.broker import items
-from dispatcher.celery_app import DELIVER, is_quorum, settings_of, tasks_dropped
+from dispatcher.celery import items
+from dispatcher.celery.configuration import DELIVER, is_quorum, settings_of, tasks_dropped
 from dispatcher.times.clock import SystemClock
 
 _INTERVALS: dict[str, Any] = {"interval_start": 0.2, "interval_step": 0.4, "interval_max": 2.0}

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from mmap import mmap
+from operator import attrgetter
 from socket import gethostname
 from typing import Any
 from uuid import UUID
@@ -26,8 +27,8 @@ from celery.signals import (
 )
 
 from dispatcher.app import App
-from dispatcher.broker.items import item_rejected
-from dispatcher.celery_app import DUTIES, settings_of, tasks_dropped
+from dispatcher.celery.configuration import DUTIES, Duty, settings_of, tasks_dropped
+from dispatcher.celery.items import item_rejected
 from dispatcher.delivery import StopFlag
 from dispatcher.delivery.reconciler import ReconcileResult
 from dispatcher.errors import DispatcherError, Unavailable
@@ -144,15 +145,13 @@ def count_rejected(**_: object) -> None:
     here().pulse.item_rejected()
 
 
-def _task_of(duty: str) -> Any:
-    """Return the task of a duty, which is the method of that name."""
-
-    @shared_task(name=f"dispatcher.{duty}", **OPTIONS)
+def _task_of(name: str, duty: Duty) -> Any:
+    @shared_task(name=f"dispatcher.{name}", **OPTIONS)
     def run() -> None:
         app = here()
-        work = getattr(app.reconciler if duty == "reconcile" else app.sweep, duty)
-        if app.ticks.run(duty, lambda: _count(app, duty, work)):
-            app.pulse.done(duty)
+        work = attrgetter(duty.run)(app)
+        if app.ticks.run(name, duty.every(app.settings), lambda: _count(app, name, work)):
+            app.pulse.done(name)
 
     return run
 
@@ -218,5 +217,4 @@ def worker_has_ended(**_: object) -> None:
     here().pulse.stop()
 
 
-duties = {duty: _task_of(duty) for duty in DUTIES}
-"""The task of each duty of the sweep, by its name."""
+duties = {name: _task_of(name, duty) for name, duty in DUTIES.items()}

@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 from celery import Celery
 from kombu import Exchange, Queue
 
-from dispatcher.broker.survey import facts_of
-from dispatcher.celery_app import (
+from dispatcher.celery.configuration import (
     TASKS_MODULE,
     WORKER_STEP,
     beat_schedule,
@@ -19,6 +18,7 @@ from dispatcher.celery_app import (
     remember,
     settings_of,
 )
+from dispatcher.celery.survey import facts_of
 from dispatcher.errors import InvalidSettings, kind_of, quoted
 from dispatcher.settings import Settings, config_file
 

@@ -20,7 +20,7 @@ from celery.utils.dispatch import Signal
 from kombu.transport import redis
 from kombu.transport.virtual import Message
 
-from dispatcher.celery_app import DELIVER, DUTIES
+from dispatcher.celery.configuration import DELIVER, DUTIES
 
 log = logging.getLogger(__name__)
 

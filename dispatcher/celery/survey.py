@@ -15,8 +15,8 @@ from celery import Celery
 from celery.app.utils import find_app
 from kombu import Connection
 
-from dispatcher.broker.errors import translated
-from dispatcher.celery_app import DELIVER, beat_schedule
+from dispatcher.celery.configuration import DELIVER, beat_schedule
+from dispatcher.celery.errors import translated
 from dispatcher.errors import InvalidSettings, InvalidValue, quoted
 from dispatcher.settings import Settings
 

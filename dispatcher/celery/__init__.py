@@ -1,0 +1,1 @@
+"""Celery: its configuration, the queue, the tasks of a worker, and ``install``."""
