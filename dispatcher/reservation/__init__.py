@@ -8,6 +8,7 @@ confirm, ``fence`` closes those of a server that may have lost data. ``contents`
 """
 
 from dispatcher.reservation.booking import (
+    Answer,
     BookingRequest,
     Slot,
     Submit,
@@ -43,6 +44,7 @@ from dispatcher.reservation.windows import Windows
 
 __all__ = [
     "CLOSED",
+    "Answer",
     "BookingRequest",
     "ClusterFacts",
     "Contents",

@@ -7,6 +7,7 @@ from secrets import token_hex
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
+from dispatcher.errors import DuplicateUnderWay, IdempotencyConflict, SlotRefused
 from dispatcher.message import new_id
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation.terms import AnyQuota, Terms
@@ -64,7 +65,8 @@ class Leg(NamedTuple):
 class BookingRequest(NamedTuple):
     """One of many messages to book: ``asked_ms``, or the first slot up to ``latest_ms``.
 
-    ``tail`` is that of its present reservation: empty unless it was moved before.
+    ``tail`` is that of the reservation, empty unless it is one of a move. While a move is under
+    way, ``left_tail`` is that of the present reservation, which counts as free, and stays.
     """
 
     message_id: UUID
@@ -73,17 +75,29 @@ class BookingRequest(NamedTuple):
     latest_ms: int
     submit: Submit | None = None
     tail: str = ""
+    left_tail: str | None = None
 
     @property
     def member(self) -> bytes:
         return member_of(self.message_id, self.tail)
 
+    @property
+    def left(self) -> bytes:
+        """The present reservation of a message that is moved; empty for others."""
+        return b"" if self.left_tail is None else member_of(self.message_id, self.left_tail)
+
+    def moving(self) -> BookingRequest:
+        """Return the request for a second reservation of the message that has this one."""
+        return self._replace(tail=new_tail(), left_tail=self.tail)
+
     def renewed(self) -> BookingRequest:
-        """Return the same request under another id, and with another token.
+        """Return the same request with another member, and with another token.
 
         For a request of which something was released: a copy of that release that arrives late
         then takes away nothing that is booked after it.
         """
+        if self.left_tail is not None:
+            return self._replace(tail=new_tail())
         message_id = planned_id(new_id()) if is_planned_id(self.message_id) else new_id()
         return self._replace(message_id=message_id, submit=self.submit and self.submit.renewed())
 
@@ -91,8 +105,8 @@ class BookingRequest(NamedTuple):
 class Slot(NamedTuple):
     """A booked time. The id is that of a duplicate submit where that booked first.
 
-    ``request`` is another one than was asked where that was renewed, because what it first booked
-    was released, and for a move: then it has the new tail.
+    ``request`` is another one than was asked for a move, of which it has the new tail, and where it
+    was renewed, because what it first booked was released.
     """
 
     message_id: UUID
@@ -107,20 +121,16 @@ class Slot(NamedTuple):
         )
 
 
-class LegRequest(NamedTuple):
-    """What one shard is asked for.
+Refusal = SlotRefused | IdempotencyConflict | DuplicateUnderWay
+Answer = Slot | Refusal
+"""What a booking comes to."""
 
-    With ``tail`` it is a move: the time is booked with that tail, judged as if the member of
-    ``booking`` were not there, which stays.
-    """
+
+class LegRequest(NamedTuple):
+    """What one shard is asked for."""
 
     leg: Leg
     booking: BookingRequest
-    tail: str = ""
-
-    @property
-    def new_member(self) -> bytes:
-        return member_of(self.booking.message_id, self.tail)
 
     def within(self, asked_ms: int, latest_ms: int) -> LegRequest:
         """Return the same request for ``asked_ms``, or the first slot up to ``latest_ms``."""

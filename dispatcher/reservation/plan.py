@@ -12,11 +12,11 @@ from uuid import uuid4
 
 import redis
 
-from dispatcher.errors import DispatcherError, ReservationsUnavailable, SlotRefused
+from dispatcher.errors import ReservationsUnavailable, SlotRefused
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import PlanKeys, ShardKeys
 from dispatcher.redis.scripts import Call, script
-from dispatcher.reservation.booking import BookingRequest, Slot, planned_id
+from dispatcher.reservation.booking import Answer, BookingRequest, planned_id
 from dispatcher.reservation.shards import CLOSED
 from dispatcher.reservation.taken_keys import replies_of
 from dispatcher.reservation.terms import Rules
@@ -74,7 +74,7 @@ class Copies(AbstractContextManager["Copies"]):
 
     def reserve(
         self, requests: Sequence[BookingRequest], *, grace: timedelta = timedelta(0)
-    ) -> list[Slot | DispatcherError]:
+    ) -> list[Answer]:
         """Return for each request when it would be booked, or why it would not be, in order.
 
         Later requests, also of later calls, see the bookings of earlier ones. They are booked under

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 import redis
@@ -20,6 +20,7 @@ from dispatcher.redis.errors import translated
 from dispatcher.redis.scripts import Call, Script, packed, script
 from dispatcher.reservation.booking import (
     Blocked,
+    BookingRequest,
     Leg,
     LegRequest,
     Slot,
@@ -40,7 +41,6 @@ _MOST_AT_ONCE = 250
 """Most messages that one script books; it then runs for a few milliseconds at most."""
 _MOST_CALLS = 10_000
 _CLOSED_REPLY = [b"closed"]
-_GOES_ON = (b"searching", b"unsure")
 _ID_BYTES = 16
 
 _ScriptTerms = tuple[bool, Judged]
@@ -66,7 +66,6 @@ class Shards:
         self._next_slot = script("reservation/next_slot")
         self._check = script("reservation/check")
         self._hold = script("reservation/hold")
-        self._move = script("reservation/move")
         self._release = script("reservation/release")
 
     def book(self, requests: Sequence[LegRequest], *, pending_grace_ms: int = 0) -> list[LegAnswer]:
@@ -96,35 +95,18 @@ class Shards:
                     del waiting[shard]
         return [answers[number] for number in range(len(requests))]
 
-    def move(self, requests: Sequence[LegRequest]) -> list[Slot | Blocked]:
-        """Book second times for messages, one after the other.
-
-        The list ends early behind a search that goes on: nothing may overtake it.
-        """
-        replies = self._run(self._move, [self._move_call(request) for request in requests])
-        answers: list[LegAnswer] = []
-        for request, reply in zip(requests, replies, strict=True):
-            goes_on = reply[0] in _GOES_ON
-            if goes_on:
-                later = requests[len(answers) + 1 :]
-                self.release_many((each.leg, each.new_member, None) for each in later)
-            answers.append(self._searched(request, reply))
-            if goes_on:
-                break
-        return cast("list[Slot | Blocked]", answers)
-
-    def slot(self, leg: Leg, start_ms: int, mover: bytes = b"") -> int:
+    def slot(self, leg: Leg, start_ms: int, free: bytes = b"") -> int:
         """Return the first time at or after ``start_ms`` that fits. Books nothing.
 
-        The reservation ``mover`` counts as free.
+        The reservation ``free`` counts as free.
         """
         for step in range(_MOST_CALLS):
-            call = self._next_slot_call(leg, start_ms, mover, step=step)
+            call = self._next_slot_call(leg, start_ms, free, step=step)
             word, start_ms = self._run_once(self._next_slot, call)
             if word == b"slot":
                 return start_ms
             if word == b"unsure":
-                blocked = self._checked(leg, mover, start_ms, b"")
+                blocked = self._checked(leg, free, start_ms, b"")
                 if blocked is None:
                     return start_ms
                 start_ms = blocked.until_ms
@@ -141,62 +123,57 @@ class Shards:
             calls.append(([*names, *leg.windows], [member, token]))
         return [freed == 1 for freed in self._run(self._release, calls)]
 
-    def _searched(self, request: LegRequest, reply: Any, pending_grace_ms: int = 0) -> LegAnswer:
+    def _searched(self, request: LegRequest, reply: Any, pending_grace_ms: int) -> LegAnswer:
         """Return what a reply says; where it says that the search goes on, ask until it ends."""
+        leg, booking = request
         why: Blocked | None = None
-        start_ms = request.booking.asked_ms
-        mover = request.booking.member if request.tail else b""
         for step in range(1, _MOST_CALLS + 1):
-            answer = _final(request, reply)
+            answer = _final(booking, reply)
             if answer is not None:
                 return answer
-            if reply[0] == b"unsure":
-                if reply[2:]:
-                    why = why or self._blocked(request.leg, reply)
-                judged = self._judged(request, reply[1], pending_grace_ms)
+            word, start_ms, *facts = reply
+            if facts:
+                why = why or self._blocked(leg, reply)
+            if word == b"unsure":
+                judged = self._judged(request, start_ms, pending_grace_ms)
                 if not isinstance(judged, Blocked):
                     return judged
                 why, start_ms = why or judged, judged.until_ms
-            else:
-                why, start_ms = why or self._blocked(request.leg, reply), reply[1]
-                if reply[0] == b"refused":
-                    return why._replace(until_ms=start_ms)
-            if start_ms > request.booking.latest_ms:
+            if why and word == b"refused":
+                return why._replace(until_ms=start_ms)
+            if why and start_ms > booking.latest_ms:
                 # Before the requests behind it, which must not change what it is told.
-                return why._replace(until_ms=self.slot(request.leg, start_ms, mover))
-            later = request.within(start_ms, request.booking.latest_ms)
+                return why._replace(until_ms=self.slot(leg, start_ms, booking.left))
+            later = request.within(start_ms, booking.latest_ms)
             reply = self._ask(later, pending_grace_ms, step=step)
         raise ReservationsUnavailable(ENDLESS)
 
     def _ask(
         self, request: LegRequest, pending_grace_ms: int, *, step: int = 0, judged: bytes = b""
     ) -> Any:
-        if request.tail:
-            call = self._move_call(request, step=step, judged=judged)
-            reply: Any = self._run_once(self._move, call)
-        else:
-            call = self._reserve_call(
-                [request], pending_grace_ms=pending_grace_ms, step=step, judged=judged
-            )
-            [reply] = self._run_once(self._reserve, call)
+        call = self._reserve_call(
+            [request], pending_grace_ms=pending_grace_ms, step=step, judged=judged
+        )
+        [reply] = self._run_once(self._reserve, call)
         return reply
 
     def _judged(self, request: LegRequest, at_ms: int, pending_grace_ms: int) -> LegAnswer:
         """Hold a time, judge it in bounded steps, and book it if it fits.
 
-        Each hold has a name of its own, also that of a move: a late copy of these calls then
-        changes nothing that is booked.
+        Each hold has a name of its own: a late copy of these calls then changes nothing that is
+        booked.
         """
-        leg, own = request.leg, member_of(request.booking.message_id, new_tail())
+        leg, booking = request
+        own = member_of(booking.message_id, new_tail())
         names = [leg.keys.pending, leg.keys.epoch, *leg.windows]
         try:
             if not self._run_once(self._hold, (names, [own, at_ms])):
                 raise closed()
-            blocked = self._checked(leg, request.booking.member, at_ms, own)
+            blocked = self._checked(leg, booking.left or booking.member, at_ms, own)
             if blocked is not None:
                 return blocked
             exact = request.within(at_ms, at_ms)
-            answer = _final(request, self._ask(exact, pending_grace_ms, judged=own))
+            answer = _final(booking, self._ask(exact, pending_grace_ms, judged=own))
             if answer is None:  # a rebuild or reconcile took the hold meanwhile
                 raise closed()
             return answer
@@ -241,33 +218,27 @@ class Shards:
         messages: list[bytes | str] = []
         numbers: dict[_ScriptTerms, int] = {}
         encode: Callable[[tuple[_ScriptTerms, ...]], bytes] = _encoded_once
-        for leg, (message_id, of, asked_ms, latest_ms, submit, _), _ in requests:
+        for leg, booking in requests:
+            message_id, of, asked_ms, latest_ms, submit, tail, left_tail = booking
             scopes, table = leg.scopes, None
             if of.quiet is None:
                 table = self._rules.unchanging(tuple(map(_kind, scopes)))
-            has_extra = submit is not None or judged != b""
+            has_extra = submit is not None or judged != b"" or left_tail is not None
             if table is None:
                 table, encode = self._table(leg, asked_ms, step), _encoded
             terms = (has_extra, table)
             number = numbers.setdefault(terms, len(numbers) + 1)
             at = b"%d" % asked_ms
             latest = at if latest_ms == asked_ms else b"%d" % latest_ms
-            messages += (message_id.bytes, at, latest, b"%d" % number)
+            messages += (message_id.bytes + tail.encode(), at, latest, b"%d" % number)
             if submit is not None:
                 names.append(keys.duplicates(submit.name))
-                messages += (judged, submit.fingerprint, submit.token)
+                messages += (judged, b"", submit.fingerprint, submit.token)
             elif has_extra:
-                messages += (judged, b"", b"")
+                messages += (judged, booking.left, b"", b"")
             names += [keys.window(scope.name, scope.kind) for scope in scopes]
         words = [b"%d" % pending_grace_ms, b"%d" % (self._under_way_ms + pending_grace_ms)]
         return names, [*words, encode(tuple(numbers)), *messages]
-
-    def _move_call(self, request: LegRequest, *, step: int = 0, judged: bytes = b"") -> Call:
-        leg, booking, _ = request
-        asked_ms, latest_ms = booking.asked_ms, booking.latest_ms
-        words = [booking.member, request.new_member, judged, asked_ms, latest_ms]
-        names = [leg.keys.pending, leg.keys.epoch, *leg.windows]
-        return names, [*words, self._judged_by(leg, asked_ms, step)]
 
     def _next_slot_call(self, leg: Leg, start_ms: int, own: bytes, *, step: int) -> Call:
         """Encode ``next_slot.lua``; ``own`` is a member that counts as free."""
@@ -304,11 +275,8 @@ class Shards:
         return replies
 
 
-def _final(request: LegRequest, reply: Any) -> LegAnswer | None:
+def _final(booking: BookingRequest, reply: Any) -> Slot | IdempotencyConflict | None:
     """Return the answer in a reply; None where it refuses, or the search goes on."""
-    booking = request.booking
-    if request.tail:
-        booking = booking._replace(tail=request.tail)
     if isinstance(reply, int):
         return Slot(booking.message_id, reply, booking)
     word, *facts = reply

@@ -18,7 +18,6 @@ from uuid import UUID
 import redis
 
 from dispatcher.errors import (
-    DispatcherError,
     DuplicateUnderWay,
     IdempotencyConflict,
     QuietHours,
@@ -30,15 +29,15 @@ from dispatcher.faults import fault
 from dispatcher.redis.keys import ShardKeys, shard_of
 from dispatcher.reservation.booking import (
     EVERYONE,
+    Answer,
     Blocked,
     BookingRequest,
     Leg,
     LegRequest,
     Slot,
     Submit,
-    new_tail,
 )
-from dispatcher.reservation.shards import ENDLESS, LegAnswer, Shards
+from dispatcher.reservation.shards import ENDLESS, Shards
 from dispatcher.reservation.terms import Rules, Terms
 from dispatcher.scope import Scope
 from dispatcher.times.lengths import MILLISECOND
@@ -51,23 +50,12 @@ _MOST_ROUNDS = 1_000
 
 @dataclass(slots=True)
 class _Booking:
-    """What is to be booked in every leg: a first reservation, or with ``tail`` that of a move."""
+    """What is to be booked in every leg."""
 
     request: BookingRequest
     legs: Sequence[Leg]
-    pending_grace_ms: int = 0
-    is_stored: bool = False
-    tail: str = ""
-
-    @property
-    def mover(self) -> bytes:
-        """The present reservation of a message that is moved: it counts as free."""
-        return self.request.member if self.tail else b""
-
-    @property
-    def moved(self) -> BookingRequest:
-        """The second reservation of a message that is moved."""
-        return self.request._replace(tail=self.tail)
+    pending_grace_ms: int
+    is_stored: bool
 
 
 class Windows:
@@ -130,7 +118,7 @@ class Windows:
         *,
         grace: timedelta = timedelta(0),
         is_stored: bool = False,
-    ) -> list[Slot | DispatcherError]:
+    ) -> list[Answer]:
         """Return for each message when it is booked, or why it is not, in order.
 
         A message counts those before it, so that the answers are the same as one by one: those with
@@ -167,7 +155,7 @@ class Windows:
     def withdraw(self, requests: Sequence[BookingRequest]) -> list[bool]:
         """Release many reservations in few round trips; return of each whether its time is free.
 
-        They are those of submits that stored nothing, and of cancelled messages.
+        They are those of submits that stored nothing, of cancelled messages, and of decided moves.
         Where a duplicate submit relies on the same booking it stays; the last one to give up
         releases it.
         """
@@ -190,33 +178,24 @@ class Windows:
         """Book a second time for each of these messages, or return why it has none, in order.
 
         The request of a slot has the tail of the second reservation. Each is judged as if its
-        present reservation were free; that one stays, and counts for the others, until :meth:`drop`
-        releases one of the two. Those with one leg go together in one round trip. The list may end
-        early, but not before the first: behind a search that took more than one call, because
-        nothing may overtake it. Raises ReservationsUnavailable; then nothing is booked.
+        present reservation were free; that one stays, and counts for the others, until
+        :meth:`withdraw` releases one of the two. Raises ReservationsUnavailable; then nothing is
+        booked.
         """
-        bookings = [
-            _Booking(request, self.legs(request.terms), tail=new_tail()) for request in requests
-        ]
+        moves = [request.moving() for request in requests]
         try:
-            return cast("list[Slot | SlotRefused]", self._in_order(bookings))
+            return cast("list[Slot | SlotRefused]", self.book(moves))
         except ReservationsUnavailable:
-            # Only the reply may have been lost. To drop what is not there is harmless.
+            # Only the reply may have been lost. To release what is not there is harmless.
             with _rest_left_to_reconcile():
-                self.drop(*(booking.moved for booking in bookings))
+                self.withdraw(moves)
             raise
-
-    def drop(self, *members: BookingRequest) -> None:
-        """Release one of the two reservations of each of these messages."""
-        self.shards.release_many(
-            (leg, each.member, None) for each in members for leg in self.legs(each.terms)
-        )
 
     def _refusal(self, booking: _Booking, blocked: Blocked) -> SlotRefused:
         _, terms, asked_ms, latest_ms, *_ = booking.request
         slot_ms = blocked.until_ms
         if len(booking.legs) > 1:
-            slot_ms = self._next_slot(booking.legs, slot_ms, booking.mover)
+            slot_ms = self._next_slot(booking.legs, slot_ms, booking.request.left)
         latest = from_ms(latest_ms) if latest_ms > asked_ms else None
         if blocked.scope is None or blocked.quota is None:
             return QuietHours(
@@ -235,33 +214,28 @@ class Windows:
             latest=latest,
         )
 
-    def _in_order(self, bookings: Sequence[_Booking]) -> list[Slot | DispatcherError]:
+    def _in_order(self, bookings: Sequence[_Booking]) -> list[Answer]:
         """Book those with one leg together, the others between them one by one."""
-        answers: list[Slot | DispatcherError] = []
+        answers: list[Answer] = []
         for in_one_shard, group in groupby(bookings, lambda booking: len(booking.legs) == 1):
-            some = [*group]
-            found = self._together(some) if in_one_shard else [*map(self._alone, some)]
-            answers += found
-            if len(found) < len(some):
-                break
+            together = [*group]
+            answers += self._together(together) if in_one_shard else map(self._alone, together)
         return answers
 
-    def _together(self, bookings: Sequence[_Booking]) -> list[Slot | DispatcherError]:
-        asked = [LegRequest(booking.legs[0], booking.request, booking.tail) for booking in bookings]
-        found: Sequence[LegAnswer]
-        if bookings[0].tail:
-            found = self.shards.move(asked)
-        else:
-            found = self.shards.book(asked, pending_grace_ms=bookings[0].pending_grace_ms)
+    def _together(self, bookings: Sequence[_Booking]) -> list[Answer]:
+        answers = self.shards.book(
+            [LegRequest(booking.legs[0], booking.request) for booking in bookings],
+            pending_grace_ms=bookings[0].pending_grace_ms,
+        )
         return [
             self._refusal(booking, answer) if isinstance(answer, Blocked) else answer
-            for booking, answer in zip(bookings, found, strict=False)
+            for booking, answer in zip(bookings, answers, strict=True)
         ]
 
-    def _alone(self, booking: _Booking) -> Slot | DispatcherError:
+    def _alone(self, booking: _Booking) -> Answer:
         request = booking.request
         try:
-            return self._in_all(booking)._replace(request=booking.moved)
+            return self._in_all(booking)._replace(request=booking.request)
         except DuplicateUnderWay as error:
             if not booking.is_stored:
                 self.withdraw([request])
@@ -274,21 +248,20 @@ class Windows:
         first, *others = booking.legs
         for _ in range(_MOST_ROUNDS):
             # Before a shift, learn why the time asked for does not fit: other legs may refuse it.
-            until_ms = latest_ms if why or not others else start_ms
-            message_id = booking.request.message_id
-            found = self._in_leg(booking, first, message_id, start_ms, until_ms)
-            if isinstance(found, Blocked) and others and not why and found.until_ms <= latest_ms:
-                why = found
-                found = self._in_leg(booking, first, message_id, found.until_ms, latest_ms)
-            if isinstance(found, Blocked):
-                raise self._refusal(booking, _first(why, found))
-            blocked = self._in_others(booking, others, found)
+            until_ms = latest_ms if why else start_ms
+            answer = self._in_leg(booking, first, booking.request.message_id, start_ms, until_ms)
+            if isinstance(answer, Blocked):
+                why, start_ms = _first(why, answer), answer.until_ms
+                if start_ms > latest_ms:
+                    raise self._refusal(booking, why)
+                continue
+            blocked = self._in_others(booking, others, answer)
             if blocked is None:
-                return found
+                return answer
             why = _first(why, blocked)
-            self._undo(booking, found)
+            self._undo(booking, answer)
             after_ms = max(blocked.until_ms, start_ms)
-            start_ms = self._next_slot(booking.legs, after_ms, booking.mover)
+            start_ms = self._next_slot(booking.legs, after_ms, booking.request.left)
             if start_ms > latest_ms:
                 raise self._refusal(booking, why._replace(until_ms=start_ms))
         raise ReservationsUnavailable(
@@ -327,34 +300,29 @@ class Windows:
         request = booking.request._replace(
             message_id=message_id, asked_ms=at_ms, latest_ms=latest_ms
         )
-        if booking.tail:
-            return self.shards.move([LegRequest(leg, request, booking.tail)])[0]
         if leg is not booking.legs[0]:
             request = request._replace(submit=None)  # only the first leg knows of duplicates
-        leg_request = LegRequest(leg, request)
-        [found] = self.shards.book([leg_request], pending_grace_ms=booking.pending_grace_ms)
-        if isinstance(found, IdempotencyConflict):
-            raise found
-        return found
+        [answer] = self.shards.book(
+            [LegRequest(leg, request)], pending_grace_ms=booking.pending_grace_ms
+        )
+        if isinstance(answer, IdempotencyConflict):
+            raise answer
+        return answer
 
     def _undo(self, booking: _Booking, slot: Slot) -> None:
         """Release what the legs have. Raises DuplicateUnderWay where another submit needs it."""
-        if booking.tail:
-            booked = booking.moved
-            # A new one, so that a late copy of this call drops nothing that is booked later.
-            booking.tail = new_tail()
-            self.drop(booked)
-        elif not booking.is_stored:
-            [is_free] = self.withdraw([slot.booked])
-            if not is_free:
-                raise DuplicateUnderWay
-            booking.request = booking.request.renewed()
+        if booking.is_stored:
+            return
+        [is_free] = self.withdraw([slot.booked])
+        if not is_free:
+            raise DuplicateUnderWay
+        booking.request = booking.request.renewed()
 
-    def _next_slot(self, legs: Sequence[Leg], start_ms: int, mover: bytes = b"") -> int:
+    def _next_slot(self, legs: Sequence[Leg], start_ms: int, free: bytes = b"") -> int:
         for _ in range(_MOST_ROUNDS):
             before_ms = start_ms
             for leg in legs:
-                start_ms = self.shards.slot(leg, start_ms, mover)
+                start_ms = self.shards.slot(leg, start_ms, free)
             if start_ms == before_ms or len(legs) == 1:
                 return start_ms
         raise ReservationsUnavailable(ENDLESS)

@@ -17,7 +17,7 @@ from dispatcher.errors import (
     alone,
 )
 from dispatcher.message import Draft, Message, Progress, Rejection, Status
-from dispatcher.reservation import BookingRequest, Slot, Submit
+from dispatcher.reservation import Answer, BookingRequest, Slot, Submit
 from dispatcher.store.schema import UNSENT_STATUSES, Addition
 from dispatcher.submission.rows import DraftRow
 from dispatcher.submission.validation import ValidDraft
@@ -119,9 +119,7 @@ class Batch:
         """Return the entries without a result that share no other one's."""
         return [each for each in self.entries if each.result is None and each.same_as is None]
 
-    def note_answers(
-        self, entries: Sequence[Entry], answers: Sequence[Slot | DispatcherError]
-    ) -> None:
+    def note_answers(self, entries: Sequence[Entry], answers: Sequence[Answer]) -> None:
         for entry, answer in zip(entries, answers, strict=True):
             if isinstance(answer, DispatcherError):
                 entry.result = answer

@@ -129,7 +129,7 @@ class Moves:
         began = self.clock.monotonic()
         moving = [index for index, move in enumerate(valid_moves) if not move.keeps_its_time]
         found = self.windows.move_many([valid_moves[index].request for index in moving])
-        judged = dict(zip(moving, found, strict=False))
+        judged = dict(zip(moving, found, strict=True))
         end = self._end_of_order(valid_moves, moving, judged)
         booked = {index: answer for index, answer in judged.items() if isinstance(answer, Slot)}
         self._drop([booked.pop(index).request for index in [*booked] if index >= end])
@@ -173,13 +173,11 @@ class Moves:
     ) -> int:
         """Return before which message the list must end.
 
-        The first that was not judged, or was refused or shifted near a time that an earlier one
-        is about to leave. One that gets the time it asked for would get it then, too.
+        The first that was refused or shifted near a time that an earlier one is about to leave. One
+        that gets the time it asked for would get it then, too.
         """
         leaving: defaultdict[Scope, list[int]] = defaultdict(list)
         for index in moving:
-            if index not in judged:
-                return index
             request, answer = valid_moves[index].request, judged[index]
             is_booked = isinstance(answer, Slot)
             until_ms = answer.at_ms if isinstance(answer, Slot) else to_ms(answer.next_slot)
@@ -247,7 +245,7 @@ class Moves:
         if not members:
             return
         try:
-            self.windows.drop(*members)
+            self.windows.withdraw(members)
         except ReservationsUnavailable as error:
             log.warning(
                 "could not release %d reservations of moved messages; reconcile will: %s",

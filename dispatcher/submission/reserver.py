@@ -20,6 +20,7 @@ from dispatcher.errors import (
 from dispatcher.redis.errors import is_silence
 from dispatcher.reservation import (
     CLOSED,
+    Answer,
     BookingRequest,
     RefusalLog,
     Reserved,
@@ -49,9 +50,7 @@ class Reserver:
     messages: Messages
     refusals: RefusalLog | None = None
 
-    def reserve(
-        self, requests: Sequence[BookingRequest], *, grace: timedelta
-    ) -> list[Slot | DispatcherError]:
+    def reserve(self, requests: Sequence[BookingRequest], *, grace: timedelta) -> list[Answer]:
         """Return the answer to each request; see :meth:`Windows.book`.
 
         What an exception interrupts is withdrawn: only the reply may have been lost.

@@ -5,7 +5,7 @@ moves, a cancel, a reconcile and a rebuild take their steps in any order, time p
 calls arrive late. Wherever all of them die, a sweep that comes later must leave exactly what the
 row says; and while Redis loses nothing, the reservation that the row says is always there.
 
-The model has the steps of ``submission/moves.py``, ``move.lua``, ``confirm.lua``, ``Reconciler``
+The model has the steps of ``submission/moves.py``, ``reserve.lua``, ``confirm.lua``, ``Reconciler``
 and ``Upkeep``; each scenario has some of the actors, so that its states can be counted out. Each
 bug of ``BUGS`` takes one of the guards away, and must be found.
 """

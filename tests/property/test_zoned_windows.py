@@ -213,7 +213,7 @@ class Story:
             self.tails[message_id] = moving.tail
             self.note(message_id, wish, slot)
         else:
-            self.real.windows.drop(moving)
+            self.real.windows.withdraw([moving])
             self.unconfirmed.add(message_id)
 
     def push(self, step: Step) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from dispatcher.errors import DispatcherError
 from dispatcher.message import new_id
 from dispatcher.quota import CalendarQuota, Quota
 from dispatcher.redis.keys import ShardKeys
-from dispatcher.reservation import BookingRequest, Slot, Terms, shards
+from dispatcher.reservation import Answer, BookingRequest, Slot, Terms, shards
 from dispatcher.reservation.booking import Leg, LegRequest
 from dispatcher.reservation.shards import Shards
 from dispatcher.reservation.terms import Rules
@@ -29,7 +29,7 @@ def requests(at_ms: int = NOON) -> list[BookingRequest]:
     return [BookingRequest(new_id(), Terms.own(name), at_ms, at_ms) for name in PEOPLE]
 
 
-def times(answers: list[Slot | DispatcherError]) -> list[int]:
+def times(answers: Sequence[Answer]) -> list[int]:
     return [answer.at_ms for answer in answers if isinstance(answer, Slot)]
 
 

@@ -77,7 +77,7 @@ def warm(real: Reserving, of: Terms) -> Reserving:
     """Let the server learn the scripts, and leave nothing."""
     far = NOON + timedelta(days=300)
     message_id = reserve(real.windows, new_id(), terms=of, send_at=far).message_id
-    real.windows.drop(move(real.windows, message_id, terms=of, send_at=far + HOUR))
+    real.windows.withdraw([move(real.windows, message_id, terms=of, send_at=far + HOUR)])
     real.windows.next_slot(of, far)
     real.windows.release(message_id, of)
     return real
@@ -131,7 +131,7 @@ def test_a_scope_and_its_scope_on_a_channel_are_judged_in_one_call(opened: Opene
             assert stands_at(real, Booking(message_id, both, NOON), NOON)
     reserve(windows, message_id, terms=both, send_at=NOON - MINUTE)
     moving = move(windows, message_id, terms=both, send_at=NOON - 2 * MINUTE)
-    assert calls_of(real.client, lambda: windows.drop(moving)) == 1
+    assert calls_of(real.client, lambda: windows.withdraw([moving])) == 1
 
 
 def test_scopes_of_several_shards_take_one_call_for_each_shard(real: Reserving) -> None:

@@ -85,9 +85,9 @@ def test_a_hold_that_one_window_lost_is_not_taken_for_held(real: Reserving, scop
     message_id, far = new_id(), AWAY - 100_000
     reserve(real.windows, message_id, terms=BOTH, send_at=from_ms(AWAY))
     [leg] = real.windows.legs(BOTH)
-    asked = LegRequest(leg, BookingRequest(message_id, BOTH, far, far), "token")
-    booked = real.windows.shards.move([asked])
-    assert real.windows.shards.move([asked]) == booked
-    real.client.zrem(real.keys(scope.home).window(scope.name, scope.kind), asked.new_member)
-    assert real.windows.shards.move([asked]) == booked
+    asked = LegRequest(leg, BookingRequest(message_id, BOTH, far, far).moving())
+    booked = real.windows.shards.book([asked])
+    assert real.windows.shards.book([asked]) == booked
+    real.client.zrem(real.keys(scope.home).window(scope.name, scope.kind), asked.booking.member)
+    assert real.windows.shards.book([asked]) == booked
     assert all(far in real.places(each).values() for each in BOTH.scopes)

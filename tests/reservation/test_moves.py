@@ -78,7 +78,7 @@ def through(proxy: Proxy) -> Iterator[Reserving]:
     with reserving(url, [Quota(1, 60_000)], further=FURTHER, retries=3, timeout=1.0) as real:
         real.open()
         # The lines are broken at the n-th command: none of them may be a script that Redis lacks.
-        for name in ("reserve", "move", "release"):
+        for name in ("reserve", "release"):
             real.client.script_load(source(f"reservation/{name}"))
         yield real
 
@@ -214,7 +214,7 @@ def test_late_copies_of_the_calls_of_a_move_lose_nothing(
     vars(shards)["_run"] = noted
     moving = move(real, message_id, terms, NOON + HOUR)
     old = moving._replace(tail="")
-    real.windows.drop(old if is_won else moving)
+    real.windows.withdraw([old if is_won else moving])
     kept = {moving.member: ms(NOON + HOUR)} if is_won else {message_id.bytes: ms(NOON)}
     assert places(real, terms) == kept
     for call in calls:
@@ -233,13 +233,13 @@ def test_the_rounds_of_a_search_have_different_tails(real: Reserving) -> None:
         book(real, Terms((full,)), NOON + 5 * HOUR + n * SECOND)
     members: list[bytes] = []
     shards = real.windows.shards
-    booked = shards.move
+    book_legs = shards.book
 
-    def noted(asked: Sequence[LegRequest]) -> Any:
-        members.extend(each.new_member for each in asked)
-        return booked(asked)
+    def noted(asked: Sequence[LegRequest], **named: Any) -> Any:
+        members.extend(each.booking.member for each in asked)
+        return book_legs(asked, **named)
 
-    vars(shards)["move"] = noted
+    vars(shards)["book"] = noted
     moving = booked_move(
         real.windows, message_id, terms=SEVERAL, send_at=NOON + 5 * HOUR, latest=NOON + 7 * HOUR
     )
@@ -302,12 +302,11 @@ def test_nothing_overtakes_a_search_that_goes_on(
         BookingRequest(first, ONE, ms(NOON + SECOND), until),
         BookingRequest(second, ONE, free, free),
     ]
-    [found] = real.windows.move_many(requests)
+    found, refused = real.windows.move_many(requests)
     assert isinstance(found, Slot)
     assert found.at_ms == free
-    assert len(real.places(own_scope("ada"))) == 31, "what was booked for the second is released"
-    [refused] = real.windows.move_many(requests[1:])
     assert isinstance(refused, QuotaExceeded)
+    assert len(real.places(own_scope("ada"))) == 31
 
 
 CROWD = [Quota(1, 50), Quota(3, 400)]
@@ -343,7 +342,7 @@ def test_many_who_move_at_once_break_no_quota(opened: Opened, redis_server: Redi
                 except QuotaExceeded:
                     continue
                 if roll.random() < 0.3:
-                    mine.windows.drop(moving)
+                    mine.windows.withdraw([moving])
                 else:
                     win(mine.windows, moving, tail=tail)
                     at, tail = from_ms(moving.asked_ms), moving.tail

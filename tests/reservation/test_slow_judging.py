@@ -183,7 +183,7 @@ def test_a_message_is_moved_within_what_only_it_keeps_full(real: Reserving, asid
         win(real.windows, moving)
         stands(real, (moving.member, asked))
     else:
-        real.windows.drop(moving)
+        real.windows.withdraw([moving])
         stands(real, (message_id, MIDDLE))
 
 

@@ -92,7 +92,7 @@ _ROOMS: dict[str, Callable[[], DispatcherError]] = {
     "permits": lambda: LimitersUnavailable("redis did not answer"),
     "queue": lambda: QueueUnavailable("the broker did not take the tasks"),
 }
-_COPIED = frozenset({"move", "drop", "release", "confirm"})
+_COPIED = frozenset({"release_many", "release", "confirm"})
 """Calls of the windows that a client makes again on another line when no answer comes."""
 _SERVER_OF = {"store": "store", "windows": "redis", "permits": "redis", "queue": "broker"}
 
@@ -153,7 +153,7 @@ class Reached:
             return self._pages(name, answer)
         self._tell(f"{self._room}.{name}", "")
         if fault is Fault.REPEATED:
-            self._repeat(name, act)
+            self._repeat(name, act, about)
         if fault is not None:
             self._after(fault, name, about)
         scheduler.wait(0.0002 + 0.001 * rng.random())
@@ -196,9 +196,10 @@ class Reached:
         elif fault is Fault.DIES_AFTER:
             self._die()
 
-    def _repeat(self, name: str, act: Callable[[], Any]) -> None:
+    def _repeat(self, name: str, act: Callable[[], Any], about: tuple[Any, ...]) -> None:
         """Let a copy of a call arrive later, whatever its process does."""
-        if self._room != "windows" or name not in _COPIED:
+        is_move = name == "book" and about[0][0].booking.left_tail is not None
+        if self._room != "windows" or (name not in _COPIED and not is_move):
             return
 
         def arrive() -> None:

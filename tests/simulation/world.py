@@ -23,7 +23,7 @@ from dispatcher.delivery import (
 )
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.reservation import Fence, booking, shards, windows
+from dispatcher.reservation import Fence, booking, shards
 from dispatcher.store import database, maintenance
 from dispatcher.submission import batch, submitter
 from dispatcher.times.send_time import to_ms
@@ -299,7 +299,7 @@ def patched(world: World) -> Iterator[None]:
         *((module, "threading", threading)
           for module in (group, sender_pool, task)),
         *((module, "random", world.rng) for module in (sender_pool, sweep, database)),
-        *((module, "new_tail", world.new_tail) for module in (windows, shards)),
+        *((module, "new_tail", world.new_tail) for module in (booking, shards)),
         (submitter, "new_ids", world.new_ids),
         (booking, "new_id", world.new_id),
         (batch, "BATCH", _BATCH),

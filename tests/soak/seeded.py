@@ -254,7 +254,7 @@ BUGS = {
     "quota judged on one side": Bug(
         {
             "reservation.shards.script": commands(
-                _ONE_SIDED, "reservation/reserve", "reservation/move", "reservation/next_slot"
+                _ONE_SIDED, "reservation/reserve", "reservation/next_slot"
             )
         },
         "I3",

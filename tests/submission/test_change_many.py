@@ -113,7 +113,7 @@ def test_a_cancel_a_claim_and_a_move_meanwhile_are_seen_by_each(build: Build) ->
     moves["windows"] = Between(
         moves["windows"],
         after={"move_many": once(meanwhile)},
-        before={"drop": once(lambda: house.dispatcher.cancel(messages[2].id))},
+        before={"withdraw": once(lambda: house.dispatcher.cancel(messages[2].id))},
     )
     answers = house.dispatcher.reschedule_many([each.id for each in messages], later=HOUR)
     at = LATER + HOUR

@@ -234,7 +234,7 @@ def test_a_move_that_stands_still_for_too_long_takes_no_effect(
 
     stand_still(house, happens)
     if dies:
-        between(house, "windows", before={"drop": raising(KeyboardInterrupt())})
+        between(house, "windows", before={"withdraw": raising(KeyboardInterrupt())})
     error = KeyboardInterrupt if dies else QuotaExceeded
     with pytest.raises(error) as refused:
         house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)

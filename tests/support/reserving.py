@@ -106,7 +106,7 @@ def cancel(windows: Windows, message_id: UUID, terms: Terms, tail: str = "") -> 
 
 def win(windows: Windows, moving: BookingRequest, *, tail: str = "") -> None:
     """Release the reservation that a message had before, as a move does when the row has moved."""
-    windows.drop(moving._replace(tail=tail))
+    windows.withdraw([moving._replace(tail=tail)])
 
 
 @dataclass(frozen=True, kw_only=True)

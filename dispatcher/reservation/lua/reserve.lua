@@ -8,10 +8,11 @@
 --       3 {rule sets, lists of blackouts (rule.lua), terms}; of each different terms:
 --         {1 if its messages have extra words, index of the blackouts, {index of the rule set of
 --         each window}}
---       4... of each message: id (16 bytes), time asked for in ms, latest time to book in ms
---       (= asked: book that time or nothing), index of its terms; extra words: hold ('' or a
---       member that hold.lua put at the time asked for, which needs no judging where it still
---       stands in every window), fingerprint ('' without idempotency key), token of this submit
+--       4... of each message: member (id of 16 bytes, and the tail of its last move), time asked for
+--       in ms, latest time to book in ms (= asked: book that time or nothing), index of its terms;
+--       extra words: hold ('' or a member that hold.lua put at the time asked for, which needs no
+--       judging where it still stands in every window), present member of a message that is moved
+--       ('' for others), fingerprint ('' without idempotency key), token of this submit
 -- Reply a list of one reply for each message, in order:
 --       at ms                                              booked
 --       {'booked', at ms, id}                              a duplicate submit booked first, with that id
@@ -24,7 +25,8 @@
 --       'searching' or an 'unsure', because what follows must not overtake that message; and after
 --       MOST_READ members in all.
 --
--- Idempotent by message id: called again, it answers with what is booked.
+-- Idempotent by member: called again, it answers with what is booked. A move is judged as if the present
+-- member were not there. That one stays: the row decides which of the two the message has (decision 0031).
 
 -- @include rule.lua
 -- @include clock.lua
@@ -49,9 +51,10 @@ stretches = {}  -- each message of a campaign begins its search where the one be
 
 while ARGV[position] do
   local id, mine = ARGV[position], terms[tonumber(ARGV[position + 3])]
-  local hold, fingerprint, words = '', '', 4
+  local hold, present, fingerprint, words = '', '', '', 4
   if mine.extra then
-    hold, fingerprint, words = ARGV[position + 4], ARGV[position + 5], 7
+    hold, present, fingerprint = unpack(ARGV, position + 4, position + 6)
+    words = 8
   end
   local many = #mine.rules
   local reply
@@ -104,7 +107,14 @@ while ARGV[position] do
         end
         stretches = {}  -- the window has lost a member
       else
-        at, reply = find_slot(missing, rules, mine.blackouts, asked, latest)
+        if present == '' then
+          at, reply = find_slot(missing, rules, mine.blackouts, asked, latest)
+        else
+          stretches = {}  -- the windows lose a member
+          at, reply = without(missing, {present}, function()
+            return find_slot(missing, rules, mine.blackouts, asked, latest)
+          end)
+        end
         if reply then
           stop = reply[1] ~= 'refused'
           if reply[3] then
@@ -124,10 +134,13 @@ while ARGV[position] do
       now = now or now_ms() + ARGV[1]
       for _, window in ipairs(windows) do
         redis.call('ZADD', KEYS[1], 'GT', now, id .. window)
+        if present ~= '' then
+          redis.call('ZADD', KEYS[1], 'GT', now, present .. window)
+        end
       end
       if duplicates then
         redis.call('HSET', duplicates, 'id', id, 'fingerprint', fingerprint,
-          'by:' .. ARGV[position + 6], 1)
+          'by:' .. ARGV[position + 7], 1)
         if redis.call('PTTL', duplicates) < tonumber(ARGV[2]) then
           redis.call('PEXPIRE', duplicates, ARGV[2])
         end
