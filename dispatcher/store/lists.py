@@ -13,13 +13,11 @@ from uuid import UUID
 
 from sqlalchemy import Connection, delete, select, true, tuple_, update
 
-from dispatcher.errors import StoreUnavailable
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.schema import AS_NAMED, EVERY_CHANNEL, Tables
 
 REASON = "its recipient is suppressed"
-_TRIES = 10
 _KEPT = timedelta(hours=1)
 """How long a pause that has ended is stored: longer than any sweep looks back for one."""
 
@@ -127,14 +125,10 @@ class Pauses:
         """Begin a pause; one that is in force keeps its time."""
         row, now = self._pauses.c, database_now()
         this = (row.kind == kind, row.name == name)
-        begin = update(self._pauses).where(*this, row.resumed_at.is_not(None))
-        for _ in range(_TRIES):
-            self._database.add_if_absent(self._pauses, kind=kind, name=name, paused_at=now)
-            self._database.execute(begin.values(paused_at=now, resumed_at=None))
-            # A resume in between may have forgotten a row that had ended long ago.
-            if self._database.read(select(row.kind).where(*this)):
-                return
-        raise StoreUnavailable("the pause was forgotten again and again", remedy="try again")
+        ended = update(self._pauses).where(*this, row.resumed_at.is_not(None))
+        # In this order: else a resume in between might delete the row of a pause long ended.
+        self._database.execute(ended.values(paused_at=now, resumed_at=None))
+        self._database.add_if_absent(self._pauses, kind=kind, name=name, paused_at=now)
 
     def end(self, kind: str, name: str) -> None:
         row, now = self._pauses.c, database_now()
