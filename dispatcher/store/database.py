@@ -146,7 +146,8 @@ class Database:
     def one_of(self, column: Column[Any], values: Sequence[Any]) -> ColumnElement[bool]:
         return self.backend.one_of(column, values)
 
-    def run(self, work: Callable[[Connection], T]) -> T:
+    def run(self, work: Callable[[Connection], T], *, once: bool = False) -> T:
+        """Do a piece of work. With ``once`` not again when the connection breaks."""
         broken = conflicts = 0
         while True:
             try:
@@ -156,7 +157,7 @@ class Database:
                 if was_conflict(error):
                     conflicts += 1
                 else:
-                    broken += 1
+                    broken += _TRIES if once else 1
                 if not worth_another_try(error) or _TRIES in (broken, conflicts // 2):
                     raise unavailable(error, self.url) from cause(error)
             except (UnicodeError, OverflowError) as error:
@@ -179,12 +180,12 @@ class Database:
 
         return self.run(work)
 
-    def transact(self, work: Callable[[Connection], T]) -> T:
+    def transact(self, work: Callable[[Connection], T], *, once: bool = False) -> T:
         def whole(connection: Connection) -> T:
             with transaction(connection, self.backend.begin):
                 return work(connection)
 
-        return self.run(whole)
+        return self.run(whole, once=once)
 
     def read(self, query: Select[*tuple[Any, ...]]) -> Sequence[Row[*tuple[Any, ...]]]:
         return self.run(lambda connection: connection.execute(query).all())

@@ -120,11 +120,11 @@ class DueCount:
 
 class MessageDetails(NamedTuple):
     message: Message
+    attempts: list[Attempt]
     enqueue_at: datetime
     claim_expires_at: datetime | None
-    attempts: list[Attempt]
     status_url: str | None
-    notified_status: Status | None
+    notified_status: str | None
     tail: str
 
 
@@ -385,29 +385,13 @@ class Listing:
             yield after
 
     def details(self, message_id: UUID) -> MessageDetails:
-        tables = self._tables
-        messages = tables.messages
-        query = select(
-            *tables.message_columns,
-            messages.c.enqueue_at,
-            messages.c.claim_expires_at,
-            messages.c.status_url,
-            messages.c.notified_status,
-            messages.c.tail,
-        ).where(messages.c.id == message_id, tables.is_message)
-        rows = self._database.read(query)
+        columns = [self._tables.messages.c[name] for name in MessageDetails._fields[2:]]
+        query = self._tables.stored.add_columns(*columns)
+        rows = self._database.read(query.where(self._tables.messages.c.id == message_id))
         if not rows:
             raise MessageNotFound(message_id)
-        [row] = rows
-        return MessageDetails(
-            to_message(row),
-            row.enqueue_at,
-            row.claim_expires_at,
-            attempts_of(self._database, message_id),
-            row.status_url,
-            None if row.notified_status is None else Status(row.notified_status),
-            row.tail,
-        )
+        attempts = attempts_of(self._database, message_id)
+        return MessageDetails(to_message(rows[0]), attempts, *rows[0][-len(columns) :])
 
     def _scan(
         self, wanted: Selection, before: UUID | None = None, *, oldest_first: bool = True
@@ -587,10 +571,7 @@ class Figures:
         )
 
     def _counted(self, query: Select[Any], scan: _IndexScan) -> tuple[list[Any], Any]:
-        """Return what a query counts in each stretch, and where it ended: after 1,000,000, or None.
-
-        Of what the index has before that edge, by its order, all is counted.
-        """
+        """Return the counts of each stretch, and the edge up to which they count: None for all."""
         size = min(_COUNTED, MOST_COUNTED)
         stretches = scan.stretches(self._database, size=size)
         rows: list[Any] = []

@@ -455,7 +455,13 @@ class StoreMaintenance:
             pages(self._database.read, under_way, key, batch),
             pages(self._database.read, ended, (attempts.c.finished_at, *key), batch),
         )
-        return _ahead([_permit(row) for row in page] for page in rows)
+        return _ahead(
+            [
+                PermitRow._make((*row[:4], row.now - row.end, row.finished_at is None))
+                for row in page
+            ]
+            for page in rows
+        )
 
     def ages(self, these: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], timedelta | None]:
         """Return how long ago attempts ended; None for one under way. Not those put back."""
@@ -541,17 +547,6 @@ def _ahead(pages: Iterator[list[T]]) -> Iterator[list[T]]:
         while (page := coming.result()) is not None:
             coming = thread.submit(next, pages, None)
             yield page
-
-
-def _permit(row: Row[Any]) -> PermitRow:
-    return PermitRow(
-        row.message_id,
-        row.token,
-        row.scope,
-        row.channel,
-        row.now - row.end,
-        is_under_way=row.finished_at is None,
-    )
 
 
 def _holding_since(database: Database, memory: timedelta) -> tuple[ColumnElement[bool], ...]:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from itertools import islice
 from operator import itemgetter
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -48,7 +47,6 @@ from dispatcher.store.engines.base import InsertFailed, Prepared, transaction
 from dispatcher.store.engines.errors import (
     cause,
     takes_no_writes,
-    translated,
     unavailable,
     worth_another_try,
 )
@@ -76,7 +74,6 @@ log = logging.getLogger(__name__)
 
 _ADD_TRIES = 3
 _CANCEL_TRIES = 10
-_ROWS_AT_ONCE = 1_000
 
 
 class GivenUp(StoreUnavailable):
@@ -237,7 +234,7 @@ class Messages:
         raise StoreUnavailable(problem, remedy="try again")
 
     def add_together(
-        self, additions: Iterable[Addition], *, perhaps_stored: bool = False
+        self, additions: Sequence[Addition], *, perhaps_stored: bool = False
     ) -> bool | None:
         """Store all of these messages or none; return whether they are stored.
 
@@ -246,14 +243,10 @@ class Messages:
         False where the database refused, for instance because a key exists: nothing is stored. None
         where the connection broke and they may be stored; then add them one by one.
         """
-        every = list(additions)  # the work may be run again
         try:
-            if self._database.backend.copies:
-                self._copy(every, perhaps_stored=perhaps_stored)
-            else:
-                self._insert_together(every)
+            self._insert_together(additions, perhaps_stored=perhaps_stored)
         except StoreUnavailable as error:
-            log.warning("batch of %d messages not stored together: %s", len(every), error)
+            log.warning("batch of %d messages not stored together: %s", len(additions), error)
             return False if error.refused or takes_no_writes(error.__cause__) else None
         return True
 
@@ -266,14 +259,9 @@ class Messages:
         rows = self._database.read_of(self._tables.stored, ids, message_ids)
         return [to_message(row) for row in rows]
 
-    def with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
-        for row in self._database.read(having_key(self._tables, idempotency_key)):
-            return to_message(row), row.fingerprint
-        return None
-
     def with_keys(self, keys: Sequence[str]) -> dict[str, tuple[Message, str]]:
-        query = _with_fingerprint(self._tables)
-        rows = self._database.read_of(query, self._tables.keys.c.idempotency_key, keys)
+        key = self._tables.keys.c.idempotency_key
+        rows = self._database.read_of(keyed_messages(self._tables), key, keys)
         return {row.idempotency_key: (to_message(row), row.fingerprint) for row in rows}
 
     def unsent(self, messages: Sequence[Message]) -> set[UUID]:
@@ -505,39 +493,22 @@ class Messages:
             return True
         return False
 
-    def _copy(self, additions: Sequence[Addition], *, perhaps_stored: bool) -> None:
-        database, copy = self._database, self._database.backend.copy
+    def _insert_together(self, additions: Sequence[Addition], *, perhaps_stored: bool) -> None:
+        backend, tables = self._database.backend, self._tables
         keyed = [to_keyed(each) for each in additions if each.message.idempotency_key is not None]
 
-        # One transaction, which a server does not commit whose client has given it up.
-        with (
-            translated(),
-            database.engine.connect() as connection,
-            transaction(connection, database.backend.begin),
-        ):
-            take_keys_over(self._tables, connection, additions)
-            copy(connection, self._tables.messages, WRITTEN, map(to_values, additions))
+        def work(connection: Connection) -> None:
+            take_keys_over(tables, connection, additions)
+            backend.insert_rows(connection, self._insert_rows, map(to_values, additions))
             if keyed:
-                copy(connection, self._tables.keys, KEYED, keyed)
+                backend.insert_rows(connection, self._insert_keys, iter(keyed))
             # A duplicate submit may have stored one under the same id, and taken it back.
             messages = [each.message for each in additions]
-            if (keyed or perhaps_stored) and database.backend.has_ended_before(
-                connection, self._tables, messages
-            ):
+            if (keyed or perhaps_stored) and backend.has_ended_before(connection, tables, messages):
                 raise StoreUnavailable("one of the messages was stored before", refused=True)
 
-    def _insert_together(self, additions: Sequence[Addition]) -> None:
-        def work(connection: Connection) -> None:
-            take_keys_over(self._tables, connection, additions)
-            keyed = (each for each in additions if each.message.idempotency_key is not None)
-            for statement, rows in (
-                (self._insert_rows, map(to_values, additions)),
-                (self._insert_keys, map(to_keyed, keyed)),
-            ):
-                while some := list(islice(rows, _ROWS_AT_ONCE)):
-                    statement.run(connection, some)
-
-        self._database.transact(work)
+        # A server does not commit a transaction whose client has given it up.
+        self._database.transact(work, once=True)
 
     def _stored(self, connection: Connection, addition: Addition) -> Message | Addition:
         """Return the message that has the id or the key, or what the INSERT may store now."""
@@ -546,7 +517,8 @@ class Messages:
         query = select(*tables.message_columns)
         mine = connection.execute(query.where(tables.messages.c.id == message.id)).one_or_none()
         if mine is None and key is not None:
-            mine = connection.execute(having_key(tables, key)).one_or_none()
+            has_key = tables.keys.c.idempotency_key == key
+            mine = connection.execute(keyed_messages(tables).where(has_key)).one_or_none()
             if mine is not None and unsent(tables, connection, [to_message(mine)]):
                 addition, mine = addition._replace(supersedes=mine.id), None
         if mine is None:
@@ -567,11 +539,7 @@ def attempts_of(database: Database, message_id: UUID) -> list[Attempt]:
     return [to_attempt(row) for row in database.read(query)]
 
 
-def having_key(tables: Tables, key: str) -> Select[Any]:
-    return _with_fingerprint(tables).where(tables.keys.c.idempotency_key == key)
-
-
-def _with_fingerprint(tables: Tables) -> Select[Any]:
+def keyed_messages(tables: Tables) -> Select[Any]:
     messages, keys = tables.messages, tables.keys
     query = select(*tables.message_columns, keys.c.fingerprint)
     return query.select_from(keys).join(messages, messages.c.id == keys.c.message_id)

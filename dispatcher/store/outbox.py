@@ -32,7 +32,7 @@ from dispatcher.store.lists import is_suppressed
 from dispatcher.store.messages import (
     free_key,
     free_key_without_message,
-    having_key,
+    keyed_messages,
     take_keys_over,
     unsent,
 )
@@ -106,7 +106,7 @@ class JoinedTransaction(Generic[T]):
         is_it = self._tables.keys.c.idempotency_key == idempotency_key
         queries: tuple[Select[Any], ...] = (
             select(self._tables.keys.c.message_id).where(is_it),
-            having_key(self._tables, idempotency_key),
+            keyed_messages(self._tables).where(is_it),
         )
         looks_past = self._backend.sees_a_snapshot and self._was_asked
         self._was_asked = True
@@ -206,8 +206,8 @@ class JoinedMessages:
         (:class:`_Identity`), StoreUnavailable where no transaction begins.
         """
         connection = connection_of(session)
-        backend = self._database.backend
-        if (theirs := backend.mismatch(connection)) is not None:
+        backend, theirs = self._database.backend, connection.dialect.name
+        if theirs not in backend.names:
             ours = backend.names[0]
             raise InvalidDraft("session", f"is on {theirs}", f"one on the dispatcher's {ours}")
         try:
@@ -336,8 +336,7 @@ class _Identity:
         self._lock = Lock()
         self._same: WeakSet[Pool] = WeakSet()
         self._ours: Location | None = None
-        file = database.backend.file
-        self._file = None if file is None else file.absolute()
+        self._file = database.backend.file
 
     def differs(self, connection: Connection) -> bool:
         pool, backend = connection.engine.pool, self._database.backend

@@ -92,13 +92,7 @@ class OwnTransaction(Sink):
     refuses_suppressed = True
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
-        if not keyed:
-            return {}
-        if len(keyed) > 1:
-            known = self.messages.with_keys(list(keyed))
-        else:
-            found = ((key, self.messages.with_key(key)) for key in keyed)
-            known = {key: of_key for key, of_key in found if of_key is not None}
+        known = self.messages.with_keys(list(keyed))
         return occupied(keyed, known, self.messages.unsent)
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:

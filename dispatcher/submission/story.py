@@ -109,8 +109,8 @@ class StoryReader:
             # The rest of the URL may be a secret.
             status_host=None if found.status_url is None else urlsplit(found.status_url).hostname,
             notified_status=None
-            if found.notified_status is Status.SCHEDULED
-            else found.notified_status,
+            if found.notified_status in {None, Status.SCHEDULED}
+            else Status(found.notified_status),
             pauses=self.pauses.of(message) if is_scheduled else (),
         )
 

@@ -70,7 +70,9 @@ def test_a_message_whose_reply_was_lost_is_stored_once_with_its_key(  # noqa: PL
     assert stored == message
     assert rows.count(direct) == 1
     assert Messages(direct).get(message.id) == message
-    assert Messages(direct).with_key("key") == (None if key is None else (message, "print"))
+    assert Messages(direct).with_keys(["key"]).get("key") == (
+        None if key is None else (message, "print")
+    )
 
 
 def test_a_lost_reply_does_not_hide_that_the_key_belongs_to_another(

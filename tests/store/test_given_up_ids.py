@@ -37,7 +37,7 @@ def test_an_id_given_up_is_stored_by_no_statement(database: Database) -> None:
     assert StoreMaintenance(database).give_up([message.id]) == ({}, {message.id}, set())
     with pytest.raises(GivenUp):
         Messages(database).add(rows.addition(message))
-    assert Messages(database).add_together(map(rows.addition, (other, message))) is False
+    assert Messages(database).add_together(list(map(rows.addition, (other, message)))) is False
     assert Messages(database).has([message.id]) is False
     level = "SERIALIZABLE" if database.url.get_backend_name() == "sqlite" else "READ COMMITTED"
     engine = database.engine.execution_options(isolation_level=level)

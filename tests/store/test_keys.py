@@ -89,7 +89,7 @@ def test_a_batch_stores_all_keys_with_their_messages_or_nothing(database: Databa
 
     def add_all(*names: str | None) -> bool | None:
         some = [rows.a_message(idempotency_key=name) for name in names]
-        return store.add_together(rows.addition(each, fingerprint="f") for each in some)
+        return store.add_together([rows.addition(each, fingerprint="f") for each in some])
 
     assert add_all("a", None, "b") is True
     assert add_all("c", "b", None) is False
@@ -121,7 +121,7 @@ def test_a_key_is_free_when_its_message_is_pruned_and_not_before(database: Datab
     maintenance = StoreMaintenance(database)
     rows.change(database, first.id, status="sent", finished_at=rows.now() - 32 * DAY)
     assert maintenance.prune(older_than=33 * DAY, limit=9) == 0
-    assert Messages(database).with_key("key") is not None
+    assert Messages(database).with_keys(["key"]).get("key") is not None
     assert maintenance.prune(older_than=30 * DAY, limit=9) == 1
     assert stored_keys(database) == 1
     again = rows.a_message(idempotency_key="key")
@@ -133,11 +133,11 @@ def test_a_key_whose_message_was_deleted_by_hand_is_free(database: Database, way
     assert add(database, one) == one
     delete = lambda each: each.exec_driver_sql("DELETE FROM dispatcher_messages")  # noqa: E731 - run twice
     database.run(delete)
-    assert Messages(database).with_key("key") is None
+    assert Messages(database).with_keys(["key"]).get("key") is None
     assert add(database, two) == two
     database.run(delete)
     with callers_transaction(database) as (joined, connection):
         assert joined.add(rows.addition(three, fingerprint="print"))
         connection.commit()
-    assert Messages(database).with_key("key") == (three, "print")
+    assert Messages(database).with_keys(["key"]).get("key") == (three, "print")
     assert (rows.count(database), stored_keys(database)) == (1, 1)

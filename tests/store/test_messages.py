@@ -37,10 +37,10 @@ def test_an_added_message_is_read_back_the_same(database: Database) -> None:
     store = Messages(database)
     assert store.add(rows.addition(message, fingerprint="print")) == message
     assert store.get(message.id) == message
-    assert store.with_key("key") == (message, "print")
+    assert store.with_keys(["key"]).get("key") == (message, "print")
     assert store.attempts(message.id) == []
     both = [replace(message, id=new_id(), idempotency_key=None), rows.a_message()]
-    assert store.add_together(map(rows.addition, both))
+    assert store.add_together(list(map(rows.addition, both)))
     assert [store.get(each.id) for each in both] == both
 
 
@@ -152,7 +152,7 @@ LOOK_ALIKE = [
 def test_keys_that_look_alike_are_different(database: Database) -> None:
     added = {key: rows.add(database, idempotency_key=key, recipient=key) for key in LOOK_ALIKE}
     for key, message in added.items():
-        found = Messages(database).with_key(key)
+        found = Messages(database).with_keys([key]).get(key)
         assert found is not None
         assert found[0] == message
         assert rows.listed(database, recipient=key) == [message]
@@ -171,7 +171,7 @@ def test_a_body_comes_back_as_it_was_given(database: Database) -> None:
     store = Messages(database)
     alone = [rows.add(database, body=body) for body in BODIES]
     together = [rows.a_message(body=body) for body in BODIES]
-    assert store.add_together(map(rows.addition, together))
+    assert store.add_together(list(map(rows.addition, together)))
     for message in (*alone, *together):
         found = store.get(message.id).body
         assert (found, list(found)) == (message.body, list(message.body))

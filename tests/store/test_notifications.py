@@ -234,7 +234,7 @@ def test_two_sweeps_side_by_side_make_each_status_message_once(database: Databas
 def store_many(database: Database) -> None:
     """Store many messages: half are notified, half are to come, and three notifications are due."""
     some = [rows.a_message() for _ in range(MANY)]
-    Messages(database).add_together(rows.addition(each, status_url=URL) for each in some)
+    Messages(database).add_together([rows.addition(each, status_url=URL) for each in some])
     half = update(messages).where(messages.c.id < some[MANY // 2].id)
     ends = half.values(
         status="cancelled",

@@ -179,8 +179,8 @@ def test_a_prune_makes_the_coming_days_and_drops_the_old_ones(
         assert tomorrow in days(database, table)
         assert day not in days(database, table)
     store = Messages(database)
-    assert (store.with_key("old"), store.attempts(gone.id)) == (None, [])
-    found = store.with_key("new")
+    assert (store.with_keys(["old"]).get("old"), store.attempts(gone.id)) == (None, [])
+    found = store.with_keys(["new"]).get("new")
     assert found is not None
     assert found[0].id == kept.id
     assert maintenance.prune(older_than=RETENTION, limit=9) == 0
@@ -265,7 +265,7 @@ def test_a_message_that_is_retried_while_its_day_goes_keeps_its_key_or_is_gone(
 
     monkeypatch.setattr(partitions, "_free_keys", free_after_a_retry)
     StoreMaintenance(database).keep_days(older_than=RETENTION)
-    assert Messages(database).with_key("old") is None
+    assert Messages(database).with_keys(["old"]).get("old") is None
     assert rows.count(database) == 0
 
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import date, datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 from uuid import UUID
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from dispatcher.message import Message
     from dispatcher.store.schema import Tables
 
+_ROWS_AT_ONCE = 1_000
+
 Location = frozenset[tuple[object, ...]]
 """Where a connection reads and writes: the files of SQLite, or a database of one server."""
 
@@ -57,6 +60,8 @@ class Prepared:
         if not dialect.positional:
             make: Any = type(dialect)  # its constructor has no types
             dialect = make(paramstyle="format")
+        self.statement = statement
+        self.names = names
         compiled = cast("SQLCompiler", statement.compile(dialect=dialect, column_keys=names))
         self.text = str(compiled)
         self.indexes = [names.index(name) for name in compiled.positiontup or ()]
@@ -199,8 +204,6 @@ class StoreEngine(ABC):
     """The statement that shows one of the settings of ``durable``."""
     changes_at_once: ClassVar[bool] = True
     """Whether :meth:`update_returning` is one statement; else it needs a transaction."""
-    copies: ClassVar[bool] = False
-    """Whether many rows are stored by :meth:`copy`."""
     takes_arrays: ClassVar[bool] = False
     """Whether one statement can be given many rows as arrays, and change several tables (WITH)."""
     has_one_writer: ClassVar[bool] = False
@@ -215,6 +218,8 @@ class StoreEngine(ABC):
     rebuilds_tables: ClassVar[bool] = False
     """Whether a migration changes a table by making it anew."""
 
+    file: Path | None = None
+
     def __init__(self, url: URL) -> None:
         self.url = url
 
@@ -228,10 +233,6 @@ class StoreEngine(ABC):
 
     def bound_statements(self, engine: Engine, seconds: int) -> None:  # noqa: B027 - as above
         """Let each statement on connections of ``engine`` take so long at most, where it can."""
-
-    @property
-    def file(self) -> Path | None:
-        return None
 
     # Conditions and statements.
 
@@ -259,11 +260,12 @@ class StoreEngine(ABC):
             return statement.run(connection, [row], options).rowcount > 0
         return connection.execute(statement, row, execution_options=options).rowcount > 0
 
-    def copy(
-        self, connection: Connection, table: Table, names: Sequence[str], rows: Iterable[Any]
+    def insert_rows(
+        self, connection: Connection, insert: Prepared, rows: Iterator[Sequence[Any]]
     ) -> None:
-        """Store rows of the driver's own values, all or none, where ``copies``."""
-        raise NotImplementedError
+        """Store rows of the driver's own values, all or none."""
+        while page := list(islice(rows, _ROWS_AT_ONCE)):
+            insert.run(connection, page)
 
     def direct_insert(
         self, _engine: Engine, _insert: Prepared
@@ -312,10 +314,6 @@ class StoreEngine(ABC):
             return True
         proxied = connection.connection.dbapi_connection
         return proxied is not None and connection.dialect.detect_autocommit_setting(proxied)
-
-    def mismatch(self, connection: Connection) -> str | None:
-        name = connection.dialect.name
-        return None if name in self.names else name
 
     def encoding(self, _connection: Connection, _tables: Tables) -> str:
         return "UTF8"

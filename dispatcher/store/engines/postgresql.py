@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, cast
 from uuid import UUID
@@ -167,7 +167,6 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
         "set fsync = on in postgresql.conf, and leave synchronous_commit out of the URL",
     )
     shows = "SHOW {}"
-    copies = True
     takes_arrays = True
     has_encodings = True
 
@@ -196,13 +195,14 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
     def insert_if_absent(self, table: Table) -> Insert:
         return postgresql.insert(table).on_conflict_do_nothing()
 
-    def copy(
-        self, connection: Connection, table: Table, names: Sequence[str], rows: Iterable[Any]
+    def insert_rows(
+        self, connection: Connection, insert: Prepared, rows: Iterator[Sequence[Any]]
     ) -> None:
+        table = cast("Table", cast("Insert", insert.statement).table)
         whole = [table.schema, table.name] if table.schema else [table.name]
-        types = [_copied_as(table.c[name], connection) for name in names]
+        types = [_copied_as(table.c[name], connection) for name in insert.names]
         copying = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(
-            sql.Identifier(*whole), sql.SQL(", ").join(map(sql.Identifier, names))
+            sql.Identifier(*whole), sql.SQL(", ").join(map(sql.Identifier, insert.names))
         )
         driver = cast("psycopg.Connection[Any]", connection.connection.driver_connection)
         try:

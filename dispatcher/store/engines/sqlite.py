@@ -40,7 +40,7 @@ class SQLiteEngine(StoreEngine):
         super().__init__(url)
         name = url.database or ""
         # Found once, as SQLAlchemy does, so that a process may change its directory.
-        self._file = None if name.startswith("file:") else Path(name).absolute()
+        self.file = None if name.startswith("file:") else Path(name).absolute()
 
     def prepare(self, engine: Engine) -> None:
         """Let connections write to a write-ahead log, and to the disk at each commit.
@@ -52,13 +52,9 @@ class SQLiteEngine(StoreEngine):
 
     def make(self) -> None:
         """Make the empty file. Where it cannot be made, the first connection says why."""
-        if self._file is not None:
+        if self.file is not None:
             with suppress(OSError):
-                self._file.touch(mode=0o644)  # as SQLite does
-
-    @property
-    def file(self) -> Path | None:
-        return self._file
+                self.file.touch(mode=0o644)  # as SQLite does
 
     def insert_if_absent(self, table: Table) -> Insert:
         return insert(table).on_conflict_do_nothing()
@@ -96,7 +92,7 @@ class SQLiteEngine(StoreEngine):
         self, _dialect: object, _record: object, _arguments: object, parameters: dict[str, Any]
     ) -> None:
         parameters["timeout"] = _BUSY_SECONDS
-        path = self._file
+        path = self.file
         if path is None:
             return
         try:
