@@ -1,8 +1,4 @@
-"""Changes of rows that are guarded by a token, for one row or for many at once.
-
-Where the database takes arrays, many rows are changed by one statement, which is planned and run
-once; elsewhere the statement is run for each.
-"""
+"""Changes of rows that are guarded by a token: one statement for many where it takes arrays."""
 
 from __future__ import annotations
 
@@ -70,9 +66,8 @@ class GivenArrays(Given):
     def finds(self, key: Column[Any], name: str = "id") -> ColumnElement[bool]:
         """Return the condition that ``key`` has the row's value, and so is one of all values.
 
-        The latter is redundant, but it belongs to the table alone: no index of ``key`` can be read
-        without it. PostgreSQL joins by reading the whole index where a vacuum has counted no row,
-        and then that index may have millions of entries of dead rows.
+        The latter is redundant: without it PostgreSQL joins by reading the whole index where a
+        vacuum has counted no row, and that may have millions of entries of dead rows.
         """
         every = bindparam(f"given_{name}", type_=ARRAY(_TYPES[name]))
         return and_(super().finds(key, name), key == any_(every))
@@ -82,7 +77,7 @@ Make = Callable[[Given], Update | Delete]
 
 
 class GuardedChange:
-    """A guarded statement; ``make`` makes it of the values of a row, for which it asks by name."""
+    """A guarded statement that ``make`` makes of the values of a row."""
 
     def __init__(self, backend: StoreEngine, make: Make) -> None:
         self.make = make
@@ -92,10 +87,7 @@ class GuardedChange:
         self._many = make(GivenArrays(backend, self._names)) if backend.takes_arrays else None
 
     def run(self, connection: Connection, rows: Sequence[GivenRow]) -> int:
-        """Change these rows, as far as their tokens are still current; return how many.
-
-        Call it in a transaction where there are several, or SQLite syncs its file for each.
-        """
+        """Change these rows, as far as their tokens are still current; return how many."""
         if not rows:
             return 0
         if self._many is not None and len(rows) > 1:
@@ -114,5 +106,4 @@ class GuardedChange:
 
 
 def arrays(rows: Sequence[GivenRow], names: Iterable[str] = ()) -> dict[str, list[Any]]:
-    """Return rows, at least one, as the arrays that a statement for many is given."""
     return {f"given_{name}": [row[name] for row in rows] for name in names or rows[0]}

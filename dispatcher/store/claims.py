@@ -52,8 +52,7 @@ _SEND_AT, _NEXT_ATTEMPT_AT, _EXPIRES_AT = (
 )
 
 NOT_BEGUN = "not sent: its worker died before the send began"
-"""The ``last_error`` of a message whose worker died before the send. If the next worker dies so,
-too, the attempt counts."""
+"""An error; if the next worker dies so, too, the attempt counts. One that lives clears it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +81,7 @@ class Success:
 class Failure:
     """A send that failed. ``wait`` until the next try; None when there will be none.
 
-    With an unknown outcome a message whose ``on_unknown`` is ``hold`` is held, whatever the wait.
-    ``error_type`` names the type of the exception; the store does not keep it. Where it does not
-    count, the message may be tried once more than before.
+    ``error_type`` is not stored. Where it does not count, the message may be tried once more.
     """
 
     claim: Claim
@@ -108,10 +105,9 @@ class Unclaimed(NamedTuple):
 
 
 class Claims:
-    """Takes messages to deliver them and records their outcomes.
+    """Takes messages to deliver them and records their outcomes. Every call may be run again.
 
-    The database's clock alone decides what is due. Every call may be run again. ``kept_back`` is
-    the condition of messages that are paused or overdue and to expire: they are not taken.
+    ``kept_back`` is the condition of messages that are paused, or overdue and to expire.
     """
 
     def __init__(
@@ -160,9 +156,8 @@ class Claims:
     ) -> list[Claim]:
         """Take those messages that are scheduled and due, or due within ``ahead``.
 
-        Those past their expiry are not taken, nor those whose recipient has opted out. The attempt
-        is written with the claim, so that an attempt that kills its process counts. A claim that
-        is run again knows its messages by ``mark``, a new one by default.
+        The attempt is written with the claim, so that one that kills its process counts. A claim
+        that is run again knows its messages by ``mark``, a new one by default.
         """
         values: dict[str, Any] = {
             "ids": list(message_ids),
@@ -256,11 +251,9 @@ class Claims:
     ) -> set[UUID]:
         """Record the outcomes of claims, in one transaction; return the messages that expire by it.
 
-        A success ends the message as sent, however late it comes and whichever claim followed: it
-        prevents another send. Only a cancelled or expired message stays as it is. A failure is
-        ignored where another claim followed: its token is not current. It is recorded where the
-        message is held because its outcome was unknown. Messages to retry are due ``wait`` from now
-        and enqueued by maintenance ``enqueue_in`` after that.
+        A success ends the message as sent, however late it comes and whichever claim followed,
+        unless it was cancelled or has expired. A failure counts while its claim is the last one.
+        Messages to retry are due ``wait`` from now, and enqueued ``enqueue_in`` after that.
         """
         sent: list[GivenRow] = [
             {"id": each.claim.message.id, "token": each.claim.token, "receipt": each.receipt}
@@ -443,19 +436,13 @@ class ClaimChanges:
 
     @change
     def sent(self, given: Given) -> Update:
-        """End it as sent: the provider accepted it, by this claim or an earlier one.
-
-        Whatever its status, also with a later attempt under way: run ``overtaken`` for it before.
-        """
+        """End it as sent, also with a later attempt under way: run ``overtaken`` for it before."""
         messages = self._messages
         return self._sent(given.finds(messages.c.id), messages.c.claim_token >= given("token"))
 
     @change
     def overtaken(self, given: Given) -> Update:
-        """End an attempt under way whose message an earlier attempt has ended.
-
-        Until its worker records it, its permit counts at the end of its claim, as after a rescue.
-        """
+        """End an attempt under way whose message an earlier attempt has ended."""
         messages, attempts = self._messages, self._attempts
         claim_end = select(messages.c.claim_expires_at).where(
             messages.c.id == attempts.c.message_id
@@ -506,10 +493,7 @@ class ClaimChanges:
 
     @change
     def snoozed(self, given: Given) -> Update:
-        """Put it back unsent: no attempt counts, and it is not due earlier than before.
-
-        It clears ``NOT_BEGUN``: a worker that lives shows that its message does not kill.
-        """
+        """Put it back unsent: no attempt counts, and it is not due earlier than before."""
         row = self._messages.c
         due_at = later(_NOW, given("wait"))
         is_enqueued = given("enqueue") > given("wait")
@@ -596,10 +580,7 @@ class ClaimChanges:
         )
 
     def sent_at_once(self) -> Select[Any]:
-        """Do ``sent`` and ``outcome`` in one statement, for claims that are under way.
-
-        It returns the ids of the other messages, with which it does nothing.
-        """
+        """Do ``sent`` and ``outcome`` in one statement; return the ids of what it leaves."""
         names = ("id", "token", "receipt")
         same = {"outcome": literal(Outcome.SENT.value), "error": cast("ColumnElement[Any]", null())}
         given = GivenArrays(self.backend, names, **same)
@@ -612,7 +593,7 @@ class ClaimChanges:
         return _others(given, done).add_cte(recorded.cte("recorded_ids"))
 
     def snoozed_at_once(self) -> Select[Any]:
-        """Do ``snoozed`` and ``undone_attempt`` in one statement, as the former."""
+        """Do ``snoozed`` and ``undone_attempt`` in one statement; return what it leaves."""
         given = GivenArrays(self.backend, ("id", "token", "wait", "enqueue"))
         is_under_way = self._tables.has_status(Status.SENDING)
         snoozed = cast("Update", self.snoozed.make(given)).where(is_under_way)

@@ -62,16 +62,14 @@ def _leave_demoted(context: ExceptionContext) -> None:
 
 
 class Database:
-    """Runs pieces of work on pooled connections in autocommit mode.
+    """Runs pieces of work on pooled connections in autocommit mode. Raises StoreUnavailable.
 
     Every piece of work must be safe to run again: when the connection breaks, it is run up to two
-    more times, because it may or may not have been done; up to five more times, a few milliseconds
-    apart, where other transactions are in the way. Raises StoreUnavailable where the database
-    or the driver fails.
+    more times, because it may or may not have been done; up to five more times where other
+    transactions are in the way.
 
-    ``backend`` is the engine of this database: all that differs between databases. At most
-    ``connections`` are open. ``statement_seconds`` bounds each statement where the database can;
-    None for its usual bound.
+    ``backend`` is all that differs between databases. ``statement_seconds`` bounds each statement
+    where the database can.
     """
 
     def __init__(
@@ -218,7 +216,7 @@ class Database:
     ) -> Sequence[Row[Any]]:
         """Change the messages whose ids ``query`` finds; return ``wanted`` of them, ``id`` first.
 
-        Some databases return the values from before, so ``wanted`` must not name a changed column.
+        It must not name a changed column: some databases return the values from before.
         """
         ids = self.tables.messages.c.id
 

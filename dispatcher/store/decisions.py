@@ -31,8 +31,7 @@ class HeldMessages:
     def release(self, found: Message) -> Message:
         """Give a held message one more attempt, at once; expire it past its expiry.
 
-        Return it as it now is; it is not changed if it was tried since it was found. Raises
-        MessageNotFound.
+        It is not changed if it was tried since it was found. Raises MessageNotFound.
         """
         tables = self._tables
         messages = tables.messages
@@ -66,10 +65,7 @@ class HeldMessages:
 
 
 class StoppedMessage(NamedTuple):
-    """A message, and what decides whether it may be retried.
-
-    ``is_unknown``: its last attempt's outcome. ``is_superseded``: a later one has its key.
-    """
+    """``is_unknown``: its last attempt's outcome. ``is_superseded``: a later one has its key."""
 
     message: Message
     token: int
@@ -87,10 +83,7 @@ class FailedMessages:
         return _standing(self._database.read(self._query(message_ids)))
 
     def retry(self, wanted: Sequence[tuple[StoppedMessage, int]]) -> dict[UUID, StoppedMessage]:
-        """Give failed messages so many more attempts, the first at once, in one transaction.
-
-        Each only if it has not changed since it was read, and is not past its expiry.
-        """
+        """Give failed messages more attempts, unless they have changed or are past their expiry."""
         rows: list[dict[str, Any]] = [
             {
                 "id": found.message.id,

@@ -55,8 +55,7 @@ Of = Literal["scope", "recipient", "channel"]
 class Counts:
     """How many messages of each channel have each status. Instants are the database's.
 
-    Messages that have ended count if they did so within ``since`` before ``now``. Not ``complete``:
-    there are more.
+    Ended ones count if they did so within ``since`` before ``now``. Not ``complete``: more are.
     """
 
     now: datetime
@@ -85,10 +84,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueByMinute:
-    """How many messages of each channel are due in each minute from ``start`` on.
+    """How many messages of each channel are due in each minute from ``start`` on, if any.
 
-    Minutes without any are left out. ``late`` are scheduled, and were due before ``start``. Not
-    ``complete``: there are more, and all of those due before ``counted_until`` are counted.
+    ``late`` were due before ``start``. All of those due before ``counted_until`` are counted.
     """
 
     start: datetime
@@ -150,11 +148,8 @@ class _IndexScan(NamedTuple):
     A column before the last one has one value, and is compared as a range: were it compared for
     equality, a database might read the primary key in its order until enough is found.
 
-    ``value``: that of the first column, where the last one is compared together with it. For the
-    row ``(value, id)`` PostgreSQL reads all that have the value in the index, and may sort it;
-    without it, it may read and sort a stretch of whole messages where it expects too few.
-
-    ``finds``: another index finds the matches alone, so that one statement reads them all.
+    ``value``: that of the first column, where the last one is compared together with it, so that
+    PostgreSQL reads the index alone. ``finds``: another index finds the matches, in one statement.
     """
 
     columns: Sequence[ColumnElement[Any]]
@@ -190,8 +185,7 @@ class _IndexScan(NamedTuple):
         """Part the messages by the index, so that no statement takes long.
 
         Each stretch of so many, or more where many have one value, is yielded as the edges of
-        :meth:`between`; the last one has no end. An index alone tells the edges, so the statement
-        that reads a stretch need not read it in an order.
+        :meth:`between`; the last one has no end.
         """
         last_two = select(self.columns[-1]).where(*self.where).order_by(*self.order)
         last_two = last_two.offset(size - 1).limit(2)
@@ -210,10 +204,8 @@ class _IndexScan(NamedTuple):
 class Listing:
     """Reads selected messages by their ids, which are in the order in which messages were made.
 
-    Where an index leads to the matches (a recipient, an idempotency key, messages that are held,
-    being sent or overdue) a page is one statement. Otherwise each statement reads the next 5,000
-    messages by the primary key, or of a campaign or those that ended unsent by their indexes, so
-    that none takes long, however rare the matches are.
+    Where no index leads to the matches, each statement reads the next 5,000 messages, so that none
+    takes long, however rare the matches are.
 
     ``late`` is how long after its time a message is overdue, ``put_off`` how much later than that
     maintenance may enqueue it again.
@@ -298,9 +290,8 @@ class Listing:
     ) -> Page:
         """Return at most so many selected messages, newest first, from behind ``after`` on.
 
-        After ``patience``, which is looked at between two statements, the page ends where it is.
-        With it, messages that were made an hour after ``until_at`` are left out unread: none was
-        promised for a time before it was made, by clocks that agree within the hour.
+        After ``patience`` the page ends where it is. With it, messages that were made an hour after
+        ``until_at`` are left out unread: none was promised for a time before it was made.
         """
         if patience is not None and wanted.until_at is not None and not oldest_first:
             first = UUID(int=max(0, to_ms(wanted.until_at) + _HOUR_MS) << 80)
@@ -357,10 +348,7 @@ class Listing:
     def counted(
         self, wanted: Selection, *, patience: timedelta | None = None, most: float = inf
     ) -> tuple[dict[str, dict[Status, int]], bool]:
-        """Return the counts, and whether all were counted, the oldest first.
-
-        Between two statements it may end: after ``patience``, or when it has counted ``most``.
-        """
+        """Return the counts, and whether all were counted within ``patience`` and ``most``."""
         messages, scan = self._tables.messages, self._scan(wanted)
         where = self._conditions(wanted, scan)
         kinds = (messages.c.channel, messages.c.status)
@@ -508,8 +496,7 @@ class Figures:
     def last_day(self) -> list[EndedInHour]:
         """Count what ended in each hour of the last day, this one last.
 
-        Of more than 1,000,000 the latest are counted, and hours that are not counted as a whole are
-        left out. A message is late if it was sent ``late`` after its promised time.
+        Of more than 1,000,000 the latest are counted, and whole hours only.
         """
         row = self._tables.messages.c
         [(now,)] = self._database.read(select(minute_of(database_now())))

@@ -1,8 +1,4 @@
-"""Recipients who have opted out, and pauses: what is on these lists is not sent.
-
-Every claim reads both tables, so that such a message is not sent, however it was enqueued. Submits
-read the opt-outs too, so that callers get an error. The sweep enqueues no paused message.
-"""
+"""Recipients who have opted out, and pauses: every claim reads both tables."""
 
 from __future__ import annotations
 
@@ -23,10 +19,7 @@ _KEPT = timedelta(hours=1)
 
 
 class Suppression(NamedTuple):
-    """One recipient gets nothing on one channel, or, where that is None, on any.
-
-    ``created_at`` is when it was added, by the database's clock (aware UTC).
-    """
+    """One recipient gets nothing on one channel, None for any, since ``created_at`` (aware UTC)."""
 
     recipient: str
     channel: str | None
@@ -104,10 +97,7 @@ class Suppressions:
 
 
 class Pause(NamedTuple):
-    """Messages of one channel, recipient, campaign or other scope that are not sent.
-
-    ``paused_at`` is when it began, by the database's clock (aware UTC).
-    """
+    """Messages of one scope or campaign that are not sent since ``paused_at`` (aware UTC)."""
 
     kind: str
     name: str

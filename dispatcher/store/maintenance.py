@@ -59,10 +59,7 @@ MOST_GRACES = 2 * _LATE[0]
 
 
 class Due(NamedTuple):
-    """A message to enqueue.
-
-    ``is_suspect``: its last worker died while it had it. ``is_first``: it is due at its send time.
-    """
+    """``is_suspect``: its last worker died while it had it. ``is_first``: due at its send time."""
 
     message_id: UUID
     channel: str
@@ -79,9 +76,9 @@ class RescuedMessage(NamedTuple):
 
 
 class UnbegunClaim(NamedTuple):
-    """A claimed message whose send had not begun, and the claim.
+    """A claimed message whose send had not begun.
 
-    ``counts`` if its worker and the worker before it died: the message may be the cause. Then the
+    ``counts`` if its worker and the one before it died: the message may be the cause. Then the
     attempt counts as failed, and the message gets this ``status``.
     """
 
@@ -124,10 +121,10 @@ class StoreMaintenance:
         )
 
     def due(self, *, limit: int, within: timedelta | None = None) -> list[UUID]:
-        """Return messages whose time to be enqueued has come, soonest first.
+        """Return messages whose time to be enqueued has come, ``within`` at most, soonest first.
 
-        With ``within`` only those whose time came no longer ago. While a transaction stays open, no
-        entry of an index is removed: without it each call reads all that was enqueued since.
+        Beside an open transaction no entry of an index is removed: without ``within`` each call
+        reads all that was enqueued since.
         """
         messages = self._tables.messages
         time_came = (
@@ -143,11 +140,10 @@ class StoreMaintenance:
     def take_due(self, message_ids: Sequence[UUID], *, grace: timedelta) -> list[Due]:
         """Return those of these messages that are to be enqueued now, soonest first.
 
-        No other sweep takes them: they are put off. Each is due again ``grace`` after its time if
-        it is not claimed by then: its task was lost, or waits behind others. So a message that is
-        late by four times ``grace`` is due again after twice that time, by eight times after
-        sixteen: else the tasks of a backlog would be enqueued faster than workers can find out that
-        they are done.
+        No other sweep takes them. Each is due again ``grace`` after its time if it is not claimed
+        by then: its task was lost, or waits behind others. What is late by four times ``grace`` is
+        due again after eight times, by eight after sixteen: else the tasks of a backlog would be
+        enqueued faster than workers can find out that they are done.
         """
         messages = self._tables.messages
         now = database_now()
@@ -190,9 +186,8 @@ class StoreMaintenance:
     def rescue(self, *, limit: int, within: timedelta | None = None) -> list[RescuedMessage]:
         """End the claims that have run out, no longer ago than ``within``; return their messages.
 
-        The outcome of the attempt is unknown: its worker may have died anywhere between claim and
-        record. A message whose ``on_unknown`` is ``hold`` is held; another is due again at once,
-        unless its attempts or its time are used up. ``next_attempt_at`` becomes the present.
+        The outcome of the attempt is unknown. A message whose ``on_unknown`` is ``hold`` is held;
+        another is due again at once, unless its attempts or its time are used up.
         """
         messages, attempts = self._tables.messages, self._tables.attempts
         now = database_now()
@@ -271,10 +266,9 @@ class StoreMaintenance:
     def put_back(
         self, unbegun: Sequence[UnbegunClaim], *, wait: timedelta, died: bool = True
     ) -> None:
-        """Put back messages that no worker has begun to send.
+        """Put back messages that no worker has begun to send, due as before.
 
-        A message is due as before, and its attempt does not count; where it ``counts``, the message
-        is due ``wait`` from now, or fails after its last attempt.
+        Where the attempt ``counts``, they are due ``wait`` from now, or fail after the last one.
         """
         pause = {"wait": wait.total_seconds(), "enqueue": wait.total_seconds(), "more": 0}
         error = NOT_BEGUN if died else None
@@ -335,10 +329,7 @@ class StoreMaintenance:
         return deleted
 
     def keep_days(self, *, older_than: timedelta) -> list[date]:
-        """Make the coming days' partitions, drop old ones; return the days dropped.
-
-        A transaction that reads ended messages is waited for a moment only: the next run comes.
-        """
+        """Make the coming days' partitions, drop old ones; return the days dropped."""
         database = self._database
         return database.run(
             lambda each: database.backend.keep_days(each, database.tables, older_than)
@@ -355,10 +346,7 @@ class StoreMaintenance:
     def reservation_states(
         self, message_ids: Sequence[UUID], *, grace: timedelta
     ) -> dict[UUID, ReservationState]:
-        """Return the reservations of those of these that are stored.
-
-        A message may still have its reservation until ``grace`` after its end, also one taken back.
-        """
+        """Return the reservations of those that are stored; they last ``grace`` after the end."""
         row, ended = self._tables.messages.c, self._tables.holds_no_reservation
         ended_at = func.coalesce(row.finished_at, row.next_attempt_at)
         frees = and_(ended, row.reserved == true(), ended_at > later(database_now(), -grace))
@@ -412,8 +400,8 @@ class StoreMaintenance:
     ) -> Iterator[list[ReservationRow]]:
         """Yield all reservations that still count: times from ``memory`` ago on.
 
-        With ``created``, only of messages whose ids were made between those two instants. The next
-        page is read while the caller works on one: at most two are in memory.
+        With ``created``, only of messages whose ids were made between those two instants. At most
+        two pages are in memory.
         """
         by_id = self._tables.messages.c.id
         query = self._reserved.where(*_holding_since(self._database, memory))
@@ -431,10 +419,7 @@ class StoreMaintenance:
         return found
 
     def permits(self, *, memory: timedelta, batch: int) -> Iterator[list[PermitRow]]:
-        """Yield the permits of all attempts whose send may lie within ``memory``.
-
-        One that ends while this reads may be yielded twice.
-        """
+        """Yield the permits of sends within ``memory``; perhaps twice what ends meanwhile."""
         messages, attempts = self._tables.messages, self._tables.attempts
         now = database_now()
         query = select(
@@ -475,10 +460,7 @@ class StoreMaintenance:
         }
 
     def snoozed(self, *, batch: int) -> Iterator[list[UUID]]:
-        """Yield snoozed messages: past their send time, due later, no attempt of their claim.
-
-        Not those that wait for a retry: their providers may have asked for that.
-        """
+        """Yield snoozed messages, but not those that wait for a retry."""
         messages, attempts = self._tables.messages, self._tables.attempts
         was_tried = exists().where(
             attempts.c.message_id == messages.c.id, attempts.c.token == messages.c.claim_token
@@ -561,10 +543,8 @@ def _holding_since(database: Database, memory: timedelta) -> tuple[ColumnElement
 
 
 def _ended_since(database: Database, memory: timedelta) -> tuple[ColumnElement[bool], ...]:
-    """Return the condition that leaves out messages that ended too early to be looked for.
-
-    Without ``IS true`` PostgreSQL 18 would leave out ``…_history_other`` too, whatever it holds.
-    """
+    """Return the condition that leaves out messages that ended too early to be looked for."""
+    # Without IS true PostgreSQL 18 would leave out …_history_other too, whatever it holds.
     if not database.backend.has_partitions:
         return ()
     row, earliest = database.tables.messages.c, later(database_now(), -memory - CLOCK_STEP)

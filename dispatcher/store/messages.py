@@ -106,11 +106,7 @@ class NewSlot(NamedTuple):
 
 
 class CancelResult(NamedTuple):
-    """Those of the messages that are stored, and which this call cancelled.
-
-    ``newly_cancelled`` lacks a message whose cancel was committed just before the connection broke:
-    the statement runs again then.
-    """
+    """``newly_cancelled`` may lack one that was cancelled just before the connection broke."""
 
     found: Mapping[UUID, Movable]
     newly_cancelled: Collection[UUID]
@@ -138,9 +134,8 @@ class _New:
     def message(self) -> Insert:
         """Return the statement that stores a message whose id is new.
 
-        One that has ended lies in another partition, where no key sees it: it is looked for. Else
-        a statement that the server runs after its client gave it up would store a message that was
-        stored again meanwhile, and sent.
+        With partitions it looks for one that has ended: a server may run the statement after its
+        client gave it up, stored the message again, and sent it.
         """
         row = select(*self._given.values()).where(self._is_not_suppressed)
         if self._backend.has_partitions:
@@ -150,8 +145,7 @@ class _New:
     def keyed(self) -> Select[Any]:
         """Return the statement that also stores its key; it returns a row if both are stored.
 
-        Nothing is stored where the key is. An id that another transaction stores meanwhile is an
-        error, so that no key is stored without its message.
+        An id that another transaction stores meanwhile is an error: no key without its message.
         """
         messages, keys, given = self._tables.messages, self._tables.keys, self._given
         values = (given["idempotency_key"], given["id"], self._fingerprint)
@@ -164,10 +158,9 @@ class _New:
 
     @property
     def _is_new(self) -> ColumnElement[bool]:
-        """The condition that no message has the id. The days before it was made are left out.
+        """The condition that no message has the id. It leaves out the days before it was made.
 
-        It asks twice: for ``finished_at IS NULL OR finished_at >= …`` PostgreSQL 18 skips the
-        partition ``…_history_other``.
+        For ``finished_at IS NULL OR finished_at >= …`` PostgreSQL 18 skips ``…_history_other``.
         """
         messages, given = self._tables.messages, self._given
         # The length is written out, because a prepared statement has no other values.
@@ -196,10 +189,8 @@ class Messages:
     def add(self, addition: Addition, *, perhaps_stored: bool = False) -> Message:
         """Store a message, or find the one that has its idempotency key already; return that.
 
-        ``perhaps_stored``: an earlier call may have stored this one.
-
-        Raises StoreUnavailable when nothing was stored, Suppressed, GivenUp when its reservation
-        was released before, OutcomeUnknown when it is not known whether it was stored.
+        ``perhaps_stored``: an earlier call may have stored this one. Raises StoreUnavailable when
+        nothing was stored, Suppressed, GivenUp, OutcomeUnknown.
         """
         message, unknown = addition.message, False
         if not perhaps_stored and addition.supersedes is None:
@@ -238,10 +229,7 @@ class Messages:
     ) -> bool | None:
         """Store all of these messages or none; return whether they are stored.
 
-        ``perhaps_stored``: an earlier call may have stored them.
-
-        False where the database refused, for instance because a key exists: nothing is stored. None
-        where the connection broke and they may be stored; then add them one by one.
+        None where the connection broke and they may be: then add them one by one.
         """
         try:
             self._insert_together(additions, perhaps_stored=perhaps_stored)
@@ -270,8 +258,7 @@ class Messages:
     def has(self, message_ids: Sequence[UUID]) -> bool:
         """Return whether all of these messages are stored, and none was taken back.
 
-        Check all, also of messages that are added together: a duplicate submit that uses the
-        reservation of one may have stored that one alone, under the same id.
+        A duplicate submit may have stored one of a batch alone, under the same id.
         """
         messages, error = self._tables.messages, self._tables.messages.c.last_error
         stored = and_(self._tables.is_message, or_(error.is_(None), error != TAKEN_BACK))
@@ -301,8 +288,8 @@ class Messages:
     ) -> CancelResult:
         """Cancel those that are still scheduled, and have this move token if one is given.
 
-        A message that a worker claimed and put back meanwhile is tried again without a token, and
-        left scheduled with one. ``because`` becomes their ``last_error``. Raises StoreUnavailable.
+        What a worker put back meanwhile is tried again, but not with a token. ``because`` becomes
+        their ``last_error``.
         """
         tables, left = self._tables, message_ids
         messages = tables.messages
@@ -330,9 +317,9 @@ class Messages:
         raise StoreUnavailable("workers claimed the message again and again", remedy="try again")
 
     def move(self, moves: Sequence[NewSlot], *, within: timedelta) -> dict[UUID, Movable]:
-        """Give messages other times, each unless its move token has changed since it was read.
+        """Give messages other times, each unless it has changed or was read ``within`` ago.
 
-        And no later than ``within`` after it was read: its new time is booked for no longer.
+        Its new time is booked for no longer.
         """
         by_id = sorted(moves, key=lambda each: each.found.message.id)
         rows = [each.given(within) for each in by_id]
@@ -359,7 +346,7 @@ class Messages:
         )
 
     def move_if_unchanged(self, move: NewSlot, *, within: timedelta) -> Movable:
-        """Give one another time as :meth:`move`. Raises MessageChanged, MessageNotFound."""
+        """Do :meth:`move` for one. Raises MessageChanged, MessageNotFound."""
         row = move.given(within)
         return self._changed_once(move.found, lambda each: self._moved.run(each, [row]))[1]
 
@@ -367,10 +354,7 @@ class Messages:
         return changed(self._database, message_id, self._new_body(message_id, body))
 
     def update_if_unchanged(self, found: Movable, *, body: Body) -> Message:
-        """Give a message another body if it is as it was found; return it.
-
-        Raises MessageChanged, MessageNotFound, TooLate.
-        """
+        """Do :meth:`update`. Raises MessageChanged, MessageNotFound, TooLate."""
         is_same = self._tables.messages.c.move_token == found.token
         change = self._new_body(found.message.id, body).where(is_same)
         is_done, now = self._changed_once(found, lambda each: each.execute(change).rowcount)
@@ -393,8 +377,8 @@ class Messages:
     ) -> tuple[bool, Movable]:
         """Run a change that the token guards and raises; return whether it was made.
 
-        Two callers that write the same leave the same row, so only the count of the statement says
-        whose change was made. Where the connection broke, it raises StoreUnavailable.
+        Two callers that write the same leave the same row, so only the row count says whose change
+        was made. Where the connection broke, it raises StoreUnavailable.
         """
         is_committed = False
         this = self._tables.messages.c.id == found.message.id
@@ -423,10 +407,9 @@ class Messages:
     def take_back(self, message: Message) -> bool:
         """Take back a message that lost its reservation while it was stored.
 
-        Return whether it was taken back; it is not once it was claimed or moved. Without an
-        idempotency key no other call has returned it, so its row becomes void, without recipient,
-        body and trace. With a key a duplicate submit may have returned it, so it is cancelled, and
-        the key is free for the next submit. Reconcile releases the reservation.
+        Return whether it was; it is not once it was claimed or moved. Without an idempotency key
+        its row becomes void. With one, a duplicate submit may have returned the message, so it is
+        cancelled, and the key is free. Reconcile releases the reservation.
         """
         messages = self._tables.messages
         values: dict[str, Any] = {
@@ -473,8 +456,8 @@ class Messages:
     def _try_insert(self, connection: Connection, addition: Addition) -> bool:
         """Store a message and its key, both or none; return whether they were stored.
 
-        A message that has ended lies in another partition, where no key sees it. So it is looked
-        for once this one is inserted: no other process can store it between.
+        One that has ended, in another partition, is looked for once this one is inserted: no other
+        process can store it between.
         """
         backend, message = self._database.backend, addition.message
         key, values = message.idempotency_key, to_values(addition)
@@ -560,8 +543,7 @@ def unsent(tables: Tables, connection: Connection, messages: Sequence[Message]) 
 def take_keys_over(tables: Tables, connection: Connection, additions: Iterable[Addition]) -> None:
     """Free the keys of messages that ended unsent, in the transaction of those that supersede them.
 
-    The claim token rises: a retry that was judged before does not change the message any more.
-    A key stays where its message is no longer such a one.
+    The claim token rises, so that no retry that was judged before changes the message.
     """
     messages, attempts = tables.messages, tables.attempts
     superseding = [(each.supersedes, each.message) for each in additions if each.supersedes]
@@ -589,10 +571,7 @@ def free_key(tables: Tables, key: str, message_id: UUID) -> Delete:
 
 
 def free_key_without_message(tables: Tables, connection: Connection, key: str) -> None:
-    """Free an idempotency key whose message is deleted.
-
-    Both are stored in one transaction, and no id again: a key without its message stays so.
-    """
+    """Free an idempotency key whose message is deleted: no id is stored again."""
     messages, keys = tables.messages, tables.keys
     has_message = exists().where(messages.c.id == keys.c.message_id)
     query = select(keys.c.message_id).where(keys.c.idempotency_key == key, ~has_message)

@@ -52,9 +52,8 @@ class Watch(Generic[T]):
     """One transaction of a caller's, from the first message that joins it to its end.
 
     ``joined`` has one entry of the use case for each message. ``undone``: a savepoint was rolled
-    back, so that some of the rows may be gone already. ``on_end`` is called once, after the
-    transaction, with these entries and whether rows that are missing then are missing for good; its
-    exceptions do not reach the caller. It is not called for a connection that was never closed.
+    back. ``on_end`` is called once, after the transaction, with these entries and whether rows that
+    are missing then are missing for good, but not for a connection that was never closed.
     """
 
     def __init__(self, connection: Connection, on_end: Callable[[Sequence[T], bool], None]) -> None:
@@ -82,8 +81,7 @@ class Watch(Generic[T]):
 class JoinedTransaction(Generic[T]):
     """A transaction of a caller's that is under way, and the statements that we run in it.
 
-    A statement that fails is undone alone, so that the caller can go on; where the database or the
-    connection does not allow that, the caller's next statement fails. Raises StoreUnavailable.
+    A statement that fails is undone alone; where that cannot be, the caller's next one fails.
     """
 
     def __init__(
@@ -201,13 +199,12 @@ class JoinedMessages:
     ) -> JoinedTransaction[T]:
         """Return the transaction that ``session`` is in; begin one if it is in none.
 
-        ``on_end`` is called when it has ended, however it did (:class:`Watch`). Raises
-        InvalidDraft for what cannot be joined, also where the database surely is another one
-        (:class:`_Identity`), StoreUnavailable where no transaction begins.
+        Raises InvalidDraft for what cannot be joined, also where the database surely is another
+        one, StoreUnavailable where no transaction begins.
         """
         connection = connection_of(session)
-        backend, theirs = self._database.backend, connection.dialect.name
-        if theirs not in backend.names:
+        backend = self._database.backend
+        if (theirs := backend.mismatch(connection)) is not None:
             ours = backend.names[0]
             raise InvalidDraft("session", f"is on {theirs}", f"one on the dispatcher's {ours}")
         try:
@@ -324,11 +321,8 @@ event.listen(Pool, "checkin", _returns)
 class _Identity:
     """Recognises whether a connection is on the store's database.
 
-    URLs are not compared: one server has many names. A caller's SQLite is asked for its files, also
-    attached ones, PostgreSQL for the name of the database and for the number that its server got
-    when it was set up, MariaDB for host, port and folder instead. Where the
-    question fails the database passes, and so does one of a server whose files are a copy of the
-    store's. Each pool of connections is asked once.
+    URLs are not compared: one server has many names. Where the question fails the database passes,
+    and so does one of a server whose files are a copy of the store's. Each pool is asked once.
     """
 
     def __init__(self, database: Database) -> None:

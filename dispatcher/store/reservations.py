@@ -1,9 +1,8 @@
 """Reservations and permits as the rows tell them, to compare Redis with; and orphans.
 
-An orphan is a reservation whose message is not stored, and must not be once it is released. Its
-submit may be frozen between reservation and INSERT. So the id is taken first, by a void row: the
-primary key then refuses any late INSERT. Where an INSERT is under way the database waits for its
-end, and the message is found.
+An orphan is a reservation whose message is not stored, and must not be once it is released: its
+submit may be frozen before the INSERT. So the id is taken first, by a void row: the primary key
+then refuses any late INSERT, and the database waits for the end of one that is under way.
 """
 
 from __future__ import annotations
@@ -44,10 +43,7 @@ class ReservationRow(NamedTuple):
 
 
 class PermitRow(NamedTuple):
-    """The permit of an attempt that has begun.
-
-    ``age``: the time since the latest instant of its send, negative while it may still happen.
-    """
+    """``age``: the time since the latest instant of its send, negative while it may happen."""
 
     message_id: UUID
     token: int
@@ -63,10 +59,7 @@ class ReservedTime(NamedTuple):
 
 
 class ReservationState(NamedTuple):
-    """Whether a message ``holds`` its reservation.
-
-    ``frees``: it ended a short while ago, and the reservation may not be released yet.
-    """
+    """Whether a message ``holds`` its reservation; ``frees``: it ended a short while ago."""
 
     row: ReservationRow
     holds: bool
@@ -74,10 +67,7 @@ class ReservationState(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """The state of messages after :func:`give_up`.
-
-    ``void``: can never be stored. ``under_way``: another transaction may still be storing them.
-    """
+    """``void`` can never be stored; another transaction may be storing what is ``under_way``."""
 
     holding: dict[UUID, ReservedTime]
     void: set[UUID]

@@ -97,10 +97,9 @@ MOST_ATTEMPTS = 32_767
 VOID = "void"
 """Status of a row that is no message: it keeps an id from being stored.
 
-Either reconcile took the id before it released the reservation (``give_up``), or a submit took its
-message back (:meth:`Messages.take_back`): its scopes name the reservation to release. It has no
-end, so that it lies with the live messages, where an id is unique; ``next_attempt_at`` is when it
-became void.
+Reconcile took the id (``give_up``), or a submit took its message back (:meth:`Messages.take_back`).
+It has no end, so that it lies with the live messages, where an id is unique; ``next_attempt_at`` is
+when it became void.
 """
 
 TAKEN_BACK = "its submit was refused: its reservation was lost while it was stored"
@@ -136,11 +135,9 @@ class _Index(NamedTuple):
     whole: tuple[str, ...]
 
 
-# The indexes of maintenance stay small however many messages are stored. Where a database has no
-# partial indexes they begin with the columns of the condition, or leave out NULL in a range
-# (``whole``). Held messages are found there by the index of claims: they have none, and every index
-# ends with the id. Messages with a due report are found by the index ``unreleased``, so that no
-# write pays for another one.
+# Where a database has no partial indexes they begin with the columns of the condition, or leave out
+# NULL in a range (``whole``). Held messages are found there by the index of claims: they have none.
+# Messages with a due report are found by ``unreleased``: no write pays for another index.
 _PARTIAL = (
     _Index("enqueue_at", ("enqueue_at",), "status = 'scheduled'", ("status", "enqueue_at")),
     _Index(
@@ -253,11 +250,7 @@ class Tables:
         self.is_live = in_live_partition(messages.c.finished_at)
         """Redundant beside the status of a live message: leads to its partition."""
         self.is_under_way = self.attempts.c.finished_at.is_(None).is_(true())
-        """Of an attempt that is found by its message's id.
-
-        It leads to its partition. No index fits it: PostgreSQL would read all attempts of that
-        partition where it estimates that they are few.
-        """
+        """Of an attempt that is found by its message's id: no index fits it."""
         self.has_ended = in_history(messages.c.finished_at)
         """Redundant beside the status of an ended message: leads to the partitions of these."""
         self.is_message = messages.c.status != VOID
@@ -291,8 +284,7 @@ class Tables:
     def has_status(self, *statuses: Status) -> ColumnElement[bool]:
         """Return the guard that a row has one of these statuses, for rows found by their id.
 
-        Written so that no index fits it: PostgreSQL would read all scheduled messages where it
-        estimates that they are few.
+        No index fits it: PostgreSQL would read all scheduled messages where it expects few.
         """
         status = self.messages.c.status.concat("")
         known = or_(*(status == each.value for each in statuses))
@@ -450,11 +442,7 @@ KEYED = ("idempotency_key", "message_id", "fingerprint")
 
 
 class Addition(NamedTuple):
-    """A message to store, when maintenance is to enqueue it, its fingerprint, its body as JSON.
-
-    ``status_url`` receives its status webhooks. ``supersedes`` is the message from which it takes
-    its idempotency key over.
-    """
+    """A message to store, and from which message it takes its idempotency key over."""
 
     message: Message
     enqueue_at: datetime
@@ -467,8 +455,7 @@ class Addition(NamedTuple):
 class Movable(NamedTuple):
     """A message as it was at ``read_at``, by the database's clock, and the guard of its move.
 
-    ``token`` rises whenever its time or its body changes, or its moves are barred. ``tail`` is that
-    of its reservation in the windows.
+    ``token`` rises whenever its time or its body changes, or its moves are barred.
     """
 
     message: Message

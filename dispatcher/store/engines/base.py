@@ -49,11 +49,7 @@ Location = frozenset[tuple[object, ...]]
 
 
 class Prepared:
-    """A statement compiled once, for connections of one engine.
-
-    SQLAlchemy would look for its compiled form at each call, which takes longer than SQLite needs
-    to run it. Values come by position, as drivers take them sooner.
-    """
+    """A statement compiled once, for connections of one engine. Values come by position."""
 
     def __init__(self, engine: Engine, statement: ClauseElement, names: Sequence[str]) -> None:
         dialect = engine.dialect
@@ -142,10 +138,7 @@ class Backlog(NamedTuple):
 
 
 class Housekeeping(NamedTuple):
-    """What the database has not removed yet, and the age of what keeps it from that.
-
-    ``limited_to`` names what was looked at for lack of ``right``.
-    """
+    """What the database has not removed yet, the age of what keeps it, the ``right`` to see all."""
 
     oldest: timedelta | None
     backlogs: tuple[Backlog, ...]
@@ -273,7 +266,7 @@ class StoreEngine(ABC):
         """Return what runs an INSERT of one row past SQLAlchemy; None where that is not done.
 
         It returns whether it added the row. Raises StoreUnavailable where the server waited for as
-        long as it may, since asking again would double that, InsertFailed for any other failure.
+        long as it may, InsertFailed for any other failure.
         """
         return None
 
@@ -314,6 +307,10 @@ class StoreEngine(ABC):
             return True
         proxied = connection.connection.dbapi_connection
         return proxied is not None and connection.dialect.detect_autocommit_setting(proxied)
+
+    def mismatch(self, connection: Connection) -> str | None:
+        name = connection.dialect.name
+        return None if name in self.names else name
 
     def encoding(self, _connection: Connection, _tables: Tables) -> str:
         return "UTF8"

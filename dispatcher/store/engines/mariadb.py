@@ -95,10 +95,7 @@ _IS_STRICT = "dispatcher.is_strict"
 
 
 class MariaDBConnection(pymysql.Connection):
-    """A connection that gives up when the server is silent.
-
-    It sends no packet of ``largest`` bytes: on one the server hangs up, as on a broken line.
-    """
+    """Gives up when the server is silent, and sends no packet on which it would hang up."""
 
     largest: int | None = None
     _read_timeout: float | None
@@ -120,20 +117,14 @@ class MariaDBConnection(pymysql.Connection):
             self._read_timeout, self.init_command = patience, init_command
 
     def _create_ssl_ctx(self, asked: Any) -> ssl.SSLContext:
-        """Return one context for all connections, unless certificates are asked for.
-
-        The driver would read the system's certificates for each one, and then check none.
-        """
+        """Return one context for all: the driver would read all certificates, and check none."""
         if not asked:
             return _unverified()
         made: ssl.SSLContext = super()._create_ssl_ctx(asked)  # type: ignore[misc]  # not in its stubs
         return made
 
     def query(self, sql: str | bytes, unbuffered: bool = False) -> int:
-        """Run one statement. An exception in the midst of an answer closes the connection, too.
-
-        Else the next statement would read the rest as its own answer.
-        """
+        """Run one statement. An exception in the midst of an answer closes the connection."""
         if isinstance(sql, str):
             sql = sql.encode(self.encoding)
         if self.largest is not None and len(sql) >= self.largest:
@@ -181,10 +172,7 @@ class MariaDBEngine(StoreEngine):
         event.listen(engine, "connect", bound)
 
     def insert_if_absent(self, table: Table) -> Insert:
-        """Return a plain INSERT: the refusal of the key counts.
-
-        INSERT IGNORE would also swallow values that do not fit.
-        """
+        """Return a plain INSERT: INSERT IGNORE would also swallow values that do not fit."""
         return insert(table)
 
     def try_insert(
@@ -256,10 +244,7 @@ class MariaDBEngine(StoreEngine):
         return not connection.info[_IS_STRICT]
 
     def ended_by(self, error: SQLAlchemyError) -> SQLAlchemyError | None:
-        """Return a deadlock or a change since the snapshot.
-
-        They undo savepoints too, and the error says that these are missing.
-        """
+        """Return a deadlock or a change since the snapshot, also behind "no such savepoint"."""
         each: BaseException | None = error
         if number_of(each) == _NO_SAVEPOINT:
             while each is not None and (number_of(each) in {None, _NO_SAVEPOINT}):
@@ -299,16 +284,12 @@ class MariaDBEngine(StoreEngine):
             connection.exec_driver_sql(f"SELECT RELEASE_LOCK({name})")
 
     def encoding(self, connection: Connection, tables: Tables) -> str:
-        """Return those of columns that were altered since the migration made them, if any."""
         names = [tables.messages.name, tables.attempts.name]
         found = connection.scalar(_OTHER_ENCODINGS, {"names": names})
         return found or super().encoding(connection, tables)
 
     def skip_applied_statements(self, impl: DefaultImpl, tables: Tables) -> None:
-        """Let a migration go on past what an interrupted one has done.
-
-        Without the table of versions nothing here is ours.
-        """
+        """Let a migration go on past what an interrupted one has done, if anything is ours."""
         connection = impl.connection
         if connection is None or not inspect(connection).has_table(tables.version):
             return
@@ -354,8 +335,7 @@ def _deletion(connection: Connection, change: Delete, ids: Sequence[UUID]) -> Te
     """Return the statement that deletes these rows and reads no others.
 
     ``DELETE … WHERE id IN (…)`` reads the whole table where that looks cheaper, and then waits for
-    every row that another transaction has locked: two that do so end in a deadlock. (An UPDATE
-    passes by a locked row that it would not change.) This join has one order.
+    every locked row: two that do so end in a deadlock. This join has one order.
     """
     table = connection.dialect.identifier_preparer.format_table(cast("Table", change.table))
     return text(

@@ -141,8 +141,6 @@ class _Split(NamedTuple):
 
 
 class PartitionedEngine(StoreEngine):
-    """What PostgreSQL does by partitions."""
-
     has_partitions = True
 
     def key_holder(self, table: Table, tables: Tables) -> str:
@@ -159,10 +157,7 @@ class PartitionedEngine(StoreEngine):
         return not ids.isdisjoint(connection.scalars(near, execution_options=AS_NAMED))
 
     def pruned_until(self, retention: timedelta) -> ColumnElement[datetime]:
-        """Return until when a message must have ended to be deleted alone.
-
-        As a rule a day after its own day was to be dropped, which then cannot be.
-        """
+        """Return until when a message must have ended to be deleted alone: its day stayed."""
         if retention < _LEAST:
             return super().pruned_until(retention)
         return func.date_trunc("day", later(database_now(), -retention - _TO_DROP_IT), "UTC")
@@ -175,10 +170,9 @@ class PartitionedEngine(StoreEngine):
     def keep_days(self, connection: Connection, tables: Tables, retention: timedelta) -> list[date]:
         """Make the partitions of the coming days; drop those of old ones, and return these days.
 
-        A day of messages goes when nothing that remains to be done needs one of them. A day of
-        attempts goes later when a message is still stored whose outcome is unknown by one of them.
-        Where another transaction uses a table, another sweep drops it, or its owner is another
-        role, the rest is left to the next run.
+        A day of messages goes when nothing that remains to be done needs one of them, a day of
+        attempts when no stored message has an unknown outcome by one of them. What is in use, or
+        belongs to another role, is left to the next run.
         """
         messages, attempts = splits = _splits(connection, tables)
         for split in splits:
@@ -245,11 +239,7 @@ def drop(connection: Connection, tables: Tables) -> None:
 
 
 def state(connection: Connection, tables: Tables) -> tuple[int, bool]:
-    """Return how many days have a partition, and whether ``…_history_other`` has rows.
-
-    Days count from tomorrow up to the first day without a partition; 0 if today has none. For a
-    role that may not read ``…_history_other`` the second value is False.
-    """
+    """Return how many days from tomorrow on have a partition, and whether rows lie in none."""
     splits = _splits(connection, tables)
     ahead = min(max(0, _days_there(split) - 1) for split in splits)
     others = [(split, split.part(_OTHER)) for split in splits]
@@ -352,10 +342,7 @@ def _detach(split: _Split, rows: TableClause, day: date) -> None:
 
 
 def _drop_detached(split: _Split, tables: Tables) -> None:
-    """Free the idempotency keys of days that were taken out, and drop them.
-
-    Freed before, the key of a message that is retried meanwhile would be free.
-    """
+    """Free the idempotency keys of days that were taken out, and drop them."""
     beginning = f"{split.table.name}_{_DETACHED}_"
     history = split.name(split.part(_HISTORY))
     given = {"history": history, "beginning": beginning, "days": split.days}

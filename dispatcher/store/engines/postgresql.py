@@ -111,10 +111,7 @@ _LINE = {
 
 
 class PostgreSQLConnection(psycopg.Connection[Any]):
-    """A connection that gives up when the server stays silent.
-
-    The server ends statements that take too long. A frozen server cannot, nor one whose connection
-    is cut silently. ``patience`` is how long it may be silent, in seconds; None for ever.
+    """A connection that gives up when the server is silent for longer than ``patience``, in s.
 
     Behind a pooler (``is_pooled``) each transaction may have another session, which others use in
     between: nothing is prepared there, and ``timeouts`` are set in each transaction. ``bound`` is
@@ -230,11 +227,7 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
         return DirectInsert(engine, insert)
 
     def _among(self, ids: Column[UUID], query: Select[tuple[UUID]]) -> ColumnElement[bool]:
-        """Compare with an array.
-
-        PostgreSQL may join what stands behind IN to the table, and run a query with LIMIT and SKIP
-        LOCKED anew for each row. It runs the query of an ARRAY once.
-        """
+        """Compare with an array: behind IN, PostgreSQL may run SKIP LOCKED anew for each row."""
         return ids == any_(func.array(query.scalar_subquery(), type_=ARRAY(ids.type)))
 
     @contextmanager
@@ -338,8 +331,8 @@ def _connect(
 ) -> PostgreSQLConnection:
     """Connect with settings that a submit can rely on, or find that a pooler is in between.
 
-    Settings of the URL win, but for the encoding. They are set after connecting, since poolers
-    refuse the parameter ``options``. A pooler invents the process that it tells its client.
+    Settings of the URL win, but for the encoding. Poolers refuse ``options``, and invent the
+    process that they tell their clients.
     """
     threshold = parameters.get("prepare_threshold", _PREPARED_AFTER)
     merged = _LINE | parameters | _ENCODING
