@@ -35,7 +35,6 @@ class BrokerFacts:
     ``other_queues`` have names of our queues, and other arguments than ours.
     """
 
-    transport: str
     run_id: str | None = None
     database: int | None = None
     other_queues: tuple[str, ...] = ()
@@ -83,14 +82,12 @@ class BrokerSurvey:
             _translated("the broker cannot be reached"),
             closing(self._publishing.connection_for_write()) as connection,
         ):
-            kind = str(connection.transport.driver_type)
             channel: Any = connection.default_channel  # only the channel of Redis has a client
-            if kind != "redis":
+            if connection.transport.driver_type != "redis":
                 others = _other_queues(connection, self._publishing.amqp.queues.values())
-                return BrokerFacts(transport=kind, other_queues=others)
+                return BrokerFacts(other_queues=others)
             client = channel.client
             return BrokerFacts(
-                transport=kind,
                 run_id=str(client.info("server").get("run_id", "")),
                 database=int(client.connection_pool.connection_kwargs.get("db") or 0),
             )

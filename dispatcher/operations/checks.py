@@ -13,7 +13,7 @@ from dispatcher.celery.survey import AppFacts
 from dispatcher.errors import InvalidSettings, StoreUnavailable, Unavailable
 from dispatcher.file_modes import open_to_others
 from dispatcher.operations.findings import Finding, Level, error, ok, skipped, warning
-from dispatcher.reservation import RedisFacts
+from dispatcher.reservation import RedisNode
 from dispatcher.reservation.taken_keys import REMEDY
 from dispatcher.settings import Settings, config_file
 from dispatcher.store.engines.base import Housekeeping
@@ -42,20 +42,22 @@ _FIXED: Mapping[str, Mapping[tuple[int, ...], int]] = {
 """The first fixed patch of each release line. Later lines never had them."""
 
 
-def redis_version(facts: RedisFacts) -> Finding:
-    numbers = tuple(int(each) for each in re.findall(r"\d+", facts.version)[:2])
+def redis_version(node: RedisNode) -> Finding:
+    version = str(node.info.get("redis_version", ""))
+    numbers = tuple(int(each) for each in re.findall(r"\d+", version)[:2])
     if numbers >= _OLDEST:
-        return ok(facts.version)
+        return ok(version)
     floor = ".".join(map(str, _OLDEST))
     return error(
-        f"Redis {facts.version or 'without a version'}",
+        f"Redis {version or 'without a version'}",
         f"run Redis {floor} or newer, or Valkey",
         stops_worker=True,
     )
 
 
-def redis_vulnerabilities(facts: RedisFacts) -> Finding:
-    name, version = ("Valkey", facts.valkey) if facts.valkey else ("Redis", facts.version)
+def redis_vulnerabilities(node: RedisNode) -> Finding:
+    name = "Valkey" if "valkey_version" in node.info else "Redis"
+    version = str(node.info.get(f"{name.lower()}_version", ""))
     numbers = [int(each) for each in re.findall(r"\d+", version)[:3]]
     line, patch = tuple(numbers[:2]), (numbers[2:] or [0])[0]
     fixed = _FIXED[name]
@@ -64,7 +66,7 @@ def redis_vulnerabilities(facts: RedisFacts) -> Finding:
             f"{name} {version} has no vulnerability that this version of the dispatcher knows"
         )
     problem = f"{name} {version} may lack the fixes of {_VULNERABILITIES}"
-    if facts.is_private:
+    if node.is_private:
         return ok(f"{problem}; only the user of this process reaches it, by a socket")
     versions = ", ".join(f"{'.'.join(map(str, each))}.{last}" for each, last in fixed.items())
     return warning(
@@ -74,37 +76,40 @@ def redis_vulnerabilities(facts: RedisFacts) -> Finding:
     )
 
 
-def redis_eviction(facts: RedisFacts) -> Finding:
-    if facts.policy == "noeviction":
+def redis_eviction(node: RedisNode) -> Finding:
+    policy = node.info.get("maxmemory_policy", "unknown")
+    if policy == "noeviction":
         return ok("nothing is evicted")
     return error(
-        f"maxmemory-policy is {facts.policy}: reservations and permits are forgotten when memory "
+        f"maxmemory-policy is {policy}: reservations and permits are forgotten when memory "
         "is short, so the dispatcher refuses this server",
         "CONFIG SET maxmemory-policy noeviction, and the same in redis.conf",
         stops_worker=True,
     )
 
 
-def redis_writes(facts: RedisFacts) -> Finding:
-    if facts.is_replica:
+def redis_writes(node: RedisNode) -> Finding:
+    if node.info.get("role") == "slave":
         return error(
             "the server is a read-only replica: every submit is refused",
             "let redis_url lead to the master",
         )
-    if facts.failed_writes:
-        what = " and ".join(facts.failed_writes)
+    names = {"aof_last_write_status": "log", "rdb_last_bgsave_status": "snapshot"}
+    failed = [what for name, what in names.items() if node.info.get(name, "ok") != "ok"]
+    if failed:
         return error(
-            f"the last {what} could not be written to disk; Redis may refuse writes",
+            f"the last {' and '.join(failed)} could not be written to disk; "
+            "Redis may refuse writes",
             "free space on Redis' disk, check the rights of its folder, see its log",
         )
     return ok("writes are taken")
 
 
-def redis_persistence(facts: RedisFacts) -> Finding:
-    if facts.has_log:
+def redis_persistence(node: RedisNode) -> Finding:
+    if node.info.get("aof_enabled"):
         return ok("appendonly is on")
-    kept = "only snapshots are written" if facts.has_snapshots else "nothing is written to disk"
-    if facts.has_snapshots is None:
+    kept = "only snapshots are written" if node.has_snapshots else "nothing is written to disk"
+    if node.has_snapshots is None:
         kept = "appendonly is off; whether snapshots are written, the server does not tell"
     return warning(
         f"{kept}: a restart forgets reservations that are not in SQL yet, the turns of messages "
@@ -114,44 +119,46 @@ def redis_persistence(facts: RedisFacts) -> Finding:
     )
 
 
-def redis_replicas(facts: RedisFacts) -> Finding:
-    if not facts.replicas:
+def redis_replicas(node: RedisNode) -> Finding:
+    replicas = node.info.get("connected_slaves", 0)
+    if not replicas:
         return ok("no replicas")
-    if facts.waits_for_replicas:
-        return ok(f"{facts.replicas} replicas, and writes are refused without them")
+    if "min_slaves_good_slaves" in node.info:
+        return ok(f"{replicas} replicas, and writes are refused without them")
     return warning(
-        f"{facts.replicas} replicas, and min-replicas-to-write is 0: after a failover an old "
+        f"{replicas} replicas, and min-replicas-to-write is 0: after a failover an old "
         "master that still serves its clients takes bookings on its own, and quotas break",
         "CONFIG SET min-replicas-to-write 1, and the same in redis.conf",
     )
 
 
-def redis_cluster(facts: RedisFacts) -> Finding:
-    if facts.cluster is None:
+def redis_cluster(node: RedisNode) -> Finding:
+    if node.cluster is None:
         return ok("no cluster")
-    nodes = facts.cluster.nodes
-    if not facts.cluster.serves:
+    nodes = int(node.cluster.get("cluster_size") or 0)
+    cluster = f"a cluster with slots on {nodes} nodes"
+    if node.cluster.get("cluster_state") != "ok":
         return error(
-            f"a cluster with slots on {nodes} nodes, which does not serve all slots",
+            f"{cluster}, which does not serve all slots",
             "redis-cli --cluster check HOST:PORT says which; redis-cli --cluster fix mends it",
-            stops_worker=not facts.cluster.all_nodes_asked,
+            stops_worker=not node.all_nodes_asked,
         )
-    if nodes == 1 or facts.cluster.all_nodes_asked:
-        return ok(f"a cluster with slots on {nodes} nodes")
+    if nodes == 1 or node.all_nodes_asked:
+        return ok(cluster)
     return error(
-        f"a cluster with slots on {nodes} nodes, of which redis_url names one: keys that lie "
-        "elsewhere are refused",
+        f"{cluster}, of which redis_url names one: keys that lie elsewhere are refused",
         "write redis_url as a cluster URL: redis+cluster://host:port,host:port",
         stops_worker=True,
     )
 
 
-def redis_memory(facts: RedisFacts) -> Finding:
-    used = f"{facts.used_bytes / 2**20:.1f} MiB"
-    if not facts.most_bytes:
+def redis_memory(node: RedisNode) -> Finding:
+    used_bytes, most_bytes = (int(node.info.get(name, 0)) for name in ("used_memory", "maxmemory"))
+    used = f"{used_bytes / 2**20:.1f} MiB"
+    if not most_bytes:
         return ok(f"{used} used, without maxmemory")
-    most = f"{facts.most_bytes / 2**20:.1f} MiB"
-    share = facts.used_bytes / facts.most_bytes
+    most = f"{most_bytes / 2**20:.1f} MiB"
+    share = used_bytes / most_bytes
     if share < _NEARLY_FULL:
         return ok(f"{used} of {most} used")
     remedy = "raise maxmemory, or give the broker a Redis of its own if it shares this one"
@@ -189,10 +196,10 @@ def redis_foreign(doctor: Doctor) -> Finding:
     )
 
 
-def worst(judge: Callable[[RedisFacts], Finding], servers: Sequence[RedisFacts]) -> Finding:
-    findings = [(server, judge(server)) for server in servers]
-    server, finding = max(findings, key=lambda pair: _BY_SEVERITY.index(pair[1].level))
-    return replace(finding, found=f"{server.name}: {finding.found}") if server.name else finding
+def worst(judge: Callable[[RedisNode], Finding], nodes: Sequence[RedisNode]) -> Finding:
+    findings = [(node, judge(node)) for node in nodes]
+    node, finding = max(findings, key=lambda pair: _BY_SEVERITY.index(pair[1].level))
+    return replace(finding, found=f"{node.name}: {finding.found}") if node.name else finding
 
 
 # The database.
@@ -376,8 +383,8 @@ _CONSUMER_TIMEOUT = timedelta(minutes=30)
 
 def broker_separate(doctor: Doctor) -> Finding:
     broker = doctor.facts("broker")
-    shared = (each for each in doctor.facts("redis") if each.run_id == broker.run_id)
-    redis = next(shared, None) if broker.run_id is not None else None
+    ids = {str(node.info.get("run_id")): node for node in doctor.facts("redis")}
+    redis = None if broker.run_id is None else ids.get(broker.run_id)
     if redis is None:
         return ok("not the server of the windows")
     if broker.database != redis.database:

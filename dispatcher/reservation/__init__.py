@@ -25,11 +25,7 @@ from dispatcher.reservation.refusals import (
     RuleRefusals,
 )
 from dispatcher.reservation.shards import CLOSED
-from dispatcher.reservation.survey import (
-    ClusterFacts,
-    RedisFacts,
-    RedisSurvey,
-)
+from dispatcher.reservation.survey import RedisNode, RedisSurvey
 from dispatcher.reservation.terms import Rules, Terms, longest_ms
 from dispatcher.reservation.timeline import (
     Fill,
@@ -46,7 +42,6 @@ __all__ = [
     "CLOSED",
     "Answer",
     "BookingRequest",
-    "ClusterFacts",
     "Contents",
     "Copies",
     "Fence",
@@ -56,7 +51,7 @@ __all__ = [
     "MemberState",
     "QuotaTimeline",
     "Rebuild",
-    "RedisFacts",
+    "RedisNode",
     "RedisSurvey",
     "RefusalLog",
     "Refusals",

@@ -6,7 +6,6 @@ The client has no fence: that refuses a server which evicts, and takes back epoc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -25,43 +24,23 @@ from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.send_time import from_ms
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RedisFacts:
-    """What a server says of itself. None stands for what it does not tell."""
+class RedisNode(NamedTuple):
+    """What a server answers to INFO, and to what else the doctor asks it.
 
-    name: str
-    """Its host and port where it is one of a cluster, else empty."""
-    version: str
-    """Of Redis; of Valkey, the one of Redis that it is like."""
-    valkey: str
-    """Version of Valkey; empty for Redis."""
-    is_private: bool
-    """Whether it is reached by a socket that no other user of this machine may open."""
-    run_id: str
-    database: int
-    policy: str
-    is_replica: bool
-    failed_writes: tuple[str, ...]
-    """Of ``log`` and ``snapshot``, those that could not be written last time."""
-    has_log: bool
-    has_snapshots: bool | None
-    replicas: int
-    waits_for_replicas: bool
-    used_bytes: int
-    most_bytes: int
-    """0 where there is no ``maxmemory``."""
-    cluster: ClusterFacts | None
-
-
-class ClusterFacts(NamedTuple):
-    """What a node says of its cluster: whether it serves, and how many nodes share its slots.
-
-    ``all_nodes_asked`` says that ``redis_url`` is that of a cluster, so that all nodes are asked.
+    ``name`` is its host and port where it is one of a cluster, else empty.
     """
 
-    serves: bool
-    nodes: int
-    all_nodes_asked: bool
+    name: str
+    info: Mapping[str, Any]
+    database: int = 0
+    is_private: bool = False
+    """Whether it is reached by a socket that no other user of this machine may open."""
+    has_snapshots: bool | None = None
+    """None where the server does not tell."""
+    cluster: Mapping[str, str] | None = None
+    """The answer to CLUSTER INFO of one that is in a cluster."""
+    all_nodes_asked: bool = False
+    """Whether ``redis_url`` is that of a cluster."""
 
 
 class Readiness(NamedTuple):
@@ -87,31 +66,21 @@ class RedisSurvey:
         with translated(ReservationsUnavailable):
             return [partial(now, server) for server in masters_of(self._client).values()]
 
-    def servers(self) -> list[RedisFacts]:
+    def servers(self) -> list[RedisNode]:
         with translated(ReservationsUnavailable):
-            return [self._facts(*each) for each in masters_of(self._client).items()]
+            return [self._node(*each) for each in masters_of(self._client).items()]
 
-    def _facts(self, name: str, server: redis.Redis) -> RedisFacts:
-        info = server.info()
-        in_cluster = bool(info.get("cluster_enabled"))
-        options = server.connection_pool.connection_kwargs
-        return RedisFacts(
+    def _node(self, name: str, server: Any) -> RedisNode:
+        info, options = server.info(), server.connection_pool.connection_kwargs
+        in_cluster = info.get("cluster_enabled")
+        return RedisNode(
             name=name,
-            version=str(info.get("redis_version", "")),
-            valkey=str(info.get("valkey_version", "")),
-            is_private="path" in options and not open_to_others(Path(options["path"])),
-            run_id=str(info.get("run_id", "")),
+            info=info,
             database=int(options.get("db") or 0),
-            policy=str(info.get("maxmemory_policy", "unknown")),
-            is_replica=info.get("role") == "slave",
-            failed_writes=_failed_writes(info),
-            has_log=bool(info.get("aof_enabled")),
+            is_private="path" in options and not open_to_others(Path(options["path"])),
             has_snapshots=_has_snapshots(server),
-            replicas=int(info.get("connected_slaves", 0)),
-            waits_for_replicas="min_slaves_good_slaves" in info,
-            used_bytes=int(info.get("used_memory", 0)),
-            most_bytes=int(info.get("maxmemory", 0)),
-            cluster=self._cluster(server) if in_cluster else None,
+            cluster=fields_of(server.execute_command("CLUSTER INFO")) if in_cluster else None,
+            all_nodes_asked=isinstance(self._client, Cluster),
         )
 
     def readiness(self) -> Readiness:
@@ -154,14 +123,6 @@ class RedisSurvey:
         pairs = zip(reaches[::2], reaches[1::2], strict=True)
         return all(int(epoch.get(f"reach:{name}".encode(), 0)) >= int(ms) for name, ms in pairs)
 
-    def _cluster(self, server: Any) -> ClusterFacts:
-        found = fields_of(server.execute_command("CLUSTER INFO"))
-        return ClusterFacts(
-            serves=found.get("cluster_state") == "ok",
-            nodes=int(found.get("cluster_size") or 0),
-            all_nodes_asked=isinstance(self._client, Cluster),
-        )
-
 
 def _has_snapshots(server: redis.Redis) -> bool | None:
     try:
@@ -169,11 +130,6 @@ def _has_snapshots(server: redis.Redis) -> bool | None:
     except redis.ResponseError:  # hosted servers may refuse CONFIG
         return None
     return bool(found.get("save"))
-
-
-def _failed_writes(info: Mapping[str, Any]) -> tuple[str, ...]:
-    names = {"aof_last_write_status": "log", "rdb_last_bgsave_status": "snapshot"}
-    return tuple(word for name, word in names.items() if info.get(name, "ok") != "ok")
 
 
 def _name(part: ShardKeys | PermitKeys) -> str:

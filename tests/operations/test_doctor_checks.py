@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -13,20 +12,14 @@ import pytest
 from dispatcher.operations import checks
 from dispatcher.operations.checks import Offset, measure
 from dispatcher.operations.findings import Finding, Level
-from dispatcher.reservation import ClusterFacts, RedisFacts
+from dispatcher.reservation import RedisNode
 from dispatcher.store.engines.mariadb import MariaDBEngine
 from dispatcher.store.engines.postgresql import PostgreSQLEngine
 from dispatcher.store.engines.sqlite import SQLiteEngine
 from dispatcher.store.migrate import Obstacle, SchemaStanding
 from tests.support.clock import MovableClock
 
-SOUND = RedisFacts(
-    name="",
-    version="8.10.1", valkey="", is_private=False, run_id="a", database=0, policy="noeviction",
-    is_replica=False,
-    failed_writes=(), has_log=True, has_snapshots=True, replicas=0, waits_for_replicas=False,
-    used_bytes=1, most_bytes=0, cluster=None,
-)  # fmt: skip
+SOUND = {"redis_version": "8.10.1", "maxmemory_policy": "noeviction", "aof_enabled": 1}
 SECOND, MS = timedelta(seconds=1), timedelta(milliseconds=1)
 
 
@@ -35,40 +28,46 @@ STOPS = "stops the worker"
 """An error with which a worker does not start."""
 
 
-def cluster(nodes: int, *, all_nodes_asked: bool) -> dict[str, Any]:
-    return {"cluster": ClusterFacts(serves=True, nodes=nodes, all_nodes_asked=all_nodes_asked)}
+def node(name: str = "", more: dict[str, Any] | None = None, **info: Any) -> RedisNode:
+    return RedisNode(name, SOUND | info, **(more or {}))
+
+
+def in_cluster(nodes: int, *, all_nodes_asked: bool) -> dict[str, Any]:
+    answer = {"cluster_state": "ok", "cluster_size": str(nodes)}
+    return {"more": {"cluster": answer, "all_nodes_asked": all_nodes_asked}}
 
 
 @pytest.mark.parametrize(
     ("judge", "facts", "result"),
     [
-        *((checks.redis_version, {"version": version}, result) for version, result in (
-            ("6.2.0", OK), ("8.10.1", OK), ("10.0", OK), ("6.0.16", STOPS), ("5", STOPS),
+        *((checks.redis_version, {"redis_version": version}, result) for version, result in (
+            ("6.2.0", OK), ("8.10.1", OK), (10.0, OK), ("6.0.16", STOPS), (5, STOPS),
             ("", STOPS),
         )),
-        *((checks.redis_vulnerabilities, {"version": version, "valkey": valkey}, result)
-          for version, valkey, result in (
-            ("6.2.14", "", WARNING), ("6.2.20", "", OK), ("7.0.15", "", WARNING),
-            ("7.4.5", "", WARNING), ("8.2.2", "", OK), ("8.10.1", "", OK),
-            ("7.2.4", "8.1.3", WARNING), ("7.2.4", "8.1.4", OK), ("7.2.4", "9.0.0", OK),
-            ("", "", WARNING),
+        *((checks.redis_vulnerabilities, {"redis_version": version}, result)
+          for version, result in (
+            ("6.2.14", WARNING), ("6.2.20", OK), ("7.0.15", WARNING), ("7.4.5", WARNING),
+            ("8.2.2", OK), ("8.10.1", OK), ("", WARNING),
         )),
-        (checks.redis_vulnerabilities, {"version": "6.2.14", "is_private": True}, OK),
-        (checks.redis_writes, {"failed_writes": ("log",)}, ERROR),
-        (checks.redis_persistence, {"has_log": False, "has_snapshots": None}, WARNING),
-        (checks.redis_replicas, {"replicas": 1}, WARNING),
-        (checks.redis_replicas, {"replicas": 1, "waits_for_replicas": True}, OK),
-        *((checks.redis_cluster, cluster(nodes, all_nodes_asked=True), OK)
+        *((checks.redis_vulnerabilities,
+           {"redis_version": "7.2.4", "valkey_version": version}, result)
+          for version, result in (("8.1.3", WARNING), ("8.1.4", OK), ("9.0.0", OK))),
+        (checks.redis_vulnerabilities,
+         {"redis_version": "6.2.14", "more": {"is_private": True}}, OK),
+        (checks.redis_writes, {"aof_last_write_status": "err"}, ERROR),
+        (checks.redis_persistence, {"aof_enabled": 0}, WARNING),
+        (checks.redis_replicas, {"connected_slaves": 1}, WARNING),
+        (checks.redis_replicas, {"connected_slaves": 1, "min_slaves_good_slaves": 1}, OK),
+        *((checks.redis_cluster, in_cluster(nodes, all_nodes_asked=True), OK)
           for nodes in (0, 2, 3)),
-        *((checks.redis_cluster, cluster(nodes, all_nodes_asked=False), STOPS)
+        *((checks.redis_cluster, in_cluster(nodes, all_nodes_asked=False), STOPS)
           for nodes in (0, 2, 3)),
     ],
 )  # fmt: skip
 def test_a_server_is_judged_by_its_facts(
-    judge: Callable[[RedisFacts], Finding], facts: dict[str, Any], result: Level | str
+    judge: Callable[[RedisNode], Finding], facts: dict[str, Any], result: Level | str
 ) -> None:
-    servers = [replace(SOUND, name="a:1"), replace(SOUND, name="b:2", **facts)]
-    found = checks.worst(judge, servers)
+    found = checks.worst(judge, [node("a:1"), node("b:2", **facts)])
     level = ERROR if result is STOPS else result
     assert (found.level, found.stops_worker) == (level, result is STOPS)
     assert found.found.startswith("b:2: ") is (level is not OK), "the worst server is named"

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,8 +17,8 @@ from dispatcher import Settings
 from dispatcher.embedded import redis_server
 from dispatcher.operations import checks
 from dispatcher.operations.findings import Level
+from dispatcher.reservation import RedisNode
 from dispatcher.telemetry.prometheus import _Handler
-from tests.operations.test_doctor_checks import SOUND
 from tests.support.nodes import free_port
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
@@ -65,8 +64,8 @@ def test_the_doctor_knows_no_vulnerability_of_the_redis_servers() -> None:
     for service in SERVICES.values():
         name, _, version = service["image"].partition(":")
         if name == "redis":
-            facts = replace(SOUND, version=version, valkey="", is_private=False)
-            assert checks.redis_vulnerabilities(facts).level is Level.OK, version
+            node = RedisNode("", {"redis_version": version})
+            assert checks.redis_vulnerabilities(node).level is Level.OK, version
 
 
 def test_worker_and_beat_of_the_cluster_have_settings_that_there_are() -> None:
