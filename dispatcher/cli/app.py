@@ -14,9 +14,10 @@ from importlib import import_module
 from importlib.metadata import version as installed_version
 from importlib.resources import files
 from inspect import Parameter
-from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
+from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
@@ -54,13 +55,8 @@ _PARAMETERS_OF = {
 """The parameters of commands for a field of an error, where their names differ."""
 
 
-class ListedCommand(NamedTuple):
-    panel: str
-    module: str
-
-
 COMMANDS = {
-    name: ListedCommand(panel, module)
+    name: (panel, module)
     for panel, module, names in (
         ("Run", "services", ("up", "worker", "beat", "migrate")),
         ("Run", "serve", ("serve", "keys")),
@@ -81,6 +77,7 @@ COMMANDS = {
     )
     for name in names
 }
+"""The panel of the help and the module of each command."""
 
 
 @cache
@@ -176,7 +173,7 @@ class AllCommands(OptionNames):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
         if command is not None and not command.help:
-            command.help = _unwrapped(help_of(COMMANDS[cmd_name].module).get(cmd_name, ""))
+            command.help = _unwrapped(help_of(COMMANDS[cmd_name][1]).get(cmd_name, ""))
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -194,12 +191,12 @@ class AllCommands(OptionNames):
 
     def load(self, *names: str) -> None:
         """Import these commands; all if none is named."""
-        for module in {COMMANDS[name].module for name in names or COMMANDS}:
-            import_module(f"dispatcher.cli.{module}")
-        for name, found in get_group(commands).commands.items():
-            if isinstance(found, TyperCommand | TyperGroup):
-                found.rich_help_panel = COMMANDS[name].panel
-            self.commands[name] = found
+        for name in names or COMMANDS:
+            import_module(f"dispatcher.cli.{COMMANDS[name][1]}")
+        group: Any = get_group(commands)
+        for name, command in group.commands.items():
+            command.rich_help_panel, _ = COMMANDS[name]
+            self.commands[name] = command
 
 
 def _unwrapped(text: str) -> str:
@@ -367,8 +364,8 @@ def confirm(question: str) -> None:
         raise InvalidValue("--yes", problem, "--yes, or y on standard input") from None
 
 
-def say_warning(said: str) -> None:
-    _say("[bold yellow]warning:[/]", said)
+def say_warning(text: str) -> None:
+    _say("[bold yellow]warning:[/]", text)
 
 
 def say_error(said: str | DispatcherError) -> None:
@@ -380,5 +377,4 @@ def say_error(said: str | DispatcherError) -> None:
 
 
 def _say(label: str, text: str) -> None:
-    Terminal(stderr=True, highlight=False, soft_wrap=True).print(label, end=" ")
-    Terminal(stderr=True, highlight=False, markup=False, soft_wrap=True).print(text)
+    Terminal(stderr=True, highlight=False, soft_wrap=True).print(label, Text(text))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from threading import Event
-from typing import Any
 
 from rich.progress import (
     BarColumn,
@@ -42,30 +41,24 @@ def say_stopped(error: DispatcherError | KeyboardInterrupt, how_to_go_on: str) -
     return exit_code(error)
 
 
-@contextmanager
-def terminated_like_interrupted() -> Iterator[None]:
+def terminated_like_interrupted() -> AbstractContextManager[None]:
     """Make SIGTERM raise KeyboardInterrupt, as Ctrl-C does."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return _handled(signal.default_int_handler, signal.SIGTERM)
 
 
 @contextmanager
 def until_stopped() -> Iterator[Event]:
     """Yield an event that signals set instead of ending this process, so that it can clean up."""
     stopped = Event()
-    before = {
-        number: signal.signal(number, lambda *_: stopped.set())
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
+    with _handled(lambda *_: stopped.set(), signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         yield stopped
+
+
+@contextmanager
+def _handled(handler: Callable[..., object], *signals: signal.Signals) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in signals}
+    try:
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

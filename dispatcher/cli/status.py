@@ -24,7 +24,7 @@ from dispatcher.message import Status, visible_text
 from dispatcher.operations.overview import By, FullestQuota, LoadToCome, Overview, Tops
 from dispatcher.quota import parse_length
 from dispatcher.reservation import Refusals
-from dispatcher.store.listing import Of
+from dispatcher.store.listing import Counts, Load, Of
 from dispatcher.telemetry.liveness import Sign
 from dispatcher.times.clock import SystemClock
 
@@ -37,9 +37,6 @@ _PAUSE = 9
 """Ratio of the pause after a read to its length: reading takes at most a tenth of the time."""
 _LEAST = timedelta(milliseconds=100)
 _MINUTE = timedelta(minutes=1)
-
-_Shown = tuple[dict[str, Any], RenderableType]
-"""What was read, as JSON and for a terminal."""
 
 
 @command(
@@ -70,7 +67,7 @@ def status(
         raise InvalidValue("--every", f"{interval}", f"at least {_LEAST.total_seconds()} seconds")
     with Dispatcher() as dispatcher:
 
-        def read() -> _Shown:
+        def read() -> tuple[dict[str, Any], RenderableType]:
             if campaign is None:
                 overview = dispatcher.status(since=length)
                 return overview_data(overview), overview_picture(overview)
@@ -120,7 +117,7 @@ def load(
     """
     with Dispatcher() as dispatcher:
         found = dispatcher.load(within=parse_length(within, "within"))
-    output.tell(load_data(found), load_picture(found, limit=limit), as_json=as_json)
+    output.tell(found, load_picture(found, limit=limit), as_json=as_json)
 
 
 @command(
@@ -141,7 +138,13 @@ def refusals(
     output.tell(found, refusals_picture(found), as_json=as_json)
 
 
-def _watch(read: Callable[[], _Shown], every: timedelta, stopped: Event, *, as_json: bool) -> None:
+def _watch(
+    read: Callable[[], tuple[dict[str, Any], RenderableType]],
+    every: timedelta,
+    stopped: Event,
+    *,
+    as_json: bool,
+) -> None:
     clock = SystemClock()
     screen = Live(console=output.out, auto_refresh=False, screen=True)
     is_live = output.out.is_terminal and not as_json
@@ -167,21 +170,20 @@ def overview_picture(found: Overview) -> RenderableType:
     lines: list[RenderableType] = [
         Text.assemble(("dispatcher status", "bold"), f"  {output.second_text(found.now)} UTC"),
         "",
-        _counts(found),
+        *_counts(found.counts),
         "",
-        _load(found),
+        _load(found.load),
         "",
         *_troubles(found),
         "",
     ]
     if found.limits:
         lines += [_limits(found.limits), ""]
-    if found.silence is not None:
-        lines.append(
-            Text(f"not known, because Redis does not answer: {found.silence}", style="red")
-        )
-    else:
+    if found.silence is None:
         lines += [*_signs("worker", found.workers), *_signs("beat", found.beats), _duties(found)]
+    else:
+        text = f"not known, because Redis does not answer: {found.silence}"
+        lines.append(Text(text, style="red"))
     return Group(*lines)
 
 
@@ -207,35 +209,34 @@ def _every_status(counts: Mapping[str, Mapping[Status, int]]) -> dict[str, dict[
     }
 
 
-def _counts(found: Overview) -> RenderableType:
-    table = counts_picture(found.counts.by_channel)
-    more = "" if found.counts.complete else "; more than 1,000,000, so not all are counted"
-    ended = f"what has ended: within {output.length_text(found.counts.since)}{more}"
-    return Group(table, Text(ended, style="dim italic"))
+def _counts(counts: Counts) -> tuple[RenderableType, Text]:
+    more = "" if counts.complete else "; more than 1,000,000, so not all are counted"
+    ended = f"what has ended: within {output.length_text(counts.since)}{more}"
+    return counts_picture(counts.by_channel), Text(ended, style="dim italic")
 
 
-def _load(found: Overview) -> Text:
-    load = found.load
+def _load(load: Load) -> Text:
     total = sum(load.minutes)
-    return Text.assemble(
-        (f"next {len(load.minutes)} minutes", "bold"),
-        f"  {total:,} due" + (f", at most {max(load.minutes):,} a minute" if total else "")
-        + ("" if load.complete else ", and more"),
-    )  # fmt: skip
+    due = f"  {total:,} due"
+    if total:
+        due += f", at most {max(load.minutes):,} a minute"
+    if not load.complete:
+        due += ", and more"
+    return Text.assemble((f"next {len(load.minutes)} minutes", "bold"), due)
 
 
 def _troubles(found: Overview) -> list[Text]:
     late = found.overdue
-    overdue, held = _line("overdue", "none", "green"), _line("held", "none", "green")
+    lines = [_line("overdue", "none", "green"), _line("held", "none", "green")]
     if late.many:
         oldest = f"the oldest for {output.length_text(late.longest)}: dispatcher show {late.oldest}"
-        overdue = _line("overdue", f"{late.many:,}, {oldest}", "red")
+        lines[0] = _line("overdue", f"{late.many:,}, {oldest}", "red")
     if found.held:
-        held = _line("held", f"{found.held:,} wait for a person: dispatcher held", "magenta")
-    lines = [overdue, held]
+        text = f"{found.held:,} wait for a person: dispatcher held"
+        lines[1] = _line("held", text, "magenta")
     if found.pauses:
-        named = ", ".join(f"{each.kind} {each.name}" for each in found.pauses)
-        lines.append(_line("paused", f"{named}: dispatcher resume", "yellow"))
+        names = ", ".join(f"{pause.kind} {pause.name}" for pause in found.pauses)
+        lines.append(_line("paused", f"{names}: dispatcher resume", "yellow"))
     if found.items_rejected:
         text = f"{found.items_rejected:,} items of the broker were no tasks: see the workers' logs"
         lines.append(_line("rejected", text, "red"))
@@ -249,27 +250,28 @@ def _line(name: str, text: str, style: str) -> Text:
 def _limits(channels: Iterable[ChannelFill]) -> RenderableType:
     rows: list[tuple[output.Cell, ...]] = []
     for channel in channels:
-        for number, each in enumerate(channel.limits):
-            notes = []
-            if number == 0 and channel.waiting:
-                notes.append(f"{channel.waiting:,} wait")
-            if number == 0 and channel.closed_until is not None:
-                notes.append(f"[red]closed until {channel.closed_until:%H:%M:%S}[/]")
-            name = channel.channel if number == 0 else ""
-            note = Text.from_markup(", ".join(notes))
-            rows.append((name, each.limit, _bar(each.used, each.most), note))
+        notes = [f"{channel.waiting:,} wait"] if channel.waiting else []
+        if channel.closed_until is not None:
+            notes.append(f"[red]closed until {channel.closed_until:%H:%M:%S}[/]")
+        head = (channel.channel, Text.from_markup(", ".join(notes)))
+        for fill in channel.limits:
+            rows.append((head[0], fill.limit, _bar(fill.used, fill.most), head[1]))
+            head = ("", Text())
     return output.listed(("limits", "", "", ""), rows)
 
 
 def _signs(what: str, signs: Sequence[Sign] | None) -> list[Text]:
     signs = signs or ()
     line = _line(f"{what}s", f"no {what} is alive", "red")
-    if alive := [each.name for each in signs if each.is_alive]:
+    if alive := [sign.name for sign in signs if sign.is_alive]:
         line = _line(f"{what}s", f"{len(alive)} alive  ", "green")
         line.append(", ".join(alive), style="dim")
-    lost = [each for each in signs if not each.is_alive]
-    ages = (f"{'':9}{each.name} was last seen {output.length_text(each.age)} ago" for each in lost)
-    return [line, *(Text(each, style="yellow") for each in ages)]
+    lost = (
+        f"{'':9}{sign.name} was last seen {output.length_text(sign.age)} ago"
+        for sign in signs
+        if not sign.is_alive
+    )
+    return [line, *(Text(text, style="yellow") for text in lost)]
 
 
 def _duties(found: Overview) -> Text:
@@ -301,31 +303,27 @@ def tops_picture(found: Tops) -> RenderableType:
 
 
 def load_picture(found: LoadToCome, *, limit: int) -> RenderableType:
+    names = ("minute (UTC)", "due", "waiting", "the last leaves (UTC)", "")
     lines: list[RenderableType] = []
     for channel in found.channels:
-        overbooked = [each for each in channel.minutes if each.overbooked]
         due = sum(minute.due for minute in channel.minutes)
+        overbooked = sum(minute.overbooked for minute in channel.minutes)
         late = f", {channel.late:,} late" if channel.late else ""
-        most = f"; {len(overbooked):,} minutes are overbooked" if overbooked else ""
-        lines += [
-            Text.assemble(
-                (visible_text(channel.channel), "bold"),
-                f"  {due:,} due{late}; {', '.join(channel.limits) or 'no limits'}",
-                (most, "red"),
-            ),
-        ]
+        most = f"; {overbooked:,} minutes are overbooked" if overbooked else ""
+        counted = f"  {due:,} due{late}; {', '.join(channel.limits) or 'no limits'}"
+        name = visible_text(channel.channel)
+        lines.append(Text.assemble((name, "bold"), counted, (most, "red")))
         fullest = sorted(channel.minutes, key=lambda each: (not each.overbooked, -each.due))[:limit]
         rows = [
             (
-                each.at,
-                each.due,
-                each.waiting or "",
-                each.last_at or "later",
-                Text.assemble(("overbooked" * each.overbooked, "red")),
+                minute.at,
+                minute.due,
+                minute.waiting or "",
+                minute.last_at or "later",
+                Text("overbooked" if minute.overbooked else "", style="red"),
             )
-            for each in sorted(fullest, key=lambda each: each.at)
+            for minute in sorted(fullest, key=lambda minute: minute.at)
         ]
-        names = ("minute (UTC)", "due", "waiting", "the last leaves (UTC)", "")
         lines += [output.listed(names, rows, right=("due", "waiting")), ""]
     if not found.channels:
         lines.append(Text(f"nothing is due within {output.length_text(found.end - found.start)}"))
@@ -336,32 +334,23 @@ def load_picture(found: LoadToCome, *, limit: int) -> RenderableType:
     return Group(*lines)
 
 
-def load_data(found: LoadToCome) -> dict[str, Any]:
-    data: dict[str, Any] = output.plain(found)
-    for channel, shown in zip(found.channels, data["channels"], strict=True):
-        for minute, each in zip(channel.minutes, shown["minutes"], strict=True):
-            each["overbooked"] = minute.overbooked
-    return data
-
-
 def refusals_picture(found: Refusals) -> RenderableType:
-    lines: list[RenderableType] = []
     if not found.rules:
         return Text(f"no submit was refused since {output.second_text(found.since)} UTC")
-    rules = [
-        (rule_text(each.kind, each.quota), each.refused, each.wait_p50, each.wait_p95)
-        for each in found.rules
-    ]
     names = ("rule", "refused", "next slot within, p50", "p95")
-    lines += [output.listed(names, rules, right=names[1:]), ""]
-    last = [
-        (each.at, rule_text(each.kind, each.quota), each.send_at, each.next_slot, each.scope)
-        for each in found.last
+    rules = [
+        (rule_text(rule.kind, rule.quota), rule.refused, rule.wait_p50, rule.wait_p95)
+        for rule in found.rules
     ]
-    if last:
+    tables = [output.listed(names, rules, right=names[1:]), ""]
+    if found.last:
         heads = ("refused (UTC)", "rule", "for (UTC)", "next slot (UTC)", "scope")
-        lines.append(output.listed(heads, last))
-    return Group(*lines)
+        last = [
+            (each.at, rule_text(each.kind, each.quota), each.send_at, each.next_slot, each.scope)
+            for each in found.last
+        ]
+        tables.append(output.listed(heads, last))
+    return Group(*tables)
 
 
 def rule_text(kind: str, quota: str | None) -> str:

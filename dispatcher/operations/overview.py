@@ -60,16 +60,13 @@ class Overview:
 
     @property
     def now(self) -> datetime:
-        """When it was read."""
         return self.counts.now
 
     @property
     def held(self) -> int:
-        """How many messages are held."""
         return self.total(Status.HELD)
 
     def total(self, status: Status) -> int:
-        """Return how many messages have a status, over all channels."""
         return sum(each.get(status, 0) for each in self.counts.by_channel.values())
 
 
@@ -118,17 +115,14 @@ class LoadedMinute:
 
     ``waiting`` of earlier minutes have not left when it begins. The last of its own leaves by
     ``last_at``, as fast as the channel's limits allow; None: not within the examined time, twice.
+    It is ``overbooked`` where some of its messages leave after it.
     """
 
     at: datetime
     due: int
     waiting: int
     last_at: datetime | None
-
-    @property
-    def overbooked(self) -> bool:
-        """Whether some of its messages leave after it."""
-        return self.last_at is None or self.last_at > self.at + _MINUTE
+    overbooked: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,12 +214,10 @@ class Overviews:
     def _channel_load(self, name: str, due: DueByMinute, *, within: timedelta) -> ChannelLoad:
         channel = self.settings.channels.get(name)
         limits = channel.limits if channel is not None else ()
-        late, minutes = due.late.get(name, 0), dict(due.by_channel[name])
+        late, until = due.late.get(name, 0), due.start + 2 * within
+        minutes = _outflow(limits, due.start, dict(due.by_channel[name]), late, until=until)
         return ChannelLoad(
-            channel=name,
-            limits=tuple(map(str, limits)),
-            late=late,
-            minutes=tuple(_outflow(limits, due.start, minutes, late, until=due.start + 2 * within)),
+            channel=name, limits=tuple(map(str, limits)), late=late, minutes=tuple(minutes)
         )
 
     def vitals(self) -> Vitals:
@@ -258,8 +250,8 @@ class Overviews:
                 raise InvalidValue(field, quoted(value), " or ".join(known))
         if not isinstance(limit, int) or not 1 <= limit <= _MOST:
             raise InvalidValue("limit", quoted(limit), f"1 to {_MOST}")
-        many = limit if by == "messages" else max(limit, _CANDIDATES)
-        busiest, complete = self.figures.busiest(of, within=within, limit=many)
+        candidates = limit if by == "messages" else max(limit, _CANDIDATES)
+        busiest, complete = self.figures.busiest(of, within=within, limit=candidates)
         fullest: dict[str, FullestQuota | None] = {}
         silence = None
         try:
@@ -317,8 +309,6 @@ def _outflow(
     waits: dict[int, int] = {}
     total, carried = late, 0.0
     for number in range((to_ms(until) - start_ms) // _MINUTE_MS):
-        if total == gone[-1]:
-            carried = 0.0
         if number in numbers:
             waits[number] = total - gone[-1]
             total += due[numbers[number]]
@@ -338,7 +328,10 @@ def _outflow(
             last = bisect_left(gone, come[number]) - 1
             within_ms = ceil((come[number] - gone[last]) * _MINUTE_MS / speed)
             last_at = from_ms(start_ms + last * _MINUTE_MS + within_ms)
-        yield LoadedMinute(at=at, due=due[at], waiting=waits[number], last_at=last_at)
+        overbooked = last_at is None or last_at > at + _MINUTE
+        yield LoadedMinute(
+            at=at, due=due[at], waiting=waits[number], last_at=last_at, overbooked=overbooked
+        )
 
 
 def _spare(limit: Limit | CalendarLimit, start_ms: int, number: int, gone: Sequence[int]) -> int:
