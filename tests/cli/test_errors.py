@@ -188,83 +188,67 @@ def test_errors_of_typer_are_one_sentence_and_json_too(
     assert house.snapshot() == before
 
 
+SUBMITTED = " ".join((*("submit", *TO), *AT))
+CHANNEL = "error: channels.sms.transport: "
+PIGEON, LOFT = f"pigeon://ada:{SECRET}@host", f"redis://:{SECRET}@127.0.0.1/0?loft=7"
+UNREADABLE = "error: broker_url: cannot be read; accepted: redis://…"
+
+
 @pytest.mark.parametrize(
-    ("name", "value", "code", "says"),
+    ("line", "name", "value", "code", "says"),
     [
-        ("DATABASE_URL", "sqlite:////nowhere/here/x.db", 6, "there is no folder /nowhere/here; "),
-        ("DATABASE_URL", "sqlite:////", 6, "or run the command as its owner"),
-        ("DATABASE_URL", f"oracle://ada:{SECRET}@host/x", 2, "database_url: "),
-        ("DATABASE_URL", f"postgresql+nothing://ada:{SECRET}@host/x", 2, ", postgresql://…, "),
-        (
-            "REDIS_URL",
-            f"redis://:{SECRET}@127.0.0.1:1/0",
-            6,
-            "Redis at 127.0.0.1:1 cannot be reached; start it, let this machine reach it, or corr",
-        ),
-        ("REDIS_URL", "unix:///nowhere/redis.sock", 6, "`dispatcher up` runs one here"),
-        ("REDIS_URL", f"http://:{SECRET}@host", 2, "redis_url: "),
-        ("HORIZON", "2 hours", 2, "horizon: "),
-        ("HORIZON", "soon", 2, "horizon: "),
-        ("QUOTAS", "1/fortnight", 2, "quotas"),
-        ("SHARDS", "0", 2, "shards: "),
+        *((SUBMITTED, *case) for case in (
+            ("DATABASE_URL", "sqlite:////nowhere/here/x.db", 6,
+             "there is no folder /nowhere/here; "),
+            ("DATABASE_URL", "sqlite:////", 6, "or run the command as its owner"),
+            ("DATABASE_URL", f"oracle://ada:{SECRET}@host/x", 2, "database_url: "),
+            ("DATABASE_URL", f"postgresql+nothing://ada:{SECRET}@host/x", 2, ", postgresql://…, "),
+            ("REDIS_URL", f"redis://:{SECRET}@127.0.0.1:1/0", 6,
+             "Redis at 127.0.0.1:1 cannot be reached; start it, let this machine reach it, or co"),
+            ("REDIS_URL", "unix:///nowhere/redis.sock", 6, "`dispatcher up` runs one here"),
+            ("REDIS_URL", f"http://:{SECRET}@host", 2, "redis_url: "),
+            ("HORIZON", "2 hours", 2, "horizon: "),
+            ("HORIZON", "soon", 2, "horizon: "),
+            ("QUOTAS", "1/fortnight", 2, "quotas"),
+            ("SHARDS", "0", 2, "shards: "),
+        )),
+        *((command, "CHANNELS", f'{{"sms": {{"transport": "{transport}"}}}}', 2, CHANNEL + says)
+          for command in ("worker", "up") for transport, says in (
+            ("no_such_module:send", "cannot load 'no_such_module:send' ("),
+            ("smpt", "there is no transport 'smpt'; accepted: console, "),
+        )),
+        *((command, "BROKER_URL", url, 2, UNREADABLE)
+          for command in ("worker", "beat") for url in (PIGEON, LOFT)),
+        ("up", "DATA_DIR", "a file/below", 6,
+         "/a file/below cannot be written to ("),
+        ("up", "DATA_DIR", "a file", 6, "/a file cannot be written to ("),
+        ("list", "DATABASE_URL", "postgresql://ada@host/x", 2,
+         "; accepted: pip install 'quota-dispatcher[postgres]'\n"),
+        ("list", "DATABASE_URL", "mariadb://ada@host/x", 2,
+         "; accepted: pip install 'quota-dispatcher[mysql]'\n"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_configuration_is_said_without_its_secrets(  # noqa: PLR0917 - one table, one test
     house: House,
     run: Run,
     monkeypatch: pytest.MonkeyPatch,
+    line: str,
     name: str,
     value: str,
     code: int,
     says: str,
 ) -> None:
+    Path("a file").touch()
+    if line == "list":
+        for driver in ("psycopg", "pymysql"):
+            monkeypatch.setitem(sys.modules, driver, None)
     monkeypatch.setenv(f"DISPATCHER_{name}", value)
-    ran = run("submit", *TO, *AT)
-    assert ran.code == code
+    ran = run(*line.split())
+    assert (ran.code, ran.out) == (code, "")
     assert says in ran.err
     assert ran.err.count("\n") == 1
     assert SECRET not in ran.err
     assert "Traceback" not in ran.err
-
-
-@pytest.mark.parametrize(
-    ("url", "extra"),
-    [("postgresql://ada@host/x", "postgres"), ("mariadb://ada@host/x", "mysql")],
-)
-def test_a_missing_driver_is_named_with_the_extra_that_brings_it(
-    house: House, run: Run, monkeypatch: pytest.MonkeyPatch, url: str, extra: str
-) -> None:
-    for driver in ("psycopg", "pymysql"):
-        monkeypatch.setitem(sys.modules, driver, None)
-    monkeypatch.setenv("DISPATCHER_DATABASE_URL", url)
-    ran = run("list")
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err.endswith(f"; accepted: pip install 'quota-dispatcher[{extra}]'\n")
-
-
-@pytest.mark.parametrize("folder", ["a file/below", "a file"])
-def test_a_folder_that_cannot_be_made_is_named(
-    house: House, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str
-) -> None:
-    (tmp_path / "a file").touch()
-    monkeypatch.setenv("DISPATCHER_DATA_DIR", str(tmp_path / folder))
-    ran = run("up")
-    assert (ran.code, ran.out) == (6, "")
-    assert ran.err.startswith(f"error: embedded environment unavailable: {tmp_path / folder} ")
-    assert ran.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("command", ["worker", "up"])
-@pytest.mark.parametrize("transport", ["no_such_module:send", "smpt"])
-def test_worker_and_up_refuse_a_channel_that_cannot_work(
-    house: House, run: Run, monkeypatch: pytest.MonkeyPatch, command: str, transport: str
-) -> None:
-    monkeypatch.setenv("DISPATCHER_CHANNELS", f'{{"sms": {{"transport": "{transport}"}}}}')
-    ran = run(command)
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith("error: channels.sms.transport: ")
-    assert ran.err.count("\n") == 1
-    assert transport in ran.err
 
 
 @pytest.mark.parametrize(
@@ -282,19 +266,6 @@ def test_a_worker_refuses_pools_of_greenlets(
     assert "`dispatcher worker -c 32`" in ran.err
     assert run("worker", "-P", "solo").code == 0
     assert "--pool=solo" in started
-
-
-@pytest.mark.parametrize("command", ["worker", "beat"])
-@pytest.mark.parametrize("url", ["pigeon://ada:{}@host", "redis://:{}@127.0.0.1/0?loft=7"])
-def test_a_broker_that_cannot_be_read_is_said_before_the_start(
-    house: House, run: Run, monkeypatch: pytest.MonkeyPatch, url: str, command: str
-) -> None:
-    monkeypatch.setenv("DISPATCHER_BROKER_URL", url.format(SECRET))
-    ran = run(command)
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith("error: broker_url: cannot be read; accepted: redis://…")
-    assert ran.err.count("\n") == 1
-    assert SECRET not in ran.err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

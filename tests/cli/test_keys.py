@@ -14,11 +14,8 @@ def test_a_key_is_made_listed_rotated_and_revoked(house: House, run: Run) -> Non
     key_id = token.split("_")[1]
     assert key_id in told
     [listed] = run("keys", "list", "--json").lines
-    assert (listed["id"], listed["rights"], listed["channels"]) == (
-        key_id,
-        ["messages:read"],
-        ["memory"],
-    )
+    assert (listed["id"], listed["rights"]) == (key_id, ["messages:read"])
+    assert listed["channels"] == ["memory"]
     assert "secret" not in str(listed)
     assert run("keys", "add", "shop").code == 2
     second = run("keys", "rotate", "shop", "--overlap", "1 hour", "--json").data

@@ -33,19 +33,14 @@ def test_show_says_which_host_is_told_and_what_was(house: House, run: Run) -> No
     assert ran.code == 0
     assert "shop.example" not in ran.out
     message_id = ran.data["id"]
-    shown = run("show", message_id, "--json")
-    assert (shown.data["status_host"], shown.data["notified_status"]) == ("shop.example", None)
-    people = run("show", message_id)
-    assert "nothing yet to shop.example" in people.out
-    message = house.dispatcher.cancel(message_id)
-    house.change([message], notified_status="cancelled")
-    shown, people = run("show", message_id, "--json"), run("show", message_id)
-    assert (shown.data["status_host"], shown.data["notified_status"]) == (
-        "shop.example",
-        "cancelled",
-    )
-    assert "cancelled to shop.example" in people.out
-    assert "hunter2" not in shown.out + people.out
+    for notified, told in ((None, "nothing yet"), ("cancelled", "cancelled")):
+        if notified is not None:
+            house.change([house.dispatcher.cancel(message_id)], notified_status=notified)
+        shown, people = run("show", message_id, "--json"), run("show", message_id)
+        host, status = (shown.data[name] for name in ("status_host", "notified_status"))
+        assert (host, status) == ("shop.example", notified)
+        assert f"{told} to shop.example" in people.out
+        assert "hunter2" not in shown.out + people.out
 
 
 def test_a_file_says_for_each_row_who_is_told(house: House, run: Run, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 
 import pytest
@@ -23,14 +24,9 @@ def test_a_suppressed_recipient_gets_nothing_until_unsuppressed(house: House, ru
     assert refused.err.startswith("error: --recipient: has opted out of 'memory'")
     assert "cancelled: 0" in run("suppress", "ada", "--channel", "memory").out
     table = run("suppressed").out
-    assert [line.split()[:2] for line in table.splitlines()[1:]] == [
-        ["ada", "all"],
-        ["ada", "memory"],
-    ]
-    assert [each["channel"] for each in run("suppressed", "ada", "--json").lines] == [
-        None,
-        "memory",
-    ]
+    assert re.findall(r"^(ada) +(\w+)", table, re.MULTILINE) == [("ada", "all"), ("ada", "memory")]
+    channels = [each["channel"] for each in run("suppressed", "ada", "--json").lines]
+    assert channels == [None, "memory"]
     assert run("suppressed", "ben", "--json").lines == []
     assert "still gets nothing on channel memory" in run("unsuppress", "ada").out
     assert run("unsuppress", "ada", "--channel", "memory").out == "ada is not suppressed\n"
@@ -45,11 +41,8 @@ def test_an_erasure_asks_first_and_says_what_it_did(
     monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
     assert run("erase", "ada").code != 0
     assert run("show", message["id"], "--json").data["recipient"] == "ada"
-    assert run("erase", "ada", "--yes", "--json").data == {
-        "cancelled": 1,
-        "blanked": 1,
-        "under_way": 0,
-    }
+    erased = run("erase", "ada", "--yes", "--json").data
+    assert erased == {"cancelled": 1, "blanked": 1, "under_way": 0}
     shown = run("show", message["id"], "--json").data
     assert (shown["recipient"], shown["body"], shown["status"]) == ("", {}, "cancelled")
     assert "blanked: 0" in run("erase", "ada", "--yes").out
