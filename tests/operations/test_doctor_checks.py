@@ -125,18 +125,6 @@ def test_the_true_offset_lies_within_the_bounds(offset: timedelta, there: int, b
     assert found.most - found.least <= (there + back + 2) * MS
 
 
-def test_the_quickest_ways_bound_the_offset_together() -> None:
-    line = Line(0 * MS, 800 * MS, 0 * MS)
-    ways = iter([(800, 0), (0, 800), (800, 800), (800, 800)])
-
-    def ask() -> datetime:
-        there, back = next(ways)
-        line._there, line._back = there * MS, back * MS
-        return line.ask()
-
-    assert measure(ask, line.clock).at_most <= 2 * MS
-
-
 def test_a_clock_that_is_set_while_it_is_measured_gives_the_narrowest_look() -> None:
     line = Line(0 * MS, 10 * MS, 10 * MS)
     asked = 0
