@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -121,9 +121,9 @@ def _report(job: ImportJob) -> None:
     )
     if job.planned:
         output.out.print("nothing was booked")
-    if job.planned and job.planned.first_send_at:
-        output.out.print(f"the first goes at {data['first_send_at']}, the last at "
-                       f"{data['last_send_at']}")  # fmt: skip
+        if job.planned.first_send_at:
+            first, last = data["first_send_at"], data["last_send_at"]
+            output.out.print(f"the first goes at {first}, the last at {last}")
     if job.reasons:
         rows = list(job.reasons.most_common())
         output.out.print(output.listed(("reason", "rows"), rows, right=("rows",)))
@@ -167,26 +167,26 @@ class ImportJob:
         self._rows = rows
         self._on_conflict = on_conflict
         self._task = self.bar.add_task("", total=lines, accepted=0, refused=0)
-        self._waiting: deque[DraftRow] = deque()
         self._counted = Progress(0, 0, None)
         self._rejections: list[dict[str, Any]] = []
-        self._keeps_rejections = False
+        self._way: Literal["each", "whole", "plan"] = "each"
         self._read = 0
         self._bad = 0
         self._keyless = 0
-        self._is_whole = False
 
     def submit_each(self) -> None:
+        waiting: deque[DraftRow] = deque()
+
         def drafts() -> Iterator[DraftRow]:
             for row in self._drafts():
-                self._waiting.append(row)
+                waiting.append(row)
                 yield row
 
         results = self._dispatcher.submit_many(
             drafts(), on_conflict=self._on_conflict, progress=self._show
         )
         for result in results:
-            row = self._waiting.popleft()
+            row = waiting.popleft()
             self.answered = row.line
             if isinstance(result, Rejection):
                 self._refuse(row.line, row.row, result.error)
@@ -194,7 +194,7 @@ class ImportJob:
                 self._keyless += 1
 
     def submit_all(self) -> None:
-        self._is_whole = True
+        self._way = "whole"
         rows = list(self._drafts())
         if self._bad:
             text = "nothing was accepted, because there are bad rows"
@@ -214,7 +214,7 @@ class ImportJob:
                 self._refuse(row.line, row.row, result.error, text)
 
     def plan(self) -> None:
-        self._keeps_rejections = True
+        self._way = "plan"
         self.planned = self._dispatcher.plan(
             self._drafts(), on_conflict=self._on_conflict, progress=self._show
         )
@@ -224,9 +224,9 @@ class ImportJob:
 
     @property
     def how_to_go_on(self) -> str:
-        if self._keeps_rejections:
+        if self._way == "plan":
             return "Nothing was accepted; run it again."
-        if self._is_whole:
+        if self._way == "whole":
             return "All rows were accepted, or none: check `dispatcher list` before a second run."
         text = f"Of the rows up to line {self._read} some may be accepted. "
         if self.answered:
@@ -244,10 +244,10 @@ class ImportJob:
             "shifted": counted.shifted,
             "refused": counted.refused + self._bad,
             "reasons": dict(self.reasons.most_common()),
-            "rejected_file": str(self.refused.path)
-            if self.refused and self.refused.count
-            else None,
+            "rejected_file": None,
         }
+        if self.refused and self.refused.count:
+            found["rejected_file"] = str(self.refused.path)
         if self.planned is not None:
             found["first_send_at"] = output.plain(self.planned.first_send_at)
             found["last_send_at"] = output.plain(self.planned.last_send_at)
@@ -275,7 +275,7 @@ class ImportJob:
             refused["next_slot"] = output.plain(error.next_slot)
         if self.refused is not None:
             self.refused.write(refused | {"row": row})
-        if self._keeps_rejections:
+        if self._way == "plan":
             self._rejections.append(refused)
 
     def _show(self, counted: Progress) -> None:

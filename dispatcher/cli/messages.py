@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -204,18 +204,14 @@ def _tell(message: Message, *, as_json: bool) -> None:
 
 def left_out_without_channel(settings: Settings) -> str | None:
     """Say that the rules of channels are left out where none is named; None if they have none."""
-    rules = (
-        (each.quiet, each.quotas, each.recipient_quotas) for each in settings.channels.values()
-    )
-    if not any(map(any, rules)):
+    channels = settings.channels.values()
+    if not any(each.quiet or each.quotas or each.recipient_quotas for each in channels):
         return None
     return "without --channel the quotas and quiet hours of channels are not considered"
 
 
-class _Event(NamedTuple):
-    at: datetime | None
-    what: str
-    detail: str = ""
+_Event = tuple[datetime | None, str, str]
+"""When something happened, what, and a detail."""
 
 
 def _show(story: Story) -> None:
@@ -237,8 +233,8 @@ def _show(story: Story) -> None:
     output.out.print(output.described(facts))
     output.out.print("\n[italic]what happened[/]")
     events = [
-        (f"[dim]{_moment(event.at)}[/]", event.what, output.as_it_is(event.detail))
-        for event in _events(story)
+        (f"[dim]{_moment(at)}[/]", what, output.as_it_is(detail))
+        for at, what, detail in _events(story)
     ]
     output.out.print(output.described(events))
     what, at = coming(story)
@@ -248,9 +244,9 @@ def _show(story: Story) -> None:
 
 def _story_data(story: Story) -> dict[str, Any]:
     what, at = coming(story)
-    attempts = [output.plain(each) for each in story.attempts]
-    for each in attempts:
-        del each["message_id"]
+    attempts = [output.plain(attempt) for attempt in story.attempts]
+    for attempt in attempts:
+        del attempt["message_id"]
     return output.message_data(story.message) | {
         "attempts": attempts,
         "reservations": story.reservations,
@@ -265,45 +261,41 @@ def _events(story: Story) -> list[_Event]:
     message = story.message
     asked_at = message.asked_at
     # Only the last time asked for is stored.
-    events = [
-        _Event(message.created_at, "submitted"),
-        _Event(None, "asked for", _moment(asked_at or message.send_at)),
+    events: list[_Event] = [
+        (message.created_at, "submitted", ""),
+        (None, "asked for", _moment(asked_at or message.send_at)),
     ]
     if asked_at is not None:
-        events.append(
-            _Event(None, "shifted", f"from {_moment(asked_at)} to {_moment(message.send_at)}")
-        )
+        shift = f"from {_moment(asked_at)} to {_moment(message.send_at)}"
+        events.append((None, "shifted", shift))
     if story.reservations is None:
-        events.append(_Event(None, "[yellow]reserved[/]", "Redis does not answer"))
-    for each in story.reservations or ():
-        if each.at is not None:
-            events.append(_Event(None, "reserved", f"{_moment(each.at)} of {each.scope}"))
+        events.append((None, "[yellow]reserved[/]", "Redis does not answer"))
+    for reservation in story.reservations or ():
+        if reservation.at is not None:
+            detail = f"{_moment(reservation.at)} of {reservation.scope}"
+            events.append((None, "reserved", detail))
         elif message.status not in (Status.CANCELLED, Status.EXPIRED):
-            events.append(_Event(None, "[dim]no reservation[/]", f"of {each.scope} any more"))
+            events.append((None, "[dim]no reservation[/]", f"of {reservation.scope} any more"))
     enqueued_at = message.enqueued_at
+    enqueued: list[_Event] = [(enqueued_at, "enqueued", "to Celery")] if enqueued_at else []
     for number, attempt in enumerate(story.attempts, start=1):
         if enqueued_at is not None and enqueued_at <= attempt.started_at:
-            events.append(_enqueued(enqueued_at))
-            enqueued_at = None
+            events += enqueued
+            enqueued = []
         events += _of_attempt(number, attempt)
-    if enqueued_at is not None:
-        events.append(_enqueued(enqueued_at))
+    events += enqueued
     last = story.attempts[-1].outcome if story.attempts else None
     if message.finished_at is not None and (message.status, last) != (Status.SENT, Outcome.SENT):
-        events.append(_Event(message.finished_at, output.status_text(message.status)))
+        events.append((message.finished_at, output.status_text(message.status), ""))
     return events
 
 
-def _enqueued(at: datetime) -> _Event:
-    return _Event(at, "enqueued", "to Celery")
-
-
 def _of_attempt(number: int, attempt: Attempt) -> list[_Event]:
-    began = _Event(attempt.started_at, f"attempt {number}", "claimed by a worker")
+    began = (attempt.started_at, f"attempt {number}", "claimed by a worker")
     if attempt.outcome is None:
-        return [began, _Event(None, "[blue]under way[/]")]
+        return [began, (None, "[blue]under way[/]", "")]
     word = f"[{_OUTCOMES[attempt.outcome]}]{attempt.outcome.value}[/]"
-    return [began, _Event(attempt.finished_at, word, attempt.error or attempt.receipt or "")]
+    return [began, (attempt.finished_at, word, attempt.error or attempt.receipt or "")]
 
 
 def _moment(instant: datetime | None) -> str:
