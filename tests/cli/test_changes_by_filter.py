@@ -12,7 +12,6 @@ from dispatcher import (
     Dispatcher,
     Message,
     ReservationsUnavailable,
-    Status,
     StoreUnavailable,
     Unavailable,
 )
@@ -51,22 +50,32 @@ def test_matching_messages_are_cancelled_and_their_quota_given_back(
     }  # fmt: skip
 
 
-def test_without_yes_it_asks_and_tells_how_many(
-    house: House, run: Run, many: list[Message], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("line", "question"),
+    [
+        ("cancel --recipient ada", "cancel 1 message?"),
+        (
+            "reschedule --all --set-zone Europe/Berlin --later 2h",
+            "reschedule 2 messages and set the zone to Europe/Berlin?",
+        ),
+        ("erase ada", "Erase ada for good?"),
+        ("windows rebuild", "Rebuild 4 of 4 shards?"),
+    ],
+)
+def test_without_yes_it_asks_and_does_nothing_unless_told(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch, line: str, question: str
 ) -> None:
-    monkeypatch.setattr("sys.stdin", StringIO("n\n"))
-    refused = run("cancel", "--recipient", "r0")
-    assert refused.code == 1
-    assert "cancel 1 message?" in refused.err
-    assert house.again(many[0]).status is Status.SCHEDULED
+    for name in ("ada", "ben"):
+        house.submit(name, send_in=HOUR)
+    before = house.snapshot()
+    for answer, code in (("n\n", 1), ("", 2)):
+        monkeypatch.setattr("sys.stdin", StringIO(answer))
+        ran = run(*line.split())
+        assert (ran.code, question in ran.err) == (code, True)
+        assert ("\nerror: --yes: " in ran.err) is (not answer), "nobody is there to answer"
+    assert house.snapshot() == before
     monkeypatch.setattr("sys.stdin", StringIO("y\n"))
-    assert run("cancel", "--recipient", "r0", "--json").data["done"] == 1
-    monkeypatch.setattr("sys.stdin", StringIO(""))
-    unasked = run("cancel", "--all")
-    assert unasked.code == 2, "nobody is there to answer"
-    assert "\nerror: --yes: " in unasked.err
-    assert house.again(many[1]).status is Status.SCHEDULED
-    assert run("cancel", "--all", "--yes").out == "cancel: 6 of 6 messages done\n"
+    assert run(*line.split()).code == 0
 
 
 def test_reasons_are_told_and_the_first_gives_the_exit_code(
@@ -186,15 +195,9 @@ def test_a_zone_that_reads_the_filters_moves_no_message_to_it(house: House, run:
     assert [house.again(each).send_at.hour for each in messages[:2]] == [9, 14]
 
 
-def test_another_zone_for_messages_is_named_before_it_is_confirmed(
-    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_get_another_zone(house: House, run: Run) -> None:
     message = house.submit(zone="Europe/London", send_at="2030-01-07T12:00:00+00:00")
     command = ("reschedule", "--all", "--set-zone", "Europe/Berlin", "--later", "1 hour")
-    monkeypatch.setattr("sys.stdin", StringIO("n\n"))
-    asked = run(*command)
-    assert "reschedule 1 message and set the zone to Europe/Berlin?" in asked.err
-    assert house.again(message) == message
     assert run(*command, "--yes").code == 0
     assert house.again(message).zone == "Europe/Berlin"
     wrong = run(*command, "--set-zone", "Mars")

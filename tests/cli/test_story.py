@@ -10,9 +10,11 @@ import pytest
 from dispatcher import Message, PermanentFailure, TemporaryFailure
 from dispatcher.times.send_time import as_text
 from tests.cli.conftest import Run
+from tests.cli.test_commands import MESSAGE_FIELDS, STORY_FIELDS
 from tests.support.house import House, house_on
 
 HOUR = timedelta(hours=1)
+ATTEMPT_FIELDS = {"token", "started_at", "finished_at", "outcome", "error", "receipt"}
 
 
 def told(run: Run, message: Message) -> str:
@@ -85,6 +87,11 @@ def test_each_try_is_told_with_what_came_of_it_and_what_comes_next(house: House,
     assert any(line.startswith("temporary") and "is busy" in line for line in lines)
     assert any(line.startswith("permanent") and "no such [red]number" in line for line in lines)
     assert "next: dispatcher retry gives it further attempts" in out
+    data = run("show", str(message.id), "--json").data
+    assert set(data) == MESSAGE_FIELDS | STORY_FIELDS
+    assert [set(each) for each in data["attempts"]] == [ATTEMPT_FIELDS] * 2
+    outcomes = [(each["token"], each["outcome"]) for each in data["attempts"]]
+    assert outcomes == [(1, "temporary"), (2, "permanent")]
 
 
 def test_when_celery_was_given_it_is_told_among_what_happened(house: House, run: Run) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from io import StringIO
-
 import pytest
 
 from dispatcher.message import new_id
@@ -76,19 +73,6 @@ def test_rebuild_puts_everything_right(
     assert "4 of 4 shards rebuilt" in ran.out
     assert run("windows", "verify").code == 0
     assert wrong.reservations() == wrong.all_members()
-
-
-def test_without_yes_it_asks_and_does_nothing_unless_told(
-    wrong: House, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = wrong.snapshot()
-    monkeypatch.setattr(sys, "stdin", StringIO("n\n"))
-    ran = run("windows", "rebuild")
-    assert ran.code == 1
-    assert "Rebuild 4 of 4 shards?" in ran.err
-    monkeypatch.setattr(sys, "stdin", StringIO())
-    assert run("windows", "rebuild").code == 2, "nobody is there to answer"
-    assert wrong.snapshot() == before
 
 
 def test_rebuild_exits_with_1_where_another_process_rebuilds_a_shard(
