@@ -43,6 +43,11 @@ class _PartKeys:
         return f"{self.tag}:rebuild"
 
     @cached_property
+    def checked(self) -> str:
+        """STRING: of the rebuild whose stragglers were looked for last, when it opened, ms."""
+        return f"{self.tag}:checked"
+
+    @cached_property
     def contents(self) -> str:
         """The beginning of the names of the windows or logs of the part."""
         return f"{self.tag}:{self._contents}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import redis
 
@@ -12,13 +13,11 @@ from dispatcher.errors import ReservationsUnavailable
 from dispatcher.redis.client import now_ms
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import ShardKeys, all_of, epoch_of, pending_of, scope_of, tag_of
-from dispatcher.redis.scripts import Call, script
 from dispatcher.reservation.fence import Fence
 from dispatcher.reservation.shards import closed
-from dispatcher.reservation.taken_keys import replies_of, taken_keys
+from dispatcher.reservation.taken_keys import taken_keys
 
 _PAGE = 1_000
-_MOST_AT_ONCE = 250
 _NAMES_AT_ONCE = 500
 _FIRST_PAGE = 20
 """How many members of each of many windows are read together; few windows hold more."""
@@ -49,8 +48,6 @@ class Contents:
     def __init__(self, client: redis.Redis, fence: Fence) -> None:
         self._client = client
         self.fence = fence
-        self._look = script("reservation/look")
-        self._page = script("reservation/page")
 
     def now_ms(self) -> int:
         with translated(ReservationsUnavailable):
@@ -99,29 +96,19 @@ class Contents:
 
     def look(self, members: Sequence[tuple[bytes, bytes]]) -> list[MemberState]:
         """Return what Redis says of these members, each given as window and member."""
-        by_shard: dict[str, list[int]] = {}
-        for number, (window, _) in enumerate(members):
-            by_shard.setdefault(tag_of(window), []).append(number)
-        batches = [
-            (tag, numbers[start : start + _MOST_AT_ONCE])
-            for tag, numbers in by_shard.items()
-            for start in range(0, len(numbers), _MOST_AT_ONCE)
-        ]
-        calls: list[Call] = []
-        for tag, numbers in batches:
-            windows: dict[bytes, int] = {}
-            words: list[int | bytes] = []
-            for number in numbers:
-                window, member = members[number]
-                words += (windows.setdefault(window, len(windows) + 1), member)
-            calls.append(([pending_of(tag), *windows], words))
+        sought: dict[bytes | str, dict[int, bytes]] = defaultdict(dict)
+        for number, (window, member) in enumerate(members):
+            sought[window][2 * number] = member
+            sought[pending_of(tag_of(window))][2 * number + 1] = member + window
+        scores: list[int | None] = [None] * (2 * len(members))
         with translated(ReservationsUnavailable):
-            replies = replies_of(self._client, self._look, calls)
-        seen = [MemberState(None, None)] * len(members)
-        for (_, numbers), reply in zip(batches, replies, strict=True):
-            for number, *each in zip(numbers, reply[::2], reply[1::2], strict=True):
-                seen[number] = MemberState(*each)
-        return seen
+            pipeline: Any = self._client.pipeline(transaction=False)
+            for key, names in sought.items():
+                pipeline.zmscore(key, [*names.values()])
+            for names, reply in zip(sought.values(), pipeline.execute(), strict=True):
+                for place, score in zip(names, reply, strict=True):
+                    scores[place] = None if score is None else int(score)
+        return [*map(MemberState, scores[::2], scores[1::2])]
 
     def taken(self) -> set[bytes]:
         with translated(ReservationsUnavailable):
@@ -163,12 +150,13 @@ class Contents:
         """
         skip = 0
         while True:
-            names: list[bytes | str] = [epoch_of(tag_of(window)), window]
-            words = [edge_ms, until_ms, skip, _PAGE]
-            [(complete, found)] = replies_of(self._client, self._page, [(names, words)])
-            page = [
-                (member, int(score)) for member, score in zip(found[::2], found[1::2], strict=True)
-            ]
+            pipeline = self._client.pipeline(transaction=False)
+            pipeline.exists(epoch_of(tag_of(window)))
+            pipeline.zrangebyscore(
+                window, edge_ms, until_ms, start=skip, num=_PAGE, withscores=True
+            )
+            complete, found = pipeline.execute()
+            page = [(member, int(score)) for member, score in found]
             yield bool(complete), page
             if len(page) < _PAGE:
                 return

@@ -146,7 +146,6 @@ class Upkeep:
         self._keep_ms = max(fence.reaches_ms.values()) + KEEP_MS
         self._tidy_cursors: dict[str, int] = {}
         self._rebuild = script("reservation/rebuild")
-        self._mark_checked = script("reservation/mark_checked")
         self._confirm = script("reservation/confirm")
         self._tidy = script("reservation/tidy")
 
@@ -259,14 +258,11 @@ class Upkeep:
     def _delete_of_no_part(self, found: Mapping[str, Sequence[bytes]]) -> None:
         """Delete what another number of shards left behind.
 
-        Each step takes the epoch along in one transaction, so that a part which others may just
-        have opened is never open with something missing.
+        Each command takes the epoch along, so that a part which others may just have opened is
+        never open with something missing.
         """
         for tag, names in found.items():
-            with self._client.pipeline(transaction=True) as pipeline:
-                pipeline.delete(epoch_of(tag))
-                pipeline.unlink(*names)
-                pipeline.execute()
+            self._client.unlink(epoch_of(tag), *names)
 
     def restore(self, rebuild: Rebuild, rows: Sequence[Reserved]) -> None:
         """Put the rows that belong to these shards back into their windows, in one round trip.
@@ -322,12 +318,15 @@ class Upkeep:
             before = now_ms(self._client) - older_than // MILLISECOND
             pipeline = self._client.pipeline(transaction=False)
             for keys in self._fence.keys:
-                pipeline.hmget(keys.epoch, "opened_at_ms", "checked")
+                pipeline.hget(keys.epoch, "opened_at_ms")
+                pipeline.get(keys.checked)
             replies = pipeline.execute()
         return {
             keys: from_ms(int(opened))
-            for keys, (opened, checked) in zip(self._fence.keys, replies, strict=True)
-            if opened and not checked and int(opened) <= before
+            for keys, opened, checked in zip(
+                self._fence.keys, replies[::2], replies[1::2], strict=True
+            )
+            if opened not in {None, checked} and int(opened) <= before
         }
 
     def mark_checked(self, shards: Mapping[ShardKeys, datetime]) -> None:
@@ -336,11 +335,10 @@ class Upkeep:
         A shard that was opened anew since :meth:`unchecked` returned it has other stragglers.
         """
         with translated(ReservationsUnavailable):
-            replies_of(
-                self._client,
-                self._mark_checked,
-                [([keys.epoch], [to_ms(opened_at)]) for keys, opened_at in shards.items()],
-            )
+            pipeline = self._client.pipeline(transaction=False)
+            for keys, opened_at in shards.items():
+                pipeline.set(keys.checked, to_ms(opened_at))
+            pipeline.execute()
 
     # Reservations
 
