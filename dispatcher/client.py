@@ -169,6 +169,11 @@ class Dispatcher:
     may be shared by threads, and by processes that fork: a child has connections of its own. Use it
     as a context manager, or call :meth:`close`; in a coroutine with ``async with``, or
     :meth:`aclose`. A closed one is not opened again: its calls raise RuntimeError.
+
+    A call with the id of a message raises MessageNotFound where there is none. One that is given
+    ``if_unchanged``, a message as it was read, raises MessageChanged where the message is not equal
+    to that any more, and changes nothing. Any call raises StoreUnavailable where the database does
+    not answer; ReservationsUnavailable means that Redis is down or incomplete.
     """
 
     def __init__(self, settings: Settings | None = None, *, clock: Clock | None = None) -> None:
@@ -453,12 +458,7 @@ class Dispatcher:
         The parameters are those of :meth:`submit_many`. Earlier drafts count for later ones, as do
         the reservations of a scope when the plan first reads it. One batch, the idempotency keys
         and the refused drafts are in memory. A plan reserves nothing: other submits may take the
-        capacity before the drafts are submitted.
-
-        Raises:
-            ReservationsUnavailable: Redis is down or incomplete.
-            StoreUnavailable: The database did not answer.
-
+        capacity before the drafts are submitted. Raises ReservationsUnavailable.
         """
         total = len(drafts) if isinstance(drafts, Sized) else None
         every = _overridden(drafts, on_conflict)
@@ -469,17 +469,8 @@ class Dispatcher:
     def cancel(self, message_id: UUID | str, *, if_unchanged: Message | None = None) -> Message:
         """Cancel a scheduled message; its quota is free again at once. Return it.
 
-        Once this returns, the message is never sent. Another call changes nothing.
-
-        Args:
-            message_id: Its id.
-            if_unchanged: The message as it was read; it is cancelled only if it is still equal.
-
-        Raises:
-            MessageNotFound: There is no message with this id.
-            MessageChanged: It is not equal to ``if_unchanged``.
-            TooLate: It is being sent, is held or has ended.
-
+        Once this returns, the message is never sent. Another call changes nothing. Raises TooLate
+        where it is being sent, is held or has ended.
         """
         return self._app.cancellation.cancel(id_of(message_id), if_unchanged=if_unchanged)
 
@@ -510,33 +501,23 @@ class Dispatcher:
     ) -> Message:
         """Move a scheduled message to another time. Return it.
 
-        The new time must fit every quota without the message's old reservation, which is released
-        once this returns. An ``expires_at`` stays and an ``expire_after`` moves along, unless one
-        of them is given. A refused move changes nothing.
+        The new time is ``send_at`` or ``send_in``, as for :meth:`submit`, or so much ``later`` than
+        the promised one. It must fit every quota without the message's old reservation, which is
+        released once this returns. An ``expires_at`` stays and an ``expire_after`` moves along,
+        unless one of them is given. A refused move changes nothing.
 
-        Args:
-            message_id: Its id.
-            send_at: The new time, as :meth:`submit` reads it.
-            send_in: How long from now.
-            later: A length to add to the promised time.
-            zone: Local times are read in it. Default: the message's, which does not change.
-            set_zone: The message's zone from now on: local times without ``zone`` are read in it,
-                and quotas ``in local`` and quiet hours apply in it.
-            fold: 0 or 1: which one of a local time that clocks repeat.
-            on_conflict: As for :meth:`submit`.
-            latest: The latest slot for ``"shift"``.
-            expires_at: As for :meth:`submit`.
-            expire_after: As for :meth:`submit`.
-            if_unchanged: The message as it was read; it is moved only if it is still equal.
+        Local times are read in ``zone``, by default the message's, which does not change.
+        ``set_zone`` is its zone from now on: local times without ``zone`` are read in it, and
+        quotas ``in local`` and quiet hours apply in it. The other parameters are those of
+        :meth:`submit`.
 
         Raises:
             InvalidDraft: A parameter was refused.
             QuotaExceeded: A quota is full around the new time.
             QuietHours: The new time lies in quiet hours.
-            MessageNotFound: There is no message with this id.
-            MessageChanged: It is not equal to ``if_unchanged``, or another change came between.
+            MessageChanged: Also where another change came between.
             TooLate: It is being sent or has ended.
-            ReservationsUnavailable: Redis is down or incomplete; it has the old time.
+            ReservationsUnavailable: It has the old time.
             StoreUnavailable: It has the old time or the new one.
 
         """
@@ -602,23 +583,10 @@ class Dispatcher:
     ) -> Message:
         """Give a scheduled message another body, or that of a template of its channel. Return it.
 
-        Args:
-            message_id: Its id.
-            body: The new content. It is this or ``template``. The type of bodies that the settings
-                of the channel name validates either.
-            template: A template of the channel, rendered and checked now.
-            data: The values for ``template``.
-            if_unchanged: The message as it was read; it is changed only if it is still equal, so
-                no other change is lost.
-
-        Raises:
-            InvalidDraft: The content was refused.
-            InvalidSettings: The template cannot be used.
-            MessageNotFound: There is no message with this id.
-            MessageChanged: It is not equal to ``if_unchanged``.
-            TooLate: It is being sent or has ended.
-            StoreUnavailable: The database did not answer.
-
+        It is given ``body``, or ``template`` with the values for it in ``data``, which is rendered
+        now. The type of bodies that the settings of the channel name validates either. Raises
+        InvalidDraft for the content, InvalidSettings for a template that cannot be used, and
+        TooLate where the message is being sent or has ended.
         """
         return self._app.changes.update(
             id_of(message_id), body=body, template=template, data=data, if_unchanged=if_unchanged
@@ -635,21 +603,15 @@ class Dispatcher:
     ) -> Message:
         """Give a failed message further attempts, as many as its channel allows. Return it.
 
-        It is due at once; it still has its reservation, and the limits apply.
-
-        Args:
-            message_id: Its id.
-            perhaps_sent: Must be True if the outcome of its last attempt is unknown and its
-                ``on_unknown`` is ``hold``: it may then be sent twice.
-            if_unchanged: The message as it was read; it is retried only if it is still equal.
+        It is due at once; it still has its reservation, and the limits apply. ``perhaps_sent`` must
+        be True if the outcome of its last attempt is unknown and its ``on_unknown`` is ``hold``: it
+        may then be sent twice.
 
         Raises:
-            MessageNotFound: There is no message with this id.
             InvalidValue: It needs ``perhaps_sent``.
             UnknownChannel: The settings do not have its channel any more.
             Suppressed: The recipient has opted out.
             TooLate: It has not failed, or is past its expiry.
-            MessageChanged: It is not equal to ``if_unchanged``.
 
         """
         return self._app.decisions.retry(
@@ -671,14 +633,8 @@ class Dispatcher:
     def release(self, message_id: UUID | str, *, if_unchanged: Message | None = None) -> Message:
         """Release a held message to be sent, perhaps for the second time. Return it, due at once.
 
-        It gets one more attempt if it had used all. Past its expiry it ends as expired.
-
-        Raises:
-            MessageNotFound: There is no message with this id.
-            Suppressed: The recipient has opted out.
-            TooLate: It is not held.
-            MessageChanged: It is not equal to ``if_unchanged``.
-
+        It gets one more attempt if it had used all. Past its expiry it ends as expired. Raises
+        Suppressed where the recipient has opted out, and TooLate where it is not held.
         """
         return self._app.decisions.release(id_of(message_id), if_unchanged=if_unchanged)
 
@@ -691,19 +647,9 @@ class Dispatcher:
     ) -> Message:
         """End a held message as failed. Return it.
 
-        It keeps its reservation, because it may have been sent.
-
-        Args:
-            message_id: Its id.
-            reason: A line of at most 255 characters. It becomes part of its ``last_error``.
-            if_unchanged: The message as it was read; it is dropped only if it is still equal.
-
-        Raises:
-            MessageNotFound: There is no message with this id.
-            InvalidDraft: The reason was refused.
-            TooLate: It is not held.
-            MessageChanged: It is not equal to ``if_unchanged``.
-
+        It keeps its reservation, because it may have been sent. ``reason``, a line of at most 255
+        characters, becomes part of its ``last_error``. Raises InvalidDraft for the reason, and
+        TooLate where the message is not held.
         """
         return self._app.decisions.drop(id_of(message_id), reason=reason, if_unchanged=if_unchanged)
 
@@ -715,12 +661,7 @@ class Dispatcher:
         cancelled when it is due, and so is a message before its next attempt. Only a message that
         is being sent now may still arrive. A held one stays held; its release raises Suppressed.
         Every spelling that channels have for the recipient opts out. Another call changes nothing.
-
-        Raises:
-            InvalidDraft: The recipient was refused.
-            UnknownChannel: The settings do not have the channel.
-            StoreUnavailable: The database did not answer; call it again.
-
+        Raises InvalidDraft and UnknownChannel; after StoreUnavailable call it again.
         """
         return self._app.suppression_list.suppress(recipient, channel)
 
@@ -728,15 +669,14 @@ class Dispatcher:
         """Revoke a :meth:`suppress` with the same parameters. Messages it cancelled stay cancelled.
 
         Return the suppressions that remain for the recipient: one of all channels and one of a
-        single channel are revoked separately. Raises InvalidDraft and StoreUnavailable.
+        single channel are revoked separately. Raises InvalidDraft.
         """
         return self._app.suppression_list.unsuppress(recipient, channel)
 
     def suppressed(self, recipient: str | None = None) -> Iterator[Suppression]:
         """Yield all suppressions, or those of one recipient, in the order of recipients.
 
-        They are read from the database as the result is, some hundreds at a time. Raises
-        StoreUnavailable.
+        They are read from the database as the result is, some hundreds at a time.
         """
         return self._while_open(self._app.suppression_list.suppressed(recipient))
 
@@ -751,13 +691,8 @@ class Dispatcher:
         for the recipient is erased. This cannot be undone.
 
         A message that is being sent is not touched: the result counts it as ``under_way``, and
-        another call erases it once it has ended.
-
-        Raises:
-            InvalidDraft: The recipient was refused.
-            StoreUnavailable, ReservationsUnavailable, LimitersUnavailable: A server did not answer;
-                call it again.
-
+        another call erases it once it has ended. Raises InvalidDraft, and StoreUnavailable,
+        ReservationsUnavailable or LimitersUnavailable where a server did not answer: call it again.
         """
         return self._app.erasure.erase(recipient, keep_opt_out=keep_opt_out)
 
@@ -805,12 +740,7 @@ class Dispatcher:
     # Read. Nothing here books, stores or sends.
 
     def get(self, message_id: UUID | str) -> Message:
-        """Return a message.
-
-        Raises:
-            MessageNotFound: There is no message with this id.
-
-        """
+        """Return a message."""
         return self._app.messages.get(id_of(message_id))
 
     def attempts(self, message_id: UUID | str) -> list[Attempt]:
@@ -878,12 +808,8 @@ class Dispatcher:
         """Return the first time at or after ``after`` (default: now) that fits every quota.
 
         Books nothing. The parameters are those of :meth:`submit`; a recipient or a scope is needed.
-        Without ``channel`` no quotas and quiet hours of a channel apply.
-
-        Raises:
-            InvalidDraft: A parameter was refused.
-            ReservationsUnavailable: Redis is down or incomplete.
-
+        Without ``channel`` no quotas and quiet hours of a channel apply. Raises InvalidDraft and
+        ReservationsUnavailable.
         """
         zone = plain(zone)
         if channel is not None:
@@ -998,15 +924,8 @@ class Dispatcher:
     ) -> Page:
         """Return a page of the messages that match all filters, newest first.
 
-        Args:
-            limit: How many, at most 10,000.
-            after: ``after`` of the page before.
-            **wanted: The filters, see :class:`~dispatcher.Wanted`.
-
-        Raises:
-            InvalidDraft: A filter was refused.
-            StoreUnavailable: The database did not answer.
-
+        ``limit`` is how many, at most 10,000, and ``after`` that of the page before; the filters
+        are those of :class:`~dispatcher.Wanted`. Raises InvalidDraft.
         """
         _check_limit(limit)
         start = None if after is None else id_of(after, "after")
