@@ -8,7 +8,6 @@ Without armed faults a point costs a call and a check of one global.
 ``kill``             SIGKILL to this process
 ``stop``             SIGSTOP to this process; the test continues it
 ``raise``            InjectedFault, which no code handles
-``sleep:<seconds>``  this thread sleeps
 ``wait:<file>``      ``<file>.reached`` is written, and this thread goes on once ``<file>`` exists
 ===================  ===============================================================================
 """
@@ -23,7 +22,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dispatcher.errors import InvalidSettings, quoted
@@ -71,9 +70,7 @@ POINTS = frozenset(
 
 log = logging.getLogger(__name__)
 
-_ONE = re.compile(
-    r"([a-z_]+\.[a-z_]+)=(kill|stop|raise|sleep:\d+(?:\.\d+)?|wait:[^@]+)(?:@([1-9]\d*)(\+)?)?"
-)
+_ONE = re.compile(r"([a-z_]+\.[a-z_]+)=(?:(kill|stop|raise)|wait:([^@]+))(?:@([1-9]\d*)(\+)?)?")
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 _LOOK_EVERY_SECONDS = 0.005
 
@@ -84,46 +81,57 @@ class InjectedFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
+    """``action`` is empty where this thread waits for the file ``permission``."""
+
     action: str
-    argument: str
+    permission: Path
     first: int
     again: bool
 
+    def happen(self, point: str) -> None:
+        if self.action in _SIGNALS:
+            # To this thread, so that it stops here: the process may stop another one first.
+            signal.pthread_kill(threading.get_ident(), _SIGNALS[self.action])
+        elif self.action == "raise":
+            raise InjectedFault(point)
+        else:
+            reached = self.permission.with_name(f"{self.permission.name}.reached")
+            reached.write_text(f"{os.getpid()}\n")
+            while not self.permission.exists():
+                time.sleep(_LOOK_EVERY_SECONDS)
 
-class _FaultPoints:
+
+@dataclass(frozen=True, slots=True)
+class _Armed:
     """The faults of this process, and how often each point was passed."""
 
-    def __init__(self, spec: str) -> None:
-        self.spec = spec
-        self._faults = dict(map(_parsed, filter(None, map(str.strip, spec.split(";")))))
-        self._lock = threading.Lock()
-        self._passes: Counter[str] = Counter()
-
-    def pass_by(self, point: str) -> None:
-        found = self._faults.get(point)
-        if found is None:
-            return
-        with self._lock:
-            self._passes[point] += 1
-            number = self._passes[point]
-        if number == found.first or (found.again and number > found.first):
-            log.critical("fault at %s, pass %d: %s", point, number, found.action)
-            _happen(point, found)
+    spec: str
+    faults: dict[str, _Fault]
+    passes: Counter[str] = field(default_factory=Counter)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-_armed: _FaultPoints | None = None
+_armed: _Armed | None = None
 
 
 def fault(point: str) -> None:
     """Cause the fault that is armed at this point, if any."""
-    if _armed is not None:
-        _armed.pass_by(point)
+    if _armed is None or point not in _armed.faults:
+        return
+    armed = _armed.faults[point]
+    with _armed.lock:
+        _armed.passes[point] += 1
+        number = _armed.passes[point]
+    if number == armed.first or (armed.again and number > armed.first):
+        log.critical("fault at %s, pass %d: %s", point, number, armed.action or "wait")
+        armed.happen(point)
 
 
 def arm(spec: str | None) -> None:
     """Arm the faults of ``spec``, none for None. Raises InvalidSettings."""
     global _armed  # noqa: PLW0603 - one process, one set of faults
-    _armed = _FaultPoints(spec) if spec else None
+    texts = filter(None, map(str.strip, (spec or "").split(";")))
+    _armed = _Armed(spec, dict(map(_parsed, texts))) if spec else None
 
 
 def arm_by_environment() -> None:
@@ -145,30 +153,14 @@ def arm_by_environment() -> None:
 
 
 def _parsed(text: str) -> tuple[str, _Fault]:
-    found = _ONE.fullmatch(text)
-    if found is None:
+    match = _ONE.fullmatch(text)
+    if match is None:
         raise InvalidSettings(
             VARIABLE, f"{quoted(text)} cannot be read",
-            "<point>=<kill, stop, raise, sleep:<seconds> or wait:<file>>, with @<pass> or "
-            "@<pass>+ behind it if not at the first pass, several with ; between",
+            "<point>=<kill, stop, raise or wait:<file>>, with @<pass> or @<pass>+ behind it if not "
+            "at the first pass, several with ; between",
         )  # fmt: skip
-    point, what, first, again = found.groups()
+    point, action, file, first, again = match.groups(default="")
     if point not in POINTS:
         raise InvalidSettings(VARIABLE, f"there is no point {point}", ", ".join(sorted(POINTS)))
-    action, _, argument = what.partition(":")
-    return point, _Fault(action, argument, int(first or 1), again is not None)
-
-
-def _happen(point: str, found: _Fault) -> None:
-    if found.action in _SIGNALS:
-        # To this thread, so that it stops here: a signal to the process may stop another one first.
-        signal.pthread_kill(threading.get_ident(), _SIGNALS[found.action])
-    elif found.action == "raise":
-        raise InjectedFault(point)
-    elif found.action == "sleep":
-        time.sleep(float(found.argument))
-    else:
-        permission = Path(found.argument)
-        permission.with_name(f"{permission.name}.reached").write_text(f"{os.getpid()}\n")
-        while not permission.exists():
-            time.sleep(_LOOK_EVERY_SECONDS)
+    return point, _Fault(action, Path(file), int(first or 1), bool(again))

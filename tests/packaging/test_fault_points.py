@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import signal
-import subprocess
-import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
@@ -19,8 +15,6 @@ import dispatcher
 from dispatcher import InvalidSettings, Settings, faults
 from dispatcher.app import App
 from dispatcher.faults import POINTS, VARIABLE, InjectedFault, arm, fault
-from tests.support.environment import child_environment
-from tests.support.waiting import wait_until
 
 POINT = "submit.after_reserve"
 
@@ -84,8 +78,6 @@ def test_a_fault_happens_at_its_point_and_pass(spec: str, expected: list[bool]) 
         "submit.after_reserve=explode",
         "submit.nowhere=kill",
         "submit.after_reserve=kill:1",
-        "submit.after_reserve=sleep",
-        "submit.after_reserve=sleep:long",
         "submit.after_reserve=wait",
         "submit.after_reserve=kill@0",
         "submit.after_reserve=kill,submit.after_commit=kill",
@@ -114,47 +106,3 @@ def test_an_armed_process_says_so_and_says_what_happens(
     loud = [each.getMessage() for each in caplog.records if each.levelno == logging.CRITICAL]
     assert [VARIABLE in each for each in loud] == [True, True, False]
     assert f"{POINT}, pass 2: raise" in loud[2]
-
-
-def child(spec: str) -> subprocess.Popen[bytes]:
-    code = f"from dispatcher.faults import arm, fault; arm({spec!r}); fault({POINT!r}); print('on')"
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        env=child_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-
-
-def test_kill_ends_the_process_on_the_spot() -> None:
-    with child(f"{POINT}=kill") as killed:
-        assert killed.communicate(timeout=20)[0] == b""
-        assert killed.returncode == -signal.SIGKILL
-
-
-def test_stop_freezes_the_process_until_it_is_continued() -> None:
-    with child(f"{POINT}=stop") as stopped:
-        stat = Path(f"/proc/{stopped.pid}/stat")
-        wait_until(lambda: stat.read_text().rsplit(") ", 1)[1].startswith("T"))
-        stopped.send_signal(signal.SIGCONT)
-        assert stopped.communicate(timeout=20)[0] == b"on\n"
-
-
-def test_wait_tells_where_it_stands_and_goes_on_when_it_may(tmp_path: Path) -> None:
-    permission = tmp_path / "go"
-    arm(f"{POINT}=wait:{permission}")
-    thread = threading.Thread(target=fault, args=[POINT], daemon=True)
-    thread.start()
-    wait_until((tmp_path / "go.reached").exists)
-    assert thread.is_alive()
-    permission.touch()
-    thread.join(60)
-    assert not thread.is_alive()
-
-
-def test_sleep_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr("dispatcher.faults.time.sleep", slept.append)
-    arm(f"{POINT}=sleep:1.5@2")
-    passes(3)
-    assert slept == [1.5]

@@ -61,7 +61,7 @@ def die(point: str, work: Work, settings: Settings, *given: Any, how: How = "kil
         with Dispatcher(settings) as dispatcher, suppress(InjectedFault):
             work(dispatcher, *given)
         assert faults._armed is not None
-        assert faults._armed._passes[name] >= int(number or 1), f"it did not come to {point}"
+        assert faults._armed.passes[name] >= int(number or 1), f"it did not come to {point}"
     finally:
         arm(None)
 
