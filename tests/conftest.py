@@ -161,6 +161,12 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture
+def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
+    """Give the URL of a migrated SQLite database with nothing in it."""
+    return f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'store.db')}"
+
+
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[MariaDBServer]:
     """Give the MariaDB of this machine, or skip."""
@@ -279,15 +285,13 @@ def postgres_name(postgres: PostgresServer) -> str:
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def database_url(request: pytest.FixtureRequest) -> str:
     """Give the URL of a migrated database, on each kind; on MariaDB where the test asks for it.
 
     A test, or its module, does so by the mark ``every_database``.
     """
     if request.param == "sqlite":
-        path = tmp_path / "store.db"
-        shutil.copy(request.getfixturevalue("sqlite_template"), path)
-        return f"sqlite:///{path}"
+        return str(request.getfixturevalue("sqlite_url"))
     if request.param == "mariadb":
         local: MariaDBServer = request.getfixturevalue("mariadb")
         return local.url(request.getfixturevalue("mariadb_name"))

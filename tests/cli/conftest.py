@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -43,15 +42,13 @@ Run = Callable[..., Ran]
 
 @pytest.fixture
 def house(
-    redis_server: RedisServer,
-    sqlite_template: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    redis_server: RedisServer, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[House]:
     """Give a house on SQLite with the machine's clock; the environment leads commands to it."""
-    url = f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'store.db')}"
     monkeypatch.chdir(tmp_path)
-    with house_on(redis_server, url, clock=SystemClock(), data_dir=tmp_path / "data") as house:
+    with house_on(
+        redis_server, sqlite_url, clock=SystemClock(), data_dir=tmp_path / "data"
+    ) as house:
         for name, value in house.settings.environment().items():
             monkeypatch.setenv(name, value)
         yield house

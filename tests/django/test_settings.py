@@ -102,42 +102,33 @@ def test_database_options_without_a_url_form_are_refused_by_field(
 
 
 @pytest.mark.parametrize("django_url", ["sqlite"], indirect=True)
-def test_with_a_database_of_its_own_it_joins_nothing(
-    project: Project, empty_sqlite_store: str
-) -> None:
-    given = settings.DISPATCHER | {"database": None, "database_url": empty_sqlite_store}
+def test_with_a_database_of_its_own_it_joins_nothing(project: Project, sqlite_url: str) -> None:
+    given = settings.DISPATCHER | {"database": None, "database_url": sqlite_url}
     with override_settings(DISPATCHER=given):
         with transaction.atomic():
             message = submit(project)
             assert project.dispatcher.get(message.id) == message
             transaction.set_rollback(True)
         assert project.dispatcher.get(message.id) == message
-    given = settings.DISPATCHER | {"database_url": empty_sqlite_store}
+    given = settings.DISPATCHER | {"database_url": sqlite_url}
     with override_settings(DISPATCHER=given), transaction.atomic():
         with pytest.raises(InvalidDraft) as refused:
             submit(project, "grace@example.org")
         assert "another database" in str(refused.value)
 
 
-@pytest.fixture
-def empty_sqlite_store(sqlite_template: Path, tmp_path: Path) -> str:
-    path = tmp_path / "own.db"
-    path.write_bytes(sqlite_template.read_bytes())
-    return f"sqlite:///{path}"
-
-
 @pytest.mark.parametrize("django_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("has_submitted", [False, True])
 def test_a_test_run_that_swaps_the_database_writes_nothing_into_the_real_one(
-    project: Project, empty_sqlite_store: str, has_submitted: bool
+    project: Project, sqlite_url: str, has_submitted: bool
 ) -> None:
     before = [submit(project, "ada@example.org").id] if has_submitted else []
-    assert project.dispatcher.settings.database_url != empty_sqlite_store
-    with default_database(database_of(empty_sqlite_store)):
+    assert project.dispatcher.settings.database_url != sqlite_url
+    with default_database(database_of(sqlite_url)):
         message = submit(project, "grace@example.org")
         with transaction.atomic():
             joined = submit(project, "alan@example.org")
-        assert project.dispatcher.settings.database_url == empty_sqlite_store
+        assert project.dispatcher.settings.database_url == sqlite_url
         found = {each.id for each in project.dispatcher.select()}
     assert found == {message.id, joined.id}
     assert [each.id for each in project.dispatcher.select()] == before

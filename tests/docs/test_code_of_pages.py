@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import shutil
+import sys
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -19,26 +19,27 @@ from dispatcher.limiters import Concurrency
 from dispatcher.times.clock import SystemClock
 from tests.docs.pages import blocks, page
 from tests.support.callers import callers_engine
-from tests.support.environment import broker_on
+from tests.support.environment import ROOT, broker_on
 from tests.support.house_fixtures import Build
+from tests.support.processes import pytest_in, ran
 from tests.support.servers import RedisServer
 
 _PRINTS = re.compile(r"^( *)print\((.+)\)  # (.+)$", re.MULTILINE)
 _HERE = "redis.Redis()"
+_HEAD_OF_TESTS = """
+from datetime import UTC, datetime, timedelta
+from dispatcher import QuotaExceeded, TemporaryFailure
+"""
 
 
 @pytest.fixture(autouse=True)
 def place(
-    redis_server: RedisServer,
-    sqlite_template: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    redis_server: RedisServer, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     """Give an empty folder in which ``Dispatcher()`` finds its servers."""
-    shutil.copy(sqlite_template, tmp_path / "store.db")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DISPATCHER_REDIS_URL", redis_server.url)
-    monkeypatch.setenv("DISPATCHER_DATABASE_URL", f"sqlite:///{tmp_path / 'store.db'}")
+    monkeypatch.setenv("DISPATCHER_DATABASE_URL", sqlite_url)
     monkeypatch.setenv("DISPATCHER_BROKER_URL", broker_on(redis_server.url))
     return tmp_path
 
@@ -179,3 +180,23 @@ def test_an_order_and_its_reminder_commit_together(
             assert list(session.scalars(select(order.number))) == [17]
     assert [*house.dispatcher.select()] == [message]
     assert house.reservations() == house.all_members()
+
+
+def test_the_tests_of_the_page_pass(tmp_path: Path) -> None:
+    shown = blocks(page("docs/testing.md"), "python")
+    conftest = [each for each in shown if "@pytest.fixture" in each]
+    tests = [each for each in shown if "def test_" in each]
+    assert len(conftest) + len(tests) == len(shown)
+    (tmp_path / "conftest.py").write_text("\n".join(conftest))
+    (tmp_path / "test_page.py").write_text(_HEAD_OF_TESTS + "\n".join(tests))
+    done = pytest_in(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(tests)} passed" in done.stdout
+
+
+def test_the_tables_of_the_page_are_printed_by_the_script() -> None:
+    printed = ran(sys.executable, "benchmarks/scaling.py", check=True, cwd=ROOT, timeout=60).stdout
+    tables = printed.strip().split("\n\n")
+    assert len(tables) == 2
+    for table in tables:
+        assert table in page("docs/scaling.md")

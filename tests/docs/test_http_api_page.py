@@ -25,7 +25,7 @@ from tests.support.environment import child_environment
 from tests.support.house import House
 from tests.support.house_fixtures import Build
 from tests.support.nodes import free_port
-from tests.support.processes import command_line
+from tests.support.processes import command_line, ran
 from tests.support.waiting import wait_until
 
 PAGE, SERVING = page("docs/http-api.md"), page("docs/http-api-serving.md")
@@ -85,10 +85,8 @@ def answers(port: int) -> bool:
 
 
 def shell(block: str, **variables: str) -> Any:
-    ran = subprocess.run(
-        ["sh", "-c", block], env=variables, capture_output=True, text=True, check=True, timeout=30
-    )
-    return [json.loads(line) for line in ran.stdout.splitlines()]
+    done = ran("sh", "-c", block, env=variables, check=True, timeout=30)
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.skipif(CURL is None, reason="curl is not installed")
@@ -148,14 +146,9 @@ def test_the_snippet_in_go_submits(served: dict[str, str], tmp_path: Path) -> No
 
 def submitted(command: list[str], variables: dict[str, str]) -> None:
     """Run a program twice: it submits one message, and is answered the same."""
-    ran = [
-        subprocess.run(
-            command, env=variables, capture_output=True, text=True, timeout=120, check=False
-        )
-        for _ in range(2)
-    ]
-    assert [each.returncode for each in ran] == [0, 0], ran[0].stderr
-    [(status, message), again] = [json.loads(each.stdout.splitlines()[-1]) for each in ran]
+    done = [ran(*command, env=variables, timeout=120) for _ in range(2)]
+    assert [each.returncode for each in done] == [0, 0], done[0].stderr
+    [(status, message), again] = [json.loads(each.stdout.splitlines()[-1]) for each in done]
     assert (status, message["status"]) == (201, "scheduled")
     assert again == [status, message]
 
@@ -164,10 +157,8 @@ def shell_headers(message_id: str, served: dict[str, str]) -> dict[str, str]:
     command = (
         f'curl -sS -D - -o /dev/null $API/v1/messages/{message_id} -H "Authorization: Bearer $KEY"'
     )
-    ran = subprocess.run(
-        ["sh", "-c", command], env=served, capture_output=True, text=True, check=True, timeout=30
-    )
-    lines = (line.partition(": ") for line in ran.stdout.splitlines() if ": " in line)
+    done = ran("sh", "-c", command, env=served, check=True, timeout=30)
+    lines = (line.partition(": ") for line in done.stdout.splitlines() if ": " in line)
     return {name.lower(): value for name, _, value in lines}
 
 

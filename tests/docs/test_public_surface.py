@@ -1,17 +1,26 @@
-"""``__all__`` is the public surface: every name is there, documented, and nothing else is."""
+"""``__all__`` is the public surface: each name is there, documented, and has its reference."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import inspect
+import pkgutil
+import re
 import types
 
 import pytest
 
 import dispatcher
 from dispatcher import errors
+from tests.support.environment import ROOT
 
+PAGES = ROOT / "docs/reference"
+NAMED = {
+    name
+    for page in PAGES.glob("*.md")
+    for name in re.findall(r"^::: dispatcher\.([\w.]+)$", page.read_text(), re.MULTILINE)
+}
 PACKAGES = ["cli", "limiters", "reservation", "store", "submission", "transports"]
 
 
@@ -61,3 +70,29 @@ def test_a_package_exports_what_exists(name: str) -> None:
     package = importlib.import_module(f"dispatcher.{name}")
     for each in package.__all__:
         assert hasattr(package, each)
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    told = {name.rpartition(".")[2] for name in NAMED}
+    assert {*dispatcher.__all__} - told == set()
+
+
+def test_every_call_of_the_client_is_in_the_reference() -> None:
+    calls = {name for name in vars(dispatcher.Dispatcher) if not name.startswith("_")}
+    awaited = {f"a{name}" for name in calls} & calls
+    told = {name.rpartition(".")[2] for name in NAMED if name.startswith("Dispatcher.")}
+    assert told == calls - awaited - {"close"} | {"asubmit"}, "close stands with the class"
+
+
+def test_every_name_of_the_reference_exists() -> None:
+    for name in NAMED:
+        assert pkgutil.resolve_name(f"dispatcher.{name}"), name
+
+
+def test_the_tree_of_errors_is_that_of_the_code() -> None:
+    page = (PAGES / "errors.md").read_text()
+    tree = re.findall(r"```text\n(.*?)```", page, re.DOTALL)[0]
+    code = errors.__doc__ or ""
+    assert [line.strip() for line in tree.splitlines()] == [
+        line.strip() for line in code.splitlines() if line.startswith("    ")
+    ]

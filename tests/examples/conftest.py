@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -16,11 +15,8 @@ TOMORROW = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
 
 
 @pytest.fixture
-def house(redis_server: RedisServer, sqlite_template: Path, tmp_path: Path) -> Iterator[House]:
+def house(redis_server: RedisServer, sqlite_url: str) -> Iterator[House]:
     """Give a house with a channel for e-mail; the example under test has its settings."""
-    path = tmp_path / "store.db"
-    path.write_bytes(sqlite_template.read_bytes())
     channels = {"email": {"transport": "memory"}}
-    url = f"sqlite:///{path}"
-    with house_on(redis_server, url, clock=SystemClock(), channels=channels) as house:
+    with house_on(redis_server, sqlite_url, clock=SystemClock(), channels=channels) as house:
         yield house

@@ -28,12 +28,9 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def house(redis_server: RedisServer, sqlite_template: Path, tmp_path: Path) -> Iterator[House]:
+def house(redis_server: RedisServer, sqlite_url: str) -> Iterator[House]:
     """Give a house with the settings of the shop."""
-    path = tmp_path / "store.db"
-    path.write_bytes(sqlite_template.read_bytes())
-    url = f"sqlite:///{path}"
-    with house_on(redis_server, url, clock=SystemClock(), **SETTINGS) as house:
+    with house_on(redis_server, sqlite_url, clock=SystemClock(), **SETTINGS) as house:
         yield house
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -56,11 +55,9 @@ def house(build: Build) -> House:
 
 
 @pytest.fixture
-def lone(own_redis: RedisServer, sqlite_template: Path, tmp_path: Path) -> Iterator[House]:
+def lone(own_redis: RedisServer, sqlite_url: str) -> Iterator[House]:
     """Give a house on a Redis that the test may set as it likes."""
-    path = tmp_path / "store.db"
-    shutil.copy(sqlite_template, path)
-    with house_on(own_redis, f"sqlite:///{path}", clock=SystemClock()) as built:
+    with house_on(own_redis, sqlite_url, clock=SystemClock()) as built:
         yield built
 
 

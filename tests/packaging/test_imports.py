@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from inspect import cleandoc
 
@@ -10,6 +9,7 @@ import pytest
 
 from dispatcher.cli import every_command
 from dispatcher.cli.app import COMMANDS, help_of
+from tests.support.processes import ran
 
 HEAVY = frozenset({"alembic", "asyncio", "celery", "kombu", "pydantic", "redis", "sqlalchemy"})
 _RUN = """
@@ -25,10 +25,8 @@ finally:
 
 def imported(code: str, *arguments: str) -> set[str]:
     """Return the modules that a fresh process has, by the last line that it prints."""
-    ran = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
-    )
-    return set(ran.stdout.rpartition("|")[2].split())
+    told = ran(sys.executable, "-c", code, *arguments, check=True).stdout
+    return set(told.rpartition("|")[2].split())
 
 
 def test_the_package_alone_imports_no_other() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import tomllib
 from importlib.metadata import distributions
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from tests.support.environment import ROOT
+from tests.support.processes import ran
 
 
 @pytest.fixture
@@ -26,10 +26,7 @@ def clone(tmp_path: Path) -> Path:
 
 def installs(clone: Path, target: str) -> list[str]:
     """Return what the target would install, and after which word about it."""
-    would = subprocess.run(
-        ["make", "--dry-run", target], cwd=clone, capture_output=True, text=True, check=True
-    )
-    lines = would.stdout.splitlines()
+    lines = ran("make", "--dry-run", target, cwd=clone, check=True).stdout.splitlines()
     found = [place for place, line in enumerate(lines) if "pip install" in line]
     assert all("echo" in line for place in found for line in lines[place - 2 : place - 1])
     return [lines[place].rpartition("'.[")[2].rstrip("]'") for place in found]

@@ -6,14 +6,13 @@ The development tools bring libraries along that a plain installation does not h
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
 import tomllib
 import venv
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 from pkgutil import walk_packages
+from subprocess import CompletedProcess
 
 import pytest
 from packaging.requirements import Requirement
@@ -23,11 +22,12 @@ from dispatcher import MissingExtra, cli
 from dispatcher.extras import DISTRIBUTION, install_line, needs
 from dispatcher.store.migrate import migrate
 from dispatcher.times.clock import SystemClock
+from tests.support.environment import ROOT
 from tests.support.house import House, house_on
+from tests.support.processes import ran
 from tests.support.servers import RedisServer
 from tests.support.soak import a_third_of
 
-ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 PLAIN = (
@@ -89,7 +89,7 @@ def _installed_with(*extras: str) -> set[str]:
 
 def _run_with(
     extras: tuple[str, ...], loaded: tuple[str, ...], *command: str
-) -> subprocess.CompletedProcess[str]:
+) -> CompletedProcess[str]:
     """Import modules, and run a command, where nothing else is installed."""
     there = _installed_with(*extras)
     hidden = {
@@ -98,10 +98,8 @@ def _run_with(
         if not {canonicalize_name(each) for each in owners} & there
     }
     assert {"pytest", "limits"} <= hidden, "what only the tools need would not be hidden"
-    return subprocess.run(
-        [sys.executable, "-c", _HIDE, ",".join(hidden), ",".join(loaded), *command],
-        capture_output=True, text=True, cwd=ROOT, timeout=60, check=False,
-    )  # fmt: skip
+    modules = (",".join(hidden), ",".join(loaded))
+    return ran(sys.executable, "-c", _HIDE, *modules, *command, cwd=ROOT, timeout=60)
 
 
 def test_a_plain_installation_has_few_dependencies() -> None:
@@ -123,15 +121,15 @@ def test_all_has_every_extra_of_users() -> None:
 def test_redis_as_the_broker_needs_no_extra(
     extras: tuple[str, ...], loaded: tuple[str, ...]
 ) -> None:
-    ran = _run_with(extras, loaded)
-    assert ran.returncode == 0, ran.stderr
+    done = _run_with(extras, loaded)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", a_third_of(["fastapi", "flask"]))
 def test_a_framework_needs_its_extra_alone(name: str) -> None:
     module = f"dispatcher.{name}"
-    ran = _run_with((name,), (module,))
-    assert ran.returncode == 0, ran.stderr
+    done = _run_with((name,), (module,))
+    assert done.returncode == 0, done.stderr
     lacking = _run_with((), (module,)).stderr
     assert f"MissingExtra: {module}: needs {name}, which is not installed" in lacking
     assert lacking.endswith(f"accepted: {install_line(name)}\n")
@@ -139,11 +137,11 @@ def test_a_framework_needs_its_extra_alone(name: str) -> None:
 
 @pytest.mark.parametrize("line", a_third_of(["--help", "submit", "worker"]))
 def test_a_command_without_its_extra_names_it(line: str) -> None:
-    ran = _run_with((), ("dispatcher",), "dispatcher", line)
-    assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr.startswith("error: dispatcher: needs ")
-    assert ran.stderr.endswith(f"{install_line('cli')}\n")
-    assert ran.stderr.count("\n") == 1
+    done = _run_with((), ("dispatcher",), "dispatcher", line)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: dispatcher: needs ")
+    assert done.stderr.endswith(f"{install_line('cli')}\n")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_migration_without_its_extra_names_it(
@@ -164,29 +162,22 @@ def test_a_module_of_ours_that_is_missing_is_no_missing_extra() -> None:
 
 @pytest.mark.long
 def test_alone_in_an_empty_environment_it_submits(
-    wheel: Path, redis_server: RedisServer, sqlite_template: Path, tmp_path: Path
+    wheel: Path, redis_server: RedisServer, sqlite_url: str, tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
     venv.create(home, with_pip=True)
     python = home / "bin" / "python"
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--retries", "1"]
-    installed = subprocess.run(
-        [*pip, "--constraint", str(ROOT / "constraints.txt"), str(wheel)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    pip = (python, "-m", "pip", "install", "--quiet", "--retries", "1")
+    installed = ran(*pip, "--constraint", ROOT / "constraints.txt", wheel)
     if installed.returncode and "/simple/" in installed.stderr:
         pytest.skip(f"no registry is reached: {installed.stderr[-200:]}")
     assert installed.returncode == 0, installed.stderr
 
-    store = shutil.copy(sqlite_template, tmp_path / "store.db")
     data = tmp_path / "data"
-    with house_on(redis_server, f"sqlite:///{store}", clock=SystemClock(), data_dir=data) as house:
+    with house_on(redis_server, sqlite_url, clock=SystemClock(), data_dir=data) as house:
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        done = subprocess.run(
-            [python, "-c", _SUBMIT],
-            cwd=tmp_path, env=env | house.settings.environment(),
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        env |= house.settings.environment()
+        done = ran(python, "-c", _SUBMIT, cwd=tmp_path, env=env)
         assert done.returncode == 0, done.stderr
         too_many, _, said = done.stdout.partition("|")
         assert too_many == ""

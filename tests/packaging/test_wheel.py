@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -17,6 +16,7 @@ from dispatcher.web import api
 from dispatcher.web.access import add_key
 from tests.support.environment import ROOT
 from tests.support.house import House
+from tests.support.processes import ran
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +39,7 @@ def test_a_database_is_migrated_by_what_the_wheel_holds(unpacked: Path, tmp_path
     }
 
     def run(*arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=tmp_path, env=env, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        done = ran(sys.executable, *arguments, cwd=tmp_path, env=env)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,14 +79,6 @@ def house_in(cluster: Gates, broker: RedisServer, url: str) -> Iterator[House]:
     # Some errors of Redis are only logged, and the sweep makes them good.
     for node in cluster.nodes:
         assert "errorstat_CROSSSLOT" not in node.ask(lambda client: client.info("errorstats"))
-
-
-@pytest.fixture
-def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
-    """Give the URL of a migrated SQLite database of the test's own."""
-    path = tmp_path / "store.db"
-    path.write_bytes(sqlite_template.read_bytes())
-    return f"sqlite:///{path}"
 
 
 def test_submits_count_against_several_scopes(house: House) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,11 +27,8 @@ TYPES: dict[str, Callable[[Any, str], object]] = {
 
 
 @pytest.fixture
-def database_url(sqlite_template: Path, tmp_path: Path) -> str:
-    """Give the URL of a migrated SQLite database."""
-    path = tmp_path / "store.db"
-    shutil.copy(sqlite_template, path)
-    return f"sqlite:///{path}"
+def database_url(sqlite_url: str) -> str:
+    return sqlite_url
 
 
 @pytest.fixture

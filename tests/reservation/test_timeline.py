@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -41,9 +39,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def database_url(tmp_path: Path, sqlite_template: Path) -> str:
+def database_url(sqlite_url: str) -> str:
     """Give one kind of database: a timeline reads none."""
-    return f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'store.db')}"
+    return sqlite_url
 
 
 def filled(house: House, terms: Terms, start: datetime, *, many: int, seed: int) -> None:

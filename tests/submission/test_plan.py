@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pickle
 import random
-import shutil
 from collections.abc import Iterator
 from datetime import timedelta
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -44,11 +42,8 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.fixture
-def database_url(sqlite_template: Path, tmp_path: Path) -> str:
-    """Give the URL of a migrated SQLite database."""
-    path = tmp_path / "store.db"
-    shutil.copy(sqlite_template, path)
-    return f"sqlite:///{path}"
+def database_url(sqlite_url: str) -> str:
+    return sqlite_url
 
 
 @pytest.fixture(autouse=True)

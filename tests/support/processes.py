@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import ForkServerContext
@@ -20,8 +21,6 @@ from typing import Any
 
 from dispatcher import cli
 
-LIGHT = ("-p", "no:schemathesis")
-"""Options of a pytest that a test starts: that plugin takes a second of each start."""
 _SECONDS = 60
 _PRELOADED = [
     "celery.apps.beat",
@@ -46,6 +45,19 @@ _PRELOADED = [
     "tests.support.house",
     "tests.support.ledger",
 ]
+
+
+def ran(*words: str | Path, check: bool = False, **more: Any) -> CompletedProcess[str]:
+    """Run a command to its end; return what it wrote, and how it ended."""
+    return subprocess.run(words, capture_output=True, text=True, check=check, **more)
+
+
+def pytest_in(
+    folder: Path, *options: str, start: Sequence[str | Path] = (sys.executable, "-m", "pytest")
+) -> CompletedProcess[str]:
+    """Run pytest in a folder, with the plugin of the distribution."""
+    light = ("-q", "-p", "no:schemathesis")  # that plugin takes a second of each start
+    return ran(*start, *light, "--rootdir", folder, *options, ".", cwd=folder)
 
 
 def forking() -> ForkServerContext:

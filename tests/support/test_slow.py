@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 from tests.support.environment import ROOT
+from tests.support.processes import ran
 
 
 def test_a_command_ends_as_it_would_alone() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.slow", "sh", "-c", "exit 7"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 7
-    assert "half of" in ran.stderr
+    ended = ran(sys.executable, "-m", "tests.slow", "sh", "-c", "exit 7", cwd=ROOT)
+    assert ended.returncode == 7
+    assert "half of" in ended.stderr

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
-from tests.support.processes import LIGHT
+from tests.support.processes import pytest_in
 from tests.support.soak import a_third_of
 
 HEAVY = "dispatcher celery kombu pydantic redis sqlalchemy"
 
 
-def ran(folder: Path, *options: str, **files: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest in a folder with these modules, and with the plugin."""
-    for name, text in files.items():
+def ran(folder: Path, *options: str, **modules: str) -> CompletedProcess[str]:
+    for name, text in modules.items():
         (folder / f"{name}.py").write_text(text)
-    return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-s",
-            *LIGHT,
-            "--rootdir",
-            str(folder),
-            *options,
-            ".",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-    )
+    return pytest_in(folder, "-s", *options)
 
 
 def test_it_is_an_entry_point_of_pytest() -> None:
@@ -121,10 +103,7 @@ def test_theirs():
 def test_ours(travel): ...
 """)
     start = [sys.executable, *command] if command else [Path(sys.executable).with_name("pytest")]
-    done = subprocess.run(
-        [*start, "-q", *LIGHT, "--rootdir", tmp_path, "."],
-        capture_output=True, text=True, check=False, cwd=tmp_path,
-    )  # fmt: skip
+    done = pytest_in(tmp_path, start=start)
     assert "1 passed, 1 error" in done.stdout, done.stdout + done.stderr
     told = done.stdout.replace("\n", " ")
     assert f"here dispatcher is {tmp_path / 'dispatcher' / '__init__.py'}" in told

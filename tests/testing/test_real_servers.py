@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -26,7 +25,7 @@ from dispatcher.testing import MemoryDispatcher
 from dispatcher.web import Caller, api, page
 from dispatcher.web.access import add_key
 from tests.support.house import House
-from tests.support.processes import LIGHT
+from tests.support.processes import pytest_in, ran
 from tests.support.waiting import wait_until
 
 START = datetime(2026, 11, 23, 12, tzinfo=UTC)
@@ -137,11 +136,7 @@ def test_it(_, dispatcher, outbox, travel):
     travel(days=3)
     assert len(outbox) == 1
 """)
-    options = [*LIGHT, f"--dispatcher-database-url={url}", "--rootdir", str(tmp_path), "."]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *options],
-        capture_output=True, text=True, check=False, cwd=tmp_path,
-    )  # fmt: skip
+    done = pytest_in(tmp_path, f"--dispatcher-database-url={url}")
     assert "2 passed" in done.stdout, done.stdout
 
 
@@ -203,10 +198,7 @@ import redis
 print(redis.Redis(unix_socket_path=str(servers().socket)).info("server")["process_id"], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    number = int(done.stdout)
+    number = int(ran(sys.executable, "-c", program).stdout)
     wait_until(lambda: not _is_running(number))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -21,6 +20,7 @@ from dispatcher.errors import InvalidValue, quoted
 from dispatcher.times import zones
 from dispatcher.times.send_time import to_ms
 from dispatcher.times.zones import DAY_MS
+from tests.support.processes import ran
 
 HOUR_MS = 3_600_000
 BERLIN = "Europe/Berlin"
@@ -64,14 +64,8 @@ def test_the_newer_tz_database_counts(tmp_path: Path, system: str, offset: int) 
         "print(offset // timedelta(hours=1), database().version, rules('Europe/Berlin'))\n"
         "print(zoneinfo.TZPATH)"
     )
-    shown = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONTZPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    ).stdout
+    env = os.environ | {"PYTHONTZPATH": str(tmp_path)}
+    shown = ran(sys.executable, "-c", code, env=env, check=True, timeout=60).stdout
     version = max(system, import_module("tzdata").IANA_VERSION)
     assert shown == f"{offset} {version} Europe/Berlin\n('{tmp_path}',)\n"
 
