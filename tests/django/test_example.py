@@ -10,7 +10,7 @@ import pytest
 from django.db import transaction
 from django.test import Client, override_settings
 
-from dispatcher.celery_app import settings_of
+from dispatcher.celery.configuration import settings_of
 from tests.django.conftest import Project
 from tests.support.django_project import shop
 
@@ -59,4 +59,4 @@ def test_the_celery_app_of_the_project_works_with_its_settings() -> None:
     settings = settings_of(example.celery)
     assert Path(settings.database_url.removeprefix("sqlite:///")).name == "shop.db"
     assert settings.zone == "Europe/Berlin"
-    assert "dispatcher.worker.tasks" in example.celery.conf.imports
+    assert "dispatcher.celery.tasks" in example.celery.conf.imports
