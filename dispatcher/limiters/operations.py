@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from math import ceil
 from typing import NamedTuple
 
@@ -259,34 +262,33 @@ def _state_names(limit_set: LimitSet, keys: Keys, kind: str, accepted: str) -> l
 # What blocks do about their permits. Redis may be away: then the log says so, and they go on.
 
 
+@contextmanager
+def _logged(text: str) -> Iterator[None]:
+    try:
+        yield
+    except LimitersUnavailable as error:
+        log.warning(text, error)
+
+
 def keep(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[bool]:
     """Renew the holds of a block; return whether to go on with that."""
-    try:
-        if (yield from renew(limit_set, keys, permit)):
-            return True
-    except LimitersUnavailable as error:
-        log.warning("could not renew a hold, it may end before its block: %s", error)
-        return True
-    log.warning("a hold has ended before its block: the limit may be exceeded meanwhile")
-    return False
+    with _logged("could not renew a hold, it may end before its block: %s"):
+        if not (yield from renew(limit_set, keys, permit)):
+            log.warning("a hold has ended before its block: the limit may be exceeded meanwhile")
+            return False
+    return True
 
 
 def leave(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[None]:
     """End the holds of a block."""
-    try:
+    with _logged("could not end a hold, it ends by itself: %s"):
         yield from end_holds(limit_set, keys, permit)
-    except LimitersUnavailable as error:
-        log.warning("could not end a hold, it ends by itself: %s", error)
 
 
 def abandon(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[None]:
     """Return the permits of a block that does not begin."""
-    try:
+    with _logged("could not return the permits of a cancelled call, they stay counted: %s"):
         yield from give_back(limit_set, keys, permit)
-    except LimitersUnavailable as error:
-        log.warning(
-            "could not return the permits of a cancelled call, they stay counted: %s", error
-        )
 
 
 # Groups.
@@ -307,126 +309,113 @@ class Request:
     limits: tuple[int, ...] | None = None
 
 
-class _Wanted(NamedTuple):
+class _CheckedRequest(NamedTuple):
     n: int
     permit: str
     keys: Sequence[str]
-    chosen: tuple[int, ...]
+    limits: tuple[int, ...]
     states: Sequence[str]
     work: int
-
-
-@dataclass
-class _GroupState:
-    index: int
-    """Of its limit, among all."""
-    ahead: int = 0
-    """Permits for which requests were refused: they come before later ones."""
-    left: int = _ANY
-    """Permits that it still gives; those that become free are for requests refused before."""
-
-
-@dataclass
-class _Group:
-    limit_set: LimitSet
-    states: dict[str, _GroupState] = field(default_factory=dict)
-
-    def acquire(self, wanted: Sequence[_Wanted]) -> Steps[list[Decision]]:
-        """Take permits for some requests, in one script."""
-        limit_set, some = self.limit_set, dict[str, int]()
-        requests: list[str | int] = []
-        wanted_of = dict[str, list[int]]()
-        for each in wanted:
-            is_whole = len(each.chosen) == len(limit_set.parts)
-            of = "" if is_whole else f",{','.join(str(index + 1) for index in each.chosen)},"
-            requests += (each.permit, _LOOK_UP, each.n, each.n, of, len(each.chosen))
-            for index, name in zip(each.chosen, each.states, strict=True):
-                self.states.setdefault(name, _GroupState(index))
-                requests.append(some.setdefault(name, len(some) + 1))
-                wanted_of.setdefault(name, []).append(each.n)
-        states = [self.states[name] for name in some]
-        parts = [limit_set.parts[state.index] for state in states]
-        turns = [
-            ceil((state.ahead + sum(n for n in wanted_of[name] if n <= part.most)) / part.most)
-            if part.aligned
-            else 0
-            for name, state, part in zip(some, states, parts, strict=True)
-        ]
-        so_far = [word for state in states for word in (state.ahead, state.left)]
-        key = next((each.keys[0] for each in wanted if each.keys), "")
-        names = [*limit_set.permit_names(key), *some]
-
-        def call(now_ms: int) -> ScriptCall:
-            words = limit_set.words_of(now_ms, parts, turns)
-            return ScriptCall("limits_acquire", names, (limit_set.span, *words, *so_far, *requests))
-
-        now, *flat = yield from limit_set.ask(call)
-        decisions = [self._decision(now, each, flat) for each in wanted]
-        for state, left in zip(states, flat, strict=True):
-            state.left = left
-        return decisions
-
-    def _decision(self, now: int, wanted: _Wanted, flat: list[int]) -> Decision:
-        """Read the decision at the begin of a reply, and remove it from the reply."""
-        many = _FIXED + 2 * flat[_FIXED - 1]
-        reply = flat[:many]
-        del flat[:many]
-        decision = self.limit_set.decision(now, reply, wanted.permit, wanted.chosen)
-        for index, wait in zip(reply[_FIXED::2], reply[_FIXED + 1 :: 2], strict=True):
-            if wait > 0 and decision.state is not State.OVERSIZED:
-                self.states[wanted.states[index - 1]].ahead += wanted.n
-        return decision
 
 
 def acquire_each(limit_set: LimitSet, requests: Sequence[Request]) -> Steps[list[Decision]]:
     """Take permits for each of a group, in order."""
     if not isinstance(requests, Iterable):
         raise InvalidValue("requests", kind_of(requests), _REQUESTS)
-    wanted = [_wanted(limit_set, each) for each in requests]
-    limit_set.check_group([each.keys for each in wanted])
-    group, decisions = _Group(limit_set), list[Decision]()
-    for some in _parts(wanted):
+    group = [_checked(limit_set, request) for request in requests]
+    limit_set.check_group([request.keys for request in group])
+    ahead, left, decisions = Counter[str](), dict[str, int](), list[Decision]()
+    for part in _parts(group):
         try:
-            decisions += yield from group.acquire(some)
+            decisions += yield from _acquire_part(limit_set, part, ahead, left)
         except LimitersUnavailable as error:
-            rest = wanted[len(decisions) :]
-            return decisions + [limit_set.unknown(error, each.permit) for each in rest]
+            rest = group[len(decisions) :]
+            return decisions + [limit_set.unknown(error, request.permit) for request in rest]
     return decisions
 
 
-def _wanted(limit_set: LimitSet, request: Request) -> _Wanted:
+def _checked(limit_set: LimitSet, request: Request) -> _CheckedRequest:
     if not isinstance(request, Request):
         raise InvalidValue("requests", f"one is {kind_of(request)}", _REQUESTS)
-    chosen = _chosen(limit_set, request.limits)
-    parts = [limit_set.parts[index] for index in chosen]
+    number = len(limit_set.parts)
+    limits = tuple(range(number)) if request.limits is None else request.limits
+    if len(set(limits)) < len(limits) or not all(0 <= index < number for index in limits):
+        accepted = f"different indexes from 0 to {number - 1}"
+        raise InvalidValue("limits", quoted(limits), accepted)
+    parts = [limit_set.parts[index] for index in limits]
     check_permits(request.n, parts)
     permit = new_id() if request.permit is None else checked(request.permit)
-    keys = limit_set.keys_of(request.keys, chosen)
-    return _Wanted(
+    keys = limit_set.keys_of(request.keys, limits)
+    return _CheckedRequest(
         n=request.n,
         permit=permit,
         keys=keys,
-        chosen=chosen,
-        states=limit_set.state_names(keys, chosen),
-        work=max(1, request.n if any(each.keeps_each for each in parts) else 1),
+        limits=limits,
+        states=limit_set.state_names(keys, limits),
+        work=max(1, request.n if any(part.keeps_each for part in parts) else 1),
     )
 
 
-def _parts(wanted: Sequence[_Wanted]) -> Iterator[Sequence[_Wanted]]:
+def _parts(group: Sequence[_CheckedRequest]) -> Iterator[Sequence[_CheckedRequest]]:
     start, work = 0, 0
-    for index, each in enumerate(wanted):
-        if work and work + each.work > _MOST_IN_A_SCRIPT:
-            yield wanted[start:index]
+    for index, request in enumerate(group):
+        if work and work + request.work > _MOST_IN_A_SCRIPT:
+            yield group[start:index]
             start, work = index, 0
-        work += each.work
-    if wanted:
-        yield wanted[start:]
+        work += request.work
+    if group:
+        yield group[start:]
 
 
-def _chosen(limit_set: LimitSet, limits: tuple[int, ...] | None) -> tuple[int, ...]:
-    many = len(limit_set.parts)
-    if limits is None:
-        return tuple(range(many))
-    if len(set(limits)) < len(limits) or not all(0 <= each < many for each in limits):
-        raise InvalidValue("limits", quoted(limits), f"different indexes from 0 to {many - 1}")
-    return limits
+def _acquire_part(
+    limit_set: LimitSet,
+    part: Sequence[_CheckedRequest],
+    ahead: Counter[str],
+    left: dict[str, int],
+) -> Steps[list[Decision]]:
+    """Take permits for a part of a group, in one script.
+
+    By the names of states: ``ahead`` counts the permits for which earlier requests were refused,
+    which come before later ones; ``left`` is how many the group may still get, since those that
+    become free are for requests refused before.
+    """
+    limit_of = {
+        state: limit_set.parts[index]
+        for request in part
+        for index, state in zip(request.limits, request.states, strict=True)
+    }
+    due, number_of = ahead.copy(), dict(zip(limit_of, count(1)))
+    words: list[str | int] = []
+    for state in limit_of:
+        words += (ahead[state], left.get(state, _ANY))
+    for request in part:
+        is_whole = len(request.limits) == len(limit_set.parts)
+        of = "" if is_whole else f",{','.join(str(index + 1) for index in request.limits)},"
+        words += (request.permit, _LOOK_UP, request.n, request.n, of, len(request.limits))
+        words += [number_of[state] for state in request.states]
+        due.update(
+            {state: request.n for state in request.states if request.n <= limit_of[state].most}
+        )
+    turns = [
+        ceil(due[state] / limit.most) if limit.aligned else 0 for state, limit in limit_of.items()
+    ]
+    key = next((request.keys[0] for request in part if request.keys), "")
+    names = [*limit_set.permit_names(key), *limit_of]
+
+    def call(now_ms: int) -> ScriptCall:
+        of_limits = limit_set.words_of(now_ms, [*limit_of.values()], turns)
+        return ScriptCall("limits_acquire", names, (limit_set.span, *of_limits, *words))
+
+    now, *reply = yield from limit_set.ask(call)
+    decisions, begin = list[Decision](), 0
+    for request in part:
+        refusals = begin + _FIXED
+        end = refusals + 2 * reply[refusals - 1]
+        decision = limit_set.decision(now, reply[begin:end], request.permit, request.limits)
+        decisions.append(decision)
+        for index, wait in zip(reply[refusals:end:2], reply[refusals + 1 : end : 2], strict=True):
+            if wait > 0 and decision.state is not State.OVERSIZED:
+                ahead[request.states[index - 1]] += request.n
+        begin = end
+    left.update(zip(limit_of, reply[begin:], strict=True))
+    return decisions
