@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dispatcher import limiters
 from dispatcher.limiters import Algorithm, CoolDown
-from tests.support.limiters import Clocked, clocked
+from tests.support.limiters import Clocked
 from tests.support.servers import RedisServer
 
 PICTURE = Path(__file__).with_name("limiters.svg")
@@ -101,7 +101,7 @@ def _mark(x: int, y: int, *, allowed: bool) -> str:
 
 def main() -> None:
     """Draw it again."""
-    with RedisServer() as server, clocked(str(server.socket)) as client:
+    with RedisServer() as server, Clocked(str(server.socket)) as client:
         PICTURE.write_text(svg(decisions(client)), encoding="utf-8")
 
 

@@ -49,7 +49,12 @@ class Clocked(redis.Redis):
         super().__init__(unix_socket_path=unix_socket_path)
         self.now_us = START_US
         present = lambda: EPOCH + timedelta(microseconds=self.now_us)  # noqa: E731 - one word
-        RedisTime(Path(unix_socket_path), present).told_by(self)
+        self._time = RedisTime(Path(unix_socket_path), present)
+        self.time_of(self)
+
+    def time_of(self, client: redis.Redis) -> redis.Redis:
+        """Return a client that has no connections yet, by the same time from now on."""
+        return self._time.told_by(client)
 
     def set_us(self, now_us: int) -> None:
         self.now_us = now_us
@@ -63,10 +68,6 @@ class Clocked(redis.Redis):
 
     def left(self, key: bytes | str) -> int:
         return cast(int, self.eval(_LEFT, 1, key))
-
-
-def clocked(path: str) -> Clocked:
-    return Clocked(path)
 
 
 COUNTED: Mapping[str, Callable[[int, timedelta], Algorithm]] = {
