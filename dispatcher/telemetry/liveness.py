@@ -15,7 +15,6 @@ from datetime import timedelta
 from enum import StrEnum
 from functools import partial
 from threading import Event, Lock, Thread
-from typing import Any
 
 import redis
 
@@ -23,7 +22,6 @@ from dispatcher.errors import ReservationsUnavailable, Unavailable
 from dispatcher.redis.client import now_ms
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import LooseKeys
-from dispatcher.redis.scripts import replies_of, script
 from dispatcher.telemetry.threads import started
 from dispatcher.times.clock import Clock
 from dispatcher.times.lengths import MILLISECOND
@@ -86,15 +84,18 @@ class Signs:
     def __init__(self, client: redis.Redis, *, namespace: str) -> None:
         self._client = client
         self._keys = LooseKeys(namespace)
-        self._seen = script("telemetry/seen")
 
     def note(self, kind: Kind, ages: Mapping[str, timedelta]) -> None:
         """Say of what has these names how long ago it was seen."""
-        words: list[Any] = [_REMEMBERED // MILLISECOND]
-        for name, age in ages.items():
-            words += (name, age // MILLISECOND)
+        signs = self._keys.signs(kind)
         with translated(ReservationsUnavailable):
-            replies_of(self._client, self._seen, [([self._keys.signs(kind)], words)])
+            now = now_ms(self._client)
+            times = {name: now - age // MILLISECOND for name, age in ages.items()}
+            pipeline = self._client.pipeline(transaction=False)
+            pipeline.zadd(signs, times, gt=True)
+            pipeline.zremrangebyscore(signs, "-inf", now - _REMEMBERED // MILLISECOND)
+            pipeline.pexpire(signs, _REMEMBERED)
+            pipeline.execute()
 
     def forget(self, kind: Kind, name: str) -> None:
         with translated(ReservationsUnavailable):

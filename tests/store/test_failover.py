@@ -109,10 +109,10 @@ def test_another_thread_keeps_the_connection_that_it_reads_from(
     parts = house.parts
     with parts.redis.client() as busy, parts.plain_redis.client() as plainly_busy:
         held = busy.client_id(), plainly_busy.client_id()
-        calls = [(["key"], [1, "name", 1])] * 2
-        replies_of(parts.redis, script("telemetry/seen"), calls)
+        calls = [(["key"], [1, 0])] * 2
+        replies_of(parts.redis, script("limiters/limits_close"), calls)
         house.redis.replicaof("127.0.0.1", "1")
         with pytest.raises(ResponseError, match="read only replica"):
-            replies_of(parts.redis, script("telemetry/seen"), calls)
+            replies_of(parts.redis, script("limiters/limits_close"), calls)
         assert "redis" in parts.health(Kind.WORKER).away()
         assert (busy.client_id(), plainly_busy.client_id()) == held
