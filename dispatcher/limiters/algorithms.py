@@ -151,9 +151,9 @@ class Algorithm(Bindable):
         return label if self.name is None else f"{label}={self.name}"
 
     @property
-    @abstractmethod
     def most(self) -> int:
         """How many permits it can ever give in one call; 0 where it counts nothing."""
+        return 0
 
     @property
     def aligned(self) -> bool:
@@ -524,11 +524,6 @@ class CoolDown(Algorithm):
 
     kind: ClassVar[str] = "cool_down"
     knows_permits: ClassVar[bool] = True
-
-    @property
-    def most(self) -> int:
-        """Nothing is counted."""
-        return 0
 
     @property
     def numbers(self) -> Sequence[int]:

@@ -144,13 +144,11 @@ class LimitSet:
         return each
 
     def state_names(self, keys: Sequence[str], limits: Sequence[int] | None = None) -> list[str]:
-        """Return the names of the states of those limits, each for its key."""
         labels = self._labels if limits is None else [self._labels[index] for index in limits]
         name = self._names.state
         return [name(label, key) for label, key in zip(labels, keys, strict=True)]
 
     def key_names(self, keys: Keys) -> list[str]:
-        """Return the names of the remembered permits for ``keys``, and of all states."""
         each_key = self.keys_of(keys)
         return [*self.permit_names(each_key[0]), *self.state_names(each_key)]
 
@@ -166,7 +164,6 @@ class LimitSet:
             )
 
     def text(self, script: str) -> str:
-        """Return the text of a script for these limits."""
         return composed(f"limiters/{script}", self._kinds)
 
     def ask(self, call: Callable[[int], ScriptCall]) -> Steps[Reply]:
@@ -184,7 +181,6 @@ class LimitSet:
         return to_ms(self.clock.now()) + self._shift_ms if self.aligned else 0
 
     def words(self, now_ms: int) -> Words:
-        """Return the arguments of all limits, at about that time (ms since 1970)."""
         if not self.aligned:
             return self._fixed_words
         # The words name the coming windows too, so they hold for the length of the shortest one.
@@ -273,7 +269,6 @@ def texts_of(parts: Sequence[Algorithm]) -> list[str]:
 
 
 def new_id() -> str:
-    """Return a new permit id."""
     return urlsafe_b64encode(os.urandom(9)).decode()  # 12 letters: every permit is stored with one
 
 

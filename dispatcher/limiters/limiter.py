@@ -148,9 +148,8 @@ class Limiter(_OnClient):
         With ``wait`` it returns when they are granted; with a ``timeout`` in seconds also as
         soon as it is certain that they will not be in time.
         """
-        return self._run(
-            operations.acquire(self._limit_set, keys, n, permit=permit, wait=wait, timeout=timeout)
-        )
+        patience = operations.patience_of(wait, timeout)
+        return self._run(operations.acquire(self._limit_set, keys, n, permit, patience))
 
     def acquire_up_to(self, keys: Keys, n: int, *, permit: str | None = None) -> Decision:
         """Take as many of ``n`` permits as every limit gives now; ``granted`` says how many."""
@@ -217,7 +216,8 @@ class Limiter(_OnClient):
         the block raises.
         """
         permit = new_id()
-        steps = operations.enter(self._limit_set, keys, n, permit, wait=wait, timeout=timeout)
+        patience = operations.patience_of(wait, timeout)
+        steps = operations.enter(self._limit_set, keys, n, permit, patience)
         decision = self._run(steps)
         if not self._limit_set.renew_every or not decision.granted:
             yield decision
@@ -329,7 +329,8 @@ class AsyncLimiter(_OnClient):
         Cancelled, it ends holds, and returns permits that it took for a block that has not begun.
         """
         permit = new_id()
-        steps = operations.enter(self._limit_set, keys, n, permit, wait=wait, timeout=timeout)
+        patience = operations.patience_of(wait, timeout)
+        steps = operations.enter(self._limit_set, keys, n, permit, patience)
         try:
             decision = await self._run(steps)
         except asyncio.CancelledError:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable, LimitReached, kind_of, quoted
@@ -46,45 +46,45 @@ _LOOK_UP, _PEEK = 0, 2  # what the script does about the id of a request
 log = logging.getLogger(__name__)
 
 
+def patience_of(wait: bool, timeout: timedelta | float | None) -> float | None:
+    """Return for how many seconds a call waits, None if it asks once. Raises InvalidValue."""
+    if not wait:
+        if timeout is not None:
+            raise InvalidValue("timeout", "given without wait=True", "None, or wait=True")
+        return None
+    if timeout is None:
+        return inf
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+        raise InvalidValue("timeout", quoted(timeout), "None, a timedelta, or seconds from 0 on")
+    return min(seconds, _LONGEST_TIMEOUT)
+
+
 def acquire(
-    limit_set: LimitSet,
-    keys: Keys,
-    n: int,
-    *,
-    permit: str | None,
-    wait: bool,
-    timeout: timedelta | float | None,
+    limit_set: LimitSet, keys: Keys, n: int, permit: str | None, patience: float | None
 ) -> Steps[Decision]:
-    """Take ``n`` permits or none; with ``wait`` ask again until they are granted."""
     is_new = permit is None
     permit = new_id() if permit is None else checked(permit)
-    at_once = not wait and timeout is None
     try:
-        if at_once and type(keys) is str and keys.isascii() and permit.isascii():
+        if patience is None and type(keys) is str and keys.isascii() and permit.isascii():
             check_permits(n, limit_set.parts)
             reply = yield PlainCall(keys, n, permit, is_new)
             if len(reply) > 1:
                 return limit_set.decision(reply[0], reply[1:], permit)
-        return (yield from _acquire(limit_set, keys, n, permit, wait=wait, timeout=timeout))
+        return (yield from _acquire(limit_set, keys, n, permit, patience))
     except LimitersUnavailable as error:
         return limit_set.unknown(error, permit)
 
 
 def enter(
-    limit_set: LimitSet,
-    keys: Keys,
-    n: int,
-    permit: str,
-    *,
-    wait: bool,
-    timeout: timedelta | float | None,
+    limit_set: LimitSet, keys: Keys, n: int, permit: str, patience: float | None
 ) -> Steps[Decision]:
     """As ``acquire``, for a block that must not run without permits.
 
     Raises LimitReached, and LimitersUnavailable unless the policy is to allow.
     """
     try:
-        decision = yield from _acquire(limit_set, keys, n, permit, wait=wait, timeout=timeout)
+        decision = yield from _acquire(limit_set, keys, n, permit, patience)
     except LimitersUnavailable as error:
         if limit_set.on_error == "unknown":
             raise
@@ -103,7 +103,6 @@ def enter(
 def acquire_up_to(
     limit_set: LimitSet, keys: Keys, n: int, *, permit: str | None
 ) -> Steps[Decision]:
-    """Take as many of ``n`` permits as fit."""
     check_permits(n, limit_set.parts, whole=False)
     permit = new_id() if permit is None else checked(permit)
     try:
@@ -113,7 +112,6 @@ def acquire_up_to(
 
 
 def peek(limit_set: LimitSet, keys: Keys, n: int) -> Steps[Decision]:
-    """Return what ``acquire`` would answer; take no permits."""
     check_permits(n, limit_set.parts)
     try:
         return (yield from _ask(limit_set, keys, n, "", least=n, mode=_PEEK))
@@ -122,7 +120,6 @@ def peek(limit_set: LimitSet, keys: Keys, n: int) -> Steps[Decision]:
 
 
 def give_back(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
-    """Return the permits of one id; return how many they were."""
     names = limit_set.key_names(keys)
     checked(permit)
 
@@ -136,42 +133,31 @@ def give_back(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
 
 
 def reset(limit_set: LimitSet, keys: Keys) -> Steps[None]:
-    """Forget all permits for ``keys``."""
     yield ScriptCall("limits_reset", limit_set.key_names(keys), ())
 
 
 def _acquire(
-    limit_set: LimitSet,
-    keys: Keys,
-    n: int,
-    permit: str,
-    *,
-    wait: bool,
-    timeout: timedelta | float | None,
+    limit_set: LimitSet, keys: Keys, n: int, permit: str, patience: float | None
 ) -> Steps[Decision]:
     check_permits(n, limit_set.parts)
-    if not wait:
-        if timeout is not None:
-            raise InvalidValue("timeout", "given without wait=True", "None, or wait=True")
+    if patience is None:
         return (yield from _ask(limit_set, keys, n, permit, least=n))
-    seconds = seconds_of(timeout)
-    deadline = None if seconds is None else limit_set.clock.monotonic() + seconds
+    deadline = limit_set.clock.monotonic() + patience
     waited = False
     while True:
         decision = yield from _ask(limit_set, keys, n, permit, least=n)
         if decision or decision.state is State.OVERSIZED:
             return decision
-        left = None if deadline is None else deadline - limit_set.clock.monotonic()
+        left = deadline - limit_set.clock.monotonic()
         pause, held = _waits(limit_set, decision)
         soon = min(held, _LONGEST_PAUSE_FOR_HOLDS)
-        pause = max(pause, soon if left is None or left <= 0 else min(soon, left))
-        if left is not None and pause > left:
+        pause = max(pause, min(soon, left) if left > 0 else soon)
+        if pause > left:
             return decision
         if waited:
             # Another caller took the room. Callers that were given the same time must spread.
             spacing = limit_set.parts[decision.refusals[0].index].spacing_ms / 1_000
-            pause += random.uniform(0, spacing)  # noqa: S311 - no secret
-            pause = pause if left is None else min(pause, left)
+            pause = min(pause + random.uniform(0, spacing), left)  # noqa: S311 - no secret
         waited = True
         yield pause
 
@@ -188,16 +174,6 @@ def _ask(
 
     now, *reply = yield from limit_set.ask(call)
     return limit_set.decision(now, reply, permit)
-
-
-def seconds_of(timeout: timedelta | float | None) -> float | None:
-    """Return a timeout in seconds, None for a call that waits without end. Raises InvalidValue."""
-    if timeout is None:
-        return None
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
-        raise InvalidValue("timeout", quoted(timeout), "None, a timedelta, or seconds from 0 on")
-    return min(seconds, _LONGEST_TIMEOUT)
 
 
 def _waits(limit_set: LimitSet, refused: Decision) -> tuple[float, float]:
@@ -218,7 +194,6 @@ def _waits(limit_set: LimitSet, refused: Decision) -> tuple[float, float]:
 
 
 def renew(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[bool]:
-    """Renew the holds of one id; return False if one has ended."""
     names = _state_names(limit_set, keys, "concurrency", "a Concurrency")
     lengths = [each.hold_ms for each in limit_set.parts if each.hold_ms]
     [done] = yield ScriptCall("limits_renew", names, (checked(permit), *lengths))
@@ -226,7 +201,6 @@ def renew(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[bool]:
 
 
 def end_holds(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
-    """End the holds of one id; its other permits stay taken."""
     names = _state_names(limit_set, keys, "concurrency", "a Concurrency")
     [ended] = yield ScriptCall("limits_end_holds", names, (checked(permit),))
     return ended
@@ -235,7 +209,6 @@ def end_holds(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
 def close(
     limit_set: LimitSet, keys: Keys, *, length: timedelta | None, until: datetime | None
 ) -> Steps[datetime]:
-    """Close cool-downs; return until when they are closed."""
     names = _state_names(limit_set, keys, "cool_down", "a CoolDown")
     if (length is None) == (until is None):
         raise InvalidValue("until", "not exactly one of length and until", "one of the two")
@@ -280,13 +253,11 @@ def keep(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[bool]:
 
 
 def leave(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[None]:
-    """End the holds of a block."""
     with _logged("could not end a hold, it ends by itself: %s"):
         yield from end_holds(limit_set, keys, permit)
 
 
 def abandon(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[None]:
-    """Return the permits of a block that does not begin."""
     with _logged("could not return the permits of a cancelled call, they stay counted: %s"):
         yield from give_back(limit_set, keys, permit)
 
@@ -319,7 +290,6 @@ class _CheckedRequest(NamedTuple):
 
 
 def acquire_each(limit_set: LimitSet, requests: Sequence[Request]) -> Steps[list[Decision]]:
-    """Take permits for each of a group, in order."""
     if not isinstance(requests, Iterable):
         raise InvalidValue("requests", kind_of(requests), _REQUESTS)
     group = [_checked(limit_set, request) for request in requests]
