@@ -130,7 +130,6 @@ class Algorithm(Bindable):
 
     @property
     def parts(self) -> tuple[Algorithm, ...]:
-        """The limit itself."""
         return (self,)
 
     @property
@@ -219,22 +218,18 @@ class CountPerLength(Algorithm):
 
     @property
     def length_ms(self) -> int:
-        """The period in ms."""
         return cast(timedelta, self.period) // MILLISECOND
 
     @property
     def most(self) -> int:
-        """How many permits it can ever give in one call."""
         return self.count
 
     @property
     def spacing_ms(self) -> float:
-        """How far apart its permits are on average, in ms."""
         return self.length_ms / self.count
 
     @property
     def numbers(self) -> Sequence[int | str]:
-        """Its count and its period in ms."""
         return (self.count, self.length_ms)
 
     def _normal_period(self) -> timedelta | str:
@@ -291,17 +286,14 @@ class FixedWindow(CountPerLength):
 
     @property
     def aligned(self) -> bool:
-        """Whether windows follow the clocks of a zone."""
         return self.align is not None
 
     @property
     def length_ms(self) -> int:
-        """The period in ms; of a month or a year how long it is at most."""
         return longest_ms(self._period)
 
     @property
     def numbers(self) -> Sequence[int | str]:
-        """Its count, its period, and its zone."""
         zone = () if self.align is None else (self.align,)
         return (self.count, self._period, *zone)
 
@@ -439,12 +431,10 @@ class GCRA(CountPerLength):
 
     @property
     def most(self) -> int:
-        """How many permits it can ever give in one call."""
         return self.max_burst + 1
 
     @property
     def numbers(self) -> Sequence[int]:
-        """Its count, its period in ms, and its burst."""
         return (self.count, self.length_ms, self.max_burst)
 
     @property
@@ -453,7 +443,6 @@ class GCRA(CountPerLength):
         return (self.count, self.length_ms)
 
     def words(self, now_ms: int, further: int = 0) -> Sequence[int]:  # noqa: ARG002 - for aligned windows
-        """Return how many it gives at once, and by how much its level rises and falls."""
         return (self.max_burst + 1, *self._rise_and_fall())
 
     def _rise_and_fall(self) -> tuple[int, int]:
@@ -490,21 +479,17 @@ class Concurrency(Algorithm):
 
     @property
     def most(self) -> int:
-        """How many permits it can ever give in one call."""
         return self.count
 
     @property
     def numbers(self) -> Sequence[int]:
-        """Its count."""
         return (self.count,)
 
     @property
     def hold_ms(self) -> int:
-        """How long a hold lasts, in ms."""
         return self.hold // MILLISECOND
 
     def words(self, now_ms: int, further: int = 0) -> Sequence[int]:  # noqa: ARG002 - for aligned windows
-        """Return its count and the length of a hold in ms."""
         return (self.count, self.hold_ms)
 
     def __str__(self) -> str:
@@ -527,7 +512,6 @@ class CoolDown(Algorithm):
 
     @property
     def numbers(self) -> Sequence[int]:
-        """None."""
         return ()
 
     def __str__(self) -> str:
@@ -556,7 +540,6 @@ class Limits(Bindable):
 
     @property
     def parts(self) -> tuple[Algorithm, ...]:
-        """The limits that are asked together, in order."""
         return tuple(part for each in self.limits for part in each.parts)
 
     def __str__(self) -> str:

@@ -138,17 +138,8 @@ class Journal:
             listen(event)
 
     def attempted(self, attempts: Iterable[tuple[Message, str, float]]) -> None:
-        """Count recorded attempts, each with its outcome and how late it began, in seconds.
-
-        The lateness of a message's first attempt alone is counted.
-        """
-
-        def count(meter: Meter) -> None:
-            for message, outcome, late_seconds in attempts:
-                late = late_seconds if message.attempt_count == 1 else None
-                meter.attempted(message.channel, outcome, late)
-
-        self.count(count)
+        """Count recorded attempts, each with its outcome and how late it began, in seconds."""
+        self.count(lambda meter: meter.attempted(attempts))
 
     def refused(self, error: DispatcherError) -> None:
         """Count a submit that was refused. The caller has the error, so no line is written."""

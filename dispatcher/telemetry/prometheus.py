@@ -29,6 +29,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from dispatcher.errors import InvalidSettings, Unavailable
+from dispatcher.message import Message
 from dispatcher.telemetry.health import Health
 from dispatcher.telemetry.journal import Event
 from dispatcher.telemetry.liveness import Vitals
@@ -68,10 +69,11 @@ class Meter:
     def on_event(self, event: Event) -> None:
         TRANSITIONS.labels(event.kind.value, event.channel).inc()
 
-    def attempted(self, channel: str, outcome: str, late_seconds: float | None) -> None:
-        ATTEMPTS.labels(channel, outcome).inc()
-        if late_seconds is not None:
-            LATENESS.labels(channel).observe(max(0.0, late_seconds))
+    def attempted(self, attempts: Iterable[tuple[Message, str, float]]) -> None:
+        for message, outcome, late_seconds in attempts:
+            ATTEMPTS.labels(message.channel, outcome).inc()
+            if message.attempt_count == 1:
+                LATENESS.labels(message.channel).observe(max(0.0, late_seconds))
 
     def refused(self, reason: str, quota: str) -> None:
         REFUSED.labels(reason, quota).inc()

@@ -38,6 +38,7 @@ from dispatcher.telemetry.health import Health
 from dispatcher.telemetry.journal import FIELDS, Event, Transition
 from dispatcher.telemetry.liveness import Kind, Vitals
 from dispatcher.telemetry.prometheus import Exposition, VitalsCollector
+from dispatcher.testing import a_message
 from tests.support.callers import callers_engine
 from tests.support.clock import MovableClock
 from tests.support.environment import child_environment
@@ -185,7 +186,7 @@ def everything() -> list[Any]:
     """Let each metric have a sample, and return them all."""
     one = prometheus.Meter()
     one.on_event(Event(next(iter(Transition)), UUID(int=1), "sms", {}))
-    one.attempted("sms", "sent", 0.01)
+    one.attempted([(a_message(channel="sms", attempt_count=1), "sent", 0.01)])
     one.refused("quota", "1/minute")
     one.swept("rescue", {"messages": 1})
     one.item_rejected()
