@@ -90,48 +90,41 @@ def test_numbers_are_judged_as_the_address_that_they_resolve_to(host: str) -> No
 
 
 REFUSED = {
-    "http://example.com/": "scheme",
-    "ftp://example.com/": "scheme",
-    "file:///etc/passwd": "scheme",
-    "gopher://example.com/": "scheme",
-    "//example.com/": "scheme",
-    "example.com": "scheme",
-    "https:example.com": "host",
-    "https:///hook": "host",
-    "https://user@example.com/": "user",
-    "https://user:secret@example.com/": "user",
-    "https://example.com@127.0.0.1/": "user",
-    "https://example.com/#x": "fragment",
-    "https://example.com#@127.0.0.1/": "fragment",
-    "https://127.0.0.1#.example.com/": "fragment",
-    "https://example.com\\@127.0.0.1/": "characters",
-    "https://example.com/\r\nHost: x": "characters",
-    "https://example.com/ x": "characters",
-    "\thttps://example.com/": "characters",
-    "https://exa\nmple.com/": "characters",
-    "https://example.com/\x00": "characters",
-    "https://exämple.com/": "characters",
-    "https://example.com/ä": "characters",
-    "https://example.com/<x>": "characters",
-    "https://example.com:/": "host",
-    "https://example.com:0/": "port",
-    "https://example.com:22/": "port",
-    "https://example.com:80/": "port",
-    "https://example.com:65536/": "port",
-    "https://example.com:99999999/": "host",
-    "https://example.com:4４3/": "characters",
-    "https://example.com:443:443/": "host",
-    "https://example.com:+443/": "host",
-    "https://hoo\u212as.example.com/": "characters",
-    "http\u017f://example.com/": "characters",
-    "https://[::1]x/": "host",
-    "": "characters",
-}
+    "scheme": [
+        "http://example.com/", "ftp://example.com/", "file:///etc/passwd", "gopher://example.com/",
+        "//example.com/", "example.com",
+    ],
+    "host": [
+        "https:example.com", "https:///hook", "https://example.com:/", "https://[::1]x/",
+        "https://example.com:99999999/", "https://example.com:443:443/", "https://example.com:+443/",
+    ],
+    "user": [
+        "https://user@example.com/", "https://user:secret@example.com/",
+        "https://example.com@127.0.0.1/",
+    ],
+    "fragment": [
+        "https://example.com/#x", "https://example.com#@127.0.0.1/",
+        "https://127.0.0.1#.example.com/",
+    ],
+    "characters": [
+        "", "https://example.com\\@127.0.0.1/", "https://example.com/\r\nHost: x",
+        "https://example.com/ x", "\thttps://example.com/", "https://exa\nmple.com/",
+        "https://example.com/\x00", "https://exämple.com/", "https://example.com/ä",
+        "https://example.com/<x>", "https://example.com:4４3/", "https://hoo\u212as.example.com/",
+        "http\u017f://example.com/",
+    ],
+    "port": [
+        "https://example.com:0/", "https://example.com:22/", "https://example.com:80/",
+        "https://example.com:65536/",
+    ],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("url", "says"), REFUSED.items())
+@pytest.mark.parametrize(
+    ("says", "url"), [(says, url) for says, urls in REFUSED.items() for url in urls]
+)
 def test_a_url_that_two_readers_could_take_differently_is_refused_without_being_quoted(
-    url: str, says: str
+    says: str, url: str
 ) -> None:
     with pytest.raises(InvalidValue, match=says) as caught:
         Reader(Addresses()).read(url)
