@@ -5,22 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    ARRAY,
-    Column,
-    ColumnElement,
-    Connection,
-    Delete,
-    Float,
-    Integer,
-    Row,
-    Select,
-    Text,
-    Update,
-    and_,
-    any_,
-    bindparam,
-)
+import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
 from dispatcher.store.database import Database
@@ -29,12 +14,12 @@ from dispatcher.store.engines.types import Instant, Length, id_type
 
 GivenRow = dict[str, Any]
 _TYPES: dict[str, TypeEngine[Any]] = {
-    "id": id_type(), "token": Integer(), "wait": Float(), "enqueue": Float(), "more": Integer(),
-    "error": Text(), "outcome": Text(), "receipt": Text(), "send_at": Instant(),
-    "next_attempt_at": Instant(),
+    "id": id_type(), "token": sa.Integer(), "wait": sa.Float(), "enqueue": sa.Float(),
+    "more": sa.Integer(), "error": sa.Text(), "outcome": sa.Text(), "receipt": sa.Text(),
+    "send_at": Instant(), "next_attempt_at": Instant(),
     "enqueue_at": Instant(), "expires_at": Instant(), "asked_at": Instant(), "until": Instant(),
-    "expire_after": Length(), "zone": Text(), "max_attempts": Integer(), "key": Text(),
-    "tail": Text(),
+    "expire_after": Length(), "zone": sa.Text(), "max_attempts": sa.Integer(), "key": sa.Text(),
+    "tail": sa.Text(),
 }  # fmt: skip
 
 
@@ -42,11 +27,11 @@ class Given:
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
 
-    def __call__(self, name: str) -> ColumnElement[Any]:
+    def __call__(self, name: str) -> sa.ColumnElement[Any]:
         self.names[name] = None
-        return bindparam(f"given_{name}", type_=_TYPES[name])
+        return sa.bindparam(f"given_{name}", type_=_TYPES[name])
 
-    def finds(self, key: Column[Any], name: str = "id") -> ColumnElement[bool]:
+    def finds(self, key: sa.Column[Any], name: str = "id") -> sa.ColumnElement[bool]:
         return key == self(name)
 
 
@@ -54,26 +39,26 @@ class GivenArrays(Given):
     """The values of many rows as arrays; ``same`` are those that all rows have."""
 
     def __init__(
-        self, backend: StoreEngine, names: Iterable[str], **same: ColumnElement[Any]
+        self, backend: StoreEngine, names: Iterable[str], **same: sa.ColumnElement[Any]
     ) -> None:
         super().__init__()
         self._same = same
         self._rows = backend.rows_from({name: _TYPES[name] for name in names})
 
-    def __call__(self, name: str) -> ColumnElement[Any]:
+    def __call__(self, name: str) -> sa.ColumnElement[Any]:
         return self._same[name] if name in self._same else self._rows.c[name]
 
-    def finds(self, key: Column[Any], name: str = "id") -> ColumnElement[bool]:
+    def finds(self, key: sa.Column[Any], name: str = "id") -> sa.ColumnElement[bool]:
         """Return the condition that ``key`` has the row's value, and so is one of all values.
 
         The latter is redundant: without it PostgreSQL joins by reading the whole index where a
         vacuum has counted no row, and that may have millions of entries of dead rows.
         """
-        every = bindparam(f"given_{name}", type_=ARRAY(_TYPES[name]))
-        return and_(super().finds(key, name), key == any_(every))
+        every = sa.bindparam(f"given_{name}", type_=sa.ARRAY(_TYPES[name]))
+        return sa.and_(super().finds(key, name), key == sa.any_(every))
 
 
-Make = Callable[[Given], Update | Delete]
+Make = Callable[[Given], sa.Update | sa.Delete]
 
 
 class GuardedChange:
@@ -86,7 +71,7 @@ class GuardedChange:
         self._names = tuple(given.names)
         self._many = make(GivenArrays(backend, self._names)) if backend.takes_arrays else None
 
-    def run(self, connection: Connection, rows: Sequence[GivenRow]) -> int:
+    def run(self, connection: sa.Connection, rows: Sequence[GivenRow]) -> int:
         """Change these rows, as far as their tokens are still current; return how many."""
         if not rows:
             return 0
@@ -96,9 +81,9 @@ class GuardedChange:
         return connection.execute(self._one, given).rowcount
 
     def run_and_read(
-        self, database: Database, rows: Sequence[GivenRow], query: Select[Any]
-    ) -> Sequence[Row[Any]]:
-        def work(connection: Connection) -> Sequence[Row[Any]]:
+        self, database: Database, rows: Sequence[GivenRow], query: sa.Select[Any]
+    ) -> Sequence[sa.Row[Any]]:
+        def work(connection: sa.Connection) -> Sequence[sa.Row[Any]]:
             self.run(connection, rows)
             return connection.execute(query).all()
 

@@ -9,29 +9,7 @@ from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple, cast
 from uuid import UUID, uuid4
 
-from sqlalchemy import (
-    ARRAY,
-    CTE,
-    ColumnElement,
-    Connection,
-    Delete,
-    Float,
-    Select,
-    Update,
-    and_,
-    any_,
-    bindparam,
-    case,
-    delete,
-    exists,
-    func,
-    insert,
-    literal,
-    null,
-    or_,
-    select,
-    update,
-)
+import sqlalchemy as sa
 
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store.changes import Given, GivenArrays, GivenRow, GuardedChange, arrays
@@ -43,8 +21,8 @@ from dispatcher.store.schema import MOST_ATTEMPTS, Tables, to_message
 _NO_WAIT = timedelta(0)
 _NOW = database_now()
 _NO_CLAIM: dict[str, Any] = {"claimed_by": None, "claim_expires_at": None}
-_MARK = bindparam("mark", type_=id_type())
-_IDS = bindparam("ids", type_=id_type(), expanding=True)
+_MARK = sa.bindparam("mark", type_=id_type())
+_IDS = sa.bindparam("ids", type_=id_type(), expanding=True)
 _ATTEMPT_COLUMNS = ["message_id", "token", "started_at"]
 _SEND_AT, _NEXT_ATTEMPT_AT, _EXPIRES_AT = (
     list(Message.__dataclass_fields__).index(name)
@@ -111,7 +89,7 @@ class Claims:
     """
 
     def __init__(
-        self, database: Database, *, ttl: timedelta, kept_back: ColumnElement[bool] | None = None
+        self, database: Database, *, ttl: timedelta, kept_back: sa.ColumnElement[bool] | None = None
     ) -> None:
         tables = database.tables
         self._database = database
@@ -119,20 +97,20 @@ class Claims:
         self._changes = ClaimChanges(database)
         self._ttl = ttl
         not_suppressed = ~tables.is_suppressed
-        may_be_taken = not_suppressed if kept_back is None else and_(not_suppressed, ~kept_back)
+        may_be_taken = not_suppressed if kept_back is None else sa.and_(not_suppressed, ~kept_back)
         messages, attempts = tables.messages, tables.attempts
         these = messages.c.id.in_(_IDS)
-        self._wanted = _wanted(tables, and_(these, may_be_taken))
+        self._wanted = _wanted(tables, sa.and_(these, may_be_taken))
         self._take = _take(tables).where(these)
-        mine = and_(these, messages.c.claimed_by == _MARK)
-        has_attempt = select(literal(1)).where(
+        mine = sa.and_(these, messages.c.claimed_by == _MARK)
+        has_attempt = sa.select(sa.literal(1)).where(
             attempts.c.message_id == messages.c.id, attempts.c.token == messages.c.claim_token
         )
         columns = (messages.c.id, messages.c.claim_token, _starts_at(messages.c.next_attempt_at))
-        missing = select(*columns).where(mine, ~has_attempt.exists())
-        self._insert_attempts = insert(attempts).from_select(_ATTEMPT_COLUMNS, missing)
+        missing = sa.select(*columns).where(mine, ~has_attempt.exists())
+        self._insert_attempts = sa.insert(attempts).from_select(_ATTEMPT_COLUMNS, missing)
         self._mine = (
-            select(*tables.message_columns, messages.c.claim_token, _NOW.label("now"))
+            sa.select(*tables.message_columns, messages.c.claim_token, _NOW.label("now"))
             .where(mine)
             .order_by(messages.c.next_attempt_at, messages.c.id)
         )
@@ -181,7 +159,9 @@ class Claims:
             for row in rows
         ]
 
-    def _claim_in_steps(self, connection: Connection, values: Mapping[str, Any]) -> Sequence[Any]:
+    def _claim_in_steps(
+        self, connection: sa.Connection, values: Mapping[str, Any]
+    ) -> Sequence[Any]:
         """Do what :func:`claim_at_once` does; run again, it knows its own by the mark."""
         # Read first, because MariaDB changes no table that the same statement reads.
         found = connection.scalars(self._wanted, values).all()
@@ -203,8 +183,8 @@ class Claims:
         tables = self._tables
         messages = tables.messages
         now = database_now()
-        is_expired = and_(messages.c.next_attempt_at <= now, messages.c.expires_at <= now)
-        read = select(
+        is_expired = sa.and_(messages.c.next_attempt_at <= now, messages.c.expires_at <= now)
+        read = sa.select(
             messages.c.id,
             messages.c.next_attempt_at,
             now.label("now"),
@@ -227,14 +207,14 @@ class Claims:
         )
 
     def _end(
-        self, message_ids: Sequence[UUID], reason: ColumnElement[bool], **values: str
+        self, message_ids: Sequence[UUID], reason: sa.ColumnElement[bool], **values: str
     ) -> dict[UUID, str]:
         if not message_ids:
             return {}
-        messages, guard = self._tables.messages, and_(self._tables.is_scheduled, reason)
-        these = select(messages.c.id).where(messages.c.id.in_(message_ids), guard)
+        messages, guard = self._tables.messages, sa.and_(self._tables.is_scheduled, reason)
+        these = sa.select(messages.c.id).where(messages.c.id.in_(message_ids), guard)
         locked = these.order_by(messages.c.id).with_for_update()
-        end = update(messages).where(guard).values(finished_at=database_now(), **values)
+        end = sa.update(messages).where(guard).values(finished_at=database_now(), **values)
         rows = self._database.update_returning(locked, end, messages.c.id, messages.c.channel)
         return dict(tuple(row) for row in rows)
 
@@ -243,7 +223,7 @@ class Claims:
         messages = self._tables.messages
         these = (messages.c.id.in_(message_ids), self._tables.is_scheduled)
         is_later = messages.c.enqueue_at > messages.c.next_attempt_at
-        change = update(messages).where(*these, is_later)
+        change = sa.update(messages).where(*these, is_later)
         self._database.execute(change.values(enqueue_at=messages.c.next_attempt_at))
 
     def record(
@@ -285,7 +265,7 @@ class Claims:
                 if claim.expires_in is not None:
                     dated.append(row)
 
-        def work(connection: Connection) -> set[UUID]:
+        def work(connection: sa.Connection) -> set[UUID]:
             last = _tokens(connection, self._sending_locked, sent)
             overtaken = [
                 {"id": row["id"], "token": last[row["id"]]}
@@ -312,7 +292,7 @@ class Claims:
         if not rows or self._is_done_at_once(self._snoozed_at_once, rows):
             return
 
-        def work(connection: Connection) -> None:
+        def work(connection: sa.Connection) -> None:
             self._changes.snoozed.run(connection, rows)
             self._changes.undone_attempt.run(connection, rows)
             last = _tokens(connection, self._sent_locked, rows)
@@ -322,7 +302,7 @@ class Claims:
 
         self._database.transact(work)
 
-    def _is_done_at_once(self, statement: Select[Any] | None, rows: Sequence[GivenRow]) -> bool:
+    def _is_done_at_once(self, statement: sa.Select[Any] | None, rows: Sequence[GivenRow]) -> bool:
         """Whether one statement did it all: it returns the messages that it left."""
         return statement is not None and self._database.try_once(statement, arrays(rows)) == []
 
@@ -331,18 +311,18 @@ def _key(claim: Claim) -> GivenRow:
     return {"id": claim.message.id, "token": claim.token}
 
 
-def _last_claims(tables: Tables, status: Status) -> Select[Any]:
+def _last_claims(tables: Tables, status: Status) -> sa.Select[Any]:
     row = tables.messages.c
-    query = select(row.id, row.claim_token.label("token"))
+    query = sa.select(row.id, row.claim_token.label("token"))
     return query.where(row.id.in_(_IDS), tables.has_status(status))
 
 
-def _locked(last_claims: Select[Any]) -> Select[Any]:
+def _locked(last_claims: sa.Select[Any]) -> sa.Select[Any]:
     return last_claims.order_by(last_claims.selected_columns.id).with_for_update()
 
 
 def _tokens(
-    connection: Connection, last_claims: Select[Any], rows: Sequence[GivenRow]
+    connection: sa.Connection, last_claims: sa.Select[Any], rows: Sequence[GivenRow]
 ) -> dict[UUID, int]:
     if not rows:
         return {}
@@ -355,10 +335,10 @@ def _waits(wait: timedelta | None, enqueue_in: timedelta) -> GivenRow:
     return {"wait": seconds, "enqueue": max(0.0, seconds + enqueue_in.total_seconds())}
 
 
-def claim_at_once(tables: Tables, may_be_taken: ColumnElement[bool]) -> Select[Any]:
+def claim_at_once(tables: Tables, may_be_taken: sa.ColumnElement[bool]) -> sa.Select[Any]:
     messages, attempts = tables.messages, tables.attempts
-    these = messages.c.id == any_(bindparam("ids", type_=ARRAY(id_type())))
-    wanted = _wanted(tables, and_(these, may_be_taken)).cte("wanted")
+    these = messages.c.id == sa.any_(sa.bindparam("ids", type_=sa.ARRAY(id_type())))
+    wanted = _wanted(tables, sa.and_(these, may_be_taken)).cte("wanted")
     taken = (
         # As in GivenArrays: "these" is redundant, and keeps to look-ups by id.
         _take(tables)
@@ -367,58 +347,58 @@ def claim_at_once(tables: Tables, may_be_taken: ColumnElement[bool]) -> Select[A
         .cte("taken")
     )
     columns = (taken.c.id, taken.c.claim_token, _starts_at(taken.c.next_attempt_at))
-    inserted = insert(attempts).from_select(_ATTEMPT_COLUMNS, select(*columns)).cte("begun")
+    inserted = sa.insert(attempts).from_select(_ATTEMPT_COLUMNS, sa.select(*columns)).cte("begun")
     # The later the clock is read, the shorter is the wait of a message that is not due yet.
     return (
-        select(*taken.c, now_read_late().label("now"))
+        sa.select(*taken.c, now_read_late().label("now"))
         .order_by(taken.c.next_attempt_at, taken.c.id)
         .add_cte(inserted)
     )
 
 
-def now_read_late() -> ColumnElement[Any]:
+def now_read_late() -> sa.ColumnElement[Any]:
     """Return the present of PostgreSQL when the row is made, never later than its clock."""
     # The capitals keep the time of tests out of the difference.
-    return _NOW + (func.clock_timestamp() - func.STATEMENT_TIMESTAMP())
+    return _NOW + (sa.func.clock_timestamp() - sa.func.STATEMENT_TIMESTAMP())
 
 
-def _wanted(tables: Tables, these: ColumnElement[bool]) -> Select[Any]:
+def _wanted(tables: Tables, these: sa.ColumnElement[bool]) -> sa.Select[Any]:
     messages = tables.messages
     return (
-        select(messages.c.id)
+        sa.select(messages.c.id)
         .where(
             these,
             tables.is_scheduled,
-            messages.c.next_attempt_at <= later(_NOW, bindparam("ahead", type_=Float())),
-            or_(messages.c.expires_at.is_(None), messages.c.expires_at > _NOW),
+            messages.c.next_attempt_at <= later(_NOW, sa.bindparam("ahead", type_=sa.Float())),
+            sa.or_(messages.c.expires_at.is_(None), messages.c.expires_at > _NOW),
         )
         .order_by(messages.c.id)
         .with_for_update(skip_locked=True)
     )
 
 
-def _take(tables: Tables) -> Update:
+def _take(tables: Tables) -> sa.Update:
     messages = tables.messages
     return (
-        update(messages)
+        sa.update(messages)
         .where(tables.is_scheduled)
         .values(
             status=Status.SENDING.value,
             claim_token=messages.c.claim_token + 1,
             attempt_count=messages.c.attempt_count + 1,
             claimed_by=_MARK,
-            claim_expires_at=later(_NOW, bindparam("ttl", type_=Float())),
+            claim_expires_at=later(_NOW, sa.bindparam("ttl", type_=sa.Float())),
         )
     )
 
 
-def _starts_at(due_at: ColumnElement[Any]) -> ColumnElement[Any]:
+def _starts_at(due_at: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     """Return when the attempt begins: not before its message is due."""
-    return case((due_at > _NOW, due_at), else_=_NOW)
+    return sa.case((due_at > _NOW, due_at), else_=_NOW)
 
 
 def change(
-    make: Callable[[ClaimChanges, Given], Update | Delete],
+    make: Callable[[ClaimChanges, Given], sa.Update | sa.Delete],
 ) -> cached_property[GuardedChange]:
     """Turn a method that makes a statement into its change, made when it is first used."""
     return cached_property(lambda changes: GuardedChange(changes.backend, partial(make, changes)))
@@ -432,35 +412,35 @@ class ClaimChanges:
         # Its outcome is not known yet: it is being sent, or held.
         self._open = tables.has_status(Status.SENDING, Status.HELD)
         before = self._messages.c.last_error
-        self._error_before = case((before == NOT_BEGUN, null()), else_=before)
+        self._error_before = sa.case((before == NOT_BEGUN, sa.null()), else_=before)
 
     @change
-    def sent(self, given: Given) -> Update:
+    def sent(self, given: Given) -> sa.Update:
         """End it as sent, also with a later attempt under way: run ``overtaken`` for it before."""
         messages = self._messages
         return self._sent(given.finds(messages.c.id), messages.c.claim_token >= given("token"))
 
     @change
-    def overtaken(self, given: Given) -> Update:
+    def overtaken(self, given: Given) -> sa.Update:
         """End an attempt under way whose message an earlier attempt has ended."""
         messages, attempts = self._messages, self._attempts
-        claim_end = select(messages.c.claim_expires_at).where(
+        claim_end = sa.select(messages.c.claim_expires_at).where(
             messages.c.id == attempts.c.message_id
         )
         return (
-            update(attempts)
+            sa.update(attempts)
             .where(*self._attempt(given), self._tables.is_under_way)
             .values(outcome=Outcome.UNKNOWN.value, finished_at=claim_end.scalar_subquery())
         )
 
     @change
-    def failed(self, given: Given) -> Update:
+    def failed(self, given: Given) -> sa.Update:
         return self._end_claim(
             given, status=Status.FAILED.value, finished_at=_NOW, last_error=given("error")
         )
 
     @change
-    def again(self, given: Given) -> Update:
+    def again(self, given: Given) -> sa.Update:
         """Retry it after a wait, in seconds from now; ``more`` attempts than before may follow."""
         row = self._messages.c
         return self._end_claim(
@@ -469,30 +449,30 @@ class ClaimChanges:
             next_attempt_at=later(_NOW, given("wait")),
             enqueue_at=later(_NOW, given("enqueue")),
             last_error=given("error"),
-            max_attempts=case(
+            max_attempts=sa.case(
                 (row.max_attempts < MOST_ATTEMPTS, row.max_attempts + given("more")),
                 else_=row.max_attempts,
             ),
         )
 
     @change
-    def held(self, given: Given) -> Update:
+    def held(self, given: Given) -> sa.Update:
         return self._end_claim(
             given, status=Status.HELD.value, next_attempt_at=_NOW, last_error=given("error")
         )
 
     @change
-    def expired(self, given: Given) -> Update:
+    def expired(self, given: Given) -> sa.Update:
         messages = self._messages
         too_late = messages.c.expires_at <= messages.c.next_attempt_at
         return (
-            update(messages)
+            sa.update(messages)
             .where(*self._ours(given), self._tables.is_scheduled, too_late)
             .values(status=Status.EXPIRED.value, finished_at=_NOW)
         )
 
     @change
-    def snoozed(self, given: Given) -> Update:
+    def snoozed(self, given: Given) -> sa.Update:
         """Put it back unsent: no attempt counts, and it is not due earlier than before."""
         row = self._messages.c
         due_at = later(_NOW, given("wait"))
@@ -501,29 +481,31 @@ class ClaimChanges:
             given,
             status=Status.SCHEDULED.value,
             attempt_count=row.attempt_count - 1,
-            next_attempt_at=case((row.next_attempt_at > due_at, row.next_attempt_at), else_=due_at),
+            next_attempt_at=sa.case(
+                (row.next_attempt_at > due_at, row.next_attempt_at), else_=due_at
+            ),
             enqueue_at=later(_NOW, given("enqueue")),
-            enqueued_at=case((is_enqueued, _NOW), else_=row.enqueued_at),
+            enqueued_at=sa.case((is_enqueued, _NOW), else_=row.enqueued_at),
             last_error=self._error_before,
         )
 
     @change
-    def not_begun(self, given: Given) -> Update:
+    def not_begun(self, given: Given) -> sa.Update:
         """Put it back, due as it was; without an ``error`` its worker lives."""
         return self._end_claim(
             given,
             status=Status.SCHEDULED.value,
             attempt_count=self._messages.c.attempt_count - 1,
             enqueue_at=_NOW,
-            last_error=func.coalesce(given("error"), self._error_before),
+            last_error=sa.func.coalesce(given("error"), self._error_before),
         )
 
     @change
-    def undone_attempt(self, given: Given) -> Delete:
+    def undone_attempt(self, given: Given) -> sa.Delete:
         """Delete its claim's attempt: it did not happen, also where its message was held for it."""
         messages, attempts = self._messages, self._attempts
         # Not EXISTS, for which PostgreSQL may read all messages that fit, to ask them by their ids.
-        on_unknown = select(messages.c.on_unknown).where(
+        on_unknown = sa.select(messages.c.on_unknown).where(
             messages.c.id == attempts.c.message_id,
             messages.c.claim_token == attempts.c.token,
             # Put back before, or in the same statement; that one sees it as it was when it began,
@@ -531,38 +513,38 @@ class ClaimChanges:
             self._tables.has_status(Status.SCHEDULED, Status.HELD, Status.SENDING),
         )
         is_unknown = attempts.c.outcome == Outcome.UNKNOWN.value
-        was_held = and_(is_unknown, on_unknown.scalar_subquery() == "hold")
-        may_go = or_(self._tables.is_under_way, was_held)
-        return delete(attempts).where(*self._attempt(given), may_go)
+        was_held = sa.and_(is_unknown, on_unknown.scalar_subquery() == "hold")
+        may_go = sa.or_(self._tables.is_under_way, was_held)
+        return sa.delete(attempts).where(*self._attempt(given), may_go)
 
     @change
-    def uncounted(self, given: Given) -> Update:
+    def uncounted(self, given: Given) -> sa.Update:
         """Count no overtaken attempt that was not sent: an earlier one was."""
         messages, attempts = self._messages, self._attempts
-        is_overtaken = exists().where(
+        is_overtaken = sa.exists().where(
             given.finds(attempts.c.message_id),
             attempts.c.token == messages.c.claim_token,
             attempts.c.outcome == Outcome.UNKNOWN.value,
         )
         return (
-            update(messages)
+            sa.update(messages)
             .where(*self._ours(given), self._tables.has_status(Status.SENT), is_overtaken)
             .values(attempt_count=messages.c.attempt_count - 1)
         )
 
     @change
-    def undone_overtaken(self, given: Given) -> Delete:
+    def undone_overtaken(self, given: Given) -> sa.Delete:
         attempts = self._attempts
         is_unknown = attempts.c.outcome == Outcome.UNKNOWN.value
-        return delete(attempts).where(*self._attempt(given), is_unknown)
+        return sa.delete(attempts).where(*self._attempt(given), is_unknown)
 
     @change
-    def outcome(self, given: Given) -> Update:
+    def outcome(self, given: Given) -> sa.Update:
         attempts = self._attempts
         is_unknown = attempts.c.outcome == Outcome.UNKNOWN.value
         return (
-            update(attempts)
-            .where(*self._attempt(given), or_(self._tables.is_under_way, is_unknown))
+            sa.update(attempts)
+            .where(*self._attempt(given), sa.or_(self._tables.is_under_way, is_unknown))
             .values(
                 finished_at=_NOW,
                 outcome=given("outcome"),
@@ -572,53 +554,56 @@ class ClaimChanges:
         )
 
     @change
-    def renewed(self, given: Given) -> Update:
+    def renewed(self, given: Given) -> sa.Update:
         return (
-            update(self._messages)
+            sa.update(self._messages)
             .where(*self._ours(given), self._tables.has_status(Status.SENDING))
             .values(claim_expires_at=later(_NOW, given("wait")))
         )
 
-    def sent_at_once(self) -> Select[Any]:
+    def sent_at_once(self) -> sa.Select[Any]:
         """Do ``sent`` and ``outcome`` in one statement; return the ids of what it leaves."""
         names = ("id", "token", "receipt")
-        same = {"outcome": literal(Outcome.SENT.value), "error": cast("ColumnElement[Any]", null())}
+        same = {
+            "outcome": sa.literal(Outcome.SENT.value),
+            "error": cast("sa.ColumnElement[Any]", sa.null()),
+        }
         given = GivenArrays(self.backend, names, **same)
         is_under_way = self._tables.has_status(Status.SENDING)
         sent = self._sent(*self._ours(given), is_under_way)
         done = sent.returning(self._messages.c.id).cte("done")
-        is_done = self._attempts.c.message_id.in_(select(done.c.id))
-        outcome = cast("Update", self.outcome.make(given))
+        is_done = self._attempts.c.message_id.in_(sa.select(done.c.id))
+        outcome = cast("sa.Update", self.outcome.make(given))
         recorded = outcome.where(is_done, self._tables.is_under_way)
         return _others(given, done).add_cte(recorded.cte("recorded_ids"))
 
-    def snoozed_at_once(self) -> Select[Any]:
+    def snoozed_at_once(self) -> sa.Select[Any]:
         """Do ``snoozed`` and ``undone_attempt`` in one statement; return what it leaves."""
         given = GivenArrays(self.backend, ("id", "token", "wait", "enqueue"))
         is_under_way = self._tables.has_status(Status.SENDING)
-        snoozed = cast("Update", self.snoozed.make(given)).where(is_under_way)
+        snoozed = cast("sa.Update", self.snoozed.make(given)).where(is_under_way)
         done = snoozed.returning(self._messages.c.id).cte("done")
         undone = self.undone_attempt.make(given).where(self._tables.is_under_way)
         return _others(given, done).add_cte(undone.cte("undone"))
 
-    def _ours(self, given: Given) -> tuple[ColumnElement[bool], ...]:
+    def _ours(self, given: Given) -> tuple[sa.ColumnElement[bool], ...]:
         messages = self._messages
         return given.finds(messages.c.id), messages.c.claim_token == given("token")
 
-    def _attempt(self, given: Given) -> tuple[ColumnElement[bool], ...]:
+    def _attempt(self, given: Given) -> tuple[sa.ColumnElement[bool], ...]:
         attempts = self._attempts
         return given.finds(attempts.c.message_id), attempts.c.token == given("token")
 
-    def _sent(self, *these: ColumnElement[bool]) -> Update:
+    def _sent(self, *these: sa.ColumnElement[bool]) -> sa.Update:
         tables = self._tables
         ends = tables.has_status(Status.SENDING, Status.HELD, Status.SCHEDULED, Status.FAILED)
         values = {"status": Status.SENT.value, "finished_at": _NOW, "last_error": None}
-        return update(tables.messages).where(*these, ends).values(**values, **_NO_CLAIM)
+        return sa.update(tables.messages).where(*these, ends).values(**values, **_NO_CLAIM)
 
-    def _end_claim(self, given: Given, **values: Any) -> Update:
+    def _end_claim(self, given: Given, **values: Any) -> sa.Update:
         these = (*self._ours(given), self._open)
-        return update(self._messages).where(*these).values(**values, **_NO_CLAIM)
+        return sa.update(self._messages).where(*these).values(**values, **_NO_CLAIM)
 
 
-def _others(given: Given, done: CTE) -> Select[Any]:
-    return select(given("id")).where(~exists().where(done.c.id == given("id")))
+def _others(given: Given, done: sa.CTE) -> sa.Select[Any]:
+    return sa.select(given("id")).where(~sa.exists().where(done.c.id == given("id")))

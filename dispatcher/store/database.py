@@ -11,23 +11,8 @@ from functools import cached_property
 from typing import Any, Self, TypeVar
 from uuid import UUID
 
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Connection,
-    Delete,
-    Executable,
-    Row,
-    Select,
-    Table,
-    Text,
-    Update,
-    cast,
-    create_engine,
-    event,
-    select,
-)
-from sqlalchemy.engine import ExceptionContext
+import sqlalchemy as sa
+from sqlalchemy.engine import ExceptionContext, create_engine
 from sqlalchemy.exc import StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -98,7 +83,7 @@ class Database:
         self.backend.prepare(self.engine)
         if statement_seconds is not None:
             self.backend.bound_statements(self.engine, statement_seconds)
-        event.listen(self.engine, "handle_error", _leave_demoted)
+        sa.event.listen(self.engine, "handle_error", _leave_demoted)
         renew_after_fork(self, Database._renew)
 
     def _renew(self) -> None:
@@ -134,17 +119,17 @@ class Database:
         if not self.backend.has_encodings or text.isascii() or self.encoding == "UTF8":
             return False
         try:
-            self.read(select(cast(text, Text)))
+            self.read(sa.select(sa.cast(text, sa.Text)))
         except StoreUnavailable as error:
             if error.refused:
                 return True
             raise
         return False
 
-    def one_of(self, column: Column[Any], values: Sequence[Any]) -> ColumnElement[bool]:
+    def one_of(self, column: sa.Column[Any], values: Sequence[Any]) -> sa.ColumnElement[bool]:
         return self.backend.one_of(column, values)
 
-    def run(self, work: Callable[[Connection], T], *, once: bool = False) -> T:
+    def run(self, work: Callable[[sa.Connection], T], *, once: bool = False) -> T:
         """Do a piece of work. With ``once`` not again when the connection breaks."""
         broken = conflicts = 0
         while True:
@@ -164,12 +149,12 @@ class Database:
             time.sleep(random.uniform(0, conflicts * _APART_SECONDS))  # noqa: S311
 
     def try_once(
-        self, statement: Select[*tuple[Any, ...]], values: Mapping[str, Any]
-    ) -> Sequence[Row[*tuple[Any, ...]]] | None:
+        self, statement: sa.Select[*tuple[Any, ...]], values: Mapping[str, Any]
+    ) -> Sequence[sa.Row[*tuple[Any, ...]]] | None:
         """Run a statement that must not be run again; None where it may have been done, or not."""
         is_tried = False
 
-        def work(connection: Connection) -> Sequence[Row[*tuple[Any, ...]]] | None:
+        def work(connection: sa.Connection) -> Sequence[sa.Row[*tuple[Any, ...]]] | None:
             nonlocal is_tried
             if is_tried:
                 return None
@@ -178,29 +163,29 @@ class Database:
 
         return self.run(work)
 
-    def transact(self, work: Callable[[Connection], T], *, once: bool = False) -> T:
-        def whole(connection: Connection) -> T:
+    def transact(self, work: Callable[[sa.Connection], T], *, once: bool = False) -> T:
+        def whole(connection: sa.Connection) -> T:
             with transaction(connection, self.backend.begin):
                 return work(connection)
 
         return self.run(whole, once=once)
 
-    def read(self, query: Select[*tuple[Any, ...]]) -> Sequence[Row[*tuple[Any, ...]]]:
+    def read(self, query: sa.Select[*tuple[Any, ...]]) -> Sequence[sa.Row[*tuple[Any, ...]]]:
         return self.run(lambda connection: connection.execute(query).all())
 
     def read_of(
-        self, query: Select[*tuple[Any, ...]], column: Column[Any], values: Sequence[Any]
-    ) -> list[Row[Any]]:
-        rows: list[Row[Any]] = []
+        self, query: sa.Select[*tuple[Any, ...]], column: sa.Column[Any], values: Sequence[Any]
+    ) -> list[sa.Row[Any]]:
+        rows: list[sa.Row[Any]] = []
         for start in range(0, len(values), _VALUES_AT_ONCE):
             these = self.one_of(column, values[start : start + _VALUES_AT_ONCE])
             rows += self.read(query.where(these))
         return rows
 
-    def execute(self, statement: Executable) -> None:
+    def execute(self, statement: sa.Executable) -> None:
         self.run(lambda connection: connection.execute(statement))
 
-    def add_if_absent(self, table: Table, **values: Any) -> bool:
+    def add_if_absent(self, table: sa.Table, **values: Any) -> bool:
         """Add a row unless its key is there; return whether it was added now.
 
         Where the connection broke, the row may be this call's own although the answer is False.
@@ -210,17 +195,17 @@ class Database:
 
     def update_returning(
         self,
-        query: Select[tuple[UUID]],
-        change: Update | Delete,
-        *wanted: ColumnElement[Any],
-    ) -> Sequence[Row[Any]]:
+        query: sa.Select[tuple[UUID]],
+        change: sa.Update | sa.Delete,
+        *wanted: sa.ColumnElement[Any],
+    ) -> Sequence[sa.Row[Any]]:
         """Change the messages whose ids ``query`` finds; return ``wanted`` of them, ``id`` first.
 
         It must not name a changed column: some databases return the values from before.
         """
         ids = self.tables.messages.c.id
 
-        def work(connection: Connection) -> Sequence[Row[Any]]:
+        def work(connection: sa.Connection) -> Sequence[sa.Row[Any]]:
             return self.backend.update_returning(connection, ids, query, change, wanted)
 
         return self.run(work) if self.backend.changes_at_once else self.transact(work)

@@ -11,24 +11,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Connection,
-    Delete,
-    Row,
-    Select,
-    and_,
-    case,
-    delete,
-    exists,
-    false,
-    func,
-    or_,
-    select,
-    true,
-    update,
-)
+import sqlalchemy as sa
 
 from dispatcher.faults import fault
 from dispatcher.message import Outcome, Status
@@ -52,7 +35,7 @@ T = TypeVar("T")
 # Stored in last_error, and compared with it (_is_suspect): a row with another text is no suspect.
 UNKNOWN = "the outcome of the last attempt is unknown: its worker died or lost its connection"
 OVERDUE = "overdue: no worker took it in time"
-_NONE = false()
+_NONE = sa.false()
 _LATE = (8, 4)
 MOST_GRACES = 2 * _LATE[0]
 """After so many times ``enqueue_grace`` an unclaimed message is enqueued again at the latest."""
@@ -101,18 +84,20 @@ class StoreMaintenance:
         self,
         database: Database,
         *,
-        to_expire: ColumnElement[bool] = _NONE,
-        paused: ColumnElement[bool] = _NONE,
+        to_expire: sa.ColumnElement[bool] = _NONE,
+        paused: sa.ColumnElement[bool] = _NONE,
     ) -> None:
         self._database = database
         self._tables = database.tables
         self._changes = ClaimChanges(database)
         self._freed = GuardedChange(database.backend, partial(_freed, database.tables))
-        self._to_expire = and_(to_expire, ~paused)
-        self._not_kept_back = and_(~to_expire, ~paused)
+        self._to_expire = sa.and_(to_expire, ~paused)
+        self._not_kept_back = sa.and_(~to_expire, ~paused)
         row, now = database.tables.messages.c, database_now()
-        self._is_suspect = func.coalesce(row.last_error, "").in_([UNKNOWN, NOT_BEGUN])
-        self._reserved = select(row.id, row.scope, row.send_at, row.channel, row.scopes, row.tail)
+        self._is_suspect = sa.func.coalesce(row.last_error, "").in_([UNKNOWN, NOT_BEGUN])
+        self._reserved = sa.select(
+            row.id, row.scope, row.send_at, row.channel, row.scopes, row.tail
+        )
         self._is_put_off = (
             database.tables.is_live,
             row.status == Status.SCHEDULED.value,
@@ -133,7 +118,7 @@ class StoreMaintenance:
             messages.c.enqueue_at <= database_now(),
             *_since(messages.c.enqueue_at, within),
         )
-        query = select(messages.c.id).where(*time_came, self._not_kept_back)
+        query = sa.select(messages.c.id).where(*time_came, self._not_kept_back)
         rows = self._database.read(query.order_by(messages.c.enqueue_at).limit(limit))
         return [row.id for row in rows]
 
@@ -152,10 +137,10 @@ class StoreMaintenance:
             self._tables.is_scheduled,
             messages.c.enqueue_at <= now,
         )
-        wanted = select(messages.c.id).where(*is_due, self._not_kept_back)
+        wanted = sa.select(messages.c.id).where(*is_due, self._not_kept_back)
         wanted = wanted.with_for_update(skip_locked=True)
         due_at = messages.c.next_attempt_at
-        again_at = case(
+        again_at = sa.case(
             (due_at > now, later(due_at, grace)),
             *(
                 (due_at <= later(now, -each * grace), later(now, 2 * each * grace))
@@ -164,7 +149,7 @@ class StoreMaintenance:
             else_=later(now, grace),
         )
         put_off = (
-            update(messages)
+            sa.update(messages)
             .where(self._tables.is_live)
             .values(enqueue_at=again_at, enqueued_at=now)
         )
@@ -181,7 +166,7 @@ class StoreMaintenance:
     def has_resumed(self, *, within: timedelta) -> bool:
         pauses = self._tables.pauses
         lately = pauses.c.resumed_at > later(database_now(), -within)
-        return bool(self._database.read(select(pauses.c.kind).where(lately).limit(1)))
+        return bool(self._database.read(sa.select(pauses.c.kind).where(lately).limit(1)))
 
     def rescue(self, *, limit: int, within: timedelta | None = None) -> list[RescuedMessage]:
         """End the claims that have run out, no longer ago than ``within``; return their messages.
@@ -203,28 +188,30 @@ class StoreMaintenance:
         used_up = messages.c.attempt_count >= messages.c.max_attempts
         too_late = messages.c.expires_at <= now
 
-        def work(connection: Connection) -> list[RescuedMessage]:
+        def work(connection: sa.Connection) -> list[RescuedMessage]:
             rows = connection.execute(chosen).all()
             if not rows:
                 return []
             ids = [row.id for row in rows]
             connection.execute(
-                update(attempts)
+                sa.update(attempts)
                 .where(attempts.c.message_id.in_(ids), self._tables.is_under_way)
                 .values(finished_at=now, outcome=Outcome.UNKNOWN.value)
             )
             fault("rescue.in_transaction")
             connection.execute(
-                update(messages)
+                sa.update(messages)
                 .where(messages.c.id.in_(ids), *run_out)
                 .values(
-                    status=case(
+                    status=sa.case(
                         (hold, Status.HELD.value),
                         (used_up, Status.FAILED.value),
                         (too_late, Status.EXPIRED.value),
                         else_=Status.SCHEDULED.value,
                     ),
-                    finished_at=case((and_(~hold, or_(used_up, too_late)), now), else_=None),
+                    finished_at=sa.case(
+                        (sa.and_(~hold, sa.or_(used_up, too_late)), now), else_=None
+                    ),
                     next_attempt_at=now,
                     enqueue_at=now,
                     claimed_by=None,
@@ -232,7 +219,7 @@ class StoreMaintenance:
                     last_error=UNKNOWN,
                 )
             )
-            standing = select(messages.c.id, messages.c.status).where(messages.c.id.in_(ids))
+            standing = sa.select(messages.c.id, messages.c.status).where(messages.c.id.in_(ids))
             now_is = dict(tuple(row) for row in connection.execute(standing))
             return sorted(
                 RescuedMessage(row.id, row.channel, row.attempt_count, Status(now_is[row.id]))
@@ -247,10 +234,10 @@ class StoreMaintenance:
         """Return those messages that the claim with this mark has; none was sent."""
         row = self._tables.messages.c
         columns = (row.id, row.claim_token, row.scope, row.channel, row.attempt_count)
-        counts = self._is_suspect if died else false()
-        fails = and_(counts, row.attempt_count >= row.max_attempts)
+        counts = self._is_suspect if died else sa.false()
+        fails = sa.and_(counts, row.attempt_count >= row.max_attempts)
         query = (
-            select(*columns, counts.label("counts"), fails.label("fails"))
+            sa.select(*columns, counts.label("counts"), fails.label("fails"))
             .where(
                 self._database.one_of(row.id, message_ids),
                 row.claimed_by == mark,
@@ -282,7 +269,7 @@ class StoreMaintenance:
             (counted if each.counts else uncounted).append(row)
         changes = self._changes
 
-        def work(connection: Connection) -> None:
+        def work(connection: sa.Connection) -> None:
             changes.not_begun.run(connection, uncounted)
             changes.undone_attempt.run(connection, uncounted)
             changes.again.run(connection, again)
@@ -301,11 +288,11 @@ class StoreMaintenance:
         until = backend.pruned_until(older_than)
         found = (
             (messages.c.finished_at, messages.c.finished_at <= until),
-            (since, and_(self._tables.is_void, since <= until)),
+            (since, sa.and_(self._tables.is_void, since <= until)),
         )
 
-        def work(connection: Connection) -> int:
-            rows: list[Row[Any]] = []
+        def work(connection: sa.Connection) -> int:
+            rows: list[sa.Row[Any]] = []
             for order, is_old in found:
                 if len(rows) == limit:
                     break
@@ -314,11 +301,11 @@ class StoreMaintenance:
                 )
                 columns = (messages.c.id, messages.c.idempotency_key)
                 rows += backend.update_returning(
-                    connection, messages.c.id, wanted, delete(messages), columns
+                    connection, messages.c.id, wanted, sa.delete(messages), columns
                 )
             if rows:
                 tried = self._database.one_of(attempts.c.message_id, [row.id for row in rows])
-                connection.execute(delete(attempts).where(tried))
+                connection.execute(sa.delete(attempts).where(tried))
             keyed = [each for each in map(tuple, rows) if each[1] is not None]
             freed: list[GivenRow] = [{"id": id_, "key": key} for id_, key in keyed]
             self._freed.run(connection, sorted(freed, key=itemgetter("key")))
@@ -348,8 +335,8 @@ class StoreMaintenance:
     ) -> dict[UUID, ReservationState]:
         """Return the reservations of those that are stored; they last ``grace`` after the end."""
         row, ended = self._tables.messages.c, self._tables.holds_no_reservation
-        ended_at = func.coalesce(row.finished_at, row.next_attempt_at)
-        frees = and_(ended, row.reserved == true(), ended_at > later(database_now(), -grace))
+        ended_at = sa.func.coalesce(row.finished_at, row.next_attempt_at)
+        frees = sa.and_(ended, row.reserved == sa.true(), ended_at > later(database_now(), -grace))
         query = self._reserved.add_columns((~ended).label("holds"), frees.label("frees"))
         return {
             each.id: ReservationState(
@@ -365,11 +352,11 @@ class StoreMaintenance:
         """
         messages = self._tables.messages
         wanted = (
-            select(messages.c.id)
+            sa.select(messages.c.id)
             .where(self._database.one_of(messages.c.id, message_ids), self._tables.is_message)
             .with_for_update(skip_locked=True)
         )
-        bar = update(messages).values(move_token=messages.c.move_token + 1)
+        bar = sa.update(messages).values(move_token=messages.c.move_token + 1)
         rows = self._database.update_returning(wanted, bar, messages.c.id)
         return {row.id for row in rows}
 
@@ -380,7 +367,7 @@ class StoreMaintenance:
         tables = self._tables
         messages = tables.messages
         query = (
-            self._reserved.where(tables.holds_no_reservation, messages.c.reserved == true())
+            self._reserved.where(tables.holds_no_reservation, messages.c.reserved == sa.true())
             .order_by(messages.c.id)
             .limit(limit)
         )
@@ -389,7 +376,7 @@ class StoreMaintenance:
     def mark_released(self, message_ids: Sequence[UUID]) -> None:
         messages = self._tables.messages
         these = self._database.one_of(messages.c.id, message_ids)
-        self._database.execute(update(messages).where(these).values(reserved=false()))
+        self._database.execute(sa.update(messages).where(these).values(reserved=sa.false()))
 
     def reservations(
         self,
@@ -413,7 +400,7 @@ class StoreMaintenance:
 
     def count_reservations(self, *, memory: timedelta) -> int:
         messages = self._tables.messages
-        counted = select(func.count()).select_from(messages)
+        counted = sa.select(sa.func.count()).select_from(messages)
         holding = counted.where(*_holding_since(self._database, memory))
         found: int = self._database.read(holding)[0][0]
         return found
@@ -422,16 +409,16 @@ class StoreMaintenance:
         """Yield the permits of sends within ``memory``; perhaps twice what ends meanwhile."""
         messages, attempts = self._tables.messages, self._tables.attempts
         now = database_now()
-        query = select(
+        query = sa.select(
             attempts.c.message_id,
             attempts.c.token,
             messages.c.scope,
             messages.c.channel,
             attempts.c.finished_at,
-            func.coalesce(attempts.c.finished_at, messages.c.claim_expires_at, now).label("end"),
+            sa.func.coalesce(attempts.c.finished_at, messages.c.claim_expires_at, now).label("end"),
             now.label("now"),
         ).join(messages, messages.c.id == attempts.c.message_id)
-        key: tuple[Column[Any], ...] = (attempts.c.message_id, attempts.c.token)
+        key: tuple[sa.Column[Any], ...] = (attempts.c.message_id, attempts.c.token)
         under_way = query.where(attempts.c.finished_at.is_(None))
         ended = query.where(
             attempts.c.finished_at > later(now, -memory), *_ended_since(self._database, memory)
@@ -452,7 +439,7 @@ class StoreMaintenance:
         """Return how long ago attempts ended; None for one under way. Not those put back."""
         attempts = self._tables.attempts
         columns = (attempts.c.message_id, attempts.c.token, attempts.c.finished_at)
-        query = select(*columns, database_now().label("now"))
+        query = sa.select(*columns, database_now().label("now"))
         ids = sorted({id_ for id_, _ in these})
         return {
             (row.message_id, row.token): row.now - row.finished_at if row.finished_at else None
@@ -462,11 +449,11 @@ class StoreMaintenance:
     def snoozed(self, *, batch: int) -> Iterator[list[UUID]]:
         """Yield snoozed messages, but not those that wait for a retry."""
         messages, attempts = self._tables.messages, self._tables.attempts
-        was_tried = exists().where(
+        was_tried = sa.exists().where(
             attempts.c.message_id == messages.c.id, attempts.c.token == messages.c.claim_token
         )
-        key: tuple[Column[Any], ...] = (messages.c.enqueue_at, messages.c.id)
-        query = select(*key).where(*self._is_put_off, ~was_tried)
+        key: tuple[sa.Column[Any], ...] = (messages.c.enqueue_at, messages.c.id)
+        query = sa.select(*key).where(*self._is_put_off, ~was_tried)
         for page in pages(self._database.read, query, key, batch):
             yield [row.id for row in page]
 
@@ -474,9 +461,9 @@ class StoreMaintenance:
         """Make snoozed messages due now; return those that are due or being sent then."""
         now, messages = database_now(), self._tables.messages
         these = self._database.one_of(messages.c.id, message_ids)
-        due = update(messages).where(these, *self._is_put_off)
+        due = sa.update(messages).where(these, *self._is_put_off)
         self._database.execute(due.values(next_attempt_at=now, enqueue_at=now))
-        come = select(messages.c.id).where(
+        come = sa.select(messages.c.id).where(
             these,
             self._tables.has_status(Status.SCHEDULED, Status.SENDING),
             messages.c.next_attempt_at <= now,
@@ -489,15 +476,15 @@ class StoreMaintenance:
         first = _first(self._tables, messages.c.enqueue_at, limit)
         wanted = first.where(self._to_expire, messages.c.enqueue_at <= now)
         expired = {"status": Status.EXPIRED.value, "finished_at": now, "last_error": OVERDUE}
-        end = update(messages).where(self._to_expire).values(**expired)
+        end = sa.update(messages).where(self._to_expire).values(**expired)
         rows = self._database.update_returning(wanted, end, messages.c.id, messages.c.channel)
         return dict(tuple(row) for row in rows)
 
 
-def overdue(tables: Tables, channels: Collection[str], after: timedelta) -> ColumnElement[bool]:
+def overdue(tables: Tables, channels: Collection[str], after: timedelta) -> sa.ColumnElement[bool]:
     """Return the condition that a message of ``channels`` was due ``after`` ago, and is untried."""
     messages = tables.messages
-    return and_(
+    return sa.and_(
         tables.is_live,
         messages.c.status == Status.SCHEDULED.value,
         messages.c.next_attempt_at <= later(database_now(), -after),
@@ -506,19 +493,19 @@ def overdue(tables: Tables, channels: Collection[str], after: timedelta) -> Colu
     )
 
 
-def _freed(tables: Tables, given: Given) -> Delete:
+def _freed(tables: Tables, given: Given) -> sa.Delete:
     row = tables.keys.c
-    return delete(tables.keys).where(
+    return sa.delete(tables.keys).where(
         given.finds(row.idempotency_key, "key"), row.message_id == given("id")
     )
 
 
-def _since(instant: Column[datetime], within: timedelta | None) -> list[ColumnElement[bool]]:
+def _since(instant: sa.Column[datetime], within: timedelta | None) -> list[sa.ColumnElement[bool]]:
     return [] if within is None else [instant > later(database_now(), -within)]
 
 
-def _first(tables: Tables, order: Column[datetime], limit: int) -> Select[Any]:
-    query = select(tables.messages.c.id).order_by(order).limit(limit)
+def _first(tables: Tables, order: sa.Column[datetime], limit: int) -> sa.Select[Any]:
+    query = sa.select(tables.messages.c.id).order_by(order).limit(limit)
     return query.with_for_update(skip_locked=True)
 
 
@@ -531,25 +518,25 @@ def _ahead(pages: Iterator[list[T]]) -> Iterator[list[T]]:
             yield page
 
 
-def _holding_since(database: Database, memory: timedelta) -> tuple[ColumnElement[bool], ...]:
+def _holding_since(database: Database, memory: timedelta) -> tuple[sa.ColumnElement[bool], ...]:
     tables = database.tables
     messages = tables.messages
     return (
-        messages.c.reserved == true(),
+        messages.c.reserved == sa.true(),
         ~tables.holds_no_reservation,
         messages.c.send_at > later(database_now(), -memory),
         *_ended_since(database, memory),
     )
 
 
-def _ended_since(database: Database, memory: timedelta) -> tuple[ColumnElement[bool], ...]:
+def _ended_since(database: Database, memory: timedelta) -> tuple[sa.ColumnElement[bool], ...]:
     """Return the condition that leaves out messages that ended too early to be looked for."""
     # Without IS true PostgreSQL 18 would leave out …_history_other too, whatever it holds.
     if not database.backend.has_partitions:
         return ()
     row, earliest = database.tables.messages.c, later(database_now(), -memory - CLOCK_STEP)
-    has_not_ended = row.finished_at.is_(None).is_(true())
-    return (or_(has_not_ended, row.finished_at > earliest),)
+    has_not_ended = row.finished_at.is_(None).is_(sa.true())
+    return (sa.or_(has_not_ended, row.finished_at > earliest),)
 
 
 def _first_id(instant: datetime) -> UUID:

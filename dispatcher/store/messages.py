@@ -10,25 +10,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Delete,
-    Insert,
-    Row,
-    Select,
-    Update,
-    and_,
-    bindparam,
-    case,
-    delete,
-    exists,
-    insert,
-    literal_column,
-    or_,
-    select,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -123,52 +105,55 @@ class _New:
         self._backend = database.backend
         self._tables = tables = database.tables
         self._given = {
-            name: bindparam(f"new_{name}", type_=tables.messages.c[name].type) for name in WRITTEN
+            name: sa.bindparam(f"new_{name}", type_=tables.messages.c[name].type)
+            for name in WRITTEN
         }
-        self._fingerprint = bindparam("new_fingerprint", type_=tables.keys.c.fingerprint.type)
+        self._fingerprint = sa.bindparam("new_fingerprint", type_=tables.keys.c.fingerprint.type)
         self.names = [each.key for each in (*self._given.values(), self._fingerprint)]
         self._is_not_suppressed = ~tables.suppressed(
             self._given["recipient"], self._given["channel"]
         )
 
-    def message(self) -> Insert:
+    def message(self) -> sa.Insert:
         """Return the statement that stores a message whose id is new.
 
         With partitions it looks for one that has ended: a server may run the statement after its
         client gave it up, stored the message again, and sent it.
         """
-        row = select(*self._given.values()).where(self._is_not_suppressed)
+        row = sa.select(*self._given.values()).where(self._is_not_suppressed)
         if self._backend.has_partitions:
             row = row.where(self._is_new)
         return self._backend.insert_if_absent(self._tables.messages).from_select(WRITTEN, row)
 
-    def keyed(self) -> Select[Any]:
+    def keyed(self) -> sa.Select[Any]:
         """Return the statement that also stores its key; it returns a row if both are stored.
 
         An id that another transaction stores meanwhile is an error: no key without its message.
         """
         messages, keys, given = self._tables.messages, self._tables.keys, self._given
         values = (given["idempotency_key"], given["id"], self._fingerprint)
-        row = select(*values).where(self._is_not_suppressed, self._is_new)
+        row = sa.select(*values).where(self._is_not_suppressed, self._is_new)
         key = self._backend.insert_if_absent(keys).from_select(KEYED, row)
         keyed = key.returning(keys.c.message_id).cte("keyed")
-        of_key = select(*given.values()).select_from(keyed)
-        added = insert(messages).from_select(WRITTEN, of_key).returning(messages.c.id)
-        return select(added.cte("added").c.id)
+        of_key = sa.select(*given.values()).select_from(keyed)
+        added = sa.insert(messages).from_select(WRITTEN, of_key).returning(messages.c.id)
+        return sa.select(added.cte("added").c.id)
 
     @property
-    def _is_new(self) -> ColumnElement[bool]:
+    def _is_new(self) -> sa.ColumnElement[bool]:
         """The condition that no message has the id. It leaves out the days before it was made.
 
         For ``finished_at IS NULL OR finished_at >= …`` PostgreSQL 18 skips ``…_history_other``.
         """
         messages, given = self._tables.messages, self._given
         # The length is written out, because a prepared statement has no other values.
-        step: ColumnElement[float] = literal_column(f"-{CLOCK_STEP.total_seconds()}")
+        step: sa.ColumnElement[float] = sa.literal_column(f"-{CLOCK_STEP.total_seconds()}")
         later_than_made = messages.c.finished_at >= later(given["created_at"], step)
         is_it = messages.c.id == given["id"]
         tables = self._tables
-        return and_(~exists().where(is_it, tables.is_live), ~exists().where(is_it, later_than_made))
+        return sa.and_(
+            ~sa.exists().where(is_it, tables.is_live), ~sa.exists().where(is_it, later_than_made)
+        )
 
 
 class Messages:
@@ -176,12 +161,12 @@ class Messages:
         self._database = database
         self._tables = database.tables
         self._moved = GuardedChange(database.backend, self._move)
-        self._movable = select(*self._tables.movable_columns).where(self._tables.is_message)
+        self._movable = sa.select(*self._tables.movable_columns).where(self._tables.is_message)
         new, backend, engine = _New(database), database.backend, database.engine
         self._insert = Prepared(engine, new.message(), new.names)
         self._insert_key = Prepared(engine, backend.insert_if_absent(self._tables.keys), KEYED)
-        self._insert_rows = Prepared(engine, insert(self._tables.messages), WRITTEN)
-        self._insert_keys = Prepared(engine, insert(self._tables.keys), KEYED)
+        self._insert_rows = Prepared(engine, sa.insert(self._tables.messages), WRITTEN)
+        self._insert_keys = Prepared(engine, sa.insert(self._tables.keys), KEYED)
         keyed = Prepared(engine, new.keyed(), new.names)
         self._insert_directly = backend.direct_insert(engine, self._insert)
         self._insert_keyed_directly = backend.direct_insert(engine, keyed)
@@ -261,8 +246,8 @@ class Messages:
         A duplicate submit may have stored one of a batch alone, under the same id.
         """
         messages, error = self._tables.messages, self._tables.messages.c.last_error
-        stored = and_(self._tables.is_message, or_(error.is_(None), error != TAKEN_BACK))
-        query = select(messages.c.id).where(stored)
+        stored = sa.and_(self._tables.is_message, sa.or_(error.is_(None), error != TAKEN_BACK))
+        query = sa.select(messages.c.id).where(stored)
         rows = self._database.read_of(query, messages.c.id, message_ids)
         return {row.id for row in rows} == set(message_ids)
 
@@ -295,9 +280,9 @@ class Messages:
         messages = tables.messages
         end = {"status": Status.CANCELLED.value, "finished_at": database_now()}
         reason = {} if because is None else {"last_error": because}
-        change = update(messages).where(tables.is_scheduled).values(**end, **reason)
+        change = sa.update(messages).where(tables.is_scheduled).values(**end, **reason)
         may_be = [] if move_token is None else [messages.c.move_token == move_token]
-        query = select(messages.c.id).where(tables.is_scheduled, *may_be)
+        query = sa.select(messages.c.id).where(tables.is_scheduled, *may_be)
         locking = query.order_by(messages.c.id).with_for_update()
         found: dict[UUID, Movable] = {}
         newly_cancelled: set[UUID] = set()
@@ -327,11 +312,11 @@ class Messages:
         found = self._moved.run_and_read(self._database, rows, self._movable.where(these))
         return {row.id: to_movable(row) for row in found}
 
-    def _move(self, given: Given) -> Update:
+    def _move(self, given: Given) -> sa.Update:
         messages = self._tables.messages
         is_enqueued = given("enqueue_at") > given("next_attempt_at")
         return (
-            update(messages)
+            sa.update(messages)
             .where(
                 given.finds(messages.c.id),
                 messages.c.move_token == given("token"),
@@ -341,7 +326,7 @@ class Messages:
             .values(
                 **{name: given(name) for name in NewSlot._fields[1:]},
                 move_token=messages.c.move_token + 1,
-                enqueued_at=case((is_enqueued, database_now()), else_=messages.c.enqueued_at),
+                enqueued_at=sa.case((is_enqueued, database_now()), else_=messages.c.enqueued_at),
             )
         )
 
@@ -364,16 +349,16 @@ class Messages:
             raise MessageChanged(now.message.id)  # an attempt came between
         raise TooLate(now.message.id, now.message.status)
 
-    def _new_body(self, message_id: UUID, body: Body) -> Update:
+    def _new_body(self, message_id: UUID, body: Body) -> sa.Update:
         messages = self._tables.messages
         return (
-            update(messages)
+            sa.update(messages)
             .where(messages.c.id == message_id, self._tables.is_scheduled)
             .values(body=body, move_token=messages.c.move_token + 1)
         )
 
     def _changed_once(
-        self, found: Movable, change: Callable[[Connection], int]
+        self, found: Movable, change: Callable[[sa.Connection], int]
     ) -> tuple[bool, Movable]:
         """Run a change that the token guards and raises; return whether it was made.
 
@@ -383,7 +368,7 @@ class Messages:
         is_committed = False
         this = self._tables.messages.c.id == found.message.id
 
-        def work(connection: Connection) -> tuple[bool, int, Sequence[Row[Any]]]:
+        def work(connection: sa.Connection) -> tuple[bool, int, Sequence[sa.Row[Any]]]:
             nonlocal is_committed
             before, many = is_committed, change(connection)
             rows = connection.execute(self._movable.where(this)).all()
@@ -425,12 +410,12 @@ class Messages:
             }  # fmt: skip
         this = messages.c.id == message.id
         may_be = (this, self._tables.is_scheduled, messages.c.tail == "")
-        statement = update(messages).where(*may_be).values(**values)
-        query = select(messages.c.status, messages.c.idempotency_key).where(this)
+        statement = sa.update(messages).where(*may_be).values(**values)
+        query = sa.select(messages.c.status, messages.c.idempotency_key).where(this)
 
         key = message.idempotency_key
 
-        def work(connection: Connection) -> bool:
+        def work(connection: sa.Connection) -> bool:
             connection.execute(statement)
             rows = connection.execute(query).all()
             if key is not None and any(row.idempotency_key is None for row in rows):
@@ -442,7 +427,9 @@ class Messages:
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
         messages = self._tables.messages
         these = (messages.c.id.in_(message_ids), self._tables.is_scheduled)
-        again = update(messages).where(*these).values(enqueue_at=database_now(), enqueued_at=None)
+        again = (
+            sa.update(messages).where(*these).values(enqueue_at=database_now(), enqueued_at=None)
+        )
         self._database.execute(again)
 
     def _try_insert_directly(self, addition: Addition) -> bool:
@@ -453,7 +440,7 @@ class Messages:
             insert_directly = self._insert_keyed_directly
         return insert_directly is not None and insert_directly(values)
 
-    def _try_insert(self, connection: Connection, addition: Addition) -> bool:
+    def _try_insert(self, connection: sa.Connection, addition: Addition) -> bool:
         """Store a message and its key, both or none; return whether they were stored.
 
         One that has ended, in another partition, is looked for once this one is inserted: no other
@@ -480,7 +467,7 @@ class Messages:
         backend, tables = self._database.backend, self._tables
         keyed = [to_keyed(each) for each in additions if each.message.idempotency_key is not None]
 
-        def work(connection: Connection) -> None:
+        def work(connection: sa.Connection) -> None:
             take_keys_over(tables, connection, additions)
             backend.insert_rows(connection, self._insert_rows, map(to_values, additions))
             if keyed:
@@ -493,11 +480,11 @@ class Messages:
         # A server does not commit a transaction whose client has given it up.
         self._database.transact(work, once=True)
 
-    def _stored(self, connection: Connection, addition: Addition) -> Message | Addition:
+    def _stored(self, connection: sa.Connection, addition: Addition) -> Message | Addition:
         """Return the message that has the id or the key, or what the INSERT may store now."""
         message, tables = addition.message, self._tables
         key = message.idempotency_key
-        query = select(*tables.message_columns)
+        query = sa.select(*tables.message_columns)
         mine = connection.execute(query.where(tables.messages.c.id == message.id)).one_or_none()
         if mine is None and key is not None:
             has_key = tables.keys.c.idempotency_key == key
@@ -518,29 +505,33 @@ class Messages:
 
 def attempts_of(database: Database, message_id: UUID) -> list[Attempt]:
     attempts = database.tables.attempts
-    query = select(attempts).where(attempts.c.message_id == message_id).order_by(attempts.c.token)
+    query = (
+        sa.select(attempts).where(attempts.c.message_id == message_id).order_by(attempts.c.token)
+    )
     return [to_attempt(row) for row in database.read(query)]
 
 
-def keyed_messages(tables: Tables) -> Select[Any]:
+def keyed_messages(tables: Tables) -> sa.Select[Any]:
     messages, keys = tables.messages, tables.keys
-    query = select(*tables.message_columns, keys.c.fingerprint)
+    query = sa.select(*tables.message_columns, keys.c.fingerprint)
     return query.select_from(keys).join(messages, messages.c.id == keys.c.message_id)
 
 
-def unsent(tables: Tables, connection: Connection, messages: Sequence[Message]) -> set[UUID]:
+def unsent(tables: Tables, connection: sa.Connection, messages: Sequence[Message]) -> set[UUID]:
     """Return those of these messages that have ended and surely were not sent."""
     ended = [each for each in messages if each.status in UNSENT_STATUSES]
     tried = [each.id for each in ended if each.attempt_count]
     attempts = tables.attempts.c
-    query = select(attempts.message_id).where(
+    query = sa.select(attempts.message_id).where(
         attempts.message_id.in_(tried), _is_perhaps_sent(tables)
     )
     sent = connection.scalars(query, execution_options=AS_NAMED) if tried else ()
     return {each.id for each in ended}.difference(sent)
 
 
-def take_keys_over(tables: Tables, connection: Connection, additions: Iterable[Addition]) -> None:
+def take_keys_over(
+    tables: Tables, connection: sa.Connection, additions: Iterable[Addition]
+) -> None:
     """Free the keys of messages that ended unsent, in the transaction of those that supersede them.
 
     The claim token rises, so that no retry that was judged before changes the message.
@@ -553,44 +544,46 @@ def take_keys_over(tables: Tables, connection: Connection, additions: Iterable[A
             messages.c.idempotency_key == message.idempotency_key,
             messages.c.status.in_([status.value for status in UNSENT_STATUSES]),
         )
-        lock = update(messages).where(*this).values(claim_token=messages.c.claim_token + 1)
-        is_tried = exists().where(attempts.c.message_id == old, _is_perhaps_sent(tables))
+        lock = sa.update(messages).where(*this).values(claim_token=messages.c.claim_token + 1)
+        is_tried = sa.exists().where(attempts.c.message_id == old, _is_perhaps_sent(tables))
         free = free_key(tables, message.idempotency_key or "", old)
         connection.execute(lock, execution_options=AS_NAMED)
-        connection.execute(free.where(exists().where(*this), ~is_tried), execution_options=AS_NAMED)
+        connection.execute(
+            free.where(sa.exists().where(*this), ~is_tried), execution_options=AS_NAMED
+        )
 
 
-def _is_perhaps_sent(tables: Tables) -> ColumnElement[bool]:
+def _is_perhaps_sent(tables: Tables) -> sa.ColumnElement[bool]:
     outcome = tables.attempts.c.outcome
-    return or_(outcome.is_(None), outcome.in_([Outcome.SENT.value, Outcome.UNKNOWN.value]))
+    return sa.or_(outcome.is_(None), outcome.in_([Outcome.SENT.value, Outcome.UNKNOWN.value]))
 
 
-def free_key(tables: Tables, key: str, message_id: UUID) -> Delete:
+def free_key(tables: Tables, key: str, message_id: UUID) -> sa.Delete:
     row = tables.keys.c
-    return delete(tables.keys).where(row.idempotency_key == key, row.message_id == message_id)
+    return sa.delete(tables.keys).where(row.idempotency_key == key, row.message_id == message_id)
 
 
-def free_key_without_message(tables: Tables, connection: Connection, key: str) -> None:
+def free_key_without_message(tables: Tables, connection: sa.Connection, key: str) -> None:
     """Free an idempotency key whose message is deleted: no id is stored again."""
     messages, keys = tables.messages, tables.keys
-    has_message = exists().where(messages.c.id == keys.c.message_id)
-    query = select(keys.c.message_id).where(keys.c.idempotency_key == key, ~has_message)
+    has_message = sa.exists().where(messages.c.id == keys.c.message_id)
+    query = sa.select(keys.c.message_id).where(keys.c.idempotency_key == key, ~has_message)
     for (message_id,) in connection.execute(query, execution_options=AS_NAMED).all():
         connection.execute(free_key(tables, key, message_id), execution_options=AS_NAMED)
 
 
-def changed(database: Database, message_id: UUID, change: Update) -> Message:
+def changed(database: Database, message_id: UUID, change: sa.Update) -> Message:
     this = database.tables.messages.c.id == message_id
     query = database.tables.stored.where(this)
 
-    def work(connection: Connection) -> Sequence[Row[Any]]:
+    def work(connection: sa.Connection) -> Sequence[sa.Row[Any]]:
         connection.execute(change)  # perhaps again: its row count means nothing
         return connection.execute(query).all()
 
     return _only(message_id, database.run(work))
 
 
-def _only(message_id: UUID, rows: Sequence[Row[Any]]) -> Message:
+def _only(message_id: UUID, rows: Sequence[sa.Row[Any]]) -> Message:
     if not rows:
         raise MessageNotFound(message_id)
     return to_message(rows[0])

@@ -15,30 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 from uuid import UUID
 
-from sqlalchemy import (
-    Boolean,
-    CheckConstraint,
-    Column,
-    ColumnElement,
-    Index,
-    Integer,
-    MetaData,
-    Row,
-    Select,
-    SmallInteger,
-    String,
-    Table,
-    Text,
-    UniqueConstraint,
-    and_,
-    bindparam,
-    case,
-    exists,
-    literal_column,
-    or_,
-    select,
-    true,
-)
+import sqlalchemy as sa
 
 from dispatcher.message import (
     MAX_CAMPAIGN,
@@ -173,106 +150,108 @@ class Tables:
         self.schema = schema
         self.version = f"{prefix}alembic_version"
         """The table that holds the revision of the schema."""
-        self.metadata = MetaData(naming_convention=_NAMES, schema=schema)
+        self.metadata = sa.MetaData(naming_convention=_NAMES, schema=schema)
         self.messages = messages = _messages(f"{prefix}messages", self.metadata)
-        self.attempts = Table(
+        self.attempts = sa.Table(
             f"{prefix}attempts",
             self.metadata,
-            Column("message_id", id_type(), primary_key=True),
-            Column("token", Integer, primary_key=True, autoincrement=False),
-            Column("started_at", Instant, nullable=False),
-            Column("finished_at", Instant),
-            Column("outcome", String(9)),
-            Column("error", Text),
-            Column("receipt", Text),
-            CheckConstraint(_one_of("outcome", Outcome), name="outcome_known"),
-            CheckConstraint("(outcome IS NULL) = (finished_at IS NULL)", name="outcome_has_end"),
-            Index(f"ix_{prefix}attempts_finished_at", "finished_at"),
+            sa.Column("message_id", id_type(), primary_key=True),
+            sa.Column("token", sa.Integer, primary_key=True, autoincrement=False),
+            sa.Column("started_at", Instant, nullable=False),
+            sa.Column("finished_at", Instant),
+            sa.Column("outcome", sa.String(9)),
+            sa.Column("error", sa.Text),
+            sa.Column("receipt", sa.Text),
+            sa.CheckConstraint(_one_of("outcome", Outcome), name="outcome_known"),
+            sa.CheckConstraint("(outcome IS NULL) = (finished_at IS NULL)", name="outcome_has_end"),
+            sa.Index(f"ix_{prefix}attempts_finished_at", "finished_at"),
         )
-        self.keys = Table(
+        self.keys = sa.Table(
             f"{prefix}idempotency_keys",
             self.metadata,
-            Column("idempotency_key", String(MAX_RECIPIENT), primary_key=True),
-            Column("message_id", id_type(), nullable=False),
-            Column("fingerprint", String(64)),
+            sa.Column("idempotency_key", sa.String(MAX_RECIPIENT), primary_key=True),
+            sa.Column("message_id", id_type(), nullable=False),
+            sa.Column("fingerprint", sa.String(64)),
         )
-        self.suppressions = Table(
+        self.suppressions = sa.Table(
             f"{prefix}suppressions",
             self.metadata,
-            Column("recipient", String(MAX_RECIPIENT), primary_key=True),
-            Column("channel", String(63), primary_key=True),
-            Column("created_at", Instant, nullable=False),
+            sa.Column("recipient", sa.String(MAX_RECIPIENT), primary_key=True),
+            sa.Column("channel", sa.String(63), primary_key=True),
+            sa.Column("created_at", Instant, nullable=False),
         )
-        self.pauses = Table(
+        self.pauses = sa.Table(
             f"{prefix}pauses",
             self.metadata,
-            Column("kind", String(63), primary_key=True),
-            Column("name", String(MAX_RECIPIENT), primary_key=True),
-            Column("paused_at", Instant, nullable=False),
-            Column("resumed_at", Instant),
+            sa.Column("kind", sa.String(63), primary_key=True),
+            sa.Column("name", sa.String(MAX_RECIPIENT), primary_key=True),
+            sa.Column("paused_at", Instant, nullable=False),
+            sa.Column("resumed_at", Instant),
         )
-        self.api_keys = Table(
+        self.api_keys = sa.Table(
             f"{prefix}api_keys",
             self.metadata,
-            Column("id", String(12), primary_key=True),
-            Column("name", String(63), nullable=False),
-            Column("secret_digest", String(64), nullable=False),
-            Column("rights", json_type(), nullable=False),
-            Column("channels", json_type(none_as_null=True)),
-            Column("scope_kind", String(63)),
-            Column("scope_name", String(MAX_RECIPIENT)),
-            Column("rate", String(100)),
-            Column("created_at", Instant, nullable=False),
-            Column("expires_at", Instant),
-            Column("revoked_at", Instant),
-            Column("last_used_at", Instant),
+            sa.Column("id", sa.String(12), primary_key=True),
+            sa.Column("name", sa.String(63), nullable=False),
+            sa.Column("secret_digest", sa.String(64), nullable=False),
+            sa.Column("rights", json_type(), nullable=False),
+            sa.Column("channels", json_type(none_as_null=True)),
+            sa.Column("scope_kind", sa.String(63)),
+            sa.Column("scope_name", sa.String(MAX_RECIPIENT)),
+            sa.Column("rate", sa.String(100)),
+            sa.Column("created_at", Instant, nullable=False),
+            sa.Column("expires_at", Instant),
+            sa.Column("revoked_at", Instant),
+            sa.Column("last_used_at", Instant),
             # The id of the key of that name that was the last before, '' for the first one: of two
             # calls that make a key of one name at the same time, one does.
-            Column("follows", String(12), nullable=False),
-            UniqueConstraint("name", "follows"),
-            CheckConstraint("(scope_kind IS NULL) = (scope_name IS NULL)", name="scope_is_whole"),
+            sa.Column("follows", sa.String(12), nullable=False),
+            sa.UniqueConstraint("name", "follows"),
+            sa.CheckConstraint(
+                "(scope_kind IS NULL) = (scope_name IS NULL)", name="scope_is_whole"
+            ),
         )
-        self.sessions = Table(
+        self.sessions = sa.Table(
             f"{prefix}sessions",
             self.metadata,
-            Column("id", String(64), primary_key=True),
-            Column("key_id", String(12), nullable=False),
-            Column("created_at", Instant, nullable=False),
-            Column("expires_at", Instant, nullable=False),
+            sa.Column("id", sa.String(64), primary_key=True),
+            sa.Column("key_id", sa.String(12), nullable=False),
+            sa.Column("created_at", Instant, nullable=False),
+            sa.Column("expires_at", Instant, nullable=False),
         )
         self.message_columns = tuple(messages.c[name] for name in Message.__dataclass_fields__)
         """The columns of which a ``Message`` is made, in the order of its fields."""
-        self.movable_columns: tuple[ColumnElement[Any], ...] = (
+        self.movable_columns: tuple[sa.ColumnElement[Any], ...] = (
             *self.message_columns, messages.c.move_token, messages.c.tail,
             database_now().label("read_at"),
         )  # fmt: skip
         """The columns of a ``Movable``."""
         self.is_live = in_live_partition(messages.c.finished_at)
         """Redundant beside the status of a live message: leads to its partition."""
-        self.is_under_way = self.attempts.c.finished_at.is_(None).is_(true())
+        self.is_under_way = self.attempts.c.finished_at.is_(None).is_(sa.true())
         """Of an attempt that is found by its message's id: no index fits it."""
         self.has_ended = in_history(messages.c.finished_at)
         """Redundant beside the status of an ended message: leads to the partitions of these."""
         self.is_message = messages.c.status != VOID
-        self.is_void = messages.c.status == literal_column(f"'{VOID}'")
+        self.is_void = messages.c.status == sa.literal_column(f"'{VOID}'")
         """The condition of the index of the same name."""
-        self.stored = select(*self.message_columns).where(self.is_message)
+        self.stored = sa.select(*self.message_columns).where(self.is_message)
         """The query of messages."""
         self.is_scheduled = self.has_status(Status.SCHEDULED)
-        self.is_notification_due: ColumnElement[bool] = literal_column(NOTIFICATION_DUE)
-        self.is_unreleased: ColumnElement[bool] = literal_column(UNRELEASED)
-        self.is_unsent: ColumnElement[bool] = literal_column(UNSENT)
+        self.is_notification_due: sa.ColumnElement[bool] = sa.literal_column(NOTIFICATION_DUE)
+        self.is_unreleased: sa.ColumnElement[bool] = sa.literal_column(UNRELEASED)
+        self.is_unsent: sa.ColumnElement[bool] = sa.literal_column(UNSENT)
         """The conditions of the indexes of the same names."""
-        self.notified_status_reset = case(
+        self.notified_status_reset = sa.case(
             (messages.c.notified_status.is_not(None), Status.SCHEDULED.value)
         )
         """The value of ``notified_status`` after which a status is reported again."""
         self.holds_no_reservation = messages.c.status.in_(
             [Status.CANCELLED.value, Status.EXPIRED.value, VOID]
         )
-        self.is_prunable = and_(
-            ~and_(self.holds_no_reservation, messages.c.reserved),
-            or_(
+        self.is_prunable = sa.and_(
+            ~sa.and_(self.holds_no_reservation, messages.c.reserved),
+            sa.or_(
                 messages.c.notified_status.is_(None),
                 messages.c.notified_status == messages.c.status,
             ),
@@ -281,60 +260,62 @@ class Tables:
         self.is_suppressed = self.suppressed(messages.c.recipient, messages.c.channel)
         """The condition that the recipient of a message has opted out."""
 
-    def has_status(self, *statuses: Status) -> ColumnElement[bool]:
+    def has_status(self, *statuses: Status) -> sa.ColumnElement[bool]:
         """Return the guard that a row has one of these statuses, for rows found by their id.
 
         No index fits it: PostgreSQL would read all scheduled messages where it expects few.
         """
         status = self.messages.c.status.concat("")
-        known = or_(*(status == each.value for each in statuses))
-        return known if any(each.is_final for each in statuses) else and_(self.is_live, known)
+        known = sa.or_(*(status == each.value for each in statuses))
+        return known if any(each.is_final for each in statuses) else sa.and_(self.is_live, known)
 
-    def is_plainly(self, status: Status) -> ColumnElement[bool]:
+    def is_plainly(self, status: Status) -> sa.ColumnElement[bool]:
         """Return the condition that a row has this status, so that its index is found.
 
         SQLite takes a partial index only where it sees the value.
         """
-        return and_(self.lies_with(status), self.is_in_index(status))
+        return sa.and_(self.lies_with(status), self.is_in_index(status))
 
-    def is_in_index(self, status: Status) -> ColumnElement[bool]:
+    def is_in_index(self, status: Status) -> sa.ColumnElement[bool]:
         """Return :meth:`is_plainly` for a statement that an index of this status alone answers."""
-        return self.messages.c.status == bindparam(None, status.value, literal_execute=True)
+        return self.messages.c.status == sa.bindparam(None, status.value, literal_execute=True)
 
-    def lies_with(self, status: Status) -> ColumnElement[bool]:
+    def lies_with(self, status: Status) -> sa.ColumnElement[bool]:
         return self.has_ended if status.is_final else self.is_live
 
     def suppressed(
-        self, recipient: ColumnElement[str] | str, channel: ColumnElement[str] | str
-    ) -> ColumnElement[bool]:
+        self, recipient: sa.ColumnElement[str] | str, channel: sa.ColumnElement[str] | str
+    ) -> sa.ColumnElement[bool]:
         row = self.suppressions.c
         return (
-            exists()
-            .where(row.recipient == recipient, row.channel.in_([literal_column("''"), channel]))
+            sa.exists()
+            .where(row.recipient == recipient, row.channel.in_([sa.literal_column("''"), channel]))
             .correlate_except(self.suppressions)
         )
 
-    def paused(self, kinds: Iterable[str]) -> ColumnElement[bool]:
+    def paused(self, kinds: Iterable[str]) -> sa.ColumnElement[bool]:
         message, pause = self.messages.c, self.pauses.c
         names = {
             PAUSED_CHANNEL: message.channel,
             PAUSED_RECIPIENT: message.scope,
             PAUSED_CAMPAIGN: message.campaign,
         } | {kind: message.scopes[kind].as_string() for kind in kinds}
-        applies = or_(*(and_(pause.kind == kind, pause.name == names[kind]) for kind in names))
-        return exists().where(pause.resumed_at.is_(None), applies).correlate_except(self.pauses)
+        applies = sa.or_(
+            *(sa.and_(pause.kind == kind, pause.name == names[kind]) for kind in names)
+        )
+        return sa.exists().where(pause.resumed_at.is_(None), applies).correlate_except(self.pauses)
 
     def found_by(
-        self, ids: Select[tuple[UUID]], columns: Sequence[ColumnElement[Any]]
-    ) -> Select[Any]:
+        self, ids: sa.Select[tuple[UUID]], columns: Sequence[sa.ColumnElement[Any]]
+    ) -> sa.Select[Any]:
         """Return the query of the messages that ``ids``, with a limit, finds in an index alone."""
         first = ids.subquery()
-        return select(*columns).join(first, first.c.id == self.messages.c.id)
+        return sa.select(*columns).join(first, first.c.id == self.messages.c.id)
 
-    def described(self, *, partial_indexes: bool) -> MetaData:
+    def described(self, *, partial_indexes: bool) -> sa.MetaData:
         if partial_indexes:
             return self.metadata
-        own = MetaData(naming_convention=_NAMES)
+        own = sa.MetaData(naming_convention=_NAMES)
         for table in self.metadata.sorted_tables:
             table.to_metadata(own)
         messages = own.tables[self.messages.name]
@@ -342,7 +323,7 @@ class Tables:
         for index in [index for index in messages.indexes if index.name in wide]:
             messages.indexes.discard(index)
             if columns := wide[str(index.name)]:
-                Index(index.name, *(messages.c[name] for name in columns))
+                sa.Index(index.name, *(messages.c[name] for name in columns))
         return own
 
 
@@ -355,60 +336,60 @@ def tables_named(prefix: str, schema: str | None) -> Tables:
 _OF_MARIADB: dict[str, Any] = {"mysql_length": MAX_RECIPIENT, "mariadb_length": MAX_RECIPIENT}
 
 
-def _messages(name: str, metadata: MetaData) -> Table:
-    table = Table(
+def _messages(name: str, metadata: sa.MetaData) -> sa.Table:
+    table = sa.Table(
         name,
         metadata,
-        Column("id", id_type(), primary_key=True),
-        Column("channel", String(63), nullable=False),
-        Column("recipient", String(MAX_URL), nullable=False),
-        Column("scope", String(MAX_RECIPIENT), nullable=False),
-        Column("body", json_type(), nullable=False),
-        Column("send_at", Instant, nullable=False),
-        Column("next_attempt_at", Instant, nullable=False),
-        Column("enqueue_at", Instant, nullable=False),
-        Column("expires_at", Instant),
-        Column("status", String(9), nullable=False),
-        Column("attempt_count", SmallInteger, nullable=False),
-        Column("max_attempts", SmallInteger, nullable=False),
-        Column("claim_token", Integer, nullable=False),
-        Column("claimed_by", id_type()),
-        Column("claim_expires_at", Instant),
-        Column("reserved", Boolean, nullable=False),
-        Column("idempotency_key", String(MAX_RECIPIENT)),
-        Column("created_at", Instant, nullable=False),
-        Column("finished_at", Instant),
-        Column("last_error", Text),
-        Column("scopes", json_type(none_as_null=True)),
-        Column("zone", String(MAX_ZONE)),
-        Column("quiet_hours", Text),
-        Column("on_unknown", String(5), nullable=False, server_default="retry"),
-        Column("expire_after", Length),
-        Column("asked_at", Instant),
-        Column("move_token", Integer, nullable=False, server_default="0"),
-        Column("tail", String(8), nullable=False, server_default=""),
-        Column("status_url", String(MAX_URL)),
-        Column("notified_status", String(9)),
-        Column("trace", String(55)),  # all that version 00 of a traceparent has
-        Column("enqueued_at", Instant),
-        Column("campaign", String(MAX_CAMPAIGN)),
-        CheckConstraint(_one_of("status", [*Status, VOID]), name="status_known"),
-        CheckConstraint("attempt_count >= 0 AND max_attempts >= 1", name="attempts_counted"),
-        CheckConstraint(
+        sa.Column("id", id_type(), primary_key=True),
+        sa.Column("channel", sa.String(63), nullable=False),
+        sa.Column("recipient", sa.String(MAX_URL), nullable=False),
+        sa.Column("scope", sa.String(MAX_RECIPIENT), nullable=False),
+        sa.Column("body", json_type(), nullable=False),
+        sa.Column("send_at", Instant, nullable=False),
+        sa.Column("next_attempt_at", Instant, nullable=False),
+        sa.Column("enqueue_at", Instant, nullable=False),
+        sa.Column("expires_at", Instant),
+        sa.Column("status", sa.String(9), nullable=False),
+        sa.Column("attempt_count", sa.SmallInteger, nullable=False),
+        sa.Column("max_attempts", sa.SmallInteger, nullable=False),
+        sa.Column("claim_token", sa.Integer, nullable=False),
+        sa.Column("claimed_by", id_type()),
+        sa.Column("claim_expires_at", Instant),
+        sa.Column("reserved", sa.Boolean, nullable=False),
+        sa.Column("idempotency_key", sa.String(MAX_RECIPIENT)),
+        sa.Column("created_at", Instant, nullable=False),
+        sa.Column("finished_at", Instant),
+        sa.Column("last_error", sa.Text),
+        sa.Column("scopes", json_type(none_as_null=True)),
+        sa.Column("zone", sa.String(MAX_ZONE)),
+        sa.Column("quiet_hours", sa.Text),
+        sa.Column("on_unknown", sa.String(5), nullable=False, server_default="retry"),
+        sa.Column("expire_after", Length),
+        sa.Column("asked_at", Instant),
+        sa.Column("move_token", sa.Integer, nullable=False, server_default="0"),
+        sa.Column("tail", sa.String(8), nullable=False, server_default=""),
+        sa.Column("status_url", sa.String(MAX_URL)),
+        sa.Column("notified_status", sa.String(9)),
+        sa.Column("trace", sa.String(55)),  # all that version 00 of a traceparent has
+        sa.Column("enqueued_at", Instant),
+        sa.Column("campaign", sa.String(MAX_CAMPAIGN)),
+        sa.CheckConstraint(_one_of("status", [*Status, VOID]), name="status_known"),
+        sa.CheckConstraint("attempt_count >= 0 AND max_attempts >= 1", name="attempts_counted"),
+        sa.CheckConstraint(
             "(status = 'sending') = (claim_expires_at IS NOT NULL AND claimed_by IS NOT NULL)",
             name="sending_has_claim",
         ),
-        CheckConstraint(
+        sa.CheckConstraint(
             "(status IN ('scheduled', 'sending', 'held', 'void')) = (finished_at IS NULL)",
             name="final_has_end",
         ),
-        CheckConstraint("expires_at IS NULL OR expires_at > send_at", name="expires_after_send"),
-        CheckConstraint(_one_of("on_unknown", get_args(OnUnknown)), name="on_unknown_known"),
-        CheckConstraint(
+        sa.CheckConstraint("expires_at IS NULL OR expires_at > send_at", name="expires_after_send"),
+        sa.CheckConstraint(_one_of("on_unknown", get_args(OnUnknown)), name="on_unknown_known"),
+        sa.CheckConstraint(
             "expire_after IS NULL OR (expire_after > 0 AND expires_at IS NOT NULL)",
             name="expire_after_has_expiry",
         ),
-        CheckConstraint(
+        sa.CheckConstraint(
             "(notified_status IS NULL) = (status_url IS NULL) AND "
             "(notified_status IS NULL OR "
             f"{_one_of('notified_status', [Status.SCHEDULED, *NOTIFIED_STATUSES])})",
@@ -416,13 +397,13 @@ def _messages(name: str, metadata: MetaData) -> Table:
         ),
     )
     for index in _PARTIAL:
-        Index(
+        sa.Index(
             f"ix_{name}_{index.name}",
             *(table.c[column] for column in index.columns),
             **partial(index.where),
         )
     # MariaDB's keys end at 3,072 bytes.
-    Index(f"ix_{name}_recipient", table.c.recipient, **_OF_MARIADB)
+    sa.Index(f"ix_{name}_recipient", table.c.recipient, **_OF_MARIADB)
     return table
 
 
@@ -501,11 +482,11 @@ def to_message(row: Sequence[Any]) -> Message:
     return Message(**values)
 
 
-def to_movable(row: Row[Any]) -> Movable:
+def to_movable(row: sa.Row[Any]) -> Movable:
     return Movable(to_message(row), row.move_token, row.tail, row.read_at)
 
 
-def to_attempt(row: Row[Any]) -> Attempt:
+def to_attempt(row: sa.Row[Any]) -> Attempt:
     values = dict(row._mapping)
     values["outcome"] = Outcome(values["outcome"]) if values["outcome"] else None
     return Attempt(**values)

@@ -11,24 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 from uuid import UUID
 
-from sqlalchemy import (
-    ClauseElement,
-    Column,
-    ColumnElement,
-    Connection,
-    CursorResult,
-    Delete,
-    Engine,
-    FromClause,
-    Insert,
-    Row,
-    Select,
-    Table,
-    Update,
-    Uuid,
-    literal,
-    tuple_,
-)
+import sqlalchemy as sa
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -51,7 +34,9 @@ Location = frozenset[tuple[object, ...]]
 class Prepared:
     """A statement compiled once, for connections of one engine. Values come by position."""
 
-    def __init__(self, engine: Engine, statement: ClauseElement, names: Sequence[str]) -> None:
+    def __init__(
+        self, engine: sa.Engine, statement: sa.ClauseElement, names: Sequence[str]
+    ) -> None:
         dialect = engine.dialect
         if not dialect.positional:
             make: Any = type(dialect)  # its constructor has no types
@@ -66,16 +51,16 @@ class Prepared:
         for index in self.indexes:
             kind = compiled.binds[names[index]].type
             convert = None
-            if isinstance(kind, Uuid | Instant):
+            if isinstance(kind, sa.Uuid | Instant):
                 convert = kind.dialect_impl(dialect).bind_processor(dialect)
             self._values.append((index, convert))
 
     def run(
         self,
-        connection: Connection,
+        connection: sa.Connection,
         rows: Sequence[Sequence[Any]],
         options: Mapping[str, Any] | None = None,
-    ) -> CursorResult[Any]:
+    ) -> sa.CursorResult[Any]:
         given: list[Any] = [
             tuple(
                 [
@@ -149,11 +134,11 @@ class Housekeeping(NamedTuple):
 
 
 def pages(
-    read: Callable[[Select[Any]], Iterable[Row[Any]]],
-    query: Select[Any],
-    key: Sequence[ColumnElement[Any]],
+    read: Callable[[sa.Select[Any]], Iterable[sa.Row[Any]]],
+    query: sa.Select[Any],
+    key: Sequence[sa.ColumnElement[Any]],
     size: int,
-) -> Iterator[list[Row[Any]]]:
+) -> Iterator[list[sa.Row[Any]]]:
     """Yield the rows of a query, which has the columns of ``key``, in the order of that."""
     page = query = query.order_by(*key).limit(size)
     while True:
@@ -162,15 +147,15 @@ def pages(
             yield rows
         if len(rows) < size:
             return
-        first, *more = last = [literal(rows[-1]._mapping[each], each.type) for each in key]
+        first, *more = last = [sa.literal(rows[-1]._mapping[each], each.type) for each in key]
         behind = [key[0] > first]
         if more:  # redundant: MariaDB does not seek in an index by a tuple
-            behind = [key[0] >= first, tuple_(*key) > tuple_(*last)]
+            behind = [key[0] >= first, sa.tuple_(*key) > sa.tuple_(*last)]
         page = query.where(*behind)
 
 
 @contextmanager
-def transaction(connection: Connection, begin: str = "BEGIN") -> Iterator[None]:
+def transaction(connection: sa.Connection, begin: str = "BEGIN") -> Iterator[None]:
     """Run the statements inside in one transaction of a connection that is in none."""
     connection.exec_driver_sql(begin)
     try:
@@ -219,31 +204,31 @@ class StoreEngine(ABC):
     # Connecting.
 
     @abstractmethod
-    def prepare(self, engine: Engine) -> None: ...
+    def prepare(self, engine: sa.Engine) -> None: ...
 
     def make(self) -> None:  # noqa: B027 - servers make no database
         """Make an empty database where there is none. Only migrations do so."""
 
-    def bound_statements(self, engine: Engine, seconds: int) -> None:  # noqa: B027 - as above
+    def bound_statements(self, engine: sa.Engine, seconds: int) -> None:  # noqa: B027 - as above
         """Let each statement on connections of ``engine`` take so long at most, where it can."""
 
     # Conditions and statements.
 
-    def one_of(self, column: Column[Any], values: Sequence[Any]) -> ColumnElement[bool]:
+    def one_of(self, column: sa.Column[Any], values: Sequence[Any]) -> sa.ColumnElement[bool]:
         return column.in_(values)
 
-    def rows_from(self, types: Mapping[str, TypeEngine[Any]]) -> FromClause:
+    def rows_from(self, types: Mapping[str, TypeEngine[Any]]) -> sa.FromClause:
         """Return rows given as arrays named ``given_<name>``, where ``takes_arrays``."""
         raise NotImplementedError
 
     @abstractmethod
-    def insert_if_absent(self, table: Table) -> Insert:
+    def insert_if_absent(self, table: sa.Table) -> sa.Insert:
         """Return an INSERT for :meth:`try_insert` that adds nothing where a key exists."""
 
     def try_insert(
         self,
-        connection: Connection,
-        statement: Insert | Prepared,
+        connection: sa.Connection,
+        statement: sa.Insert | Prepared,
         row: Any,
         options: Mapping[str, Any] | None = None,
     ) -> bool:
@@ -254,14 +239,14 @@ class StoreEngine(ABC):
         return connection.execute(statement, row, execution_options=options).rowcount > 0
 
     def insert_rows(
-        self, connection: Connection, insert: Prepared, rows: Iterator[Sequence[Any]]
+        self, connection: sa.Connection, insert: Prepared, rows: Iterator[Sequence[Any]]
     ) -> None:
         """Store rows of the driver's own values, all or none."""
         while page := list(islice(rows, _ROWS_AT_ONCE)):
             insert.run(connection, page)
 
     def direct_insert(
-        self, _engine: Engine, _insert: Prepared
+        self, _engine: sa.Engine, _insert: Prepared
     ) -> Callable[[Sequence[Any]], bool] | None:
         """Return what runs an INSERT of one row past SQLAlchemy; None where that is not done.
 
@@ -272,50 +257,50 @@ class StoreEngine(ABC):
 
     def update_returning(
         self,
-        connection: Connection,
-        ids: Column[UUID],
-        query: Select[tuple[UUID]],
-        change: Update | Delete,
-        wanted: Sequence[ColumnElement[Any]],
-    ) -> Sequence[Row[Any]]:
+        connection: sa.Connection,
+        ids: sa.Column[UUID],
+        query: sa.Select[tuple[UUID]],
+        change: sa.Update | sa.Delete,
+        wanted: Sequence[sa.ColumnElement[Any]],
+    ) -> Sequence[sa.Row[Any]]:
         these = change.where(self._among(ids, query))
         return connection.execute(these.returning(*wanted)).all()
 
-    def _among(self, ids: Column[UUID], query: Select[tuple[UUID]]) -> ColumnElement[bool]:
+    def _among(self, ids: sa.Column[UUID], query: sa.Select[tuple[UUID]]) -> sa.ColumnElement[bool]:
         return ids.in_(query.scalar_subquery())
 
     def due_notifications(
         self, tables: Tables
-    ) -> tuple[ColumnElement[bool], tuple[Column[Any], ...]]:
+    ) -> tuple[sa.ColumnElement[bool], tuple[sa.Column[Any], ...]]:
         """Return the condition that a report is due, and the order of its index."""
         row = tables.messages.c
         return tables.is_notification_due, (row.notified_status, row.status, row.id)
 
     # Transactions.
 
-    def undone_alone(self, connection: Connection) -> AbstractContextManager[object]:
+    def undone_alone(self, connection: sa.Connection) -> AbstractContextManager[object]:
         """Return what lets a caller's transaction go on after a statement inside has failed."""
         return connection.begin_nested()
 
-    def impatient(self, _connection: Connection) -> AbstractContextManager[None]:
+    def impatient(self, _connection: sa.Connection) -> AbstractContextManager[None]:
         """Let statements inside wait for locks for a moment at most, where the database can."""
         return nullcontext()
 
-    def commits_by_itself(self, connection: Connection) -> bool:
+    def commits_by_itself(self, connection: sa.Connection) -> bool:
         """Whether each statement of a caller's connection is committed as soon as it is done."""
         if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
             return True
         proxied = connection.connection.dbapi_connection
         return proxied is not None and connection.dialect.detect_autocommit_setting(proxied)
 
-    def mismatch(self, connection: Connection) -> str | None:
+    def mismatch(self, connection: sa.Connection) -> str | None:
         name = connection.dialect.name
         return None if name in self.names else name
 
-    def encoding(self, _connection: Connection, _tables: Tables) -> str:
+    def encoding(self, _connection: sa.Connection, _tables: Tables) -> str:
         return "UTF8"
 
-    def cuts_values(self, _connection: Connection) -> bool:
+    def cuts_values(self, _connection: sa.Connection) -> bool:
         """Whether what does not fit into a column would be cut to fit."""
         return False
 
@@ -324,41 +309,41 @@ class StoreEngine(ABC):
         return None
 
     @abstractmethod
-    def location(self, connection: Connection) -> Location: ...
+    def location(self, connection: sa.Connection) -> Location: ...
 
     def has_ended_before(
-        self, _connection: Connection, _tables: Tables, _messages: Sequence[Message]
+        self, _connection: sa.Connection, _tables: Tables, _messages: Sequence[Message]
     ) -> bool:
         """Whether one of these, just inserted, was stored before, and ended beside their keys."""
         return False
 
     # Looking after it.
 
-    def unset_behind_pooler(self, _connection: Connection) -> tuple[str, ...] | None:
+    def unset_behind_pooler(self, _connection: sa.Connection) -> tuple[str, ...] | None:
         """Name the timeouts that a pooler's sessions lack; None where no pooler is in between."""
         return None
 
     @abstractmethod
-    def migrating(self, connection: Connection) -> AbstractContextManager[None]:
+    def migrating(self, connection: sa.Connection) -> AbstractContextManager[None]:
         """Let other migrations wait; statements inside have no time limit."""
 
-    def housekeeping(self, _connection: Connection, _tables: Tables) -> Housekeeping | None:
+    def housekeeping(self, _connection: sa.Connection, _tables: Tables) -> Housekeeping | None:
         """Return how far the database is behind with its housekeeping; None where it has none."""
         return None
 
-    def key_holder(self, table: Table, _tables: Tables) -> str:
+    def key_holder(self, table: sa.Table, _tables: Tables) -> str:
         """Return the name of the table that has the primary key of ``table``."""
         return table.name
 
     def keep_days(
-        self, _connection: Connection, _tables: Tables, _retention: timedelta
+        self, _connection: sa.Connection, _tables: Tables, _retention: timedelta
     ) -> list[date]:
         """Make the partitions of the coming days; drop old ones, and return the days dropped."""
         return []
 
-    def pruned_until(self, retention: timedelta) -> ColumnElement[datetime]:
+    def pruned_until(self, retention: timedelta) -> sa.ColumnElement[datetime]:
         """Return until when a message must have ended to be deleted."""
-        return cast("ColumnElement[datetime]", later(database_now(), -retention))
+        return cast("sa.ColumnElement[datetime]", later(database_now(), -retention))
 
     def pruned_at(self, ended_at: datetime, retention: timedelta) -> datetime:
         return ended_at + retention

@@ -12,27 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 import pymysql
+import sqlalchemy as sa
 from pymysql.constants import CR
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Connection,
-    Delete,
-    Engine,
-    Insert,
-    Row,
-    Select,
-    Table,
-    TextClause,
-    Update,
-    and_,
-    bindparam,
-    event,
-    insert,
-    inspect,
-    or_,
-    text,
-)
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from dispatcher.errors import StoreUnavailable
@@ -72,24 +53,24 @@ _SESSION = (
     f"max_statement_time = {_STATEMENT_SECONDS}, idle_transaction_timeout = 30"
 )
 # A server has no number of its own, a cluster of them has.
-_LOCATION = text(
+_LOCATION = sa.text(
     "SELECT DATABASE(), COALESCE((SELECT NULLIF(variable_value, '') "
     "FROM information_schema.global_status WHERE variable_name = 'WSREP_CLUSTER_STATE_UUID'), "
     "CONCAT_WS(' ', @@hostname, @@port, @@datadir))"
 )
-_OTHER_ENCODINGS = text(
+_OTHER_ENCODINGS = sa.text(
     "SELECT GROUP_CONCAT(DISTINCT character_set_name) FROM information_schema.columns WHERE "
     "table_schema = DATABASE() AND table_name IN :names AND character_set_name <> 'utf8mb4'"
-).bindparams(bindparam("names", expanding=True))
+).bindparams(sa.bindparam("names", expanding=True))
 _FORBIDDEN = 1227
 """A right of the whole server is missing."""
 # Its instants are those of the server's own time zone, whatever the session's is.
-_OLDEST = text(
+_OLDEST = sa.text(
     "SELECT MAX(TIMESTAMPDIFF(SECOND, CONVERT_TZ(trx_started, 'SYSTEM', '+00:00'), "
     "UTC_TIMESTAMP())) FROM information_schema.innodb_trx "
     "WHERE trx_mysql_thread_id <> CONNECTION_ID()"
 )
-_UNDO = text("SHOW GLOBAL STATUS LIKE 'Innodb_history_list_length'")
+_UNDO = sa.text("SHOW GLOBAL STATUS LIKE 'Innodb_history_list_length'")
 _USUAL_UNDO = 1_000_000
 _IS_STRICT = "dispatcher.is_strict"
 
@@ -162,23 +143,23 @@ class MariaDBEngine(StoreEngine):
     sees_a_snapshot = True
     has_partial_indexes = False
 
-    def prepare(self, engine: Engine) -> None:
-        event.listen(engine, "do_connect", _connect)
+    def prepare(self, engine: sa.Engine) -> None:
+        sa.event.listen(engine, "do_connect", _connect)
 
-    def bound_statements(self, engine: Engine, seconds: int) -> None:
+    def bound_statements(self, engine: sa.Engine, seconds: int) -> None:
         def bound(driver: MariaDBConnection, _record: object) -> None:
             driver.query(f"SET SESSION max_statement_time = {seconds}")
 
-        event.listen(engine, "connect", bound)
+        sa.event.listen(engine, "connect", bound)
 
-    def insert_if_absent(self, table: Table) -> Insert:
+    def insert_if_absent(self, table: sa.Table) -> sa.Insert:
         """Return a plain INSERT: INSERT IGNORE would also swallow values that do not fit."""
-        return insert(table)
+        return sa.insert(table)
 
     def try_insert(
         self,
-        connection: Connection,
-        statement: Insert | Prepared,
+        connection: sa.Connection,
+        statement: sa.Insert | Prepared,
         row: Any,
         options: Mapping[str, Any] | None = None,
     ) -> bool:
@@ -191,26 +172,26 @@ class MariaDBEngine(StoreEngine):
 
     def update_returning(
         self,
-        connection: Connection,
-        ids: Column[UUID],
-        query: Select[tuple[UUID]],
-        change: Update | Delete,
-        wanted: Sequence[ColumnElement[Any]],
-    ) -> Sequence[Row[Any]]:
+        connection: sa.Connection,
+        ids: sa.Column[UUID],
+        query: sa.Select[tuple[UUID]],
+        change: sa.Update | sa.Delete,
+        wanted: Sequence[sa.ColumnElement[Any]],
+    ) -> Sequence[sa.Row[Any]]:
         """Read first what will be changed, in the same transaction."""
-        rows: Sequence[Row[Any]] = connection.execute(query.with_only_columns(*wanted)).all()
+        rows: Sequence[sa.Row[Any]] = connection.execute(query.with_only_columns(*wanted)).all()
         if rows:
             found = [row[0] for row in rows]
             connection.execute(
                 _deletion(connection, change, found)
-                if isinstance(change, Delete)
+                if isinstance(change, sa.Delete)
                 else change.where(ids.in_(found))
             )
         return rows
 
     def due_notifications(
         self, tables: Tables
-    ) -> tuple[ColumnElement[bool], tuple[Column[Any], ...]]:
+    ) -> tuple[sa.ColumnElement[bool], tuple[sa.Column[Any], ...]]:
         """Return equalities, so that the index ``unreleased`` finds the messages.
 
         ``reserved`` lies between the other two in it, so the condition names both of its values.
@@ -218,17 +199,17 @@ class MariaDBEngine(StoreEngine):
         row = tables.messages.c
         every = (Status.SCHEDULED.value, *(each.value for each in NOTIFIED_STATUSES))
         pairs = (
-            and_(
+            sa.and_(
                 row.status == each,
                 row.notified_status.in_([other for other in every if other != each]),
             )
             for each in every[1:]
         )
-        where = and_(row.reserved.in_([False, True]), or_(*pairs))
+        where = sa.and_(row.reserved.in_([False, True]), sa.or_(*pairs))
         return where, (row.status, row.reserved, row.notified_status, row.id)
 
     @contextmanager
-    def impatient(self, connection: Connection) -> Iterator[None]:
+    def impatient(self, connection: sa.Connection) -> Iterator[None]:
         usual = connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar_one()
         connection.exec_driver_sql("SET innodb_lock_wait_timeout = 0")
         try:
@@ -237,7 +218,7 @@ class MariaDBEngine(StoreEngine):
             if not connection.invalidated:
                 connection.exec_driver_sql(f"SET innodb_lock_wait_timeout = {usual}")
 
-    def cuts_values(self, connection: Connection) -> bool:
+    def cuts_values(self, connection: sa.Connection) -> bool:
         if not connection.info.get(_IS_STRICT):
             mode: str = connection.exec_driver_sql("SELECT @@SESSION.sql_mode").scalar_one()
             connection.info[_IS_STRICT] = "STRICT_" in mode
@@ -252,10 +233,10 @@ class MariaDBEngine(StoreEngine):
             return each if isinstance(each, SQLAlchemyError) else error
         return error if number_of(each) in _ENDED else None
 
-    def location(self, connection: Connection) -> Location:
+    def location(self, connection: sa.Connection) -> Location:
         return frozenset({tuple(connection.execute(_LOCATION).one())})
 
-    def housekeeping(self, connection: Connection, _tables: Tables) -> Housekeeping:
+    def housekeeping(self, connection: sa.Connection, _tables: Tables) -> Housekeeping:
         undo = connection.execute(_UNDO).one_or_none()
         backlogs = (Backlog("the undo log", int(undo[1]), _USUAL_UNDO),) if undo else ()
         try:
@@ -267,7 +248,7 @@ class MariaDBEngine(StoreEngine):
         return Housekeeping(None if seconds is None else timedelta(seconds=seconds), backlogs)
 
     @contextmanager
-    def migrating(self, connection: Connection) -> Iterator[None]:
+    def migrating(self, connection: sa.Connection) -> Iterator[None]:
         """Hold a lock of the server's on a connection that does not go back to the pool."""
         connection.detach()
         driver = connection.connection.driver_connection
@@ -283,7 +264,7 @@ class MariaDBEngine(StoreEngine):
         finally:
             connection.exec_driver_sql(f"SELECT RELEASE_LOCK({name})")
 
-    def encoding(self, connection: Connection, tables: Tables) -> str:
+    def encoding(self, connection: sa.Connection, tables: Tables) -> str:
         names = [tables.messages.name, tables.attempts.name]
         found = connection.scalar(_OTHER_ENCODINGS, {"names": names})
         return found or super().encoding(connection, tables)
@@ -291,7 +272,7 @@ class MariaDBEngine(StoreEngine):
     def skip_applied_statements(self, impl: DefaultImpl, tables: Tables) -> None:
         """Let a migration go on past what an interrupted one has done, if anything is ours."""
         connection = impl.connection
-        if connection is None or not inspect(connection).has_table(tables.version):
+        if connection is None or not sa.inspect(connection).has_table(tables.version):
             return
         execute = impl._exec
 
@@ -331,14 +312,14 @@ def _unverified() -> ssl.SSLContext:
     return context
 
 
-def _deletion(connection: Connection, change: Delete, ids: Sequence[UUID]) -> TextClause:
+def _deletion(connection: sa.Connection, change: sa.Delete, ids: Sequence[UUID]) -> sa.TextClause:
     """Return the statement that deletes these rows and reads no others.
 
     ``DELETE … WHERE id IN (…)`` reads the whole table where that looks cheaper, and then waits for
     every locked row: two that do so end in a deadlock. This join has one order.
     """
-    table = connection.dialect.identifier_preparer.format_table(cast("Table", change.table))
-    return text(
+    table = connection.dialect.identifier_preparer.format_table(cast("sa.Table", change.table))
+    return sa.text(
         f"DELETE {table} FROM "
         "JSON_TABLE(:ids, '$[*]' COLUMNS (id CHAR(32) PATH '$')) AS gone "
         f"STRAIGHT_JOIN {table} ON {table}.id = UNHEX(gone.id)"

@@ -18,25 +18,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import (
-    ARRAY,
-    ColumnElement,
-    Connection,
-    Select,
-    Table,
-    TableClause,
-    Text,
-    Uuid,
-    column,
-    delete,
-    exists,
-    func,
-    literal,
-    select,
-    table,
-    text,
-    tuple_,
-)
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from dispatcher.store.engines.base import StoreEngine, pages, transaction
@@ -69,28 +51,28 @@ _BUSY_TABLE = {
 }
 _ROWS_AT_ONCE = 5_000
 # Tables without a schema in the settings have one in the database.
-_SCHEMA_OF_DAYS = text(
+_SCHEMA_OF_DAYS = sa.text(
     "SELECT days FROM (SELECT CASE nspname WHEN 'public' THEN '' ELSE nspname || '_' END || :days "
     "AS days FROM pg_class JOIN pg_namespace own ON own.oid = relnamespace "
     "WHERE pg_class.oid = CAST(:parent AS regclass)) AS named "
     "WHERE octet_length(days) < 64 AND NOT starts_with(days, 'pg_')"
 )
-_IS_USABLE = text(
+_IS_USABLE = sa.text(
     "SELECT has_schema_privilege(oid, 'CREATE') AND has_schema_privilege(oid, 'USAGE') "
     "FROM pg_namespace WHERE nspname = :days"
 )
-_MAY_CREATE = text("SELECT has_database_privilege(current_database(), 'CREATE')")
-_CHILDREN = text(
+_MAY_CREATE = sa.text("SELECT has_database_privilege(current_database(), 'CREATE')")
+_CHILDREN = sa.text(
     "SELECT nspname, relname FROM pg_inherits JOIN pg_class child ON child.oid = inhrelid "
     "JOIN pg_namespace own ON own.oid = relnamespace "
     "WHERE inhparent = CAST(:parent AS regclass) ORDER BY relname"
 )
-_LIKE = text(
+_LIKE = sa.text(
     "SELECT nspname, relname FROM pg_class JOIN pg_namespace own ON own.oid = relnamespace "
     "WHERE relkind = 'r' AND starts_with(relname, :beginning) AND (nspname = :days OR own.oid = "
     "(SELECT relnamespace FROM pg_class WHERE oid = CAST(:history AS regclass))) ORDER BY relname"
 )
-_DAY_OF = text(
+_DAY_OF = sa.text(
     "SELECT CAST((statement_timestamp() - CAST(:ago AS interval)) AT TIME ZONE 'UTC' AS date)"
 )
 # Another sweep makes the same day.
@@ -100,22 +82,22 @@ _IN_USE, _GONE, _NOT_OWNED = "55P03", "42P01", "42501"
 
 
 class _Day(NamedTuple):
-    rows: TableClause
+    rows: sa.TableClause
     day: date
 
 
 class _Split(NamedTuple):
     """A table and its partitions; ``days`` names the schema of those of one day, if it is there."""
 
-    table: Table
-    connection: Connection
+    table: sa.Table
+    connection: sa.Connection
     days: str = ""
 
-    def part(self, name: str, schema: str | None = None) -> TableClause:
-        columns = (column(each.name, each.type) for each in self.table.columns)
-        return table(f"{self.table.name}_{name}", *columns, schema=schema or self.table.schema)
+    def part(self, name: str, schema: str | None = None) -> sa.TableClause:
+        columns = (sa.column(each.name, each.type) for each in self.table.columns)
+        return sa.table(f"{self.table.name}_{name}", *columns, schema=schema or self.table.schema)
 
-    def name(self, named: Table | TableClause) -> str:
+    def name(self, named: sa.Table | sa.TableClause) -> str:
         quote = self.connection.dialect.identifier_preparer
         name = quote.quote(named.name)
         return f"{quote.quote_schema(named.schema)}.{name}" if named.schema else name
@@ -136,38 +118,40 @@ class _Split(NamedTuple):
         usable: bool | None = self.connection.scalar(_IS_USABLE, {"days": self.days})
         return usable
 
-    def has(self, query: Select[Any]) -> bool:
-        return bool(self.connection.scalar(select(query.exists())))
+    def has(self, query: sa.Select[Any]) -> bool:
+        return bool(self.connection.scalar(sa.select(query.exists())))
 
 
 class PartitionedEngine(StoreEngine):
     has_partitions = True
 
-    def key_holder(self, table: Table, tables: Tables) -> str:
+    def key_holder(self, table: sa.Table, tables: Tables) -> str:
         split = table.name in {tables.messages.name, tables.attempts.name}
         return f"{table.name}_{_LIVE}" if split else table.name
 
     def has_ended_before(
-        self, connection: Connection, tables: Tables, messages: Sequence[Message]
+        self, connection: sa.Connection, tables: Tables, messages: Sequence[Message]
     ) -> bool:
         """Look at the days from which on they can have ended; their ids lie close together."""
         ids, row = {each.id for each in messages}, tables.messages.c
         since = min(each.created_at for each in messages) - CLOCK_STEP
-        near = select(row.id).where(row.id.between(min(ids), max(ids)), row.finished_at >= since)
+        near = sa.select(row.id).where(row.id.between(min(ids), max(ids)), row.finished_at >= since)
         return not ids.isdisjoint(connection.scalars(near, execution_options=AS_NAMED))
 
-    def pruned_until(self, retention: timedelta) -> ColumnElement[datetime]:
+    def pruned_until(self, retention: timedelta) -> sa.ColumnElement[datetime]:
         """Return until when a message must have ended to be deleted alone: its day stayed."""
         if retention < _LEAST:
             return super().pruned_until(retention)
-        return func.date_trunc("day", later(database_now(), -retention - _TO_DROP_IT), "UTC")
+        return sa.func.date_trunc("day", later(database_now(), -retention - _TO_DROP_IT), "UTC")
 
     def pruned_at(self, ended_at: datetime, retention: timedelta) -> datetime:
         if retention < _LEAST:
             return super().pruned_at(ended_at, retention)
         return retention + _midnight(ended_at.date() + _DAY) + _TO_DROP_IT
 
-    def keep_days(self, connection: Connection, tables: Tables, retention: timedelta) -> list[date]:
+    def keep_days(
+        self, connection: sa.Connection, tables: Tables, retention: timedelta
+    ) -> list[date]:
         """Make the partitions of the coming days; drop those of old ones, and return these days.
 
         A day of messages goes when nothing that remains to be done needs one of them, a day of
@@ -195,7 +179,7 @@ class PartitionedEngine(StoreEngine):
         return dropped
 
 
-def make(connection: Connection, tables: Tables) -> None:
+def make(connection: sa.Connection, tables: Tables) -> None:
     options = ", ".join(f"{name} = {value}" for name, value in _BUSY_TABLE.items())
     run, splits = connection.exec_driver_sql, _splits(connection, tables)
     _make_schema(splits[0])
@@ -220,12 +204,12 @@ def make(connection: Connection, tables: Tables) -> None:
             run(_make_day(split, missing))
 
 
-def live_name(connection: Connection, split: Table) -> str:
+def live_name(connection: sa.Connection, split: sa.Table) -> str:
     found = _Split(split, connection)
     return found.name(found.part(_LIVE))
 
 
-def drop(connection: Connection, tables: Tables) -> None:
+def drop(connection: sa.Connection, tables: Tables) -> None:
     """Drop the partitions of what has ended, and the schema of days if nothing else is in it."""
     run, splits = connection.exec_driver_sql, _splits(connection, tables)
     for split in splits:
@@ -238,19 +222,19 @@ def drop(connection: Connection, tables: Tables) -> None:
         )
 
 
-def state(connection: Connection, tables: Tables) -> tuple[int, bool]:
+def state(connection: sa.Connection, tables: Tables) -> tuple[int, bool]:
     """Return how many days from tomorrow on have a partition, and whether rows lie in none."""
     splits = _splits(connection, tables)
     ahead = min(max(0, _days_there(split) - 1) for split in splits)
     others = [(split, split.part(_OTHER)) for split in splits]
     return ahead, any(
-        split.has(select(literal(1)).select_from(other))
+        split.has(sa.select(sa.literal(1)).select_from(other))
         for split, other in others
-        if connection.scalar(select(func.has_table_privilege(split.name(other), "SELECT")))
+        if connection.scalar(sa.select(sa.func.has_table_privilege(split.name(other), "SELECT")))
     )
 
 
-def _splits(connection: Connection, tables: Tables) -> list[_Split]:
+def _splits(connection: sa.Connection, tables: Tables) -> list[_Split]:
     parent = _Split(tables.messages, connection).name(tables.messages)
     given = {"days": f"{tables.prefix}days", "parent": parent}
     days = connection.scalar(_SCHEMA_OF_DAYS, given) or ""
@@ -273,7 +257,7 @@ def _make_schema(split: _Split) -> None:
         )  # fmt: skip
 
 
-def _coming(connection: Connection) -> list[date]:
+def _coming(connection: sa.Connection) -> list[date]:
     today: date = connection.scalar(_DAY_OF, {"ago": timedelta(0)})
     return [today + number * _DAY for number in range(_DAYS_AHEAD + 1)]
 
@@ -313,7 +297,7 @@ def _make_coming(split: _Split) -> None:
                 raise
 
 
-def _alone(connection: Connection, *statements: str, patience_ms: int = _PATIENCE_MS) -> None:
+def _alone(connection: sa.Connection, *statements: str, patience_ms: int = _PATIENCE_MS) -> None:
     with transaction(connection):
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = {patience_ms}")
         for each in statements:
@@ -330,7 +314,7 @@ def _left_to_the_next_run() -> Iterator[None]:
         log.debug("partitions are left to the next run (%s)", code_of(error))
 
 
-def _detach(split: _Split, rows: TableClause, day: date) -> None:
+def _detach(split: _Split, rows: sa.TableClause, day: date) -> None:
     """Take a partition out of the table. From now on its messages are not found."""
     detached = split.part(f"{_DETACHED}_{day:%Y%m%d}")
     quote = split.connection.dialect.identifier_preparer.quote
@@ -356,45 +340,47 @@ def _delete_orphans(attempts: _Split, until: date, tables: Tables) -> None:
     """Delete old attempts of a day without a partition whose messages went with theirs."""
     rows, key = attempts.part(_OTHER), tables.attempts.primary_key
     columns = [rows.c[each.name] for each in key]
-    has_message = exists().where(tables.messages.c.id == rows.c.message_id)
+    has_message = sa.exists().where(tables.messages.c.id == rows.c.message_id)
     is_old = rows.c.finished_at < _midnight(until)
-    some = select(*columns).where(is_old, ~has_message).limit(_ROWS_AT_ONCE)
+    some = sa.select(*columns).where(is_old, ~has_message).limit(_ROWS_AT_ONCE)
     while found := attempts.connection.execute(some).all():
-        attempts.connection.execute(delete(rows).where(tuple_(*columns).in_(map(tuple, found))))
+        attempts.connection.execute(
+            sa.delete(rows).where(sa.tuple_(*columns).in_(map(tuple, found)))
+        )
         if len(found) < _ROWS_AT_ONCE:
             return
 
 
-def _has_messages_to_keep(split: _Split, rows: TableClause, tables: Tables) -> bool:
-    ids = select(rows.c.id)
+def _has_messages_to_keep(split: _Split, rows: sa.TableClause, tables: Tables) -> bool:
+    ids = sa.select(rows.c.id)
     return any(
         split.has(ids.where(each)) for each in (tables.is_unreleased, tables.is_notification_due)
     )
 
 
-def _has_attempts_to_keep(split: _Split, rows: TableClause, tables: Tables) -> bool:
+def _has_attempts_to_keep(split: _Split, rows: sa.TableClause, tables: Tables) -> bool:
     messages = tables.messages
-    is_unknown = rows.c.outcome == text("'unknown'")
-    query = select(rows.c.message_id).where(is_unknown)
+    is_unknown = rows.c.outcome == sa.text("'unknown'")
+    query = sa.select(rows.c.message_id).where(is_unknown)
     for page in pages(split.connection.execute, query, [rows.c.message_id], _ROWS_AT_ONCE):
         ids = [message_id for (message_id,) in page]
-        these = messages.c.id == func.any(literal(ids, ARRAY(Uuid())))
-        if split.has(select(messages.c.id).where(these)):
+        these = messages.c.id == sa.func.any(sa.literal(ids, sa.ARRAY(sa.Uuid())))
+        if split.has(sa.select(messages.c.id).where(these)):
             return True
     return False
 
 
-def _free_keys(connection: Connection, rows: TableClause, tables: Tables) -> None:
+def _free_keys(connection: sa.Connection, rows: sa.TableClause, tables: Tables) -> None:
     keys = tables.keys
-    query = select(rows.c.id, rows.c.idempotency_key).where(rows.c.idempotency_key.is_not(None))
+    query = sa.select(rows.c.id, rows.c.idempotency_key).where(rows.c.idempotency_key.is_not(None))
     for page in pages(connection.execute, query, [rows.c.id], _ROWS_AT_ONCE):
         old = (
-            func.unnest(
-                literal([row.id for row in page], ARRAY(Uuid())),
-                literal([row.idempotency_key for row in page], ARRAY(Text())),
+            sa.func.unnest(
+                sa.literal([row.id for row in page], sa.ARRAY(sa.Uuid())),
+                sa.literal([row.idempotency_key for row in page], sa.ARRAY(sa.Text())),
             )
-            .table_valued(column("id", Uuid()), column("key", Text()), name="old")
+            .table_valued(sa.column("id", sa.Uuid()), sa.column("key", sa.Text()), name="old")
             .render_derived()
         )
         is_old = (keys.c.idempotency_key == old.c.key, keys.c.message_id == old.c.id)
-        connection.execute(delete(keys).where(*is_old))
+        connection.execute(sa.delete(keys).where(*is_old))

@@ -10,28 +10,9 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from uuid import UUID
 
 import psycopg
+import sqlalchemy as sa
 from psycopg import sql
 from psycopg.abc import RV, PQGen
-from sqlalchemy import (
-    ARRAY,
-    JSON,
-    Column,
-    ColumnElement,
-    Connection,
-    Engine,
-    FromClause,
-    Insert,
-    Select,
-    String,
-    Table,
-    any_,
-    bindparam,
-    column,
-    event,
-    func,
-    literal,
-    text,
-)
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.types import TypeEngine
@@ -75,14 +56,16 @@ _PREPARED_AFTER = "5"
 """How often the driver has run a statement when it prepares it."""
 _CURSOR = "dispatcher.cursor"
 _MIGRATION_LOCK = 0x64697370  # "disp": two migrations at a time take turns
-_TRY_TO_LOCK = text(f"SELECT pg_try_advisory_xact_lock({_MIGRATION_LOCK})")
-_LOCK = text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
-_LOCATION = text("SELECT current_database(), (SELECT system_identifier FROM pg_control_system())")
+_TRY_TO_LOCK = sa.text(f"SELECT pg_try_advisory_xact_lock({_MIGRATION_LOCK})")
+_LOCK = sa.text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+_LOCATION = sa.text(
+    "SELECT current_database(), (SELECT system_identifier FROM pg_control_system())"
+)
 _USUALLY_DEAD = 250_000
 """As many as 1,000 messages a second leave behind in a minute and a half."""
 _ALL_STATISTICS = "pg_read_all_stats"
 # A transaction without a snapshot and without an id keeps no row. VACUUM keeps none either.
-_OLDEST = text(
+_OLDEST = sa.text(
     "SELECT max(age) FROM ("
     "SELECT clock_timestamp() - xact_start AS age FROM pg_stat_activity "
     "WHERE datname = current_database() AND pid <> pg_backend_pid() "
@@ -92,11 +75,11 @@ _OLDEST = text(
     "UNION ALL SELECT clock_timestamp() - prepared FROM pg_prepared_xacts "
     "WHERE database = current_database()) AS open"
 )
-_SEES_ALL = text(f"SELECT pg_has_role('{_ALL_STATISTICS}', 'USAGE')")
-_DEAD = text(
+_SEES_ALL = sa.text(f"SELECT pg_has_role('{_ALL_STATISTICS}', 'USAGE')")
+_DEAD = sa.text(
     "SELECT n_dead_tup, n_live_tup FROM pg_stat_all_tables WHERE relid = CAST(:name AS regclass)"
 )
-_SLOTS = text(
+_SLOTS = sa.text(
     "SELECT slot_name, active, CASE WHEN restart_lsn IS NULL OR pg_is_in_recovery() THEN 0 "
     "ELSE CAST(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) AS bigint) END, "
     "COALESCE(age(xmin), 0) FROM pg_replication_slots ORDER BY slot_name"
@@ -167,35 +150,36 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
     takes_arrays = True
     has_encodings = True
 
-    def prepare(self, engine: Engine) -> None:
-        event.listen(engine, "do_connect", _connect)
+    def prepare(self, engine: sa.Engine) -> None:
+        sa.event.listen(engine, "do_connect", _connect)
 
-    def bound_statements(self, engine: Engine, seconds: int) -> None:
+    def bound_statements(self, engine: sa.Engine, seconds: int) -> None:
         def bound(driver: PostgreSQLConnection, _record: object) -> None:
             if driver.is_pooled:
                 driver.bound = seconds
             else:
                 driver.execute(f"SET statement_timeout = '{seconds}s'".encode())
 
-        event.listen(engine, "connect", bound)
+        sa.event.listen(engine, "connect", bound)
 
-    def one_of(self, column: Column[Any], values: Sequence[Any]) -> ColumnElement[bool]:
-        return column == any_(literal(list(values), ARRAY(column.type)))
+    def one_of(self, column: sa.Column[Any], values: Sequence[Any]) -> sa.ColumnElement[bool]:
+        return column == sa.any_(sa.literal(list(values), sa.ARRAY(column.type)))
 
-    def rows_from(self, types: Mapping[str, TypeEngine[Any]]) -> FromClause:
-        columns = [column(name, each) for name, each in types.items()]
+    def rows_from(self, types: Mapping[str, TypeEngine[Any]]) -> sa.FromClause:
+        columns = [sa.column(name, each) for name, each in types.items()]
         given = [
-            bindparam(f"given_{name}", type_=postgresql.ARRAY(each)) for name, each in types.items()
+            sa.bindparam(f"given_{name}", type_=postgresql.ARRAY(each))
+            for name, each in types.items()
         ]
-        return func.unnest(*given).table_valued(*columns, name="given").render_derived()
+        return sa.func.unnest(*given).table_valued(*columns, name="given").render_derived()
 
-    def insert_if_absent(self, table: Table) -> Insert:
+    def insert_if_absent(self, table: sa.Table) -> sa.Insert:
         return postgresql.insert(table).on_conflict_do_nothing()
 
     def insert_rows(
-        self, connection: Connection, insert: Prepared, rows: Iterator[Sequence[Any]]
+        self, connection: sa.Connection, insert: Prepared, rows: Iterator[Sequence[Any]]
     ) -> None:
-        table = cast("Table", cast("Insert", insert.statement).table)
+        table = cast("sa.Table", cast("sa.Insert", insert.statement).table)
         whole = [table.schema, table.name] if table.schema else [table.name]
         types = [_copied_as(table.c[name], connection) for name in insert.names]
         copying = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(
@@ -223,32 +207,32 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
             if driver.closed:
                 connection.invalidate()
 
-    def direct_insert(self, engine: Engine, insert: Prepared) -> DirectInsert:
+    def direct_insert(self, engine: sa.Engine, insert: Prepared) -> DirectInsert:
         return DirectInsert(engine, insert)
 
-    def _among(self, ids: Column[UUID], query: Select[tuple[UUID]]) -> ColumnElement[bool]:
+    def _among(self, ids: sa.Column[UUID], query: sa.Select[tuple[UUID]]) -> sa.ColumnElement[bool]:
         """Compare with an array: behind IN, PostgreSQL may run SKIP LOCKED anew for each row."""
-        return ids == any_(func.array(query.scalar_subquery(), type_=ARRAY(ids.type)))
+        return ids == sa.any_(sa.func.array(query.scalar_subquery(), type_=sa.ARRAY(ids.type)))
 
     @contextmanager
-    def impatient(self, connection: Connection) -> Iterator[None]:
+    def impatient(self, connection: sa.Connection) -> Iterator[None]:
         connection.exec_driver_sql("SET LOCAL lock_timeout = 200")
         yield
 
-    def location(self, connection: Connection) -> Location:
+    def location(self, connection: sa.Connection) -> Location:
         return frozenset({tuple(connection.execute(_LOCATION).one())})
 
-    def unset_behind_pooler(self, connection: Connection) -> tuple[str, ...] | None:
+    def unset_behind_pooler(self, connection: sa.Connection) -> tuple[str, ...] | None:
         driver = cast("PostgreSQLConnection", connection.connection.driver_connection)
         if not driver.is_pooled:
             return None
         values = {name: connection.exec_driver_sql(f"SHOW {name}").scalar() for name in _TIMEOUTS}
         return tuple(name for name, value in values.items() if value == "0")
 
-    def encoding(self, connection: Connection, _tables: Tables) -> str:
+    def encoding(self, connection: sa.Connection, _tables: Tables) -> str:
         return str(connection.exec_driver_sql("SHOW server_encoding").scalar_one())
 
-    def housekeeping(self, connection: Connection, tables: Tables) -> Housekeeping:
+    def housekeeping(self, connection: sa.Connection, tables: Tables) -> Housekeeping:
         sees_all = connection.scalar(_SEES_ALL)
         backlogs = []
         for table in (tables.messages, tables.attempts):
@@ -265,7 +249,7 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
         )
 
     @contextmanager
-    def migrating(self, connection: Connection) -> Iterator[None]:
+    def migrating(self, connection: sa.Connection) -> Iterator[None]:
         """Migrate in one transaction; its lock holds behind a pooler, too."""
         driver = cast("PostgreSQLConnection", connection.connection.driver_connection)
         connection.detach()
@@ -284,7 +268,7 @@ class PostgreSQLEngine(partitions.PartitionedEngine):
 class DirectInsert:
     """An INSERT of one row, run by the driver alone, which takes its values as they are."""
 
-    def __init__(self, engine: Engine, insert: Prepared) -> None:
+    def __init__(self, engine: sa.Engine, insert: Prepared) -> None:
         self._engine = engine
         self._text = insert.text.encode()
         self._indexes = insert.indexes
@@ -319,9 +303,9 @@ class DirectInsert:
                 pooled.close()
 
 
-def _copied_as(column: Column[Any], connection: Connection) -> str:
+def _copied_as(column: sa.Column[Any], connection: sa.Connection) -> str:
     """Return the type whose binary form COPY is to write for a value of this column."""
-    if isinstance(column.type, (String, JSON)):
+    if isinstance(column.type, (sa.String, sa.JSON)):
         return "text"  # the binary form of json is its text
     return column.type.compile(connection.dialect).lower()
 

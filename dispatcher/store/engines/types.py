@@ -12,18 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Boolean,
-    ColumnElement,
-    Connection,
-    DateTime,
-    Dialect,
-    String,
-    Uuid,
-    text,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.mysql import BINARY, DATETIME, LONGTEXT
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -54,10 +43,10 @@ class _Bytes(TypeDecorator[UUID]):
     impl = BINARY(16)
     cache_ok = True
 
-    def process_bind_param(self, value: UUID | None, _dialect: Dialect) -> bytes | None:
+    def process_bind_param(self, value: UUID | None, _dialect: sa.Dialect) -> bytes | None:
         return None if value is None else value.bytes
 
-    def process_result_value(self, value: Any, _dialect: Dialect) -> UUID | None:
+    def process_result_value(self, value: Any, _dialect: sa.Dialect) -> UUID | None:
         return None if value is None else UUID(bytes=bytes(value))
 
 
@@ -67,23 +56,23 @@ class _Text(TypeDecorator[Any]):
     impl = LONGTEXT
     cache_ok = True
 
-    def process_bind_param(self, value: Any, _dialect: Dialect) -> str | None:
+    def process_bind_param(self, value: Any, _dialect: sa.Dialect) -> str | None:
         return None if value is None else dump_json(value)
 
-    def process_result_value(self, value: Any, _dialect: Dialect) -> Any:
+    def process_result_value(self, value: Any, _dialect: sa.Dialect) -> Any:
         return None if value is None else json.loads(value)
 
 
-def id_type() -> Uuid[UUID]:
-    return Uuid().with_variant(_Bytes(), *MARIADB)
+def id_type() -> sa.Uuid[UUID]:
+    return sa.Uuid().with_variant(_Bytes(), *MARIADB)
 
 
-def json_type(*, none_as_null: bool = False) -> JSON:
-    return JSON(none_as_null=none_as_null).with_variant(_Text(), *MARIADB)
+def json_type(*, none_as_null: bool = False) -> sa.JSON:
+    return sa.JSON(none_as_null=none_as_null).with_variant(_Text(), *MARIADB)
 
 
 def partial(condition: str) -> dict[str, Any]:
-    where = text(condition)
+    where = sa.text(condition)
     return {"postgresql_where": where, "sqlite_where": where}
 
 
@@ -94,17 +83,17 @@ class Instant(TypeDecorator[datetime]):
     its ``TIMESTAMP`` ends in 2038 or 2106 and follows the session's zone.
     """
 
-    impl = DateTime(timezone=True)
+    impl = sa.DateTime(timezone=True)
     cache_ok = True
 
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+    def load_dialect_impl(self, dialect: sa.Dialect) -> TypeEngine[Any]:
         if dialect.name == "sqlite":
-            return dialect.type_descriptor(String(23))
+            return dialect.type_descriptor(sa.String(23))
         if dialect.name in MARIADB:
             return dialect.type_descriptor(DATETIME(fsp=6))
-        return dialect.type_descriptor(DateTime(timezone=True))
+        return dialect.type_descriptor(sa.DateTime(timezone=True))
 
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
+    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> Any:
         if value is None:
             return None
         if dialect.name in MARIADB:
@@ -113,7 +102,7 @@ class Instant(TypeDecorator[datetime]):
             return value
         return value.astimezone(UTC).isoformat(" ", "milliseconds")[:23]
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> datetime | None:
         if value is None:
             return None
         if dialect.name == "sqlite":
@@ -123,13 +112,13 @@ class Instant(TypeDecorator[datetime]):
 
 
 class Length(TypeDecorator[timedelta]):
-    impl = BigInteger
+    impl = sa.BigInteger
     cache_ok = True
 
-    def process_bind_param(self, value: timedelta | None, _dialect: Dialect) -> int | None:
+    def process_bind_param(self, value: timedelta | None, _dialect: sa.Dialect) -> int | None:
         return None if value is None else to_length_ms(value)
 
-    def process_result_value(self, value: int | None, _dialect: Dialect) -> timedelta | None:
+    def process_result_value(self, value: int | None, _dialect: sa.Dialect) -> timedelta | None:
         return None if value is None else value * MILLISECOND
 
 
@@ -179,15 +168,15 @@ _INSTANTS = {
 database_now = _function("now", Instant())
 """The present instant by the database's clock, the same throughout a statement."""
 minute_of = _function("minute_of", Instant())
-in_live_partition = _function("in_live_partition", Boolean())
+in_live_partition = _function("in_live_partition", sa.Boolean())
 """The condition of the partition of live rows; it says nothing where there is none."""
-in_history = _function("in_history", Boolean())
+in_history = _function("in_history", sa.Boolean())
 """The condition that a row lies in a partition of ended rows; else it says nothing."""
 _later = _function("later", Instant())
 
 
 def with_present(
-    connection: Connection, statement: str, now: Callable[[], datetime], function: str
+    connection: sa.Connection, statement: str, now: Callable[[], datetime], function: str
 ) -> str:
     """Return a statement in which ``now()`` stands for :func:`database_now`.
 
@@ -211,7 +200,7 @@ def with_present(
 
 
 def later(
-    instant: ColumnElement[datetime], length: ColumnElement[float] | timedelta | float
+    instant: sa.ColumnElement[datetime], length: sa.ColumnElement[float] | timedelta | float
 ) -> Any:
     """Return ``instant`` moved by a length; a number is one of seconds."""
     if isinstance(length, timedelta):
