@@ -6,7 +6,8 @@ No part connects before its first use, and a worker builds none before the fork.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from inspect import signature
 from threading import RLock
@@ -311,18 +312,20 @@ class App:
     own_transaction = wired(OwnTransaction, reservations=lambda app: app.reserver)
     joined_messages = wired(JoinedMessages)
     callers_transactions = wired(CallersTransactions, store=lambda app: app.joined_messages)
-    submitter = wired(
-        Submitter, own=lambda app: app.own_transaction, dry_run=lambda app: app._dry_run
-    )
 
-    def _dry_run(self) -> DryRun:
-        copies = self.make(
+    @contextmanager
+    def _dry_run(self) -> Iterator[DryRun]:
+        with self.make(
             Copies,
             client=lambda app: app.redis,
             keys=lambda app: app.fence.keys,
             under_way=lambda app: app.settings.reconcile_grace * 2,
-        )
-        return DryRun(reservations=copies, messages=self.messages, suppressions=self.suppressions)
+        ) as copies:
+            yield self.make(DryRun, reservations=lambda _: copies)
+
+    submitter = wired(
+        Submitter, own=lambda app: app.own_transaction, dry_run=lambda app: app._dry_run
+    )
 
     @built_once
     def timeline_reader(self) -> TimelineReader:

@@ -387,9 +387,9 @@ class Dispatcher:
         return self._submit(draft, session)
 
     def _submit(self, draft: Draft, session: object) -> Message:
-        if session is not None:
-            return self._app.submitter.submit(draft, self._app.callers_transactions.of(session))
-        return self._app.submitter.submit(draft, self._app.own_transaction)
+        app = self._app
+        sink = app.own_transaction if session is None else app.callers_transactions.of(session)
+        return app.submitter.submit(draft, sink)
 
     @overload
     def submit_many(

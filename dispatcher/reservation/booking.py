@@ -114,6 +114,15 @@ class Slot(NamedTuple):
     request: BookingRequest
 
     @property
+    def is_duplicate(self) -> bool:
+        return self.message_id != self.request.message_id
+
+    def for_everyone(self) -> Slot:
+        """Return it as that of all submits with its key: released, it is nobody's any more."""
+        submit = self.request.submit and replace(self.request.submit, token=EVERYONE)
+        return self._replace(request=self.request._replace(submit=submit))
+
+    @property
     def booked(self) -> BookingRequest:
         """The request for this time alone, under the id that has it."""
         return self.request._replace(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from asyncio import CancelledError, current_task
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import Lock
@@ -95,7 +95,12 @@ class JoinedTransaction(Generic[T]):
         self._insert_key = backend.insert_if_absent(tables.keys)
         self._was_asked = False
 
-    def with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
+    def with_keys(self, keys: Iterable[str]) -> dict[str, tuple[Message, str]]:
+        """Return the messages that have these keys, as :meth:`Messages.with_keys` does."""
+        found = {key: self._with_key(key) for key in keys}
+        return {key: message for key, message in found.items() if message is not None}
+
+    def _with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
         """Return the message that has the key, as this transaction sees it, and its fingerprint.
 
         The keys are asked first: a look at the messages locks the partitions of all days until the

@@ -28,9 +28,10 @@ from dispatcher.reservation import (
     Upkeep,
     Windows,
 )
+from dispatcher.settings import Settings
 from dispatcher.store.event_loop import beside_the_loop
 from dispatcher.store.messages import Messages
-from dispatcher.submission.batch import Entry
+from dispatcher.submission.pipeline import Entry
 from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Reserver:
     windows: Windows
     upkeep: Upkeep
     messages: Messages
+    settings: Settings
     refusals: RefusalLog | None = None
 
     def reserve(self, requests: Sequence[BookingRequest], *, grace: timedelta) -> list[Answer]:
@@ -82,16 +84,10 @@ class Reserver:
         if self.refusals is not None:
             beside_the_loop(partial(self.refusals.note, refused))
 
-    def release(self, entry: Entry) -> None:
-        """Release the reservation of a message that is not stored any more, or never will be."""
-        message_id, _, request = entry.reservation
-        try:
-            self.windows.release(message_id, request.terms, submit=request.submit)
-        except ReservationsUnavailable as error:
-            log.warning(
-                "the reservation of message %s, which is not stored, was not released; "
-                "reconcile releases it: %s", message_id, error,
-            )  # fmt: skip
+    def slow(self, stored: Sequence[Entry]) -> list[Entry]:
+        """Return the entries whose reservations must be looked at again."""
+        late = self.clock.monotonic() - self.settings.settle.total_seconds()
+        return [entry for entry in stored if entry.booked_at < late]
 
     def look_again(self, entries: Sequence[Entry], *, keep: bool, wait: bool = True) -> None:
         """Make sure that messages still have their reservations, because storing took long.
@@ -142,7 +138,7 @@ class Reserver:
         while True:
             answer: Slot | DispatcherError
             try:
-                [answer] = self.windows.book([entry.reservation.booked], is_stored=True)
+                [answer] = self.windows.book([entry.slot.booked], is_stored=True)
             except ReservationsUnavailable as error:
                 answer = error
             if not isinstance(answer, ReservationsUnavailable) or self.clock.monotonic() >= until:
@@ -174,8 +170,7 @@ class Reserver:
         try:
             if self.messages.take_back(message):
                 entry.result = why
-                if is_answered:
-                    self.release(entry)
+                entry.owned = entry.slot.for_everyone() if is_answered else None
         except StoreUnavailable as error:
             # It may be gone, or is stored without a reservation: it is not said to be accepted.
             entry.result = OutcomeUnknown(error.reason, message.id)

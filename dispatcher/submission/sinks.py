@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
-from functools import cache, partial
-from typing import ClassVar
+from functools import cached_property
 from uuid import UUID
 
 from dispatcher.errors import (
@@ -23,56 +21,29 @@ from dispatcher.settings import Settings
 from dispatcher.store.lists import Suppressions
 from dispatcher.store.messages import GivenUp, Messages
 from dispatcher.store.outbox import JoinedMessages, JoinedTransaction
-from dispatcher.submission.batch import (
-    Batch,
-    Entry,
-    Known,
-    compose,
-    occupied,
-    recalled,
-)
+from dispatcher.store.schema import UNSENT_STATUSES
 from dispatcher.submission.enqueuer import Enqueuer
+from dispatcher.submission.pipeline import Batch, Entry, Known, Sink, compose, recalled
 from dispatcher.submission.reserver import Reserver
-from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)
 
 _TRIES = 3
 
 
-@dataclass(kw_only=True)
-class Sink:
-    """The steps of the pipeline that depend on where messages are stored.
+def _occupied(
+    keyed: Mapping[str, Entry], store: Messages | JoinedTransaction[Entry]
+) -> dict[str, Known]:
+    """Return what is known under keys that are not free; note what the other entries supersede.
 
-    All may raise StoreUnavailable.
+    A key is free once its message has ended and surely was not sent.
     """
-
-    reservations: Reserver | Copies
-    grace: timedelta = timedelta(0)
-    """How much longer than usual a reservation may wait for its row."""
-    refuses_suppressed: ClassVar[bool] = False
-    """Whether :meth:`store` refuses by itself a single recipient who has opted out."""
-
-    def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
-        """Return the messages that have one of these idempotency keys, unless it is free again.
-
-        Called for each batch.
-        """
-        raise NotImplementedError
-
-    def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
-        """Return those of these recipients, each with its channel, that have opted out."""
-        raise NotImplementedError
-
-    def store(self, batch: Batch) -> None:
-        """Store what is reserved; mark what keeps its reservation.
-
-        An entry whose reservation was released meanwhile is refused with GivenUp.
-        """
-        raise NotImplementedError
-
-    def enqueue(self, batch: Batch) -> None:
-        """Enqueue what is committed."""
+    known = store.with_keys([*keyed])
+    ended = [message for message, _ in known.values() if message.status in UNSENT_STATUSES]
+    free = store.unsent(ended) if ended else ()
+    for key, (message, _) in known.items():
+        keyed[key].supersedes = message.id if message.id in free else None
+    return {key: found for key, found in known.items() if found[0].id not in free}
 
 
 @dataclass(kw_only=True)
@@ -84,16 +55,12 @@ class OwnTransaction(Sink):
     """
 
     reservations: Reserver
-    settings: Settings
-    clock: Clock
     messages: Messages
     suppressions: Suppressions
     enqueuer: Enqueuer
-    refuses_suppressed = True
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
-        known = self.messages.with_keys(list(keyed))
-        return occupied(keyed, known, self.messages.unsent)
+        return _occupied(keyed, self.messages) if keyed else {}
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
         return self.suppressions.among(recipients)
@@ -103,23 +70,19 @@ class OwnTransaction(Sink):
 
         Look at the reservations again where that took long.
         """
-        if not batch.booked:
-            return
+        booked = batch.booked
         if batch.atomic:
-            self._store_all(batch)
-        elif len(batch.booked) == 1 or any(entry.is_duplicate for entry in batch.booked):
-            self._store_each(batch, perhaps_stored=False)
+            self._store_all(booked)
+            batch.stored = booked
+        elif len(booked) == 1 or any(entry.slot.is_duplicate for entry in booked):
+            batch.stored = self._store_each(booked, perhaps_stored=False)
         else:
-            batch.keep_reservations()
-            done = self.messages.add_together([each.addition for each in batch.booked])
-            if done:
-                batch.stored = batch.booked
-            else:
-                self._store_each(batch, perhaps_stored=done is None)
+            _disown(booked)
+            done = self.messages.add_together([entry.addition for entry in booked])
+            batch.stored = booked if done else self._store_each(booked, perhaps_stored=done is None)
         fault("submit.after_commit")
-        settle_seconds = self.settings.settle.total_seconds()
-        if batch.stored and self.clock.monotonic() - batch.started > settle_seconds:
-            self._look_again(batch)
+        if slow := self.reservations.slow(batch.stored):
+            self._look_again(slow, keep=batch.atomic)
 
     def enqueue(self, batch: Batch) -> None:
         """Write the accepted messages into the journal, and enqueue them."""
@@ -127,32 +90,29 @@ class OwnTransaction(Sink):
         if accepted:
             self.enqueuer.accept(accepted)
 
-    def _look_again(self, batch: Batch) -> None:
+    def _look_again(self, entries: Sequence[Entry], *, keep: bool) -> None:
         """Let the submit that inserted a row look at its reservation; others look at the row.
 
         A row that was there before is that of a submit with the same idempotency key, which may
         have been slow as well, and have taken it back.
         """
-        inserted: list[Entry] = []
-        found: list[tuple[str, Entry]] = []
-        for entry in batch.stored:
-            key = entry.valid.idempotency_key
-            if key is None or entry.result is entry.addition.message:
-                inserted.append(entry)
-            else:
-                found.append((key, entry))
-        self.reservations.look_again(inserted, keep=batch.atomic)
-        for key, entry in found:
+        ours = [each for each in entries if each.is_new or each.valid.idempotency_key is None]
+        self.reservations.look_again(ours, keep=keep)
+        for entry in set(entries).difference(ours):
+            keyed = {entry.addition.message.idempotency_key or "": entry}
             try:
-                entry.result = recalled(entry.valid, self.recall({key: entry})) or GivenUp()
+                entry.result = recalled(entry.valid, self.recall(keyed)) or GivenUp()
             except IdempotencyConflict as error:
                 entry.result = error
             except StoreUnavailable as error:
                 entry.result = OutcomeUnknown(error.reason, entry.addition.message.id)
 
-    def _store_each(self, batch: Batch, *, perhaps_stored: bool) -> None:
-        batch.keep_reservations(perhaps_stored)
-        for entry in batch.booked:
+    def _store_each(self, entries: Sequence[Entry], *, perhaps_stored: bool) -> list[Entry]:
+        """Store one by one; return those whose message is stored under its id."""
+        stored = []
+        for entry in entries:
+            entry.owned = None if perhaps_stored else entry.slot
+        for entry in entries:
             try:
                 entry.result = self._stored(entry, perhaps_stored=perhaps_stored)
             except (IdempotencyConflict, Suppressed) as error:
@@ -162,9 +122,9 @@ class OwnTransaction(Sink):
                     raise
                 entry.result = error
             else:
-                if entry.result.id == entry.reservation.message_id:
-                    batch.stored.append(entry)
-                entry.is_duplicate &= entry.result is not entry.addition.message
+                if entry.owned is None:
+                    stored.append(entry)
+        return stored
 
     def _stored(self, entry: Entry, *, perhaps_stored: bool) -> Message:
         """Store one message and return it, or the one that a duplicate submit has stored.
@@ -173,58 +133,57 @@ class OwnTransaction(Sink):
         whatever the database answers now, and OutcomeUnknown is raised. Its reservation stays:
         reconcile finds out whether the message needs it.
         """
-        message = entry.addition.message
-        entry.keeps_reservation = True
+        message, entry.owned = entry.addition.message, None
         try:
             stored = self.messages.add(entry.addition, perhaps_stored=perhaps_stored)
             if stored.id != message.id:
+                entry.owned = entry.slot
                 recalled(entry.valid, self.recall({message.idempotency_key or "": entry}))
-                entry.keeps_reservation = False
         except OutcomeUnknown:
             raise
         except (StoreUnavailable, IdempotencyConflict, Suppressed) as error:
             if isinstance(error, GivenUp):
                 # A duplicate submit that shares the reservation is refused as well.
-                self.reservations.release(entry)
+                entry.owned = entry.slot.for_everyone()
             elif perhaps_stored and isinstance(error, StoreUnavailable):
                 raise OutcomeUnknown(error.reason, message.id) from error
-            entry.keeps_reservation = False
+            else:
+                entry.owned = entry.slot
             raise
         # The row may be the one that was stored with the batch.
         return message if perhaps_stored and stored.id == message.id else stored
 
-    def _store_all(self, batch: Batch) -> None:
+    def _store_all(self, entries: Sequence[Entry]) -> None:
         """Store all or none, and make sure which.
 
         A reservation of a duplicate submit is shared by the id of its message: the first one to
         store it has it, ``has`` finds what both stored, and ``withdraw`` leaves it to the other.
         """
-        booked = batch.booked
-        batch.keep_reservations()
-        ids = [entry.reservation.message_id for entry in booked]
+        _disown(entries)
+        ids = [entry.slot.message_id for entry in entries]
         perhaps_stored = False
         for _ in range(_TRIES):
-            additions = [entry.addition for entry in booked]
+            additions = [entry.addition for entry in entries]
             done = self.messages.add_together(additions, perhaps_stored=perhaps_stored)
             # After a broken line the server may still be storing, and what it holds may be why
             # the next try is refused.
             perhaps_stored |= done is None
             try:
                 if done or self.messages.has(ids):
-                    batch.stored = booked
-                    for entry in booked if done else ():
-                        entry.is_duplicate = False
                     return
             except StoreUnavailable as error:
                 # The messages may be stored: reconcile finds out whether they need reservations.
                 raise OutcomeUnknown(error.reason, ids[0]) from error
         if perhaps_stored:
             raise OutcomeUnknown("the connection broke while a batch was stored", ids[0])
-        batch.keep_reservations(False)
+        for entry in entries:
+            entry.owned = entry.slot
         raise StoreUnavailable("the database did not take the batch; nothing was stored")
 
 
-_Transaction = JoinedTransaction[Entry]
+def _disown(entries: Iterable[Entry]) -> None:
+    for entry in entries:
+        entry.owned = None
 
 
 @dataclass(kw_only=True)
@@ -239,7 +198,6 @@ class CallersTransactions:
     """
 
     settings: Settings
-    clock: Clock
     store: JoinedMessages
     reserver: Reserver
     enqueuer: Enqueuer
@@ -248,10 +206,11 @@ class CallersTransactions:
         return CallersTransaction(
             reservations=self.reserver,
             grace=self.settings.transaction_grace,
-            join=cache(partial(self._join, session)),
+            transactions=self,
+            session=session,
         )
 
-    def _join(self, session: object) -> _Transaction:
+    def join(self, session: object) -> JoinedTransaction[Entry]:
         """Join the transaction of ``session``. Raises like :meth:`JoinedMessages.join`.
 
         What a savepoint took away is withdrawn, because it would block the next message.
@@ -259,12 +218,11 @@ class CallersTransactions:
         transaction = self.store.join(session, self._ended)
         watch = transaction.watch
         if watch.undone and watch.joined:
-            present = transaction.present([entry.addition.message.id for entry in watch.joined])
-            gone = [entry for entry in watch.joined if entry.addition.message.id not in present]
-            for entry in gone:
-                watch.joined.remove(entry)
+            present = transaction.present([entry.slot.message_id for entry in watch.joined])
+            gone = [entry for entry in watch.joined if entry.slot.message_id not in present]
+            watch.joined[:] = [each for each in watch.joined if each.slot.message_id in present]
             if gone:
-                self.reserver.withdraw([entry.reservation.booked for entry in gone])
+                self.reserver.withdraw([entry.slot.booked for entry in gone])
             watch.undone = False
         return transaction
 
@@ -274,7 +232,7 @@ class CallersTransactions:
             return
         fault("joined.after_commit")
         try:
-            found = self.store.stored([entry.addition.message.id for entry in joined])
+            found = self.store.stored([entry.slot.message_id for entry in joined])
         except StoreUnavailable as error:
             log.warning(
                 "could not look up %d messages after their transaction; enqueue_due enqueues "
@@ -282,14 +240,12 @@ class CallersTransactions:
                 len(joined), error,
             )  # fmt: skip
             return
-        stored = [entry for entry in joined if entry.addition.message.id in found]
+        stored = [entry for entry in joined if entry.slot.message_id in found]
         self.enqueuer.accept([entry.addition.message for entry in stored])
-        late = self.clock.monotonic() - self.settings.settle.total_seconds()
-        slow = [entry for entry in stored if entry.reserved_at < late]
-        self.reserver.look_again(slow, keep=True, wait=False)
-        gone = [entry for entry in joined if entry.addition.message.id not in found]
+        self.reserver.look_again(self.reserver.slow(stored), keep=True, wait=False)
+        gone = [entry for entry in joined if entry.slot.message_id not in found]
         if is_certain and gone:
-            self.reserver.withdraw([entry.reservation.booked for entry in gone])
+            self.reserver.withdraw([entry.slot.booked for entry in gone])
 
 
 @dataclass(kw_only=True)
@@ -299,46 +255,45 @@ class CallersTransaction(Sink):
     What fails is undone alone, so that the caller's transaction is as it was before.
     """
 
-    join: Callable[[], _Transaction]
-    refuses_suppressed = True
+    transactions: CallersTransactions
+    session: object
+
+    @cached_property
+    def transaction(self) -> JoinedTransaction[Entry]:
+        return self.transactions.join(self.session)
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Join the transaction, and look the keys up as seen from inside."""
-        transaction = self.join()
-        if not keyed:
-            return {}
-        found = [(key, transaction.with_key(key)) for key in keyed]
-        known = {key: of_key for key, of_key in found if of_key is not None}
-        return occupied(keyed, known, transaction.unsent)
+        transaction = self.transaction
+        return _occupied(keyed, transaction) if keyed else {}
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
-        """Look the recipients up, as seen from inside."""
-        transaction = self.join()
-        return {each for each in recipients if transaction.is_suppressed(*each)}
+        return {each for each in recipients if self.transaction.is_suppressed(*each)}
 
     def store(self, batch: Batch) -> None:
+        joined = self.transaction.watch.joined
         for entry in batch.booked:
-            transaction = self.join()
-            transaction.watch.joined.append(entry)
-            entry.reserved_at, entry.keeps_reservation = batch.started, True
+            joined.append(entry)
+            entry.owned = None
             try:
-                entry.result = self._stored(entry, transaction)
-                entry.keeps_reservation = entry.result.id == entry.addition.message.id
+                entry.result = self._stored(entry)
+                if entry.result.id != entry.slot.message_id:
+                    entry.owned = entry.slot
             except (StoreUnavailable, IdempotencyConflict, Suppressed):
-                entry.keeps_reservation = False
+                entry.owned = entry.slot
                 raise
             finally:
-                if not entry.keeps_reservation:
-                    transaction.watch.joined.remove(entry)
+                if entry.owned is not None:
+                    joined.remove(entry)
             fault("joined.after_add")
 
-    def _stored(self, entry: Entry, transaction: _Transaction) -> Message:
+    def _stored(self, entry: Entry) -> Message:
         message = entry.addition.message
-        key = message.idempotency_key
+        keyed = {} if message.idempotency_key is None else {message.idempotency_key: entry}
         for _ in range(_TRIES):
-            if transaction.add(entry.addition):
+            if self.transaction.add(entry.addition):
                 return message
-            known = None if key is None else recalled(entry.valid, self.recall({key: entry}))
+            known = recalled(entry.valid, self.recall(keyed))
             if known is not None:
                 return known
             entry.addition = entry.addition._replace(supersedes=entry.supersedes)
@@ -355,13 +310,13 @@ class DryRun(Sink):
     reservations: Copies
     messages: Messages
     suppressions: Suppressions
+    refuses_suppressed = False
     _keys: dict[str, tuple[UUID, str]] = field(default_factory=dict, init=False)
     """The message that has the reservation, and its fingerprint, by idempotency key."""
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Return what is stored under these keys, or what earlier batches would have stored."""
-        stored = self.messages.with_keys(list(keyed))
-        known = dict(occupied(keyed, stored, self.messages.unsent))
+        known = _occupied(keyed, self.messages)
         for key in keyed.keys() & self._keys.keys() - known.keys():
             valid, (message_id, fingerprint) = keyed[key].valid, self._keys[key]
             at = valid.send_at  # a plan shows nothing of the message
@@ -373,8 +328,9 @@ class DryRun(Sink):
         return self.suppressions.among(recipients)
 
     def store(self, batch: Batch) -> None:
-        batch.keep_reservations()
         for entry in batch.booked:
             key, fingerprint = entry.valid.idempotency_key, entry.valid.fingerprint
             if key is not None and fingerprint is not None:
-                self._keys[key] = entry.reservation.message_id, fingerprint
+                self._keys[key] = entry.slot.message_id, fingerprint
+            if entry.slot.is_duplicate:
+                del entry.addition  # another submit is about to store it

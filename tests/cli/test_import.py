@@ -405,7 +405,7 @@ def test_no_line_within_the_quotes_of_a_row_that_is_too_long_is_a_row(
 def test_it_says_how_to_go_on_and_a_second_run_ends_as_if_run_once(
     house: House, run: Run, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    monkeypatch.setattr("dispatcher.submission.batch.BATCH", 100)
+    monkeypatch.setattr("dispatcher.submission.pipeline.BATCH", 100)
     rows = people(250)
     for number, each in enumerate(rows):
         each["idempotency_key"] = f"key {number}" if number != 7 else ""
@@ -460,7 +460,7 @@ def test_it_holds_a_batch_and_not_the_file(
     house: House, run: Run, monkeypatch: pytest.MonkeyPatch, case: tuple[int, str, int]
 ) -> None:
     """However long the rows are: of long ones a batch has few."""
-    monkeypatch.setattr("dispatcher.submission.batch.BATCH", 100)
+    monkeypatch.setattr("dispatcher.submission.pipeline.BATCH", 100)
     (many, text, most), ahead = case, list[int]()
     lines = Source.lines
 

@@ -145,7 +145,7 @@ def _withdrawn(real: Any) -> Any:
         try:
             return real(self, entry, perhaps_stored=perhaps_stored)
         except OutcomeUnknown as error:
-            self.reservations.withdraw([entry.reservation.booked])
+            self.reservations.withdraw([entry.slot.booked])
             raise StoreUnavailable(error.reason) from error
 
     return stored

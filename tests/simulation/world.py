@@ -25,7 +25,7 @@ from dispatcher.errors import DispatcherError
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.reservation import Fence, booking, shards
 from dispatcher.store import database, maintenance
-from dispatcher.submission import batch, submitter
+from dispatcher.submission import pipeline
 from dispatcher.times.send_time import to_ms
 from tests.simulation.broker import Broker, begins_in
 from tests.simulation.callers import Caller, Known
@@ -300,9 +300,9 @@ def patched(world: World) -> Iterator[None]:
           for module in (group, sender_pool, task)),
         *((module, "random", world.rng) for module in (sender_pool, sweep, database)),
         *((module, "new_tail", world.new_tail) for module in (booking, shards)),
-        (submitter, "new_ids", world.new_ids),
+        (pipeline, "new_ids", world.new_ids),
         (booking, "new_id", world.new_id),
-        (batch, "BATCH", _BATCH),
+        (pipeline, "BATCH", _BATCH),
         (database, "time", SimpleNamespace(sleep=world.scheduler.wait)),
         (maintenance, "_ahead", lambda pages: pages),  # no thread of the machine
         (faults, "_armed", world),

@@ -264,7 +264,7 @@ BUGS = {
     ),
     "a key with other content answered with the message": Bug(
         dict.fromkeys(
-            ["submission.sinks.recalled", "submission.submitter.recalled"], _any_content_recalled
+            ["submission.sinks.recalled", "submission.pipeline.recalled"], _any_content_recalled
         ),
         "I8",
     ),

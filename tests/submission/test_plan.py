@@ -48,7 +48,7 @@ def database_url(sqlite_url: str) -> str:
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dispatcher.submission.batch.BATCH", BATCH)
+    monkeypatch.setattr("dispatcher.submission.pipeline.BATCH", BATCH)
 
 
 def draft(recipient: str = "ada", seconds: float = 0, **more: Any) -> Draft:

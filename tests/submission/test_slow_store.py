@@ -165,7 +165,7 @@ def test_a_place_that_was_taken_back_without_redis_is_freed_by_the_sweep(
     slow_store(house, house.redis.flushall)
     house.swap("messages", Between(house.parts.messages, before={"take_back": once(other.open)}))
     lost = raising(ReservationsUnavailable("Redis does not answer"))
-    house.swap("windows", Between(house.parts.windows, before={"release": lost}))
+    house.swap("windows", Between(house.parts.windows, before={"withdraw": lost}))
     with pytest.raises(ReservationsUnavailable):
         house.submit(send_at=SOON)
     if is_confirmed:
@@ -319,7 +319,7 @@ def test_a_batch_asks_a_redis_that_hangs_about_one_message_alone(database_url: s
             asked.append("book")
             house.moved.advance(timedelta(seconds=2))  # as long as the client waits and repeats
 
-        hooks = {"book": book, "release": lambda: asked.append("free")}
+        hooks = {"book": book, "withdraw": lambda: asked.append("free")}
         windows = Between(house.parts.windows, before=hooks)
 
         def hang() -> None:

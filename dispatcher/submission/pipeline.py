@@ -1,0 +1,633 @@
+"""Accept drafts: validate, recall, reserve, store, enqueue. One draft is a batch of one."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import partial
+from itertools import chain, islice
+from typing import TYPE_CHECKING, ClassVar
+from uuid import UUID
+
+from dispatcher.errors import (
+    BatchRefused,
+    DispatcherError,
+    IdempotencyConflict,
+    InvalidDraft,
+    QuotaExceeded,
+    SlotRefused,
+    StoreUnavailable,
+    Suppressed,
+    alone,
+)
+from dispatcher.faults import fault
+from dispatcher.message import (
+    Draft,
+    Message,
+    Plan,
+    Progress,
+    Rejection,
+    Status,
+    new_ids,
+    without_collector,
+)
+from dispatcher.reservation import BookingRequest, Slot, Submit, is_planned_id
+from dispatcher.settings import Settings
+from dispatcher.store.event_loop import beside_the_loop
+from dispatcher.store.messages import GivenUp
+from dispatcher.store.schema import Addition
+from dispatcher.submission.enqueuer import Enqueuer
+from dispatcher.submission.rows import DraftRow
+from dispatcher.submission.validation import DraftValidator, ValidDraft, judge_times
+from dispatcher.telemetry.journal import Journal
+from dispatcher.times.clock import Clock
+from dispatcher.times.send_time import from_ms, to_ms
+
+if TYPE_CHECKING:
+    from dispatcher.reservation import Copies
+    from dispatcher.submission.reserver import Reserver
+    from dispatcher.telemetry.spans import Answers, Spans
+
+Result = Message | Rejection
+OnProgress = Callable[[Progress], object]
+Known = tuple[Message, str]
+"""A message that has an idempotency key, and the fingerprint of the draft it was made of."""
+
+BATCH = 1_000
+"""Drafts that are validated, reserved and stored together."""
+_MOST_SIZE = 1_000_000
+"""How much text of rows is together: what was read of it may take 25 times as much memory."""
+_MINUTE_MS = 60_000
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One draft of a batch.
+
+    ``result`` is None until the draft is refused, recalled or composed; then the refusal, or the
+    message, which the sink replaces if it stores another one or none.
+
+    ``valid`` is set once the draft was found valid, ``slot`` once it is booked (at ``booked_at`` of
+    the monotonic clock), ``addition`` when it is about to be stored. ``owned`` is the reservation
+    that is released in the end; None where there is none, or its message is stored or may be.
+    ``supersedes`` is the message that ended unsent and has the key. ``was_given_up``: its
+    reservation was released before it was stored, so that it is judged once more.
+    """
+
+    number: int
+    draft: Draft
+    valid: ValidDraft = field(init=False)
+    slot: Slot = field(init=False)
+    addition: Addition = field(init=False)
+    result: Message | DispatcherError | None = None
+    owned: Slot | None = None
+    booked_at: float = 0.0
+    supersedes: UUID | None = None
+    was_given_up: bool = False
+
+    @property
+    def is_new(self) -> bool:
+        """Whether its message was stored by this submit, and not by an earlier one."""
+        addition = getattr(self, "addition", None)  # unset before it is about to be stored
+        return addition is not None and self.result is addition.message
+
+    def answer(self) -> Message:
+        result = self.result
+        if isinstance(result, Message):
+            return result
+        raise result or RuntimeError("a draft was not decided")
+
+    def request(self, message_id: UUID) -> BookingRequest:
+        valid, submit = self.valid, None
+        if valid.idempotency_key is not None:
+            fingerprint = valid.fingerprint or ""
+            submit = Submit(valid.idempotency_key, fingerprint, supersedes=self.supersedes)
+        return valid.request(message_id, submit)
+
+    def share(self, first: Entry) -> None:
+        """Take over the message of an earlier draft with the same key, if it was accepted."""
+        if isinstance(first.result, Message) and self.result is None:
+            self.result = first.result
+            if self.valid.fingerprint != first.valid.fingerprint:
+                key = self.valid.idempotency_key or ""
+                self.result = IdempotencyConflict(key, first.result.id)
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Drafts that go through the pipeline together.
+
+    ``atomic`` accepts all or none. ``open`` are the entries that are to be reserved, ``repeats``
+    those that wait for an earlier one with their key. ``booked`` have a reservation, the messages
+    of ``stored`` are stored under its id. ``refused`` are requests without a slot, to be noted.
+    """
+
+    entries: list[Entry]
+    atomic: bool = False
+    open: list[Entry] = field(default_factory=list)
+    repeats: list[tuple[Entry, Entry]] = field(default_factory=list)
+    booked: list[Entry] = field(default_factory=list)
+    stored: list[Entry] = field(default_factory=list)
+    refused: list[tuple[BookingRequest, SlotRefused]] = field(default_factory=list)
+
+    def refuses_rest(self) -> bool:
+        """Refuse the rest of an atomic batch, but messages known before, where one is refused."""
+        if not self.atomic:
+            return False
+        refused = [e.number for e in self.entries if isinstance(e.result, DispatcherError)]
+        if not refused:
+            return False
+        for entry in self.entries:
+            if entry.result is None:
+                entry.result = BatchRefused(refused[0])
+        return True
+
+    def left(self) -> list[Entry]:
+        """Return the entries to be judged once more.
+
+        Where the first draft with a key was refused, the key is free, and the next one is judged
+        on its own, as it would be in another batch.
+        """
+        for entry, first in self.repeats:
+            entry.share(first)
+        for entry in self.booked:
+            if isinstance(entry.result, GivenUp):
+                error = StoreUnavailable(entry.result.reason, remedy="submit it again")
+                entry.result = error if entry.was_given_up else None
+                entry.was_given_up = True
+        return [entry for entry in self.entries if entry.result is None]
+
+
+@dataclass(kw_only=True)
+class Sink:
+    """The steps of the pipeline that depend on where messages are stored.
+
+    All may raise StoreUnavailable.
+    """
+
+    reservations: Reserver | Copies
+    grace: timedelta = timedelta(0)
+    """How much longer than usual a reservation may wait for its row."""
+    refuses_suppressed: ClassVar[bool] = True
+    """Whether :meth:`store` refuses by itself a single recipient who has opted out."""
+
+    def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
+        """Return the messages that have one of these idempotency keys, unless it is free again.
+
+        Called for each batch.
+        """
+        raise NotImplementedError
+
+    def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
+        """Return those of these recipients, each with its channel, that have opted out."""
+        raise NotImplementedError
+
+    def store(self, batch: Batch) -> None:
+        """Store what is booked, and disown the reservations that stored messages need.
+
+        An entry whose reservation was released meanwhile is refused with GivenUp.
+        """
+        raise NotImplementedError
+
+    def enqueue(self, batch: Batch) -> None:
+        """Enqueue what is committed."""
+
+
+@dataclass(kw_only=True)
+class Submitter:
+    """The pipeline of every submit; a sink (``sinks.py``) stores and enqueues.
+
+    When its process dies at any line, maintenance heals what is left: it releases a reservation
+    without a message, and enqueues a message that was not enqueued.
+    """
+
+    settings: Settings
+    clock: Clock
+    enqueuer: Enqueuer
+    own: Sink
+    dry_run: Callable[[], AbstractContextManager[Sink]]
+    journal: Journal
+    validator: DraftValidator
+    spans: Spans | None = None
+
+    def submit(self, draft: Draft, sink: Sink) -> Message:
+        return self.entered(draft, sink).answer()
+
+    def entered(self, draft: Draft, sink: Sink) -> Entry:
+        """Accept one draft; return its entry, which tells whether its message is new.
+
+        Raises InvalidDraft, Suppressed, QuotaExceeded, QuietHours, IdempotencyConflict,
+        ReservationsUnavailable, StoreUnavailable: then nothing is reserved or stored; and
+        OutcomeUnknown.
+        """
+        entry = Entry(0, draft)
+        try:
+            if self.spans is None:
+                self.run([entry], sink)
+                entry.answer()
+            else:
+                with self.spans.submitting() as accepted:
+                    self.run([entry], sink)
+                    accepted(entry.answer())
+        except DispatcherError as error:
+            self.journal.refused(error)
+            raise
+        return entry
+
+    def submit_each(
+        self, drafts: Iterable[Draft], *, total: int | None, progress: OnProgress | None
+    ) -> Iterator[Result]:
+        """Yield the result of each draft, in order, a batch at a time.
+
+        Raises ReservationsUnavailable and StoreUnavailable: what was yielded is accepted or
+        refused, of the batch under way some may be stored. Run again with the same idempotency
+        keys, it ends as if run once.
+        """
+        return self._results(_batches(drafts), Tally(total, progress))
+
+    def submit_all(self, drafts: Sequence[Draft], *, progress: OnProgress | None) -> list[Result]:
+        """Accept all drafts or none. Raises like :meth:`submit_each`; then none is accepted."""
+        entries = [Entry(number, draft) for number, draft in enumerate(drafts)]
+        return [*self._results([entries], Tally(len(entries), progress), atomic=True)]
+
+    def plan(
+        self,
+        drafts: Iterable[Draft],
+        *,
+        total: int | None,
+        progress: OnProgress | None,
+        refuse: Callable[[Rejection], object] | None = None,
+    ) -> Plan:
+        """Return what a submit of these drafts would do. They are read a batch at a time.
+
+        ``refuse`` is called with each refusal; the plan then lists none.
+        Raises ReservationsUnavailable and StoreUnavailable.
+        """
+        tally = Tally(total, progress)
+        rejections: list[Rejection] = []
+        refuse = refuse or rejections.append
+        with self.dry_run() as sink:
+            for entries in _batches(drafts):
+                with without_collector():
+                    self.run(entries, sink)
+                for result in tally.add(entries):
+                    if isinstance(result, Rejection):
+                        refuse(_without_planned_ids(result))
+        return Plan(
+            accepted=tally.accepted,
+            known=tally.known,
+            shifted=tally.shifted,
+            first_send_at=tally.first_send_at,
+            last_send_at=tally.last_send_at,
+            rejections=tuple(rejections),
+            asked=_by_minute(tally.asked),
+            promised=_by_minute(tally.promised),
+        )
+
+    def _results(
+        self, batches: Iterable[list[Entry]], tally: Tally, *, atomic: bool = False
+    ) -> Iterator[Result]:
+        answers: Answers = (self._answered(entries, tally, atomic) for entries in batches)
+        return chain.from_iterable(
+            answers if self.spans is None else self.spans.submitting_many(answers)
+        )
+
+    def _answered(self, entries: list[Entry], tally: Tally, atomic: bool) -> list[Result]:
+        with without_collector():
+            self.run(entries, self.own, atomic=atomic)
+        results = tally.add(entries)
+        for result in results:
+            if isinstance(result, Rejection):
+                self.journal.refused(result.error)
+        return results
+
+    def run(self, entries: list[Entry], sink: Sink, *, atomic: bool = False) -> None:
+        """Take drafts through every step; each has a result then.
+
+        Raises ReservationsUnavailable: then nothing is reserved; and StoreUnavailable and
+        OutcomeUnknown as the sink does.
+        """
+        now = self.clock.now()
+        beside_the_loop(partial(self._validate, entries, now))
+        while entries:
+            batch = Batch(entries, atomic)
+            with _owned(batch, sink):
+                self._recall(batch, sink, now)
+                self._reserve(batch, sink)
+                self._store(batch, sink)
+            sink.enqueue(batch)
+            if batch.refused:  # at the end, so that a slow Redis delays no message
+                sink.reservations.note(batch.refused)
+            entries = batch.left()
+
+    def _validate(self, entries: Iterable[Entry], now: datetime) -> None:
+        for entry in entries:
+            try:
+                entry.valid = self.validator.validated(entry.draft, now=now)
+            except InvalidDraft as error:
+                entry.result = error
+
+    def _recall(self, batch: Batch, sink: Sink, now: datetime) -> None:
+        """Answer what was submitted before; judge the times of the others.
+
+        A repeated call may come when its time has passed: it still gets its message.
+        """
+        undecided = [entry for entry in batch.entries if entry.result is None]
+        if not undecided:
+            return
+        firsts = _by_key(undecided)
+        if known := sink.recall(firsts):
+            _answer_known(undecided, known)
+        for entry in undecided:
+            first = firsts.get(entry.valid.idempotency_key or "", entry)
+            if entry.result is not None:
+                continue
+            if first is not entry:
+                batch.repeats.append((entry, first))
+                if batch.atomic and entry.valid.fingerprint != first.valid.fingerprint:
+                    entry.result = IdempotencyConflict(entry.valid.idempotency_key or "", None)
+                continue
+            try:
+                judge_times(entry.valid, now=now)
+            except InvalidDraft as error:
+                entry.result = error
+            else:
+                batch.open.append(entry)
+
+    def _reserve(self, batch: Batch, sink: Sink) -> None:
+        """Reserve for every entry that is open; of an atomic batch for all or none."""
+        is_single = len(batch.entries) == 1 and not batch.atomic
+        if not (is_single and sink.refuses_suppressed):
+            _refuse_suppressed(batch.open, sink)
+        booked_at = self.clock.monotonic()
+        fault("submit.before_reserve")
+        entries = [entry for entry in batch.open if entry.result is None]
+        if batch.refuses_rest() or not entries:
+            return
+        requests = list(map(Entry.request, entries, new_ids(len(entries))))
+        answers = sink.reservations.reserve(requests, grace=sink.grace)
+        refused: list[tuple[Entry, BookingRequest]] = []
+        for entry, request, answer in zip(entries, requests, answers, strict=True):
+            if isinstance(answer, Slot):
+                entry.slot = entry.owned = answer
+                entry.booked_at = booked_at
+                batch.booked.append(entry)
+            else:
+                entry.result = answer
+                refused.append((entry, request))
+        if refused:
+            self._explain(refused, sink, is_single=is_single)
+            batch.refused = [
+                (request, entry.result)
+                for entry, request in refused
+                if isinstance(entry.result, SlotRefused)
+            ]
+        fault("submit.after_reserve")
+
+    def _explain(
+        self, refused: Sequence[tuple[Entry, BookingRequest]], sink: Sink, *, is_single: bool
+    ) -> None:
+        """Find better answers for entries without a slot: a duplicate's message, or an opt-out."""
+        entries = [entry for entry, _ in refused if isinstance(entry.result, SlotRefused)]
+        if keyed := _by_key(entries):
+            _answer_known(entries, sink.recall(keyed))
+        if is_single and sink.refuses_suppressed:
+            _refuse_suppressed([e for e in entries if isinstance(e.result, SlotRefused)], sink)
+
+    def _store(self, batch: Batch, sink: Sink) -> None:
+        """Make messages of the drafts that are booked, and store them."""
+        if not batch.booked or batch.refuses_rest():
+            return
+        created_at = from_ms(to_ms(self.clock.now()))
+        trace = None if self.spans is None else self.spans.current()
+        for entry in batch.booked:
+            valid, (message_id, at_ms, request) = entry.valid, entry.slot
+            # The same object, if it was not shifted: an instant is costly to make.
+            send_at = valid.send_at if at_ms == request.asked_ms else from_ms(at_ms)
+            enqueue_at = self.enqueuer.enqueue_at(send_at, now=created_at)
+            entry.result = message = compose(
+                valid,
+                message_id,
+                send_at,
+                created_at=created_at,
+                max_attempts=self.settings.channels[valid.channel].max_attempts,
+                enqueued_at=created_at if enqueue_at > send_at else None,
+                trace=trace,
+            )
+            entry.addition = Addition(
+                message,
+                enqueue_at,
+                valid.fingerprint,
+                valid.body_json,
+                valid.status_url,
+                entry.supersedes,
+            )
+        sink.store(batch)
+
+
+@contextmanager
+def _owned(batch: Batch, sink: Sink) -> Iterator[None]:
+    """Release in the end, also after an error, the reservations that no message needs."""
+    try:
+        yield
+    finally:
+        owned = [each.owned.booked for each in batch.booked if each.owned is not None]
+        if owned:
+            sink.reservations.withdraw(owned)
+
+
+def _by_key(entries: Iterable[Entry]) -> dict[str, Entry]:
+    """Return the first entry with each idempotency key."""
+    firsts: dict[str, Entry] = {}
+    for entry in entries:
+        if (key := entry.valid.idempotency_key) is not None:
+            firsts.setdefault(key, entry)
+    return firsts
+
+
+def _answer_known(entries: Iterable[Entry], known: Mapping[str, Known]) -> None:
+    for entry in entries:
+        try:
+            entry.result = recalled(entry.valid, known) or entry.result
+        except IdempotencyConflict as error:
+            entry.result = error
+
+
+def recalled(valid: ValidDraft, known: Mapping[str, Known]) -> Message | None:
+    """Return the message that is known under the draft's key, if there is one.
+
+    Raises IdempotencyConflict where that was made of other content.
+    """
+    key = valid.idempotency_key or ""
+    if key not in known:
+        return None
+    message, fingerprint = known[key]
+    if fingerprint != valid.fingerprint:
+        raise IdempotencyConflict(key, message.id)
+    return message
+
+
+def _refuse_suppressed(entries: Iterable[Entry], sink: Sink) -> None:
+    named = [(entry, (entry.valid.recipient, entry.valid.channel)) for entry in entries]
+    if named:
+        suppressed = sink.suppressed([recipient for _, recipient in named])
+        for entry, recipient in named:
+            if recipient in suppressed:
+                entry.result = Suppressed(entry.valid.channel)
+
+
+def compose(
+    valid: ValidDraft,
+    message_id: UUID,
+    send_at: datetime,
+    *,
+    created_at: datetime,
+    max_attempts: int,
+    enqueued_at: datetime | None = None,
+    trace: str | None = None,
+) -> Message:
+    """Return the message that a draft becomes at the time that is reserved for it."""
+    return Message(
+        id=message_id,
+        channel=valid.channel,
+        recipient=valid.recipient,
+        scope=valid.scope,
+        body=valid.body,
+        send_at=send_at,
+        next_attempt_at=send_at,
+        expires_at=valid.expiry(send_at),
+        status=Status.SCHEDULED,
+        attempt_count=0,
+        max_attempts=max_attempts,
+        idempotency_key=valid.idempotency_key,
+        created_at=created_at,
+        finished_at=None,
+        last_error=None,
+        scopes=valid.scopes,
+        zone=valid.zone,
+        quiet_hours=valid.quiet_hours,
+        on_unknown=valid.on_unknown,
+        expire_after=valid.expire_after,
+        # A repeat that asks for a length from now has the reservation of the first submit.
+        asked_at=valid.send_at if valid.latest is not None and valid.send_at < send_at else None,
+        trace=trace,
+        enqueued_at=enqueued_at,
+        campaign=valid.campaign,
+    )
+
+
+def _batches(drafts: Iterable[Draft]) -> Iterator[list[Entry]]:
+    """Yield entries, numbered from 0, a batch at a time. Of long rows a batch has fewer."""
+    numbered = enumerate(drafts)
+    while entries := list(_until_heavy(islice(numbered, BATCH))):
+        yield entries
+
+
+def _until_heavy(numbered: Iterable[tuple[int, Draft]]) -> Iterator[Entry]:
+    size = 0
+    for number, draft in numbered:
+        yield Entry(number, draft)
+        size += draft.size if isinstance(draft, DraftRow) else 0
+        if size >= _MOST_SIZE:
+            return
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts the results of drafts, and reports progress.
+
+    The times are those of new messages; ``promised`` counts these by minutes since 1970, ``asked``
+    also the drafts that a quota or quiet hours refuse. ``total`` is how many drafts there will be,
+    None where that is not known.
+    """
+
+    total: int | None = None
+    on_progress: OnProgress | None = None
+    accepted: int = 0
+    refused: int = 0
+    known: int = 0
+    shifted: int = 0
+    first_send_at: datetime | None = None
+    last_send_at: datetime | None = None
+    asked: Counter[int] = field(default_factory=Counter)
+    promised: Counter[int] = field(default_factory=Counter)
+
+    def add(self, entries: Sequence[Entry]) -> list[Result]:
+        """Count the results of these entries, report progress, and return them."""
+        results: list[Result] = []
+        for entry in entries:
+            result = entry.result
+            if not isinstance(result, Message):
+                if result is None:
+                    raise RuntimeError("a draft was not decided")
+                results.append(Rejection(entry.number, entry.draft, alone(result)))
+                self.refused += 1
+                if isinstance(result, SlotRefused):
+                    self.asked[to_ms(result.send_at) // _MINUTE_MS] += 1
+                continue
+            results.append(result)
+            self.accepted += 1
+            if not entry.is_new:
+                self.known += 1
+                continue
+            send_at, at_ms, asked_ms = result.send_at, entry.slot.at_ms, entry.slot.request.asked_ms
+            self.shifted += at_ms != asked_ms
+            self.asked[asked_ms // _MINUTE_MS] += 1
+            self.promised[at_ms // _MINUTE_MS] += 1
+            if self.first_send_at is None or send_at < self.first_send_at:
+                self.first_send_at = send_at
+            if self.last_send_at is None or send_at > self.last_send_at:
+                self.last_send_at = send_at
+        if self.on_progress is not None:
+            so_far = (self.accepted, self.refused, self.total, self.known, self.shifted)
+            self.on_progress(Progress(*so_far))
+        return results
+
+
+def _by_minute(counted: Mapping[int, int]) -> dict[datetime, int]:
+    return {from_ms(minute * _MINUTE_MS): counted[minute] for minute in sorted(counted)}
+
+
+def _without_planned_ids(refused: Rejection) -> Rejection:
+    """Return a refusal of a plan as it is shown: drafts in the way have no ids of messages."""
+    error = refused.error
+    if isinstance(error, IdempotencyConflict):
+        if error.message_id is not None and is_planned_id(error.message_id):
+            error = IdempotencyConflict(error.key, None)
+    elif isinstance(error, QuotaExceeded):
+        stored = [each for each in error.conflicting if not is_planned_id(each)]
+        error = QuotaExceeded(
+            quota=error.quota,
+            scope=error.scope,
+            send_at=error.send_at,
+            conflicting=stored,
+            next_slot=error.next_slot,
+            latest=error.latest,
+            drafts=len(error.conflicting) - len(stored),
+        )
+    return replace(refused, error=error)
+
+
+class LazyResults(Iterator[Result]):
+    """Results that are computed while they are read. Warns when they are never read."""
+
+    def __init__(self, results: Iterator[Result]) -> None:
+        self._results = results
+        self._begun = False
+
+    def __next__(self) -> Result:
+        self._begun = True
+        return next(self._results)
+
+    def __del__(self) -> None:
+        if not self._begun:
+            warnings.warn(
+                "submit_many was given an iterable and its results were never read: "
+                "nothing was submitted",
+                RuntimeWarning,
+                stacklevel=2,
+            )
