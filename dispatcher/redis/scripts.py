@@ -11,30 +11,20 @@ import hashlib
 import re
 import struct
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
 import redis
-from redis.backoff import FullJitterBackoff
 from redis.exceptions import NoScriptError
-from redis.retry import Retry
 
-from dispatcher.redis.client import Cluster, by_server
+from dispatcher.redis.cluster import Cluster
 from dispatcher.redis.errors import REPLICA, reason
 
 _PARTS = "-- @parts\n"
 Call = tuple[Sequence[bytes | str], Sequence[Any]]
 """Keys and arguments of one call of a script."""
 Packable = float | tuple["Packable", ...]
-_REDIRECTED = (redis.exceptions.AskError, redis.exceptions.TryAgainError)
-"""What a node answers that does not, or not yet, hold all keys of a call.
-
-A MovedError is an AskError.
-"""
-_SILENT = (redis.ConnectionError, redis.TimeoutError)
-_PATIENCE = Retry(FullJitterBackoff(base=0.05, cap=0.4), 1, (redis.exceptions.ClusterError,))
-"""For the time in which a hash slot moves: its keys are in two places, and calls with both fail."""
 _INCLUDE = re.compile(r"^-- @include (\w+)\.lua$", re.MULTILINE)
 
 
@@ -92,7 +82,12 @@ def replies_of(client: redis.Redis, script: Script, calls: Sequence[Call]) -> li
     redis.RedisError and, on a cluster, RedisClusterException.
     """
     if isinstance(client, Cluster):
-        replies = _on_cluster(client, script, calls)
+        replies = client.replies(
+            [names[0] for names, _ in calls],
+            lambda server, numbers: _on_one_server(server, script, [calls[n] for n in numbers]),
+            # EVAL, because another server may not know the script.
+            lambda number: _command("EVAL", script.text, *calls[number]),
+        )
     else:
         replies = _on_one_server(client, script, calls)
     for reply in replies:
@@ -102,47 +97,6 @@ def replies_of(client: redis.Redis, script: Script, calls: Sequence[Call]) -> li
                 # Its name may lead to the master by now. Other threads read from those in use.
                 client.connection_pool.disconnect(inuse_connections=False)
             raise reply
-    return replies
-
-
-def _on_cluster(client: Any, script: Script, calls: Sequence[Call]) -> list[Any]:
-    """Return the reply to each call, which may be an error.
-
-    redis-py's own pipeline asks a node about each command where its keys are, and after a failure
-    sends one command after the other.
-    """
-    replies = _node_by_node(client, script, calls)
-    lost = [number for number, each in enumerate(replies) if isinstance(each, _SILENT)]
-    if lost:
-        client.refresh()
-        again = _node_by_node(client, script, [calls[number] for number in lost])
-        for number, reply in zip(lost, again, strict=True):
-            replies[number] = reply
-    stuck: dict[int, Exception] = {}
-    for number, reply in enumerate(replies):
-        if isinstance(reply, _REDIRECTED):
-            slot = client.keyslot(calls[number][0][0])
-            # EVAL, because the other server may not know the script.
-            command = _command("EVAL", script.text, *calls[number])
-            try:
-                replies[number] = stuck.get(slot) or _PATIENCE.call_with_retry(
-                    partial(client.execute_command, *command), lambda _: None
-                )
-            except (redis.RedisError, redis.exceptions.RedisClusterException) as error:
-                replies[number] = stuck[slot] = error
-    return replies
-
-
-def _node_by_node(client: Any, script: Script, calls: Sequence[Call]) -> list[Any]:
-    """Return the reply to each call. A node that is silent keeps no other one from its calls."""
-    replies: list[Any] = [None] * len(calls)
-    for server, numbers in by_server(client, [keys[0] for keys, _ in calls]).items():
-        try:
-            answers = _on_one_server(server, script, [calls[number] for number in numbers])
-        except _SILENT as error:
-            answers = [error] * len(numbers)
-        for number, reply in zip(numbers, answers, strict=True):
-            replies[number] = reply
     return replies
 
 

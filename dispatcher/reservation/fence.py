@@ -17,7 +17,7 @@ from typing import Any
 
 import redis
 
-from dispatcher.redis.client import by_server, refresh
+from dispatcher.redis.cluster import by_server, refresh
 from dispatcher.redis.errors import REPLICA, EvictingServer
 from dispatcher.redis.keys import PermitKeys, ShardKeys, permit_parts, shard_of, start_of
 from dispatcher.redis.scripts import replies_of, script

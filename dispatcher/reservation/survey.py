@@ -15,7 +15,8 @@ import redis
 
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.file_modes import open_to_others
-from dispatcher.redis.client import Cluster, masters_of, now_ms
+from dispatcher.redis.client import now_ms
+from dispatcher.redis.cluster import Cluster, masters_of
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import PermitKeys, ShardKeys
 from dispatcher.reservation.fence import Fence, Part, fields_of, server_of

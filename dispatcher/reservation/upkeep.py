@@ -16,7 +16,8 @@ from uuid import UUID, uuid4
 import redis
 
 from dispatcher.errors import ReservationsUnavailable
-from dispatcher.redis.client import by_server, masters_of, now_ms
+from dispatcher.redis.client import now_ms
+from dispatcher.redis.cluster import by_server, masters_of
 from dispatcher.redis.errors import EvictingServer, is_hash_slot_moving, translated
 from dispatcher.redis.keys import (
     PermitKeys,

@@ -26,7 +26,8 @@ from dispatcher import (
 )
 from dispatcher.limiters import Permit
 from dispatcher.message import new_id
-from dispatcher.redis.client import connect_redis, ping, refresh
+from dispatcher.redis.client import connect_redis, ping
+from dispatcher.redis.cluster import refresh
 from tests.support.all_windows import let_graces_pass, promised, windows_of
 from tests.support.cluster import Cluster, Member, one_and_a_new_node, slot_of
 from tests.support.house import BODY, House, hour_ago, house_on
