@@ -65,7 +65,6 @@ class Shards:
         self._reserve = script("reservation/reserve")
         self._next_slot = script("reservation/next_slot")
         self._check = script("reservation/check")
-        self._hold = script("reservation/hold")
         self._release = script("reservation/release")
 
     def book(self, requests: Sequence[LegRequest], *, pending_grace_ms: int = 0) -> list[LegAnswer]:
@@ -165,10 +164,7 @@ class Shards:
         """
         leg, booking = request
         own = member_of(booking.message_id, new_tail())
-        names = [leg.keys.pending, leg.keys.epoch, *leg.windows]
         try:
-            if not self._run_once(self._hold, (names, [own, at_ms])):
-                raise closed()
             blocked = self._checked(leg, booking.left or booking.member, at_ms, own)
             if blocked is not None:
                 return blocked
@@ -250,7 +246,7 @@ class Shards:
     ) -> Call:
         """Encode ``check.lua``; ``resume`` is what the last call answered, zeros at first."""
         words = [at_ms, own, hold, *resume, self._judged_by(leg, at_ms, 0)]
-        return [leg.keys.epoch, *leg.windows], words
+        return [leg.keys.pending, leg.keys.epoch, *leg.windows], words
 
     def _judged_by(self, leg: Leg, at_ms: int, step: int) -> bytes:
         return packed(self._table(leg, at_ms, step))

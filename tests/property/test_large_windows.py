@@ -105,8 +105,6 @@ def test_a_booking_too_long_for_one_call_is_held_and_checked(
         assert calls.made["check checking"] >= 1
         if verb == "next_slot":
             assert calls.made["next_slot unsure"] >= 1
-        else:
-            assert calls.made["hold"] >= 1
         assert one.real.client.zcard(one.real.keys("ada").pending) <= 12
 
 

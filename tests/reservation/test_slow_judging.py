@@ -217,7 +217,7 @@ def test_late_copies_of_the_calls_of_a_long_search_lose_nothing(real: Reserving)
     until = from_ms(slot)
     moving = booked_move(real.windows, message_id, terms=ADA, send_at=from_ms(asked), latest=until)
     win(real.windows, moving)
-    assert any(script == real.windows.shards._hold for script, _ in calls)
+    assert any(script == real.windows.shards._check for script, _ in calls)
     for call in calls:
         run(*call)
         assert score(real, moving.member) == slot

@@ -72,7 +72,7 @@ class Calls:
 
     def watch(self, real: Reserving) -> None:
         shards: Any = real.windows.shards
-        names = ("reserve", "next_slot", "check", "hold", "move")
+        names = ("reserve", "next_slot", "check")
         name_of = {getattr(shards, f"_{name}"): name for name in names}
         run = shards._run
 

@@ -19,7 +19,7 @@ LIMITS = {
 def little_at_once(most_read: int) -> Callable[[str], Script]:
     def read(name: str) -> Script:
         text = source(name)
-        if name in {f"reservation/{each}" for each in ("reserve", "move", "next_slot", "check")}:
+        if name in {f"reservation/{each}" for each in ("reserve", "next_slot", "check")}:
             for names, values in LIMITS.items():
                 changed = f"local {names} = {values.format(most_read)}\n"
                 text, times = re.subn(rf"local {names} = [\d, ]+\n", changed, text)

@@ -10,7 +10,7 @@
 --         each window}}
 --       4... of each message: member (id of 16 bytes, and the tail of its last move), time asked for
 --       in ms, latest time to book in ms (= asked: book that time or nothing), index of its terms;
---       extra words: hold ('' or a member that hold.lua put at the time asked for, which needs no
+--       extra words: hold ('' or a member that check.lua put at the time asked for, which needs no
 --       judging where it still stands in every window), present member of a message that is moved
 --       ('' for others), fingerprint ('' without idempotency key), token of this submit
 -- Reply a list of one reply for each message, in order:
