@@ -21,7 +21,6 @@ from dispatcher.times import zones
 from tests.support import canaries
 from tests.support.compiled import compile_once
 from tests.support.far import FarDatabase
-from tests.support.figures import pytest_terminal_summary, report
 from tests.support.house_fixtures import build, house, slow
 from tests.support.mariadb import MariaDBServer
 from tests.support.proxy import Proxy
@@ -40,10 +39,8 @@ __all__ = [
     "build",
     "house",
     "own_queue",
-    "pytest_terminal_summary",
     "pytest_xdist_make_scheduler",
     "rabbitmq",
-    "report",
     "slow",
 ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -23,9 +22,7 @@ BEFORE_MS, AFTER_MS = 100, 20
 
 # PostgreSQL lets a cancel and a claim of one message race; SQLite runs one writer at a time.
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_confirmed_cancel_is_final_even_at_the_due_time(
-    environment: Maker, report: Callable[[str], None]
-) -> None:
+def test_a_confirmed_cancel_is_final_even_at_the_due_time(environment: Maker) -> None:
     running = environment()
     start = datetime.now(UTC) + timedelta(seconds=5)
     drafts = [
@@ -44,7 +41,6 @@ def test_a_confirmed_cancel_is_final_even_at_the_due_time(
         shares = [(running, accepted[first::CALLERS]) for first in range(CALLERS)]
         cancelled = [id_ for share in callers.map(cancel_when_due, shares) for id_ in share]
     running.wait_until_ended()
-    report(f"{len(cancelled)} cancelled, {MESSAGES - len(cancelled)} too late")
     running.check(accepted, cancelled=cancelled)
 
 
