@@ -411,7 +411,7 @@ class Settings(BaseSettings):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with some fields replaced, which are not validated."""
         copy = super().model_copy(update=update, deep=deep)
-        for made in ("quotas_of", "spellings"):
+        for made in ("quotas_of", "spellings", "body_types"):
             vars(copy).pop(made, None)
         return copy
 

@@ -21,7 +21,7 @@ from dispatcher.errors import (
     QuotaExceeded,
     quoted,
 )
-from dispatcher.message import Body, Message, Status, without_collector
+from dispatcher.message import Body, Message, Status
 from dispatcher.quota import parse_quota
 from dispatcher.selection import Selection
 from dispatcher.settings import Settings
@@ -195,10 +195,6 @@ class Travel:
             self._prune_at = self.now + _PRUNE_EVERY
 
     def _play(self, until: datetime) -> None:
-        with without_collector():
-            self._play_all(until)
-
-    def _play_all(self, until: datetime) -> None:
         """Play all that happens up to an instant."""
         app, queue, clock = self._app, self._app.in_process_queue, self._clock
         if self._swept_at < clock.now():
@@ -209,7 +205,7 @@ class Travel:
             if at is None or at > until:
                 return
             clock.move_to(at)
-            if self._is_to_be_swept(waiting):
+            if self._is_broken_off or (waiting is not None and waiting <= at):
                 self._sweep()
             while (begins_at := queue.next_at()) is not None and begins_at <= clock.now():
                 task = queue.take()
@@ -235,10 +231,6 @@ class Travel:
         if self._is_broken_off:
             found.append(self._swept_at + self._app.settings.sweep_interval)
         return min(found, default=None)
-
-    def _is_to_be_swept(self, waiting: datetime | None) -> bool:
-        is_waiting = waiting is not None and waiting <= self.now
-        return is_waiting or self._is_broken_off
 
     def _sweep(self) -> None:
         """Do the duties of the sweep."""
