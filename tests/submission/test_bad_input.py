@@ -9,25 +9,15 @@ from typing import Any
 
 import pytest
 
-from dispatcher import Dispatcher, InvalidDraft, InvalidValue, Settings, UnknownChannel
+from dispatcher import Dispatcher, InvalidDraft, InvalidValue, UnknownChannel
 from tests.support.clock import MovableClock
 from tests.support.house import FAR
-from tests.support.refusals import BAD, CANARY, Bad
-
-
-def settings_nowhere(nowhere: Path, **more: Any) -> Settings:
-    return Settings.load(
-        redis_url=f"unix://{nowhere}/redis.sock",
-        broker_url=f"redis+socket://{nowhere}/redis.sock",
-        database_url=f"sqlite:///{nowhere}/missing/store.db",
-        data_dir=nowhere,
-        **more,
-    )
+from tests.support.refusals import BAD, CANARY, Bad, settings_nowhere
 
 
 @pytest.fixture(scope="module")
 def unreachable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dispatcher]:
-    """Give a dispatcher whose servers are nowhere: whatever touches one of them is Unavailable."""
+    """Give a dispatcher that reaches no server."""
     settings = settings_nowhere(tmp_path_factory.mktemp("nowhere"))
     with Dispatcher(settings, clock=MovableClock(FAR)) as dispatcher:
         yield dispatcher

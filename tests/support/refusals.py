@@ -6,16 +6,28 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dispatcher import InvalidDraft, InvalidSendTime, InvalidValue, UnknownChannel
+from dispatcher import InvalidDraft, InvalidSendTime, InvalidValue, Settings, UnknownChannel
 from tests.support.house import FAR
 
 CANARY = "canary-body-4711"
 SOON = FAR + timedelta(minutes=1)
 _LONG = 256
+
+
+def settings_nowhere(nowhere: Path, **more: Any) -> Settings:
+    """Return settings whose servers are nowhere: whatever touches one of them is Unavailable."""
+    return Settings.load(
+        redis_url=f"unix://{nowhere}/redis.sock",
+        broker_url=f"redis+socket://{nowhere}/redis.sock",
+        database_url=f"sqlite:///{nowhere}/missing/store.db",
+        data_dir=nowhere,
+        **more,
+    )
 
 
 @dataclass(frozen=True)
@@ -53,7 +65,15 @@ _TEXTS: dict[str, Any] = {
     "zero width": "a\u200bda",
     "lone surrogate": "a\ud800da",
     "space before": " ada",
+    "tab before": "\tada",
+    "no-break space before": "\u00a0ada",
     "space after": "ada ",
+    "byte order mark after": "ada\ufeff",
+    "line end after": "é\n",
+    "carriage return": "a\rda",
+    "paragraph separator": "a\u2029da",
+    "delete": "a\x7fda",
+    "escape": "a\x1bda",
     "bytes": b"ada",
     "number": 4711,
     "list": ["ada"],
@@ -77,6 +97,8 @@ _BODIES: dict[str, tuple[Any, str]] = {
     "nan": ({"n": float("nan")}, "body.n"),
     "infinity": ({"n": -float("inf")}, "body.n"),
     "number as key": ({"a": {1: 2}}, "body.a"),
+    "nothing as key": ({None: "a"}, "body"),
+    "complex number": ({"n": 1j}, "body.n"),
     "datetime": ({"when": FAR}, "body.when"),
     "set": ({"some": {1}}, "body.some"),
     "bytes within": ({"raw": b"x"}, "body.raw"),
@@ -86,6 +108,8 @@ _BODIES: dict[str, tuple[Any, str]] = {
 _LOCAL = datetime(2100, 1, 1, 12)  # noqa: DTZ001 - naive on purpose
 _TIMES: dict[str, tuple[dict[str, Any], str]] = {
     "naive datetime": ({"send_at": _LOCAL}, "send_at"),
+    "naive text": ({"send_at": "2100-01-01T12:00"}, "send_at"),
+    "empty zone": ({"zone": ""}, "zone"),
     "a millisecond past": ({"send_at": FAR - timedelta(milliseconds=1)}, "send_at"),
     "past in its zone": ({"send_at": "2100-01-01T11:59", "zone": "Europe/Berlin"}, "send_at"),
     "too far": ({"send_at": FAR + timedelta(days=5 * 366, milliseconds=1)}, "send_at"),

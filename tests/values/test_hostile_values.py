@@ -47,6 +47,7 @@ from dispatcher.times.zones import rules
 from dispatcher.transports import load
 from dispatcher.transports.base import SHIPPED, find
 from tests.support.limiters import exported_limits
+from tests.support.refusals import settings_nowhere
 
 Asks = Callable[[Dispatcher, Any], object]
 SHOWN = 200
@@ -216,12 +217,8 @@ def test_a_limiter_refuses_it_too(name: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def front_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dispatcher]:
-    nowhere = tmp_path_factory.mktemp("nowhere")
-    settings = Settings.load(
-        redis_url=f"unix://{nowhere}/redis.sock",
-        broker_url=f"redis+socket://{nowhere}/redis.sock",
-        database_url=f"sqlite:///{nowhere}/missing/store.db",
-        data_dir=nowhere,
+    settings = settings_nowhere(
+        tmp_path_factory.mktemp("nowhere"),
         scopes={"tenant": {"quotas": ["1/day"]}},
         channels={
             "memory": {"transport": "memory", "templates": {"hello": {"text": "{{ name }}"}}},
