@@ -18,6 +18,7 @@ from tests.support.house import House, house_on
 from tests.support.servers import RedisServer
 from tests.support.tables import NAMES
 
+shop()  # before the tests beside this file import models
 CHANNELS = {"email": {"transport": "memory"}, "memory": {"transport": "memory"}}
 _KEPT = {
     "dispatcher_alembic_version",
@@ -39,8 +40,6 @@ class Project:
 @pytest.fixture(scope="session", params=["sqlite", "postgresql", "mariadb"])
 def django_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Give the URL of a database that ``manage.py migrate`` has made, on each kind."""
-    shop()
-
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path_factory.mktemp('django') / 'shop.db'}"
     else:

@@ -10,9 +10,12 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from dispatcher import Message, Status
+from dispatcher.django import admin
 from dispatcher.django.project import dispatcher
 from tests.django.conftest import Project
 from tests.django.test_atomic import submit
@@ -28,7 +31,6 @@ pytestmark = pytest.mark.parametrize("django_url", ["sqlite"], indirect=True)
 
 def user(*permissions: str) -> Client:
     """Log a member of the staff in who has these permissions and no others."""
-    from django.contrib.auth.models import Permission, User  # noqa: PLC0415 - after the set-up
 
     one = User.objects.create_user(f"user-{uuid4()}", is_staff=True)
     one.user_permissions.set(
@@ -63,7 +65,6 @@ def ids(page: str, messages: Iterable[Message]) -> list[bool]:
 def test_messages_are_listed_by_the_filters(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dispatcher.django import admin  # noqa: PLC0415 - after the set-up
 
     ada, grace = submit(project), submit(project, "grace@example.org", channel="email")
     client = user(*ALL)
@@ -133,7 +134,6 @@ def test_each_change_has_its_permission(project: Project) -> None:
 
 
 def test_a_change_is_in_the_history_and_a_refused_one_is_not(project: Project) -> None:
-    from django.contrib.admin.models import LogEntry  # noqa: PLC0415 - after the set-up
 
     message, client = submit(project), user(*ALL)
     answer = client.post(story(message), {"action": "move", "send_at": "soon"}, follow=True)

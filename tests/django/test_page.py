@@ -14,6 +14,8 @@ from django.test import override_settings
 
 from dispatcher.celery.configuration import settings_of
 from dispatcher.django import configuration
+from dispatcher.django.admin import ACTIONS
+from dispatcher.django.models import Message, Suppression
 from tests.django.conftest import Project
 
 PAGE = (Path(__file__).parents[2] / "docs/django.md").read_text()
@@ -62,8 +64,6 @@ def test_an_order_and_its_message_commit_together(project: Project) -> None:
 
 
 def test_the_page_names_every_permission(project: Project) -> None:
-    from dispatcher.django.admin import ACTIONS  # noqa: PLC0415 - after the set-up
-    from dispatcher.django.models import Message, Suppression  # noqa: PLC0415
 
     own = {name for name, _ in Message._meta.permissions}
     for model in (Message, Suppression):

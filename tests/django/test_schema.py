@@ -15,12 +15,14 @@ from django.db import connection, transaction
 from django.test import override_settings
 
 from dispatcher import Message
+from dispatcher.django.models import Attempt, Suppression
+from dispatcher.django.models import Message as Model
 from dispatcher.store.database import Database
 from dispatcher.store.migrate import migrate, schema_standing
 from dispatcher.store.schema import tables_named
 from tests.django.conftest import Project
 from tests.django.test_atomic import submit
-from tests.support.django_project import database_of, default_database, shop
+from tests.support.django_project import database_of, default_database
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.every_database
@@ -32,7 +34,6 @@ def test_the_models_have_no_changes_without_a_migration() -> None:
         for folder in ("migrations/versions", "dispatcher/django/migrations")
     )
     assert ours == djangos
-    shop()
     call_command("makemigrations", "dispatcher", check=True, dry_run=True, verbosity=0)
 
 
@@ -42,8 +43,6 @@ def test_migrate_makes_what_our_own_migrations_make(project: Project) -> None:
 
 
 def test_it_brings_a_database_of_an_older_version_to_the_newest(empty_database_url: str) -> None:
-    shop()
-
     database = Database(empty_database_url)
     migrate(database)  # by `dispatcher migrate`, before Django was asked
     with default_database(database_of(empty_database_url)), override_settings(DISPATCHER={}):
@@ -77,7 +76,6 @@ def test_a_schema_for_all_tenants(project: Project) -> None:
 
 
 def test_the_settings_name_the_tables_and_their_schema(empty_database_url: str) -> None:
-    shop()
     given: dict[str, Any] = {"table_prefix": "mail_"}
     if empty_database_url.startswith("postgresql"):  # only it has schemas
         given["table_schema"] = "messages"
@@ -90,8 +88,6 @@ def test_the_settings_name_the_tables_and_their_schema(empty_database_url: str) 
 
 
 def test_another_database_and_one_in_memory_are_left_alone() -> None:
-    shop()
-
     in_memory = database_of("sqlite:///x") | {"NAME": ":memory:"}
     with default_database(in_memory), override_settings(DISPATCHER={}):
         call_command("migrate", "dispatcher", verbosity=0)
@@ -99,9 +95,6 @@ def test_another_database_and_one_in_memory_are_left_alone() -> None:
 
 
 def test_the_models_have_the_columns_of_the_tables() -> None:
-    shop()
-    from dispatcher.django.models import Attempt, Suppression  # noqa: PLC0415 - after the set-up
-    from dispatcher.django.models import Message as Model  # noqa: PLC0415 - after the set-up
 
     def columns(model: Any) -> set[str]:
         return {each.column for each in model._meta.fields if each.column}
@@ -116,8 +109,6 @@ def test_the_models_have_the_columns_of_the_tables() -> None:
 
 
 def test_the_models_read_what_the_dispatcher_reads(project: Project) -> None:
-    from dispatcher.django.models import Attempt, Suppression  # noqa: PLC0415 - after the set-up
-    from dispatcher.django.models import Message as Model  # noqa: PLC0415 - after the set-up
 
     message = submit(
         project,

@@ -21,7 +21,7 @@ from dispatcher.django import configuration, dispatcher
 from dispatcher.testing import MemoryDispatcher
 from tests.django.conftest import Project
 from tests.django.test_atomic import submit
-from tests.support.django_project import database_of, default_database, shop
+from tests.support.django_project import database_of, default_database
 
 IN_MEMORY = {
     "ENGINE": "django.db.backends.sqlite3",
@@ -31,8 +31,6 @@ IN_MEMORY = {
 
 
 def loaded(**given: Any) -> Any:
-    shop()
-
     with override_settings(DISPATCHER=given):
         return configuration.load()
 
@@ -76,7 +74,6 @@ def test_a_setting_of_the_project_wins_over_the_environment(
     ],
 )  # fmt: skip
 def test_the_database_is_djangos(database: dict[str, Any], url: str) -> None:
-    shop()
     assert url_of(**database) == url
 
 
@@ -94,7 +91,6 @@ def test_the_database_is_djangos(database: dict[str, Any], url: str) -> None:
 def test_database_options_without_a_url_form_are_refused_by_field(
     database: dict[str, Any], field: str
 ) -> None:
-    shop()
     with pytest.raises(InvalidSettings) as refused:
         url_of(**database)
     assert refused.value.field == field
@@ -180,8 +176,6 @@ def test_manage_py_runs_the_command_line(
 
 
 def test_a_plain_check_asks_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    shop()
-
     def refused(*_: object, **__: object) -> None:
         raise AssertionError("a check has connected")
 
@@ -201,8 +195,6 @@ def test_a_plain_check_asks_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_check_makes_the_transport_of_each_channel() -> None:
     """A worker with wrong options would fail every delivery."""
-    shop()
-
     smtp = {"url": "smtp://mail.example", "from": "shop@example.org", "plaintext": True}
     channels: dict[str, Any] = {
         "good": {"transport": "smtp", "options": smtp},
@@ -235,8 +227,6 @@ class Broken:
 
 
 def test_a_test_run_in_memory_has_the_settings_for_a_dispatcher_in_memory() -> None:
-    shop()
-
     given = {"quotas": "1/day", "channels": {"email": {"transport": "memory"}}}
     with (
         default_database(IN_MEMORY),
