@@ -168,14 +168,15 @@ def redis_memory(node: RedisNode) -> Finding:
 
 
 def redis_complete(doctor: Doctor) -> Finding:
-    seen = doctor.redis.readiness()
-    if not seen.closed and not seen.being_rebuilt:
-        return ok(f"all {len(seen.complete)} parts are complete")
-    words = []
-    for state, names in (("closed", seen.closed), ("being rebuilt", seen.being_rebuilt)):
-        others = len(seen.closed) + len(seen.being_rebuilt) + len(seen.complete) - len(names)
-        if names:
-            words.append(f"{state}: {', '.join(names) if others else f'all {len(names)} parts'}")
+    states = doctor.redis.parts()
+    total = sum(map(len, states.values()))
+    incomplete = {state: names for state, names in states.items() if names and state != "complete"}
+    if not incomplete:
+        return ok(f"all {total} parts are complete")
+    words = (
+        f"{state}: {', '.join(names) if len(names) < total else f'all {total} parts'}"
+        for state, names in incomplete.items()
+    )
     return error(
         f"{'; '.join(words)}. The windows are built from the database, also on a fresh "
         "deployment; until then such shards refuse submits, and without permits nothing is sent",
@@ -258,7 +259,7 @@ def store_durability(doctor: Doctor) -> Finding:
 
 
 def store_encoding(doctor: Doctor) -> Finding:
-    encoding = doctor.store.encoding()
+    encoding = doctor.store.database.encoding
     if encoding == "UTF8":
         return ok("texts are stored in UTF-8")
     return warning(
@@ -269,7 +270,8 @@ def store_encoding(doctor: Doctor) -> Finding:
 
 
 def store_pooler(doctor: Doctor) -> Finding:
-    unset = doctor.store.unset_behind_pooler()
+    database = doctor.store.database
+    unset = database.run(database.backend.unset_behind_pooler)
     if unset is None:
         return ok("no pooler between the dispatcher and the database")
     pooler = "the database is reached through a pooler (such as PgBouncer): nothing is prepared"
@@ -744,7 +746,7 @@ def transports(doctor: Doctor) -> Finding:
 
 
 def files(doctor: Doctor) -> Finding:
-    private = (config_file(), doctor.settings.data_dir, doctor.store.file)
+    private = (config_file(), doctor.settings.data_dir, doctor.store.database.backend.file)
     found = [str(path) for path in private if path and open_to_others(path)]
     if not found:
         return ok("other users cannot read the settings file, data_dir or the SQLite file")

@@ -16,6 +16,7 @@ from dispatcher.redis.errors import START_REDIS
 from dispatcher.reservation import RedisSurvey
 from dispatcher.settings import Settings
 from dispatcher.store.lists import Pauses
+from dispatcher.store.migrate import schema_standing
 from dispatcher.store.survey import LateCount, StoreSurvey
 from dispatcher.telemetry.liveness import Signs
 from dispatcher.templating import Templates
@@ -110,7 +111,7 @@ def _check_schema(doctor: Doctor) -> None:
 
 _QUESTIONS: dict[str, Callable[[Doctor], Any]] = {
     "redis": lambda doctor: doctor.redis.servers(),
-    "store": lambda doctor: doctor.store.standing(),
+    "store": lambda doctor: schema_standing(doctor.store.database),
     "schema": _check_schema,
     "housekeeping": lambda doctor: doctor.store.housekeeping(),
     "broker": lambda doctor: doctor.broker.server(),

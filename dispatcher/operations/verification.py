@@ -222,30 +222,27 @@ class Verification:
         since_ms = seen.pending_since_ms
         if since_ms is not None and now_ms - since_ms <= grace_ms:
             return Fault.UNDER_WAY
-        counts = standing is not None and at.window in self._windows_of(standing.row)
-        if standing is not None and standing.frees and counts:
-            return Fault.UNDER_WAY
+        if standing is not None and standing.frees:
+            windows = {entry.window for entry, _ in self._entries_of(standing.row)}
+            return Fault.UNDER_WAY if at.window in windows else Fault.ORPHAN
         return Fault.ORPHAN
 
     def _expected_ms(self, at: _At, standing: Mapping[UUID, ReservationState]) -> int | None:
         """Return the time that a member must have by the store; None where it must not exist."""
         known = standing.get(at.message_id)
-        if known is None or not known.holds or at.member != _member(known.row):
+        if known is None or not known.holds or at not in dict(self._entries_of(known.row)):
             return None
-        return to_ms(known.row.send_at) if at.window in self._windows_of(known.row) else None
+        return to_ms(known.row.send_at)
 
     def _standing(self, entries: Iterable[_At]) -> dict[UUID, ReservationState]:
         return self.store.reservation_states(
             list({at.message_id for at in entries}), grace=self.settings.reconcile_grace
         )
 
-    def _windows_of(self, row: ReservationRow) -> set[bytes]:
-        return {at.window for at, _ in self._entries_of(row)}
-
     def _entries_of(self, row: ReservationRow) -> Iterator[tuple[_At, ShardKeys]]:
         for scope in row.counted(self.settings.quotas_of):
             keys, window = self.contents.fence.window_of(scope)
-            yield _At(window, _member(row)), keys
+            yield _At(window, member_of(row.message_id, row.tail)), keys
 
     def _verified(self, found: _Found, opened: Mapping[ShardKeys, int]) -> Verified:
         still = self.contents.opened()
@@ -273,10 +270,6 @@ class Verification:
             differences=tuple(ordered),
             closed=tuple(sorted(keys.shard for keys in closed)),
         )
-
-
-def _member(row: ReservationRow) -> bytes:
-    return member_of(row.message_id, row.tail)
 
 
 def _difference(

@@ -44,12 +44,6 @@ class RedisNode(NamedTuple):
     """Whether ``redis_url`` is that of a cluster."""
 
 
-class Readiness(NamedTuple):
-    complete: tuple[str, ...]
-    being_rebuilt: tuple[str, ...]
-    closed: tuple[str, ...]
-
-
 class RedisSurvey:
     """Asks Redis. Every call raises ReservationsUnavailable."""
 
@@ -84,8 +78,11 @@ class RedisSurvey:
             all_nodes_asked=isinstance(self._client, Cluster),
         )
 
-    def readiness(self) -> Readiness:
-        """Tell which parts are complete for these settings, as the fence would judge them."""
+    def parts(self) -> dict[str, list[str]]:
+        """Return the parts by how they stand for these settings, as the fence would judge them.
+
+        They are ``complete``, ``closed`` or ``being rebuilt``.
+        """
         with translated(ReservationsUnavailable):
             holders = self._fence.holders(self._client, self._fence.parts, identify=server_of)
             pipeline = self._client.pipeline(transaction=False)
@@ -93,15 +90,13 @@ class RedisSurvey:
                 pipeline.hgetall(part.epoch)
                 pipeline.exists(part.rebuild)
             replies = pipeline.execute()
-        complete: list[str] = []
-        being_rebuilt: list[str] = []
-        closed: list[str] = []
+        states: dict[str, list[str]] = {"complete": [], "closed": [], "being rebuilt": []}
         for part, epoch, marked in zip(self._fence.parts, replies[::2], replies[1::2], strict=True):
+            state = "being rebuilt" if marked else "closed"
             if self._is_complete(part, epoch, holders[part]):
-                complete.append(_name(part))
-            else:
-                (being_rebuilt if marked else closed).append(_name(part))
-        return Readiness(tuple(complete), tuple(being_rebuilt), tuple(closed))
+                state = "complete"
+            states[state].append(_name(part))
+        return states
 
     def unconfirmed(self, *, older_than: timedelta) -> int:
         with translated(ReservationsUnavailable):

@@ -6,7 +6,6 @@ import os
 from collections.abc import Collection
 from contextlib import suppress
 from datetime import datetime, timedelta
-from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -19,7 +18,6 @@ from dispatcher.store.engines.base import Durability, Housekeeping
 from dispatcher.store.engines.errors import translated
 from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.listing import overdue_since
-from dispatcher.store.migrate import SchemaStanding, schema_standing
 from dispatcher.store.schema import VOID_VALUES
 
 _TRIED_BYTES = 8_192
@@ -41,31 +39,23 @@ class StoreSurvey:
     """Reads the state of the database. Every call raises StoreUnavailable."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self.database = database
         self._tables = database.tables
-
-    @property
-    def file(self) -> Path | None:
-        return self._database.backend.file
 
     @property
     def lacks_file(self) -> bool:
         """Whether the file is missing, which waiting does not change."""
-        return self.file is not None and not os.path.exists(self.file)  # noqa: PTH110 - never raises
+        file = self.database.backend.file
+        return file is not None and not os.path.exists(file)  # noqa: PTH110 - never raises
 
     def now(self) -> datetime:
         """Return the present by the clock that decides what is due."""
         query = select(database_now())
-        found: datetime = self._database.run(lambda each: each.execute(query).scalar_one())
+        found: datetime = self.database.run(lambda each: each.execute(query).scalar_one())
         return found
 
-    def standing(self) -> SchemaStanding:
-        return schema_standing(self._database)
-
     def missing_indexes(self) -> tuple[str, ...]:
-        expected = self._tables.described(
-            partial_indexes=self._database.backend.has_partial_indexes
-        )
+        expected = self._tables.described(partial_indexes=self.database.backend.has_partial_indexes)
 
         def missing(connection: Connection) -> set[str]:
             names, found, schema = set(), inspect(connection), self._tables.schema
@@ -75,14 +65,14 @@ class StoreSurvey:
                 there = {each["name"] for each in found.get_indexes(table.name, schema)}
                 names |= {str(each.name) for each in table.indexes} - there
                 # Not by its name: MariaDB calls each one PRIMARY.
-                holder = self._database.backend.key_holder(table, self._tables)
+                holder = self.database.backend.key_holder(table, self._tables)
                 key = found.get_pk_constraint(holder, schema)["constrained_columns"]
                 if key != table.primary_key.columns.keys():
                     names.add(str(table.primary_key.name))
             return names
 
         with translated():
-            return tuple(sorted(self._database.run(missing)))
+            return tuple(sorted(self.database.run(missing)))
 
     def try_write(self) -> None:
         values = VOID_VALUES | {"id": uuid4(), "body": {"text": token_hex(_TRIED_BYTES)}}
@@ -93,10 +83,10 @@ class StoreSurvey:
             raise _RolledBack
 
         with suppress(_RolledBack):
-            self._database.transact(work)
+            self.database.transact(work)
 
     def durability(self) -> Durability:
-        backend = self._database.backend
+        backend = self.database.backend
 
         def ask(connection: Connection) -> dict[str, str]:
             return {
@@ -104,25 +94,19 @@ class StoreSurvey:
                 for name in backend.durable.safe
             }
 
-        return backend.durable._replace(found=self._database.run(ask))
-
-    def encoding(self) -> str:
-        return self._database.encoding
-
-    def unset_behind_pooler(self) -> tuple[str, ...] | None:
-        return self._database.run(self._database.backend.unset_behind_pooler)
+        return backend.durable._replace(found=self.database.run(ask))
 
     def housekeeping(self) -> Housekeeping | None:
-        backend, tables = self._database.backend, self._tables
-        return self._database.run(lambda connection: backend.housekeeping(connection, tables))
+        backend, tables = self.database.backend, self._tables
+        return self.database.run(lambda connection: backend.housekeeping(connection, tables))
 
     def not_pruned(self, *, retention: timedelta) -> timedelta:
         """Return how long ago ``prune`` should have deleted a message, the first one; 0 if none."""
-        tables, backend = self._tables, self._database.backend
+        tables, backend = self._tables, self.database.backend
         ended = tables.messages.c.finished_at
         is_old = ended <= backend.pruned_until(retention)
         query = select(ended, database_now()).where(is_old, tables.is_prunable)
-        for first, present in self._database.read(query.order_by(ended).limit(1)):
+        for first, present in self.database.read(query.order_by(ended).limit(1)):
             late: timedelta = present - backend.pruned_at(first, retention)
             return late
         return timedelta(0)
@@ -153,7 +137,7 @@ class StoreSurvey:
     def late_notifications(self, *, older_than: timedelta) -> LateCount:
         messages = self._tables.messages
         since = func.coalesce(messages.c.finished_at, messages.c.next_attempt_at)
-        is_due, _ = self._database.backend.due_notifications(self._tables)
+        is_due, _ = self.database.backend.due_notifications(self._tables)
         return self._late(since, older_than, is_due)
 
     def unknown_channels(self, known: Collection[str]) -> dict[str, int]:
@@ -167,11 +151,11 @@ class StoreSurvey:
             .group_by(messages.c.channel)
             .order_by(messages.c.channel)
         )
-        return {each.channel: each.many for each in self._database.read(query)}
+        return {each.channel: each.many for each in self.database.read(query)}
 
     def _late(self, since: Any, older_than: timedelta, *where: Any) -> LateCount:
         now = database_now()
         before = later(now, -older_than)
         query = select(func.count(), func.min(since), now).where(since <= before, *where)
-        many, first, present = self._database.read(query)[0]
+        many, first, present = self.database.read(query)[0]
         return LateCount(many, present - first) if many else LateCount()
