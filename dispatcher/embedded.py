@@ -150,13 +150,12 @@ class Process:
         """Terminate the process; kill it if it does not end in time."""
         if self._child is None:
             return
-        if self._child.poll() is None:
-            self._child.terminate()
-            try:
-                self._child.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._child.kill()
-        self._child.wait()
+        self._child.terminate()
+        try:
+            self._child.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
 
 
 def redis_server() -> str:
@@ -183,8 +182,7 @@ def redis_command(folder: Path, socket: Path, options: Mapping[str, str]) -> lis
         "dir": str(folder), "port": "0", "unixsocket": str(socket), "unixsocketperm": "700",
         "save": "", **options,
     }  # fmt: skip
-    words = (word for name, value in every.items() for word in (f"--{name}", value))
-    return [redis_server(), *words]
+    return [redis_server(), *(word for name in every for word in (f"--{name}", every[name]))]
 
 
 def _load(path: Path, overrides: dict[str, Any]) -> Settings:
@@ -285,7 +283,6 @@ def _child_environment(settings: Settings) -> dict[str, str]:
 
 
 def _is_setting(variable: str) -> bool:
-    """Whether a variable gives a setting, or a part of one."""
     name = variable.lower().removeprefix(PREFIX.lower())
     return name != variable.lower() and ("__" in name or name in Settings.model_fields)
 
@@ -293,13 +290,10 @@ def _is_setting(variable: str) -> bool:
 def _prepare(settings: Settings) -> None:
     # SQLite creates the WAL and its index with the mode of this file.
     (settings.data_dir / _DATABASE).touch(mode=0o600)
-    app = App(settings)
-    try:
+    with closing(App(settings)) as app:
         migrate(app.database)
         # No submit is under way yet, because the Redis has just started: no need to wait for one.
         app.reconciler.reconcile(settle=timedelta(0))
-    finally:
-        app.close()
 
 
 def _private(path: str, flags: int) -> int:
@@ -318,10 +312,7 @@ def _answers(socket: Path) -> bool:
 
 @contextmanager
 def _running(processes: Sequence[Process]) -> Iterator[Event]:
-    """Start the processes; on exit stop them, the last one first.
-
-    Yields an event that is set when the stopping begins.
-    """
+    """Start the processes; yield an event that is set when they are stopped, the last one first."""
     stopped = Event()
     with ExitStack() as stack:
         for process in processes:
@@ -342,25 +333,25 @@ def _supervised(
     leaving = Event()
     told_at: dict[Process, float] = {}
 
-    def say(process: Process) -> None:
-        try:
-            tell(f"a process ended and is restarted: {process.log_end()}")
-        except Exception as error:  # noqa: BLE001 - an error would end the supervisor
-            log.warning(
-                "a process is restarted, but the call of `tell` raised %s: correct it",
-                type(error).__name__,
-            )
+    def restart(process: Process) -> None:
+        now = time.monotonic()
+        if now - told_at.get(process, -math.inf) >= _NOTICE_SECONDS:
+            told_at[process] = now
+            try:
+                tell(f"a process ended and is restarted: {process.log_end()}")
+            except Exception as error:  # noqa: BLE001 - an error would end the supervisor
+                log.warning(
+                    "a process is restarted, but the call of `tell` raised %s: correct it",
+                    type(error).__name__,
+                )
+        with suppress(EmbeddedUnavailable, OSError):
+            process.start()
 
     def watch() -> None:
         while not leaving.wait(_RESTART_SECONDS):
             for process in processes:
                 if not process.alive and not leaving.is_set() and not stopped.is_set():
-                    now = time.monotonic()
-                    if now - told_at.get(process, -math.inf) >= _NOTICE_SECONDS:
-                        told_at[process] = now
-                        say(process)
-                    with suppress(EmbeddedUnavailable, OSError):
-                        process.start()
+                    restart(process)
 
     watcher = Thread(target=watch, name="supervisor", daemon=True)
     watcher.start()

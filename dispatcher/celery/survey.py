@@ -30,7 +30,7 @@ _DEFAULT_VISIBILITY = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerFacts:
-    """Facts of a broker. ``run_id`` and ``database`` are None where it is no Redis.
+    """``run_id`` and ``database`` are None where it is no Redis.
 
     ``other_queues`` have names of our queues, and other arguments than ours.
     """
@@ -98,20 +98,14 @@ class BrokerSurvey:
 
 
 class BrokerProbe:
-    """Asks the broker whether it answers, on a connection of its own that it keeps.
-
-    To be called by one thread at a time.
-    """
+    """Asks the broker whether it answers, on a connection that it keeps, by one thread."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._connection: Connection | None = None
 
     def ask(self) -> None:
-        """Return when the broker has answered. Raises QueueUnavailable.
-
-        A kept connection may have ended since; then the question is repeated on a new one.
-        """
+        """Return when the broker has answered, perhaps on a new line. Raises QueueUnavailable."""
         with _translated("the broker does not answer"):
             if self._connection is not None:
                 with suppress(Exception):  # whatever it is, a new connection decides
