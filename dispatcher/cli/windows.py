@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from itertools import groupby
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
-from rich.markup import escape
 
 from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, OptionNames, command, commands, confirm
 from dispatcher.cli.progress import bar
 from dispatcher.client import Dispatcher
-from dispatcher.operations.verification import Difference, Verified
+from dispatcher.operations.verification import Fault, Verified
 from dispatcher.times.send_time import as_text
 
 _MOST_SHOWN = 100
@@ -32,9 +31,9 @@ def verify(as_json: AsJson = False) -> None:
     """Report every difference between SQL and Redis. Exit code 1 if there is one."""
     shown = nullcontext() if as_json else output.out.status("comparing …")
     with Dispatcher() as dispatcher, shown:
-        found = dispatcher.verify_windows()
-    output.tell(_data(found), _shown(found), as_json=as_json)
-    if not found.equal:
+        verified = dispatcher.verify_windows()
+    output.tell(_data(verified), _shown(verified), as_json=as_json)
+    if not verified.equal:
         raise typer.Exit(1)
 
 
@@ -89,33 +88,29 @@ def _data(verified: Verified) -> dict[str, Any]:
     }
 
 
-def _shown(found: Verified) -> RenderableType:
-    result = "[green]equal[/]" if found.equal else "[red]not equal[/]"
+def _shown(verified: Verified) -> RenderableType:
+    result = "[green]equal[/]" if verified.equal else "[red]not equal[/]"
     lines: list[RenderableType] = [
-        f"{found.messages} messages and {found.reservations} reservations compared: {result}"
+        f"{verified.messages} messages and {verified.reservations} reservations compared: {result}"
     ]
-    if found.closed:
-        numbers = ", ".join(map(str, found.closed))
+    if verified.closed:
+        numbers = ", ".join(map(str, verified.closed))
         lines.append(f"[yellow]not complete, so not judged:[/] shards {numbers}")
-    lines += [f"{many} {fault.value}" for fault, many in found.counts.items() if many]
-    for scope, differences in groupby(found.differences[:_MOST_SHOWN], lambda each: each.scope):
-        lines.append(f"[bold]{escape(scope)}[/]")
-        lines += [
-            output.described([("", str(each.message_id or ""), _detail(each))])
-            for each in differences
-        ]
-    unsaid = sum(found.counts.values()) - min(len(found.differences), _MOST_SHOWN)
+    lines += [f"{many} {fault.value}" for fault, many in verified.counts.items() if many]
+    if verified.counts[Fault.FOREIGN]:
+        lines.append("what is foreign was not written by the dispatcher; a rebuild deletes it")
+    rows = [
+        (each.scope, each.message_id, each.fault.value, *map(_time, (each.send_at, each.booked_at)))
+        for each in verified.differences[:_MOST_SHOWN]
+    ]
+    if rows:
+        names = ("scope", "id", "difference", "in SQL", "in Redis")
+        lines.append(output.listed(names, rows))
+    unsaid = sum(verified.counts.values()) - len(rows)
     if unsaid > 0:
         lines.append(f"and {unsaid} more; --json names up to 10,000")
     return Group(*lines)
 
 
-def _detail(each: Difference) -> str:
-    times = [
-        f"{name} {as_text(at)}"
-        for name, at in (("in SQL", each.send_at), ("in Redis", each.booked_at))
-        if at is not None
-    ]
-    if not times:
-        return f"{each.fault.value}: not written by the dispatcher; a rebuild deletes it"
-    return f"{each.fault.value}: {', '.join(times)}"
+def _time(instant: datetime | None) -> str | None:
+    return None if instant is None else as_text(instant)
