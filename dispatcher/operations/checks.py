@@ -302,12 +302,9 @@ def store_writes(doctor: Doctor) -> Finding:
 _LONG_OPEN = timedelta(minutes=10)
 _MANY_TRANSACTIONS = 1_000_000
 _MUCH_LOG = 2**30
-_NO_HOUSEKEEPING = "this database keeps no old versions of rows"
 
 
-def store_transactions(facts: Housekeeping | None) -> Finding:
-    if facts is None:
-        return ok(_NO_HOUSEKEEPING)
+def store_transactions(facts: Housekeeping) -> Finding:
     looked = f"; seen: {facts.limited_to}, as {facts.right} is missing" if facts.limited_to else ""
     if facts.oldest is None:
         return ok(f"none keeps old versions of rows{looked}")
@@ -323,9 +320,9 @@ def store_transactions(facts: Housekeeping | None) -> Finding:
     )
 
 
-def store_dead_rows(facts: Housekeeping | None) -> Finding:
-    if facts is None:
-        return ok(_NO_HOUSEKEEPING)
+def store_dead_rows(facts: Housekeeping) -> Finding:
+    if not facts.backlogs:
+        return ok("this database keeps no old versions of rows")
     found = ", ".join(f"{each.name} {each.versions:,}" for each in facts.backlogs)
     text = f"old versions of rows: {found}"
     if all(each.versions <= each.usual for each in facts.backlogs):
@@ -338,8 +335,8 @@ def store_dead_rows(facts: Housekeeping | None) -> Finding:
     )
 
 
-def store_replication(facts: Housekeeping | None) -> Finding:
-    if facts is None or not facts.slots:
+def store_replication(facts: Housekeeping) -> Finding:
+    if not facts.slots:
         return ok("no replication slot")
     held = [
         f"{each.name} ({'' if each.is_active else 'not '}in use, "
@@ -359,8 +356,8 @@ def store_replication(facts: Housekeeping | None) -> Finding:
     )
 
 
-def store_partitions(facts: Housekeeping | None) -> Finding:
-    if facts is None or facts.days is None:
+def store_partitions(facts: Housekeeping) -> Finding:
+    if facts.days is None:
         return ok("this database keeps all messages in one table")
     ahead, misplaced = facts.days
     if ahead and not misplaced:

@@ -96,7 +96,7 @@ class StoreSurvey:
 
         return backend.durable._replace(found=self.database.run(ask))
 
-    def housekeeping(self) -> Housekeeping | None:
+    def housekeeping(self) -> Housekeeping:
         backend, tables = self.database.backend, self._tables
         return self.database.run(lambda connection: backend.housekeeping(connection, tables))
 

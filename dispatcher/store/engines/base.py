@@ -327,9 +327,9 @@ class StoreEngine(ABC):
     def migrating(self, connection: sa.Connection) -> AbstractContextManager[None]:
         """Let other migrations wait; statements inside have no time limit."""
 
-    def housekeeping(self, _connection: sa.Connection, _tables: Tables) -> Housekeeping | None:
-        """Return how far the database is behind with its housekeeping; None where it has none."""
-        return None
+    def housekeeping(self, _connection: sa.Connection, _tables: Tables) -> Housekeeping:
+        """Return how far the database is behind with its housekeeping."""
+        return Housekeeping(None, ())
 
     def key_holder(self, table: sa.Table, _tables: Tables) -> str:
         """Return the name of the table that has the primary key of ``table``."""
