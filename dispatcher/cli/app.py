@@ -291,6 +291,12 @@ commands = typer.Typer(rich_markup_mode="rich")
 """The commands of the modules that are imported."""
 
 
+def command_group(name: str, *, help: str) -> typer.Typer:  # noqa: A002 - typer's word
+    group = typer.Typer(cls=OptionNames, no_args_is_help=True, help=help)
+    commands.add_typer(group, name=name)
+    return group
+
+
 def command(
     *examples: str, name: str | None = None, of: typer.Typer = commands, **more: Any
 ) -> Callable[[Function], Function]:

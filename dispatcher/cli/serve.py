@@ -14,7 +14,7 @@ import typer
 
 from dispatcher.app import App
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, OptionNames, command, commands
+from dispatcher.cli.app import AsJson, command, command_group
 from dispatcher.cli.filters import complete_channel, scopes_of
 from dispatcher.cli.services import collect_rarely, log_formatter, log_to_standard_error
 from dispatcher.client import Dispatcher, app_of
@@ -32,12 +32,7 @@ _OVERLAP = "1 day"
 _OF_UP = "dispatcher up"
 _KEY_OF_UP = timedelta(days=7)
 
-keys = typer.Typer(
-    cls=OptionNames,
-    no_args_is_help=True,
-    help="Make, list, rotate and revoke the keys of the HTTP API.",
-)
-commands.add_typer(keys, name="keys")
+keys = command_group("keys", help="Make, list, rotate and revoke the keys of the HTTP API.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 

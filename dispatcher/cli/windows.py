@@ -10,7 +10,7 @@ import typer
 from rich.console import Group, RenderableType
 
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, OptionNames, command, commands, confirm
+from dispatcher.cli.app import AsJson, command, command_group, confirm
 from dispatcher.cli.progress import bar
 from dispatcher.client import Dispatcher
 from dispatcher.operations.verification import Fault, Verified
@@ -18,12 +18,7 @@ from dispatcher.times.send_time import as_text
 
 _MOST_SHOWN = 100
 
-windows = typer.Typer(
-    cls=OptionNames,
-    no_args_is_help=True,
-    help="Compare the windows in Redis with SQL, or rebuild them.",
-)
-commands.add_typer(windows, name="windows")
+windows = command_group("windows", help="Compare the windows in Redis with SQL, or rebuild them.")
 
 
 @command("dispatcher windows verify", of=windows)

@@ -322,7 +322,7 @@ def store_transactions(facts: Housekeeping) -> Finding:
 
 def store_dead_rows(facts: Housekeeping) -> Finding:
     if not facts.backlogs:
-        return ok("this database keeps no old versions of rows")
+        return ok("this database counts no old versions of rows")
     found = ", ".join(f"{each.name} {each.versions:,}" for each in facts.backlogs)
     text = f"old versions of rows: {found}"
     if all(each.versions <= each.usual for each in facts.backlogs):
