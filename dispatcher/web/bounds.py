@@ -195,43 +195,37 @@ class SharedThreads(Threads):
         self._lock = Lock()
         self._running = Counter[str]()
         self._waiting: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
+        """Calls by name. The name at the front has the next turn."""
 
     async def run_for(self, name: str, act: Callable[[*Ts], T], *given: *Ts) -> T:
         call = Future[T]()
         work = partial(copy_context().run, called, partial(act, *given))
         with self._lock:
+            self._submit(self._run)  # it waits for the lock
             self._waiting.setdefault(name, deque()).append((call, work))
-        self._begin()
         return await wrap_future(call)
 
-    def _begin(self) -> None:
-        with self._lock:
-            for name in [*self._waiting]:
-                if self._running.total() >= self._most:
-                    return
-                if self._running[name] >= self._most_of_one:
-                    continue
-                calls = self._waiting.pop(name)
-                call, work = calls.popleft()
-                if calls:
-                    self._waiting[name] = calls
-                self._running[name] += 1
-                try:
-                    self._submit(partial(self._run, name, call, work))
-                except RuntimeError as error:  # closed
+    def _run(self) -> None:
+        """Run the calls that have a turn, until none has."""
+        while (turn := self._next()) is not None:
+            name, call, work = turn
+            try:
+                if call.set_running_or_notify_cancel():
+                    call.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - the caller raises it
+                call.set_exception(error)
+            finally:
+                with self._lock:
                     self._running -= Counter([name])
-                    self._waiting.pop(name, None)
-                    for each, _ in ((call, work), *calls):
-                        if each.set_running_or_notify_cancel():
-                            each.set_exception(error)
 
-    def _run(self, name: str, call: Future[T], work: Callable[[], T]) -> None:
-        try:
-            if call.set_running_or_notify_cancel():
-                call.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - the caller raises it
-            call.set_exception(error)
-        finally:
-            with self._lock:
-                self._running -= Counter([name])
-            self._begin()
+    def _next(self) -> tuple[str, Future[Any], Callable[[], Any]] | None:
+        with self._lock:
+            free = (each for each in self._waiting if self._running[each] < self._most_of_one)
+            if (name := next(free, None)) is None:
+                return None
+            calls = self._waiting.pop(name)
+            call, work = calls.popleft()
+            if calls:
+                self._waiting[name] = calls  # behind the others
+            self._running[name] += 1
+            return name, call, work

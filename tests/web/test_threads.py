@@ -81,7 +81,7 @@ def test_a_name_with_many_calls_has_one_turn_as_each_other(house: House) -> None
         await asyncio.gather(*calls)
 
     asyncio.run(called())
-    assert "".join(order) == "aabcaba"
+    assert "".join(order) in ("aabcaba", "abcabaa")  # as soon as a waits again, or at once
 
 
 def test_what_waits_for_its_turn_is_told_that_the_dispatcher_was_closed(house: House) -> None:
