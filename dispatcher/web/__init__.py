@@ -7,9 +7,9 @@
     app.mount("/dispatcher/api", api(dispatcher))
     app.mount("/dispatcher", page(dispatcher, access=Loopback()))
 
-``endpoints`` lists the paths of the API, ``calls`` and ``streamed_calls`` have their functions,
-which get a ``context`` and ``models`` of bodies. ``access`` turns keys into callers with rights,
-``bounds`` says how many are under way.
+``endpoints`` lists the paths of the API, ``calls`` has their functions, which get a ``context`` and
+``models`` of bodies. ``access`` turns keys into callers with rights, ``bounds`` says how many are
+under way.
 """
 
 from dispatcher.extras import needs

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
 from inspect import iscoroutinefunction, signature
+from itertools import chain
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -14,22 +15,22 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import Response
-from starlette.routing import Match, Route, request_response
+from starlette.routing import Route, request_response
 from starlette.status import HTTP_405_METHOD_NOT_ALLOWED
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import DispatcherError
-from dispatcher.problems import headers_of, problem_of
+from dispatcher.problems import headers_of
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.web import problems
 from dispatcher.web.access import Auth, Caller
 from dispatcher.web.admission import RATE, Admission
 from dispatcher.web.bounds import SharedThreads, Streams, Threads
-from dispatcher.web.context import Context, Service, call_schema_of, problem_for
+from dispatcher.web.context import Context, Service, problem_for
 from dispatcher.web.endpoints import ENDPOINTS, PREFIX, Endpoint
 from dispatcher.web.openapi import describe
-from dispatcher.web.problems import Refused, bounded, check_is_utf8, invalid_call
+from dispatcher.web.problems import Refused, bounded, check_is_utf8
 
 log = logging.getLogger(__name__)
 
@@ -201,32 +202,23 @@ async def _failed(request: Request, error: Any) -> Response:
             error = refused
     if isinstance(error, HTTPException):
         error = _not_served(request, error)
+    headers = headers_of(error) if isinstance(error, DispatcherError) else {}
     if isinstance(error, Refused):
-        return problems.response_of(error.problem, error.headers)
-    if isinstance(error, RequestValidationError):
-        wrong = invalid_call(error.errors(), call_schema_of(request))
-        return problems.response_of(problem_of(wrong), {})
-    return problems.response_of(problem_for(request, error), headers_of(error))
+        headers = dict(error.headers)
+    return problems.response_of(problem_for(request, error), headers)
 
 
 def _not_served(request: Request, error: HTTPException) -> Refused:
+    """Name all methods of the path, which has several routes; Starlette names those of one."""
     kinds = {400: "unreadable", 404: "no-such-path", 405: "method-not-allowed", 413: "too-large"}
-    headers = error.headers
-    if error.status_code == HTTP_405_METHOD_NOT_ALLOWED and (methods := _methods_at(request)):
-        headers = {"Allow": ", ".join(methods)}
+    headers = error.headers or {}
+    if error.status_code == HTTP_405_METHOD_NOT_ALLOWED:
+        path = getattr(request.scope.get("route"), "path", _DOCUMENT)
+        routes = [each for each in request.app.routes if isinstance(each, Route)]
+        methods = [each.methods or () for each in routes if each.path == path]
+        headers = {"Allow": ", ".join(sorted({*chain(*methods)}))}
     kind = kinds.get(error.status_code, "refused")
-    return Refused(error.status_code, kind, str(error.detail), headers or {})
-
-
-def _methods_at(request: Request) -> list[str]:
-    """Return the methods of a path, which is that of several routes; Starlette names those of one.
-
-    Another path may fit as well (``/messages/batch`` is no id). Its routes come later.
-    """
-    routes = [each for each in request.app.router.routes if isinstance(each, Route)]
-    fitting = [each for each in routes if each.matches(request.scope)[0] is not Match.NONE]
-    same = [each.methods or () for each in fitting if each.path == fitting[0].path]
-    return sorted({method for methods in same for method in methods})
+    return Refused(error.status_code, kind, str(error.detail), headers)
 
 
 async def _broken(_request: Request, _error: Exception) -> Response:

@@ -1,8 +1,11 @@
-"""The calls of the HTTP API that are answered at once, each by a function."""
+"""The calls of the HTTP API, each a function: what is answered at once, then what lasts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 from itertools import islice
@@ -10,11 +13,22 @@ from typing import Annotated, Any, cast
 from urllib.parse import urlencode
 from uuid import UUID
 
+from anyio import fail_after, sleep
 from fastapi import Header, Path, Query, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from dispatcher.client import selection_of
-from dispatcher.errors import InvalidDraft, MessageChanged, StoreUnavailable, quoted
+from dispatcher.errors import (
+    DispatcherError,
+    InvalidDraft,
+    MessageChanged,
+    StoreUnavailable,
+    Unavailable,
+    quoted,
+)
+from dispatcher.message import Draft, Message, Rejection, json_problem
 from dispatcher.reservation import Timeline
 from dispatcher.selection import Selection, Wanted, id_of, read_scopes
 from dispatcher.store.lists import Pause, Suppression
@@ -23,7 +37,11 @@ from dispatcher.times import send_time
 from dispatcher.times.clock import SystemClock
 from dispatcher.web import models
 from dispatcher.web.access import Caller, Right
-from dispatcher.web.context import KEY_HEADER, CallContext, Context, problem_for
+from dispatcher.web.bounds import EventResponse, VerdictResponse
+from dispatcher.web.context import KEY_HEADER, CallContext, Context, problem_for, validated
+from dispatcher.web.problems import CUT_OFF, Refused
+
+log = logging.getLogger(__name__)
 
 _MEDIA_TYPE = "application/json"
 _PATIENCE = timedelta(seconds=1)
@@ -37,6 +55,21 @@ _MOST_REFUSALS = 1_000
 _LONGEST_TIMELINE_DAYS = 366
 _RECIPIENT, _CHANNEL = "recipient", "channel"
 _ONLY_RECIPIENTS = f"only with the kind {_RECIPIENT!r}"
+_NDJSON = "application/x-ndjson"
+_LINES_AT_ONCE = 1_000
+_BYTES_AT_ONCE = 1_000_000
+_PATIENCE_SECONDS = 60.0
+"""How long a caller may send nothing: a batch has one of few places."""
+_NOT_KNOWN = Refused(
+    500,
+    "outcome-unknown",
+    "the line may have been accepted; lines with an idempotency_key can be repeated",
+)
+_EVENT_ID = re.compile(r"[0-9]{1,15}-[0-9]{1,10}")
+_LOOK_SECONDS = 1.0
+_SILENT_SECONDS = 15.0
+"""After so long without an event a line tells the listener that the server is there."""
+_EVENTS_AT_ONCE = 1_000
 
 Id = Annotated[str, Path(json_schema_extra={"format": "uuid"})]
 IfMatch = Annotated[str | None, Header(alias="If-Match")]
@@ -368,14 +401,14 @@ def refusals(
 
 
 def _suppressed(context: Context, stored: Iterable[Suppression]) -> Response:
-    digest = context.service.digest
-    shown = [models.SuppressionOut.of(each, context.caller, digest=digest) for each in stored]
+    caller, digest = context.caller, context.service.digest
+    shown = [models.SuppressionOut.of(each, caller, digest) for each in stored]
     return answer(models.SuppressionsOut(suppressions=shown))
 
 
 def _paused(context: Context, in_force: Iterable[Pause]) -> Response:
-    digest = context.service.digest
-    shown = [models.PauseOut.of(each, context.caller, digest=digest) for each in in_force]
+    caller, digest = context.caller, context.service.digest
+    shown = [models.PauseOut.of(each, caller, digest) for each in in_force]
     return answer(models.PausesOut(pauses=shown))
 
 
@@ -391,3 +424,198 @@ def etag_of(found: Movable) -> str:
     counts = f"{found.token}-{message.attempt_count}-{message.max_attempts}"
     at_ms = round(message.next_attempt_at.timestamp() * 1_000)
     return f'"{counts}-{at_ms}-{message.status}"'
+
+
+async def submit_batch(request: Request) -> Response:
+    """Accept messages, one JSON object a line; answer each with a verdict on a line.
+
+    The answer begins before the call has ended, and neither is in memory as a whole. A line has
+    its own `idempotency_key`.
+    """
+    context, headers = Context(request), request.headers
+    caller = await context.service.threads.run(context.admit)
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != _NDJSON:
+        raise Refused(415, "unsupported-media-type", f"send lines of JSON as {_NDJSON}")
+    if "idempotency-key" in headers:
+        raise InvalidDraft("Idempotency-Key", "given for a batch", "idempotency_key in lines")
+    return VerdictResponse(_verdicts(context), context.service.streams, caller.name)
+
+
+async def _verdicts(context: Context) -> AsyncIterator[str]:
+    number = 0
+    try:
+        async for lines in _batches(context):
+            submit = partial(_submit_lines, context, number, lines)
+            yield await context.service.long.run_for(context.caller.name, submit)
+            number += len(lines)
+    except Refused as refused:  # what follows is not read
+        yield _verdict(context, number, refused.problem)
+
+
+async def _batches(context: Context) -> AsyncIterator[list[bytes]]:
+    """Yield the lines of a call, many at a time. Raises Refused behind them."""
+    lines, size = list[bytes](), 0
+    end: Refused | None = None
+    try:
+        async for line in _lines(context.request.stream(), longest=context.service.longest_call):
+            lines.append(line)
+            size += len(line)
+            if len(lines) == _LINES_AT_ONCE or size >= _BYTES_AT_ONCE:
+                yield lines
+                lines, size = [], 0
+    except Refused as refused:  # too long a line, or too long a wait
+        end = refused
+    if lines:
+        yield lines
+    if end is not None:
+        raise end
+
+
+def _submit_lines(context: Context, first: int, lines: list[bytes]) -> str:
+    """Submit some lines; return their verdicts. What cannot be read is refused alone.
+
+    Behind the first lines the key is asked for again, and the next count as a call of its own.
+    """
+    request, numbers = context.request, range(first, first + len(lines))
+    answers: dict[int, models.Json | Message] = {}
+    drafts: dict[int, Draft] = {}
+    try:
+        if first:
+            context.service.admission.admit(request)
+        context.caller.check(Right.MESSAGES_WRITE)
+    except (Refused, Unavailable) as error:
+        problem = problem_for(request, error)
+        return "".join(_verdict(context, number, problem) for number in numbers)
+    for number, line in zip(numbers, lines, strict=True):
+        try:
+            drafts[number] = _draft_of(line, context.caller)
+        except (RequestValidationError, DispatcherError, Refused) as error:
+            answers[number] = problem_for(request, error, whole="the line")
+    try:
+        with context.traced():
+            results = context.dispatcher.submit_many([*drafts.values()])
+        for number, result in zip(drafts, results, strict=True):
+            if isinstance(result, Rejection):
+                answers[number] = problem_for(request, result.error)
+            else:
+                answers[number] = result
+    except Unavailable as error:
+        problem = problem_for(request, error)
+        for number, draft in drafts.items():
+            is_repeatable = draft.idempotency_key is not None
+            answers[number] = problem if is_repeatable else _NOT_KNOWN.problem
+    return "".join(_verdict(context, number, answers[number]) for number in numbers)
+
+
+def _draft_of(line: bytes, caller: Caller) -> Draft:
+    try:
+        given = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        wrong = {"type": "json_invalid", "loc": ("body",), "msg": json_problem(error)}
+        raise RequestValidationError([wrong]) from None
+    new = validated(models.NewMessageLine, given, "body")
+    return caller.own(new.draft(caller.own_key(new.idempotency_key)))
+
+
+def _verdict(context: Context, number: int, answer: models.Json | Message) -> str:
+    if isinstance(answer, Message):
+        verdict = models.VerdictOut(number=number, status=201, message=context.shown(answer))
+    else:
+        verdict = models.VerdictOut(number=number, status=answer["status"], problem=answer)
+    return f"{verdict.text()}\n"
+
+
+async def _lines(chunks: AsyncIterator[bytes], *, longest: int) -> AsyncIterator[bytes]:
+    rest = b""
+    while (chunk := await _next(chunks)) is not None:
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            if line.strip():
+                yield line
+        if len(rest) > longest:
+            raise Refused(413, "too-large", f"a line has at most {longest} bytes")
+    if rest.strip():
+        yield rest
+
+
+async def _next(chunks: AsyncIterator[bytes]) -> bytes | None:
+    try:
+        with fail_after(_PATIENCE_SECONDS):
+            return await anext(chunks, None)
+    except TimeoutError:
+        detail = f"nothing came for {_PATIENCE_SECONDS:g} s; send the lines from here on again"
+        raise Refused(408, "too-slow", detail) from None
+    except ClientDisconnect:
+        raise Refused(400, "unreadable", CUT_OFF) from None
+
+
+async def events(
+    context: CallContext,
+    last_event_id: Annotated[
+        str | None, Header(alias="Last-Event-ID", description="Go on after this event.")
+    ] = None,
+) -> Response:
+    """Stream the transitions of messages as server-sent events, from now or from an event on.
+
+    Each has the name of the transition, and an `Event` as its data. An event named `gap` says
+    that some after `Last-Event-ID` are not kept any more.
+    """
+    caller = await context.service.threads.run(context.admit)
+    if not context.service.settings.events_kept:
+        detail = "events are off; the operator sets DISPATCHER_EVENTS_KEPT in every process"
+        raise Refused(404, "no-events", detail)
+    if last_event_id is not None and not _EVENT_ID.fullmatch(last_event_id):
+        raise InvalidDraft("Last-Event-ID", "is no id of an event", "the id of one that came")
+    return EventResponse(_event_lines(context, last_event_id), context.service.streams, caller.name)
+
+
+async def _event_lines(context: Context, last: str | None) -> AsyncIterator[str]:
+    """Yield events, until the caller goes or its key ends."""
+    silent, begins = 0.0, f"retry: {_LOOK_SECONDS * 1_000:.0f}\n"
+    name, listening = context.caller.name, context.service.listening
+    while True:
+        is_all = True
+        try:
+            last, text, is_all = await listening.run(_events_after, context, last)
+        except Unavailable as error:
+            log.warning("%s waits for events: %s", name, error)
+            text = ""
+        except Refused as refused:
+            log.info("%s hears no further events: %s", name, refused)
+            return
+        text, begins = begins + text, ""
+        silent = 0.0 if text else silent + _LOOK_SECONDS
+        if silent >= _SILENT_SECONDS:
+            text, silent = ": nothing new\n\n", 0.0
+        if text:
+            yield text
+        if is_all:
+            await sleep(_LOOK_SECONDS)
+
+
+def _events_after(context: Context, last: str | None) -> tuple[str, str, bool]:
+    """Return the id of the newest event read, the events that the caller may still see as text.
+
+    And whether these are all. Without ``last`` it begins now.
+    """
+    parts = context.service.parts
+    caller = context.service.admission.caller_of(context.request)
+    caller.check(Right.MESSAGES_READ)
+    if last is None:
+        last = parts.events.last()
+        return last, f"id: {last}\n\n", True
+    found, has_gap = parts.events.after(last, most=_EVENTS_AT_ONCE)
+    text = "event: gap\ndata: {}\n\n" if has_gap else ""
+    if not found:
+        return last, text, True
+    seen = {each.message_id for each in found}
+    if caller.scope is not None:
+        stored = parts.messages.find_many([*seen])
+        seen = {each.id for each in stored if caller.sees(each)}
+    text += "".join(
+        f"id: {each.id}\nevent: {each.transition}\n"
+        f"data: {models.EventOut(**each._asdict()).text()}\n\n"
+        for each in found
+        if each.message_id in seen and (caller.channels is None or each.channel in caller.channels)
+    )
+    return found[-1].id, text, len(found) < _EVENTS_AT_ONCE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeVar
@@ -33,8 +33,10 @@ from dispatcher.web.problems import (
     CUT_OFF,
     THE_CALL,
     UNKNOWN_FIELD,
+    Refused,
     Schema,
     accepted_by,
+    invalid_call,
     schema_at,
     with_names,
 )
@@ -68,7 +70,7 @@ class Service:
     dispatcher: Dispatcher
     admission: Admission
     streams: Streams
-    digest: Callable[[str], str] | None
+    digest: models.Digest
     threads: Threads
     long: SharedThreads
     listening: Threads
@@ -223,7 +225,7 @@ class Context:
         return movable
 
     def shown(self, message: Message) -> models.MessageOut:
-        return models.MessageOut.of(message, self.caller, digest=self.service.digest)
+        return models.MessageOut.of(message, self.caller, self.service.digest)
 
 
 def call_schema_of(request: Request) -> Schema:
@@ -248,11 +250,21 @@ def validated(model: type[BodyT], given: Any, *where: str | int) -> BodyT:
         ) from None
 
 
-def problem_for(request: Request, error: DispatcherError) -> dict[str, Any]:
+def problem_for(
+    request: Request,
+    error: DispatcherError | Refused | RequestValidationError,
+    *,
+    whole: str = THE_CALL,
+) -> dict[str, Any]:
     """Return an error as a problem, as far as the caller, or a stranger, may see it.
 
     It has the names that the document has for this call: ``from`` in place of ``from_at``.
+    ``whole`` is the field of an error about all that could not be read.
     """
+    if isinstance(error, Refused):
+        return error.problem
+    if isinstance(error, RequestValidationError):
+        return problem_of(invalid_call(error.errors(), call_schema_of(request), whole=whole))
     caller: Caller | None = getattr(request.state, "caller", None)
     if isinstance(error, IdempotencyConflict) and caller is not None:
         given = caller.shown_key(error.key) or error.key

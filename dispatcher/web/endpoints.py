@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from starlette.convertors import PathConvertor, register_url_convertor
 
-from dispatcher.web import calls, models, streamed_calls
+from dispatcher.web import calls, models
 from dispatcher.web.access import Right
 
 PREFIX = "/v1"
@@ -80,7 +80,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         takes_idempotency_key=True,
     ),
     Endpoint(
-        "POST", "/messages/batch", streamed_calls.submit_batch, None, (_WRITE,),
+        "POST", "/messages/batch", calls.submit_batch, None, (_WRITE,),
         body=(_NDJSON, models.NewMessageLine), stream=(_NDJSON, models.VerdictOut),
         problems=(415,), most_bytes=None,
     ),
@@ -140,7 +140,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET", "/refusals", calls.refusals, models.RefusalsOut, (_OPERATE,), is_long=True
     ),
     Endpoint(
-        "GET", "/events", streamed_calls.events, None, (_READ,),
+        "GET", "/events", calls.events, None, (_READ,),
         stream=("text/event-stream", models.EventOut), problems=(404,),
     ),
 )  # fmt: skip

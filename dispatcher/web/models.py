@@ -5,7 +5,7 @@ They check types only: the dispatcher checks values, so that both give the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
@@ -36,6 +36,8 @@ def _no_bool(value: object) -> object:
 
 Fold = Annotated[Literal[0, 1], BeforeValidator(_no_bool)]
 Json = dict[str, Any]
+Digest = Callable[[str], str] | None
+"""Makes the digest by which the log names a recipient; None without a key for it."""
 MOST_PLANNED = 1_000
 MOST_LISTED = 1_000
 _SECONDS = "_seconds"
@@ -178,24 +180,23 @@ class MessageOut(Out):
     campaign: str | None
 
     @classmethod
-    def of(cls, message: Message, caller: Caller, *, digest: Callable[[str], str] | None) -> Self:
-        shown: dict[str, Any] = {name: getattr(message, name) for name in _ALWAYS_SHOWN}
-        shown["expire_after_seconds"] = _in_seconds(message.expire_after)
-        shown["idempotency_key"] = caller.shown_key(message.idempotency_key)
+    def of(cls, message: Message, caller: Caller, digest: Digest) -> Self:
+        shown = {name: getattr(message, name) for name in _ALWAYS_SHOWN}
+        shown |= _recipient(message.recipient, caller, digest)
+        if Right.RECIPIENTS_READ in caller.rights:
+            shown |= {"scope": message.scope, "last_error": message.last_error}
         if Right.BODIES_READ in caller.rights:
             shown["body"] = message.body
-        if Right.RECIPIENTS_READ in caller.rights:
-            shown |= {name: getattr(message, name) for name in _OF_RECIPIENTS}
-        elif digest is not None:
-            shown["recipient_digest"] = digest(message.recipient)
+        shown["expire_after_seconds"] = _in_seconds(message.expire_after)
+        shown["idempotency_key"] = caller.shown_key(message.idempotency_key)
         return cls(**shown)
 
 
-_OF_RECIPIENTS = ("recipient", "scope", "last_error")
-_CONVERTED = ("recipient_digest", "body", "expire_after_seconds", "idempotency_key")
-_ALWAYS_SHOWN = tuple(
-    name for name in MessageOut.model_fields if name not in {*_OF_RECIPIENTS, *_CONVERTED}
-)
+_SHOWN_OTHERWISE = (
+    "recipient", "recipient_digest", "scope", "last_error", "body", "expire_after_seconds",
+    "idempotency_key",
+)  # fmt: skip
+_ALWAYS_SHOWN = [name for name in MessageOut.model_fields if name not in _SHOWN_OTHERWISE]
 
 
 class Problem(Out):
@@ -314,15 +315,9 @@ class SuppressionOut(Out):
     created_at: datetime
 
     @classmethod
-    def of(
-        cls, stored: StoredSuppression, caller: Caller, *, digest: Callable[[str], str] | None
-    ) -> Self:
+    def of(cls, stored: StoredSuppression, caller: Caller, digest: Digest) -> Self:
         shown = stored._asdict()
-        if Right.RECIPIENTS_READ not in caller.rights:
-            recipient = shown.pop("recipient")
-            if digest is not None:
-                shown["recipient_digest"] = digest(recipient)
-        return cls(**shown)
+        return cls(**_recipient(shown.pop("recipient"), caller, digest), **shown)
 
 
 class SuppressionsOut(Out):
@@ -361,13 +356,11 @@ class PauseOut(Out):
     paused_at: datetime
 
     @classmethod
-    def of(cls, pause: Pause, caller: Caller, *, digest: Callable[[str], str] | None) -> Self:
-        shown: dict[str, Any] = {"kind": pause.kind, "paused_at": pause.paused_at}
-        if caller.sees_pause_name(pause.kind):
-            shown["name"] = pause.name
-        elif digest is not None:
-            shown["recipient_digest"] = digest(pause.name)
-        return cls(**shown)
+    def of(cls, pause: Pause, caller: Caller, digest: Digest) -> Self:
+        shown = {"name": pause.name}
+        if not caller.sees_pause_name(pause.kind):
+            shown = _recipient(pause.name, caller, digest)
+        return cls(kind=pause.kind, paused_at=pause.paused_at, **shown)
 
 
 class PausesOut(Out):
@@ -555,9 +548,15 @@ def _in_seconds(value: object) -> object:
     return value.total_seconds() if isinstance(value, timedelta) else value
 
 
-def _as_lengths(given: Mapping[str, Any]) -> dict[str, Any]:
-    fields = dict(given)
-    for name in [each for each in given if each.endswith(_SECONDS)]:
+def _recipient(recipient: str, caller: Caller, digest: Digest) -> dict[str, Any]:
+    """Return how a caller is shown a recipient."""
+    if Right.RECIPIENTS_READ in caller.rights:
+        return {"recipient": recipient}
+    return {} if digest is None else {"recipient_digest": digest(recipient)}
+
+
+def _as_lengths(fields: dict[str, Any]) -> dict[str, Any]:
+    for name in [each for each in fields if each.endswith(_SECONDS)]:
         seconds = fields.pop(name)
         length = None if seconds is None else timedelta(seconds=seconds)
         fields[name.removesuffix(_SECONDS)] = length

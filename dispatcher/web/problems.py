@@ -140,7 +140,7 @@ def _names_in(call: Schema) -> set[str]:
     return found
 
 
-def invalid_call(found: Sequence[Any], call: Schema, *, whole: str = THE_CALL) -> InvalidDraft:
+def invalid_call(found: Sequence[Any], call: Schema, *, whole: str) -> InvalidDraft:
     """Return the error: of the first unknown name, as then one is often missing, too."""
     first = next((each for each in found if each["type"] == UNKNOWN_FIELD), found[0])
     where, kind = first["loc"], first["type"]

@@ -17,7 +17,8 @@ import uvicorn
 
 from dispatcher.message import new_id
 from dispatcher.telemetry.journal import Event, Transition
-from dispatcher.web import Right, api, bounds, streamed_calls
+from dispatcher.web import Right, api, bounds
+from dispatcher.web import calls as api_calls
 from dispatcher.web.access import add_key, revoke_key
 from dispatcher.web.problems import Refused
 from tests.support.house import House, hour_ago
@@ -38,7 +39,7 @@ def telling(build: Build) -> House:
 @pytest.fixture
 def address(telling: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Give the address of a server that looks for events often."""
-    monkeypatch.setattr(streamed_calls, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(api_calls, "_LOOK_SECONDS", 0.05)
     bound = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         api(telling.dispatcher), log_level="warning", timeout_graceful_shutdown=1
@@ -197,7 +198,7 @@ def test_what_lasts_is_bounded_by_key_and_in_all(monkeypatch: pytest.MonkeyPatch
 def test_a_batch_whose_caller_falls_silent_ends_with_a_verdict(
     telling: House, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamed_calls, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(api_calls, "_PATIENCE_SECONDS", 0.2)
     line = b'{"channel": "memory", "recipient": "ada", "body": {}, "send_in_seconds": 3600}\n'
     with closing(http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)) as slow:
         slow.putrequest("POST", "/v1/messages/batch")

@@ -17,7 +17,8 @@ from fastapi.testclient import TestClient
 
 from dispatcher import InvalidValue, StoreUnavailable
 from dispatcher.message import Message
-from dispatcher.web import Caller, Right, access, api, streamed_calls
+from dispatcher.web import Caller, Right, access, api
+from dispatcher.web import calls as api_calls
 from dispatcher.web.access import KeyAuth, add_key, revoke_key, rotate_key
 from dispatcher.web.problems import Refused, unauthorized
 from tests.support.house import FAR, House
@@ -192,15 +193,15 @@ def test_bodies_and_recipients_leave_with_their_rights_alone(
 
 def _hear_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a listener hear the events from the first on, and end then: its answer is read whole."""
-    real = streamed_calls._events_after
+    real = api_calls._events_after
 
     def first(context: Any, last: str | None) -> Any:
         if last != "0-0":
             raise unauthorized("the key has ended")
         return real(context, last)
 
-    monkeypatch.setattr(streamed_calls, "_events_after", first)
-    monkeypatch.setattr(streamed_calls, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(api_calls, "_events_after", first)
+    monkeypatch.setattr(api_calls, "_LOOK_SECONDS", 0.0)
 
 
 def test_a_tenant_sees_and_changes_its_own_messages_only(build: Build) -> None:
@@ -388,7 +389,7 @@ def test_no_path_but_the_batch_takes_a_body_of_any_length(house: House, calls: C
 def test_a_batch_ends_with_its_key_and_counts_against_its_limit(
     house: House, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamed_calls, "_LINES_AT_ONCE", 2)
+    monkeypatch.setattr(api_calls, "_LINES_AT_ONCE", 2)
 
     def statuses(client: TestClient, start: int) -> list[int]:
         lines = (new(f"number {number}") for number in range(start, start + 4))
@@ -411,7 +412,7 @@ def test_a_batch_whose_key_cannot_be_looked_up_is_answered_to_its_end(
     house: House, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each line gets a verdict: those that were not submitted are told from those that were."""
-    monkeypatch.setattr(streamed_calls, "_LINES_AT_ONCE", 2)
+    monkeypatch.setattr(api_calls, "_LINES_AT_ONCE", 2)
     monkeypatch.setattr(access, "_TTL_SECONDS", -1.0)
     shop, submit_many = calls(), house.dispatcher.submit_many
 
