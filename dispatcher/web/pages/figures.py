@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import datetime, timedelta
 from heapq import nsmallest
 from math import inf
@@ -55,19 +55,18 @@ class CachedRead(Generic[T]):
     def of(self, read: Callable[[], T]) -> T:
         """Return what was read last. Raises as ``read``, and Refused before the first read ends."""
         with self._lock:
-            now, seen, coming = self._clock.monotonic(), self._seen, self._under_way
-            if coming is None and now >= self._until:
-                coming = Future()
-                Thread(target=self._read, args=(read, coming), name="figures", daemon=True).start()
-                self._under_way = coming
+            now, seen = self._clock.monotonic(), self._seen
+            if self._under_way is None and now >= self._until:
+                self._under_way = Future()
+                work = (read, self._under_way)
+                Thread(target=self._read, args=work, name="figures", daemon=True).start()
+            coming = self._under_way
             patience = _WAIT_SECONDS
             if now >= self._seen_at + _OLD_SECONDS:
                 patience = _FIRST_WAIT_SECONDS if seen is None else _OLD_WAIT_SECONDS
         if coming is not None:
-            try:
+            with suppress(NotYet):
                 return coming.result(patience)
-            except NotYet:
-                pass
         if seen is None:
             detail = "the messages are being counted; look again in some seconds"
             raise Refused(503, "not-yet", detail, headers={"Retry-After": "2"})
@@ -78,43 +77,41 @@ class CachedRead(Generic[T]):
         try:
             found = read()
         except BaseException as error:  # noqa: BLE001 - the waiting threads raise it
-            with self._lock:
-                self._under_way = None
-                if self._seen is not None:
-                    self._pause(began)
+            self._end(began)
             coming.set_exception(error)
-            return
-        with self._lock:
-            self._seen, self._seen_at, self._under_way = found, self._clock.monotonic(), None
-            self._pause(began)
-        coming.set_result(found)
+        else:
+            self._end(began, found)
+            coming.set_result(found)
 
-    def _pause(self, began: float) -> None:
-        now = self._clock.monotonic()
-        self._until = now + max(SECONDS, _PAUSE * (now - began))
+    def _end(self, began: float, found: T | None = None) -> None:
+        """End a read; without anything seen the next visit begins another one at once."""
+        with self._lock:
+            now, self._under_way = self._clock.monotonic(), None
+            if found is not None:
+                self._seen, self._seen_at = found, now
+            if self._seen is not None:
+                self._until = now + max(SECONDS, _PAUSE * (now - began))
 
 
 class Bar(NamedTuple):
-    x: float
-    width: float
-    height: float
+    """How many are due in a stretch of a load, and whether one of its minutes is overbooked."""
+
     at: datetime
     due: int
     overbooked: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChannelChart:
+class ChannelChart(NamedTuple):
+    """The load of a channel as bars; ``minutes`` are the fullest ones."""
+
     load: ChannelLoad
     due: int
     overbooked: int
     bars: Sequence[Bar]
-    most: int
     minutes: Sequence[LoadedMinute]
 
 
-@dataclass(frozen=True)
-class LoadCharts:
+class LoadCharts(NamedTuple):
     load: LoadToCome
     channels: Sequence[ChannelChart]
 
@@ -124,39 +121,20 @@ class LoadCharts:
 
 
 def _chart(channel: ChannelLoad, load: LoadToCome) -> ChannelChart:
-    bars = list(_bars(channel.minutes, load))
-    fullest = nsmallest(
-        _MOST_MINUTES, channel.minutes, key=lambda minute: (not minute.overbooked, -minute.due)
-    )
-    return ChannelChart(
-        load=channel,
-        due=sum(minute.due for minute in channel.minutes),
-        overbooked=sum(minute.overbooked for minute in channel.minutes),
-        bars=bars,
-        most=max((bar.due for bar in bars), default=0),
-        minutes=sorted(fullest, key=lambda minute: minute.at),
-    )
-
-
-def _bars(minutes: Sequence[LoadedMinute], load: LoadToCome) -> Iterator[Bar]:
-    step = (load.end - load.start) / BARS
+    step, minutes = (load.end - load.start) / BARS, channel.minutes
     due = _summed({minute.at: minute.due for minute in minutes}, load.start, step, BARS)
-    overbooked = {(minute.at - load.start) // step for minute in minutes if minute.overbooked}
-    most, width = max(due), WIDTH / BARS
-    for number, many in enumerate(due):
-        if many:
-            height, at = _height(many, most, LOAD_HEIGHT), load.start + number * step
-            yield Bar(number * width, width - 1, height, at, many, number in overbooked)
+    over = [minute.at for minute in minutes if minute.overbooked]
+    marked = {(at - load.start) // step for at in over}
+    bars = [Bar(load.start + n * step, many, n in marked) for n, many in enumerate(due)]
+    fullest = nsmallest(_MOST_MINUTES, minutes, key=lambda each: (not each.overbooked, -each.due))
+    fullest.sort(key=lambda minute: minute.at)
+    return ChannelChart(channel, sum(due), len(over), bars, fullest)
 
 
 class Stretch(NamedTuple):
     at: datetime
     asked: int
     promised: int
-    x: float
-    width: float
-    asked_height: float
-    promised_height: float
 
 
 class Histogram(NamedTuple):
@@ -177,17 +155,8 @@ def histogram(plan: Plan) -> Histogram | None:
         step = _STEPS[-1] * -(-(last - first + _MINUTE) // (_STEPS[-1] * _MOST_STEPS))
     many = (last - first) // step + 1
     asked, promised = (_summed(each, first, step, many) for each in (plan.asked, plan.promised))
-    most, width = max(*asked, *promised), WIDTH / many
-    stretches = [
-        Stretch(first + n * step, asked[n], promised[n], round(n * width, 1), round(width / 2, 1),
-                _height(asked[n], most, PLAN_HEIGHT), _height(promised[n], most, PLAN_HEIGHT))
-        for n in range(many)
-    ]  # fmt: skip
-    return Histogram(step, most, stretches)
-
-
-def _height(number: int, most: int, whole: int) -> float:
-    return max(2.0, round(whole * number / most, 1)) if number else 0.0
+    stretches = [Stretch(first + n * step, asked[n], promised[n]) for n in range(many)]
+    return Histogram(step, max(*asked, *promised), stretches)
 
 
 def _summed(
