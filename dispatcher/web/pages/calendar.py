@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from starlette.responses import Response
 
@@ -16,7 +15,6 @@ from dispatcher.errors import (
     DispatcherError,
     InvalidDraft,
     InvalidSendTime,
-    MessageNotFound,
     QuietHours,
     QuotaExceeded,
     Suppressed,
@@ -172,13 +170,13 @@ def calendar(visit: Visit) -> Response:
     if marked is not None:
         lines.append((marked, "next free slot", "slot"))
     drawn = picture.Drawing(timeline, wanted.view, now).picture(lines)
-    entries = sorted(_entries(visit, timeline, drawn), key=lambda each: each.begins_at)
+    entries, left_out = _table(visit, timeline, drawn)
     shown |= {
         "timeline": timeline, "verdict": verdict, "slot": slot, "picture": drawn, "now": now,
         "refused": refused[:_MOST_REFUSALS], "closed": closed,
         "opt_outs": [each for each in opt_outs if each != wanted.channel] if not closed else (),
         "pauses": [each for each in visit.parts.pause_list.in_force() if wanted.has(each)],
-        "entries": entries[:_MOST_ROWS], "left_out": _count(timeline, drawn) - _MOST_ROWS,
+        "entries": entries, "left_out": left_out,
         "before": _moved(visit, wanted, start, -1), "after": _moved(visit, wanted, start, 1),
         "sizes": picture,
     }  # fmt: skip
@@ -194,10 +192,9 @@ PAGES = (
 
 def _check(visit: Visit, wanted: CalendarQuery) -> None:
     if visit.caller.is_bound:
-        kind, name = next(iter(wanted.scopes.items()), ("recipient", wanted.counted or ""))
-        if wanted.counted is not None or wanted.channel is not None or len(wanted.scopes) > 1:
-            kind, name = "recipient", wanted.counted or ""
-        visit.caller.check_scope(kind, name)
+        is_one = wanted.counted is None and wanted.channel is None and len(wanted.scopes) == 1
+        [scope] = wanted.scopes.items() if is_one else [("recipient", wanted.counted or "")]
+        visit.caller.check_scope(*scope)
 
 
 def _read(visit: Visit, wanted: CalendarQuery, start: datetime, end: datetime) -> Timeline:
@@ -310,16 +307,10 @@ def _verdict(visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: dateti
         text=f"It would break the quota {error.quota} of {visit.scope_text(error.scope)}.",
         pattern=patterns.get((error.quota, error.scope)),
         also=[e for e in refusing if (e.quota, e.scope) != (error.quota, error.scope)],
-        in_the_way=sorted(_found(visit, ids), key=lambda each: each.send_at),
+        in_the_way=sorted(visit.parts.messages.find_many(ids), key=lambda each: each.send_at),
         more=len(error.conflicting) - len(ids),
         next_slot=error.next_slot,
     )
-
-
-def _found(visit: Visit, ids: Iterable[UUID]) -> Iterator[Message]:
-    for each in ids:
-        with suppress(MessageNotFound):
-            yield visit.dispatcher.get(each)
 
 
 def _by_slot(visit: Visit, wanted: CalendarQuery, timeline: Timeline, at: datetime) -> Verdict:
@@ -345,28 +336,27 @@ def _is_within(instant: datetime, spans: Iterable[Span]) -> bool:
     return any(each.begins_at <= instant < each.ends_at for each in spans)
 
 
-def _count(timeline: Timeline, drawn: picture.Picture) -> int:
-    """Return how many rows the table of all that the picture shows would have."""
-    lanes = [lane.timeline for lane in drawn.lanes]
-    spans = (*(lane.blocked for lane in lanes), timeline.quiet)
-    booked = timeline.windows[0].booked
-    return sum(map(len, (*spans, booked, drawn.changes, timeline.slots)))
+def _table(
+    visit: Visit, timeline: Timeline, drawn: picture.Picture
+) -> tuple[Sequence[TableRow], int]:
+    """Return the first rows of all that the picture shows, and how many more there are."""
 
+    def of_span(what: str, detail: str, css: str) -> Callable[[Span], TableRow]:
+        return lambda span: TableRow(span.begins_at, span.ends_at, what, detail, css)
 
-def _entries(visit: Visit, timeline: Timeline, drawn: picture.Picture) -> list[TableRow]:
-    booked = timeline.windows[0].booked
-    entries = [
-        TableRow(each.at, None, "booked", "a message", "", each.message_id)
-        for each in islice(booked, _MOST_ROWS)
-    ]
-    for lane in drawn.lanes:
-        detail, css = f"{lane.quota} of {visit.scope_text(lane.scope)}", f"q{lane.pattern}"
-        shown = islice(lane.timeline.blocked, _MOST_ROWS)
-        entries += [TableRow(*span, "blocked", detail, css) for span in shown]
-    entries += [TableRow(*span, "quiet hours", "", "quiet") for span in timeline.quiet]
-    entries += [
-        TableRow(each.begins_at, None, "clock change", picture.change_text(each))
-        for each in drawn.changes
-    ]
-    entries += [TableRow(each, None, "free slot", "", "slot") for each in timeline.slots]
-    return entries
+    def of_lane(lane: picture.Lane) -> Callable[[Span], TableRow]:
+        detail = f"{lane.quota} of {visit.scope_text(lane.scope)}"
+        return of_span("blocked", detail, f"q{lane.pattern}")
+
+    groups: list[tuple[Sequence[Any], Callable[[Any], TableRow]]] = [
+        (timeline.windows[0].booked,
+         lambda each: TableRow(each.at, None, "booked", "a message", "", each.message_id)),
+        *((lane.timeline.blocked, of_lane(lane)) for lane in drawn.lanes),
+        (timeline.quiet, of_span("quiet hours", "", "quiet")),
+        (drawn.changes,
+         lambda each: TableRow(each.begins_at, None, "clock change", picture.change_text(each))),
+        (timeline.slots, lambda slot: TableRow(slot, None, "free slot", "", "slot")),
+    ]  # fmt: skip
+    rows = [row(each) for shown, row in groups for each in shown[:_MOST_ROWS]]
+    rows.sort(key=lambda each: each.begins_at)
+    return rows[:_MOST_ROWS], sum(len(shown) for shown, _ in groups) - _MOST_ROWS

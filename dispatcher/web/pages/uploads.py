@@ -20,7 +20,7 @@ from typing import BinaryIO, Self
 from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import DispatcherError, InvalidDraft, InvalidValue, Unavailable, alone
 from dispatcher.message import Draft, OnConflict, Plan, Progress, Rejection, reason_of
-from dispatcher.submission.rows import BadRow, Format, Source, read
+from dispatcher.submission.rows import BadRow, DraftRow, Format, Source, read
 from dispatcher.times.clock import Clock
 from dispatcher.web.access import Caller
 from dispatcher.web.pages.figures import Histogram, histogram
@@ -192,34 +192,30 @@ class Upload:
                 longest=dispatcher.settings.body_max_bytes,
             )
             for row in rows:
-                if isinstance(row, BadRow):
-                    self._refuse_row(row.line, row.error)
-                    continue
-                try:
-                    yield self._own(row, row.line)
-                except InvalidDraft as error:
-                    self._refuse_row(row.line, error)
+                draft = row.error if isinstance(row, BadRow) else self._own(row)
+                if isinstance(draft, Draft):
+                    yield draft
+                else:
+                    self.bad += 1
+                    self._refuse(row.line, draft)
 
-    def _own(self, draft: Draft, line: int) -> Draft:
-        given = draft.idempotency_key
-        key = self.caller.own_key(f"{self.digest}/{line}" if given is None else given)
-        on_conflict = self.on_conflict or draft.on_conflict
-        draft = replace(draft, idempotency_key=key, on_conflict=on_conflict)
+    def _own(self, row: DraftRow) -> Draft | InvalidDraft:
+        given = row.idempotency_key
         try:
-            return self.caller.own(draft)
+            key = self.caller.own_key(f"{self.digest}/{row.line}" if given is None else given)
+            on_conflict = self.on_conflict or row.on_conflict
+            return self.caller.own(replace(row, idempotency_key=key, on_conflict=on_conflict))
+        except InvalidDraft as error:
+            return error
         except Refused as refused:
-            raise InvalidDraft("row", refused.detail, "a message of your own") from None
+            return InvalidDraft("row", refused.detail, "a message of your own")
         except (TypeError, ValueError):
-            raise InvalidDraft("scopes", "are none", "names by kind") from None
+            return InvalidDraft("scopes", "are none", "names by kind")
 
     def _count(self, counted: Progress) -> None:
         self.counted = counted
         if self.state is UploadState.BOOKING:  # a plan has more in memory, and takes seconds
             self.turns.pass_on()
-
-    def _refuse_row(self, line: int, error: DispatcherError) -> None:
-        self.bad += 1
-        self._refuse(line, error)
 
     def _refuse_draft(self, rejection: Rejection) -> None:
         self._refuse(getattr(rejection.draft, "line", rejection.number + 1), rejection.error)
