@@ -5,13 +5,11 @@ Those on all messages that match some filters are first counted, then confirmed.
 
 from __future__ import annotations
 
-import hashlib
-from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 from starlette.responses import Response
@@ -35,7 +33,7 @@ from dispatcher.submission import coming
 from dispatcher.submission.changes import NewTime
 from dispatcher.times.send_time import from_ms
 from dispatcher.web.access import Right
-from dispatcher.web.pages.site import SCOPE, Fields, PageRoute, Visit
+from dispatcher.web.pages.site import PAGE_NAMES, SCOPE, Fields, PageRoute, Visit
 from dispatcher.web.pages.times import local_text
 from dispatcher.web.problems import forbidden
 
@@ -50,11 +48,10 @@ FILTERS = (
 )  # fmt: skip
 """The filters in an address; further ones are ``count.KIND``."""
 _WITHOUT_A_FIELD = ("key", "made_after", "zone")
-"""Filters that the form of the list has no field for; see :func:`_kept`."""
+"""Filters that the form of the list has no field for; *List* keeps them."""
 MOST = 1_000
 """How many messages one confirmation changes at most."""
 _SHOWN = 10
-_MARK_BYTES = 8
 _FORM_BYTES = 160_000
 _CHANGED = "changed since they were counted"
 
@@ -70,21 +67,15 @@ def wanted_of(visit: Visit, given: Fields) -> Wanted:
         # That of today: a link to the next page must mean the same.
         return visit.time_of(given[name], name, of_day=True) if given[name] else None
 
-    return {
-        "status": given.get("status"),
+    wanted = {name: given.get(PAGE_NAMES.get(name, name)) for name in Wanted.__annotations__} | {
         "channel": channel,
-        "recipient": given.get("recipient"),
-        "scope": given.get("scope"),
         "scopes": scopes or None,
-        "campaign": given.get("campaign"),
-        "idempotency_key": given.get("key"),
-        "key_prefix": given.get("key_prefix"),
         "from_at": time_of("from"),
         "until_at": time_of("until"),
         "zone": visit.zone,
         "overdue": given.is_on("overdue"),
-        "made_after": given.get("made_after"),
     }
+    return cast("Wanted", wanted)
 
 
 def filters_of(given: Fields) -> dict[str, str]:
@@ -134,14 +125,12 @@ def listed(visit: Visit) -> Response:
             raise
         shown["error"], status = visit.error_text(error), status_of(error)
     filters = filters_of(visit.query)
-    kept = _kept(filters, visit.site.settings.scopes)
+    shown_kinds = {f"count.{kind}" for kind in visit.site.settings.scopes}
+    kept = {
+        name: value for name, value in filters.items()
+        if name in _WITHOUT_A_FIELD or (name not in FILTERS and name not in shown_kinds)
+    }  # fmt: skip
     return visit.show("messages.html", status, **shown, filters=filters, kept=kept)
-
-
-def _kept(filters: Mapping[str, str], kinds: Collection[str]) -> dict[str, str]:
-    """Return the filters that the form has no field for, which *List* keeps."""
-    shown = {*FILTERS, *(f"count.{kind}" for kind in kinds)}.difference(_WITHOUT_A_FIELD)
-    return {name: value for name, value in filters.items() if name not in shown}
 
 
 def _made_at(message_id: UUID | None) -> datetime | None:
@@ -241,12 +230,12 @@ def _acted(visit: Visit, verb: str, act: Callable[..., Message], *, reason: str 
     return visit.go(f"/messages/{now.id}", done=verb)
 
 
-def version_of(found: Movable) -> str:
-    """Return what a form has of the message that it shows. A snooze changes nothing of it."""
-    return _text_of(StoredVersion.of(found))
+def version_of(message: Movable | StoredVersion) -> str:
+    """Return what a form has of a message that it shows. A snooze changes nothing of it.
 
-
-def _text_of(version: StoredVersion) -> str:
+    It tells nothing of a recipient or a body to whoever reads the form.
+    """
+    version = message if isinstance(message, StoredVersion) else StoredVersion.of(message)
     counts = f"{version.move_token}-{version.attempt_count}-{version.max_attempts}"
     return f"{counts}-{version.status}"
 
@@ -297,33 +286,27 @@ ACTIONS = {
 }
 
 
-def marks_text(found: Sequence[StoredVersion]) -> str:
-    """Return what a form has of messages: of each its id, and a mark of its version."""
-    return b64encode(b"".join(each.id.bytes + _mark(each) for each in found)).decode()
+def versions_text(found: Sequence[StoredVersion]) -> str:
+    """Return what a form has of messages: of each its id and its version."""
+    return " ".join(f"{each.id.hex}-{version_of(each)}" for each in found)
 
 
-def _read_marks(text: str) -> dict[UUID, bytes]:
-    size = 16 + _MARK_BYTES
+def _read_versions(text: str) -> dict[UUID, str]:
     try:
-        packed = b64decode(text, validate=True)
+        pairs = [each.partition("-") for each in text.split()]
+        versions = {UUID(id_): version for id_, _, version in pairs}
     except ValueError:
-        packed = b""
-    if not packed or len(packed) % size or len(packed) > MOST * size:
+        versions = {}
+    if not 0 < len(versions) <= MOST:
         raise InvalidValue("messages", "cannot be read", f"those of the form, at most {MOST:,}")
-    parts = (packed[start : start + size] for start in range(0, len(packed), size))
-    return {UUID(bytes=part[:16]): part[16:] for part in parts}
+    return versions
 
 
-def unchanged(marks: Mapping[UUID, bytes], now: Mapping[UUID, Movable]) -> list[Movable]:
+def unchanged(versions: Mapping[UUID, str], now: Mapping[UUID, Movable]) -> list[Movable]:
     return [
-        now[id_] for id_, mark in marks.items()
-        if id_ in now and _mark(StoredVersion.of(now[id_])) == mark
+        now[id_] for id_, version in versions.items()
+        if id_ in now and version_of(now[id_]) == version
     ]  # fmt: skip
-
-
-def _mark(found: StoredVersion) -> bytes:
-    """Return a digest from which nobody who reads the form can guess a recipient or a body."""
-    return hashlib.blake2b(_text_of(found).encode(), digest_size=_MARK_BYTES).digest()
 
 
 def confirm(visit: Visit) -> Response:
@@ -336,7 +319,7 @@ def confirm(visit: Visit) -> Response:
     return visit.show(
         "bulk.html", action=action, many=len(found), further=further,
         ended_early=further is not None and len(found) < MOST,
-        messages=marks_text(found),
+        messages=versions_text(found),
         some=[shown[each].message for each in first if each in shown], most=MOST,
         said=said(visit, wanted), filters=filters_of(visit.query),
     )  # fmt: skip
@@ -345,13 +328,13 @@ def confirm(visit: Visit) -> Response:
 def act(visit: Visit) -> Response:
     """Change the messages that were confirmed, as far as they are what they were then."""
     action, _ = _asked(visit, visit.form)
-    marks = _read_marks(visit.form["messages"])
-    found = visit.parts.messages.movables(list(marks))
+    versions = _read_versions(visit.form["messages"])
+    found = visit.parts.messages.movables(list(versions))
     own = {
         each: movable for each, movable in found.items()
         if movable.message.status is action.status and visit.caller.sees(movable.message)
     }  # fmt: skip
-    same = unchanged(marks, own)
+    same = unchanged(versions, own)
     answers = action.change(visit, same)
     errors = [
         (movable.message, each)
@@ -359,7 +342,7 @@ def act(visit: Visit) -> Response:
         if not isinstance(each, Message)
     ]
     refused = Counter(_refusal_reason(each) for _, each in errors)
-    done, many = len(answers) - refused.total(), len(marks)
+    done, many = len(answers) - refused.total(), len(versions)
     refused[_CHANGED] += many - len(same)
     visit.note(f"{action.name} of {done} messages by filter, {refused.total()} refused")
     return visit.show("bulk_done.html", action=action, done=done, many=many,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import resources
 from itertools import chain
 from typing import Any, ClassVar, TypeVar
@@ -46,8 +46,7 @@ from dispatcher.store.lists import Pause
 from dispatcher.store.schema import Movable
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.times.send_time import check_zone
-from dispatcher.web.access import Caller, Right
-from dispatcher.web.admission import Admission
+from dispatcher.web.access import Admission, Caller, Right
 from dispatcher.web.bounds import SharedThreads, Streams, Threads
 from dispatcher.web.pages.figures import CachedRead
 from dispatcher.web.pages.times import (
@@ -89,11 +88,12 @@ _HEADERS = {
     "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
-SCOPE = "count.KIND"
+_OF_SCOPES = "count."
+SCOPE = f"{_OF_SCOPES}KIND"
 """The name of a further scope in a query or a form, where KIND is one such as tenant."""
 _EVERYWHERE = ("zone", "done", "many")
 """Names that every query and form may have. ``done`` and ``many`` report the action before."""
-_PAGE_NAMES = {"from_at": "from", "until_at": "until", "idempotency_key": "key", "scopes": "count"}
+PAGE_NAMES = {"from_at": "from", "until_at": "until", "idempotency_key": "key", "scopes": "count"}
 """Names of filters in a query by those of Python."""
 _BOXES = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -146,8 +146,8 @@ class Fields(dict[str, str]):
 
     @property
     def scopes(self) -> dict[str, str]:
-        start = SCOPE.removesuffix("KIND")
-        return {n.removeprefix(start): each for n, each in self.items() if n.startswith(start)}
+        named = {name: each for name, each in self.items() if name.startswith(_OF_SCOPES)}
+        return {name.removeprefix(_OF_SCOPES): each for name, each in named.items()}
 
 
 @dataclass(kw_only=True)
@@ -267,10 +267,6 @@ class Visit:
         seen = self.caller.sees_pause_name(pause.kind)
         return pause.name if seen else self.recipient_of(pause.name)
 
-    @staticmethod
-    def json(value: object) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=2)
-
     def error_text(self, error: DispatcherError) -> str:
         if isinstance(error, StoreUnavailable) and error.timed_out:
             return "That is too much to read or to count for a page: narrow the filter."
@@ -292,10 +288,6 @@ class Visit:
         log.info("page: %s by %s", action, self.caller.name)
 
 
-def _local_text(visit: Visit, instant: datetime, *, form: str = "") -> str:
-    return local_text(instant, visit.zone, form)
-
-
 _TEMPLATES = Environment(
     loader=PackageLoader("dispatcher.web.pages"),
     autoescape=True,
@@ -304,8 +296,13 @@ _TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TEMPLATES.filters |= {"number": "{:,}".format, "span": length_text, "words": in_words}
-_TEMPLATES.globals["local"] = _local_text
+_TEMPLATES.filters |= {
+    "json": partial(json.dumps, ensure_ascii=False, indent=2),
+    "number": "{:,}".format,
+    "span": length_text,
+    "words": in_words,
+}
+_TEMPLATES.globals["local"] = lambda visit, instant, form="": local_text(instant, visit.zone, form)
 
 
 class Site:
@@ -385,8 +382,7 @@ class Site:
                 if not page.is_public:
                     visit.caller = await self.threads.run(self.enter, request, page)
                 names = page.names if request.method in _SAFE else ()
-                given = [name for name, _ in request.query_params.multi_items()]
-                _check_names(given, names, "parameter")
+                _check_names(request.query_params.multi_items(), names, "parameter")
                 if request.method in _SAFE:
                     check_zone(visit.zone)
                     response = await self._answer(visit, page)
@@ -418,7 +414,7 @@ class Site:
         try:
             async with request.form(max_files=1, max_fields=1_000) as form:
                 pairs = form.multi_items()
-                _check_names([name for name, _ in pairs], page.names, "field")
+                _check_names(pairs, page.names, "field")
                 if any("\ufffd" in each for each in chain(*pairs) if isinstance(each, str)):
                     raise Refused(400, "unreadable", "the form is not UTF-8")
                 visit.form = Fields(
@@ -474,11 +470,10 @@ def _check_origin(request: Request) -> None:
         raise forbidden("the action comes from another site, or has no header Origin")
 
 
-def _check_names(given: Sequence[str], names: tuple[str, ...], what: str) -> None:
+def _check_names(pairs: Sequence[tuple[str, object]], names: Sequence[str], what: str) -> None:
     """Refuse unknown names, and those given twice: ignored, they would widen an action."""
-    for each, many in Counter(given).items():
-        is_scope = each.startswith(SCOPE.removesuffix("KIND"))
-        if (SCOPE if is_scope else each) not in (*names, *_EVERYWHERE):
+    for each, many in Counter(name for name, _ in pairs).items():
+        if (SCOPE if each.startswith(_OF_SCOPES) else each) not in (*names, *_EVERYWHERE):
             known = dict.fromkeys((*names, "zone"))
             raise InvalidDraft(cut(each), f"there is no such {what}", like(each, known))
         if many > 1:
@@ -487,5 +482,5 @@ def _check_names(given: Sequence[str], names: tuple[str, ...], what: str) -> Non
 
 def named_as_here(error: InvalidDraft) -> InvalidDraft:
     field, dot, kind = error.field.partition(".")
-    field = f"{_PAGE_NAMES.get(field, field)}{dot}{kind}"
-    return InvalidDraft(field, with_names(error.problem, _PAGE_NAMES), error.accepted)
+    field = f"{PAGE_NAMES.get(field, field)}{dot}{kind}"
+    return InvalidDraft(field, with_names(error.problem, PAGE_NAMES), error.accepted)

@@ -38,7 +38,7 @@ def version(house: House, message: Message) -> str:
 def confirmed(house: House, *messages: Message) -> str:
     """Return what a form has of messages that were counted just now."""
     found = house.parts.messages.movables([each.id for each in messages])
-    return message_pages.marks_text([StoredVersion.of(each) for each in found.values()])
+    return message_pages.versions_text([StoredVersion.of(each) for each in found.values()])
 
 
 def hidden(text: str, action: str) -> dict[str, str]:
