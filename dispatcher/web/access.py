@@ -1,4 +1,4 @@
-"""Keys, callers and their rights.
+"""Keys, callers and their rights, and how often each may call.
 
 A key is ``dsp_<id>_<secret>``: its beginning is found by scanners of leaked secrets, and its secret
 has 256 random bits, so that the store keeps only a plain SHA-256 digest of it.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,18 +17,26 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from dispatcher.errors import InvalidValue, MessageNotFound, quoted
-from dispatcher.limiters import parse
+from dispatcher.app import App
+from dispatcher.errors import InvalidValue, LimitersUnavailable, MessageNotFound, quoted
+from dispatcher.limiters import Limiter, parse
 from dispatcher.message import Draft, Message, check_text
+from dispatcher.problems import limit_headers
 from dispatcher.scope import is_recipient_kind
 from dispatcher.store.api import ApiKey, ApiKeys
 from dispatcher.store.schema import PAUSED_RECIPIENT
 from dispatcher.times.clock import SystemClock
-from dispatcher.web.problems import forbidden, unauthorized
+from dispatcher.web.bounds import Threads
+from dispatcher.web.problems import Refused, forbidden, unauthorized
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+log = logging.getLogger(__name__)
+
+RATE = "100/second"
+"""The limit of a caller that has none of its own."""
+_WARN_SECONDS = 60.0
 _PREFIX = "dsp_"
 _LONGEST_NAME, _LONGEST_KEY = 63, 190
 _TTL_SECONDS = 2.0
@@ -230,6 +239,52 @@ def _token_of(request: Request) -> str:
     if scheme.lower() != "bearer" or not token:
         raise unauthorized("send a key as `Authorization: Bearer dsp_…`")
     return token.strip()
+
+
+class Admission:
+    def __init__(self, parts: App, threads: Threads, *, auth: Auth | None, rate: str) -> None:
+        self._threads = threads
+        self.caller_of = auth or KeyAuth(parts.api_keys)
+        self._redis = parts.plain_redis
+        self._prefix = f"{parts.settings.namespace}.api"
+        self._rate = rate
+        self._limits: dict[str, Limiter] = {}
+        self._clock = parts.clock
+        self._warns_at = 0.0
+        parse(rate)
+
+    async def identify(self, request: Request) -> None:
+        caller = None
+        if isinstance(self.caller_of, KeyAuth):
+            caller = self.caller_of.cached(request)
+        request.state.caller = caller or await self._threads.run(self.caller_of, request)
+
+    def admit(self, request: Request) -> Caller:
+        caller = request.state.caller = self.caller_of(request)
+        self.count(request)
+        return caller
+
+    def count(self, request: Request) -> None:
+        """Count the call; refuse it where none is left. It goes on where Redis does not answer."""
+        request.state.is_counted = True
+        caller: Caller = request.state.caller
+        rate = caller.rate or self._rate
+        limiter = self._limits.get(rate)
+        if limiter is None:
+            limiter = self._limits[rate] = parse(rate).on(self._redis, prefix=self._prefix)
+        try:
+            decision = limiter.acquire(caller.name)
+        except LimitersUnavailable as error:
+            now = self._clock.monotonic()
+            if now >= self._warns_at:
+                self._warns_at = now + _WARN_SECONDS
+                log.warning("calls are not limited while Redis does not answer: %s", error)
+            return
+        request.state.headers = limit_headers(limiter.limits, decision, name="key")
+        if not decision:
+            wait = max(1, -(-decision.retry_after // timedelta(seconds=1)))
+            detail = f"{quoted(caller.name)} may call {rate}; try again in {wait} s"
+            raise Refused(429, "limit-reached", detail, headers={"Retry-After": str(wait)})
 
 
 def add_key(

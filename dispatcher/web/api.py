@@ -24,8 +24,7 @@ from dispatcher.errors import DispatcherError
 from dispatcher.problems import headers_of
 from dispatcher.telemetry.journal import digest_with
 from dispatcher.web import problems
-from dispatcher.web.access import Auth, Caller
-from dispatcher.web.admission import RATE, Admission
+from dispatcher.web.access import RATE, Admission, Auth, Caller
 from dispatcher.web.bounds import SharedThreads, Streams, Threads
 from dispatcher.web.context import Context, Service, problem_for
 from dispatcher.web.endpoints import ENDPOINTS, PREFIX, Endpoint

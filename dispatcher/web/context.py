@@ -26,8 +26,7 @@ from dispatcher.selection import id_of
 from dispatcher.settings import Settings
 from dispatcher.store.schema import Movable
 from dispatcher.web import models
-from dispatcher.web.access import Caller, Right
-from dispatcher.web.admission import Admission
+from dispatcher.web.access import Admission, Caller, Right
 from dispatcher.web.bounds import SharedThreads, Streams, Threads
 from dispatcher.web.problems import (
     CUT_OFF,

@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dispatcher.client import Dispatcher, app_of
-from dispatcher.web.admission import RATE
+from dispatcher.web.access import RATE
 from dispatcher.web.api import api
 from dispatcher.web.pages import SignIn, page
 

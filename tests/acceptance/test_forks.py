@@ -19,7 +19,7 @@ from dispatcher.celery.queue import Ticket
 from dispatcher.client import app_of
 from dispatcher.limiters import parse
 from dispatcher.message import new_id
-from dispatcher.web.admission import RATE
+from dispatcher.web.access import RATE
 from dispatcher.web.bounds import SharedThreads
 from dispatcher.web.pages import SignIn
 from dispatcher.web.pages.site import Site

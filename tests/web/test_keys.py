@@ -320,7 +320,7 @@ def test_an_outage_of_redis_is_logged_once_and_calls_go_on(
             answers = [shop.get("/v1/messages") for _ in range(3)]
         assert [each.status_code for each in answers] == [200, 200, 200]
         shop.get("/v1/messages")
-    [said] = [each.getMessage() for each in caplog.records if each.name.endswith("admission")]
+    [said] = [each.getMessage() for each in caplog.records if each.name.endswith("access")]
     assert said.startswith("calls are not limited while Redis does not answer: ")
 
 

@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidValue
-from dispatcher.web.admission import RATE
+from dispatcher.web.access import RATE
 from dispatcher.web.pages import calendar, campaigns, lists, messages, overview
 from dispatcher.web.pages.site import Access, PageRoute, Site
 from dispatcher.web.pages.visitors import SIGN_IN, Loopback, SignIn
