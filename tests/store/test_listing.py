@@ -63,6 +63,7 @@ CASES: list[tuple[dict[str, Any], Any]] = [
     ({"status": "cancelled"}, lambda each: each.status is Status.CANCELLED),
     ({"channel": "mail"}, lambda each: each.channel == "mail"),
     ({"channel": "telex"}, lambda _: False),
+    ({"channel": ["sms", "mail"]}, lambda each: each.channel in ("sms", "mail")),
     ({"recipient": "r1"}, lambda each: each.recipient == "r1"),
     ({"recipient": "r1", "channel": "sms"}, lambda each: each.recipient == "r1"
      and each.channel == "sms"),
@@ -178,6 +179,8 @@ def test_a_date_is_where_that_day_begins_in_the_zone() -> None:
     [
         ({"status": "lost"}, "status: "),
         ({"channel": "a\nb"}, "channel: "),
+        ({"channel": []}, "channel: an empty list"),
+        ({"channel": 7}, "channel: "),
         ({"recipient": ""}, "recipient: "),
         ({"from_at": "2026-02-30"}, "from_at: there is no date 2026-02-30"),
         ({"from_at": "9999-12-31", "zone": "Etc/GMT+12"}, "from_at: "),

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
-from threading import Thread
 from typing import Any
 
 import httpx2
 import pytest
-import uvicorn
 
 from dispatcher.message import new_id
 from dispatcher.telemetry.journal import Event, Transition
@@ -21,6 +18,7 @@ from dispatcher.web import Right, api, bounds
 from dispatcher.web import calls as api_calls
 from dispatcher.web.access import add_key, revoke_key
 from dispatcher.web.problems import Refused
+from tests.support.browser import served
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 from tests.support.waiting import DEADLINE, wait_until
@@ -40,18 +38,8 @@ def telling(build: Build) -> House:
 def address(telling: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Give the address of a server that looks for events often."""
     monkeypatch.setattr(api_calls, "_LOOK_SECONDS", 0.05)
-    bound = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        api(telling.dispatcher), log_level="warning", timeout_graceful_shutdown=1
-    )
-    server = uvicorn.Server(config)
-    thread = Thread(target=server.run, kwargs={"sockets": [bound]})
-    thread.start()
-    wait_until(lambda: server.started)
-    yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(20)
-    bound.close()
+    with served(api(telling.dispatcher)) as address:
+        yield address
 
 
 @contextmanager

@@ -158,38 +158,6 @@ def test_a_booking_that_broke_off_goes_on_and_books_nothing_twice(
     assert house.dispatcher.count() == 2
 
 
-@pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> list[uploads.Upload]:
-    """Give the list of the files that are dropped."""
-    dropped, start = list[uploads.Upload](), uploads.Upload.start
-
-    def noted(upload: uploads.Upload, *given: Any) -> bool:
-        dropped.append(upload)
-        return start(upload, *given)
-
-    monkeypatch.setattr(uploads.Upload, "start", noted)
-    return dropped
-
-
-def test_of_a_plan_only_what_is_shown_is_kept(visit: Visit, kept: list[uploads.Upload]) -> None:
-    """Neither refused rows, nor how often each minute of 200,000 rows is asked for."""
-    client, at = visit(), FAR + HOUR
-    rows = [(f"r{number}", at + number * MINUTE) for number in range(90)]
-    refused = [("r1", at + MINUTE), ("r2", "soon")] * 40
-    _, shown = ended(client, drop(client, csv_of(*rows, *refused)))
-    [upload] = kept
-    assert len(upload.refused) == 20
-    assert "<li>and 60 more</li>" in shown
-    assert "Times asked for and promised" in shown
-    assert upload.plan is not None
-    assert not any((upload.plan.rejections, upload.plan.asked, upload.plan.promised))
-    for _, error in upload.refused:
-        assert (error.__traceback__, error.__context__) == (None, None)
-    _, _ = ended(client, drop(client, b"name\n"))
-    assert kept[1].error is not None
-    assert (kept[1].error.__traceback__, kept[1].error.__context__) == (None, None)
-
-
 def test_a_plan_that_ends_while_it_is_shown_is_shown_as_not_ended(
     visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from html import unescape
 import pytest
 from starlette.testclient import TestClient
 
-from dispatcher import InvalidDraft, Status
+from dispatcher import Status
 from dispatcher.web.pages import PAGES
 from dispatcher.web.pages.messages import FILTERS
 from tests.support.house import FAR, House
@@ -185,16 +185,3 @@ def test_a_caller_of_several_channels_sees_and_changes_the_messages_of_all(
     assert now == [Status.CANCELLED, Status.CANCELLED, Status.SCHEDULED]
     nothing = visit(of=house, channels=frozenset())
     assert nothing.get("/messages").status_code == 403
-
-
-@pytest.mark.every_database
-def test_several_channels_are_a_filter(build: Build) -> None:
-    house = build(channels=_CHANNELS)
-    for each in _CHANNELS:
-        house.submit(each, channel=each, send_at=FAR + HOUR)
-    ask = house.dispatcher.count
-    assert [ask(channel=each) for each in ("sms", ["sms"], ("sms", "push"), None)] == [1, 1, 2, 3]
-    with pytest.raises(InvalidDraft, match="channel: an empty list"):
-        ask(channel=[])
-    with pytest.raises(InvalidDraft, match="channel"):
-        ask(channel=7)  # type: ignore[arg-type]  # as a caller may
