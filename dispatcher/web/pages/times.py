@@ -112,11 +112,8 @@ def _read(text: str, near: datetime) -> datetime | None:
         # The minute that is under way counts: people type no seconds.
         times = [time for time in times if time >= near.replace(second=0, microsecond=0)]
     nearest = min(times, key=lambda time: abs(time - near), default=None)
-    return nearest and _with_offset(nearest, found["offset"])
-
-
-def _with_offset(local: datetime, offset: str | None) -> datetime | None:
-    try:
-        return local if offset is None else datetime.fromisoformat(f"{local.isoformat()}{offset}")
-    except ValueError:
-        return None
+    if nearest is None or found["offset"] is None:
+        return nearest
+    with suppress(ValueError):
+        return datetime.fromisoformat(f"{nearest.isoformat()}{found['offset']}")
+    return None
