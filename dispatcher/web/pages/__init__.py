@@ -11,19 +11,18 @@ from starlette.applications import Starlette
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidValue
 from dispatcher.web.access import RATE
-from dispatcher.web.pages import calendar, campaigns, lists, messages, overview
+from dispatcher.web.pages import calendar, campaigns, lists, messages
 from dispatcher.web.pages.site import Access, PageRoute, Site
 from dispatcher.web.pages.visitors import SIGN_IN, Loopback, SignIn
 
 __all__ = ["Access", "Loopback", "SignIn", "page"]
 
 PAGES = (
-    *overview.PAGES,
+    *lists.FIRST,
     *calendar.PAGES,
     *messages.PAGES,
     *campaigns.PAGES,
     *lists.PAGES,
-    *overview.DOCTOR,
 )
 """All pages, in the order of the navigation."""
 

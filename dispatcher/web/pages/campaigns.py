@@ -17,7 +17,7 @@ from dispatcher.message import MAX_CAMPAIGN, Status, check_text
 from dispatcher.web.access import Right
 from dispatcher.web.bounds import NumbersResponse
 from dispatcher.web.pages.figures import PLAN_HEIGHT, WIDTH
-from dispatcher.web.pages.overview import STATUSES
+from dispatcher.web.pages.lists import STATUSES
 from dispatcher.web.pages.site import PageRoute, Visit
 from dispatcher.web.pages.uploads import MOST_BYTES, MOST_ROWS, Upload, UploadState
 from dispatcher.web.problems import Refused

@@ -1,8 +1,11 @@
-"""Lists for operators: the load to come, the busiest, refusals by rule, opt-outs and pauses."""
+"""For operators: how the deployment stands, the load, the busiest, refusals, opt-outs, pauses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from itertools import islice
@@ -10,16 +13,88 @@ from typing import cast, get_args
 
 from starlette.responses import Response
 
-from dispatcher.errors import InvalidDraft, InvalidValue, ReservationsUnavailable
-from dispatcher.message import check_text
-from dispatcher.operations.overview import By
+from dispatcher.errors import (
+    DispatcherError,
+    InvalidDraft,
+    InvalidValue,
+    ReservationsUnavailable,
+    StoreUnavailable,
+)
+from dispatcher.message import Status, check_text
+from dispatcher.operations.overview import By, Overview
 from dispatcher.problems import status_of
 from dispatcher.scope import WITHOUT
 from dispatcher.store.listing import Of
 from dispatcher.store.schema import PAUSED_CAMPAIGN, PAUSED_CHANNEL, PAUSED_RECIPIENT
 from dispatcher.web.access import Right
-from dispatcher.web.pages.figures import BARS, LOAD_HEIGHT, WIDTH, LoadCharts
+from dispatcher.web.bounds import NumbersResponse
+from dispatcher.web.pages.figures import BARS, LOAD_HEIGHT, SECONDS, WIDTH, LoadCharts
 from dispatcher.web.pages.site import PageRoute, Visit
+from dispatcher.web.pages.times import local_text
+from dispatcher.web.problems import Refused
+
+_A_DAY = timedelta(days=1)
+STATUSES = (Status.SCHEDULED, Status.SENDING, Status.HELD, Status.SENT, Status.FAILED,
+            Status.EXPIRED, Status.CANCELLED)  # fmt: skip
+
+
+def overview(visit: Visit) -> Response:
+    found = None if visit.caller.is_bound else _read(visit)
+    hours = None
+    if found is not None:
+        # The page is worth more than this picture.
+        with contextlib.suppress(StoreUnavailable, Refused):
+            hours = visit.cached("last day", visit.parts.overviews.figures.last_day)
+    most = max(found.load.minutes, default=0) if found is not None else 0
+    return visit.show("overview.html", found=found, statuses=STATUSES, most=most, hours=hours,
+                      numbers=None if found is None else _numbers_of(visit, found))  # fmt: skip
+
+
+def _read(visit: Visit) -> Overview:
+    return visit.cached("overview", partial(visit.dispatcher.status, since=_A_DAY))
+
+
+def live(visit: Visit) -> Response:
+    return NumbersResponse(_numbers(visit), visit.site.streams, visit.caller.name)
+
+
+async def _numbers(visit: Visit) -> AsyncIterator[str]:
+    site = visit.site
+    while True:
+        try:
+            await site.threads.run(site.enter, visit.request, LIVE)
+            found = await site.threads.run(_read, visit)
+            yield f"event: numbers\ndata: {json.dumps(_numbers_of(visit, found))}\n\n"
+        except Refused:
+            return
+        except DispatcherError:
+            yield ": the database does not answer\n\n"
+        await asyncio.sleep(SECONDS)
+
+
+def _numbers_of(visit: Visit, found: Overview) -> Mapping[str, str]:
+    late, zone = found.overdue, visit.site.settings.zone
+    numbers = {f"all.{each}": f"{found.total(each):,}" for each in STATUSES}
+    for channel, counts in found.counts.by_channel.items():
+        numbers |= {f"{channel}.{each}": f"{counts.get(each, 0):,}" for each in STATUSES}
+    alive = {name: sum(each.is_alive for each in signs or ())
+             for name, signs in (("workers", found.workers), ("beats", found.beats))}  # fmt: skip
+    return numbers | {
+        "overdue": f"{late.many:,}",
+        "due": f"{sum(found.load.minutes):,}",
+        "now": f"{local_text(found.now, zone, '%H:%M:%S')} {zone}",
+        **{name: "–" if found.silence else f"{many:,}" for name, many in alive.items()},
+    }
+
+
+def doctor(visit: Visit) -> Response:
+    return visit.show("doctor.html", examination=None)
+
+
+def examine(visit: Visit) -> Response:
+    visit.note("doctor")
+    return visit.show("doctor.html", examination=visit.parts.doctor().examine())
+
 
 LOADS = {"day": timedelta(days=1), "week": timedelta(days=7)}
 """How far the load to come is shown, by name."""
@@ -149,6 +224,8 @@ _SUPPRESS = (Right.RECIPIENTS_READ, Right.SUPPRESSIONS_WRITE)
 _PAUSE = ("kind", "name", "reason")
 _OPERATE = (Right.MESSAGES_READ, Right.OPERATE)
 _route = partial(PageRoute, is_unbound=True)
+LIVE = _route("/live", live)
+FIRST = (PageRoute("/", overview, title="Overview"), LIVE)
 PAGES = (
     _route("/load", load, title="Load", names=("within", "channel")),
     _route("/top", top, title="Top", names=("of", "by", "within"),
@@ -164,4 +241,6 @@ PAGES = (
     _route("/pauses", pauses, title="Pauses", rights=_OPERATE),
     _route("/pauses", pause, "POST", names=_PAUSE, rights=_OPERATE),
     _route("/pauses/end", resume, "POST", names=_PAUSE, rights=_OPERATE),
+    _route("/doctor", doctor, title="Doctor", rights=(Right.OPERATE,)),
+    _route("/doctor", examine, "POST", rights=(Right.OPERATE,)),
 )  # fmt: skip
