@@ -27,8 +27,7 @@ from dispatcher.web import problems
 from dispatcher.web.access import RATE, Admission, Auth, Caller
 from dispatcher.web.bounds import SharedThreads, Streams, Threads
 from dispatcher.web.context import Context, Service, problem_for
-from dispatcher.web.endpoints import ENDPOINTS, PREFIX, Endpoint
-from dispatcher.web.openapi import describe
+from dispatcher.web.endpoints import ENDPOINTS, PREFIX, Endpoint, describe
 from dispatcher.web.problems import Refused, bounded, check_is_utf8
 
 log = logging.getLogger(__name__)

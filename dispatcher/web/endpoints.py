@@ -1,17 +1,27 @@
-"""The endpoints of the HTTP API: of each its path, its function, and its part of the document."""
+"""The endpoints of the HTTP API, each with its path and function, and their OpenAPI document.
+
+The document is what FastAPI draws from the functions, and what they have in common.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from starlette.convertors import PathConvertor, register_url_convertor
 
+from dispatcher.body_types import BodyTypes
+from dispatcher.problems import MEDIA_TYPE
 from dispatcher.web import calls, models
 from dispatcher.web.access import Right
+from dispatcher.web.context import KEY_HEADER
+from dispatcher.web.problems import call_schema
 
 PREFIX = "/v1"
 _JSON = "application/json"
@@ -144,3 +154,141 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         stream=("text/event-stream", models.EventOut), problems=(404,),
     ),
 )  # fmt: skip
+
+
+_OF_ALL = (400, 401, 403, 422, 429, 500, 503)
+_TITLES = {
+    400: "The call cannot be read",
+    401: "No valid key",
+    403: "The key has no right to this",
+    404: "No such message, or nothing is kept of it",
+    409: "The time does not fit, or the message cannot be changed any more",
+    412: "The message has changed since it was read",
+    413: "The call is too long",
+    415: "The media type is not supported",
+    422: "A value is refused, or an idempotency key belongs to another message",
+    429: "The key's limit is reached",
+    500: "The call failed, or whether it was made is not known",
+    503: "A server does not answer; repeat the call",
+}
+_HEADERS = {
+    name: {"description": text, "schema": {"type": "string"}}
+    for name, text in {
+        "ETag": "For `If-Match` of a change, and for `If-None-Match`.",
+        "Idempotency-Replayed": "`true` where an earlier call with the key made the message.",
+        "Link": 'With `rel="next"`, the next page.',
+        "Location": "The path of the message.",
+        "RateLimit": "How many calls are left.",
+        "RateLimit-Policy": "How many calls the key allows, in how many seconds.",
+        "Retry-After": "After how many seconds to call again.",
+        "WWW-Authenticate": "The scheme of the key.",
+    }.items()
+}
+_OF_LIMITS = ("RateLimit", "RateLimit-Policy")
+_OF_PROBLEMS: Mapping[int, tuple[str, ...]] = {
+    401: ("WWW-Authenticate",),
+    409: (*_OF_LIMITS, "Retry-After"),
+    429: (*_OF_LIMITS, "Retry-After"),
+    503: (*_OF_LIMITS, "Retry-After"),
+}
+"""Headers of problems, by status; of another one those of limits."""
+_KEY = {"name": KEY_HEADER, "in": "header", "required": False, "schema": {"type": "string"}}
+
+
+def describe(app: FastAPI, body_types: BodyTypes) -> None:
+    """Draw the document, by which calls are judged; the types of bodies are added when it is read.
+
+    A type may be one that cannot be used: that must not stop the calls on other channels.
+    """
+    plain = _document(app)
+    app.state.call_schemas = {
+        (path, method): call_schema(plain, operation)
+        for path, operations in plain["paths"].items()
+        for method, operation in operations.items()
+    }
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = deepcopy(plain)
+            _add_bodies(document["components"]["schemas"], body_types)
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    made: Callable[[], dict[str, Any]] = openapi
+    setattr(app, "openapi", made)  # noqa: B010 - FastAPI's own way to replace the method
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(
+        title=app.title,
+        version=app.version,
+        description=app.description,
+        routes=app.routes,
+        separate_input_output_schemas=False,
+    )
+    schemas = document["components"]["schemas"]
+    more: list[type[BaseModel]] = [models.Problem, models.VerdictOut, models.EventOut]
+    for each in [*more, *(each.body[1] for each in ENDPOINTS if each.body is not None)]:
+        schema = each.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= schema.pop("$defs", {})
+        schemas[each.__name__] = schema
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    document["components"]["headers"] = _HEADERS
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"key": []}]
+    endpoints = {each.name: each for each in ENDPOINTS}
+    for path in document["paths"].values():
+        for operation in path.values():
+            _complete(endpoints[operation["operationId"]], operation)
+    return document
+
+
+def _add_bodies(schemas: dict[str, Any], body_types: BodyTypes) -> None:
+    """Say which channel asks for which body: a schema of its own would be a type."""
+    for channel in body_types.channels:
+        name = f"body.{channel}"
+        schema = body_types.json_schema(channel, f"#/components/schemas/{name}.{{model}}")
+        parts = schema.pop("$defs", {})
+        schemas |= {f"{name}.{part}": each for part, each in parts.items()} | {name: schema}
+        body = {"anyOf": [{"$ref": f"#/components/schemas/{name}"}, {"type": "null"}]}
+        rule = {
+            "if": {"properties": {"channel": {"const": channel}}, "required": ["channel"]},
+            "then": {"properties": {"body": body}},
+        }
+        for each in (models.NewMessage, models.NewMessageLine):
+            schemas[each.__name__].setdefault("allOf", []).append(rule)
+
+
+def _complete(endpoint: Endpoint, operation: dict[str, Any]) -> None:
+    responses, success = operation["responses"], str(endpoint.status)
+    of_success = [*_OF_LIMITS, *endpoint.headers]
+    if endpoint.takes_idempotency_key:
+        of_success.append("Idempotency-Replayed")
+        operation.setdefault("parameters", []).append(_KEY)
+    if endpoint.method == "GET" and "ETag" in endpoint.headers:
+        responses["304"] = {"description": "The message is as the client has it"}
+    for each in responses.values():
+        each["headers"] = _described(of_success)
+    of_body = () if endpoint.body is None else (413,)
+    for status in sorted({*_OF_ALL, *endpoint.problems, *of_body}):
+        responses[str(status)] = {
+            "description": _TITLES[status],
+            "headers": _described(_OF_PROBLEMS.get(status, _OF_LIMITS)),
+            "content": {MEDIA_TYPE: {"schema": _reference(models.Problem)}},
+        }
+    if endpoint.stream is not None:
+        media_type, model = endpoint.stream
+        responses[success]["content"] = {media_type: {"schema": _reference(model)}}
+    if endpoint.body is not None:
+        media_type, model = endpoint.body
+        content = {media_type: {"schema": _reference(model)}}
+        operation["requestBody"] = {"required": not endpoint.may_be_empty, "content": content}
+
+
+def _reference(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{model.__name__}"}
+
+
+def _described(names: Iterable[str]) -> dict[str, Any]:
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}

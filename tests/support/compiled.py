@@ -18,7 +18,7 @@ from sqlalchemy import ClauseElement, Engine, create_engine
 
 from dispatcher.store import database, messages
 from dispatcher.store.engines.base import Prepared
-from dispatcher.web import openapi
+from dispatcher.web import endpoints
 
 _MOST = 5_000
 _PLAIN = (str, int, float, type(None))
@@ -62,7 +62,7 @@ def compile_once() -> None:
     vars(database)["create_engine"] = partial(create_engine, execution_options=option)
     vars(messages)["Prepared"] = _prepared
     vars(utils)["get_lib_version"] = cache(utils.get_lib_version)
-    vars(openapi)["_document"] = _drawn_once(openapi._document)
+    vars(endpoints)["_document"] = _drawn_once(endpoints._document)
 
 
 def _drawn_once(draw: Callable[[FastAPI], dict[str, Any]]) -> Callable[[FastAPI], dict[str, Any]]:

@@ -18,7 +18,7 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.core.result import Ok
 
 from dispatcher import QuotaExceeded
-from dispatcher.web import api, openapi
+from dispatcher.web import api, endpoints
 from dispatcher.web.access import add_key
 from dispatcher.web.endpoints import ENDPOINTS
 from tests.support.house import House
@@ -60,7 +60,7 @@ STATUSES = {"retry": "failed", "release": "held", "drop": "held"}
 def test_the_document_in_the_package_is_that_of_the_server(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openapi, "_document", inspect.unwrap(openapi._document))
+    monkeypatch.setattr(endpoints, "_document", inspect.unwrap(endpoints._document))
     packed = resources.files("dispatcher.web").joinpath("openapi.json").read_text()
     assert json.loads(packed) == api(house.dispatcher).openapi(), "run `make openapi`"
 
