@@ -28,6 +28,7 @@ drafts = st.fixed_dictionaries(
         "hours": st.sampled_from([1, 2, 9, 11, 25, 49, 73]),
         "seconds": st.sampled_from([0, 20, 59, 60]),
         "conflict": st.sampled_from(["reject", "shift"]),
+        "key": st.sampled_from([None, None, None, "one", "two"]),
     }
 )
 numbers = st.lists(st.integers(0, 15), min_size=1, max_size=10, unique=True)
@@ -113,6 +114,7 @@ def _draft(request: dict[str, Any]) -> Draft:
         scopes={"tenant": request["tenant"]} if request["tenant"] else {},
         send_in=timedelta(hours=request["hours"], seconds=request["seconds"]),
         on_conflict=request["conflict"],
+        idempotency_key=request["key"],
     )
 
 
@@ -121,25 +123,29 @@ def compare(quotas: str, shards: int, history: Sequence[Sequence[Any]]) -> None:
         quotas=quotas,
         shards=shards,
         scopes={"tenant": {"quotas": "4/hour"}},
-        channels={"sms": {"transport": "memory", "quiet_hours": "22:00-08:00"}},
+        channels={
+            "sms": {"transport": "memory", "quiet_hours": "22:00-08:00", "quotas": "5/minute"}
+        },
     )
     sides = [Side(chosen, together=together) for together in (True, False)]
     try:
         for call in history:
             many, alone = (side.answers(call) for side in sides)
             assert many == alone, call
+        for side in sides:
+            assert side.dispatcher.verify_windows().equal
     finally:
         for side in sides:
             side.dispatcher.close()
 
 
 def wish(hours: int, seconds: int = 0) -> dict[str, Any]:
-    plain = {"recipient": "ada", "tenant": None, "conflict": "reject"}
+    plain = {"recipient": "ada", "tenant": None, "conflict": "reject", "key": None}
     return plain | {"hours": hours, "seconds": seconds}
 
 
 FULL_DAYS = [wish(24 * day + hour) for day in range(7) for hour in (4, 5)]
-property_test = settings(deadline=None, database=None, max_examples=examples(40))
+property_test = settings(deadline=None, database=None, max_examples=examples(90))
 
 
 @pytest.mark.parametrize("shards", [1, 4])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from itertools import combinations, product
 from typing import Any
 from uuid import UUID
 
@@ -143,6 +144,22 @@ def test_scopes_of_several_shards_take_one_call_for_each_shard(real: Reserving) 
     (booking, _) = bookings
     assert calls_of(real.client, lambda: real.windows.release(*booking_of(booking))) == 3
     assert real.places(TENANT) == {}
+
+
+def test_windows_that_two_messages_share_are_booked_in_the_same_order(real: Reserving) -> None:
+    """Else two that want the same last reservations could refuse each other."""
+
+    def places(each: Terms) -> dict[Scope, int]:
+        legs = enumerate(real.windows.legs(each))
+        return {scope: place for place, leg in legs for scope in leg.scopes}
+
+    every = [
+        terms(named(person), tenant=named(tenant, "@tenant:{}"))
+        for person, tenant in product(range(SHARDS), repeat=2)
+    ]
+    for one, other in combinations(map(places, every), 2):
+        for first, second in combinations(one.keys() & other.keys(), 2):
+            assert (one[first] - one[second]) * (other[first] - other[second]) >= 0
 
 
 def booking_of(booking: Booking) -> tuple[UUID, Terms]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -19,13 +17,10 @@ from dispatcher.redis.scripts import source
 from dispatcher.reservation import BookingRequest, Slot, Terms, member_of
 from dispatcher.reservation.booking import LegRequest
 from dispatcher.scope import OWN_SCOPE, counted, own_scope
-from dispatcher.times.send_time import from_ms
-from tests.support import model
 from tests.support.limits import little_at_once
 from tests.support.proxy import Proxy
 from tests.support.reserving import SHARDS, Reserving, ms, named, reserve, reserving, win
 from tests.support.reserving import move as booked_move
-from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
@@ -307,52 +302,3 @@ def test_nothing_overtakes_a_search_that_goes_on(
     assert found.at_ms == free
     assert isinstance(refused, QuotaExceeded)
     assert len(real.places(own_scope("ada"))) == 31
-
-
-CROWD = [Quota(1, 50), Quota(3, 400)]
-
-
-def is_broken(members: dict[bytes, int]) -> bool:
-    """Whether a quota is, though every message that moves stands there twice."""
-    times: dict[bytes, list[int]] = {}
-    for member, time in members.items():
-        times.setdefault(member[:16], []).append(time)
-    return any(
-        model.is_broken([choose(each) for each in times.values()], (quota.count, quota.length_ms))
-        for choose in (min, max)
-        for quota in CROWD
-    )
-
-
-def test_many_who_move_at_once_break_no_quota(opened: Opened, redis_server: RedisServer) -> None:
-    real = opened(*CROWD)
-    ids = [book(real, ONE, NOON + n * SECOND) for n in range(8)]
-
-    def wander(which: int) -> tuple[str, datetime]:
-        roll = random.Random(which)  # noqa: S311 - not for secrets
-        at, tail = NOON + which * SECOND, ""
-        with reserving(redis_server.url, CROWD) as mine:
-            for _ in range(40):
-                asked = NOON + timedelta(milliseconds=roll.randrange(1_500))
-                try:
-                    moving = booked_move(
-                        mine.windows, ids[which], terms=ONE, send_at=asked,
-                        latest=asked + SECOND / 4, tail=tail,
-                    )  # fmt: skip
-                except QuotaExceeded:
-                    continue
-                if roll.random() < 0.3:
-                    mine.windows.withdraw([moving])
-                else:
-                    win(mine.windows, moving, tail=tail)
-                    at, tail = from_ms(moving.asked_ms), moving.tail
-                assert not is_broken(mine.places(own_scope("ada")))
-        return tail, at
-
-    with ThreadPoolExecutor(len(ids)) as pool:
-        found = list(pool.map(wander, range(len(ids))))
-    assert real.places(own_scope("ada")) == {
-        member_of(message_id, tail): ms(at)
-        for message_id, (tail, at) in zip(ids, found, strict=True)
-    }
-    assert any(tail for tail, _ in found)

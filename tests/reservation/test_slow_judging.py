@@ -6,10 +6,7 @@ a run to be in the way. Every run has to be looked at to know that none is.
 
 from __future__ import annotations
 
-import random
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, cast
 from uuid import UUID
@@ -166,42 +163,6 @@ def test_the_answers_are_those_of_the_rule_in_a_bounded_number_of_calls(
     assert len(ids) == 1
 
 
-@pytest.mark.parametrize("aside", [-1, 20 * STEP])
-def test_a_message_is_moved_within_what_only_it_keeps_full(real: Reserving, aside: int) -> None:
-    filled = fill(real, EVEN)
-    message_id = book(real, MIDDLE)
-    asked = MIDDLE + aside
-    assert model.next_slot(sorted([*filled, MIDDLE]), asked, RULE) > asked
-    moves: list[Any] = []
-    calls = calls_of(real.client, lambda: moves.append(move(real, message_id, asked)))
-    assert 3 < calls <= MOST_CALLS
-    (moving,) = moves
-    assert (score(real, message_id.bytes), score(real, moving.member)) == (MIDDLE, asked)
-    with pytest.raises(QuotaExceeded):
-        book(real, MIDDLE + 7)
-    if aside > 0:
-        win(real.windows, moving)
-        stands(real, (moving.member, asked))
-    else:
-        real.windows.withdraw([moving])
-        stands(real, (message_id, MIDDLE))
-
-
-def test_a_refused_move_leaves_no_hold(real: Reserving) -> None:
-    times, asked = SHAPES["the lowest run is in the way"]
-    filled = fill(real, times)
-    message_id = book(real, AWAY)
-    slot = model.next_slot(filled, asked, RULE)
-    with pytest.raises(QuotaExceeded) as refused:
-        move(real, message_id, asked)
-    check_refusal(real, refused.value, asked, slot)
-    stands(real, (message_id, AWAY))
-    until = from_ms(slot)
-    moving = booked_move(real.windows, message_id, terms=ADA, send_at=from_ms(asked), latest=until)
-    win(real.windows, moving)
-    stands(real, (moving.member, slot))
-
-
 def test_late_copies_of_the_calls_of_a_long_search_lose_nothing(real: Reserving) -> None:
     """A time that was held, and refused, is not that of the reservation."""
     times, asked = SHAPES["the lowest run is in the way"]
@@ -324,40 +285,3 @@ def test_a_hold_of_a_process_that_died_is_settled_by_reconcile(
     assert real.client.zscore(WINDOW, hold) is None
     real.windows.release(message_id, ADA)
     stands(real, (book(real, MIDDLE + 1), MIDDLE + 1))
-
-
-def test_many_at_once_break_no_quota_and_leave_no_hold(
-    real: Reserving, redis_server: RedisServer
-) -> None:
-    filled = fill(real, EVEN)
-    start = threading.Barrier(6)
-
-    def submit(which: int) -> list[tuple[UUID, int]]:
-        roll = random.Random(which)  # noqa: S311 - not for secrets
-        booked = []
-        with reserving(redis_server.url, QUOTAS) as mine:
-            start.wait(60)
-            for _ in range(3):
-                asked = MIDDLE + roll.randrange(-100, 100)
-                latest = asked + roll.choice([0, 3 * LENGTH])
-                try:
-                    found = reserve(
-                        mine.windows,
-                        new_id(),
-                        terms=ADA,
-                        send_at=from_ms(asked),
-                        latest=from_ms(latest),
-                    )
-                except QuotaExceeded:
-                    continue
-                booked.append((found.message_id, to_ms(found.send_at)))
-        return booked
-
-    with ThreadPoolExecutor(6) as pool:
-        booked = [each for found in pool.map(submit, range(6)) for each in found]
-    stands(real, *booked)
-    members = sorted([*filled, *(time for _, time in booked)])
-    assert not any(model.is_broken(members, quota) for quota in RULE)
-    assert booked
-    slot = model.next_slot(members, MIDDLE, RULE)
-    assert to_ms(real.windows.next_slot(ADA, from_ms(MIDDLE))) == slot

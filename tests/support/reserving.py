@@ -30,7 +30,6 @@ from dispatcher.reservation import (
     Windows,
     longest_ms,
 )
-from dispatcher.reservation.booking import Leg
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import OWN_SCOPE, Scope
 from dispatcher.times.send_time import from_ms, to_ms
@@ -189,28 +188,6 @@ def reserving(
 def named(shard: int, home: str = "{}") -> str:
     names = (f"name {n}" for n in count())
     return next(name for name in names if shard_of(home.format(name), SHARDS) == shard)
-
-
-def late_releases(real: Reserving) -> Callable[[], None]:
-    """Return what makes all releases from now on once more, as late copies of the calls do.
-
-    It checks that they change nothing.
-    """
-    release_many = real.windows.shards.release_many
-    calls: list[tuple[Leg, bytes, Submit | None]] = []
-
-    def release(booked: Iterable[tuple[Leg, bytes, Submit | None]]) -> list[bool]:
-        some = list(booked)
-        calls.extend(some)
-        return release_many(some)
-
-    def repeat() -> None:
-        before = real.dump()
-        release_many(calls)
-        assert real.dump() == before
-
-    real.windows.shards.release_many = release  # type: ignore[method-assign]  # to see its calls
-    return repeat
 
 
 def value_of(client: redis.Redis, name: bytes) -> bytes:
