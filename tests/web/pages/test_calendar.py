@@ -1,20 +1,17 @@
-"""The calendar of a scope: why a time is refused, when there is room, and how that is drawn."""
+"""The calendar of a scope: why a time is refused, and when there is room."""
 
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from html import unescape
-from itertools import combinations
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from dispatcher import Message, QuietHours, QuotaExceeded
-from dispatcher.reservation import Timeline
-from dispatcher.reservation.timeline import WindowTimeline
-from dispatcher.web.pages import calendar, picture
+from dispatcher.web.pages import calendar
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
 from tests.web.conftest import ON_SQLITE
@@ -317,37 +314,3 @@ def test_bad_parameters_are_named(build: Build, visit: Visit) -> None:
         answer = visitor.get("/calendar", params={"recipient": "0151", **query})
         assert (answer.status_code, told in answer.text) == (422, True), query
         assert "next free slot is" not in answer.text
-
-
-NOW = datetime(2100, 1, 1, 11, 0, tzinfo=UTC)
-
-
-def drawn(view: str, lines: list[tuple[datetime, str, str]]) -> picture.Picture:
-    shown = picture.VIEWS[view]
-    start, end = picture.stretch_of(shown, NOW, "UTC")
-    window = WindowTimeline("ada", booked=(), quotas=(), complete=True)
-    timeline = Timeline(start, end, "UTC", windows=(window,), quiet=(), steps=(), slots=())
-    return picture.Drawing(timeline, shown, NOW).picture(lines)
-
-
-@pytest.mark.parametrize("view", picture.VIEWS)
-def test_no_text_of_a_line_covers_another_or_leaves_the_picture(view: str) -> None:
-    row = picture.VIEWS[view].row
-    start, _ = picture.stretch_of(picture.VIEWS[view], NOW, "UTC")
-    for part in (0, 0.001, 0.05, 0.5, 0.9, 0.95, 0.999):
-        for apart in (0, 0.001, 0.02, 0.04, 0.1, 0.2):
-            at = start + row * part
-            lines = [
-                (at, "now", "now"),
-                (at + row * apart / 2, "asked for", "asked"),
-                (at + row * apart, "next free slot", "slot"),
-            ]
-            found = drawn(view, lines)
-            for each in found.rows:
-                for line in each.lines:
-                    first, last = line.stretch
-                    assert first >= 0
-                    assert last <= picture.WIDTH
-                for one, other in combinations(each.lines, 2):
-                    (a, b), (c, d) = one.stretch, other.stretch
-                    assert one.level != other.level or b <= c or d <= a, (part, apart)

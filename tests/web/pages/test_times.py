@@ -1,12 +1,16 @@
-"""Times as people type them into the page, and as it shows them."""
+"""Times as people type them into the page, as it shows them, and as its calendar draws them."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import combinations
 
 import pytest
 
 from dispatcher import InvalidSendTime
+from dispatcher.reservation import Timeline
+from dispatcher.reservation.timeline import WindowTimeline
+from dispatcher.web.pages import picture
 from dispatcher.web.pages.times import local_text, read_time
 
 BERLIN = "Europe/Berlin"
@@ -83,3 +87,37 @@ def test_a_time_that_happens_twice_needs_an_offset() -> None:
         read("Sun 25 Oct 2026 02:30:00")
     with pytest.raises(InvalidSendTime, match="skipped by a clock change"):
         read("Sun 28 Mar 2027 02:30")
+
+
+MINUTE = timedelta(minutes=1)
+
+
+def drawn(view: str, lines: list[tuple[datetime, str, str]]) -> picture.Picture:
+    shown = picture.VIEWS[view]
+    start, end = picture.stretch_of(shown, NOW, "UTC")
+    window = WindowTimeline("ada", booked=(), quotas=(), complete=True)
+    timeline = Timeline(start, end, "UTC", windows=(window,), quiet=(), steps=(), slots=())
+    return picture.Drawing(timeline, shown, NOW).picture(lines)
+
+
+@pytest.mark.parametrize("view", picture.VIEWS)
+def test_no_text_of_a_line_covers_another_or_leaves_the_picture(view: str) -> None:
+    row = picture.VIEWS[view].row
+    start, _ = picture.stretch_of(picture.VIEWS[view], NOW, "UTC")
+    for part in (0, 0.001, 0.05, 0.5, 0.9, 0.95, 0.999):
+        for apart in (0, 0.001, 0.02, 0.04, 0.1, 0.2):
+            at = start + row * part
+            lines = [
+                (at, "now", "now"),
+                (at + row * apart / 2, "asked for", "asked"),
+                (at + row * apart, "next free slot", "slot"),
+            ]
+            found = drawn(view, lines)
+            for each in found.rows:
+                for line in each.lines:
+                    first, last = line.stretch
+                    assert first >= 0
+                    assert last <= picture.WIDTH
+                for one, other in combinations(each.lines, 2):
+                    (a, b), (c, d) = one.stretch, other.stretch
+                    assert one.level != other.level or b <= c or d <= a, (part, apart)
