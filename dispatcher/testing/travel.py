@@ -21,7 +21,7 @@ from dispatcher.errors import (
     QuotaExceeded,
     quoted,
 )
-from dispatcher.message import Body, Message, Status
+from dispatcher.message import Body, Message, Status, without_collector
 from dispatcher.quota import parse_quota
 from dispatcher.selection import Selection
 from dispatcher.settings import Settings
@@ -194,6 +194,7 @@ class Travel:
             self._app.sweep.prune()
             self._prune_at = self.now + _PRUNE_EVERY
 
+    @without_collector()
     def _play(self, until: datetime) -> None:
         """Play all that happens up to an instant."""
         app, queue, clock = self._app, self._app.in_process_queue, self._clock
