@@ -532,9 +532,8 @@ class Dispatcher:
             latest=latest,
             expires_at=expires_at,
             expire_after=expire_after,
-            if_unchanged=if_unchanged,
         )
-        return self._app.changes.reschedule(id_of(message_id), new_time)
+        return self._app.changes.reschedule(id_of(message_id), new_time, if_unchanged=if_unchanged)
 
     def reschedule_many(
         self,

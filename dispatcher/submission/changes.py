@@ -15,6 +15,7 @@ from dispatcher.errors import (
     InvalidSendTime,
     MessageChanged,
     MessageNotFound,
+    QuotaExceeded,
     SlotRefused,
     StoreUnavailable,
     Suppressed,
@@ -31,20 +32,16 @@ from dispatcher.message import (
     is_unchanged,
     make_texts_plain,
 )
+from dispatcher.reservation import BookingRequest, Terms
 from dispatcher.scope import NO_SCOPE, WITHOUT
 from dispatcher.settings import Settings
 from dispatcher.store.lists import Suppressions
 from dispatcher.store.messages import Messages
 from dispatcher.store.schema import Movable
 from dispatcher.submission.enqueuer import Enqueuer
-from dispatcher.submission.moves import (
-    MoveResult,
-    Moves,
-    ValidMove,
-    is_in_its_own_way,
-    unchanged,
-)
-from dispatcher.submission.validation import DraftValidator, judge_times, validate
+from dispatcher.submission.moves import Move, Moves
+from dispatcher.submission.reserver import Reserver
+from dispatcher.submission.validation import DraftValidator, judge_times, scopes_of, validate
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import after, check_zone, parse
@@ -76,7 +73,6 @@ class NewTime:
     latest: datetime | str | None = None
     expires_at: datetime | str | None = None
     expire_after: timedelta | None = None
-    if_unchanged: Message | None = None
 
     def __post_init__(self) -> None:
         make_texts_plain(self)
@@ -136,14 +132,23 @@ class Changes:
                 raise TooLate(message_id, message.status)
         raise StoreUnavailable("other calls kept changing the message", remedy="try again")
 
-    def reschedule(self, message_id: UUID, new_time: NewTime) -> Message:
+    def reschedule(
+        self, message_id: UUID, new_time: NewTime, *, if_unchanged: Message | None = None
+    ) -> Message:
         """Move a scheduled message to another time, judged as if it had no reservation yet.
 
-        Raises MessageNotFound, TooLate, InvalidSendTime, Suppressed, QuotaExceeded, QuietHours,
-        ReservationsUnavailable: then nothing has changed; StoreUnavailable: the message has the
-        old time or the new one.
+        Raises MessageNotFound, MessageChanged, TooLate, InvalidSendTime, Suppressed, QuotaExceeded,
+        QuietHours, ReservationsUnavailable: then nothing has changed; StoreUnavailable: the message
+        has the old time or the new one.
         """
-        [answer] = self.reschedule_many([message_id], new_time)
+        tokens = {}
+        if if_unchanged is not None:
+            found = self.messages.movable(message_id)
+            is_scheduled = found.message.status is Status.SCHEDULED
+            if is_scheduled and not is_unchanged(if_unchanged, found.message):
+                raise MessageChanged(message_id)
+            tokens[message_id] = found.token
+        [answer] = self.reschedule_many([message_id], new_time, tokens=tokens)
         if isinstance(answer, DispatcherError):
             raise answer
         return answer
@@ -162,17 +167,16 @@ class Changes:
         moved and gets the same error.
         """
         answers: dict[UUID, ChangeResult] = {}
-        every = list(dict.fromkeys(message_ids))
-        failed: Unavailable | None = None
-        for start in range(0, len(every), _AT_ONCE):
-            if failed is None:
-                some = every[start : start + _AT_ONCE]
-                failed = self._reschedule(some, new_time, tokens, answers)
-        if failed is not None:
-            answers = dict.fromkeys(every, failed) | answers
+        left = list(dict.fromkeys(message_ids))
+        while left:
+            failed = self._move(left[:_AT_ONCE], new_time, tokens, answers)
+            left = left[_AT_ONCE:]
+            if failed is not None:
+                answers = dict.fromkeys(message_ids, failed) | answers
+                break
         return [answers[each] for each in message_ids]
 
-    def _reschedule(
+    def _move(
         self,
         message_ids: Sequence[UUID],
         new_time: NewTime,
@@ -180,74 +184,74 @@ class Changes:
         answers: dict[UUID, ChangeResult],
     ) -> Unavailable | None:
         """Fill in the answers of a batch; return the error that stopped it, or None."""
-        left = list(message_ids)
+        left = message_ids
         for number in range(1, _TRIES + 1):
             try:
-                results = self._moved(left, new_time, tokens)
+                moves = self._valid_moves(left, new_time, tokens, answers)
+                self.moves.move_many(moves)
+                self._replace_suppressed(moves)
             except StoreUnavailable as error:
                 return error
+            moved = [each.result for each in moves if isinstance(each.result, Message)]
+            for message in moved:
+                self.journal.tell(Transition.RESCHEDULED, message, send_at=message.send_at)
+            self.enqueuer.enqueue(*moved)
             left = []
-            for each, result in results.items():
-                if result is None or (number < _TRIES and is_in_its_own_way(each, result)):
-                    left.append(each)
+            for move in moves:
+                message_id = move.found.message.id
+                if move.result is None or (
+                    number < _TRIES and _is_in_its_own_way(message_id, move.result)
+                ):
+                    left.append(message_id)
                 else:
-                    answers[each] = result
-            failed = next(
-                (each for each in results.values() if isinstance(each, Unavailable)), None
-            )
+                    answers[message_id] = move.result
+            failures = (each.result for each in moves if isinstance(each.result, Unavailable))
+            failed = next(failures, None)
             if failed is not None or not left:
                 return failed
-            if number < _TRIES:
-                self.clock.sleep(number * _BETWEEN_TRIES_SECONDS)
+            self.clock.sleep(number * _BETWEEN_TRIES_SECONDS)
         changed = StoreUnavailable("other calls kept changing the message", remedy="try again")
         answers |= dict.fromkeys(left, changed)
         return None
 
-    def _moved(
-        self, message_ids: Sequence[UUID], new_time: NewTime, tokens: Mapping[UUID, int]
-    ) -> dict[UUID, MoveResult]:
-        """Move messages once; return a result for each. Raises StoreUnavailable."""
-        found = self.messages.movables(message_ids)
-        results: dict[UUID, MoveResult] = {}
-        valid_moves = []
-        for each in message_ids:
+    def _valid_moves(
+        self,
+        message_ids: Sequence[UUID],
+        new_time: NewTime,
+        tokens: Mapping[UUID, int],
+        answers: dict[UUID, ChangeResult],
+    ) -> list[Move]:
+        rows = self.messages.movables(message_ids)
+        moves = []
+        for message_id in message_ids:
             try:
-                valid = self._valid_move(each, found.get(each), new_time, tokens.get(each))
+                row = rows.get(message_id)
+                moves.append(self._valid_move(message_id, row, new_time, tokens.get(message_id)))
             except DispatcherError as refused:
-                results[each] = refused
-            else:
-                valid_moves.append(valid)
-        moved = self.moves.move_many(valid_moves)
-        self._replace_suppressed(valid_moves, moved)
-        done = [each for each in moved if isinstance(each, Message)]
-        for message in done:
-            self.journal.tell(Transition.RESCHEDULED, message, send_at=message.send_at)
-        self.enqueuer.enqueue(*done)
-        ids = [each.found.message.id for each in valid_moves]
-        return results | dict(zip(ids, moved, strict=True))
+                answers[message_id] = refused
+        return moves
 
-    def _replace_suppressed(self, valid_moves: Sequence[ValidMove], answers: list[Any]) -> None:
+    def _replace_suppressed(self, moves: Sequence[Move]) -> None:
         """Replace refusals of recipients who have opted out by Suppressed."""
-        to = {
-            index: (each.found.message.recipient, each.found.message.channel)
-            for index, each in enumerate(valid_moves)
-            if isinstance(answers[index], SlotRefused)
-        }
-        unwanted = self.suppressions.among(to.values()) if to else set()
-        for index, each in to.items():
-            if each in unwanted:
-                answers[index] = Suppressed(each[1])
+        refused = [
+            (move, (move.found.message.recipient, move.found.message.channel))
+            for move in moves
+            if isinstance(move.result, SlotRefused)
+        ]
+        if refused:
+            suppressed = self.suppressions.among([recipient for _, recipient in refused])
+            for move, recipient in refused:
+                if recipient in suppressed:
+                    move.result = Suppressed(move.found.message.channel)
 
     def _valid_move(
         self, message_id: UUID, found: Movable | None, new_time: NewTime, token: int | None
-    ) -> ValidMove:
+    ) -> Move:
         if found is None:
             raise MessageNotFound(message_id)
         message = found.message
         if message.status is not Status.SCHEDULED:
             raise TooLate(message_id, message.status)
-        if new_time.if_unchanged is not None and not is_unchanged(new_time.if_unchanged, message):
-            raise MessageChanged(message_id)
         if token not in (None, found.token):
             raise MessageChanged(message_id)
         if message.scope == NO_SCOPE:
@@ -262,7 +266,20 @@ class Changes:
         judge_times(valid, now=now)
         if new_time.set_zone is None:  # also one that is known no more
             valid = valid._replace(zone=message.zone)
-        return ValidMove(found, valid, if_unchanged=new_time.if_unchanged is not None)
+        return Move(found, valid)
+
+
+def unchanged(messages: Messages, message_id: UUID, before: Message) -> Movable:
+    """Return a message with its token. Raises MessageChanged unless it is as it was before."""
+    found = messages.movable(message_id)
+    if not is_unchanged(before, found.message):
+        raise MessageChanged(message_id)
+    return found
+
+
+def _is_in_its_own_way(message_id: UUID, error: object) -> bool:
+    """Whether a move is refused because another move of the message holds a time there."""
+    return isinstance(error, QuotaExceeded) and message_id in error.conflicting
 
 
 def _draft(message: Message, new_time: NewTime) -> Draft:
@@ -310,8 +327,9 @@ def _draft(message: Message, new_time: NewTime) -> Draft:
 class Cancellation:
     """Cancels messages in batches; one message is a batch of one."""
 
+    settings: Settings
     messages: Messages
-    moves: Moves
+    reserver: Reserver
     journal: Journal
 
     def cancel(self, message_id: UUID, *, if_unchanged: Message | None = None) -> Message:
@@ -353,12 +371,21 @@ class Cancellation:
                         self.journal.tell(Transition.CANCELLED, each.message)
                 fault("cancel.after_rows")
                 # All, not only the new ones: a process that cancelled may have died before this.
-                self.moves.release([
+                self._release([
                     each for each in result.found.values()
                     if each.message.status is Status.CANCELLED
                 ])  # fmt: skip
             answers += [_answer(each, found.get(each)) for each in some]
         return answers
+
+    def _release(self, cancelled: Sequence[Movable]) -> None:
+        requests = []
+        for message, _, tail, _ in cancelled:
+            terms = Terms(scopes_of(message, self.settings))
+            if terms.scopes:  # a status message has none
+                requests.append(BookingRequest(message.id, terms, 0, 0, tail=tail))
+        if requests:
+            self.reserver.withdraw(requests)
 
 
 def _by_token(

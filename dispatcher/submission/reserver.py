@@ -68,7 +68,7 @@ class Reserver:
             raise
 
     def withdraw(self, requests: Sequence[BookingRequest]) -> None:
-        """Release the reservations of messages that are not stored, now or by reconcile.
+        """Release reservations that no message needs, now or by reconcile.
 
         A reservation on which a duplicate submit relies stays.
         """
@@ -76,7 +76,7 @@ class Reserver:
             beside_the_loop(partial(self.windows.withdraw, requests))
         except ReservationsUnavailable as error:
             log.warning(
-                "the reservations of %d messages that are not stored were not released; "
+                "%d reservations that no message needs were not released; "
                 "reconcile releases them: %s", len(requests), error,
             )  # fmt: skip
 

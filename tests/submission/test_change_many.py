@@ -109,12 +109,9 @@ def test_a_cancel_a_claim_and_a_move_meanwhile_are_seen_by_each(build: Build) ->
         house.dispatcher.cancel(messages[0].id)
         house.dispatcher.reschedule(messages[1].id, send_at=LATER + 3 * HOUR)
 
-    moves = vars(house.parts.moves)
-    moves["windows"] = Between(
-        moves["windows"],
-        after={"move_many": once(meanwhile)},
-        before={"withdraw": once(lambda: house.dispatcher.cancel(messages[2].id))},
-    )
+    windows, withdrawn = house.parts.windows, once(lambda: house.dispatcher.cancel(messages[2].id))
+    vars(house.parts.moves)["windows"] = Between(windows, after={"move_many": once(meanwhile)})
+    vars(house.parts.reserver)["windows"] = Between(windows, before={"withdraw": withdrawn})
     answers = house.dispatcher.reschedule_many([each.id for each in messages], later=HOUR)
     at = LATER + HOUR
     assert kinds(answers) == [TooLate, LATER + 4 * HOUR, TooLate, at, at]

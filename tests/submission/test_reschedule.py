@@ -234,7 +234,8 @@ def test_a_move_that_stands_still_for_too_long_takes_no_effect(
 
     stand_still(house, happens)
     if dies:
-        between(house, "windows", before={"withdraw": raising(KeyboardInterrupt())})
+        dying = Between(house.parts.windows, before={"withdraw": raising(KeyboardInterrupt())})
+        vars(house.parts.reserver)["windows"] = dying
     error = KeyboardInterrupt if dies else QuotaExceeded
     with pytest.raises(error) as refused:
         house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
