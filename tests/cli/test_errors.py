@@ -148,14 +148,6 @@ def test_an_error_is_json_too_where_that_is_asked_for(house: House, run: Run) ->
     assert (strange.code, strange.data["error"]) == (4, "MessageNotFound")
 
 
-def test_of_several_changes_those_that_are_done_are_json(house: House, run: Run) -> None:
-    done = submitted(house)
-    ran = run("cancel", str(new_id()), done, "--json")
-    assert (ran.code, [each["id"] for each in ran.data]) == (4, [done])
-    moved = run("reschedule", str(new_id()), "--later", "1 hour", "--json")
-    assert (moved.code, moved.data["error"]) == (4, "MessageNotFound")
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

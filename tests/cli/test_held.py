@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from dispatcher import Message, Status
 from dispatcher.message import new_id
 from tests.cli.conftest import Run
 from tests.support.house import House
+
+HOUR = timedelta(hours=1)
 
 
 @pytest.fixture
@@ -46,21 +50,24 @@ def test_several_are_decided_at_once(
     assert [house.again(each).status for each in held] == [status] * 3
 
 
-@pytest.mark.parametrize("command", ["release", "drop"])
+@pytest.mark.parametrize("command", ["release", "drop", "cancel"])
 def test_a_refused_message_does_not_stop_the_others(
     house: House, run: Run, held: list[Message], command: str
 ) -> None:
-    other = house.submit("dan")
-    ids = [str(each.id) for each in held]
-    ran = run(command, ids[0], str(other.id), str(new_id()), "nonsense", ids[1], "--json")
+    right, wrong = [str(each.id) for each in held], house.submit("dan")
+    if command == "cancel":
+        house.deliver(wrong)
+        right = [str(house.submit(name, send_in=HOUR).id) for name in ("eve", "fay")]
+    ran = run(command, right[0], str(wrong.id), str(new_id()), "nonsense", right[1], "--json")
     assert ran.code == 5, "that of the first refusal"
-    assert "already scheduled" in ran.err
+    assert f"already {house.again(wrong).status}" in ran.err
     assert "there is no message" in ran.err
     assert "no message id" in ran.err
-    assert [each["id"] for each in ran.data] == ids[:2]
-    assert run(command, str(new_id())).code == 4
+    assert [each["id"] for each in ran.data] == right[:2]
+    strange = run(command, str(new_id()), "--json")
+    assert (strange.code, strange.data["error"]) == (4, "MessageNotFound")
     assert run(command, "nonsense").code == 2
-    assert run(command, ids[0]).code == 5
+    assert run(command, right[0]).code == (0 if command == "cancel" else 5)
 
 
 def test_a_store_that_is_away_ends_it_with_what_was_decided(

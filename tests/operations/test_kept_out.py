@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import ssl
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +16,7 @@ from dispatcher.store.database import Database
 from dispatcher.store.messages import Messages
 from tests.support import rows
 from tests.support.examining import ERROR, doctor_for
-from tests.support.mail import certified
+from tests.support.mail import MailServer, certified
 from tests.support.mariadb import MariaDBServer
 from tests.support.proxy import Proxy
 from tests.support.servers import PostgresServer, RedisServer
@@ -66,24 +63,8 @@ def clerk(mariadb: MariaDBServer) -> Iterator[str]:
 def port_of_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Give the port of a server with a certificate that nobody here trusts."""
     context, _ = certified(tmp_path_factory.mktemp("tls"))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def shake_hands() -> None:
-            while True:
-                try:
-                    line, _ = listener.accept()
-                except OSError:
-                    return
-                try:
-                    context.wrap_socket(line, server_side=True).close()
-                except (ssl.SSLError, OSError):
-                    line.close()
-
-        thread = threading.Thread(target=shake_hands, daemon=True)
-        thread.start()
-        yield listener.getsockname()[1]
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join(10)
+    with MailServer(security="tls", context=context) as server:
+        yield server.port
 
 
 def says(setting: str, url: str, sentence: str, remedy: str) -> None:
