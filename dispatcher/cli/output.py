@@ -21,6 +21,7 @@ from rich.text import Text
 
 from dispatcher.errors import DispatcherError, SlotRefused
 from dispatcher.message import Message, Status, visible_text
+from dispatcher.times.lengths import length_text
 from dispatcher.times.send_time import as_text
 from dispatcher.times.zones import known_zone, rules
 
@@ -253,12 +254,3 @@ def status_text(status: Status) -> str:
 def second_text(instant: datetime, zone: str | None = None) -> str:
     local = instant.astimezone(UTC if zone is None else rules(zone))
     return local.strftime("%Y-%m-%d %H:%M:%S")
-
-
-def length_text(length: timedelta) -> str:
-    seconds = round(length.total_seconds())
-    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
-        if seconds >= 2 * size or (seconds == size and unit != "minute"):
-            many = seconds // size
-            return f"{many} {unit}{'' if many == 1 else 's'}"
-    return f"{seconds} s"

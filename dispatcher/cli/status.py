@@ -27,6 +27,7 @@ from dispatcher.reservation import Refusals
 from dispatcher.store.listing import Counts, Load, Of
 from dispatcher.telemetry.liveness import Sign
 from dispatcher.times.clock import SystemClock
+from dispatcher.times.lengths import length_text
 
 _LIVE = (Status.SCHEDULED, Status.SENDING, Status.HELD)
 _ENDED = (Status.SENT, Status.FAILED, Status.EXPIRED, Status.CANCELLED)
@@ -211,7 +212,7 @@ def _every_status(counts: Mapping[str, Mapping[Status, int]]) -> dict[str, dict[
 
 def _counts(counts: Counts) -> tuple[RenderableType, Text]:
     more = "" if counts.complete else "; more than 1,000,000, so not all are counted"
-    ended = f"what has ended: within {output.length_text(counts.since)}{more}"
+    ended = f"what has ended: within {length_text(counts.since)}{more}"
     return counts_picture(counts.by_channel), Text(ended, style="dim italic")
 
 
@@ -229,7 +230,7 @@ def _troubles(found: Overview) -> list[Text]:
     late = found.overdue
     lines = [_line("overdue", "none", "green"), _line("held", "none", "green")]
     if late.many:
-        oldest = f"the oldest for {output.length_text(late.longest)}: dispatcher show {late.oldest}"
+        oldest = f"the oldest for {length_text(late.longest)}: dispatcher show {late.oldest}"
         lines[0] = _line("overdue", f"{late.many:,}, {oldest}", "red")
     if found.held:
         text = f"{found.held:,} wait for a person: dispatcher held"
@@ -267,7 +268,7 @@ def _signs(what: str, signs: Sequence[Sign] | None) -> list[Text]:
         line = _line(f"{what}s", f"{len(alive)} alive  ", "green")
         line.append(", ".join(alive), style="dim")
     lost = (
-        f"{'':9}{sign.name} was last seen {output.length_text(sign.age)} ago"
+        f"{'':9}{sign.name} was last seen {length_text(sign.age)} ago"
         for sign in signs
         if not sign.is_alive
     )
@@ -281,7 +282,7 @@ def _duties(found: Overview) -> Text:
     for number, name in enumerate(shown):
         age = ages.get(name)
         slow = DUTIES[name].interval == "sweep_interval" and (age is None or age > _LATE_DUTY)
-        text = "never" if age is None else f"{output.length_text(age)} ago"
+        text = "never" if age is None else f"{length_text(age)} ago"
         line.append(f"{', ' if number else ''}{name} ").append(text, style="red" if slow else "dim")
     return line
 
@@ -294,7 +295,7 @@ def tops_picture(found: Tops) -> RenderableType:
     )
     parts: list[RenderableType] = [table] if found.tops else []
     if not found.tops:
-        parts.append(Text(f"nothing is due within {output.length_text(found.within)}"))
+        parts.append(Text(f"nothing is due within {length_text(found.within)}"))
     if not found.complete:
         parts.append(Text("more than 1,000,000 are due: only the soonest are counted", style="red"))
     if found.silence is not None:
@@ -326,7 +327,7 @@ def load_picture(found: LoadToCome, *, limit: int) -> RenderableType:
         ]
         lines += [output.listed(names, rows, right=("due", "waiting")), ""]
     if not found.channels:
-        lines.append(Text(f"nothing is due within {output.length_text(found.end - found.start)}"))
+        lines.append(Text(f"nothing is due within {length_text(found.end - found.start)}"))
     if not found.complete:
         until = output.second_text(found.counted_until)
         text = f"more than 1,000,000 are due: all are counted only until {until} UTC"

@@ -45,13 +45,13 @@ from dispatcher.settings import like
 from dispatcher.store.lists import Pause
 from dispatcher.store.schema import Movable
 from dispatcher.telemetry.journal import digest_with
+from dispatcher.times.lengths import length_text
 from dispatcher.times.send_time import check_zone
 from dispatcher.web.access import Admission, Caller, Right
 from dispatcher.web.bounds import SharedThreads, Streams, Threads
 from dispatcher.web.pages.figures import CachedRead
 from dispatcher.web.pages.times import (
     in_words,
-    length_text,
     local_text,
     read_time,
     with_local_times,

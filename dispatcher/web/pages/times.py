@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 
 from dispatcher.errors import InvalidSendTime, quoted
 from dispatcher.times import send_time, zones
-from dispatcher.times.lengths import MILLISECOND
 
 ACCEPTED = (
     "a time such as 9:30, 2026-12-24 08:30, or Thu 24 Dec 2026 08:30:00 as this page shows it; "
@@ -57,15 +56,6 @@ def in_words(name: str) -> str:
     """Return a reason that begins with a class of errors in words: ``quota exceeded 1/minute``."""
     kind, space, rest = name.partition(" ")
     return _CAPITAL.sub(r" \1", kind).lower() + space + rest
-
-
-def length_text(length: timedelta) -> str:
-    seconds = round(length.total_seconds())
-    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
-        if seconds >= 2 * size or seconds == size:
-            many = seconds // size
-            return f"{many} {unit}{'' if many == 1 else 's'}"
-    return f"{seconds} s" if seconds else f"{length // MILLISECOND} ms"
 
 
 def read_time(
