@@ -350,14 +350,8 @@ class App:
     sessions = wired(Sessions, keys=lambda app: app.api_keys)
 
     @built_once
-    def page_database(self) -> Database:
-        """The database for the reads of the page: few connections, and short statements."""
-        return Database.of(
-            self.settings, connections=_PAGE_CONNECTIONS, statement_seconds=_PAGE_SECONDS
-        )
-
-    def for_pages(self) -> App:
-        """Return these parts, but those that read the store do so on ``page_database``.
+    def pages(self) -> App:
+        """These parts, but those that read the store have a database of few connections of its own.
 
         So the page never waits for the connections of the program, nor the program for the page's.
         """
@@ -365,7 +359,9 @@ class App:
         # These parts have no connections to the store, and a process has one journal.
         shared = ("fence", "redis", "plain_redis", "journal", "spans", "checks", "templates")
         vars(made).update({name: getattr(self, name) for name in shared})
-        vars(made)["database"] = self.page_database
+        vars(made)["database"] = Database.of(
+            self.settings, connections=_PAGE_CONNECTIONS, statement_seconds=_PAGE_SECONDS
+        )
         return made
 
     # Delivery, and the duties of the sweep.
@@ -555,7 +551,9 @@ class App:
             self._exposition.close()
         self._close_built("broker_probe", "delivery")
         self.close_sending()
-        self._close_built("redis", "plain_redis", "database", "page_database", "queue", "publisher")
+        if "pages" in vars(self):
+            self.pages.database.close()
+        self._close_built("redis", "plain_redis", "database", "queue", "publisher")
 
     def _close_built(self, *names: str) -> None:
         """Close those of these parts that were built; one that the settings turn off is None."""

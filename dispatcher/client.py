@@ -1024,7 +1024,7 @@ def for_pages(dispatcher: Dispatcher) -> Dispatcher:
     These are closed with ``dispatcher``.
     """
     made = Dispatcher(dispatcher.settings)
-    made._app = dispatcher._app.for_pages()
+    made._app = dispatcher._app.pages
     return made
 
 

@@ -128,7 +128,7 @@ def _shown(
 
     Few are read at once: a thousand with bodies may have 64 MB.
     """
-    listing, clock = context.service.parts.for_pages().listing, SystemClock()
+    listing, clock = context.service.parts.pages.listing, SystemClock()
     shown, size = list[models.MessageOut](), 0
     until = clock.monotonic() + _PATIENCE.total_seconds()
     while True:
@@ -153,7 +153,7 @@ def counts(context: CallContext, filters: Annotated[models.Filters, Query()]) ->
     It counts for a second at most, and ends after 100,000: unless `complete`, there are more.
     """
     selection = selection_of(_wanted(filters, context.caller), context.service.settings)
-    counted, complete = context.service.parts.for_pages().listing.counted(
+    counted, complete = context.service.parts.pages.listing.counted(
         selection, patience=_PATIENCE, most=_MOST_COUNTED
     )
     return answer(models.CountsOut(counts=counted, complete=complete))

@@ -175,7 +175,7 @@ def test_threads_of_the_api_and_parts_of_the_page_are_the_child_s_own(house: Hou
         list(site.reader.list(limit=1))
         return [
             answer == os.getpid(), len(house.dispatcher._lent),
-            reader.database is own.page_database, reader.journal is own.journal,
+            reader.database is own.pages.database, reader.journal is own.journal,
         ]  # fmt: skip
 
     before = serve(0)

@@ -84,7 +84,7 @@ def test_a_statement_that_takes_too_long_asks_for_a_narrower_filter(
     assert client.get("/messages").status_code == 200
     bounds = [
         each.database.run(lambda line: line.exec_driver_sql("SHOW statement_timeout").scalar())
-        for each in (house.parts, app_of(house.dispatcher).for_pages())
+        for each in (house.parts, app_of(house.dispatcher).pages)
     ]
     assert bounds == ["10s", "1s"]
 
