@@ -53,7 +53,6 @@ from tests.support.house_model import (
     places_of,
     rooms,
 )
-from tests.support.model import is_quiet
 from tests.support.reserving import move, reserve
 from tests.support.servers import RedisServer
 from tests.support.soak import SOAKING, examples, play
@@ -386,11 +385,6 @@ class HouseMachine(RuleBasedStateMachine):
 
     # Whether what the house answers is what its model expects; and the model learns it.
 
-    @property
-    def in_order(self) -> bool:
-        """Whether a batch is booked draft by draft, because all scopes share a shard."""
-        return self.model.house.settings.shards == 1
-
     def check_message(self, ask: Ask, message: Message, expected: Expected) -> None:
         if isinstance(expected, UUID):
             assert message.id == expected
@@ -445,40 +439,17 @@ class HouseMachine(RuleBasedStateMachine):
                 assert result.id == wanted
                 continue
             assert isinstance(result, Rejection)
-            if self.in_order and isinstance(wanted, type):
-                assert isinstance(result.error, wanted | BatchRefused)
-            elif self.in_order:
-                assert isinstance(result.error, BatchRefused)
+            may_be = wanted | BatchRefused if isinstance(wanted, type) else BatchRefused
+            assert isinstance(result.error, may_be)
 
     def check_each_of_many(
         self, some: list[Ask], results: list[Result], expected: list[Expected]
     ) -> None:
         for ask, wanted, result in zip(some, expected, results, strict=True):
-            if isinstance(result, Message) and isinstance(wanted, UUID):
-                assert result.id == wanted
-            elif isinstance(result, Message):
-                at, wish = to_ms(result.send_at), self.model.wish(ask)
-                assert self.model.start + ask.offset <= at <= self.model.latest(ask)
-                assert not is_quiet(wish.items, wish.zone, at)
-                assert wanted == at or not self.in_order
-                self.model.accept(ask, result)
-        for ask, wanted, result in zip(some, expected, results, strict=True):
-            if isinstance(result, Rejection):
-                self._check_refused_of_many(ask, result.error, wanted)
-
-    def _check_refused_of_many(self, ask: Ask, error: Exception, wanted: Expected) -> None:
-        """Fail unless a refused draft has no place even now that all others have theirs."""
-        if not isinstance(error, SlotRefused):
-            assert isinstance(wanted, type)
-            assert isinstance(error, wanted)
-            return
-        wish, asked = self.model.wish(ask), self.model.start + ask.offset
-        latest = self.model.latest(ask)
-        assert self.model.slot(wish, asked, latest) is SlotRefused
-        assert latest < to_ms(error.next_slot) <= self.model.ledger.slot(wish, asked)
-        if self.in_order:
-            assert wanted is SlotRefused
-            self.model.ledger.check_reason(wish, asked, error)
+            if isinstance(result, Message):
+                self.check_message(ask, result, wanted)
+            else:
+                self.check_error(ask, result.error, wanted)
 
     def teardown(self) -> None:
         if hasattr(self, "model"):

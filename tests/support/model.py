@@ -204,10 +204,6 @@ class Ledger:
         booked = self.places.get(scope, {})
         return sorted(at for each, at in booked.items() if each != without)
 
-    def fits(self, wish: Wish, time: int, *, without: UUID | None = None) -> bool:
-        """Whether a time is outside quiet hours and every quota of every scope has room."""
-        return next(self._blocks(wish, time, without), None) is None
-
     def slot(
         self, wish: Wish, asked: int, *, without: UUID | None = None, most: int = 10**15
     ) -> int:
@@ -236,12 +232,6 @@ class Ledger:
     ) -> None:
         """Fail unless a refusal names what really is in the way, and the next slot."""
         assert to_ms(refusal.next_slot) == self.slot(wish, asked, without=without)
-        self.check_reason(wish, asked, refusal, without=without)
-
-    def check_reason(
-        self, wish: Wish, asked: int, refusal: SlotRefused, *, without: UUID | None = None
-    ) -> None:
-        """Fail unless a refusal names what really is in the way of the time asked for."""
         assert to_ms(refusal.send_at) == asked
         if is_quiet(wish.items, wish.zone, asked):
             assert isinstance(refusal, QuietHours)
