@@ -13,7 +13,7 @@ from dispatcher.delivery.sweep import BATCH, in_batches
 from dispatcher.errors import InvalidValue, LimitersUnavailable, StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.limiters import Permit, Permits
-from dispatcher.redis.keys import ShardKeys
+from dispatcher.redis.keys import PermitKeys, ShardKeys
 from dispatcher.reservation import Rebuild, Reserved, Unconfirmed, Upkeep
 from dispatcher.settings import Settings
 from dispatcher.store.maintenance import StoreMaintenance
@@ -156,7 +156,7 @@ class Reconciler:
     def _rebuild(
         self, rebuild: Rebuild, settle: timedelta, tell: Callable[[int], None] | None = None
     ) -> int:
-        windows, permits = rebuild.of_windows, rebuild.of_permits
+        windows, permits = rebuild.of(ShardKeys), rebuild.of(PermitKeys)
         if windows.parts:
             # A submit that reserved before the loss and commits after the store is read would be
             # missed. It either commits within the settle time, or looks at its reservation again.

@@ -73,11 +73,18 @@ class Contents:
         """
         found: list[Member] = []
         with translated(ReservationsUnavailable):
-            for complete, page in self._pages(window, from_ms, f"({until_ms}"):
+            while True:
+                pipeline = self._client.pipeline(transaction=False)
+                pipeline.exists(epoch_of(tag_of(window)))
+                pipeline.zrangebyscore(
+                    window, from_ms, f"({until_ms}", start=len(found), num=_PAGE, withscores=True
+                )
+                complete, page = pipeline.execute()
                 if not complete:
                     raise closed()
-                found += page
-        return found
+                found += ((member, int(score)) for member, score in page)
+                if len(page) < _PAGE:
+                    return found
 
     def counts(self, window: bytes, stretches: Sequence[tuple[int, int]]) -> list[int]:
         """Return how many members a window has in each stretch, from a time until before another.
@@ -137,30 +144,10 @@ class Contents:
             if len(reply) < _FIRST_PAGE:
                 members_of_small += (Held(window, member, int(score)) for member, score in reply)
                 continue
-            for _, page in self._pages(window, "-inf", "+inf"):
-                yield [Held(window, *member) for member in page]
-        yield members_of_small
-
-    def _pages(
-        self, window: bytes, edge_ms: int | str, until_ms: str
-    ) -> Iterator[tuple[bool, list[Member]]]:
-        """Yield members by time, and whether the shard is complete.
-
-        Those at the time of the last one of a page are skipped by their number.
-        """
-        skip = 0
-        while True:
-            pipeline = self._client.pipeline(transaction=False)
-            pipeline.exists(epoch_of(tag_of(window)))
-            pipeline.zrangebyscore(
-                window, edge_ms, until_ms, start=skip, num=_PAGE, withscores=True
+            members = (
+                Held(window, member, int(score))
+                for member, score in self._client.zscan_iter(window, count=_PAGE)
             )
-            complete, found = pipeline.execute()
-            page = [(member, int(score)) for member, score in found]
-            yield bool(complete), page
-            if len(page) < _PAGE:
-                return
-            last_ms = page[-1][1]
-            ties = sum(at_ms == last_ms for _, at_ms in page)
-            skip = ties + (skip if edge_ms == last_ms else 0)
-            edge_ms = last_ms
+            while page := [*islice(members, _PAGE)]:
+                yield page
+        yield members_of_small

@@ -109,18 +109,10 @@ class Rebuild:
         return tuple(part for part in self.parts if isinstance(part, ShardKeys))
 
     @property
-    def of_windows(self) -> Rebuild:
-        return self._only(ShardKeys)
-
-    @property
     def permit_markers(self) -> dict[PermitKeys, str]:
         return {part: self.marker(part) for part in self.parts if isinstance(part, PermitKeys)}
 
-    @property
-    def of_permits(self) -> Rebuild:
-        return self._only(PermitKeys)
-
-    def _only(self, kind: type[Part]) -> Rebuild:
+    def of(self, kind: type[Part]) -> Rebuild:
         holders = {part: server for part, server in self.holders.items() if isinstance(part, kind)}
         return replace(self, holders=holders)
 

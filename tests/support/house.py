@@ -116,8 +116,8 @@ class House(AbstractContextManager["House"]):
         rebuild = upkeep.begin()
         if rebuild is not None:
             upkeep.wipe(rebuild)
-            upkeep.open(rebuild.of_windows)
-            upkeep.open(rebuild.of_permits)
+            upkeep.open(rebuild.of(ShardKeys))
+            upkeep.open(rebuild.of(PermitKeys))
 
     def reconciled(self) -> Self:
         self.parts.reconciler.reconcile()
