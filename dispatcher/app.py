@@ -48,7 +48,7 @@ from dispatcher.settings import Settings
 from dispatcher.store.api import ApiKeys, Sessions
 from dispatcher.store.claims import Claims
 from dispatcher.store.database import Database
-from dispatcher.store.decisions import FailedMessages, HeldMessages
+from dispatcher.store.decisions import StoppedMessages
 from dispatcher.store.listing import Figures, Listing
 from dispatcher.store.lists import Pauses, Suppressions
 from dispatcher.store.maintenance import MOST_GRACES, StoreMaintenance, overdue
@@ -336,12 +336,8 @@ class App:
     changes = wired(Changes)
     cancellation = wired(Cancellation)
     suppression_list = wired(SuppressionList)
-    failed_messages = wired(FailedMessages)
-    decisions = wired(
-        Decisions,
-        failed=lambda app: app.failed_messages,
-        held=lambda app: HeldMessages(app.database),
-    )
+    stopped_messages = wired(StoppedMessages)
+    decisions = wired(Decisions)
     erasure = wired(Erasure, personal_data=lambda app: PersonalData(app.database))
 
     # The HTTP API and the page.

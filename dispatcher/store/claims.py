@@ -126,11 +126,7 @@ class Claims:
         self._snoozed_at_once = self._changes.snoozed_at_once() if at_once else None
 
     def claim(
-        self,
-        message_ids: Sequence[UUID],
-        *,
-        ahead: timedelta = _NO_WAIT,
-        mark: UUID | None = None,
+        self, message_ids: Sequence[UUID], *, ahead: timedelta = _NO_WAIT, mark: UUID | None = None
     ) -> list[Claim]:
         """Take those messages that are scheduled and due, or due within ``ahead``.
 

@@ -19,14 +19,23 @@ DROPPED = "dropped: the outcome of the last attempt is unknown; it may have been
 """The error of a dropped message; the reason follows, where one was given."""
 
 
-class HeldMessages:
-    """Held messages: they wait for the decision of an operator. Every call may be run again."""
+class StoppedMessage(NamedTuple):
+    """``is_unknown``: its last attempt's outcome. ``is_superseded``: a later one has its key."""
+
+    message: Message
+    token: int
+    is_unknown: bool
+    is_superseded: bool
+
+
+class StoppedMessages:
+    """Held and failed messages: they wait for an operator. Every call may be run again."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._tables = database.tables
-        tables = database.tables
+        self._tables = tables = database.tables
         self._is_held = and_(tables.is_live, tables.messages.c.status == Status.HELD.value)
+        self._retried = GuardedChange(database.backend, self._retry)
 
     def release(self, found: Message) -> Message:
         """Give a held message one more attempt, at once; expire it past its expiry.
@@ -62,22 +71,6 @@ class HeldMessages:
         is_same = messages.c.attempt_count == found.attempt_count
         change = update(messages).where(messages.c.id == found.id, self._is_held, is_same)
         return changed(self._database, found.id, change.values(**values))
-
-
-class StoppedMessage(NamedTuple):
-    """``is_unknown``: its last attempt's outcome. ``is_superseded``: a later one has its key."""
-
-    message: Message
-    token: int
-    is_unknown: bool
-    is_superseded: bool
-
-
-class FailedMessages:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._tables = database.tables
-        self._retried = GuardedChange(database.backend, self._retry)
 
     def look(self, message_ids: Sequence[UUID]) -> dict[UUID, StoppedMessage]:
         return _standing(self._database.read(self._query(message_ids)))

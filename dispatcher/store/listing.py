@@ -11,18 +11,7 @@ from math import inf
 from typing import Any, Literal, NamedTuple, Self
 from uuid import UUID
 
-from sqlalchemy import (
-    ColumnElement,
-    Row,
-    Select,
-    Table,
-    and_,
-    case,
-    func,
-    literal,
-    select,
-    tuple_,
-)
+from sqlalchemy import ColumnElement, Row, Select, Table, and_, case, func, literal, select, tuple_
 
 from dispatcher.errors import MessageNotFound
 from dispatcher.message import Attempt, Message, Status
@@ -407,10 +396,7 @@ class Listing:
     def _conditions(self, wanted: Selection, scan: _IndexScan) -> list[ColumnElement[bool]]:
         tables = self._tables
         messages, keys = tables.messages, tables.keys
-        named = {
-            messages.c.recipient: wanted.recipient,
-            messages.c.scope: wanted.scope,
-        }
+        named = {messages.c.recipient: wanted.recipient, messages.c.scope: wanted.scope}
         one_of = [messages.c.channel.in_(wanted.channels)] if wanted.channels else []
         where: list[ColumnElement[bool]] = [tables.is_message, *one_of, *scan.where]
         where += [column == value for column, value in named.items() if value is not None]

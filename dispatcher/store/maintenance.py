@@ -379,11 +379,7 @@ class StoreMaintenance:
         self._database.execute(sa.update(messages).where(these).values(reserved=sa.false()))
 
     def reservations(
-        self,
-        *,
-        memory: timedelta,
-        batch: int,
-        created: tuple[datetime, datetime] | None = None,
+        self, *, memory: timedelta, batch: int, created: tuple[datetime, datetime] | None = None
     ) -> Iterator[list[ReservationRow]]:
         """Yield all reservations that still count: times from ``memory`` ago on.
 

@@ -26,12 +26,7 @@ from dispatcher.message import Attempt, Body, Message, Outcome, Status
 from dispatcher.store.changes import Given, GuardedChange
 from dispatcher.store.database import Database
 from dispatcher.store.engines.base import InsertFailed, Prepared, transaction
-from dispatcher.store.engines.errors import (
-    cause,
-    takes_no_writes,
-    unavailable,
-    worth_another_try,
-)
+from dispatcher.store.engines.errors import cause, takes_no_writes, unavailable, worth_another_try
 from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.lists import is_suppressed
 from dispatcher.store.schema import (

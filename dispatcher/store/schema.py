@@ -124,12 +124,7 @@ _PARTIAL = (
         ("status", "claim_expires_at"),
     ),
     _Index("finished_at", ("finished_at",), "finished_at IS NOT NULL", ("finished_at",)),
-    _Index(
-        "unreleased",
-        ("id",),
-        UNRELEASED,
-        ("status", "reserved", "notified_status"),
-    ),
+    _Index("unreleased", ("id",), UNRELEASED, ("status", "reserved", "notified_status")),
     _Index("held", ("id",), "status = 'held'", ()),
     _Index("void", ("next_attempt_at",), f"status = '{VOID}'", ()),
     _Index("notification_due", ("notified_status", "status", "id"), NOTIFICATION_DUE, ()),

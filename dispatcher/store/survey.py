@@ -145,8 +145,7 @@ class StoreSurvey:
         query = (
             select(messages.c.channel, func.count().label("many"))
             .where(
-                self._tables.is_plainly(Status.SCHEDULED),
-                messages.c.channel.notin_(list(known)),
+                self._tables.is_plainly(Status.SCHEDULED), messages.c.channel.notin_(list(known))
             )
             .group_by(messages.c.channel)
             .order_by(messages.c.channel)

@@ -18,7 +18,7 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Message, Status, check_text, is_unchanged
 from dispatcher.settings import Settings
-from dispatcher.store.decisions import FailedMessages, HeldMessages, StoppedMessage
+from dispatcher.store.decisions import StoppedMessage, StoppedMessages
 from dispatcher.store.lists import Suppressions
 from dispatcher.store.messages import Messages
 from dispatcher.telemetry.journal import Journal, Transition
@@ -37,8 +37,7 @@ class Decisions:
 
     settings: Settings
     messages: Messages
-    failed: FailedMessages
-    held: HeldMessages
+    stopped_messages: StoppedMessages
     suppressions: Suppressions
     journal: Journal
 
@@ -93,7 +92,7 @@ class Decisions:
         found = self._require_held(message_id, if_unchanged)
         if self.suppressions.among([(found.recipient, found.channel)]):
             raise Suppressed(found.channel)
-        message = self.held.release(found)
+        message = self.stopped_messages.release(found)
         if message.status not in _RELEASED:
             raise TooLate(message_id, message.status, needs=Status.HELD)
         ended = message.status is Status.EXPIRED
@@ -114,7 +113,9 @@ class Decisions:
         """
         if reason is not None:
             reason = check_text("reason", reason)
-        message = self.held.drop(self._require_held(message_id, if_unchanged), reason=reason)
+        message = self.stopped_messages.drop(
+            self._require_held(message_id, if_unchanged), reason=reason
+        )
         if message.status is not Status.FAILED:
             raise TooLate(message_id, message.status, needs=Status.HELD)
         self.journal.tell(Transition.FAILED, message, attempt=message.attempt_count)
@@ -126,7 +127,7 @@ class Decisions:
         perhaps_sent: bool,
         if_unchanged: Mapping[UUID, Message],
     ) -> dict[UUID, Message | DispatcherError]:
-        found = self.failed.look(message_ids)
+        found = self.stopped_messages.look(message_ids)
         answers: dict[UUID, Message | DispatcherError] = {}
         for each in message_ids:
             refused = self._refusal(each, found.get(each), perhaps_sent, if_unchanged.get(each))
@@ -142,7 +143,7 @@ class Decisions:
                 answers[message.id] = Suppressed(message.channel)
             else:
                 wanted.append((before, self.settings.channels[message.channel].max_attempts))
-        standing = self.failed.retry(wanted) if wanted else {}
+        standing = self.stopped_messages.retry(wanted) if wanted else {}
         for before, _ in wanted:
             now = standing.get(before.message.id)
             answers[before.message.id] = self._answer(before, now)

@@ -15,7 +15,7 @@ from sqlalchemy import func, select, text
 from dispatcher.message import Outcome, Status
 from dispatcher.store.claims import Claim, Claims, Failure, Success, now_read_late
 from dispatcher.store.database import Database
-from dispatcher.store.decisions import HeldMessages
+from dispatcher.store.decisions import StoppedMessages
 from dispatcher.store.maintenance import StoreMaintenance
 from dispatcher.store.messages import Messages
 from tests.store.plans import asked_of, waits_for_a_lock
@@ -114,9 +114,7 @@ def lapsed(database: Database, **changes: Any) -> Claim:
     return claim
 
 
-def test_a_late_failure_changes_nothing_before_or_after_the_next_claim(
-    database: Database,
-) -> None:
+def test_a_late_failure_changes_nothing_before_or_after_the_next_claim(database: Database) -> None:
     stale = lapsed(database)
     before = Messages(database).get(stale.message.id)
     record(database, Failure(stale, Outcome.PERMANENT, "late", None))
@@ -134,7 +132,7 @@ def overtaken(database: Database, **changes: Any) -> tuple[Claim, Claim]:
     """Return two claims of one message: of a worker that froze, and of the next one."""
     frozen = lapsed(database, **changes)
     if changes.get("on_unknown") == "hold":
-        HeldMessages(database).release(Messages(database).get(frozen.message.id))
+        StoppedMessages(database).release(Messages(database).get(frozen.message.id))
     (current,) = claims(database).claim([frozen.message.id])
     return frozen, current
 

@@ -10,12 +10,7 @@ import pytest
 from redis import ResponseError
 from sqlalchemy import event
 
-from dispatcher import (
-    Draft,
-    OutcomeUnknown,
-    ReservationsUnavailable,
-    StoreUnavailable,
-)
+from dispatcher import Draft, OutcomeUnknown, ReservationsUnavailable, StoreUnavailable
 from dispatcher.celery.queue import Ticket
 from dispatcher.errors import QueueUnavailable
 from dispatcher.message import new_id

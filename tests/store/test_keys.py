@@ -44,9 +44,7 @@ def stored_keys(database: Database) -> int:
 
 
 @contextmanager
-def callers_transaction(
-    database: Database,
-) -> Iterator[tuple[JoinedTransaction[None], Connection]]:
+def callers_transaction(database: Database) -> Iterator[tuple[JoinedTransaction[None], Connection]]:
     """Yield a transaction of a caller's that messages have joined, and its connection."""
     level: Any = "SERIALIZABLE" if database.backend.has_one_writer else "READ COMMITTED"
     with (

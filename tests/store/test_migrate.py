@@ -20,13 +20,7 @@ from dispatcher.store.engines.postgresql import _MIGRATION_LOCK
 from dispatcher.store.messages import Messages
 from dispatcher.store.migrate import migrate, schema_standing
 from tests.support import rows
-from tests.support.migrations import (
-    HEAD,
-    NEXT,
-    back_to,
-    become_next_version,
-    differences,
-)
+from tests.support.migrations import HEAD, NEXT, back_to, become_next_version, differences
 from tests.support.processes import in_processes
 from tests.support.tables import NAMES
 from tests.support.waiting import wait_until

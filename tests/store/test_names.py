@@ -11,14 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, inspect, text
 
-from dispatcher import (
-    Draft,
-    Message,
-    MessageNotFound,
-    PerhapsSent,
-    PermanentFailure,
-    Status,
-)
+from dispatcher import Draft, Message, MessageNotFound, PerhapsSent, PermanentFailure, Status
 from dispatcher.message import new_id
 from dispatcher.store.database import Database
 from dispatcher.store.messages import Messages

@@ -15,7 +15,7 @@ from sqlalchemy import event, update
 from dispatcher.message import Message, Outcome
 from dispatcher.store.claims import Claim, Claims, Failure, Success
 from dispatcher.store.database import Database
-from dispatcher.store.decisions import HeldMessages
+from dispatcher.store.decisions import StoppedMessages
 from dispatcher.store.lists import Suppressions
 from dispatcher.store.maintenance import StoreMaintenance, overdue
 from dispatcher.store.messages import Messages
@@ -133,7 +133,7 @@ def expired_after_a_try(database: Database) -> Message:
         (lambda database: failed(database, Outcome.TEMPORARY),
          "failed", "temporary", "attempts_used_up"),
         (rescued, "failed", "unknown", "attempts_used_up"),
-        (lambda database: HeldMessages(database).drop(held(database)),
+        (lambda database: StoppedMessages(database).drop(held(database)),
          "failed", "unknown", "dropped"),
         (expired, "expired", None, "expiry"),
         (expired_after_a_try, "expired", "temporary", "expiry"),
@@ -188,12 +188,12 @@ def test_a_late_success_is_told_after_the_failure(database: Database) -> None:
 def test_a_message_held_again_after_a_release_is_notified_again(database: Database) -> None:
     message = held(database)
     assert len(tell(database)) == 1
-    HeldMessages(database).release(Messages(database).get(message.id))
+    StoppedMessages(database).release(Messages(database).get(message.id))
     assert tell(database) == []
     fail(database, message, Outcome.UNKNOWN)
     [row] = tell(database)
     assert row.body["type"] == "message.held"
-    HeldMessages(database).drop(Messages(database).get(message.id))
+    StoppedMessages(database).drop(Messages(database).get(message.id))
     [row] = tell(database)
     assert row.body["type"] == "message.failed"
 

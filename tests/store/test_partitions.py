@@ -19,7 +19,7 @@ from dispatcher.faults import InjectedFault
 from dispatcher.message import Outcome
 from dispatcher.store.claims import Claims, Failure, Success
 from dispatcher.store.database import Database
-from dispatcher.store.decisions import FailedMessages
+from dispatcher.store.decisions import StoppedMessages
 from dispatcher.store.engines import partitions
 from dispatcher.store.engines.base import Days
 from dispatcher.store.maintenance import StoreMaintenance
@@ -256,7 +256,7 @@ def test_a_message_that_is_retried_while_its_day_goes_keeps_its_key_or_is_gone(
 ) -> None:
     message = ended(database, OLD, idempotency_key="old")
     rows.change(database, message.id, status="failed")
-    free, failed = partitions._free_keys, FailedMessages(database)
+    free, failed = partitions._free_keys, StoppedMessages(database)
 
     def free_after_a_retry(*given: Any) -> None:
         found = [(each, 1) for each in failed.look([message.id]).values()]

@@ -62,9 +62,7 @@ def test_attempts_that_ended_at_nearly_the_same_instant_come_each_once(
     each_once(read(database, batch=batch), expected)
 
 
-def test_a_try_under_way_beside_an_earlier_one_of_its_message_comes_too(
-    database: Database,
-) -> None:
+def test_a_try_under_way_beside_an_earlier_one_of_its_message_comes_too(database: Database) -> None:
     claims = [rows.claimed(database) for _ in range(5)]
     now = rows.now()
     for claim in claims:

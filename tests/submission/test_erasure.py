@@ -170,7 +170,7 @@ def test_a_retry_judged_before_the_erasure_sends_nothing(build: Build) -> None:
     message = house.submit(WHO, body=BODY)
     house.change([message], status="failed", finished_at=house.database_time())
     erase = once(lambda: other.dispatcher.erase(WHO))
-    house.swap("failed_messages", Between(house.parts.failed_messages, before={"retry": erase}))
+    house.swap("stopped_messages", Between(house.parts.stopped_messages, before={"retry": erase}))
     with pytest.raises(TooLate, match="erased"):
         house.dispatcher.retry(message.id)
     assert house.again(message).status is Status.FAILED

@@ -166,7 +166,7 @@ def test_a_retry_judged_before_the_key_was_taken_over_sends_nothing(build: Build
         keyed(other, **LATER)
 
     house.swap(
-        "failed_messages", Between(house.parts.failed_messages, before={"retry": once(take_over)})
+        "stopped_messages", Between(house.parts.stopped_messages, before={"retry": once(take_over)})
     )
     with pytest.raises(TooLate, match="later message with its idempotency key"):
         house.dispatcher.retry(first.id)

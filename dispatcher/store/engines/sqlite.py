@@ -12,13 +12,7 @@ from sqlalchemy import URL, Connection, Engine, Insert, Table, event
 from sqlalchemy.dialects.sqlite import insert
 
 from dispatcher.errors import StoreUnavailable
-from dispatcher.store.engines.base import (
-    Durability,
-    Location,
-    StoreEngine,
-    files_of,
-    transaction,
-)
+from dispatcher.store.engines.base import Durability, Location, StoreEngine, files_of, transaction
 from dispatcher.times.clock import SystemClock
 
 _BUSY_SECONDS = 5.0
