@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -20,7 +19,6 @@ from dispatcher.store.maintenance import StoreMaintenance
 from dispatcher.store.messages import Messages
 from tests.store.plans import asked_of, waits_for_a_lock
 from tests.support import rows
-from tests.support.doubles import at_once
 from tests.support.soak import a_third_of
 from tests.support.waiting import DEADLINE, wait_until
 
@@ -57,36 +55,6 @@ def test_messages_not_due_or_not_scheduled_are_not_claimed(database: Database) -
     assert claims(database).claim([]) == []
     assert Messages(database).get(early.id) == early
     assert Messages(database).attempts(early.id) == []
-
-
-def test_an_early_message_is_told_its_wait_and_an_expired_one_ends(database: Database) -> None:
-    early, due = rows.add(database), rows.add_due(database)
-    late = rows.add_due(database, expires_at=rows.now() - timedelta(seconds=1))
-    assert claims(database).claim([late.id]) == []
-    waits, expired, cancelled = claims(database).unclaimed([early.id, due.id, late.id, uuid4()])
-    assert (set(waits), expired, cancelled) == ({early.id}, {late.id: late.channel}, {})
-    assert timedelta(minutes=59) < waits[early.id] <= timedelta(hours=1)
-    ended = Messages(database).get(late.id)
-    assert ended.status is Status.EXPIRED
-    assert ended.finished_at is not None
-    assert Messages(database).attempts(late.id) == []
-
-
-def test_many_workers_claim_each_message_once(database: Database) -> None:
-    mine = claims(database)
-    for _ in range(4):
-        ids = [rows.add_due(database).id for _ in range(12)]
-        won: Counter[UUID] = Counter()
-
-        def work(ids: list[UUID] = ids, won: Counter[UUID] = won) -> None:
-            for _ in range(2):
-                won.update(claim.message.id for claim in mine.claim(ids))
-
-        assert at_once([work] * 4) == [None] * 4
-        # SKIP LOCKED may leave out what another one is just looking at; its task comes again.
-        won.update(claim.message.id for claim in mine.claim(ids))
-        assert won == Counter(ids)
-        assert all(len(Messages(database).attempts(each)) == 1 for each in ids)
 
 
 def test_a_record_of_many_is_taken_for_each_by_its_own_token(database: Database) -> None:
@@ -232,18 +200,6 @@ def test_a_late_success_does_not_undo_the_end(database: Database, end: Status) -
     record(database, Success(claim, None))
     assert Messages(database).get(claim.message.id).status is end
     assert outcomes(database, claim.message.id) == ["sent"]
-
-
-def test_a_put_back_counts_no_attempt(database: Database) -> None:
-    claim = rows.claimed(database)
-    for _ in range(2):  # run again after a lost reply
-        claims(database).put_back([(claim, MINUTE)], enqueue_in=rows.SOON)
-    snoozed = Messages(database).get(claim.message.id)
-    assert (snoozed.status, snoozed.attempt_count) == (Status.SCHEDULED, 0)
-    assert snoozed.next_attempt_at > rows.now() + timedelta(seconds=50)
-    assert snoozed.send_at == claim.message.send_at
-    assert Messages(database).attempts(snoozed.id) == []
-    claims(database).put_back([], enqueue_in=rows.SOON)
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from dispatcher.errors import StoreUnavailable
-from dispatcher.message import Message, Status, new_id
+from dispatcher.message import Status, new_id
 from dispatcher.store.database import Database
 from dispatcher.store.maintenance import StoreMaintenance
 from dispatcher.store.messages import GivenUp, Messages
 from dispatcher.store.schema import TAKEN_BACK, VOID
 from tests.support import rows
-from tests.support.doubles import at_once
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 pytestmark = pytest.mark.every_database
@@ -58,19 +57,6 @@ def test_adding_again_gives_what_is_stored_and_changes_nothing(database: Databas
     again = store.add(rows.addition(message), perhaps_stored=True)
     assert again.status is Status.CANCELLED
     assert rows.count(database) == 1
-
-
-def test_the_same_key_at_the_same_time_gives_all_the_same_message(database: Database) -> None:
-    store = Messages(database)
-    for attempt in range(4):
-
-        def submit(key: str = f"key {attempt}") -> Message:
-            message = rows.a_message(idempotency_key=key)
-            return store.add(rows.addition(message))
-
-        stored = cast("list[Message]", at_once([submit] * 8))
-        assert len({message.id for message in stored}) == 1
-    assert rows.count(database) == 4
 
 
 @pytest.mark.parametrize("key", [None, "key"])

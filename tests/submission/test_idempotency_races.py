@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+import pytest
+
 from dispatcher import Dispatcher, IdempotencyConflict, Message, Settings
 from dispatcher.times.send_time import to_ms
 from tests.support.clock import MovableClock
@@ -30,6 +32,7 @@ def wish(key: str, hours: int = 0) -> dict[str, Any]:
     }
 
 
+@pytest.mark.every_database
 def test_threads_with_one_key_make_one_message(house: House) -> None:
     for turn in range(3):
         asked = wish(f"key {turn}", hours=turn)
