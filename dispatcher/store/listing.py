@@ -212,15 +212,14 @@ class Listing:
         wanted: Selection,
         *,
         size: int,
-        after: UUID | None = None,
         before: UUID | None = None,
         oldest_first: bool = False,
     ) -> Iterator[list[Message]]:
-        """Yield pages, perhaps empty, newest first: behind ``after``, smaller than ``before``."""
+        """Yield pages, perhaps empty, newest first, of ids smaller than ``before``."""
+        columns = self._tables.message_columns
         stretches = self._stretches(
-            wanted, self._tables.message_columns, size=size, after=after, before=before,
-            oldest_first=oldest_first,
-        )  # fmt: skip
+            wanted, columns, size=size, before=before, oldest_first=oldest_first
+        )
         return (list(map(to_message, rows)) for rows, _ in stretches)
 
     def _stretches(
@@ -229,9 +228,9 @@ class Listing:
         columns: Sequence[ColumnElement[Any]],
         *,
         size: int,
-        after: UUID | None,
-        before: UUID | None = None,
         oldest_first: bool,
+        after: UUID | None = None,
+        before: UUID | None = None,
     ) -> Iterator[tuple[Sequence[Row[Any]], UUID | None]]:
         """Yield rows like :meth:`pages`, with the id up to which it looked, None at the end."""
         scan = self._scan(wanted, before, oldest_first=oldest_first)
@@ -266,7 +265,8 @@ class Listing:
             # By an expression, or the primary key would be read in its order until enough is found.
             by = func.coalesce(message_id, message_id)
         ids = select(message_id).where(*where).order_by(*scan._replace(columns=[by]).order)
-        return self._tables.found_by(ids.limit(size), columns).order_by(*scan.order)
+        first = ids.limit(size).subquery()
+        return select(*columns).join(first, first.c.id == message_id).order_by(*scan.order)
 
     def page(
         self,
@@ -285,11 +285,8 @@ class Listing:
         if patience is not None and wanted.until_at is not None and not oldest_first:
             first = UUID(int=max(0, to_ms(wanted.until_at) + _HOUR_MS) << 80)
             after = first if after is None else min(after, first)
-        stretches = self._stretches(
-            wanted, self._tables.message_columns, size=limit + 1, after=after,
-            oldest_first=oldest_first,
-        )  # fmt: skip
-        rows, after = self._read_until(stretches, limit, patience)
+        columns = self._tables.message_columns
+        rows, after = self._read(wanted, columns, after, limit, patience, oldest_first=oldest_first)
         return Page(messages=tuple(map(to_message, rows)), after=after)
 
     def longest_held(self, wanted: Selection, *, limit: int) -> list[UUID]:
@@ -307,19 +304,24 @@ class Listing:
         """Return versions, oldest first, and where to go on, as :meth:`page` does."""
         row = self._tables.messages.c
         columns = (row.id, row.move_token, row.attempt_count, row.max_attempts, row.status)
-        stretches = self._stretches(wanted, columns, size=limit + 1, after=after, oldest_first=True)
-        rows, after = self._read_until(stretches, limit, patience)
+        rows, after = self._read(wanted, columns, after, limit, patience, oldest_first=True)
         return [StoredVersion._make((*each[:-1], Status(each.status))) for each in rows], after
 
-    def _read_until(
+    def _read(
         self,
-        stretches: Iterator[tuple[Sequence[Row[Any]], UUID | None]],
+        wanted: Selection,
+        columns: Sequence[ColumnElement[Any]],
+        after: UUID | None,
         limit: int,
         patience: timedelta | None,
+        *,
+        oldest_first: bool,
     ) -> tuple[list[Row[Any]], UUID | None]:
         found: list[Row[Any]] = []
         until = self._until(patience)
-        for rows, looked in stretches:
+        for rows, looked in self._stretches(
+            wanted, columns, size=limit + 1, after=after, oldest_first=oldest_first
+        ):
             found += rows
             if len(found) > limit:
                 return found[:limit], found[limit - 1].id

@@ -300,13 +300,6 @@ class Tables:
         )
         return sa.exists().where(pause.resumed_at.is_(None), applies).correlate_except(self.pauses)
 
-    def found_by(
-        self, ids: sa.Select[tuple[UUID]], columns: Sequence[sa.ColumnElement[Any]]
-    ) -> sa.Select[Any]:
-        """Return the query of the messages that ``ids``, with a limit, finds in an index alone."""
-        first = ids.subquery()
-        return sa.select(*columns).join(first, first.c.id == self.messages.c.id)
-
     def described(self, *, partial_indexes: bool) -> sa.MetaData:
         if partial_indexes:
             return self.metadata
