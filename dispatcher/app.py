@@ -57,6 +57,7 @@ from dispatcher.store.notifications import Notifications
 from dispatcher.store.outbox import JoinedMessages
 from dispatcher.store.personal_data import PersonalData
 from dispatcher.store.survey import StoreSurvey
+from dispatcher.store.void_ids import VoidIds
 from dispatcher.submission import (
     CallersTransactions,
     Cancellation,
@@ -308,6 +309,7 @@ class App:
         client=lambda app: app.plain_redis,
         digest=lambda app: digest_with(app.settings.log_key),
     )
+    void_ids = wired(VoidIds)
     reserver = wired(Reserver)
     own_transaction = wired(OwnTransaction, reservations=lambda app: app.reserver)
     joined_messages = wired(JoinedMessages)

@@ -16,8 +16,8 @@ from dispatcher.limiters import Permit, Permits
 from dispatcher.redis.keys import PermitKeys, ShardKeys
 from dispatcher.reservation import Rebuild, Reserved, Unconfirmed, Upkeep
 from dispatcher.settings import Settings
-from dispatcher.store.maintenance import StoreMaintenance
-from dispatcher.store.reservations import ReservationRow, ReservedTime, Settled
+from dispatcher.store.maintenance import ReservationRow, ReservedTime, StoreMaintenance
+from dispatcher.store.void_ids import Settled, VoidIds
 from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ class Reconciler:
     settings: Settings
     clock: Clock
     store: StoreMaintenance
+    void_ids: VoidIds
     upkeep: Upkeep
     permits: Permits
 
@@ -255,7 +256,7 @@ class Reconciler:
         settled = Settled({}, set(), set())
         if missing := {entry.message_id for entry in entries} - holding.keys():
             # They hold no reservation by the store: from now on they are never stored.
-            settled = self.store.give_up(list(missing))
+            settled = self.void_ids.give_up(list(missing))
             fault("reconcile.after_giving_up")
         holding |= settled.holding
         left.message_ids |= settled.under_way | being_moved

@@ -15,8 +15,7 @@ from dispatcher.redis.keys import ShardKeys, scope_kind_of, scope_of
 from dispatcher.reservation import Contents, Held, MemberState, member_of
 from dispatcher.scope import Scope
 from dispatcher.settings import Settings
-from dispatcher.store.maintenance import StoreMaintenance
-from dispatcher.store.reservations import ReservationRow, ReservationState
+from dispatcher.store.maintenance import ReservationRow, ReservationState, StoreMaintenance
 from dispatcher.times.clock import Clock
 from dispatcher.times.lengths import MILLISECOND
 from dispatcher.times.send_time import from_ms, to_ms

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime, timedelta
 from functools import partial
@@ -15,19 +15,12 @@ import sqlalchemy as sa
 
 from dispatcher.faults import fault
 from dispatcher.message import Outcome, Status
+from dispatcher.scope import Scope, counted
 from dispatcher.store.changes import Given, GivenRow, GuardedChange
 from dispatcher.store.claims import NOT_BEGUN, ClaimChanges
 from dispatcher.store.database import Database
 from dispatcher.store.engines.base import pages
 from dispatcher.store.engines.types import database_now, later
-from dispatcher.store.reservations import (
-    PermitRow,
-    ReservationRow,
-    ReservationState,
-    ReservedTime,
-    Settled,
-    give_up,
-)
 from dispatcher.store.schema import CLOCK_STEP, Tables
 from dispatcher.times.send_time import to_ms
 
@@ -72,6 +65,44 @@ class UnbegunClaim(NamedTuple):
     attempt: int
     counts: bool
     status: Status
+
+
+class ReservationRow(NamedTuple):
+    """The reservation that a message should have, and what its scopes follow from."""
+
+    message_id: UUID
+    scope: str
+    send_at: datetime
+    channel: str
+    scopes: Mapping[str, str] | None
+    tail: str
+
+    def counted(self, kinds: Container[str]) -> tuple[Scope, ...]:
+        return counted(kinds, scope=self.scope, channel=self.channel, scopes=self.scopes)
+
+
+class PermitRow(NamedTuple):
+    """``age``: the time since the latest instant of its send, negative while it may happen."""
+
+    message_id: UUID
+    token: int
+    scope: str
+    channel: str
+    age: timedelta
+    is_under_way: bool
+
+
+class ReservedTime(NamedTuple):
+    send_at: datetime
+    tail: str
+
+
+class ReservationState(NamedTuple):
+    """Whether a message ``holds`` its reservation; ``frees``: it ended a short while ago."""
+
+    row: ReservationRow
+    holds: bool
+    frees: bool
 
 
 class StoreMaintenance:
@@ -351,17 +382,11 @@ class StoreMaintenance:
         Not those that are not stored, and those that another transaction is changing.
         """
         messages = self._tables.messages
-        wanted = (
-            sa.select(messages.c.id)
-            .where(self._database.one_of(messages.c.id, message_ids), self._tables.is_message)
-            .with_for_update(skip_locked=True)
-        )
+        these = sa.select(messages.c.id).where(self._database.one_of(messages.c.id, message_ids))
+        wanted = these.with_for_update(skip_locked=True)
         bar = sa.update(messages).values(move_token=messages.c.move_token + 1)
         rows = self._database.update_returning(wanted, bar, messages.c.id)
         return {row.id for row in rows}
-
-    def give_up(self, message_ids: Sequence[UUID]) -> Settled:
-        return give_up(self._database, message_ids)
 
     def unreleased(self, *, limit: int) -> list[ReservationRow]:
         tables = self._tables

@@ -374,41 +374,6 @@ class Messages:
             .values(body=body, move_token=messages.c.move_token + 1)
         )
 
-    def take_back(self, message: Message) -> bool:
-        """Take back a message that lost its reservation while it was stored.
-
-        Return whether it was; it is not once it was claimed or moved. Without an idempotency key
-        its row becomes void. With one, a duplicate submit may have returned the message, so it is
-        cancelled, and the key is free. Reconcile releases the reservation.
-        """
-        messages = self._tables.messages
-        values: dict[str, Any] = {
-            "status": Status.CANCELLED.value,
-            "last_error": TAKEN_BACK,
-            "idempotency_key": None,
-            "finished_at": database_now(),
-        }
-        if message.idempotency_key is None:
-            values = {
-                "status": VOID, "recipient": "", "body": {}, "trace": None, "status_url": None,
-                "notified_status": None, "next_attempt_at": database_now(),
-            }  # fmt: skip
-        this = messages.c.id == message.id
-        may_be = (this, self._tables.is_scheduled, messages.c.tail == "")
-        statement = sa.update(messages).where(*may_be).values(**values)
-        query = sa.select(messages.c.status, messages.c.idempotency_key).where(this)
-
-        key = message.idempotency_key
-
-        def work(connection: sa.Connection) -> bool:
-            connection.execute(statement)
-            rows = connection.execute(query).all()
-            if key is not None and any(row.idempotency_key is None for row in rows):
-                connection.execute(free_key(self._tables, key, message.id))
-            return all(row.status in {VOID, Status.CANCELLED.value} for row in rows)
-
-        return self._database.run(work) if key is None else self._database.transact(work)
-
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
         messages = self._tables.messages
         these = (messages.c.id.in_(message_ids), self._tables.is_scheduled)

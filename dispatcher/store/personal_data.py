@@ -33,7 +33,7 @@ class PersonalData:
 
     def under_way(self, recipient: str) -> int:
         row = self._tables.messages.c
-        left = (row.recipient == recipient, self._tables.is_message, row.finished_at.is_(None))
+        left = (row.recipient == recipient, row.finished_at.is_(None))
         return int(self._database.read(select(func.count()).where(*left))[0][0])
 
     def blank(self, recipient: str, *, limit: int) -> int:

@@ -72,9 +72,8 @@ MOST_ATTEMPTS = 32_767
 """What the column ``max_attempts`` holds."""
 
 VOID = "void"
-"""Status of a row that is no message: it keeps an id from being stored.
+"""Status of a row that is no message: it keeps an id from being stored (``void_ids``).
 
-Reconcile took the id (``give_up``), or a submit took its message back (:meth:`Messages.take_back`).
 It has no end, so that it lies with the live messages, where an id is unique; ``next_attempt_at`` is
 when it became void.
 """
@@ -95,14 +94,6 @@ EVERY_CHANNEL = ""
 """Every channel, in a suppression: a primary key holds no NULL."""
 PAUSED_CHANNEL, PAUSED_RECIPIENT, PAUSED_CAMPAIGN = "channel", "recipient", "campaign"
 """The kinds of pauses besides the kinds of scopes of the settings."""
-
-_NOW = database_now()
-VOID_VALUES: dict[str, Any] = {
-    "channel": "", "recipient": "", "scope": "", "body": {}, "status": VOID, "reserved": False,
-    "send_at": _NOW, "next_attempt_at": _NOW, "enqueue_at": _NOW, "created_at": _NOW,
-    "attempt_count": 0, "max_attempts": 1, "claim_token": 0,
-}  # fmt: skip
-"""The values of a void row, but for its id."""
 
 
 class _Index(NamedTuple):

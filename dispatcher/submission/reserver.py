@@ -31,6 +31,7 @@ from dispatcher.reservation import (
 from dispatcher.settings import Settings
 from dispatcher.store.event_loop import beside_the_loop
 from dispatcher.store.messages import Messages
+from dispatcher.store.void_ids import VoidIds
 from dispatcher.submission.pipeline import Entry
 from dispatcher.times.clock import Clock
 
@@ -50,6 +51,7 @@ class Reserver:
     upkeep: Upkeep
     messages: Messages
     settings: Settings
+    void_ids: VoidIds
     refusals: RefusalLog | None = None
 
     def reserve(self, requests: Sequence[BookingRequest], *, grace: timedelta) -> list[Answer]:
@@ -168,7 +170,7 @@ class Reserver:
         """Refuse a message that is stored already, unless it is being sent."""
         message = entry.addition.message
         try:
-            if self.messages.take_back(message):
+            if self.void_ids.take_back(message):
                 entry.result = why
                 entry.owned = entry.slot.for_everyone() if is_answered else None
         except StoreUnavailable as error:

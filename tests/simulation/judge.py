@@ -10,7 +10,7 @@ from uuid import UUID
 
 from dispatcher.message import Outcome, Status
 from dispatcher.quota import Quota
-from dispatcher.store.reservations import ReservationRow
+from dispatcher.store.maintenance import ReservationRow
 from dispatcher.store.schema import UNSENT_STATUSES
 from dispatcher.times.send_time import to_ms
 from tests.simulation.setting import CHANNEL_LIMITS, QUOTAS, settings

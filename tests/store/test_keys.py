@@ -18,6 +18,7 @@ from dispatcher.store.lists import Suppressions
 from dispatcher.store.maintenance import StoreMaintenance
 from dispatcher.store.messages import GivenUp, Messages
 from dispatcher.store.outbox import JoinedMessages, JoinedTransaction
+from dispatcher.store.void_ids import VoidIds
 from tests.support import rows
 from tests.support.tables import keys
 
@@ -60,7 +61,7 @@ def add(database: Database, message: Message) -> Message:
 
 def test_a_message_that_is_not_stored_takes_no_key(database: Database, way: None) -> None:
     given_up = rows.a_message(idempotency_key="first")
-    StoreMaintenance(database).give_up([given_up.id])
+    VoidIds(database).give_up([given_up.id])
     with pytest.raises(GivenUp):
         add(database, given_up)
     unwanted = rows.a_message(idempotency_key="second")
@@ -103,7 +104,7 @@ def test_a_callers_transaction_stores_no_id_again(database: Database, is_taken_b
     """A duplicate submit had the same id, and its message has ended since."""
     message = add(database, rows.a_message(idempotency_key="key"))
     if is_taken_back:
-        assert Messages(database).take_back(message)
+        assert VoidIds(database).take_back(message)
     else:
         Messages(database).cancel([message.id])
     with callers_transaction(database) as (joined, connection):

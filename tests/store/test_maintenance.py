@@ -16,9 +16,8 @@ from dispatcher.message import Message, Outcome, Status
 from dispatcher.store.claims import Claims, Failure, Success
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, later
-from dispatcher.store.maintenance import UNKNOWN, StoreMaintenance
+from dispatcher.store.maintenance import UNKNOWN, ReservationRow, StoreMaintenance
 from dispatcher.store.messages import Messages, NewSlot
-from dispatcher.store.reservations import ReservationRow
 from dispatcher.store.schema import Movable
 from tests.store.plans import asked_of
 from tests.support import rows

@@ -16,6 +16,7 @@ from dispatcher.store.database import Database
 from dispatcher.store.maintenance import StoreMaintenance
 from dispatcher.store.messages import GivenUp, Messages
 from dispatcher.store.schema import TAKEN_BACK, VOID
+from dispatcher.store.void_ids import VoidIds
 from tests.support import rows
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -62,11 +63,12 @@ def test_adding_again_gives_what_is_stored_and_changes_nothing(database: Databas
 @pytest.mark.parametrize("key", [None, "key"])
 def test_a_message_is_taken_back_while_it_is_scheduled(database: Database, key: str | None) -> None:
     """Its id is never stored again; its key may be, and the sweep gives its reservation back."""
-    store, maintenance = Messages(database), StoreMaintenance(database)
+    store, void_ids = Messages(database), VoidIds(database)
+    maintenance = StoreMaintenance(database)
     message, claim = rows.add(database, idempotency_key=key, trace=TRACE), rows.claimed(database)
-    assert store.take_back(message)
-    assert store.take_back(message)
-    assert not store.take_back(claim.message)
+    assert void_ids.take_back(message)
+    assert void_ids.take_back(message)
+    assert not void_ids.take_back(claim.message)
     assert not Messages(database).has([message.id])
     left = rows.row(database, message.id)
     if key is None:

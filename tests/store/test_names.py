@@ -225,7 +225,7 @@ def test_a_whole_life_under_other_names(house: House) -> None:
     for check in ("store.answers", "store.migrations", "store.indexes", "work.channels"):
         assert found[check].level is OK, found[check]
     maintenance = house.parts.store_maintenance
-    assert maintenance.give_up([new_id()]).void
+    assert house.parts.void_ids.give_up([new_id()]).void
     assert maintenance.prune(older_than=timedelta(0), limit=99) > 0
     with pytest.raises(MessageNotFound):
         door.get(first.id)

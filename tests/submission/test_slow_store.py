@@ -151,7 +151,7 @@ def test_no_id_is_returned_for_a_message_that_was_perhaps_taken_back(
     house, other = build(), build()
     slow_store(house, house.redis.flushall, other.open, lambda: other.submit(send_at=SOON))
     fails: dict[str, Any] = {when: {"take_back": raising(error)}}
-    house.swap("messages", Between(house.parts.messages, **fails))
+    house.swap("void_ids", Between(house.parts.void_ids, **fails))
     with pytest.raises(OutcomeUnknown):
         house.submit(send_at=SOON, idempotency_key=key)
 
@@ -163,7 +163,7 @@ def test_a_place_that_was_taken_back_without_redis_is_freed_by_the_sweep(
     """The rebuild may have read the message before that, and restored its reservation."""
     house, other = build(), build()
     slow_store(house, house.redis.flushall)
-    house.swap("messages", Between(house.parts.messages, before={"take_back": once(other.open)}))
+    house.swap("void_ids", Between(house.parts.void_ids, before={"take_back": once(other.open)}))
     lost = raising(ReservationsUnavailable("Redis does not answer"))
     house.swap("windows", Between(house.parts.windows, before={"withdraw": lost}))
     with pytest.raises(ReservationsUnavailable):
@@ -258,7 +258,7 @@ def test_a_slow_duplicate_is_not_told_of_a_message_that_was_taken_back(build: Bu
     house, duplicate = build(), build()
 
     def cancel(message: Message) -> None:
-        assert house.parts.messages.take_back(message)
+        assert house.parts.void_ids.take_back(message)
         terms = terms_for(house.settings, scope="ada", channel="memory")
         house.parts.windows.release(message.id, terms)
 
