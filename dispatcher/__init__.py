@@ -69,7 +69,8 @@ if typing.TYPE_CHECKING:
     from dispatcher.settings import Settings
     from dispatcher.store.listing import Counts, Load, OverdueFigure
     from dispatcher.store.lists import Pause, Suppression
-    from dispatcher.submission import Erased, Reservation, Story
+    from dispatcher.submission.erasure import Erased
+    from dispatcher.submission.story import Reservation, Story
     from dispatcher.telemetry.liveness import Sign
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
@@ -162,7 +163,8 @@ _MODULES = {
     "settings": ("Settings",),
     "store.listing": ("Counts", "Load", "OverdueFigure"),
     "store.lists": ("Pause", "Suppression"),
-    "submission": ("Erased", "Reservation", "Story"),
+    "submission.erasure": ("Erased",),
+    "submission.story": ("Reservation", "Story"),
     "telemetry.liveness": ("Sign",),
     "celery.install": ("install",),
 }  # fmt: skip

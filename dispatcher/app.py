@@ -58,24 +58,18 @@ from dispatcher.store.outbox import JoinedMessages
 from dispatcher.store.personal_data import PersonalData
 from dispatcher.store.survey import StoreSurvey
 from dispatcher.store.void_ids import VoidIds
-from dispatcher.submission import (
-    CallersTransactions,
-    Cancellation,
-    Changes,
-    Decisions,
-    DraftValidator,
-    DryRun,
-    Enqueuer,
-    Erasure,
-    Moves,
-    OwnTransaction,
-    PauseList,
-    Reserver,
-    StoryReader,
-    Submitter,
-    SuppressionList,
-    TimelineReader,
-)
+from dispatcher.submission.changes import Cancellation, Changes
+from dispatcher.submission.decisions import Decisions
+from dispatcher.submission.enqueuer import Enqueuer
+from dispatcher.submission.erasure import Erasure
+from dispatcher.submission.lists import PauseList, SuppressionList
+from dispatcher.submission.moves import Moves
+from dispatcher.submission.pipeline import Submitter
+from dispatcher.submission.reserver import Reserver
+from dispatcher.submission.sinks import CallersTransactions, DryRun, OwnTransaction
+from dispatcher.submission.story import StoryReader
+from dispatcher.submission.timeline import TimelineReader
+from dispatcher.submission.validation import DraftValidator
 from dispatcher.telemetry.events import EventStream
 from dispatcher.telemetry.health import BROKER, HANGS_AFTER, Health
 from dispatcher.telemetry.hooks import Hooks

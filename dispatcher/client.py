@@ -66,17 +66,11 @@ from dispatcher.store.event_loop import session_of_loop
 from dispatcher.store.listing import Of
 from dispatcher.store.lists import Pause, Suppression
 from dispatcher.store.outbox import connection_of
-from dispatcher.submission import (
-    Erased,
-    LazyResults,
-    NewTime,
-    OnProgress,
-    Result,
-    Story,
-    checked_scopes,
-    known_channel,
-    terms_for,
-)
+from dispatcher.submission.changes import NewTime
+from dispatcher.submission.erasure import Erased
+from dispatcher.submission.pipeline import LazyResults, OnProgress, Result
+from dispatcher.submission.story import Story
+from dispatcher.submission.validation import checked_scopes, known_channel, terms_for
 from dispatcher.times import send_time
 from dispatcher.times.clock import Clock
 

@@ -17,7 +17,7 @@ from dispatcher.client import Dispatcher, app_of
 from dispatcher.errors import InvalidDraft, StoreUnavailable
 from dispatcher.message import Attempt, Message, OnConflict, OnUnknown, Outcome, Status, read_json
 from dispatcher.settings import Settings
-from dispatcher.submission import Story, coming
+from dispatcher.submission.story import Story, coming
 
 Zone = Annotated[str | None, typer.Option(help="Zone of local times, e.g. Europe/Berlin.")]
 SendAt = Annotated[

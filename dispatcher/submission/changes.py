@@ -100,11 +100,7 @@ class Changes:
         data: Mapping[str, Any] | None = None,
         if_unchanged: Message | None = None,
     ) -> Message:
-        """Give a scheduled message another body, or one rendered from a template of its channel.
-
-        Raises InvalidDraft, InvalidSettings, MessageNotFound, MessageChanged, TooLate,
-        StoreUnavailable.
-        """
+        """Give a scheduled message another body, or one rendered from a template of its channel."""
         if if_unchanged is None:
             found, message = None, self.messages.get(message_id)
         else:
@@ -135,12 +131,7 @@ class Changes:
     def reschedule(
         self, message_id: UUID, new_time: NewTime, *, if_unchanged: Message | None = None
     ) -> Message:
-        """Move a scheduled message to another time, judged as if it had no reservation yet.
-
-        Raises MessageNotFound, MessageChanged, TooLate, InvalidSendTime, Suppressed, QuotaExceeded,
-        QuietHours, ReservationsUnavailable: then nothing has changed; StoreUnavailable: the message
-        has the old time or the new one.
-        """
+        """Do :meth:`reschedule_many` for one, and raise what that would return."""
         tokens = {}
         if if_unchanged is not None:
             found = self.messages.movable(message_id)
@@ -160,11 +151,12 @@ class Changes:
         *,
         tokens: Mapping[UUID, int] = MappingProxyType({}),
     ) -> list[ChangeResult]:
-        """Return for each id what :meth:`reschedule` would return or raise, in order.
+        """Move messages, each judged as if it had no reservation yet; return each or its refusal.
 
         ``tokens``: messages whose move token is another one get MessageChanged.
         They are moved in batches. Where Redis or the database does not answer, the rest is not
-        moved and gets the same error.
+        moved and gets the same error. After StoreUnavailable a message has the old time or the new
+        one, after another error the old one.
         """
         answers: dict[UUID, ChangeResult] = {}
         left = list(dict.fromkeys(message_ids))
@@ -333,11 +325,7 @@ class Cancellation:
     journal: Journal
 
     def cancel(self, message_id: UUID, *, if_unchanged: Message | None = None) -> Message:
-        """Cancel a scheduled message and release its reservation at once.
-
-        A cancelled message may be cancelled again. Raises MessageNotFound, MessageChanged, and
-        TooLate once the message is being sent or has ended.
-        """
+        """Do :meth:`cancel_many` for one, and raise what that would return."""
         tokens = None
         if if_unchanged is not None:
             tokens = {message_id: unchanged(self.messages, message_id, if_unchanged).token}
@@ -353,7 +341,7 @@ class Cancellation:
         tokens: Mapping[UUID, int] | None = None,
         because: str | None = None,
     ) -> list[Message | DispatcherError]:
-        """Return for each id what :meth:`cancel` would return or raise, in order.
+        """Cancel messages, again or not, and release their reservations; return each or an error.
 
         ``tokens``, if given, has the move token of every message: those that have another one get
         MessageChanged. ``because`` becomes the ``last_error`` of the messages. Raises

@@ -48,16 +48,9 @@ class Decisions:
         perhaps_sent: bool = False,
         if_unchanged: Message | None = None,
     ) -> Message:
-        """Give a failed message further attempts, as many as its channel allows, at once.
-
-        Raises MessageNotFound; TooLate where it has not failed, is past its expiry, or a later
-        message has its idempotency key;
-        UnknownChannel; Suppressed where its recipient has opted out; and InvalidValue where the
-        outcome of its last attempt is unknown, its ``on_unknown`` is ``hold``, and ``perhaps_sent``
-        does not allow a second send. Raises MessageChanged unless it is as in ``if_unchanged``.
-        """
+        """Do :meth:`retry_many` for one, and raise what that would return."""
         before = {} if if_unchanged is None else {message_id: if_unchanged}
-        answer = self._retried([message_id], perhaps_sent, before)[message_id]
+        [answer] = self.retry_many([message_id], perhaps_sent=perhaps_sent, if_unchanged=before)
         if isinstance(answer, DispatcherError):
             raise answer
         return answer
@@ -69,26 +62,21 @@ class Decisions:
         perhaps_sent: bool = False,
         if_unchanged: Mapping[UUID, Message] = MappingProxyType({}),
     ) -> list[Message | DispatcherError]:
-        """Return for each id what :meth:`retry` would return or raise.
+        """Give failed messages further attempts, at once; return for each it or the refusal.
 
-        ``if_unchanged`` has messages as they were read, by id.
-
-        Raises StoreUnavailable: some may be retried; a repeated call returns which.
+        ``if_unchanged`` has messages as they were read, by id. Where the outcome of the last
+        attempt is unknown and its ``on_unknown`` is ``hold``, only ``perhaps_sent`` allows a second
+        send. Raises StoreUnavailable: some may be retried; a repeated call returns which.
         """
         answers: dict[UUID, Message | DispatcherError] = {}
-        every = list(dict.fromkeys(message_ids))
-        for start in range(0, len(every), _AT_ONCE):
-            some = every[start : start + _AT_ONCE]
-            answers |= self._retried(some, perhaps_sent, if_unchanged)
+        left = list(dict.fromkeys(message_ids))
+        while left:
+            self._retry(left[:_AT_ONCE], perhaps_sent, if_unchanged, answers)
+            left = left[_AT_ONCE:]
         return [answers[each] for each in message_ids]
 
     def release(self, message_id: UUID, *, if_unchanged: Message | None = None) -> Message:
-        """Give a held message one more attempt, or end it as expired past its expiry.
-
-        Raises MessageNotFound; TooLate where it is not held, or another call was faster;
-        Suppressed where its recipient has opted out; and MessageChanged unless it is as in
-        ``if_unchanged``.
-        """
+        """Give a held message one more attempt, or end it as expired past its expiry."""
         found = self._require_held(message_id, if_unchanged)
         if self.suppressions.among([(found.recipient, found.channel)]):
             raise Suppressed(found.channel)
@@ -106,11 +94,7 @@ class Decisions:
         reason: str | None = None,
         if_unchanged: Message | None = None,
     ) -> Message:
-        """End a held message as failed; it keeps its reservation.
-
-        Raises MessageNotFound, TooLate, MessageChanged, and InvalidDraft for a reason that is no
-        line of text.
-        """
+        """End a held message as failed; it keeps its reservation."""
         if reason is not None:
             reason = check_text("reason", reason)
         message = self.stopped_messages.drop(
@@ -121,33 +105,30 @@ class Decisions:
         self.journal.tell(Transition.FAILED, message, attempt=message.attempt_count)
         return message
 
-    def _retried(
+    def _retry(
         self,
         message_ids: Sequence[UUID],
         perhaps_sent: bool,
         if_unchanged: Mapping[UUID, Message],
-    ) -> dict[UUID, Message | DispatcherError]:
-        found = self.stopped_messages.look(message_ids)
-        answers: dict[UUID, Message | DispatcherError] = {}
+        answers: dict[UUID, Message | DispatcherError],
+    ) -> None:
+        rows = self.stopped_messages.look(message_ids)
+        recipients = {(row.message.recipient, row.message.channel) for row in rows.values()}
+        suppressed = self.suppressions.among(recipients)
+        retried: list[tuple[StoppedMessage, int]] = []
         for each in message_ids:
-            refused = self._refusal(each, found.get(each), perhaps_sent, if_unchanged.get(each))
-            if refused is not None:
-                answers[each] = refused
-        left = [found[each] for each in message_ids if each not in answers]
-        recipients = {(each.message.recipient, each.message.channel) for each in left}
-        unwanted = self.suppressions.among(recipients)
-        wanted: list[tuple[StoppedMessage, int]] = []
-        for before in left:
-            message = before.message
-            if (message.recipient, message.channel) in unwanted:
-                answers[message.id] = Suppressed(message.channel)
+            row = rows.get(each)
+            refused = self._refusal(each, row, perhaps_sent, if_unchanged.get(each))
+            if refused is not None or row is None:
+                answers[each] = refused or MessageNotFound(each)
+            elif (row.message.recipient, row.message.channel) in suppressed:
+                answers[each] = Suppressed(row.message.channel)
             else:
-                wanted.append((before, self.settings.channels[message.channel].max_attempts))
-        standing = self.stopped_messages.retry(wanted) if wanted else {}
-        for before, _ in wanted:
-            now = standing.get(before.message.id)
-            answers[before.message.id] = self._answer(before, now)
-        return answers
+                retried.append((row, self.settings.channels[row.message.channel].max_attempts))
+        standing = self.stopped_messages.retry(retried) if retried else {}
+        for before, _ in retried:
+            message_id = before.message.id
+            answers[message_id] = self._answer(before, standing.get(message_id))
 
     def _refusal(
         self,

@@ -32,16 +32,13 @@ class PauseList:
     pauses: Pauses
 
     def pause(self, kind: str, name: str) -> None:
-        """Begin a pause. Raises InvalidValue, UnknownChannel and StoreUnavailable.
-
-        That of a recipient is stored in each spelling of the channels, too.
-        """
+        """Begin a pause; that of a recipient is stored in each spelling of the channels, too."""
         kind, name = self._checked(kind, name)
         for each in sorted(self._names(kind, name)):
             self.pauses.add(kind, each)
 
     def resume(self, kind: str, name: str) -> None:
-        """End a pause, if there is one, in every spelling. Raises as :meth:`pause` does."""
+        """End a pause, if there is one, in every spelling."""
         kind, name = self._checked(kind, name)
         names = self._names(kind, name)
         found = {each.name for each in self.in_force() if each.kind == kind}
@@ -50,11 +47,10 @@ class PauseList:
             self.pauses.end(kind, each)
 
     def in_force(self) -> Sequence[Pause]:
-        """Return the pauses, by kind and name. Raises StoreUnavailable."""
         return self.pauses.in_force()
 
     def of(self, message: Message) -> tuple[Pause, ...]:
-        """Return the pauses that keep a message. Raises StoreUnavailable."""
+        """Return the pauses that keep a message."""
         names = {
             **message.scopes,
             PAUSED_CHANNEL: message.channel,
@@ -101,11 +97,7 @@ class SuppressionList:
     cancellation: Cancellation
 
     def suppress(self, recipient: str, channel: str | None) -> int:
-        """Opt a recipient out; return how many scheduled messages were cancelled.
-
-        Raises InvalidDraft, UnknownChannel, and StoreUnavailable: some may be cancelled, and a
-        repeated call cancels the others.
-        """
+        """Opt a recipient out; return how many scheduled messages were cancelled."""
         recipient = check_text("recipient", recipient)
         if channel is not None:
             channel = known_channel(channel, self.settings)
@@ -125,10 +117,7 @@ class SuppressionList:
         return cancelled
 
     def unsuppress(self, recipient: str, channel: str | None) -> tuple[Suppression, ...]:
-        """Revoke a :meth:`suppress`; return the suppressions that remain for the recipient.
-
-        Raises InvalidDraft and StoreUnavailable.
-        """
+        """Revoke a :meth:`suppress`; return the suppressions that remain for the recipient."""
         recipient = check_text("recipient", recipient)
         if channel is not None:
             channel = check_text("channel", channel)  # also one that has left the settings
@@ -143,10 +132,7 @@ class SuppressionList:
             yield from self._pages(spelling)
 
     def has(self, recipient: str, channel: str | None) -> bool:
-        """Tell whether a recipient has opted out of a channel; of every one where it is None.
-
-        Raises StoreUnavailable.
-        """
+        """Tell whether a recipient has opted out of a channel; of every one where it is None."""
         named = self.settings.spellings.one(recipient, channel), channel or EVERY_CHANNEL
         return bool(self.suppressions.among([named]))
 

@@ -21,7 +21,7 @@ from dispatcher.errors import (
 )
 from dispatcher.faults import fault
 from dispatcher.message import Message
-from dispatcher.reservation import BookingRequest, Reserved, Slot, Upkeep, Windows, longest_ms
+from dispatcher.reservation import BookingRequest, Reserved, Slot, Windows, longest_ms
 from dispatcher.scope import Scope
 from dispatcher.settings import Settings
 from dispatcher.store.messages import Messages, NewSlot
@@ -81,17 +81,12 @@ class Moves:
     settings: Settings
     clock: Clock
     windows: Windows
-    upkeep: Upkeep
     messages: Messages
     reserver: Reserver
     enqueuer: Enqueuer
 
     def move_many(self, moves: Sequence[Move]) -> None:
-        """Give each move its result, as one by one in this order.
-
-        After StoreUnavailable a message has the old time or the new one, after another error the
-        old one.
-        """
+        """Give each move its result, as one by one in this order."""
         done, at_once = 0, len(moves)
         while done < len(moves):
             together = moves[done : done + at_once]
@@ -218,25 +213,17 @@ class Moves:
 
         The messages keep their times, also against a quota. Return whether all are there.
         """
-        rows = [
+        restored = self.reserver.restore(
             Reserved(row.message.id, move.valid.terms.scopes, row.message.send_at, row.tail)
             for move in moves
             if (row := move.row) is not None
-        ]
-        try:
-            restored = self.upkeep.restore_missing(rows)
-        except ReservationsUnavailable as error:
-            log.warning(
-                "could not check the reservations of %d moved messages; reconcile restores those "
-                "that are missing: %s", len(rows), error,
-            )  # fmt: skip
-            return False
+        )
         if restored:
             log.error(
                 "restored %d reservations that were lost while their messages moved: a quota may "
                 "be exceeded; run `dispatcher windows verify`", restored,
             )  # fmt: skip
-        return True
+        return restored is not None
 
 
 def _has_between(ordered: Sequence[int], start: int, end: int) -> bool:

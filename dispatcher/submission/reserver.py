@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -82,6 +82,20 @@ class Reserver:
                 "reconcile releases them: %s", len(requests), error,
             )  # fmt: skip
 
+    def restore(self, rows: Iterable[Reserved]) -> int | None:
+        """Add what is missing of these reservations, also against a quota; return how many it was.
+
+        None where Redis does not answer: then reconcile restores them.
+        """
+        try:
+            return self.upkeep.restore_missing([*rows])
+        except ReservationsUnavailable as error:
+            log.warning(
+                "reservations of messages were not checked; reconcile restores those that are "
+                "missing: %s", error,
+            )  # fmt: skip
+            return None
+
     def note(self, refused: Sequence[tuple[BookingRequest, SlotRefused]]) -> None:
         if self.refusals is not None:
             beside_the_loop(partial(self.refusals.note, refused))
@@ -155,16 +169,8 @@ class Reserver:
             "reservation lost for message %s: it keeps its time, and a quota may be exceeded; "
             "reconcile restores the reservation: %s", message.id, type(why).__name__,
         )  # fmt: skip
-        if not is_answered:
-            return
-        row = Reserved(message.id, entry.valid.terms.scopes, message.send_at)
-        try:
-            self.upkeep.restore_missing([row])
-        except ReservationsUnavailable as error:
-            log.warning(
-                "the reservation of message %s was not restored; reconcile restores it: %s",
-                message.id, error,
-            )  # fmt: skip
+        if is_answered:
+            self.restore([Reserved(message.id, entry.valid.terms.scopes, message.send_at)])
 
     def _take_back(self, entry: Entry, why: DispatcherError, *, is_answered: bool) -> None:
         """Refuse a message that is stored already, unless it is being sent."""

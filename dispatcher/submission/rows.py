@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from enum import StrEnum
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
@@ -105,21 +106,16 @@ class Source(AbstractContextManager["Source"]):
         return stream
 
     def _checked_lines(self, stream: IO[bytes]) -> int:
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        lines, ended = 0, True
         self._check_start(stream.read(_CHUNK))
         stream.seek(0)
-        while chunk := stream.read(_CHUNK):
-            try:
-                decoder.decode(chunk)
-            except UnicodeDecodeError as error:
-                line = lines + error.object[: error.start].count(b"\n") + 1
-                raise self._refused(f"line {line} is no UTF-8", "UTF-8") from None
-            lines += chunk.count(b"\n")
-            ended = chunk.endswith(b"\n")
-        if decoder.getstate()[0]:
-            raise self._refused(f"line {lines + 1} is no UTF-8", "UTF-8")
-        return lines + (not ended)
+        lines, text = 0, ""
+        try:
+            for text in codecs.iterdecode(iter(partial(stream.read, _CHUNK), b""), "utf-8"):
+                lines += text.count("\n")
+        except UnicodeDecodeError as error:
+            line = lines + error.object[: error.start].count(b"\n") + 1
+            raise self._refused(f"line {line} is no UTF-8", "UTF-8") from None
+        return lines + (not text.endswith("\n"))
 
     def _check_start(self, start: bytes) -> None:
         if not _MARKS.sub(b"", start):

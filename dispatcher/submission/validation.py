@@ -118,9 +118,7 @@ def validate(
     """Validate every field of ``draft`` but the order of its times, which :func:`judge_times` does.
 
     ``given_body`` is the body that the caller gave, where a type has made another one of it:
-    repeated submits are compared by it, because a default of the type may differ each time. A
-    duplicate submit may come when a time has passed; it still gets its message. Raises
-    InvalidDraft, InvalidSendTime, UnknownChannel.
+    repeated submits are compared by it, because a default of the type may differ each time.
     """
     channel, key = known_channel(draft.channel, settings), draft.idempotency_key
     recipient = settings.spellings.on(channel, check_recipient(draft.recipient))
@@ -298,7 +296,7 @@ def terms_for(
 ) -> Terms:
     """Return the terms that judge a time, on a known channel or on none.
 
-    ``scopes`` are as :func:`checked_scopes` returns them. Raises InvalidDraft and InvalidSendTime.
+    ``scopes`` are as :func:`checked_scopes` returns them.
     """
     if zone is not None:
         send_time.check_zone(zone)
@@ -346,7 +344,6 @@ def known_channel(channel: object, settings: Settings) -> str:
 
 
 def checked_scopes(scopes: object, settings: Settings) -> dict[str, str]:
-    """Return further scopes by their kinds. Raises InvalidDraft."""
     if scopes is None:
         return {}
     accepted = f"names by kind; the kinds are {', '.join(settings.scopes) or 'none'}"
@@ -410,7 +407,7 @@ class DraftValidator:
         return valid
 
     def body(self, draft: Draft) -> Body:
-        """Return the body of a draft as it is stored. Raises as :meth:`validated`."""
+        """Return the body of a draft as it is stored."""
         prepared, _ = self._prepared(draft)
         body, _ = self._checked(prepared.body)
         self.check(str(prepared.channel), prepared.recipient, body)

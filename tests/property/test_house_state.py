@@ -26,7 +26,7 @@ from dispatcher.errors import (
 from dispatcher.message import Message, Rejection, new_id
 from dispatcher.reservation import Submit, member_of
 from dispatcher.store.messages import NewSlot
-from dispatcher.submission import Result
+from dispatcher.submission.pipeline import Result
 from dispatcher.submission.validation import validate
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.all_windows import (

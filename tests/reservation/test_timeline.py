@@ -16,7 +16,7 @@ from dispatcher.errors import SlotRefused
 from dispatcher.message import new_id
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation import Terms, contents, timeline
-from dispatcher.submission import terms_for
+from dispatcher.submission.validation import terms_for
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build

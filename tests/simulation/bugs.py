@@ -174,7 +174,7 @@ def _tried_too(real: Any) -> Any:
     return overdue
 
 
-_WITHDRAW = "submission.Reserver.withdraw"
+_WITHDRAW = "submission.reserver.Reserver.withdraw"
 
 BUGS: Mapping[str, Seams] = {
     "lost claims may record": {
@@ -189,7 +189,9 @@ BUGS: Mapping[str, Seams] = {
         "delivery.sender.Sender._call_transport": _settled_first,
         "delivery.group.Group._settle_permits": nothing,
     },
-    "cancel judged by the rows it changed": {"submission.Cancellation.cancel": _only_scheduled},
+    "cancel judged by the rows it changed": {
+        "submission.changes.Cancellation.cancel": _only_scheduled
+    },
     "a failed submit keeps its reservation": {_WITHDRAW: _keeping(lambda some: len(some) == 1)},
     "a refused batch keeps its reservations": {_WITHDRAW: _keeping(lambda some: len(some) > 1)},
     "the rest of the claim not checked before the send": {
@@ -207,7 +209,7 @@ BUGS: Mapping[str, Seams] = {
         "delivery.reconciler.Reconciler._release_unneeded": _only_marked
     },
     "an insert without an answer counts as not done": {
-        "submission.OwnTransaction._stored": _withdrawn
+        "submission.sinks.OwnTransaction._stored": _withdrawn
     },
     "unconfirmed reservations not settled": {
         "delivery.reconciler.Reconciler._settle_unconfirmed": lambda _: lambda _: Counter()

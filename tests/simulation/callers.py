@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from dispatcher.app import App
 from dispatcher.errors import DispatcherError, MessageNotFound, OutcomeUnknown, TooLate
 from dispatcher.message import Draft, Message, Rejection, Status
-from dispatcher.submission import NewTime
+from dispatcher.submission.changes import NewTime
 from dispatcher.submission.reserver import LOOKING_SECONDS
 from tests.simulation.facts import Asked
 from tests.simulation.joined import CallersSession

@@ -47,9 +47,9 @@ def message(house: House) -> Message:
 
 
 def between(house: House, part: str, **hooks: Any) -> None:
-    """Let something happen before or after a call that ``changes`` makes."""
-    changes = vars(house.parts.moves)
-    changes[part] = Between(changes[part], **hooks)
+    """Let something happen before or after a call that a move makes."""
+    parts = vars(house.parts.reserver if part == "upkeep" else house.parts.moves)
+    parts[part] = Between(parts[part], **hooks)
 
 
 def settled(house: House) -> bool:

@@ -23,8 +23,8 @@ from dispatcher import (
 )
 from dispatcher.reservation import BookingRequest
 from dispatcher.store.engines import InsertFailed
-from dispatcher.submission import terms_for
 from dispatcher.submission.reserver import LOOKING_SECONDS
+from dispatcher.submission.validation import terms_for
 from dispatcher.times.send_time import to_ms
 from tests.support.doubles import Between, once, raising
 from tests.support.house import BODY, FAR, House, house_on

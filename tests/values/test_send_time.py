@@ -14,7 +14,7 @@ from dateutil import tz
 from dispatcher import Settings
 from dispatcher.errors import InvalidSendTime
 from dispatcher.message import Draft
-from dispatcher.submission import ValidDraft, validate
+from dispatcher.submission.validation import ValidDraft, validate
 from dispatcher.times import send_time
 from tests.support.clock import NOON
 
