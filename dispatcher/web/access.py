@@ -145,10 +145,6 @@ class Caller:
         return stored if self.sees_conflicts else None
 
     @property
-    def identity(self) -> str:
-        return repr((self.name, self.scope, sorted(self.channels or ()), sorted(self.rights)))
-
-    @property
     def sees_conflicts(self) -> bool:
         return Right.RECIPIENTS_READ in self.rights and not self.is_bound
 

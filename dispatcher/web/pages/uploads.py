@@ -265,7 +265,7 @@ class Uploads:
     def _in_the_way(self, upload: Upload) -> list[Upload]:
         """Return the files of which one must go before another is kept, the oldest first."""
         kept = [*self._kept.values()]
-        own = [each for each in kept if each.caller.identity == upload.caller.identity]
+        own = [each for each in kept if each.caller == upload.caller]
         if len(own) >= _MOST_OF_ONE:
             return own
         size = upload.size + sum(each.size for each in kept)
@@ -281,7 +281,7 @@ class Uploads:
             for each in [*self._kept.values()]:
                 if each.at < oldest and not each.is_running:
                     self._end(each)
-            own = [each for each in self._kept.values() if each.caller.identity == caller.identity]
+            own = [each for each in self._kept.values() if each.caller == caller]
         return own[::-1]
 
     def find(self, token: str, caller: Caller) -> Upload:
