@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -59,6 +65,8 @@ class Answer(NamedTuple):
 
 
 Ask = Callable[..., Answer]
+Inside = Callable[[], None]
+"""What a view does."""
 
 
 @contextmanager
@@ -171,27 +179,17 @@ def name_of(request: Request | FlaskRequest) -> str | None:
     return request.headers.get("X-Name")
 
 
-@contextmanager
 def limited(
-    way: str,
-    *limits: Bindable,
-    server: RedisServer,
-    inside: Callable[[], None] = lambda: None,
-    **how: Any,
-) -> Iterator[Ask]:
+    way: str, *limits: Bindable, server: RedisServer, inside: Inside = lambda: None, **how: Any
+) -> AbstractContextManager[Ask]:
     """Give an app whose requests at ``/`` are limited, and at ``/missing`` are not found."""
     build = limited_fastapi if way.startswith("fastapi") else limited_flask
-    with build(way, limits, server, inside, **how) as ask:
-        yield ask
+    return build(way, limits, server, inside, **how)
 
 
 @contextmanager
 def limited_fastapi(
-    way: str,
-    limits: Sequence[Bindable],
-    server: RedisServer,
-    inside: Callable[[], None],
-    **how: Any,
+    way: str, limits: Sequence[Bindable], server: RedisServer, inside: Inside, **how: Any
 ) -> Iterator[Ask]:
     client = redis.asyncio.Redis.from_url(server.url)
 
@@ -232,11 +230,7 @@ def limited_fastapi(
 
 @contextmanager
 def limited_flask(
-    way: str,
-    limits: Sequence[Bindable],
-    server: RedisServer,
-    inside: Callable[[], None],
-    **how: Any,
+    way: str, limits: Sequence[Bindable], server: RedisServer, inside: Inside, **how: Any
 ) -> Iterator[Ask]:
     app = Flask(__name__)
     app.register_error_handler(DispatcherError, ours_in_flask.answer_error)
