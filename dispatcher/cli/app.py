@@ -71,7 +71,7 @@ COMMANDS = {
         ("Look", "status", ("status", "top", "load", "refusals")),
         ("Submit", "imports", ("import",)),
         ("Look", "timeline", ("timeline",)),
-        ("Run", "windows", ("windows",)),
+        ("Run", "doctor", ("windows",)),
         ("Look", "doctor", ("doctor",)),
         ("Run", "demo", ("demo",)),
     )
