@@ -1,13 +1,15 @@
-"""Every command that tells or changes something: what it does, prints, and how it ends."""
+"""Every command: its help and examples, what it does and prints, and how it ends."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shlex
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dispatcher import Message, PermanentFailure
-from dispatcher.cli import app
+from dispatcher.cli import app, every_command
 from dispatcher.cli.app import COMMANDS
 from dispatcher.times.send_time import as_text
 from tests.cli.conftest import Run
@@ -273,3 +275,67 @@ def test_submit_says_the_time_by_the_clocks_of_its_zone_and_what_was_asked_for(
     assert first.endswith(" is scheduled for 2028-07-03T09:00:00.000+05:30\n")
     assert " is scheduled for 2028-07-03T09:01:00.000+05:30;" in second
     assert second.endswith("; requested: 2028-07-03T09:00:00.000+05:30\n")
+
+
+SHELL = re.compile(r"\s+[|<>]\s+")
+ID = "0199…"
+
+
+def commands(group: Any = None) -> Iterator[Any]:
+    group = group or every_command()
+    for each in group.commands.values():
+        if hasattr(each, "commands"):
+            yield from commands(each)
+        else:
+            yield each
+
+
+def examples(command: Any) -> list[str]:
+    found = re.findall(r"^\s*\$ (.+)$", command.epilog or "", re.MULTILINE)
+    return [each.strip() for each in found]
+
+
+EVERY = [line for command in commands() for line in examples(command)]
+
+
+def test_every_command_has_examples() -> None:
+    assert [command.name for command in commands() if not examples(command)] == []
+
+
+@pytest.mark.parametrize("line", EVERY)
+def test_an_example_can_be_typed(line: str) -> None:
+    program, *words = shlex.split(SHELL.split(line)[0])
+    assert program == "dispatcher"
+    group: Any = every_command()
+    while hasattr(group, "commands"):
+        group = group.commands[words.pop(0)]
+    with group.make_context(group.name, words) as context:
+        assert context.args == [] or context.allow_extra_args
+
+
+@pytest.mark.parametrize("line", [each for each in EVERY if "| jq " in each])
+def test_a_filter_of_an_example_finds_something_in_each_object(
+    house: House, run: Run, line: str
+) -> None:
+    message = house.submit("ada", send_in=timedelta(hours=1))
+    house.dispatcher.suppress("ben")
+    typed, jq = line.replace(ID, str(message.id)).split(" | jq ")
+    found = re.fullmatch(r"(?:-r )?((?:\.\w+)+)", jq)
+    assert found is not None, "a path of names is all that is read here"
+    ran = run(*shlex.split(typed)[1:])
+    assert ran.code == 0, ran.err
+    objects = list(values(ran.out))
+    assert objects
+    for each in objects:
+        for name in found[1].split(".")[1:]:
+            assert name in each
+            each = each[name]  # noqa: PLW2901 - one name further in
+
+
+def values(text: str) -> Iterator[Any]:
+    """Yield the JSON values that stand behind one another, as jq reads them."""
+    rest = text.strip()
+    while rest:
+        value, end = json.JSONDecoder().raw_decode(rest)
+        yield value
+        rest = rest[end:].strip()

@@ -1,4 +1,4 @@
-"""Opting out on the command line."""
+"""Lists on the command line: opt-outs, and keys of the HTTP API."""
 
 from __future__ import annotations
 
@@ -38,3 +38,26 @@ def test_an_erasure_says_what_it_did(house: House, run: Run) -> None:
     assert (shown["recipient"], shown["body"], shown["status"]) == ("", {}, "cancelled")
     assert "blanked: 0" in run("erase", "ada", "--yes").out
     assert house.members() == {}
+
+
+def test_a_key_is_made_listed_rotated_and_revoked(house: House, run: Run) -> None:
+    made = run("keys", "add", "shop", "--right", "messages:read", "--channel", "memory")
+    assert made.code == 0
+    token, told = made.out.splitlines()
+    assert token.startswith("dsp_")
+    key_id = token.split("_")[1]
+    assert key_id in told
+    [listed] = run("keys", "list", "--json").lines
+    assert (listed["id"], listed["rights"]) == (key_id, ["messages:read"])
+    assert listed["channels"] == ["memory"]
+    assert "secret" not in str(listed)
+    assert run("keys", "add", "shop").code == 2
+    second = run("keys", "rotate", "shop", "--overlap", "1 hour", "--json").data
+    assert second["rights"] == ["messages:read"]
+    assert second["key"] != token
+    assert run("keys", "revoke", key_id, "--json").data == [key_id]
+    first, other = run("keys", "list", "--json").lines
+    assert [bool(each["revoked_at"]) for each in (first, other)] == [True, False]
+    table = run("keys", "list").out
+    assert key_id in table
+    assert run("keys", "revoke", "nobody").code == 2
