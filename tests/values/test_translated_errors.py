@@ -58,58 +58,31 @@ REDIS_ERRORS: list[redis.RedisError] = [
 ]
 
 
+def away(text: str, at: str = "", helps: str = "") -> tuple[redis.RedisError, str, str]:
+    return redis.ConnectionError(text), f"Redis {at}cannot be reached", helps
+
+
+REFUSED, NO_FILE, FORBIDDEN = "Connection refused", "No such file or directory", "Permission denied"
+AT = "connecting to"
+
+
 @pytest.mark.parametrize(
     ("error", "says", "helps"),
     [
-        (redis.ConnectionError(text), says, helps)
-        for text, says, helps in [
-            (
-                "Error 111 connecting to 127.0.0.1:6390. Connection refused.",
-                "Redis at 127.0.0.1:6390 cannot be reached",
-                "start it, let this machine",
-            ),
-            (
-                "Error 111 connecting to ::1:6390. Refused.",
-                "Redis at ::1:6390 cannot be reached",
-                "start it",
-            ),
-            (
-                "Error 2 connecting to /run/r.sock. No such file or directory.",
-                "Redis at /run/r.sock cannot be reached",
-                START_REDIS,
-            ),
-            (
-                "Error 13 connecting to /run/r.sock. Permission denied.",
-                "Redis at /run/r.sock cannot be reached",
-                "as the user of that Redis",
-            ),
-            (
-                "Error 13 connecting to host:6379. Permission denied.",
-                "Redis at host:6379 cannot be reached",
-                "or correct redis_url",
-            ),
-            (f"connecting to redis://:{SECRET}@host:1/0.", "Redis cannot be reached", ""),
-            ("Connection closed by server.", "Redis cannot be reached", ""),
-        ]
-    ]
-    + [
-        (
-            redis.AuthenticationError("WRONGPASS"),
-            "Redis refused the credentials",
-            "password in redis_url",
-        ),
-        (
-            redis.exceptions.NoPermissionError("NOPERM"),
-            "the user of Redis lacks a right",
-            "SECURITY.md lists",
-        ),
-        (
-            redis.ResponseError("DB index is out of range"),
-            "Redis has no database of that number",
-            "correct redis_url",
-        ),
+        away(f"Error 111 {AT} 127.0.0.1:6390. {REFUSED}.", "at 127.0.0.1:6390 ", "start it, let"),
+        away(f"Error 111 {AT} ::1:6390. {REFUSED}.", "at ::1:6390 ", "start it"),
+        away(f"Error 2 {AT} /run/r.sock. {NO_FILE}.", "at /run/r.sock ", START_REDIS),
+        away(f"Error 13 {AT} /run/r.sock. {FORBIDDEN}.", "at /run/r.sock ", "as the user of that"),
+        away(f"Error 13 {AT} host:6379. {FORBIDDEN}.", "at host:6379 ", "or correct redis_url"),
+        away(f"{AT} redis://:{SECRET}@host:1/0."),
+        away("Connection closed by server."),
+        (redis.AuthenticationError("WRONGPASS"), "Redis refused the credentials", "password in"),
+        (redis.exceptions.NoPermissionError("NOPERM"), "the user of Redis lacks a right",
+         "SECURITY.md lists"),
+        (redis.ResponseError("DB index is out of range"), "Redis has no database of that number",
+         "correct redis_url"),
     ],
-)
+)  # fmt: skip
 def test_a_redis_that_does_not_serve_is_named_with_the_remedy(
     error: redis.RedisError, says: str, helps: str
 ) -> None:
@@ -140,42 +113,28 @@ def test_redis_errors_are_translated_without_their_text(
     assert SECRET not in str(caught.value)
 
 
+def sql(
+    driver: Exception, kind: type[sa.DBAPIError] = sa.OperationalError, *, broke: bool = False
+) -> sa.DBAPIError:
+    return kind(SECRET, {}, driver, connection_invalidated=broke)
+
+
+BROKE, NO_DATABASE = "connection to the database broke", "the server has no database of that name"
 SQL_ERRORS: list[tuple[sa.SQLAlchemyError, str]] = [
     (sa.TimeoutError("QueuePool limit reached"), "no connection became free in time"),
-    (
-        sa.OperationalError(
-            SECRET, {}, psycopg.OperationalError(SECRET), connection_invalidated=True
-        ),
-        "the connection to the database broke",
-    ),
-    (
-        sa.OperationalError(SECRET, {}, psycopg.errors.AdminShutdown(SECRET)),
-        "the connection to the database broke",
-    ),
-    (sa.DBAPIError(SECRET, {}, psycopg.errors.QueryCanceled(SECRET)), "answered 57014"),
-    (sa.IntegrityError(SECRET, {}, psycopg.errors.CheckViolation(SECRET)), "answered 23514"),
-    (sa.ProgrammingError(SECRET, {}, psycopg.errors.UndefinedTable(SECRET)), "out of date (42P01)"),
-    (
-        sa.OperationalError(
-            SECRET, {}, pymysql.OperationalError(2013, SECRET), connection_invalidated=True
-        ),
-        "the connection to the database broke",
-    ),
-    (sa.OperationalError(SECRET, {}, pymysql.OperationalError(2003, SECRET)), "cannot be reached"),
-    (
-        sa.OperationalError(SECRET, {}, pymysql.OperationalError(1049, SECRET)),
-        "the server has no database of that name",
-    ),
-    (
-        sa.OperationalError(
-            SECRET, {}, psycopg.OperationalError(f'FATAL:  database "{SECRET}" does not exist')
-        ),
-        "the server has no database of that name",
-    ),
-    (sa.OperationalError(SECRET, {}, pymysql.OperationalError(1205, SECRET)), "answered 1205"),
-    (sa.ProgrammingError(SECRET, {}, pymysql.ProgrammingError(1064, SECRET)), "answered 1064"),
-    (sa.OperationalError(SECRET, {}, sqlite3.OperationalError(SECRET)), "cannot be reached"),
-    (sa.DatabaseError(SECRET, {}, sqlite3.DatabaseError(SECRET)), "DatabaseError"),
+    (sql(psycopg.OperationalError(SECRET), broke=True), BROKE),
+    (sql(psycopg.errors.AdminShutdown(SECRET)), BROKE),
+    (sql(psycopg.errors.QueryCanceled(SECRET), sa.DBAPIError), "answered 57014"),
+    (sql(psycopg.errors.CheckViolation(SECRET), sa.IntegrityError), "answered 23514"),
+    (sql(psycopg.errors.UndefinedTable(SECRET), sa.ProgrammingError), "out of date (42P01)"),
+    (sql(psycopg.OperationalError(f'FATAL:  database "{SECRET}" does not exist')), NO_DATABASE),
+    (sql(pymysql.OperationalError(2013, SECRET), broke=True), BROKE),
+    (sql(pymysql.OperationalError(2003, SECRET)), "cannot be reached"),
+    (sql(pymysql.OperationalError(1049, SECRET)), NO_DATABASE),
+    (sql(pymysql.OperationalError(1205, SECRET)), "answered 1205"),
+    (sql(pymysql.ProgrammingError(1064, SECRET), sa.ProgrammingError), "answered 1064"),
+    (sql(sqlite3.OperationalError(SECRET)), "cannot be reached"),
+    (sql(sqlite3.DatabaseError(SECRET), sa.DatabaseError), "DatabaseError"),
     (sa.StatementError(SECRET, SECRET, {}, ValueError(SECRET)), "StatementError"),
     (sa.NoSuchTableError(SECRET), "NoSuchTableError"),
 ]
@@ -216,7 +175,7 @@ def test_a_database_that_is_away_is_named_by_its_address(url: str, says: str) ->
 
 @pytest.mark.parametrize("host", ["127.0.0.1/shop", f"{SECRET}/y@127.0.0.1/x"])
 def test_a_database_that_is_not_there_is_named(host: str) -> None:
-    error = sa.OperationalError(SECRET, {}, pymysql.OperationalError(1049, SECRET))
+    error = sql(pymysql.OperationalError(1049, SECRET))
     found = unavailable(error, make_url(f"mariadb://ada:x@{host}"))
     named = "database 'shop'" if host.endswith("shop") else "database of that name"
     assert found.reason.endswith(named)
@@ -235,14 +194,14 @@ def test_a_database_that_is_not_there_is_named(host: str) -> None:
     ],
 )
 def test_refusals_of_mariadb_differ_from_its_outages(kind: str, number: int, refused: bool) -> None:
-    error = getattr(sa, kind)(SECRET, {}, getattr(pymysql, kind)(number, SECRET))
+    error = sql(getattr(pymysql, kind)(number, SECRET), getattr(sa, kind))
     assert unavailable(error).refused is refused
 
 
 @pytest.mark.parametrize("number", [1064, 1292, 1366, 1406, 1644, 4025])
 def test_an_error_of_mariadb_that_may_quote_values_is_not_chained(number: int) -> None:
     with pytest.raises(StoreUnavailable) as caught, in_store():
-        raise sa.OperationalError(SECRET, {}, pymysql.OperationalError(number, SECRET))
+        raise sql(pymysql.OperationalError(number, SECRET))
     assert caught.value.__cause__ is None
     with pytest.raises(StoreUnavailable) as caught, in_store():
         raise sa.OperationalError("", {}, pymysql.OperationalError(1205, "Lock wait timeout"))
