@@ -1,4 +1,4 @@
-"""Quotas per calendar period: their grammar, and where the periods of a zone begin and end."""
+"""Quotas per calendar period: where the periods of a zone begin and end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo, available_timezones
 import pytest
 
 from dispatcher.errors import InvalidValue
-from dispatcher.quota import CalendarQuota, Quota, parse_quota
+from dispatcher.quota import CalendarQuota
 from dispatcher.times.periods import CalendarUnit
 from dispatcher.times.send_time import from_ms, to_ms
 
@@ -27,64 +27,6 @@ def bounds(unit: str, instant: str, zone: str, periods: int) -> list[str]:
     quota = CalendarQuota(1, cast(CalendarUnit, unit), zone)
     found = quota.bounds(ms(instant), zone, periods)
     return [from_ms(each).isoformat().replace(":00+00:00", "Z") for each in found]
-
-
-@pytest.mark.parametrize(
-    ("text", "quota"),
-    [
-        ("10/day", Quota(10, 86_400_000)),
-        ("2/30 seconds", Quota(2, 30_000)),
-        ("10/day in Europe/Berlin", CalendarQuota(10, "day", BERLIN)),
-        ("10/days in Europe/Berlin", CalendarQuota(10, "day", BERLIN)),
-        ("  1 /  minute   in   UTC ", CalendarQuota(1, "minute", "UTC")),
-        (
-            "5/hour\tin\tAmerica/Argentina/Ushuaia",
-            CalendarQuota(5, "hour", "America/Argentina/Ushuaia"),
-        ),
-        ("7/1 week in Etc/GMT+5", CalendarQuota(7, "week", "Etc/GMT+5")),
-        ("3000/month in local", CalendarQuota(3_000, "month", None)),
-        ("10 per DAY in local", CalendarQuota(10, "day", None)),
-        ("10000000/months in local", CalendarQuota(CalendarQuota.MOST, "month", None)),
-    ],
-)
-def test_a_quota_is_rolling_or_of_a_calendar(text: str, quota: Quota | CalendarQuota) -> None:
-    assert parse_quota(text) == parse_quota(str(quota)) == quota
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("10/month", "names no zone"),
-        ("10/2 months", "names no zone"),
-        ("2/2 day in Europe/Berlin", "periods of 2 days"),
-        ("2/0 day in Europe/Berlin", "periods of 0 days"),
-        ("1/second in UTC", "'second' is no calendar unit"),
-        ("1/fortnight in UTC", "'fortnight' is no calendar unit"),
-        ("10/day in Mars/Olympus", "no zone 'Mars/Olympus'"),
-        ("10/day in europe/berlin/", "'europe/berlin/' is no name"),
-        ("10/day in LOCAL", "no zone 'LOCAL'"),
-        ("10/day in", "'' is no name"),
-        ("10/day in ", "'' is no name"),
-        ("10/day in UTC or so", "'UTC or so' is no name"),
-        ("10/day in local in local", "'local in local' is no name"),
-        ("0/day in local", "a count of 0"),
-        ("10000001/day in local", "a count of 10000001"),
-        ("in local", "cannot read"),
-        (" in local", "cannot read"),
-        ("10/dayin local", "cannot read"),
-        ("10/day IN local", "cannot read"),
-        ("10/day in\0local", "cannot read"),
-        ("10/fortnight", "cannot read"),
-        ("0/day", "a count of 0"),
-        ("", "cannot read"),
-    ],
-)
-def test_anything_else_is_refused_and_says_why(text: str, said: str) -> None:
-    with pytest.raises(InvalidValue) as refused:
-        parse_quota(text)
-    assert refused.value.field == "quota"
-    assert said in refused.value.problem
-    assert "in ZONE" in refused.value.accepted
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""The grammar of quotas and limits."""
+"""The grammar of quotas and limits, and of lengths."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -9,67 +10,99 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.errors import InvalidValue
-from dispatcher.quota import MAX_LENGTH_MS, Limit, Quota, parse_length
+from dispatcher.quota import (
+    MAX_LENGTH_MS,
+    CalendarQuota,
+    Limit,
+    Quota,
+    parse_length,
+    parse_limit,
+    parse_quota,
+)
 from dispatcher.times.periods import UNIT_MS
+
+BERLIN = "Europe/Berlin"
 
 
 @pytest.mark.parametrize(
     ("text", "count", "length_ms"),
     [
-        ("1/minute", 1, 60_000),
-        ("5/hour", 5, 3_600_000),
-        ("10/day", 10, 86_400_000),
-        ("3/week", 3, 604_800_000),
-        ("2/30 second", 2, 30_000),
-        ("2/30 seconds", 2, 30_000),
-        ("  1 / 15   minutes ", 1, 900_000),
-        ("2/30s", 2, 30_000),
-        ("10 per second", 10, 1_000),
-        ("10\tPER  2 Hours", 10, 7_200_000),
-        ("3/min", 3, 60_000),
-        ("100/year", 100, 31_536_000_000),
-        (f"{Quota.MOST}/366 days", Quota.MOST, MAX_LENGTH_MS),
+        ("1/minute", 1, 60_000), ("5/hour", 5, 3_600_000), ("10/day", 10, 86_400_000),
+        ("3/week", 3, 604_800_000), ("100/year", 100, 31_536_000_000), ("3/min", 3, 60_000),
+        ("2/30 second", 2, 30_000), ("2/30 seconds", 2, 30_000), ("2/30s", 2, 30_000),
+        ("  1 / 15   minutes ", 1, 900_000), ("10 per second", 10, 1_000),
+        ("10\tPER  2 Hours", 10, 7_200_000), (f"{Quota.MOST}/366 days", Quota.MOST, MAX_LENGTH_MS),
     ],
-)
-@pytest.mark.parametrize("kind", [Quota, Limit])
-def test_a_count_per_length_is_read(
-    kind: type[Quota] | type[Limit], text: str, count: int, length_ms: int
-) -> None:
-    assert kind.parse(text) == kind(count, length_ms)
+)  # fmt: skip
+def test_a_count_per_length_is_read(text: str, count: int, length_ms: int) -> None:
+    assert parse_quota(text) == Quota.parse(text) == Quota(count, length_ms)
+    assert parse_limit(text) == Limit.parse(text) == Limit(count, length_ms)
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "quota"),
     [
-        *("", " ", "/", "1", "minute", "1/", "/minute", "1/minute/hour", "1perminute", "1/m"),
-        *("0/minute", "1/0 second", "-1/minute", "1/-1 minute", "1.5/minute", "1/1.5 minute"),
-        *(
-            "2/fortnight",
-            "1/month",
-            "1/2 years",
-            "1/ms",
-            "1/per minute",
-            "1 per/minute",
-            "1/minutess",
-        ),
-        *("10000001/minute", "1/367 day", "1/53 week", "9999999999/minute", f"{10**400}/day"),
-        *(
-            "1/9999999999 second",
-            "1/mins",
-            "١/minute",
-            "1/\u017f",
-            "1/minute\0",
-            "1,000/day",
-            "1e2/day",
-        ),
+        ("10/day in Europe/Berlin", CalendarQuota(10, "day", BERLIN)),
+        ("10/days in Europe/Berlin", CalendarQuota(10, "day", BERLIN)),
+        ("  1 /  minute   in   UTC ", CalendarQuota(1, "minute", "UTC")),
+        ("5/hour\tin\tAmerica/Argentina/Ushuaia",
+         CalendarQuota(5, "hour", "America/Argentina/Ushuaia")),
+        ("7/1 week in Etc/GMT+5", CalendarQuota(7, "week", "Etc/GMT+5")),
+        ("3000/month in local", CalendarQuota(3_000, "month", None)),
+        ("10 per DAY in local", CalendarQuota(10, "day", None)),
+        ("10000000/months in local", CalendarQuota(CalendarQuota.MOST, "month", None)),
+    ],
+)  # fmt: skip
+def test_a_quota_of_a_calendar_is_read(text: str, quota: CalendarQuota) -> None:
+    assert parse_quota(text) == parse_quota(str(quota)) == quota
+
+
+NO_COUNT = [
+    *("", " ", "/", "1", "minute", "1/", "/minute", "1/minute/hour", "1perminute", "1/m"),
+    *("-1/minute", "1/-1 minute", "1.5/minute", "1/1.5 minute", "2/fortnight"),
+    *("1/ms", "1/per minute", "1 per/minute", "1/minutess", "1/mins", "9999999999/minute"),
+    *(f"{10**400}/day", "1/9999999999 second", "١/minute", "1/\u017f", "1/minute\0", "1,000/day"),
+    *("1e2/day", "in UTC", " in UTC", "10/dayin UTC", "10/day IN UTC", "10/day in\0UTC"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        *((text, "cannot read") for text in NO_COUNT),
+        ("0/minute", "a count of 0"),
+        ("10000001/minute", "a count of 10000001"),
+        ("1/0 second", "a length of 0 ms"),
+        ("1/2 years", "a length of"),
+        ("1/367 day", "a length of"),
+        ("1/53 week", "a length of"),
+        ("1/month", "names no zone"),
+        ("10/2 months", "names no zone"),
+        ("2/2 day in Europe/Berlin", "periods of 2 days"),
+        ("2/0 day in Europe/Berlin", "periods of 0 days"),
+        ("1/second in UTC", "'second' is no calendar unit"),
+        ("1/fortnight in UTC", "'fortnight' is no calendar unit"),
+        ("10/day in Mars/Olympus", "no zone 'Mars/Olympus'"),
+        ("10/day in europe/berlin/", "'europe/berlin/' is no name"),
+        ("10/day in LOCAL", "no zone 'LOCAL'"),
+        ("10/day in", "'' is no name"),
+        ("10/day in ", "'' is no name"),
+        ("10/day in UTC or so", "'UTC or so' is no name"),
+        ("10/day in local in local", "'local in local' is no name"),
+        ("0/day in UTC", "a count of 0"),
+        ("10000001/day in UTC", "a count of 10000001"),
     ],
 )
-@pytest.mark.parametrize("kind", [Quota, Limit])
-def test_anything_else_is_refused(kind: type[Quota] | type[Limit], text: str) -> None:
+@pytest.mark.parametrize(("parse", "field"), [(parse_quota, "quota"), (parse_limit, "limit")])
+def test_anything_else_is_refused_and_says_why(
+    parse: Callable[[str], object], field: str, text: str, said: str
+) -> None:
     with pytest.raises(InvalidValue) as refused:
-        kind.parse(text)
-    assert refused.value.field == kind.__name__.lower()
+        parse(text)
+    assert refused.value.field == field
+    assert said in refused.value.problem
     assert "N/unit" in refused.value.accepted
+    assert "in ZONE" in refused.value.accepted
 
 
 @given(
