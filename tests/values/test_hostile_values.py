@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any, cast
@@ -159,7 +160,21 @@ def _calls(limit: type[CountPerLength]) -> dict[str, Callable[[Any], object]]:
     }
 
 
-TEXTS: dict[str, Callable[[Any], object]] = {
+def _key(value: object) -> object:
+    return value if isinstance(value, str | bytes | int) else "x"
+
+
+def giving(call: Callable[..., object], name: str) -> Callable[[Any], object]:
+    return lambda value: call(**{name: value})
+
+
+def channel_with(**options: Any) -> Settings:
+    return Settings.load(channels={"x": {"transport": "memory"} | options})
+
+
+NOWHERE = redis.Redis(unix_socket_path="/nowhere/redis.sock", retry=Retry(NoBackoff(), 0))
+LIMITER = FixedWindow(5, "minute").on(NOWHERE)
+CALLS: dict[str, Callable[[Any], object]] = {
     "parse_quota": parse_quota,
     "parse_limit": parse_limit,
     "limiters.parse": parse,
@@ -188,31 +203,23 @@ TEXTS: dict[str, Callable[[Any], object]] = {
     "load_app": lambda value: load_app(value) if isinstance(value, str) else None,
     "faults": lambda value: arm(value) if isinstance(value, str) and value.strip() else None,
     "length": lambda value: parse_length(value) if isinstance(value, str) else None,
+    "acquire key": LIMITER.acquire,
+    "acquire n": lambda value: LIMITER.acquire("ada", n=value),
+    "acquire permit": lambda value: LIMITER.acquire("ada", permit=value),
+    "acquire timeout": lambda value: LIMITER.acquire("ada", wait=True, timeout=value),
+    **{
+        f"on {name}": giving(partial(FixedWindow(5, "day").on, NOWHERE), name)
+        for name in ("on_error", "prefix", "tag", "remember")
+    },
+    **{f"setting {name}": giving(Settings.load, name) for name in Settings.model_fields},
+    **{f"channel {name}": giving(channel_with, name) for name in ChannelSettings.model_fields},
+    "channel name": lambda value: Settings.load(channels={_key(value): {"transport": "memory"}}),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", CALLS)
 def test_a_value_of_its_own_is_refused_by_an_error_of_ours(name: str) -> None:
-    judge(TEXTS[name])
-
-
-BOUND: dict[str, Callable[[Any, Any], object]] = {
-    "acquire key": lambda limiter, value: limiter.acquire(value),
-    "acquire n": lambda limiter, value: limiter.acquire("ada", n=value),
-    "acquire permit": lambda limiter, value: limiter.acquire("ada", permit=value),
-    "acquire timeout": lambda limiter, value: limiter.acquire("ada", wait=True, timeout=value),
-    "on_error": lambda _, value: FixedWindow(5, "day").on(redis.Redis(), on_error=value),
-    "prefix": lambda _, value: FixedWindow(5, "day").on(redis.Redis(), prefix=value),
-    "tag": lambda _, value: FixedWindow(5, "day").on(redis.Redis(), tag=value),
-    "remember": lambda _, value: FixedWindow(5, "day").on(redis.Redis(), remember=value),
-}
-
-
-@pytest.mark.parametrize("name", BOUND)
-def test_a_limiter_refuses_it_too(name: str, tmp_path: Path) -> None:
-    client = redis.Redis(unix_socket_path=f"{tmp_path}/nowhere", retry=Retry(NoBackoff(), 0))
-    limiter = FixedWindow(5, "minute").on(client)
-    judge(lambda value: BOUND[name](limiter, value))
+    judge(CALLS[name])
 
 
 @pytest.fixture(scope="module")
@@ -251,10 +258,6 @@ def ask(method: str, name: str, /, *positional: object, **base: Any) -> Asks:
 
 def ask_for(method: str) -> Asks:
     return lambda dispatcher, value: getattr(dispatcher, method)(value)
-
-
-def _key(value: object) -> object:
-    return value if isinstance(value, str | bytes | int) else "x"
 
 
 def mail_with(part: str) -> Asks:
@@ -318,26 +321,6 @@ ASKED: dict[str, Asks] = {
 def test_the_front_door_refuses_it_by_an_error_of_ours(front_door: Dispatcher, name: str) -> None:
     is_of_times = name.startswith(("submit", "reschedule"))
     judge(lambda value: ASKED[name](front_door, value), VALUES | (TIMES if is_of_times else {}))
-
-
-def setting(name: str) -> Callable[[Any], object]:
-    return lambda value: Settings.load(**{name: value})
-
-
-def channel_with(name: str) -> Callable[[Any], object]:
-    return lambda value: Settings.load(channels={"x": {"transport": "memory", name: value}})
-
-
-SETTINGS: dict[str, Callable[[Any], object]] = {
-    **{name: setting(name) for name in Settings.model_fields},
-    **{f"channel {name}": channel_with(name) for name in ChannelSettings.model_fields},
-    "channel name": lambda value: Settings.load(channels={_key(value): {"transport": "memory"}}),
-}
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_the_settings_refuse_it_by_an_error_of_ours(name: str) -> None:
-    judge(SETTINGS[name])
 
 
 def _options(transport: str) -> list[str]:
