@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from dispatcher import Settings, app
+from dispatcher import Settings
+from dispatcher.app import App
 from dispatcher.celery import tasks
 from dispatcher.celery.tasks import here
 from tests.support.waiting import DEADLINE
@@ -18,7 +19,7 @@ SETTINGS = Settings.load(channels={"sms": {"transport": "memory"}})
 
 
 @pytest.mark.parametrize(
-    ("room", "name"), [(tasks, "settings_of"), (app, "Rules")], ids=["the app", "a part"]
+    ("room", "name"), [(tasks, "settings_of"), (App, "make")], ids=["the app", "a part"]
 )
 def test_a_child_forked_while_its_parent_builds_waits_for_nobody(
     monkeypatch: pytest.MonkeyPatch, room: Any, name: str
@@ -28,11 +29,11 @@ def test_a_child_forked_while_its_parent_builds_waits_for_nobody(
     parent, build = os.getpid(), getattr(room, name)
     begun, go_on = threading.Event(), threading.Event()
 
-    def slow_in_the_parent(*given: Any) -> Any:
+    def slow_in_the_parent(*given: Any, **named: Any) -> Any:
         if os.getpid() == parent:
             begun.set()
             go_on.wait(DEADLINE)
-        return build(*given)
+        return build(*given, **named)
 
     monkeypatch.setattr(room, name, slow_in_the_parent)
     thread = threading.Thread(target=lambda: here().rules)
