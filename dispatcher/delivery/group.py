@@ -1,4 +1,4 @@
-"""A group of claims of one channel: record outcomes, renew claims, put back what was not sent.
+"""A group of claims: ask for permits, record outcomes, renew claims, put back what was not sent.
 
 ``Shared`` is what all tasks, senders and groups of a process share.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from mmap import mmap
@@ -18,13 +18,16 @@ from uuid import UUID
 
 from dispatcher.celery.queue import Queue, Ticket
 from dispatcher.delivery.send_log import ClaimLog
-from dispatcher.errors import LimitersUnavailable, QueueUnavailable, StoreUnavailable
+from dispatcher.errors import InvalidValue, LimitersUnavailable, QueueUnavailable, StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.limiters import Permit, Permits
 from dispatcher.settings import Settings
 from dispatcher.store.claims import Claim, Claims, Failure, Success
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
+from dispatcher.times.quiet_hours import read_hours
+from dispatcher.times.send_time import from_ms, to_ms
+from dispatcher.times.zones import known_zone
 
 if TYPE_CHECKING:
     from dispatcher.delivery.sender_pool import SenderPool
@@ -34,13 +37,16 @@ log = logging.getLogger(__name__)
 
 StopFlag = bytearray | mmap
 NO_WAIT = timedelta(0)
-_RECORD_EVERY_SECONDS = 0.05
+RECORD_EVERY_SECONDS = 0.05
 _RECORD_AGAIN_SECONDS = 0.2
 _RECORD_FOR_SECONDS = 120.0
 """How long at least to try to record outcomes while the store is away."""
 _LASTING_AFTER_SECONDS = 0.05
 """How long all sends of a group have begun before its task stops waiting for them."""
 _RENEW_AGAIN_SECONDS = 1.0
+_LONGEST_ASKING_SECONDS = 0.25
+"""Longest wait for permits that a worker spends holding messages."""
+_LIMITERS_PAUSE = timedelta(seconds=1)
 LONGEST_CLAIM_SECONDS = 600.0
 """After this time the claim of a send that does not end is not renewed: its message is rescued."""
 
@@ -67,131 +73,137 @@ class Shared:
     def is_stopping(self) -> bool:
         return self.stop_flag[0] != 0
 
-    def put_back(
-        self,
-        unsent: Sequence[tuple[Claim, timedelta]],
-        send_log: ClaimLog,
-        *,
-        enqueue_in: timedelta | None = None,
-    ) -> bool:
-        """Put back messages that were not sent, each with the wait until it is due, and its permit.
-
-        Maintenance enqueues them ``enqueue_in`` after that, by default as soon as the horizon
-        allows. Return whether the store has put them back; else they stay claimed until ``rescue``,
-        which reads the send log. Permits are given back also where none was granted: a rebuild may
-        have restored some for these claims.
-        """
-        is_stored = True
-        try:
-            lead = -self.settings.horizon if enqueue_in is None else enqueue_in
-            self.claims.put_back(unsent, enqueue_in=lead)
-        except StoreUnavailable as error:
-            log.warning(
-                "could not put back %d messages, they will be rescued: %s", len(unsent), error
-            )
-            send_log.keep()
-            is_stored = False
-        fault("put_back.after_row")
-        give_back(self.permits, [permit_of(claim) for claim, _ in unsent])
-        return is_stored
-
 
 @dataclass(frozen=True, slots=True)
 class EndedSend:
     """A send that came to an end, at a time of the monotonic clock. ``record`` is to be recorded.
 
-    It began ``late_by`` seconds after the promised time of its message. ``answered`` is False where
-    it failed and took so long that its destination gave no answer in time.
+    It began ``late_by`` seconds after the promised time of its message.
     """
 
-    claim: Claim
     record: Success | Failure
     at: float
-    late_by: float = 0.0
-    answered: bool = True
+    late_by: float
+
+    @property
+    def claim(self) -> Claim:
+        return self.record.claim
 
 
-@dataclass(frozen=True, slots=True)
-class UnsentClaim:
-    """A claim whose message was not sent, and when to come back."""
-
-    claim: Claim
-    wait: timedelta = NO_WAIT
-
-
-@dataclass(frozen=True, slots=True)
-class BrokenSend:
-    """A claim whose send ended in what no transport should raise. Its outcome is unknown."""
-
-    claim: Claim
-    error: BaseException
-
-
-Report = EndedSend | UnsentClaim | BrokenSend
+Report = EndedSend | timedelta | BaseException
+"""What came of a claim that a sender took: its send ended; it was not sent, and comes back after
+that time; or its send ended in what no transport should raise, and its outcome is unknown."""
 
 
 class Group:
-    """Messages of one channel that were claimed together, until each is recorded or put back.
+    """Messages that were claimed together, until each is recorded or put back.
 
-    One thread at a time leads it: the task's, then that of :class:`LastingSends`. ``waiting`` are
-    the claims without a permit yet, ``ask_at`` is when to ask for it, ``sent`` counts the
-    successes, ``error`` is the error that ended the group.
-
-    Senders read of which messages a send may begin, and until when: ``ends_at`` is when the claims
-    end, ``lost`` are those that another process has by now, ``is_over`` allows none,
-    ``closed_until``, guarded by ``lock``, is when the provider wants to be asked again. They add to
-    ``reports`` and set ``all_reported`` with the last one. ``left`` counts the messages that no
-    sender has taken, ``unreported`` those without a report; both are the sender pool's. Times are
-    of the monotonic clock.
+    One thread at a time leads it: the task's, then that of :class:`LastingSends`. The senders of
+    ``pools``, by channel, ask for a :meth:`refusal`, :meth:`begin` and :meth:`report` what came
+    of each claim that they took. ``sent`` counts the successes, ``error`` is what ended the group.
+    Times are of the monotonic clock.
     """
 
     def __init__(
         self,
         shared: Shared,
-        pool: SenderPool,
+        pools: Mapping[str, SenderPool],
         claims: Sequence[Claim],
         *,
         claimed_at: float,
-        received_at: float,
         send_log: ClaimLog,
     ) -> None:
         self._shared = shared
-        self._pool = pool
+        self._pools = pools
         self._ttl = shared.settings.claim_ttl.total_seconds()
         self._timeout = shared.settings.transport_timeout.total_seconds()
-        self.waiting = list(claims)
-        self.ask_at = shared.clock.monotonic()
         self.sent = 0
         self.error: BaseException | None = None
         self.claimed_at = claimed_at
-        self.received_at = received_at
-        self.ends_at = claimed_at + self._ttl
-        self.send_log = send_log
-        self.lost: set[UUID] = set()
-        self.is_over = False
-        self.closed_until = 0.0
-        self.left = 0
-        self.unreported = 0
-        self.reports: deque[Report] = deque()
-        self.all_reported = threading.Event()
-        self.lock = threading.Lock()
+        self.received_at = shared.clock.monotonic()
+        self._ends_at = claimed_at + self._ttl
+        self._send_log = send_log
+        self._waiting = list(claims)
+        """The claims without a permit yet."""
+        self._ask_at = self.received_at
+        self._ask_until = self.received_at + _LONGEST_ASKING_SECONDS
         self._sending: dict[UUID, Claim] = {}
+        """Those that the senders have, with a permit, and have not reported."""
+        self._begun: set[UUID] = set()
+        self._lock = threading.Lock()
+        self._closed_until: dict[str, float] = {}
+        """When the provider of a channel wants to be asked again."""
+        self._lost: set[UUID] = set()
+        """Those that another process has by now."""
+        self._reports: deque[tuple[Claim, Report]] = deque()
+        self._all_reported = threading.Event()
         self._ended: list[EndedSend] = []
         self._is_broken_off = False
         self._all_begun_at = claimed_at
-        self._record_at = claimed_at + _RECORD_EVERY_SECONDS
+        self._record_at = claimed_at + RECORD_EVERY_SECONDS
         self._record_until = 0.0
         self._is_store_away = False
         self._renew_at = 0.0
-        send_log.share()
 
-    @property
-    def time_left(self) -> timedelta:
-        return timedelta(seconds=max(0.0, self.ends_at - self._shared.clock.monotonic()))
+    # Called by senders.
 
-    def send(self, permitted: Sequence[Claim]) -> None:
-        self._sending |= {claim.message.id: claim for claim in permitted}
-        self._pool.add(self, [(self.received_at + claim.due_in, claim) for claim in permitted])
+    def refusal(self, claim: Claim, now: float) -> timedelta | None:
+        """Return when a message that must not be sent comes back; None for one that may be sent."""
+        is_over = self.error is not None or self._shared.is_stopping
+        if is_over or claim.message.id in self._lost or self._ends_at - now < self._timeout:
+            return NO_WAIT
+        if claim.expires_in is not None and now - self.claimed_at >= claim.expires_in:
+            return NO_WAIT
+        closed_for = self._closed_until.get(claim.message.channel, now) - now
+        return timedelta(seconds=closed_for) if closed_for > 0 else None
+
+    def close(self, channel: str, until: float) -> None:
+        """Send nothing more on a channel until its provider wants to be asked again."""
+        with self._lock:  # the later end holds
+            self._closed_until[channel] = max(until, self._closed_until.get(channel, until))
+
+    def begin(self, claim: Claim) -> bool:
+        """Note that a send begins; return False where it may not, because it cannot be noted."""
+        if not self._send_log.begin(claim.message.id):
+            return False
+        self._begun.add(claim.message.id)
+        return True
+
+    def report(self, claim: Claim, report: Report) -> None:
+        if isinstance(report, BaseException):
+            self.error = self.error or report
+            self._send_log.keep()
+        self._reports.append((claim, report))
+        if len(self._reports) >= len(self._sending):
+            self._all_reported.set()
+
+    # Called by the thread that leads.
+
+    def put_unfit_back(self) -> None:
+        """Put back what is not to be sent now: in its quiet hours, or on an unknown channel.
+
+        While settings are being rolled out another worker may know the channel.
+        """
+        fit: list[Claim] = []
+        quiet: list[tuple[Claim, timedelta]] = []
+        unknown: dict[str, list[Claim]] = defaultdict(list)
+        for claim in self._waiting:
+            channel = claim.message.channel
+            if channel not in self._pools:
+                unknown[channel].append(claim)
+            elif wait := _quiet_wait(claim, self._shared.settings):
+                quiet.append((claim, wait))
+            else:
+                fit.append(claim)
+        self._waiting = fit
+        for name, claims in unknown.items():
+            log.error(
+                "channel %s is not in this worker's settings: %d messages put back for another one",
+                [name], len(claims),
+            )  # fmt: skip
+            self.put_back([(claim, self._shared.settings.claim_ttl) for claim in claims])
+        if quiet:
+            self.snooze(quiet)
 
     def step(self) -> bool:
         """Do what is due now; return whether more will be.
@@ -200,36 +212,37 @@ class Group:
         back, and sends under way are waited for and recorded. A second error is raised at once.
         """
         try:
+            self._ask()
             self._collect()
             self._withdraw(only_silent=True)
             if (self.error or self._shared.is_stopping) and not self._is_broken_off:
                 self._break_off()
             self._renew()
-            if self.ends_at - self._shared.clock.monotonic() < self._timeout:
+            if self._ends_at - self._shared.clock.monotonic() < self._timeout:
                 # No sender can begin it any more, and rescued its outcome would be unknown.
                 self._withdraw()
         except BaseException as error:  # noqa: BLE001 - kept in self.error, or raised at once
             self.fail(error)
-        goes_on = bool(self.waiting or self._sending or self._ended)
+        goes_on = bool(self._waiting or self._sending or self._ended)
         if not goes_on:
-            self.send_log.close()
+            self._send_log.close()
         return goes_on
 
     def pause(self) -> None:
         clock = self._shared.clock
-        left = max(0.0, self.ask_at - clock.monotonic())
+        left = max(0.0, self._ask_at - clock.monotonic())
         if self._sending:
-            longest = _RECORD_EVERY_SECONDS
-            self.all_reported.wait(min(longest, left) if self.waiting else longest)
-        elif self.waiting:
+            longest = RECORD_EVERY_SECONDS
+            self._all_reported.wait(min(longest, left) if self._waiting else longest)
+        elif self._waiting:
             clock.sleep(left)
-            self.ask_at = clock.monotonic()
+            self._ask_at = clock.monotonic()
         elif self._ended:
             clock.sleep(_RECORD_AGAIN_SECONDS)
 
     def has_lasting_sends(self) -> bool:
         now = self._shared.clock.monotonic()
-        if self.waiting or self.left or not self._sending:
+        if self._waiting or not self._sending or not self._sending.keys() <= self._begun:
             self._all_begun_at = now
         return now - self._all_begun_at >= _LASTING_AFTER_SECONDS
 
@@ -238,13 +251,33 @@ class Group:
         if self._is_broken_off:
             raise error
         self.error = self.error or error
-        self.send_log.keep()
+        self._send_log.keep()
         self._break_off()
 
     def put_back(
         self, unsent: Sequence[tuple[Claim, timedelta]], *, enqueue_in: timedelta | None = None
     ) -> bool:
-        return self._shared.put_back(unsent, self.send_log, enqueue_in=enqueue_in)
+        """Put back messages that were not sent, each with the wait until it is due, and its permit.
+
+        Maintenance enqueues them ``enqueue_in`` after that, by default as soon as the horizon
+        allows. Return whether the store has put them back; else they stay claimed until ``rescue``,
+        which reads the send log. Permits are given back also where none was granted: a rebuild may
+        have restored some for these claims.
+        """
+        shared = self._shared
+        is_stored = True
+        try:
+            lead = -shared.settings.horizon if enqueue_in is None else enqueue_in
+            shared.claims.put_back(unsent, enqueue_in=lead)
+        except StoreUnavailable as error:
+            log.warning(
+                "could not put back %d messages, they will be rescued: %s", len(unsent), error
+            )
+            self._send_log.keep()
+            is_stored = False
+        fault("put_back.after_row")
+        give_back(shared.permits, [permit_of(claim) for claim, _ in unsent])
+        return is_stored
 
     def snooze(self, refused: Sequence[tuple[Claim, timedelta]]) -> None:
         """Put back the messages that got no permit, each with the wait until it is due again.
@@ -261,54 +294,91 @@ class Group:
             self._tell_snoozed(soon)
             self._enqueue(soon)
 
-    def put_waiting_back(self, wait: timedelta = NO_WAIT) -> None:
-        waiting, self.waiting = self.waiting, []
+    def _ask(self) -> None:
+        """Ask for permits, if it is time to; give the senders what is granted."""
+        shared, claims = self._shared, self._waiting
+        now = shared.clock.monotonic()
+        if not claims or shared.is_stopping or now < self._ask_at:
+            return
+        time_left = timedelta(seconds=max(0.0, self._ends_at - now))
+        try:
+            answers = shared.permits.acquire([*map(permit_of, claims)], within=time_left)
+        except LimitersUnavailable as error:
+            log.warning(
+                "no permits for %d messages, tried again in a second: %s", len(claims), error
+            )
+            self._put_waiting_back(_LIMITERS_PAUSE)
+            return
+        fault("deliver.after_permits")
+        permitted, refused, self._waiting = [], [], []
+        for claim, answer in zip(claims, answers, strict=True):
+            comes_at = now + answer.retry_after.total_seconds()
+            if answer.allowed:
+                permitted.append(claim)
+            elif comes_at <= self._ask_until:
+                self._waiting.append(claim)
+                self._ask_at = max(self._ask_at, comes_at)
+            else:
+                refused.append((claim, answer.retry_after))
+        self._send(permitted)
+        if refused:
+            self.snooze(refused)
+
+    def _send(self, permitted: Sequence[Claim]) -> None:
+        self._sending |= {claim.message.id: claim for claim in permitted}
+        channels = defaultdict(list)
+        for claim in permitted:
+            due_at = self.received_at + claim.due_in
+            channels[claim.message.channel].append((due_at, claim))
+        for name, claims in channels.items():
+            self._pools[name].add(self, claims)
+
+    def _put_waiting_back(self, wait: timedelta = NO_WAIT) -> None:
+        waiting, self._waiting = self._waiting, []
         if waiting:
             self.put_back([(claim, wait) for claim in waiting])
 
     def _collect(self) -> None:
-        self.all_reported.clear()
+        self._all_reported.clear()
         unsent = []
         has_ended = False
-        while self.reports:
-            report = self.reports.popleft()
-            del self._sending[report.claim.message.id]
+        while self._reports:
+            claim, report = self._reports.popleft()
+            del self._sending[claim.message.id]
             if isinstance(report, EndedSend):
                 has_ended = True
                 self._ended.append(report)
                 self.sent += isinstance(report.record, Success)
-            elif isinstance(report, BrokenSend):
-                self.error = report.error
-                self.send_log.keep()
-            else:
-                unsent.append((report.claim, report.wait))
+            elif isinstance(report, timedelta):
+                unsent.append((claim, report))
         if unsent:
             self.put_back(unsent)
         now = self._shared.clock.monotonic()
         if has_ended:
             # While the store is away no rescue ends these claims, and the token guards the record.
             patience = 0.0 if self._shared.is_stopping else _RECORD_FOR_SECONDS
-            self._record_until = max(self.ends_at, now + patience)
+            self._record_until = max(self._ends_at, now + patience)
         is_time = now >= self._record_at
         is_last = not self._sending and not self._is_store_away
         if self._ended and (is_time or is_last):
             self._ended = self._record(self._ended)
             self._is_store_away = bool(self._ended)
             # The thread does not wait for the store: it may have other groups.
-            pause = _RECORD_AGAIN_SECONDS if self._is_store_away else _RECORD_EVERY_SECONDS
+            pause = _RECORD_AGAIN_SECONDS if self._is_store_away else RECORD_EVERY_SECONDS
             self._record_at = self._shared.clock.monotonic() + pause
 
     def _break_off(self) -> None:
-        self._is_broken_off = self.is_over = True
-        self.put_waiting_back()
+        self._is_broken_off = True
+        self._put_waiting_back()
         self._withdraw()
 
     def _withdraw(self, *, only_silent: bool = False) -> None:
-        unsent = self._pool.withdraw(self, only_silent=only_silent)
-        for claim, _ in unsent:
-            del self._sending[claim.message.id]
-        if unsent:
-            self.put_back(unsent)
+        for name in {claim.message.channel for claim in self._sending.values()}:
+            unsent = self._pools[name].withdraw(self, only_silent=only_silent)
+            for claim, _ in unsent:
+                del self._sending[claim.message.id]
+            if unsent:
+                self.put_back(unsent)
 
     def _renew(self) -> None:
         """Renew the claims that are sent or wait for permits, when half of their time is over.
@@ -316,12 +386,12 @@ class Group:
         Earlier when no send could begin any more by then.
         """
         now = self._shared.clock.monotonic()
-        left = self.ends_at - now
+        left = self._ends_at - now
         is_time = 0 < left < max(self._ttl / 2, self._timeout + _RENEW_AGAIN_SECONDS)
         too_long = now - self.claimed_at > LONGEST_CLAIM_SECONDS
         if not self._sending or not is_time or too_long or now < self._renew_at:
             return
-        held = [*self._sending.values(), *self.waiting]
+        held = [*self._sending.values(), *self._waiting]
         try:
             # Permits first: nothing may be sent later than they count. Messages that wait have
             # none, or one that a rebuild has restored and no limit has judged.
@@ -336,8 +406,8 @@ class Group:
             log.warning("could not renew %d claims, tried again in a second: %s", len(held), error)
             self._renew_at = now + _RENEW_AGAIN_SECONDS
             return
-        self.lost |= {claim.message.id for claim in held} - ours
-        self.ends_at = now + self._ttl
+        self._lost |= {claim.message.id for claim in held} - ours
+        self._ends_at = now + self._ttl
 
     def _record(self, ended: list[EndedSend]) -> list[EndedSend]:
         """Record outcomes and settle their permits; return those to be recorded by a later try."""
@@ -424,65 +494,6 @@ def _with_plainer_text(ended: EndedSend) -> EndedSend | None:
     return replace(ended, record=replace(record, error=text))
 
 
-class LastingSends:
-    """Finishes groups for whose sends no task waits any more, on one thread.
-
-    The thread is there while there is a group. Each has a send under way, or a message that a
-    sender has taken, so there are never more than the process has senders.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._groups: list[Group] = []
-        self._none = threading.Event()
-        self._none.set()
-
-    def take(self, group: Group) -> bool:
-        """Finish this group; False where the system gives no thread for it."""
-        with self._lock:
-            if not self._groups:
-                thread = threading.Thread(target=self._run, name="lasting sends", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError:
-                    return False
-            self._groups.append(group)
-            self._none.clear()
-        return True
-
-    def finish(self, timeout: float | None = None) -> bool:
-        """Wait until none is left; return whether that is so.
-
-        ``timeout`` in seconds, None for as long as any claim is renewed.
-        """
-        return self._none.wait(LONGEST_CLAIM_SECONDS if timeout is None else timeout)
-
-    def _run(self) -> None:
-        while True:
-            finished = [group for group in list(self._groups) if not _goes_on(group)]
-            with self._lock:
-                self._groups = [group for group in self._groups if group not in finished]
-                if not self._groups:
-                    self._none.set()
-                    return
-            if not finished:
-                self._none.wait(_RECORD_EVERY_SECONDS)  # not set while this thread runs
-
-
-def _goes_on(group: Group) -> bool:
-    """Do one step of a group; log the error that ended it, and raise none."""
-    try:
-        if group.step():
-            return True
-        error = group.error
-    except BaseException as raised:  # noqa: BLE001 - no other group may end with it
-        error = raised
-    if error is not None:
-        kind = type(error).__name__  # its text may quote a body
-        log.error("could not record a group (%s); its messages will be rescued", kind)
-    return False
-
-
 def give_back(permits: Permits, unused: Sequence[Permit]) -> None:
     try:
         permits.give_back(unused)
@@ -496,3 +507,29 @@ def give_back(permits: Permits, unused: Sequence[Permit]) -> None:
 def permit_of(claim: Claim) -> Permit:
     message = claim.message
     return Permit(message.id, claim.token, message.scope, message.channel)
+
+
+def _quiet_wait(claim: Claim, settings: Settings) -> timedelta:
+    """Return how long a late message waits for the end of its quiet hours; no time for others.
+
+    It is late by more than ``enqueue_grace`` at the instant at which it would be sent.
+    """
+    message = claim.message
+    quiet = settings.channels[message.channel].quiet
+    late_by = timedelta(seconds=claim.late_by + claim.due_in)
+    if late_by <= settings.enqueue_grace:
+        return NO_WAIT
+    if message.quiet_hours is not None:
+        try:
+            quiet = read_hours(message.quiet_hours)
+        except InvalidValue:  # another program wrote it: the rest of the group goes on
+            log.warning(
+                "message %s: its quiet hours cannot be read; those of its channel apply", message.id
+            )
+    if quiet is None:
+        return NO_WAIT
+    zone = known_zone(message.zone) or settings.zone
+    ends_ms = quiet.end(zone, to_ms(message.send_at + late_by))
+    if ends_ms is None:
+        return NO_WAIT
+    return from_ms(ends_ms) - message.send_at - timedelta(seconds=claim.late_by)

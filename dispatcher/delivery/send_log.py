@@ -23,7 +23,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -56,31 +55,23 @@ LogFile = tuple[Path, int]
 class ClaimLog:
     """The file of one claim. ``mark`` is that of the claim in the store, and the file's name.
 
-    The task opens it, and each group of the claim shares it until its sends have ended. The last
-    one to close it deletes the file.
+    It is open until all sends of the claim have ended.
     """
 
     def __init__(self, mark: UUID, file: LogFile | None) -> None:
         self.mark = mark
         self._file = file
-        self._lock = threading.Lock()
-        self._users = 1
-        self._is_kept = False
+        self._is_closed = self._is_kept = False
 
     def begin(self, message_id: UUID) -> bool:
         file = self._file
-        if not self._users:
+        if self._is_closed:
             return False
         # Without a note the file must go: then it proves nothing, and the send may begin.
         return file is None or _append(file, message_id.hex) or _delete(file[0])
 
-    def share(self) -> None:
-        """Keep the file open until one more call of :meth:`close`."""
-        with self._lock:
-            self._users += 1
-
     def keep(self) -> None:
-        """Let the last :meth:`close` leave the file to the next rescue instead of deleting it.
+        """Let :meth:`close` leave the file to the next rescue instead of deleting it.
 
         For a claim that the store may still have: the rescue puts back its messages that were not
         begun.
@@ -88,16 +79,11 @@ class ClaimLog:
         self._is_kept = True
 
     def close(self) -> None:
-        """Close it once. After the last time no send begins, and the file is deleted or left."""
-        with self._lock:
-            self._users -= 1
-            if self._users or self._file is None:
-                return
-            file, self._file = self._file, None
-        if self._is_kept:
-            _leave(file)
-        else:
-            _discard(file)
+        """Let no further send begin; delete the file or leave it."""
+        self._is_closed = True
+        file, self._file = self._file, None
+        if file is not None:
+            (_leave if self._is_kept else _discard)(file)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,7 @@ import logging
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from dispatcher.delivery.group import (
-    NO_WAIT,
-    BrokenSend,
-    EndedSend,
-    Group,
-    Report,
-    Shared,
-    UnsentClaim,
-)
+from dispatcher.delivery.group import NO_WAIT, EndedSend, Group, Report, Shared
 from dispatcher.errors import (
     LimitersUnavailable,
     PerhapsSent,
@@ -45,49 +37,41 @@ class Sender:
         self._shared = shared
         self._timeout = shared.settings.transport_timeout.total_seconds()
 
-    def send(self, group: Group, claim: Claim) -> Report:
-        """Send a message of a group if it still may be sent; report what came of it.
+    def send(self, group: Group, claim: Claim) -> bool | None:
+        """Send a message of a group if it still may be sent, and report what came of it.
 
-        An ``Exception`` of the transport is a failure. Anything else that it raises is reported as
-        :class:`BrokenSend`, and no other message of the group is sent.
+        Return whether its destination answered in time, None where nothing was sent. An
+        ``Exception`` of the transport is a failure. After anything else that it raises no other
+        message of the group is sent.
         """
+        report: Report
         try:
-            return self._try_send(group, claim)
+            report, answered = self._try_send(group, claim)
         except BaseException as error:  # noqa: BLE001 - the thread that leads the group raises it
-            group.is_over = True
-            return BrokenSend(claim, error)
+            report, answered = error, None
+        group.report(claim, report)
+        return answered
 
-    def _try_send(self, group: Group, claim: Claim) -> EndedSend | UnsentClaim:
+    def _try_send(self, group: Group, claim: Claim) -> tuple[EndedSend | timedelta, bool | None]:
         clock = self._shared.clock
         fault("deliver.before_send")
-        unsent = self._refusal(group, claim, clock.monotonic())
-        if unsent is not None:
-            return unsent
-        if not group.send_log.begin(claim.message.id):
-            return UnsentClaim(claim)
+        wait = group.refusal(claim, clock.monotonic())
+        if wait is not None:
+            return wait, None
+        if not group.begin(claim):
+            return NO_WAIT, None
         fault("deliver.after_begin")
         now = clock.monotonic()
-        unsent = self._refusal(group, claim, now)  # the note may have waited for a slow disk
-        if unsent is not None:
-            return unsent
+        wait = group.refusal(claim, now)  # the note may have waited for a slow disk
+        if wait is not None:
+            return wait, None
         record = self._call_traced(group, claim, self._shared.spans)
         fault("deliver.after_send")
         # Counted at its end: a send is never later than that, so never counted too early.
         ended_at = clock.monotonic()
         late_by = now - group.received_at + claim.late_by
         in_time = ended_at - now < self._timeout * _IN_TIME
-        return EndedSend(claim, record, ended_at, late_by, isinstance(record, Success) or in_time)
-
-    def _refusal(self, group: Group, claim: Claim, now: float) -> UnsentClaim | None:
-        """Return the report on a message that must not be sent; None for one that may be sent."""
-        is_ours = claim.message.id not in group.lost and group.ends_at - now >= self._timeout
-        if group.is_over or self._shared.is_stopping or not is_ours:
-            return UnsentClaim(claim)
-        if claim.expires_in is not None and now - group.claimed_at >= claim.expires_in:
-            return UnsentClaim(claim)
-        if now < group.closed_until:
-            return UnsentClaim(claim, timedelta(seconds=group.closed_until - now))
-        return None
+        return EndedSend(record, ended_at, late_by), isinstance(record, Success) or in_time
 
     def _call_traced(self, group: Group, claim: Claim, spans: Spans | None) -> Success | Failure:
         if spans is None:
@@ -132,9 +116,7 @@ class Sender:
         wait = _kept_wait(error.retry_after)
         if not error.closes_channel or not wait:
             return False
-        closed_until = self._shared.clock.monotonic() + wait.total_seconds()
-        with group.lock:  # the later end holds
-            group.closed_until = max(group.closed_until, closed_until)
+        group.close(self._channel, self._shared.clock.monotonic() + wait.total_seconds())
         try:
             self._shared.permits.close(self._channel, wait)
         except LimitersUnavailable as unavailable:

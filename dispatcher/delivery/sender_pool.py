@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
 
-from dispatcher.delivery.group import NO_WAIT, EndedSend, Group, Report
+from dispatcher.delivery.group import NO_WAIT, Group
 from dispatcher.message import Message
 from dispatcher.store.claims import Claim
 from dispatcher.times.clock import Clock
@@ -49,11 +49,12 @@ class SenderPool:
     A thread takes the message that is due next, waits for its instant, calls another thread if none
     will be there for the message after it, sends, and starts again. So as many threads work as
     sends overlap. Threads are started when they are needed and do not keep a process alive.
-    ``send`` makes one send and must not raise.
+    ``send`` makes one send, reports it to its group and must not raise. It returns whether the
+    destination answered in time, None where nothing was sent.
     """
 
     name: str
-    send: Callable[[Group, Claim], Report]
+    send: Callable[[Group, Claim], bool | None]
     clock: Clock
     most: int
     destinations: Destinations | None = None
@@ -73,17 +74,11 @@ class SenderPool:
     def add(self, group: Group, claims: Sequence[tuple[float, Claim]]) -> None:
         """Let the threads send these, none before its instant by the monotonic clock."""
         with self._lock:
-            group.left += len(claims)
-            group.unreported += len(claims)
             for due_at, claim in claims:
                 heappush(self._left, (due_at, next(self._numbers), group, claim))
-            is_closed = self._is_closed
-            if is_closed:
-                self._wakes_at.append(_ON_ITS_WAY)
             must_start = self._call_thread()
-        if is_closed:
-            self._work(None)
-        elif must_start and not self._start():
+            is_closed = self._is_closed
+        if is_closed or (must_start and not self._start()):
             with self._lock:
                 self._wakes_at.append(_ON_ITS_WAY)
             self._work(None)
@@ -97,13 +92,10 @@ class SenderPool:
         with self._lock:
             if self.destinations is not None:
                 unsent = self.destinations.withdraw(group, only_silent=only_silent)
-                group.left -= len(unsent)
-            if group.left and not only_silent:
+            if not only_silent:
                 unsent += [(claim, NO_WAIT) for _, _, owner, claim in self._left if owner is group]
                 self._left = [entry for entry in self._left if entry[2] is not group]
                 heapify(self._left)
-                group.left = 0
-            group.unreported -= len(unsent)
         return unsent
 
     def close(self) -> None:
@@ -175,7 +167,6 @@ class SenderPool:
                     return is_free
                 unsent = heappop(self._left)
                 due_at, _, group, claim = unsent
-                group.left -= 1
                 self._wakes_at.append(due_at)
             wait = due_at - self.clock.monotonic()
             if wait > 0:
@@ -190,20 +181,17 @@ class SenderPool:
                 name = self.destinations.name(claim.message)
                 with self._lock:
                     if not self.destinations.admit(name, unsent):
-                        group.left += 1
                         continue
-            self._report(group, self.send(group, claim), name)
-
-    def _report(self, group: Group, report: Report, name: str | None) -> None:
-        group.reports.append(report)
-        with self._lock:
+            answered = self.send(group, claim)
             if self.destinations is not None:
-                answered = report.answered if isinstance(report, EndedSend) else None
-                for unsent in self.destinations.leave(name, report.claim, answered=answered):
-                    heappush(self._left, unsent)
-            group.unreported -= 1
-            if not group.unreported:
-                group.all_reported.set()
+                self._resume(self.destinations, name, claim, answered=answered)
+
+    def _resume(
+        self, destinations: Destinations, name: str | None, claim: Claim, *, answered: bool | None
+    ) -> None:
+        with self._lock:
+            for unsent in destinations.leave(name, claim, answered=answered):
+                heappush(self._left, unsent)
 
     def _may_take_next(self) -> bool:
         """Whether the thread that asks takes the next message, or leaves it to one in time.

@@ -11,27 +11,20 @@ from datetime import timedelta
 from uuid import UUID
 
 from dispatcher.celery.queue import EARLY
-from dispatcher.delivery.group import NO_WAIT, Group, LastingSends, Shared, permit_of
-from dispatcher.delivery.send_log import ClaimLog, SendLogs
+from dispatcher.delivery.group import LONGEST_CLAIM_SECONDS, RECORD_EVERY_SECONDS, Group, Shared
+from dispatcher.delivery.send_log import SendLogs
 from dispatcher.delivery.sender import Sender
 from dispatcher.delivery.sender_pool import Destinations, SenderPool
-from dispatcher.errors import InvalidValue, LimitersUnavailable, StoreUnavailable
+from dispatcher.errors import StoreUnavailable
 from dispatcher.faults import fault
-from dispatcher.settings import Settings
 from dispatcher.store.claims import Claim
 from dispatcher.telemetry.journal import Transition
-from dispatcher.times.quiet_hours import read_hours
-from dispatcher.times.send_time import from_ms, to_ms
-from dispatcher.times.zones import known_zone
 from dispatcher.transports import Transport
 
 log = logging.getLogger(__name__)
 
 _LONGEST_EARLY = timedelta(seconds=1)
 """Longest wait for its instant that a worker spends holding a task."""
-_LONGEST_ASKING_SECONDS = 0.25
-"""Longest wait for permits that a worker spends holding messages."""
-_LIMITERS_PAUSE = timedelta(seconds=1)
 _MOST_WAITING = 2_000
 """Groups that wait in a process. What finds no room is enqueued again after its grace."""
 
@@ -70,109 +63,32 @@ class Delivery:
             try:
                 claims = self.shared.claims.claim(ids, ahead=self._ahead, mark=send_log.mark)
                 fault("deliver.after_claim")
-                sent += self._deliver_claims(claims, claimed_at, send_log, to_the_end=to_the_end)
             except BaseException:
                 send_log.keep()
-                raise
-            finally:
                 send_log.close()
+                raise
+            group = Group(
+                self.shared, self._pools, claims, claimed_at=claimed_at, send_log=send_log
+            )
+            self._lead(group, to_the_end=to_the_end)
+            sent += group.sent
             ids = self._wait_for_early(ids, claims) if len(claims) < len(ids) else []
         self._unclaimed.extend(ids)
         return sent
 
-    def _deliver_claims(
-        self, claims: Sequence[Claim], claimed_at: float, send_log: ClaimLog, *, to_the_end: bool
-    ) -> int:
-        """Deliver the claims of each channel in turn; return the successes.
-
-        After an error in one the others are put back. So are messages of a channel that these
-        settings do not know: while settings are being rolled out another worker may know it.
-        """
-        received_at = self.shared.clock.monotonic()
-        ttl = self.shared.settings.claim_ttl
-        channels: dict[str, list[Claim]] = defaultdict(list)
-        for claim in claims:
-            channels[claim.message.channel].append(claim)
-        sent = 0
+    def _lead(self, group: Group, *, to_the_end: bool) -> None:
         try:
-            for name in sorted(channels.keys() - self._pools.keys()):
-                unknown = channels.pop(name)
-                log.error(
-                    "channel %s is not in this worker's settings: %d messages put back for "
-                    "another one", [name], len(unknown),
-                )  # fmt: skip
-                self.shared.put_back([(claim, ttl) for claim in unknown], send_log)
-            while channels:
-                name, known = channels.popitem()
-                group = Group(
-                    self.shared,
-                    self._pools[name],
-                    known,
-                    claimed_at=claimed_at,
-                    received_at=received_at,
-                    send_log=send_log,
-                )
-                sent += self._deliver_group(group, to_the_end=to_the_end)
-        finally:
-            for left in channels.values():
-                self.shared.put_back([(claim, NO_WAIT) for claim in left], send_log)
-        return sent
-
-    def _deliver_group(self, group: Group, *, to_the_end: bool) -> int:
-        ask_until = group.ask_at + _LONGEST_ASKING_SECONDS
-        try:
-            self._put_quiet_back(group)
-            self._send_permitted(group, ask_until)
+            group.put_unfit_back()
             while group.step():
                 if not to_the_end and group.has_lasting_sends() and self._lasting.take(group):
-                    return group.sent
+                    return
                 group.pause()
-                self._send_permitted(group, ask_until)
         except BaseException as error:  # noqa: BLE001 - raised once all is recorded
             group.fail(error)
             while group.step():
                 group.pause()
         if group.error:
             raise group.error
-        return group.sent
-
-    def _put_quiet_back(self, group: Group) -> None:
-        waits = [(claim, _quiet_wait(claim, self.shared.settings)) for claim in group.waiting]
-        quiet = [(claim, wait) for claim, wait in waits if wait]
-        if quiet:
-            group.waiting = [claim for claim, wait in waits if not wait]
-            group.snooze(quiet)
-
-    def _send_permitted(self, group: Group, ask_until: float) -> None:
-        claims = group.waiting
-        asked_at = self.shared.clock.monotonic()
-        if not claims or self.shared.is_stopping or asked_at < group.ask_at:
-            return
-        permits = [*map(permit_of, claims)]
-        try:
-            answers = self.shared.permits.acquire(permits, within=group.time_left)
-        except LimitersUnavailable as error:
-            log.warning(
-                "no permits for %d messages, tried again in a second: %s", len(claims), error
-            )
-            group.put_waiting_back(_LIMITERS_PAUSE)
-            return
-        fault("deliver.after_permits")
-        permitted, soon, refused = [], [], []
-        for claim, answer in zip(claims, answers, strict=True):
-            comes_at = asked_at + answer.retry_after.total_seconds()
-            if answer.allowed:
-                permitted.append(claim)
-            elif comes_at <= ask_until:
-                soon.append(claim)
-                group.ask_at = max(group.ask_at, comes_at)
-            else:
-                refused.append((claim, answer.retry_after))
-        group.waiting = soon
-        if permitted:
-            group.send(permitted)
-        if refused:
-            group.snooze(refused)
 
     @property
     def is_stopping(self) -> bool:
@@ -236,30 +152,63 @@ class Delivery:
         )
 
 
-def _quiet_wait(claim: Claim, settings: Settings) -> timedelta:
-    """Return how long a late message waits for the end of its quiet hours; no time for others.
+class LastingSends:
+    """Finishes groups for whose sends no task waits any more, on one thread.
 
-    It is late by more than ``enqueue_grace`` at the instant at which it would be sent.
+    The thread is there while there is a group. Each has a send under way, or a message that a
+    sender has taken, so there are never more than the process has senders.
     """
-    message = claim.message
-    quiet = settings.channels[message.channel].quiet
-    late_by = timedelta(seconds=claim.late_by + claim.due_in)
-    if late_by <= settings.enqueue_grace:
-        return NO_WAIT
-    if message.quiet_hours is not None:
-        try:
-            quiet = read_hours(message.quiet_hours)
-        except InvalidValue:  # another program wrote it: the rest of the group goes on
-            log.warning(
-                "message %s: its quiet hours cannot be read; those of its channel apply", message.id
-            )
-    if quiet is None:
-        return NO_WAIT
-    zone = known_zone(message.zone) or settings.zone
-    ends_ms = quiet.end(zone, to_ms(message.send_at + late_by))
-    if ends_ms is None:
-        return NO_WAIT
-    return from_ms(ends_ms) - message.send_at - timedelta(seconds=claim.late_by)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: list[Group] = []
+        self._none = threading.Event()
+        self._none.set()
+
+    def take(self, group: Group) -> bool:
+        """Finish this group; False where the system gives no thread for it."""
+        with self._lock:
+            if not self._groups:
+                thread = threading.Thread(target=self._run, name="lasting sends", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    return False
+            self._groups.append(group)
+            self._none.clear()
+        return True
+
+    def finish(self, timeout: float | None = None) -> bool:
+        """Wait until none is left; return whether that is so.
+
+        ``timeout`` in seconds, None for as long as any claim is renewed.
+        """
+        return self._none.wait(LONGEST_CLAIM_SECONDS if timeout is None else timeout)
+
+    def _run(self) -> None:
+        while True:
+            finished = [group for group in list(self._groups) if not _goes_on(group)]
+            with self._lock:
+                self._groups = [group for group in self._groups if group not in finished]
+                if not self._groups:
+                    self._none.set()
+                    return
+            if not finished:
+                self._none.wait(RECORD_EVERY_SECONDS)  # not set while this thread runs
+
+
+def _goes_on(group: Group) -> bool:
+    """Do one step of a group; log the error that ended it, and raise none."""
+    try:
+        if group.step():
+            return True
+        error = group.error
+    except BaseException as raised:  # noqa: BLE001 - no other group may end with it
+        error = raised
+    if error is not None:
+        kind = type(error).__name__  # its text may quote a body
+        log.error("could not record a group (%s); its messages will be rescued", kind)
+    return False
 
 
 @dataclass(slots=True)

@@ -217,14 +217,14 @@ def test_a_send_is_recorded_after_an_outage_longer_than_the_claim(
     assert slow.again(message).status is Status.SENT
 
 
-def test_two_errors_in_one_channel_leave_the_other_put_back(build: Build) -> None:
-    two = {"memory": {"transport": "memory"}, "other": {"transport": "memory"}}
-    house = build(clock=hour_ago(), channels=two)
-    messages = [house.submit(name, channel=name) for name in two]
+def test_after_two_errors_in_a_group_rescue_has_its_messages(build: Build) -> None:
+    house = build(clock=hour_ago())
+    message = house.submit()
     shared: Any = house.parts.delivery.shared
     shared.permits = Between(shared.permits, before={"acquire": once(raising(RuntimeError("one")))})
     shared.claims = Between(shared.claims, before={"put_back": once(raising(RuntimeError("two")))})
     with pytest.raises(RuntimeError):
-        house.deliver(*messages)
+        house.deliver(message)
     assert house.sent == []
-    assert {house.again(each).status for each in messages} == {Status.SENDING, Status.SCHEDULED}
+    house.end_claims(message)
+    assert house.parts.sweep.rescue() == 1

@@ -58,7 +58,7 @@ def test_a_channel_has_limits_of_its_own_beside_those_of_the_scopes(build: Build
 def test_a_short_wait_for_a_permit_is_spent_in_hand(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatcher.delivery.task._LONGEST_ASKING_SECONDS", 20.0)
+    monkeypatch.setattr("dispatcher.delivery.group._LONGEST_ASKING_SECONDS", 20.0)
     house = build(clock=hour_ago(), quotas="1/20 second", claim_ttl=300)
     first = house.submit()
     second = house.submit(send_in=timedelta(seconds=20))

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from dispatcher import Message, Outcome, Status, StoreUnavailable
-from dispatcher.delivery import group as module
+from dispatcher.delivery import task as module
 from dispatcher.store.claims import Failure, Success
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build

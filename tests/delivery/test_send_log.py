@@ -158,18 +158,15 @@ def test_a_log_that_its_worker_leaves_is_read_although_a_child_process_has_it_op
     os.close(of_child)
 
 
-def test_a_file_is_there_until_the_last_holder_lets_go(tmp_path: Path) -> None:
-    logs = SendLogs(tmp_path)
-    log = logs.open(IDS)
-    log.share()
-    log.close()
+def test_a_file_is_there_until_it_is_closed(tmp_path: Path) -> None:
+    log = SendLogs(tmp_path).open(IDS)
     assert log.begin(IDS[0])
     [file] = tmp_path.iterdir()
     assert left_in(tmp_path) == [], "a send is under way: nobody may take this process for dead"
     assert file.exists()
     log.close()
     assert not file.exists()
-    assert not log.begin(IDS[0]), "all have closed it"
+    assert not log.begin(IDS[0]), "it is closed"
 
 
 @pytest.mark.parametrize(

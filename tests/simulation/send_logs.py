@@ -19,16 +19,12 @@ class MemoryClaimLog:
         self.is_kept = False
         self._scheduler = scheduler
         self._process = scheduler.running().process
-        self._users = 1
+        self._is_closed = False
 
     def begin(self, message_id: UUID) -> bool:
         self._scheduler.running()
         self.begun.add(message_id)
         return True
-
-    def share(self) -> None:
-        self._scheduler.running()
-        self._users += 1
 
     def keep(self) -> None:
         self._scheduler.running()
@@ -36,12 +32,12 @@ class MemoryClaimLog:
 
     def close(self) -> None:
         self._scheduler.running()
-        self._users -= 1
+        self._is_closed = True
 
     @property
     def is_over(self) -> bool:
         """Whether its process lives and has closed it."""
-        return self._process.alive and not self._users
+        return self._process.alive and self._is_closed
 
     @property
     def is_left(self) -> bool:

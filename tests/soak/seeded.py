@@ -97,7 +97,7 @@ def _claimed_early(real: Any) -> Any:
 
 
 def _never_expired(real: Any) -> Any:
-    return lambda self, group, claim, now: real(self, group, replace(claim, expires_in=None), now)
+    return lambda self, claim, now: real(self, replace(claim, expires_in=None), now)
 
 
 def _any_status(real: Any) -> Any:
@@ -206,7 +206,7 @@ BUGS = {
     "expiry not checked": Bug(
         {
             "store.claims._wanted": _without("expires_at"),
-            "delivery.sender.Sender._refusal": _never_expired,
+            "delivery.group.Group.refusal": _never_expired,
         },
         "I7",
         (*_LATE, "redis.freeze"),

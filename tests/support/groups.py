@@ -12,10 +12,9 @@ from dispatcher.delivery.group import Group
 from dispatcher.delivery.send_log import ClaimLog
 from dispatcher.times.clock import SystemClock
 
-_NONE: Any = None
 _BARE: Any = SimpleNamespace(clock=SystemClock(), settings=Settings())
 
 
 def a_group(shared: Shared = _BARE) -> Group:
     log = ClaimLog(uuid4(), None)
-    return Group(shared, _NONE, (), claimed_at=0.0, received_at=0.0, send_log=log)
+    return Group(shared, {}, (), claimed_at=0.0, send_log=log)
