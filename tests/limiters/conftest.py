@@ -133,4 +133,4 @@ def shared(redis_session: RedisServer) -> Iterator[Clocked]:
 @pytest.fixture
 def ways(redis_server: RedisServer) -> Callable[..., Ways]:
     """Give what makes a limiter on the run's Redis, through either client."""
-    return lambda limit, way: Ways(limit, str(redis_server.socket), way)
+    return lambda limit, way: Ways(limit, way, {"unix_socket_path": str(redis_server.socket)})

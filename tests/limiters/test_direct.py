@@ -5,27 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
-from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.exceptions import ReadOnlyError
 from redis.retry import Retry
 
 from dispatcher import LimitersUnavailable
 from dispatcher.limiters import (
-    AsyncLimiter,
-    Decision,
     FixedWindow,
-    Limiter,
     Limits,
     SlidingLog,
 )
 from dispatcher.limiters.direct_calls import AsyncDirectCalls, DirectCalls
-from tests.support.limiters import ALL
+from tests.support.limiters import ALL, Ways
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
 
@@ -89,36 +85,6 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-class OnProxy:
-    """A limiter on clients of either kind behind a proxy, a new one for each call."""
-
-    def __init__(
-        self, proxy: Proxy, way: str, limit: FixedWindow | Limits, on: Any = None, **client: Any
-    ) -> None:
-        self.proxy, self.way, self.limit, self.on, self.client = proxy, way, limit, on or {}, client
-
-    def acquire(self, key: str, **asked: Any) -> Decision:
-        if self.way == "sync":
-            again = Retry(NoBackoff(), TRIES)
-            with redis.Redis(port=self.proxy.port, retry=again, **self.client) as client:
-                limiter: Limiter = self.limit.on(client, **self.on)
-                return limiter.acquire(key, **asked)
-        return asyncio.run(self._acquire(key, **asked))
-
-    async def _acquire(self, key: str, **asked: Any) -> Decision:
-        async with client_of(self.proxy, **self.client) as client:
-            limiter: AsyncLimiter = self.limit.on(client, **self.on)
-            decision = await limiter.acquire(key, **asked)
-            in_use = cast("Any", client.connection_pool)._in_use_connections
-            assert len(in_use) == (client.connection is not None), "but for one of its own"
-            return decision
-
-
-def client_of(proxy: Proxy, **more: Any) -> redis.asyncio.Redis:
-    retry = AsyncRetry(NoBackoff(), TRIES)
-    return redis.asyncio.Redis(port=proxy.port, retry=retry, socket_timeout=5, **more)
-
-
 both_ways = pytest.mark.parametrize("way", ["sync", "async"])
 
 
@@ -127,7 +93,7 @@ both_ways = pytest.mark.parametrize("way", ["sync", "async"])
 def test_a_call_is_made_as_often_as_redis_py_would_make_it(
     lost: int, granted: bool, way: str, proxy: Proxy
 ) -> None:
-    limiter = OnProxy(proxy, way, SEVERAL, {"on_error": "unknown"})
+    limiter = Ways(SEVERAL, way, {"port": proxy.port}, {"on_error": "unknown"})
     limiter.acquire("warm")
     proxy.drop_reply(b"{limits:ada}", times=lost)
     assert limiter.acquire("ada").allowed is granted
@@ -156,7 +122,7 @@ def test_clients_of_any_kind_are_answered_alike(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     past = calls(monkeypatch)
-    limiter = OnProxy(proxy, way, SEVERAL, **kwargs)
+    limiter = Ways(SEVERAL, way, {"port": proxy.port, **kwargs})
     assert [limiter.acquire("ada").remaining for _ in range(4)] == [4, 3, 2, 1]
     redis_client.script_flush()
     assert [limiter.acquire("ada").remaining for _ in range(2)] == [0, 0]
@@ -292,7 +258,7 @@ def test_the_metrics_of_redis_py_count_every_call(
 
 def test_a_cancelled_call_leaves_no_reply_to_another(proxy: Proxy) -> None:
     async def story() -> None:
-        async with client_of(proxy, max_connections=1) as client:
+        async with redis.asyncio.Redis(port=proxy.port, max_connections=1) as client:
             limiter = SEVERAL.on(client)
             await limiter.acquire("warm")
             for steps in range(12):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import redis
@@ -53,8 +54,8 @@ def test_after_a_flush_counting_begins_anew(make: Make, redis_client: redis.Redi
 def test_a_redis_that_does_not_answer_is_an_error_or_unknown(
     way: str, own_redis: RedisServer
 ) -> None:
-    limiter = Ways(FixedWindow(2, "minute"), str(own_redis.socket), way)
-    lenient = Ways(limiter.limit, limiter.path, way, {"on_error": "unknown"})
+    limiter = Ways(FixedWindow(2, "minute"), way, {"unix_socket_path": str(own_redis.socket)})
+    lenient = replace(limiter, options={"on_error": "unknown"})
     assert lenient.acquire("ada").state is State.ALLOWED
     own_redis.stop()
     with pytest.raises(LimitersUnavailable):
@@ -62,7 +63,7 @@ def test_a_redis_that_does_not_answer_is_an_error_or_unknown(
     decision = lenient.acquire("ada")
     assert (decision.state, decision.allowed) == (State.UNKNOWN, False)
     assert lenient.peek("ada").state is State.UNKNOWN
-    allowing = Ways(limiter.limit, limiter.path, way, {"on_error": "allow"})
+    allowing = replace(limiter, options={"on_error": "allow"})
     decision = allowing.acquire("ada")
     assert (decision.state, decision.allowed, decision.granted) == (State.UNKNOWN, True, 0)
     own_redis.start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from inspect import isabstract
@@ -101,31 +101,31 @@ ALL: Mapping[str, Callable[[int], Algorithm]] = {
 
 @dataclass
 class Ways:
-    """One limiter through either client, called the same way."""
+    """One limiter through clients of either kind, a new one for each call."""
 
     limit: Algorithm | Limits
-    path: str
     way: str
-    more: dict[str, Any] = field(default_factory=dict)
+    connection: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
 
-    def __getattr__(self, name: str) -> Any:
-        path = self.path
-        if self.way == "sync":
-            again = Retry(NoBackoff(), 3)
-            with redis.Redis(unix_socket_path=path, retry=again) as client:
-                return getattr(self.limit.on(client, **self.more), name)
-
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*positional: Any, **named: Any) -> Any:
-            async def run() -> Any:
-                again = AsyncRetry(NoBackoff(), 3)
-                async with redis.asyncio.Redis(unix_socket_path=path, retry=again) as client:
-                    limiter: AsyncLimiter = self.limit.on(client, **self.more)
-                    called: Awaitable[Any] = getattr(limiter, name)(*positional, **named)
-                    return await called
+            again = Retry(NoBackoff(), 3)
+            with redis.Redis(retry=again, **self.connection) as client:
+                return getattr(self.limit.on(client, **self.options), name)(*positional, **named)
 
-            return asyncio.run(run())
+        async def awaited(*positional: Any, **named: Any) -> Any:
+            again = AsyncRetry(NoBackoff(), 3)
+            async with redis.asyncio.Redis(retry=again, **self.connection) as client:
+                limiter: AsyncLimiter = self.limit.on(client, **self.options)
+                answer = await getattr(limiter, name)(*positional, **named)
+                in_use = cast("Any", client.connection_pool)._in_use_connections
+                assert len(in_use) == (client.connection is not None), "but for one of its own"
+                return answer
 
-        return call
+        if self.way == "sync":
+            return call
+        return lambda *positional, **named: asyncio.run(awaited(*positional, **named))
 
 
 def taken(limiter: Limiter, key: str, times: int) -> int:
