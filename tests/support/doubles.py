@@ -7,7 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from dispatcher import Message
+
 T = TypeVar("T")
+
+
+class HookCalls(list[tuple[str, Message]]):
+    """Hooks of these names, and the calls of them: name and message."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        for name in names:
+            setattr(self, name, lambda message, name=name: self.append((name, message)))
 
 
 class Between:

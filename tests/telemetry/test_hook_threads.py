@@ -7,8 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
-from typing import ClassVar
+from datetime import timedelta
 from uuid import UUID
 
 import pytest
@@ -16,25 +15,10 @@ import pytest
 from dispatcher import InvalidSettings, Message, Status, StoreUnavailable
 from dispatcher.telemetry.hooks import KNOWN, Hooks, find
 from dispatcher.telemetry.journal import Journal, Transition
+from tests.support.doubles import HookCalls
 from tests.support.house_fixtures import Build
 from tests.support.rows import a_message
 from tests.support.waiting import wait_until
-
-
-class Told:
-    """Remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, UUID]] = []
-
-    def on_scheduled(self, message: Message) -> None:
-        self.calls.append(("scheduled", message.id))
-
-    def on_sent(self, message: Message) -> None:
-        self.calls.append(("sent", message.id))
-
-    def on_failed(self, message: Message) -> None:
-        raise ValueError("canary", message.body)
 
 
 class Typo:
@@ -50,7 +34,7 @@ class Broken:
         raise RuntimeError
 
 
-TOLD = Told()
+TOLD = HookCalls("on_scheduled")
 
 
 def row(status: Status = Status.SENT) -> Message:
@@ -68,19 +52,20 @@ def tell(hooks: Hooks, transition: Transition, *messages: Message) -> None:
 
 
 def test_each_is_told_by_how_it_stands_and_by_nothing_else() -> None:
-    told = Told()
+    calls = HookCalls("on_scheduled", "on_sent")
     rows = [row(Status.SENT), row(Status.SCHEDULED), row(Status.CANCELLED), row(Status.SENT)]
-    hooks = Hooks(told, read=lambda ids: [each for each in rows if each.id in ids])
+    hooks = Hooks(calls, read=lambda ids: [each for each in rows if each.id in ids])
     new = row(Status.SCHEDULED)
     tell(hooks, Transition.SCHEDULED, new)
     Journal(listeners=[hooks.on_event]).tell_of(Transition.SCHEDULED, rows[0].id, "status")
     tell(hooks, Transition.SENT, *rows, row())
     hooks.close()
-    assert told.calls == [("scheduled", new.id), ("sent", rows[0].id), ("sent", rows[3].id)]
+    assert calls == [("on_scheduled", new), ("on_sent", rows[0]), ("on_sent", rows[3])]
 
 
 def test_events_without_a_hook_are_not_read() -> None:
-    hooks = Hooks(Told(), read=lambda _: pytest.fail("it was read"))
+    calls = HookCalls("on_scheduled", "on_sent", "on_failed")
+    hooks = Hooks(calls, read=lambda _: pytest.fail("it was read"))
     tell(hooks, Transition.HELD, row())
     tell(hooks, Transition.EXPIRED, row())
     tell(hooks, Transition.SNOOZED, row(Status.SCHEDULED))
@@ -90,18 +75,13 @@ def test_events_without_a_hook_are_not_read() -> None:
 
 
 def test_each_move_is_told_as_it_left_the_message_whatever_came_since() -> None:
-    class Moves:
-        times: ClassVar[list[datetime]] = []
-
-        def on_rescheduled(self, message: Message) -> None:
-            self.times.append(message.send_at)
-
-    hooks = Hooks(Moves(), read=lambda _: pytest.fail("it was read"))
+    calls = HookCalls("on_rescheduled")
+    hooks = Hooks(calls, read=lambda _: pytest.fail("it was read"))
     first = row(Status.SCHEDULED)
     second = replace(first, send_at=first.send_at + timedelta(hours=1))
     tell(hooks, Transition.RESCHEDULED, first, second)
     hooks.close()
-    assert Moves.times == [first.send_at, second.send_at]
+    assert calls == [("on_rescheduled", first), ("on_rescheduled", second)]
 
 
 TOLD_OF = {
@@ -124,14 +104,8 @@ TOLD_OF = {
 def test_each_transition_has_its_hook(transition: Transition) -> None:
     status, name = TOLD_OF[transition]
     message = row(status)
-    calls: list[tuple[str, Message]] = []
-
-    class All:
-        pass
-
-    for known in KNOWN:
-        setattr(All, known, staticmethod(lambda each, known=known: calls.append((known, each))))
-    hooks = Hooks(All(), read=lambda _: [message])
+    calls = HookCalls(*KNOWN)
+    hooks = Hooks(calls, read=lambda _: [message])
     tell(hooks, transition, message)
     hooks.close()
     assert calls == [(name, message)]
@@ -140,13 +114,17 @@ def test_each_transition_has_its_hook(transition: Transition) -> None:
 def test_a_hook_that_raises_is_logged_without_its_words_and_the_next_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told = Told()
+    def on_failed(message: Message) -> None:
+        raise ValueError("canary", message.body)
+
+    calls = HookCalls("on_sent")
+    vars(calls)["on_failed"] = on_failed
     bad, good = row(Status.FAILED), row(Status.SENT)
-    hooks = Hooks(told, read=lambda _: [bad, good])
+    hooks = Hooks(calls, read=lambda _: [bad, good])
     tell(hooks, Transition.FAILED, bad)
     tell(hooks, Transition.SENT, good)
     hooks.close()
-    assert told.calls == [("sent", good.id)]
+    assert calls == [("on_sent", good)]
     assert f"message {bad.id}: on_failed raised ValueError" in caplog.text
     assert "canary" not in caplog.text
 
@@ -157,13 +135,13 @@ def test_a_store_that_is_away_costs_those_it_was_asked_for(
     def away(ids: Sequence[UUID]) -> list[Message]:
         raise StoreUnavailable("away")
 
-    told = Told()
-    hooks = Hooks(told, read=away)
+    calls = HookCalls("on_scheduled", "on_sent")
+    hooks = Hooks(calls, read=away)
     new = row()
     tell(hooks, Transition.SENT, row())
     tell(hooks, Transition.SCHEDULED, new)
     hooks.close()
-    assert told.calls == [("scheduled", new.id)]
+    assert calls == [("on_scheduled", new)]
     assert "hooks not called for" in caplog.text
 
 
@@ -230,6 +208,5 @@ def test_a_submit_is_answered_where_the_system_gives_no_thread(
         patched.setattr(threading.Thread, "start", no_thread)
         first = house.submit("ada", send_in=timedelta(hours=1))
     second = house.submit("ben", send_in=timedelta(hours=1))
-    both = [("scheduled", first.id), ("scheduled", second.id)]
-    wait_until(lambda: [each for each in TOLD.calls if each in both] == both)
+    wait_until(lambda: [message.id for _, message in TOLD][-2:] == [first.id, second.id])
     wait_until(lambda: len(house.parts.events.after("0-0", most=10)[0]) == 2)

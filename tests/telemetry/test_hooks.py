@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
 from dispatcher import Draft, Message, PerhapsSent, PermanentFailure, TemporaryFailure
-from tests.support.doubles import at_once
+from tests.support.doubles import HookCalls, at_once
 from tests.support.house import BODY, House, hour_ago
 from tests.support.house_fixtures import Build
 
 pytestmark = pytest.mark.every_database
 
-CALLS: list[tuple[str, Message]] = []
-
-
-class Hooks:
-    """Writes down what it is told."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in self.__dir__():
-            raise AttributeError(name)
-        return lambda message: CALLS.append((name.removeprefix("on_"), message))
-
-    def __dir__(self) -> list[str]:
-        kinds = (
-            "scheduled", "sent", "failed", "retry", "held", "expired", "cancelled", "rescheduled",
-            "snoozed",
-        )  # fmt: skip
-        return [f"on_{kind}" for kind in kinds]
-
-
-class Enqueued:
-    """Is told of nothing else."""
-
-    def on_enqueued(self, message: Message) -> None:
-        CALLS.append(("enqueued", message))
+CALLS = HookCalls(
+    "on_scheduled", "on_sent", "on_failed", "on_retry", "on_held", "on_expired", "on_cancelled",
+    "on_rescheduled", "on_snoozed",
+)  # fmt: skip
+ENQUEUED = HookCalls("on_enqueued")
 
 
 class Fickle:
@@ -54,20 +33,19 @@ class Fickle:
 
 
 @pytest.fixture
-def house(build: Build) -> Iterator[House]:
+def house(build: Build) -> House:
     CALLS.clear()
     name = __name__
     channels = {"memory": {"transport": f"{name}:Fickle", "max_attempts": 2, "on_unknown": "hold"}}
-    yield build(clock=hour_ago(), hooks=f"{name}:Hooks", channels=channels, quotas=["100/minute"])
-    CALLS.clear()
+    return build(clock=hour_ago(), hooks=f"{name}:CALLS", channels=channels, quotas=["100/minute"])
 
 
-def told(house: House) -> list[tuple[str, str]]:
+def told(house: House, calls: HookCalls = CALLS) -> list[tuple[str, str]]:
     """Wait for the hooks; return what they were told, with the status the message had."""
     hooks = house.parts.hooks
     assert hooks is not None
     hooks.close(30)
-    return [(kind, message.status.value) for kind, message in CALLS]
+    return [(name.removeprefix("on_"), message.status.value) for name, message in calls]
 
 
 ENDS = {
@@ -122,13 +100,12 @@ def test_moves_reach_the_hooks_with_the_new_time(house: House) -> None:
 
 
 def test_the_process_that_enqueues_calls_the_hook(build: Build) -> None:
-    CALLS.clear()
-    house = build(clock=hour_ago(), hooks=f"{__name__}:Enqueued", quotas=["100/minute"])
+    ENQUEUED.clear()
+    house = build(clock=hour_ago(), hooks=f"{__name__}:ENQUEUED", quotas=["100/minute"])
     near = house.submit()
     far = house.submit(send_in=timedelta(minutes=10))  # the database's clock is an hour ahead
     assert house.parts.sweep.enqueue_due() >= 1
-    assert set(told(house)) == {("enqueued", "scheduled")}
-    first, *others = [message.id for _, message in CALLS]
+    assert set(told(house, ENQUEUED)) == {("enqueued", "scheduled")}
+    first, *others = [message.id for _, message in ENQUEUED]
     assert first == near.id
     assert far.id in others
-    CALLS.clear()
