@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -86,7 +86,21 @@ class _Handler:
         return f"250 2.0.0 queued as {len(self.taken)}"
 
 
-class MailServer(AbstractContextManager["MailServer"]):
+class _Served(ExitStack):
+    """A server on loopback, which closes the transports that were made for it."""
+
+    port = 0
+
+    def transport(
+        self, scheme: str = "smtp", log_in: str = "", *, host: str = "localhost", **options: Any
+    ) -> SmtpTransport:
+        url = f"{scheme}://{log_in}{host}:{self.port}"
+        transport = smtp(url, **{"timeout": 10.0} | options)
+        self.callback(transport.close)
+        return transport
+
+
+class MailServer(_Served):
     """aiosmtpd on an ephemeral port, in a thread of its own.
 
     ``security`` is that of the scheme: ``tls``, ``starttls`` or ``none``. ``more`` goes to
@@ -101,6 +115,7 @@ class MailServer(AbstractContextManager["MailServer"]):
         auth: bool = False,
         **more: Any,
     ) -> None:
+        super().__init__()
         self._handler = _Handler()
         self._tls = context if security == "tls" else None
         options: dict[str, Any] = {"enable_SMTPUTF8": True, "hostname": "mail.test", **more}
@@ -112,7 +127,6 @@ class MailServer(AbstractContextManager["MailServer"]):
         self._options = options
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self.port = 0
         self.connections = 0
 
     @property
@@ -123,9 +137,10 @@ class MailServer(AbstractContextManager["MailServer"]):
         self._thread.start()
         self._server = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(60)
         self.port = self._server.sockets[0].getsockname()[1]
+        self.callback(self._end)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def _end(self) -> None:
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(60)
@@ -164,7 +179,7 @@ _POLITE = {
 }  # fmt: skip
 
 
-class ScriptedServer(AbstractContextManager["ScriptedServer"]):
+class ScriptedServer(_Served):
     """Speaks SMTP by a script: what it answers to each word, which is a reply or a way to fail.
 
     A list is used up, one answer a time, and then the polite answer is given. ``CLOSE`` cuts the
@@ -176,6 +191,7 @@ class ScriptedServer(AbstractContextManager["ScriptedServer"]):
     def __init__(
         self, script: Mapping[str, str] | Mapping[str, str | list[str]] | None = None
     ) -> None:
+        super().__init__()
         self.script: dict[str, str | list[str]] = {**_POLITE, **(script or {})}
         self.got: list[bytes] = []
         self.heard: list[str] = []
@@ -188,9 +204,10 @@ class ScriptedServer(AbstractContextManager["ScriptedServer"]):
 
     def __enter__(self) -> Self:
         self._thread.start()
+        self.callback(self._end)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def _end(self) -> None:
         self._over.set()
         self._listener.close()
         self.cut()

@@ -16,7 +16,7 @@ from dispatcher.transports import Transport
 from dispatcher.transports.apprise import AppriseTransport
 from dispatcher.transports.webhook import WebhookTransport
 from tests.support.http_receiver import Handler, Receiver, receiving
-from tests.support.mail import CLOSE, HANG, MailServer, ScriptedServer, smtp
+from tests.support.mail import CLOSE, HANG, MailServer, ScriptedServer
 from tests.transports.conftest import LOOPBACK
 
 KEY = base64.b64encode(b"a key of some twenty-nine bytes").decode()
@@ -131,19 +131,19 @@ class TestSmtp(TransportSuite):
             yield
 
     def make_transport(self) -> Transport:
-        return smtp(f"smtp://127.0.0.1:{self.mail.port}", timeout=10.0)
+        return self.mail.transport()
 
     def make_failing(self) -> Iterable[Transport]:
         for script in REFUSALS:
             server = self.scripted.enter_context(ScriptedServer(script))
-            yield smtp(f"smtp://127.0.0.1:{server.port}", timeout=10.0)
+            yield server.transport()
         script = {"EHLO": "250-x\r\n250 AUTH PLAIN", "AUTH": f"535 {PASSWORD}"}
         server = self.scripted.enter_context(ScriptedServer(script))
-        yield smtp(f"smtp://shop:{PASSWORD}@127.0.0.1:{server.port}", timeout=10.0)
+        yield server.transport(log_in=f"shop:{PASSWORD}@")
 
     def make_silent(self) -> tuple[Transport, float]:
         server = self.scripted.enter_context(ScriptedServer({"RCPT": HANG}))
-        return smtp(f"smtp://127.0.0.1:{server.port}", timeout=0.5), 0.5
+        return server.transport(timeout=0.5), 0.5
 
     def unsendable(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
         return [

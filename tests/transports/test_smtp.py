@@ -30,13 +30,6 @@ SCHEMES = {"tls": "smtps", "starttls": "smtp+starttls", "none": "smtp"}
 LOG_IN = f"{USER}:{quote(PASSWORD, safe='')}@"
 
 
-def transport_to(
-    server: MailServer | ScriptedServer, security: str = "none", log_in: str = "", **options: Any
-) -> SmtpTransport:
-    url = f"{SCHEMES[security]}://{log_in}localhost:{server.port}"
-    return smtp(options.pop("url", url), **{"timeout": 5} | options)
-
-
 pytestmark = pytest.mark.filterwarnings("ignore:Requiring AUTH:UserWarning")  # of aiosmtpd
 
 
@@ -49,10 +42,9 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, str]:
 def test_a_mail_arrives_as_it_was_meant(security: str, tls: tuple[ssl.SSLContext, str]) -> None:
     context, authority = tls
     with MailServer(security=security, context=context, auth=True) as server:
-        transport = transport_to(server, security, LOG_IN, ca_file=authority)
+        transport = server.transport(SCHEMES[security], LOG_IN, ca_file=authority)
         sent = an_email(body={"subject": "Größe", "text": "hé\n.\n..\nx", "html": "<p>hé"})
         assert transport.send(sent) == "250 2.0.0 queued as 1"
-        transport.close()
         [taken] = server.taken
     assert (taken.sender, taken.recipients) == ("mail@shop.example", ["ada@example.org"])
     parsed = email.message_from_bytes(taken.content, policy=email.policy.default)
@@ -77,9 +69,8 @@ def test_a_mail_arrives_as_it_was_meant(security: str, tls: tuple[ssl.SSLContext
 def test_no_content_makes_a_second_mail_or_recipient(text: str) -> None:
     clock, message = MovableClock(), an_email("a@b.c", {"subject": "s", "text": text})
     with MailServer() as sink:
-        transport = transport_to(sink, clock=clock)
+        transport = sink.transport(clock=clock)
         transport.send(message)
-        transport.close()
     [taken] = sink.taken
     assert taken.recipients == ["a@b.c"]
     sender = Address("Shop", addr_spec="mail@shop.example")
@@ -88,17 +79,16 @@ def test_no_content_makes_a_second_mail_or_recipient(text: str) -> None:
 
 def test_addresses_beyond_ascii_go_where_they_are_understood() -> None:
     with MailServer() as server:
-        transport = transport_to(server)
+        transport = server.transport()
         assert transport.send(an_email("jörg@müller.example"))
         assert transport.send(an_email("ada@example.org"))
-        transport.close()
     assert [each.recipients for each in server.taken] == [
         ["jörg@müller.example"], ["ada@example.org"],
     ]  # fmt: skip
     assert "SMTPUTF8" in server.taken[0].options
     assert "SMTPUTF8" not in server.taken[1].options
     with MailServer(enable_SMTPUTF8=False) as server:
-        transport = transport_to(server, **{"from": "Bücher <post@bücher.example>"})
+        transport = server.transport(**{"from": "Bücher <post@bücher.example>"})
         body = {"text": "x", "reply_to": "ada@bücher.example", "cc": ["Ö <o@bücher.example>"]}
         assert transport.send(an_email("ada@Bücher.example", body))
         [taken] = server.taken
@@ -113,7 +103,6 @@ def test_addresses_beyond_ascii_go_where_they_are_understood() -> None:
             SmtpTransport.check("jörg@müller.example", {"text": "x"}, lacks)
         SmtpTransport.check("ada@müller.example", {"text": "x"}, lacks)
         assert transport.send(an_email("ada@example.org"))
-        transport.close()
     assert server.connections == 1, "a refusal of ours costs no line"
 
 
@@ -133,18 +122,16 @@ def test_a_server_that_nobody_vouches_for_is_told_nothing(
     options = {"ca_file": authority} if is_trusted else {}
     with MailServer(security=spoken, context=context, auth=spoken != "none") as server:
         scheme = "smtp+starttls" if spoken == "starttls" else "smtps"
-        url = f"{scheme}://{LOG_IN}{host}:{server.port}"
-        transport = transport_to(server, url=url, **options)
+        transport = server.transport(scheme, LOG_IN, host=host, **options)
         with pytest.raises(TemporaryFailure, match=says) as caught:
             transport.send(an_email())
-        transport.close()
     assert caught.value.closes_channel
     assert server.taken == []
 
 
 def test_without_starttls_nothing_is_said_in_the_clear() -> None:
     with ScriptedServer() as server:
-        transport = transport_to(server, "starttls", LOG_IN)
+        transport = server.transport("smtp+starttls", LOG_IN)
         with pytest.raises(TemporaryFailure, match="offers no STARTTLS") as caught:
             transport.send(an_email())
     assert caught.value.closes_channel
@@ -155,7 +142,7 @@ def test_replies_injected_before_starttls_end_the_connection() -> None:
     ehlo = "250-scripted\r\n250 STARTTLS"
     script = {"EHLO": ehlo, "STARTTLS": "220 go\r\n250-evil\r\n250 AUTH PLAIN"}
     with ScriptedServer(script) as server:
-        transport = transport_to(server, "starttls", LOG_IN)
+        transport = server.transport("smtp+starttls", LOG_IN)
         with pytest.raises(TemporaryFailure, match="between STARTTLS and the encryption"):
             transport.send(an_email())
 
@@ -169,10 +156,9 @@ def test_wrong_credentials_blame_the_settings_and_close_the_channel(
 ) -> None:
     context, authority = tls
     with MailServer(security="tls", context=context, auth=True) as server:
-        transport = transport_to(server, "tls", log_in, ca_file=authority)
+        transport = server.transport("smtps", log_in, ca_file=authority)
         with pytest.raises(TemporaryFailure, match=says) as caught:
             transport.send(an_email())
-        transport.close()
     assert caught.value.closes_channel
     assert caught.value.retry_after is not None
     assert "hunter3" not in str(caught.value)
@@ -182,7 +168,7 @@ def test_wrong_credentials_blame_the_settings_and_close_the_channel(
 def test_a_line_is_used_again_and_each_thread_has_one() -> None:
     clock = MovableClock()
     with MailServer() as server:
-        transport = transport_to(server, idle_seconds=60, clock=clock)
+        transport = server.transport(idle_seconds=60, clock=clock)
         for seconds in (0, 59, 59, 61, 59):
             clock.sleep(seconds)
             transport.send(an_email())
@@ -194,16 +180,14 @@ def test_a_line_is_used_again_and_each_thread_has_one() -> None:
         at_once([lambda: transport.send(an_email()) for _ in range(before - 1)])
         assert server.connections == before
         assert len({tuple(each.recipients) for each in server.taken}) == 1
-        transport.close()
     assert len(server.taken) == 5 + 8 + before - 1
 
 
 def test_a_line_carries_a_hundred_messages_and_no_more() -> None:
     with ScriptedServer() as server:
-        transport = transport_to(server)
+        transport = server.transport()
         for _ in range(101):
             transport.send(an_email())
-        transport.close()
         assert server.connections == 2
         assert len(server.got) == 101
 

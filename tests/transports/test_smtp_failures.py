@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from dispatcher import DeliveryError, PerhapsSent, PermanentFailure, TemporaryFailure
-from dispatcher.transports.smtp import SmtpTransport
 from tests.support.mail import CLOSE, DRIP, HANG, LATE, ScriptedServer, an_email, smtp
 
 ROOMY = 10.0
@@ -19,17 +18,9 @@ GRACE = 10.0
 SECRET = "hunter2-ada"  # noqa: S105 - looked for where it must not be
 
 
-def transport_to(server: ScriptedServer, **options: Any) -> SmtpTransport:
-    url = options.pop("url", f"smtp://127.0.0.1:{server.port}")
-    asked: dict[str, Any] = {"timeout": ROOMY} | options
-    return smtp(url, **asked)
-
-
 def failed(server: ScriptedServer, timeout: float = ROOMY, **more: Any) -> DeliveryError:
-    transport = transport_to(server, timeout=timeout)
     with pytest.raises(DeliveryError) as caught:
-        transport.send(an_email(**more))
-    transport.close()
+        server.transport(timeout=timeout).send(an_email(**more))
     return caught.value
 
 
@@ -123,7 +114,7 @@ def test_a_server_that_falls_silent_is_left_in_time(
 
 def test_a_message_that_the_server_does_not_read_was_not_sent() -> None:
     with ScriptedServer({"DATA": f"{HANG} 354 go ahead"}) as server:
-        transport = transport_to(server, timeout=TIMEOUT)
+        transport = server.transport(timeout=TIMEOUT)
         with pytest.raises(TemporaryFailure, match="did not answer within"):
             transport.send(an_email(body={"text": f"{'x' * 900}\n" * 5_500}))
         assert server.got == []
@@ -153,18 +144,17 @@ def test_a_server_that_is_not_there_is_a_temporary_failure() -> None:
 def test_a_line_that_was_closed_while_idle_costs_no_try(word: str, way: str) -> None:
     polite = {"MAIL": "250 ok", "RCPT": "250 ok", "DATA": "354 go"}[word]
     with ScriptedServer({word: [polite, way]}) as server:
-        transport = transport_to(server)
+        transport = server.transport()
         transport.send(an_email())
         assert transport.send(an_email()) == "250 queued"
         assert server.connections == 2
         assert len(server.got) == 2
-        transport.close()
 
 
 @pytest.mark.parametrize("way", [CLOSE, HANG])
 def test_a_message_that_was_written_is_never_written_again(way: str) -> None:
     with ScriptedServer({"message": ["250 queued", way]}) as server:
-        transport = transport_to(server, timeout=TIMEOUT)
+        transport = server.transport(timeout=TIMEOUT)
         transport.send(an_email())
         with pytest.raises(PerhapsSent):
             transport.send(an_email())
@@ -172,19 +162,17 @@ def test_a_message_that_was_written_is_never_written_again(way: str) -> None:
         assert server.connections == 1
         transport.send(an_email())
         assert server.connections == 2, "a line that broke is not used again"
-        transport.close()
 
 
 @pytest.mark.parametrize("word", WORDS)
 def test_after_a_refusal_the_line_carries_the_next_message(word: str) -> None:
     with ScriptedServer({word: ["550 no"]}) as server:
-        transport = transport_to(server)
+        transport = server.transport()
         with pytest.raises(PermanentFailure):
             transport.send(an_email())
         assert transport.send(an_email()) == "250 queued"
         assert server.connections == 1
         assert ("rset" in [each.lower() for each in server.heard]) is (word != "message")
-        transport.close()
 
 
 def test_an_error_shows_neither_recipient_nor_password() -> None:
@@ -197,8 +185,7 @@ def test_an_error_shows_neither_recipient_nor_password() -> None:
 
     ehlo = "250-scripted\r\n250 AUTH PLAIN"
     with ScriptedServer({"EHLO": ehlo, "AUTH": f"535 {SECRET} is wrong for shop"}) as server:
-        url = f"smtp://shop:{SECRET}@127.0.0.1:{server.port}"
-        transport = transport_to(server, url=url)
+        transport = server.transport(log_in=f"shop:{SECRET}@")
         with pytest.raises(TemporaryFailure) as caught:
             transport.send(an_email())
     assert SECRET not in str(caught.value)
@@ -221,7 +208,7 @@ def test_only_what_the_settings_can_mend_closes_the_channel(
     script: dict[str, str], closes: bool
 ) -> None:
     with ScriptedServer({"EHLO": "250-scripted\r\n250 AUTH PLAIN", **script}) as server:
-        transport = transport_to(server, url=f"smtp://shop:secret@127.0.0.1:{server.port}")
+        transport = server.transport(log_in="shop:secret@")
         with pytest.raises(TemporaryFailure) as caught:
             transport.send(an_email())
     assert caught.value.closes_channel is closes
