@@ -146,11 +146,13 @@ class Story(RuleBasedStateMachine):
     @rule(data=st.data())
     def ask_again(self, data: st.DataObject) -> None:
         permit = data.draw(st.sampled_from(sorted(self.known)))
-        call = self.model.calls[permit]
-        age = self.now - call.at
-        if not self.known[permit] or (self.limit.knows_permits and age >= self.model.length):
+        call = self.model.calls.get(permit)
+        age = 0 if call is None else self.now - call.at
+        is_known = call is not None and self.known[permit]
+        if not is_known or (self.limit.knows_permits and age >= self.model.length):
             self.take(permit, data.draw(st.integers(1, self.model.count)))  # for other work
             return
+        assert call is not None
         if not self.limit.knows_permits and age >= 60_000:
             return  # may be known or not
         before = self.client.everything()
@@ -162,11 +164,19 @@ class Story(RuleBasedStateMachine):
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
         permit = data.draw(st.sampled_from(sorted(self.known)))
-        if not self.limit.knows_permits and self.now - self.model.calls[permit].at >= 60_000:
+        call = self.model.calls.get(permit)
+        if call and not self.limit.knows_permits and self.now - call.at >= 60_000:
             return  # may be known or not
         expected = self.model.give_back(permit, self.now) if self.known[permit] else 0
         assert self.limiter.give_back("ada", permit) == expected
         self.known[permit] = False
+
+    @rule()
+    def reset(self) -> None:
+        self.limiter.reset("ada")
+        self.closed_until = 0
+        self.model = type(self.model)(self.model.count, self.model.length)
+        self.known = dict.fromkeys(self.known, False)
 
     @rule(n=st.integers(1, 4))
     def peek(self, n: int) -> None:
@@ -182,6 +192,17 @@ class Story(RuleBasedStateMachine):
     @rule(ms=st.one_of(st.integers(1, 12), st.integers(1, 1_100), st.integers(1, 4_000_000)))
     def time_passes(self, ms: int) -> None:
         self.client.advance(ms * MS)
+
+    @rule()
+    def until_nothing_counts(self) -> None:
+        """``reset_at`` is when, to the millisecond."""
+        limiter, counts = self.limit.on(self.client), self.model.room(self.now) < self.model.count
+        left = (limiter.peek("ada").reset_at - EPOCH) // MS - self.now
+        if counts:
+            self.client.advance((left - 1) * MS)
+            assert limiter.peek("ada").remaining < self.model.count
+        self.client.advance(MS if counts else left * MS)
+        assert limiter.peek("ada").remaining == self.model.count
 
     @rule()
     def until_the_next_permit(self) -> None:
@@ -223,13 +244,6 @@ class CooledStory(Story):
         assert (decision.limit, decision.remaining) == (0, 0)
         assert (decision.reset_at - EPOCH) // MS == self.now + self.closed
         assert self.client.everything() == before, "it counts nothing"
-
-    @rule()
-    def reset(self) -> None:
-        self.limiter.reset("ada")
-        self.closed_until = 0
-        self.model = type(self.model)(self.model.count, self.model.length)
-        self.known = {}
 
     @rule()
     def until_it_opens(self) -> None:

@@ -31,7 +31,7 @@ from dispatcher.limiters import (
 )
 from tests.support.clock import MovableClock
 from tests.support.doubles import at_once
-from tests.support.limiters import ALL, COUNTED, MINUTE, MS, START_US, Clocked, Ways, taken
+from tests.support.limiters import ALL, COUNTED, MINUTE, MS, Ways, taken
 
 THREADS = 100
 PROCESSES = 8
@@ -129,17 +129,6 @@ def test_counting_limiters_grant_ten_million_at_once(
 
 
 @every
-def test_reset_forgets_all_of_one_key(make: Make, redis_client: redis.Redis) -> None:
-    limiter = make(1).on(redis_client)
-    limiter.acquire("ada", permit="x")
-    limiter.acquire("ben")
-    limiter.reset("ada")
-    assert limiter.acquire("ada", permit="x").state is State.REACHED
-    assert not limiter.acquire("ada").allowed
-    assert not limiter.acquire("ben").allowed
-
-
-@every
 def test_every_key_expires(make: Make, redis_client: redis.Redis) -> None:
     limiter = make(5).on(redis_client)
     limiter.acquire("ada", 2)
@@ -149,21 +138,6 @@ def test_every_key_expires(make: Make, redis_client: redis.Redis) -> None:
     keys = cast("list[bytes]", redis_client.keys("*"))
     assert keys
     assert all(0 < redis_client.pttl(key) <= 86_400_000 for key in keys)
-
-
-@every
-def test_reset_at_is_when_nothing_counts_any_more(make: Make, moved: Clocked) -> None:
-    limiter = make(3).on(moved)
-    assert limiter.peek("ada").reset_at == EPOCH + START_US // 1_000 * MS
-    limiter.acquire("ada")
-    moved.advance(timedelta(seconds=5))
-    reset_at = limiter.acquire("ada").reset_at
-    assert limiter.peek("ada").reset_at == reset_at
-    whole_us = (reset_at - EPOCH) // timedelta(microseconds=1)
-    moved.set_us(whole_us - 1_000)
-    assert limiter.peek("ada").remaining < 3
-    moved.set_us(whole_us)
-    assert limiter.peek("ada").remaining == 3
 
 
 @every
