@@ -95,7 +95,6 @@ class LimitSet:
         self._kept_words: tuple[int | None, Words] = (None, ())
         self.parts = tuple(parts)
         self.aligned = any(each.aligned for each in parts)
-        self._fixed_words: Words = () if self.aligned else self.words_of(0, parts)
         self._mosts = [each.most for each in parts]
         self._labels = [each.label for each in parts]
         prefix = checked_name(prefix, "prefix")
@@ -181,9 +180,7 @@ class LimitSet:
         return to_ms(self.clock.now()) + self._shift_ms if self.aligned else 0
 
     def words(self, now_ms: int) -> Words:
-        if not self.aligned:
-            return self._fixed_words
-        # The words name the coming windows too, so they hold for the length of the shortest one.
+        # Those of a zone name the coming windows too, so they hold for the length of the shortest.
         turn = now_ms // self._words_kept_ms
         if self._kept_words[0] != turn:
             self._kept_words = (turn, self.words_of(now_ms, self.parts))

@@ -23,7 +23,7 @@ from contextlib import (
     contextmanager,
 )
 from datetime import datetime, timedelta
-from functools import wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable
@@ -69,7 +69,7 @@ class _OnClient:
     def __init__(self, client: Client | AsyncClient, limit_set: LimitSet) -> None:
         self._client: Any = client
         self._limit_set = limit_set
-        self._scripts: dict[str, Any] = {}
+        self._script = cache(lambda name: self._client.register_script(limit_set.text(name)))
 
     @property
     def limits(self) -> tuple[Algorithm, ...]:
@@ -106,13 +106,6 @@ class _OnClient:
             return decorated
 
         return decorate
-
-    def _script(self, name: str) -> Any:
-        found = self._scripts.get(name)
-        if found is None:
-            found = self._client.register_script(self._limit_set.text(name))
-            self._scripts[name] = found
-        return found
 
 
 class Limiter(_OnClient):
