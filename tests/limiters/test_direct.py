@@ -288,13 +288,3 @@ def test_commands_are_packed_as_by_redis_py(
         expected = connection.pack_command("EVALSHA", sha, len(names), *names, *words)
         assert calls.command(key, n, permit, new) == b"".join(expected)
     redis_client.connection_pool.release(connection)
-
-
-def test_an_id_made_for_the_call_is_not_looked_up(redis_client: redis.Redis) -> None:
-    limiter = SEVERAL.on(redis_client)
-    limiter.acquire("ada")
-    for permit, looked_up in ((None, False), ("order 17", True)):
-        redis_client.config_resetstat()
-        limiter.acquire("ada", permit=permit)
-        stats: Any = redis_client.info("commandstats")
-        assert ("cmdstat_hget" in stats) is looked_up

@@ -172,32 +172,25 @@ def test_a_server_says_when_to_come_back(
     assert not caught_of_many.value.closes_channel
 
 
+PUBLIC = "https://example.com/"
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
-    ("url", {"url": "http://example.com/"}),
-    ("url", {"url": "https://10.0.0.1/"}),
-    ("url", {"url": "https://ada:hunter2@example.com/"}),
-    ("url", {"url": 7}),
-    ("secrets", {"secrets": SECRET}),
-    ("secrets", {"secrets": ["hunter2"]}),
-    ("secrets", {"secrets": ["whsec_hunter2"]}),
-    ("secrets", {"secrets": ["whsec_" + "hunter2!" * 8]}),
-    ("secrets", {"secrets": ["whsec_" + "A" * 100]}),
-    ("secrets", {"secrets": [b"whsec_"]}),
+    *(("url", {"url": url}) for url in (
+        "http://example.com/", "https://10.0.0.1/", "https://ada:hunter2@example.com/", 7,
+    )),
+    *(("secrets", {"secrets": secrets}) for secrets in (
+        SECRET, ["hunter2"], ["whsec_hunter2"], ["whsec_" + "hunter2!" * 8], ["whsec_" + "A" * 100],
+        [b"whsec_"],
+    )),
     ("payload", {"payload": "xml"}),
     ("headers", {"headers": {"X-Token": "hunter2"}}),
-    ("headers", {"url": "https://example.com/", "headers": {"Host": "hunter2"}}),
-    ("headers", {"url": "https://example.com/", "headers": {"webhook-Id": "hunter2"}}),
-    ("headers", {"url": "https://example.com/", "headers": {"X": "hunter2\r\nY: z"}}),
-    ("headers", {"url": "https://example.com/", "headers": {"X Y": "hunter2"}}),
-    ("headers", {"url": "https://example.com/", "headers": {"X": 7}}),
-    ("headers", {"url": "https://example.com/", "headers": "X"}),
+    *(("headers", {"url": PUBLIC, "headers": headers}) for headers in (
+        {"Host": "hunter2"}, {"webhook-Id": "hunter2"}, {"X": "hunter2\r\nY: z"},
+        {"X Y": "hunter2"}, {"X": 7}, "X",
+    )),
     ("allow", {"allow": "10.0.0.0/8"}),
     ("http", {"http": "yes"}),
-    ("ports", {"ports": [0]}),
-    ("ports", {"ports": 8080}),
-    ("ports", {"ports": ["8080"]}),
-    ("ca_file", {"ca_file": "/no/such/file"}),
-    ("ca_file", {"ca_file": __file__}),
+    *(("ports", {"ports": ports}) for ports in ([0], 8080, ["8080"])),
+    *(("ca_file", {"ca_file": path}) for path in ("/no/such/file", __file__)),
 ]  # fmt: skip
 
 
