@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 _GIVES_BACK = ("windows.release", "windows.release_many", "store.stored")
-_IN_STORE = ("messages", "claims", "store_maintenance", "suppressions")
+_IN_STORE = ("messages", "claims", "store_maintenance", "suppressions", "void_ids")
 
 
 class _Parts(App):
