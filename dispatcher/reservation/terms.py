@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple, Self
@@ -96,31 +95,25 @@ class Rules:
         What they cover grows with ``step``: how often the search has gone on. Raises OverflowError
         beyond the year 9999.
         """
-        cover, quiet = _NO_END, None
+        cover, first_ms, quiet = _NO_END, at_ms, list[Interval]()
         if terms.quiet is not None:
             days = min(_FIRST_DAYS << 2 * step, _MOST_DAYS)
             start, cover = at_ms - at_ms % DAY_MS, (at_ms // DAY_MS + days) * DAY_MS
             quiet = _spans(terms.quiet, terms.zone, start, cover)
-        days_end = cover
-        many = min(_FIRST_PERIODS << 2 * step, _MOST_PERIODS)
+            # No time in quiet hours is judged.
+            first_ms = next((until for since, until in quiet if since <= at_ms < until), at_ms)
+        periods = min(_FIRST_PERIODS << 2 * step, _MOST_PERIODS)
         sets = []
         for scope in scopes:
-            found = self._fixed.get(scope.kind)
-            if found is None:
-                bounds = []
-                for each in self._calendars[scope.kind]:
-                    zone = each.zone or terms.zone
-                    if quiet is None:
-                        bounds.append(each.bounds(at_ms, zone, many))
-                        cover = min(cover, bounds[-1][-1])
-                    else:
-                        edges, until = _open_periods(each, zone, (at_ms, days_end), many, quiet)
-                        bounds.append(edges)
-                        cover = min(cover, until)
-                found = self._rule_set(scope.kind, bounds)
-            sets.append(found)
-        if quiet is None:
-            return tuple(sets), Blackouts(cover)
+            rule_set = self._fixed.get(scope.kind)
+            if rule_set is None:
+                bounds = [
+                    calendar.bounds(first_ms, calendar.zone or terms.zone, periods)
+                    for calendar in self._calendars[scope.kind]
+                ]
+                cover = min(cover, *(edges[-1] for edges in bounds))
+                rule_set = self._rule_set(scope.kind, bounds)
+            sets.append(rule_set)
         edges = tuple(edge for span in quiet if span[0] < cover for edge in span)
         return tuple(sets), Blackouts(cover, edges)
 
@@ -143,29 +136,3 @@ def longest_ms(quotas: Iterable[AnyQuota]) -> int:
 @lru_cache(maxsize=1 << 12)
 def _spans(quiet: Hours, zone: str, start_ms: int, end_ms: int) -> list[tuple[int, int]]:
     return quiet.inside(zone, start_ms, end_ms)
-
-
-def _open_periods(
-    calendar: CalendarQuota,
-    zone: str,
-    stretch: Interval,
-    many: int,
-    quiet: Sequence[Interval],
-) -> tuple[tuple[int, ...], int]:
-    """Return the bounds of the next periods that are not all quiet, and up to when these are all.
-
-    Those in a stretch of which ``quiet`` tells the quiet times. What lies between two of them is
-    quiet: no time there is judged.
-    """
-    at_ms, end_ms = stretch
-    found: list[int] = []
-    for _ in range(many):
-        index = bisect_right(quiet, (at_ms, _NO_END)) - 1
-        if index >= 0:
-            at_ms = max(at_ms, quiet[index][1])
-        if at_ms >= end_ms:
-            break
-        begins_ms, ends_ms = calendar.bounds(at_ms, zone, 1)
-        found += [ends_ms] if found and found[-1] == begins_ms else [begins_ms, ends_ms]
-        at_ms = ends_ms
-    return tuple(found), at_ms

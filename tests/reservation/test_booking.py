@@ -7,17 +7,14 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pytest
 
-from dispatcher.errors import QuietHours, QuotaExceeded
+from dispatcher.errors import QuotaExceeded
 from dispatcher.message import new_id
-from dispatcher.quota import CalendarQuota, Quota, parse_quota
+from dispatcher.quota import Quota
 from dispatcher.reservation import BookingRequest, Submit, Terms
 from dispatcher.reservation.upkeep import KEEP_MS
-from dispatcher.scope import own_scope
-from dispatcher.times.quiet_hours import Hours
 from dispatcher.times.send_time import from_ms
 from tests.support import model
 from tests.support.processes import in_processes
@@ -239,62 +236,3 @@ def test_processes_on_one_scope_break_no_quota(redis_server: RedisServer) -> Non
             assert not model.is_broken(members.values(), (quota.count, quota.length_ms))
         assert booked > 0
         assert refused > 0
-
-
-# A search that leaps from one rare open time to the next computes what lies there.
-
-
-ZONE = "Europe/Berlin"
-CLOSED = Hours.parse("sun 02:30-02:31").complement
-RARE = Terms((own_scope("ada"),), ZONE, CLOSED)
-START = datetime(2030, 1, 1, tzinfo=UTC)
-WEEKS = 262
-
-
-def openings() -> list[datetime]:
-    """Return the instants at which the clocks show half past two on a Sunday, both in autumn."""
-    local = [datetime(2030, 1, 6, 2, 30) + timedelta(weeks=n) for n in range(WEEKS)]  # noqa: DTZ001
-    instants = {
-        each.replace(tzinfo=ZoneInfo(ZONE), fold=fold).astimezone(UTC)
-        for each in local
-        for fold in (0, 1)
-    }
-    shown = {each: each.astimezone(ZoneInfo(ZONE)) for each in instants}
-    return sorted(each for each in instants if (shown[each].hour, shown[each].minute) == (2, 30))
-
-
-def test_a_shift_over_five_years_of_open_minutes_takes_few_calls(
-    opened: Callable[..., Reserving], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = opened(parse_quota("1/minute in local"))
-    *taken, last = openings()
-    assert last - START > timedelta(days=5 * 365)
-    real.client.zadd(real.keys("ada").window("ada"), {new_id().bytes: ms(each) for each in taken})
-    with pytest.raises(QuietHours) as refused:
-        reserve(real.windows, new_id(), terms=RARE, send_at=START)
-    assert refused.value.next_slot == last
-    computed = 0
-    bounds = CalendarQuota.bounds
-
-    def counted(*given: Any) -> tuple[int, ...]:
-        nonlocal computed
-        computed += 1
-        return bounds(*given)
-
-    monkeypatch.setattr(CalendarQuota, "bounds", counted)
-    found: list[datetime] = []
-    calls = calls_of(
-        real.client,
-        lambda: found.append(
-            reserve(
-                real.windows,
-                new_id(),
-                terms=RARE,
-                send_at=START,
-                latest=START + timedelta(days=3_000),
-            ).send_at
-        ),
-    )
-    assert found == [last]
-    assert calls <= 40
-    assert computed <= 2 * WEEKS
