@@ -39,7 +39,7 @@ POINTS = frozenset(
         "joined.after_commit",
         "cancel.after_rows",
         "suppress.after_row",
-        "reschedule.after_hold",
+        "reschedule.after_booking",
         "reschedule.after_row",
         "reschedule.after_release",
         "deliver.after_claim",

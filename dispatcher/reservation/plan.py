@@ -28,10 +28,8 @@ log = logging.getLogger(__name__)
 LIFE_MS = 600_000
 """How long the keys of a plan outlive a process that dies."""
 _RENEW_SECONDS = LIFE_MS / 1_000 / 5
-_FIRST_STEP = 100
-"""Most members of a window that are copied while hundreds of others are, too."""
-_STEP = 5_000
-"""Most members that one call copies; it then runs for a few milliseconds."""
+_STEP = 1_000
+"""Most members that one call copies; it then runs for a millisecond."""
 _AT_ONCE = 1_000
 _LOST = "the copies of the plan are gone; plan again"
 
@@ -125,22 +123,19 @@ class Copies(AbstractContextManager["Copies"]):
         return list(found.values())
 
     def _copy_windows(self, copies: Sequence[_Copy]) -> None:
-        """Copy the windows that were not yet: all that are small at once, large ones in steps."""
-        states = self._copy_some(copies, _FIRST_STEP)
-        self._touched.update(each.keys for each in copies)
+        """Copy the windows that were not yet, in steps."""
         left = list(copies)
-        while left := [copy for copy, state in zip(left, states, strict=True) if _is_more(state)]:
-            states = self._copy_some(left, _STEP)
-
-    def _copy_some(self, copies: Sequence[_Copy], most: int) -> list[bytes]:
-        calls: list[Call] = [
-            (
-                [each.window, each.name, each.keys.copies, each.real.epoch],
-                [most, LIFE_MS, int(each.keys in self._touched)],
-            )
-            for each in copies
-        ]
-        return replies_of(self._client, self._copy, calls)
+        while left:
+            calls: list[Call] = [
+                (
+                    [copy.window, copy.name, copy.keys.copies, copy.real.epoch],
+                    [_STEP, LIFE_MS, int(copy.keys in self._touched)],
+                )
+                for copy in left
+            ]
+            states = replies_of(self._client, self._copy, calls)
+            self._touched.update(copy.keys for copy in left)
+            left = [copy for copy, state in zip(left, states, strict=True) if _is_more(state)]
 
     def _copy_duplicates(self, requests: Iterable[BookingRequest]) -> None:
         pipeline = self._client.pipeline(transaction=False)

@@ -113,7 +113,7 @@ class Moves:
             move.answer = answer
         end = self._end_of_order(moves)
         self._release([each.answer for each in moves[end:] if isinstance(each.answer, Slot)])
-        fault("reschedule.after_hold")
+        fault("reschedule.after_booking")
         changing = []
         for move in moves[:end]:
             if isinstance(move.answer, SlotRefused):

@@ -178,7 +178,7 @@ def an_orphan(house: House) -> Story:
 
 def a_move(house: House) -> Story:
     messages = due(house)
-    die("reschedule.after_hold", moves, house.settings, messages[0])
+    die("reschedule.after_booking", moves, house.settings, messages[0])
     let_graces_pass(house)
     yield sweeps, "reconcile"
     reconcile(house)

@@ -138,7 +138,7 @@ def test_a_move_that_died_holding_the_time_stops_no_other_message(
 ) -> None:
     monkeypatch.setattr(changes, "_AT_ONCE", 1)
     messages = [house.submit(f"r{n}", send_at=LATER) for n in range(2)]
-    arm("reschedule.after_hold=raise")
+    arm("reschedule.after_booking=raise")
     with pytest.raises(InjectedFault):
         house.dispatcher.reschedule(messages[0].id, send_at=LATER + HOUR)
     arm(None)

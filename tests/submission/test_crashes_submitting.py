@@ -219,10 +219,10 @@ def test_an_opting_out_that_dies_holds_and_cancels_what_is_due(house: House, how
 CHAIN, APART = 3, 3
 """How many messages wait for the one before them to leave its place, and how many do not."""
 MOVES = {
-    "reschedule.after_hold": 0,
+    "reschedule.after_booking": 0,
     "reschedule.after_row": APART + 1,
     "reschedule.after_release": APART + 1,
-    "reschedule.after_hold@2": APART + 1,
+    "reschedule.after_booking@2": APART + 1,
     "reschedule.after_row@2": APART + 2,
     "reschedule.after_release@2": APART + 2,
 }

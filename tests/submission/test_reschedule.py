@@ -179,7 +179,7 @@ def test_a_move_waits_for_another_one_of_the_message_that_holds_the_time(
             is_moved.set()
         assert twins[0].result(60) == moved
     assert settled(house)
-    arm("reschedule.after_hold=raise")
+    arm("reschedule.after_booking=raise")
     with pytest.raises(InjectedFault):
         house.dispatcher.reschedule(message.id, send_at=LATER + 2 * HOUR)
     arm(None)
