@@ -8,7 +8,6 @@ socket: it is forked, for each call, from one that has built the API and opened 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
 import socket
@@ -88,14 +87,6 @@ def test_a_key_that_cannot_be_kept_is_refused(house: House, shop: TestClient) ->
     assert house.rows() == []
 
 
-def test_a_batch_has_no_key_of_its_own(house: House, shop: TestClient) -> None:
-    headers = {**NDJSON, **key()}
-    answer = shop.post("/v1/messages/batch", content=json.dumps(new()), headers=headers)
-    assert (answer.status_code, answer.json()["field"]) == (422, "Idempotency-Key")
-    assert answer.json()["accepted"] == "idempotency_key in lines"
-    assert house.rows() == []
-
-
 CHANGES = {
     "cancel": ("DELETE", "", None),
     "update": ("PATCH", "", {"body": {"n": 1}}),
@@ -120,15 +111,21 @@ def test_a_repeated_change_ends_in_the_same_state(
     assert len(house.members()) == (0 if name == "cancel" else 1)
 
 
-def test_a_move_by_a_length_takes_no_key(house: House, shop: TestClient) -> None:
-    """The promise: no repeat moves a message twice in silence."""
+def test_neither_a_batch_nor_a_move_by_a_length_takes_a_key(house: House, shop: TestClient) -> None:
+    """The promise: no repeat submits a line or moves a message twice in silence."""
     made = shop.post("/v1/messages", json=new())
-    path = f"{made.headers['Location']}/reschedule"
-    refused = shop.post(path, json={"send_in_seconds": 7_200}, headers=key())
-    assert (refused.status_code, refused.json()["field"]) == (422, "Idempotency-Key")
-    assert refused.json()["accepted"] == "no key, or a move to send_at"
+    move, batch = f"{made.headers['Location']}/reschedule", "/v1/messages/batch"
+    in_two_hours = {"send_in_seconds": 7_200}
+    for path, headers, body, accepted in (
+        (batch, NDJSON, new("eve"), "idempotency_key in lines"),
+        (move, {}, in_two_hours, "no key, or a move to send_at"),
+    ):
+        refused = shop.post(path, json=body, headers={**headers, **key()})
+        assert (refused.status_code, refused.json()["field"]) == (422, "Idempotency-Key")
+        assert refused.json()["accepted"] == accepted
     assert shop.get(made.headers["Location"]).json() == made.json()
-    assert shop.post(path, json={"send_in_seconds": 7_200}).status_code == 200
+    assert len(house.rows()) == 1
+    assert shop.post(move, json=in_two_hours).status_code == 200
 
 
 def test_an_answer_is_for_a_caller_with_the_same_rights(build: Callable[..., House]) -> None:

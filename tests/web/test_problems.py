@@ -122,29 +122,17 @@ def test_a_problem_says_whether_and_when_to_repeat_the_call(
 @pytest.mark.parametrize(
     ("error", "status", "sentence"),
     [
-        (
-            errors.IdempotencyConflict("secret", new_id()),
-            422,
-            "The idempotency key was used before, for other content. Nothing was changed.",
-        ),
-        (
-            errors.StoreUnavailable("secret:5432 cannot be reached", remedy="start secret"),
-            503,
-            "The database did not execute a statement.",
-        ),
-        (
-            errors.StoreUnavailable("secret", refused=True),
-            422,
-            "The database did not execute a statement.",
-        ),
-        (
-            errors.InvalidSettings("secret", "is secret", "secrets"),
-            500,
-            "The configuration contradicts itself or has a value that cannot be used.",
-        ),
+        (errors.IdempotencyConflict("secret", new_id()), 422,
+         "The idempotency key was used before, for other content. Nothing was changed."),
+        (errors.StoreUnavailable("secret:5432 cannot be reached", remedy="start secret"), 503,
+         "The database did not execute a statement."),
+        (errors.StoreUnavailable("secret", refused=True), 422,
+         "The database did not execute a statement."),
+        (errors.InvalidSettings("secret", "is secret", "secrets"), 500,
+         "The configuration contradicts itself or has a value that cannot be used."),
         (errors.PermanentFailure("secret"), 500, "The provider will never accept this message."),
     ],
-)
+)  # fmt: skip
 def test_callers_of_an_application_are_told_no_servers_settings_or_messages_of_others(
     error: errors.DispatcherError, status: int, sentence: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,11 +13,13 @@ from playwright.sync_api import Browser
 
 from dispatcher import Message, PerhapsSent, QuietHours, QuotaExceeded, Status
 from dispatcher.web import Access, Caller, Loopback, Right, page
-from dispatcher.web.pages import figures
+from dispatcher.web.pages import PAGES, figures
 from tests.support.browser import Tab, chromium, served
 from tests.support.house import FAR, House, hour_ago
 
 HOUR = timedelta(hours=1)
+PATHS = sorted({each.path for each in PAGES if each.method == "GET" and "{" not in each.path})
+"""Of each page that is there once, the path."""
 Visit = Callable[..., TestClient]
 
 
@@ -101,27 +103,16 @@ def visit(house: House) -> Iterator[Visit]:
         each.close()
 
 
-class Lines(logging.Handler):
-    """Keeps the texts of a logger."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Add the text of a record."""
-        self.texts.append(record.getMessage())
-
-
 @pytest.fixture
 def actions() -> Iterator[list[str]]:
     """Give the actions that the page logs, and no other line, at any level of the run."""
-    log, lines = logging.getLogger("dispatcher.web.pages"), Lines()
-    before = log.level
+    log, texts = logging.getLogger("dispatcher.web.pages"), list[str]()
+    handler, before = logging.Handler(), log.level
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
     log.setLevel(logging.INFO)
-    log.addHandler(lines)
-    yield lines.texts
-    log.removeHandler(lines)
+    log.addHandler(handler)
+    yield texts
+    log.removeHandler(handler)
     log.setLevel(before)
 
 

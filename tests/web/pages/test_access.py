@@ -14,14 +14,11 @@ from dispatcher.errors import InvalidValue
 from dispatcher.store.engines.types import database_now
 from dispatcher.web import Caller, Loopback, Right, page, page_and_api
 from dispatcher.web.access import add_key, revoke_key
-from dispatcher.web.pages import PAGES
 from tests.support import canaries
 from tests.support.house import House
 from tests.support.waiting import wait_until
 from tests.web.conftest import by_hand
-from tests.web.pages.conftest import Visit, hold, paths
-
-PATHS = sorted({each.path for each in PAGES if each.method == "GET" and "{" not in each.path})
+from tests.web.pages.conftest import PATHS, Visit, hold, paths
 
 
 def local(app: Any, *, host: str = "localhost", client: str = "127.0.0.1") -> TestClient:
@@ -167,12 +164,6 @@ def test_a_file_is_kept_for_ever_under_its_own_address_only(visit: Visit) -> Non
     assert "immutable" in client.get(own).headers["Cache-Control"]
     for other in ("/static/page.css", "/static/page.css?v=of-another-version"):
         assert client.get(other).headers["Cache-Control"] == "no-cache"
-
-
-def test_a_zone_that_there_is_not_is_refused(visit: Visit) -> None:
-    client = visit()
-    for path in PATHS:
-        assert client.get(path, params={"zone": "Mars/Olympus"}).status_code == 422, path
 
 
 def test_a_method_that_a_page_does_not_have_names_those_that_it_has(visit: Visit) -> None:
