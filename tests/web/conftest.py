@@ -64,6 +64,10 @@ def verdicts(client: TestClient, *lines: Mapping[str, object] | bytes) -> list[A
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
+def kind(answer: Any) -> tuple[int, str]:
+    return answer.status_code, answer.json()["type"].rpartition(":")[2]
+
+
 def by_hand(
     app: Any, method: str, path: str, headers: dict[str, str], *messages: dict[str, Any]
 ) -> list[Any]:

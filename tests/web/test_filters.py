@@ -16,8 +16,8 @@ from dispatcher.web import Caller, Right, models, page
 from dispatcher.web.pages.messages import FILTERS
 from tests.support.house import FAR, House, hour_ago
 from tests.support.house_fixtures import Build
-from tests.web.conftest import Calls, all_but, caller
-from tests.web.test_keys import SCOPES, kind
+from tests.web.conftest import Calls, all_but, caller, kind
+from tests.web.test_keys import SCOPES
 from tests.web.test_messages import new
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)

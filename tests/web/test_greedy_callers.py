@@ -22,8 +22,7 @@ from dispatcher.web import calls as api_calls
 from dispatcher.web.bounds import SharedThreads, Threads
 from tests.support.house import House
 from tests.support.waiting import wait_until
-from tests.web.conftest import ON_SQLITE, Calls
-from tests.web.test_keys import kind
+from tests.web.conftest import ON_SQLITE, Calls, kind
 from tests.web.test_messages import AT, new
 from tests.web.test_wrong_calls import JSON, told
 

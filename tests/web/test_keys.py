@@ -23,7 +23,7 @@ from dispatcher.web.access import KeyAuth, add_key, revoke_key, rotate_key
 from dispatcher.web.problems import Refused, unauthorized
 from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
-from tests.web.conftest import Calls, all_but, by_hand, caller, verdicts
+from tests.web.conftest import Calls, all_but, by_hand, caller, kind, verdicts
 from tests.web.test_messages import AT, HOUR, new
 
 MINUTE = timedelta(minutes=1)
@@ -53,10 +53,6 @@ def crawl(
                         method, path.format(**names), content=content, headers={**headers, **typed}
                     )
                     yield operation["operationId"], answer
-
-
-def kind(answer: Any) -> tuple[int, str]:
-    return answer.status_code, answer.json()["type"].rpartition(":")[2]
 
 
 def test_a_stranger_is_refused(house: House, calls: Calls) -> None:
