@@ -202,11 +202,7 @@ class _Change:
     refusals: list[tuple[UUID, DispatcherError]] = field(default_factory=list, init=False)
 
     def do(self, meant: _ChangeFilters) -> None:
-        """Change the messages with these ids, or those that match, and print the result.
-
-        Raises InvalidDraft, and InvalidValue for neither ids nor filters, for both together, and
-        for another status.
-        """
+        """Refuse neither ids nor filters, both together, and another status: InvalidValue."""
         wanted = meant.wanted
         said = Selection.of(wanted)
         if not meant.message_ids:
@@ -224,10 +220,7 @@ class _Change:
             raise InvalidValue("ID", "given together with a filter", "one of them")
 
     def _by_ids(self, message_ids: Sequence[str], as_json: bool) -> None:
-        """Change each message; a refused one does not stop the others.
-
-        Raises typer.Exit with the code of the first refusal.
-        """
+        """Change each message, though others are refused; end with the first refusal's code."""
         done: list[Message] = []
         refusals: list[DispatcherError] = []
         try:
@@ -276,7 +269,7 @@ class _Change:
         raise typer.Exit(code or first)
 
     def _run(self, wanted: Wanted, matched: int) -> int:
-        """Change the messages in batches; return 0, or the exit code of what stopped it."""
+        """Return 0, or the exit code of what stopped it."""
         # No more than were confirmed: messages that begin to match meanwhile stay unchanged.
         matching = self.dispatcher.select(oldest_first=True, **wanted)
         ids = (each.id for each in islice(matching, matched))
@@ -303,7 +296,6 @@ class _Change:
         return 0
 
     def _answer(self, message_id: UUID | str) -> _Answer:
-        """Change a message; return it, or why it is refused. Raises Unavailable."""
         try:
             return self.one(message_id)
         except Unavailable:

@@ -98,7 +98,6 @@ def import_file(
 
 
 def _run(job: ImportJob, work: Callable[[], None]) -> int:
-    """Return 0, or the exit code of what stopped the job."""
     try:
         with terminated_like_interrupted(), job.bar:
             work()

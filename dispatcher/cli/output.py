@@ -76,7 +76,6 @@ def as_object(value: object) -> None:
 def tell(
     data: object, shown: RenderableType, *, as_json: bool, soft_wrap: bool | None = None
 ) -> None:
-    """Print a result: as JSON, or as it is shown to people."""
     if as_json:
         as_object(data)
     else:

@@ -58,8 +58,6 @@ MetricsPort = Annotated[
 
 
 class _Worker(TyperCommand):
-    """A command whose help says how long its end may take, by the settings."""
-
     def format_help(self, ctx: Any, formatter: Any) -> None:
         with suppress(InvalidSettings):
             grace = Settings.load().stop_grace.total_seconds()
@@ -112,10 +110,7 @@ def up() -> None:
 
 @contextmanager
 def _shown(running: Settings) -> Iterator[Callable[[], None]]:
-    """Yield a function that prints what console channels have sent since its last call.
-
-    Their transport prints it in the worker, whose output goes to its log.
-    """
+    """Yield what prints, from the worker's log, what console channels have sent since then."""
     names = [name for name, each in running.channels.items() if each.transport == "console"]
     path = running.data_dir / "logs" / "worker.log"
     if not names:
