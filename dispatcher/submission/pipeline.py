@@ -218,12 +218,7 @@ class Submitter:
         return self.entered(draft, sink).answer()
 
     def entered(self, draft: Draft, sink: Sink) -> Entry:
-        """Accept one draft; return its entry, which tells whether its message is new.
-
-        Raises InvalidDraft, Suppressed, QuotaExceeded, QuietHours, IdempotencyConflict,
-        ReservationsUnavailable, StoreUnavailable: then nothing is reserved or stored; and
-        OutcomeUnknown.
-        """
+        """Accept one draft; return its entry, which tells whether its message is new."""
         entry = Entry(0, draft)
         try:
             if self.spans is None:
@@ -241,16 +236,11 @@ class Submitter:
     def submit_each(
         self, drafts: Iterable[Draft], *, total: int | None, progress: OnProgress | None
     ) -> Iterator[Result]:
-        """Yield the result of each draft, in order, a batch at a time.
-
-        Raises ReservationsUnavailable and StoreUnavailable: what was yielded is accepted or
-        refused, of the batch under way some may be stored. Run again with the same idempotency
-        keys, it ends as if run once.
-        """
+        """Yield the result of each draft, in order, a batch at a time."""
         return self._results(_batches(drafts), Tally(total, progress))
 
     def submit_all(self, drafts: Sequence[Draft], *, progress: OnProgress | None) -> list[Result]:
-        """Accept all drafts or none. Raises like :meth:`submit_each`; then none is accepted."""
+        """Accept all drafts or none."""
         entries = [Entry(number, draft) for number, draft in enumerate(drafts)]
         return [*self._results([entries], Tally(len(entries), progress), atomic=True)]
 
@@ -265,7 +255,6 @@ class Submitter:
         """Return what a submit of these drafts would do. They are read a batch at a time.
 
         ``refuse`` is called with each refusal; the plan then lists none.
-        Raises ReservationsUnavailable and StoreUnavailable.
         """
         tally = Tally(total, progress)
         rejections: list[Rejection] = []

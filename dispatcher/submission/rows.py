@@ -55,8 +55,8 @@ class Source(AbstractContextManager["Source"]):
     """Lines of text from a file or standard input, one in memory at a time.
 
     ``total`` is the number of lines, None for standard input. A file is checked before its first
-    line is read: InvalidValue is raised if it is missing, empty or no UTF-8. In standard input,
-    bytes that are no UTF-8 become lone surrogates. Errors call it ``label``, by default its name.
+    line is read. In standard input, bytes that are no UTF-8 become lone surrogates. Errors call it
+    ``label``, by default its name.
     """
 
     def __init__(self, name: str, *, label: str | None = None) -> None:
@@ -79,7 +79,6 @@ class Source(AbstractContextManager["Source"]):
             raise self._refused("is empty", "rows")
 
     def _cut(self, line: bytes) -> _Cut:
-        """Read to the end of a line without keeping it."""
         cut = _Cut(line.decode(errors="replace"))
         cut.quotes = 0
         while line:
@@ -167,9 +166,8 @@ def read(
     """Yield the rows; ``channel`` and ``campaign`` are for those that name none.
 
     ``longest`` is the most bytes of a body: a field of CSV, where quotes are doubled, may be four
-    times as long, and a row 64 KiB more. One that is longer is refused.
-
-    Raises InvalidDraft if the columns, in JSONL those of the first row, are not those of a draft.
+    times as long, and a row 64 KiB more. One that is longer is refused. Raises InvalidDraft if the
+    columns, in JSONL those of the first row, are not those of a draft.
     """
     else_ = {"channel": channel, "campaign": campaign}
     given = {name: value for name, value in else_.items() if value is not None}
@@ -291,7 +289,6 @@ def _csv_rows(lines: Iterator[str], most: int) -> Iterator[tuple[int, list[str],
 
 
 def _unread(error: Exception, first: int, last: int) -> InvalidDraft:
-    """Return why no row was read from these lines."""
     problem, accepted = str(error), "fields with closed quotes"
     if isinstance(error, InvalidDraft):
         problem, accepted = error.problem, error.accepted
@@ -439,7 +436,6 @@ class RefusedRows(AbstractContextManager["RefusedRows"]):
             raise self._unwritten(error) from None
 
     def finish(self) -> None:
-        """Rename the finished file to its final name. Raises InvalidValue."""
         try:
             self._stream.flush()
             if self.count:
@@ -449,7 +445,6 @@ class RefusedRows(AbstractContextManager["RefusedRows"]):
             raise self._unwritten(error) from None
 
     def write(self, refused: dict[str, Any]) -> None:
-        """Add one row. Raises InvalidValue."""
         text = json.dumps(refused, ensure_ascii=False)
         try:
             text.encode()

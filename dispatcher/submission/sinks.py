@@ -66,10 +66,6 @@ class OwnTransaction(Sink):
         return self.suppressions.among(recipients)
 
     def store(self, batch: Batch) -> None:
-        """Store all or none of an atomic batch, else what can be stored.
-
-        Look at the reservations again where that took long.
-        """
         booked = batch.booked
         if batch.atomic:
             self._store_all(booked)
@@ -85,7 +81,6 @@ class OwnTransaction(Sink):
             self._look_again(slow, keep=batch.atomic)
 
     def enqueue(self, batch: Batch) -> None:
-        """Write the accepted messages into the journal, and enqueue them."""
         accepted = [each.result for each in batch.stored if isinstance(each.result, Message)]
         if accepted:
             self.enqueuer.accept(accepted)
@@ -227,7 +222,6 @@ class CallersTransactions:
         return transaction
 
     def _ended(self, joined: Sequence[Entry], is_certain: bool) -> None:
-        """Enqueue what the ended transaction has stored; release the reservations of the rest."""
         if not joined:
             return
         fault("joined.after_commit")
@@ -263,8 +257,7 @@ class CallersTransaction(Sink):
         return self.transactions.join(self.session)
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
-        """Join the transaction, and look the keys up as seen from inside."""
-        transaction = self.transaction
+        transaction = self.transaction  # joins it, also without keys
         return _occupied(keyed, transaction) if keyed else {}
 
     def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
@@ -315,7 +308,6 @@ class DryRun(Sink):
     """The message that has the reservation, and its fingerprint, by idempotency key."""
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
-        """Return what is stored under these keys, or what earlier batches would have stored."""
         known = _occupied(keyed, self.messages)
         for key in keyed.keys() & self._keys.keys() - known.keys():
             valid, (message_id, fingerprint) = keyed[key].valid, self._keys[key]

@@ -115,7 +115,7 @@ class ValidDraft(NamedTuple):
 def validate(
     draft: Draft, *, settings: Settings, now: datetime, given_body: Body | None = None
 ) -> ValidDraft:
-    """Validate every field of ``draft`` but the order of its times, which :func:`judge_times` does.
+    """Validate every field of ``draft`` but the order of its times: see :func:`judge_times`.
 
     ``given_body`` is the body that the caller gave, where a type has made another one of it:
     repeated submits are compared by it, because a default of the type may differ each time.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dispatcher import Draft, IdempotencyConflict, InvalidDraft, Message, Status
+from dispatcher import Draft, InvalidDraft, Message, Status
 from tests.support.house import FAR, House
 
 
@@ -29,14 +29,6 @@ def test_messages_of_a_campaign_are_found_together(house: House) -> None:
     }
     assert house.dispatcher.counts(campaign="autumn") == {}
     assert house.dispatcher.count(campaign="summer", status="scheduled") == 3
-
-
-def test_the_same_key_must_have_the_same_campaign(house: House) -> None:
-    first = house.submit("ada", idempotency_key="k", campaign="summer")
-    assert house.submit("ada", idempotency_key="k", campaign="summer") == first
-    for other in ("winter", None):
-        with pytest.raises(IdempotencyConflict):
-            house.submit("ada", idempotency_key="k", campaign=other)
 
 
 @pytest.mark.parametrize("campaign", ["", "c" * 65, "a\nb", " a", 7])

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dispatcher import IdempotencyConflict, InvalidSendTime, Message
+from dispatcher import InvalidSendTime, Message
 from tests.submission.test_idempotency import WAYS
-from tests.support.house import FAR, House, hour_ago
+from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -76,21 +76,6 @@ def test_a_message_of_before_the_channel_had_a_length_keeps_none(build: Build) -
     message = before.submit(channel="codes", send_at=LATER)
     house = build(channels=CHANNELS, opened=False)
     assert house.dispatcher.reschedule(message.id, send_at=LATER + HOUR).expires_at is None
-
-
-def test_it_is_part_of_what_a_repeated_submit_must_agree_in(build: Build) -> None:
-    house = build(channels=CHANNELS, clock=hour_ago())
-    first = house.submit(idempotency_key="key", expire_after=HOUR, on_unknown="hold")
-    same = house.submit(idempotency_key="key", expire_after=HOUR, on_unknown="hold")
-    assert same == first
-    for other in (
-        {"expire_after": 2 * HOUR, "on_unknown": "hold"},
-        {"on_unknown": "hold"},
-        {"expire_after": HOUR},
-        {"expire_after": HOUR, "on_unknown": "retry"},
-    ):
-        with pytest.raises(IdempotencyConflict):
-            house.submit(idempotency_key="key", **other)
 
 
 def test_settings_of_the_channel_are_no_part_of_the_fingerprint(build: Build) -> None:

@@ -65,6 +65,9 @@ def test_the_same_submit_again_returns_the_first_message(house: House) -> None:
         {"quiet_hours": "21:00-08:00"},
         {"quiet_hours": "none"},
         {"send_window": "09:00-17:00"},
+        {"campaign": "summer"},
+        {"expire_after": HOUR},
+        {"on_unknown": "hold"},
     ],
     ids=str,
 )

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import count
 from typing import Any
-from uuid import UUID
 
 import pytest
 
@@ -156,26 +155,6 @@ def test_no_id_is_returned_for_a_message_that_was_perhaps_taken_back(
         house.submit(send_at=SOON, idempotency_key=key)
 
 
-@pytest.mark.parametrize("is_confirmed", [True, False])
-def test_a_place_that_was_taken_back_without_redis_is_freed_by_the_sweep(
-    build: Build, is_confirmed: bool
-) -> None:
-    """The rebuild may have read the message before that, and restored its reservation."""
-    house, other = build(), build()
-    slow_store(house, house.redis.flushall)
-    house.swap("void_ids", Between(house.parts.void_ids, before={"take_back": once(other.open)}))
-    lost = raising(ReservationsUnavailable("Redis does not answer"))
-    house.swap("windows", Between(house.parts.windows, before={"withdraw": lost}))
-    with pytest.raises(ReservationsUnavailable):
-        house.submit(send_at=SOON)
-    if is_confirmed:
-        house.redis.delete(house.keys("ada").pending)
-    assert len(house.members()) == 1
-    assert other.dispatcher.verify_windows().equal
-    other.parts.reconciler.reconcile()
-    assert house.members() == {}
-
-
 @pytest.mark.parametrize("key", [None, "key"])
 @pytest.mark.parametrize("beside", [True, False], ids=["one shard", "two shards"])
 def test_a_place_that_another_took_in_one_scope_is_given_back_in_the_others(
@@ -200,29 +179,6 @@ def test_a_place_that_another_took_in_one_scope_is_given_back_in_the_others(
     assert caught.value.conflicting == (taken[0].id,)
     assert house.all_members() == {"bob": {taken[0].id: to_ms(SOON)}}
     assert window(house.redis, whole) == {taken[0].id: to_ms(SOON)}
-
-
-def test_a_message_that_is_already_being_sent_is_not_taken_back(build: Build) -> None:
-    house, other = build(), build()
-    claimed: list[UUID] = []
-
-    def claim() -> None:
-        mine = next(each for each in house.dispatcher.select() if each.id != taken[0].id)
-        claimed.append(mine.id)
-        house.change(
-            [mine], status="sending", claimed_by=mine.id, claim_expires_at=SOON, claim_token=1
-        )
-
-    taken: list[Message] = []
-    slow_store(
-        house,
-        house.redis.flushall,
-        other.open,
-        lambda: taken.append(other.submit(send_at=SOON)),
-        after=claim,
-    )
-    assert house.submit(send_at=SOON).id == claimed[0]
-    assert len(house.rows()) == 2
 
 
 def test_while_redis_is_closed_the_second_look_waits_for_it(build: Build) -> None:
