@@ -97,7 +97,7 @@ def load(name: str, channel: ChannelSettings, settings: Settings) -> Transport:
     found = find(name, channel.transport)
     check_of(name, found, channel.options)
     if inspect.isclass(found):
-        found = _make(name, found, _options(name, channel, settings, found))
+        found = _make(name, channel, settings, found)
     elif channel.options:
         field = f"channels.{name}.options"
         raise InvalidSettings(field, "given for a transport that is no class", "none")
@@ -144,23 +144,18 @@ def _distribution(offer: EntryPoint) -> str:
     return offer.dist.name if offer.dist else "an unknown distribution"
 
 
-def _options(
+def _make(
     name: str, channel: ChannelSettings, settings: Settings, factory: Callable[..., Any]
-) -> dict[str, Any]:
-    options = dict(channel.options)
+) -> Any:
+    field = f"channels.{name}.options"
+    options, taken = dict(channel.options), _parameters(factory)
     if channel.transport == "file":
         options.setdefault("path", settings.data_dir / "sent" / f"{name}.jsonl")
-    if "timeout" in _parameters(factory):
+    if "timeout" in taken:
         if "timeout" in options and channel.transport in SHIPPED:
             problem = "a timeout, which is that of every transport"
-            raise InvalidSettings(f"channels.{name}.options", problem, "transport_timeout instead")
+            raise InvalidSettings(field, problem, "transport_timeout instead")
         options.setdefault("timeout", settings.transport_timeout.total_seconds())
-    return options
-
-
-def _make(name: str, factory: Callable[..., Any], options: dict[str, Any]) -> Any:
-    field = f"channels.{name}.options"
-    taken = _parameters(factory)
     strange = sorted(options.keys() - taken.keys())
     if strange and all(each.kind is not each.VAR_KEYWORD for each in taken.values()):
         accepted = like(strange[0], taken)

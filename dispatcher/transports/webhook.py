@@ -455,16 +455,8 @@ class WebhookConnection(httpcore.NetworkBackend):
         if self.socket is not None:
             self.socket.close()
 
-    def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.NetworkStream:
+    def connect_tcp(self, host: str, port: int, *_: object, **__: object) -> httpcore.NetworkStream:
         """Connect to a judged address of ``host``. Raises what :meth:`post` does."""
-        del timeout, local_address, socket_options
         addresses = self._found(host, port)
         if not self._addresses.allow_name(host) and not all(map(self._addresses.allow, addresses)):
             raise PermanentFailure("the host has an address that may not be reached")
@@ -492,14 +484,13 @@ class WebhookConnection(httpcore.NetworkBackend):
 
 
 class _Stream(httpcore.NetworkStream):
-    """A socket whose every operation ends at the deadline of its connection."""
+    """A socket whose every operation ends at the deadline of its connection, whatever is asked."""
 
     def __init__(self, sock: socket.socket, connection: WebhookConnection) -> None:
         self._socket = sock
         self._connection = connection
 
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        del timeout
+    def read(self, max_bytes: int, *_: object, **__: object) -> bytes:
         self._socket.settimeout(self._connection.deadline.left())
         if self._connection.most <= 0:
             raise OSError("the answer is too long")
@@ -509,9 +500,8 @@ class _Stream(httpcore.NetworkStream):
             self._connection.head += read
         return read
 
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+    def write(self, buffer: bytes, *_: object, **__: object) -> None:
         """Write all of it. After a WriteError httpcore looks for an answer nevertheless."""
-        del timeout
         rest = memoryview(buffer)
         while rest:
             self._socket.settimeout(self._connection.deadline.left())
@@ -527,9 +517,9 @@ class _Stream(httpcore.NetworkStream):
         self,
         ssl_context: ssl.SSLContext,
         server_hostname: str | None = None,
-        timeout: float | None = None,
+        *_: object,
+        **__: object,
     ) -> httpcore.NetworkStream:
-        del timeout
         try:
             self._socket.settimeout(self._connection.deadline.left())
             wrapped = ssl_context.wrap_socket(self._socket, server_hostname=server_hostname)
@@ -537,11 +527,6 @@ class _Stream(httpcore.NetworkStream):
             raise TemporaryFailure(_why(error)) from None
         self._connection.socket = wrapped
         return _Stream(wrapped, self._connection)
-
-    def get_extra_info(self, info: str) -> Any:
-        if info == "ssl_object" and isinstance(self._socket, ssl.SSLSocket):
-            return self._socket
-        return None
 
     def close(self) -> None:
         self._socket.close()
