@@ -257,19 +257,15 @@ class Permits:
 
         Negative: how long it may still take until it is used.
         """
-        shards: dict[str, list[tuple[_Leg, timedelta]]] = defaultdict(list)
+        calls: dict[str, tuple[list[str], list[int | bytes]]] = defaultdict(lambda: ([], []))
         for permit, since in used:
+            since_ms = since // MILLISECOND
             for leg in self._legs(permit):
-                if leg.logs:
-                    shards[leg.keys.tag].append((leg, since))
-        calls: list[Call] = []
-        for some in shards.values():
-            logs, numbers = _numbered([leg for leg, _ in some])
-            uses = [
-                [since // MILLISECOND, *map(numbers.__getitem__, leg.logs)] for leg, since in some
-            ]
-            calls.append(([*logs], [json.dumps(uses), *[leg.permit_id for leg, _ in some]]))
-        self._replies("settle_permits", calls)
+                for log in leg.logs:
+                    logs, words = calls[leg.keys.tag]
+                    logs.append(log)
+                    words += (since_ms, leg.permit_id)
+        self._replies("settle_permits", [*calls.values()])
 
     def extend(self, in_hand: Sequence[Permit], *, within: timedelta) -> None:
         """Let permits that were not used, or whose send lasts, be used ``within`` that time."""
@@ -295,17 +291,14 @@ class Permits:
             raise
 
     def _return(self, unused: Sequence[_Leg]) -> None:
-        shards: dict[str, list[_Leg]] = defaultdict(list)
+        calls: dict[str, tuple[list[str], list[int | bytes]]] = {}
         for leg in unused:
-            shards[leg.keys.tag].append(leg)
-        calls: list[Call] = []
-        for some in shards.values():
-            logs, numbers = _numbered(some)
-            numbers_of = [[*map(numbers.__getitem__, leg.logs)] for leg in some]
-            ids = [leg.permit_id for leg in some]
-            names = [some[0].keys.room, *logs, *map(line_of, logs)]
-            calls.append((names, [_ROOM_NOTED_MS, len(logs), json.dumps(numbers_of), *ids]))
-        self._replies("give_back_permits", calls)
+            for log in leg.logs:
+                start: tuple[list[str], list[int | bytes]] = ([leg.keys.room], [_ROOM_NOTED_MS])
+                names, words = calls.setdefault(leg.keys.tag, start)
+                names += (log, line_of(log))
+                words.append(leg.permit_id)
+        self._replies("give_back_permits", [*calls.values()])
 
     def waiting(self, *, logs: int, each: int) -> dict[str, list[UUID]]:
         """Return the messages for which returned permits made room: the first in line.
@@ -481,7 +474,10 @@ class Fills:
 
 def _take_call(legs: Sequence[_Leg], within: timedelta, at_ms: int) -> Call:
     """Return the call that asks for these legs of one shard, at about that time by its server."""
-    logs, numbers = _numbered(legs)
+    logs: dict[str, _LogKind] = {}
+    for leg in legs:
+        logs |= leg.logs
+    numbers = dict(zip(logs, count(1)))
     kinds = dict(zip(dict.fromkeys(logs.values()), count(1)))
     closings = {leg.closing: None for leg in legs if leg.closing}
     names = [legs[0].keys.epoch, *logs, *map(line_of, logs), *closings]
@@ -492,14 +488,6 @@ def _take_call(legs: Sequence[_Leg], within: timedelta, at_ms: int) -> Call:
     ]
     ids = [leg.permit_id for leg in legs]
     return names, [within // MILLISECOND, json.dumps(described), json.dumps(wanted), *ids]
-
-
-def _numbered(legs: Sequence[_Leg]) -> tuple[dict[str, _LogKind], dict[str, int]]:
-    """Return the logs of some legs, and the number of each, from 1."""
-    logs: dict[str, _LogKind] = {}
-    for leg in legs:
-        logs |= leg.logs
-    return logs, dict(zip(logs, count(1)))
 
 
 def _reach_ms(limit: LogLimit) -> int:
