@@ -127,7 +127,7 @@ class Database:
         return False
 
     def one_of(self, column: sa.Column[Any], values: Sequence[Any]) -> sa.ColumnElement[bool]:
-        return self.backend.one_of(column, values)
+        return column == values[0] if len(values) == 1 else self.backend.one_of(column, values)
 
     def run(self, work: Callable[[sa.Connection], T], *, once: bool = False) -> T:
         """Do a piece of work. With ``once`` not again when the connection breaks."""
