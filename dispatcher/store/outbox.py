@@ -135,7 +135,7 @@ class JoinedTransaction(Generic[T]):
         """
         message, connection = addition.message, self._connection
         key = message.idempotency_key
-        row = to_row(message, enqueue_at=addition.enqueue_at, status_url=addition.status_url)
+        row = to_row(addition)
         with self._undone_alone():
             if is_suppressed(self._tables, connection, message.recipient, message.channel):
                 raise Suppressed(message.channel)

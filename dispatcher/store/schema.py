@@ -424,18 +424,6 @@ class Movable(NamedTuple):
     read_at: datetime
 
 
-def to_row(message: Message, *, enqueue_at: datetime, status_url: str | None) -> dict[str, Any]:
-    return {name: getattr(message, name) for name in Message.__dataclass_fields__} | {
-        "status": message.status.value,
-        "enqueue_at": enqueue_at,
-        "claim_token": 0,
-        "reserved": True,
-        "scopes": message.scopes or None,
-        "status_url": status_url,
-        "notified_status": None if status_url is None else Status.SCHEDULED.value,
-    }
-
-
 def to_values(addition: Addition) -> tuple[Any, ...]:
     """Turn a new message into the values of ``WRITTEN``, as psycopg takes them."""
     message, enqueue_at, _, body_json, status_url, *_ = addition
@@ -446,6 +434,16 @@ def to_values(addition: Addition) -> tuple[Any, ...]:
         enqueue_at, 0, True, status_url,
         None if status_url is None else Status.SCHEDULED.value,
     )  # fmt: skip
+
+
+def to_row(addition: Addition) -> dict[str, Any]:
+    """Turn a new message into the values of ``WRITTEN``, as SQLAlchemy takes them."""
+    message = addition.message
+    return dict(zip(WRITTEN, to_values(addition), strict=True)) | {
+        "body": message.body,
+        "scopes": message.scopes or None,
+        "expire_after": message.expire_after,
+    }
 
 
 def to_keyed(addition: Addition) -> tuple[Any, ...]:

@@ -150,8 +150,7 @@ def storing(database: Database, *some: Message) -> Iterator[Connection]:
     with database.engine.connect() as other:
         other.exec_driver_sql("BEGIN")
         for each in some:
-            row = to_row(each, enqueue_at=each.send_at, status_url=None)
-            other.execute(insert(messages), row)
+            other.execute(insert(messages), to_row(rows.addition(each)))
         yield other
 
 
