@@ -125,10 +125,11 @@ def _blind(real: Any) -> Any:
 
 
 def _never_again(real: Any) -> Any:
-    late = {"enqueue_grace": timedelta(days=100)}
-    return lambda self, *, settings, **parts: real(
-        self, settings=settings.model_copy(update=late), **parts
-    )
+    def begin(self: Any) -> None:
+        real(self)
+        self.settings = self.settings.model_copy(update={"enqueue_grace": timedelta(days=100)})
+
+    return begin
 
 
 def _only_marked(_: Any) -> Any:
@@ -204,7 +205,7 @@ BUGS: Mapping[str, Seams] = {
         )
     },
     "no rescue": {"delivery.sweep.Sweep.rescue": lambda _: lambda _: 0},
-    "nothing enqueued a second time": {"delivery.sweep.Sweep.__init__": _never_again},
+    "nothing enqueued a second time": {"delivery.sweep.Sweep.__post_init__": _never_again},
     "reservations of cancelled and expired messages not released": {
         "delivery.reconciler.Reconciler._release_unneeded": _only_marked
     },
