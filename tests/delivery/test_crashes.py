@@ -208,7 +208,7 @@ def a_rebuild(house: House) -> Story:
     house.deliver(*messages)
     assert begun(house) == []
     reconcile(house)
-    house.change(messages, next_attempt_at=house.database_time())
+    house.make_due(*messages)
     return {"accepted": ids(messages)}
 
 
@@ -221,7 +221,7 @@ def a_rebuild_before_the_permits(house: House) -> Story:
     house.deliver(*second)
     assert len(begun(house)) == len(first), "no permit is given by an empty log"
     reconcile(house)
-    house.change(second, next_attempt_at=house.database_time())
+    house.make_due(*second)
     return {"accepted": ids([*first, *second])}
 
 

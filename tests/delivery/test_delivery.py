@@ -83,27 +83,6 @@ def test_a_worker_that_waited_for_its_disk_past_its_claim_does_not_send(
     assert slow.permits(message.scope) == {}, "an unused permit is given back"
 
 
-@pytest.mark.every_database
-def test_a_worker_that_froze_past_its_claim_does_not_undo_what_another_did(
-    slow: House, build: Build
-) -> None:
-    message = slow.submit()
-    other = build(clock=hour_ago(), quotas="100/minute")
-
-    def freeze() -> None:
-        slow.moved.advance(slow.settings.claim_ttl)
-        slow.end_claims(message)
-        assert other.parts.sweep.rescue() == 1
-        assert other.deliver(message) == 1
-
-    slow.swap("permits", Between(slow.parts.permits, after={"acquire": freeze}))
-    assert slow.deliver(message) == 0
-    assert slow.sent == []
-    assert slow.again(message).status is Status.SENT
-    outcomes = [each.outcome for each in slow.dispatcher.attempts(message.id)]
-    assert outcomes == [Outcome.UNKNOWN, Outcome.SENT]
-
-
 def test_no_send_begins_when_the_rest_of_the_claim_is_too_short_for_it(slow: House) -> None:
     messages = [slow.submit(name) for name in ("ada", "ben", "cleo")]
     left = slow.settings.claim_ttl - slow.settings.transport_timeout

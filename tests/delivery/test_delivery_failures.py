@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher import Message, Outcome, PerhapsSent, PermanentFailure, Status, TemporaryFailure
+from dispatcher import Outcome, PerhapsSent, PermanentFailure, Status, TemporaryFailure
 from dispatcher.delivery.sender import backoff
-from tests.support.doubles import raising
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 
 ROOMY = "100/minute"
-
-
-class WorkerDied(BaseException):
-    """Ends a send the way the death of its process does: nothing is recorded."""
 
 
 @pytest.fixture
@@ -29,24 +23,10 @@ def roomy(build: Build) -> House:
     return build(clock=hour_ago(), quotas=ROOMY, channels=channels)
 
 
-def fails(house: House, *errors: BaseException) -> None:
-    act = raising(*errors)
-    house.memory.before = lambda _: act()
-
-
-def make_due(house: House, message: Message) -> None:
-    now = house.database_time() - timedelta(milliseconds=1)
-    house.change([message], next_attempt_at=now)
-
-
-def outcomes(house: House, message: Message) -> list[Outcome | None]:
-    return [attempt.outcome for attempt in house.dispatcher.attempts(message.id)]
-
-
 @pytest.mark.every_database
 def test_a_permanent_failure_ends_the_message(roomy: House) -> None:
     message = roomy.submit()
-    fails(roomy, PermanentFailure("no such number"))
+    roomy.fail_sends(PermanentFailure("no such number"))
     assert roomy.deliver(message) == 0
     now = roomy.again(message)
     assert (now.status, now.attempt_count) == (Status.FAILED, 1)
@@ -73,7 +53,7 @@ def test_a_temporary_or_unknown_failure_is_tried_again_later(
     roomy: House, error: Exception, text: str, least: int
 ) -> None:
     message = roomy.submit()
-    fails(roomy, error)
+    roomy.fail_sends(error)
     before = roomy.database_time()
     assert roomy.deliver(message) == 0
     now = roomy.again(message)
@@ -82,26 +62,26 @@ def test_a_temporary_or_unknown_failure_is_tried_again_later(
     assert timedelta(seconds=least) <= wait < timedelta(seconds=least + 5 + 5)
     assert now.send_at == message.send_at
     outcome = Outcome.TEMPORARY if isinstance(error, TemporaryFailure) else Outcome.UNKNOWN
-    assert outcomes(roomy, message) == [outcome]
+    assert roomy.outcomes(message) == [outcome]
     assert len(roomy.permits()) == 1, "a failed send counts against the limits"
 
-    make_due(roomy, message)
+    roomy.make_due(message)
     assert roomy.deliver(message) == 1
-    assert outcomes(roomy, message) == [outcome, Outcome.SENT]
+    assert roomy.outcomes(message) == [outcome, Outcome.SENT]
     assert roomy.again(message).last_error is None
 
 
 def test_tries_end_at_the_most_the_channel_allows(roomy: House) -> None:
     message = roomy.submit()
-    fails(roomy, *[TemporaryFailure(f"busy {n}") for n in range(10)])
+    roomy.fail_sends(*[TemporaryFailure(f"busy {n}") for n in range(10)])
     for n in range(3):
-        make_due(roomy, message)
+        roomy.make_due(message)
         assert roomy.again(message).status is Status.SCHEDULED
         assert roomy.deliver(message) == 0
         assert roomy.again(message).attempt_count == n + 1
     now = roomy.again(message)
     assert (now.status, now.last_error) == (Status.FAILED, "TemporaryFailure: busy 2")
-    assert outcomes(roomy, message) == [Outcome.TEMPORARY] * 3
+    assert roomy.outcomes(message) == [Outcome.TEMPORARY] * 3
     assert roomy.deliver(message) == 0
 
 
@@ -113,59 +93,7 @@ def test_a_message_of_a_channel_this_worker_does_not_know_waits_for_another_work
     assert other.deliver(message) == 0
     now = other.again(message)
     assert (now.status, now.attempt_count, now.last_error) == (Status.SCHEDULED, 0, None)
-    assert outcomes(other, message) == []
-
-
-@pytest.mark.every_database
-def test_a_worker_that_dies_leaves_sending_and_the_rescue_frees_it(roomy: House) -> None:
-    message = roomy.submit()
-    fails(roomy, WorkerDied())
-    with pytest.raises(WorkerDied):
-        roomy.deliver(message)
-    now = roomy.again(message)
-    assert (now.status, now.attempt_count) == (Status.SENDING, 1)
-    assert outcomes(roomy, message) == [None]
-    assert roomy.parts.sweep.rescue() == 0, "its claim has not run out"
-
-    roomy.end_claims(message)
-    assert roomy.parts.sweep.rescue() == 1
-    now = roomy.again(message)
-    assert (now.status, now.attempt_count) == (Status.SCHEDULED, 1)
-    assert now.last_error is not None
-    assert "unknown" in now.last_error
-    assert outcomes(roomy, message) == [Outcome.UNKNOWN]
-    assert roomy.deliver(message) == 1
-    assert outcomes(roomy, message) == [Outcome.UNKNOWN, Outcome.SENT]
-
-
-@pytest.mark.every_database
-@pytest.mark.parametrize("second", ["none", "sent", "failed", "held"])
-def test_a_late_success_ends_the_message_whatever_came_of_the_next_try(
-    roomy: House, build: Build, second: str
-) -> None:
-    message = roomy.submit()
-    other = build(clock=hour_ago(), quotas=ROOMY, channels=roomy.settings.channels)
-    die: dict[str, Callable[[], None]] = {
-        "failed": raising(TemporaryFailure("busy")),
-        "held": raising(WorkerDied()),
-    }
-    other.memory.before = lambda _: die.get(second, raising())()
-
-    def meanwhile(_: Message) -> None:
-        roomy.end_claims(message)
-        assert other.parts.sweep.rescue() == 1
-        if second == "held":
-            with pytest.raises(WorkerDied):
-                other.deliver(message)
-        elif second != "none":
-            other.deliver(message)
-
-    roomy.memory.before = meanwhile
-    roomy.deliver(message)
-    assert roomy.sent == [message.id]
-    assert roomy.again(message).status is Status.SENT
-    assert roomy.parts.sweep.rescue() == roomy.parts.sweep.enqueue_due() == 0
-    assert outcomes(roomy, message)[0] is Outcome.SENT, "what the first try did is known after all"
+    assert other.outcomes(message) == []
 
 
 @given(attempt=st.integers(1, 10_000), roll=st.floats(0, 1))

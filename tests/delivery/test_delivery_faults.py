@@ -30,10 +30,6 @@ def was_put_back(house: House, message: Message) -> None:
     assert now.next_attempt_at > house.database_time() - timedelta(seconds=5)
 
 
-def make_due(house: House, *messages: Message) -> None:
-    house.change(messages, next_attempt_at=house.database_time() - timedelta(milliseconds=1))
-
-
 def test_without_redis_nothing_is_sent_and_no_try_is_counted(
     build: Build, own_redis: RedisServer
 ) -> None:
@@ -47,10 +43,10 @@ def test_without_redis_nothing_is_sent_and_no_try_is_counted(
         [enqueue_at] = house.columns(message, "enqueue_at")
         assert enqueue_at < house.again(message).next_attempt_at, "the next sweep takes it"
     own_redis.start()
-    make_due(house, *messages)
+    house.make_due(*messages)
     assert house.deliver(*messages) == 0, "the logs of a restarted Redis are not trusted"
     house.open()
-    make_due(house, *messages)
+    house.make_due(*messages)
     assert house.deliver(*messages) == 2
 
 
@@ -70,7 +66,7 @@ def test_after_a_flush_permits_are_refused_until_the_sends_are_counted_again(
     finished = slow.again(first).finished_at
     assert finished is not None
     assert abs(at - to_ms(finished)) < 1_000
-    make_due(slow, second, other)
+    slow.make_due(second, other)
     assert slow.deliver(second, other) == 1
     assert slow.sent == [first.id, other.id]
     assert slow.again(second).next_attempt_at - slow.database_time() > timedelta(seconds=50)
@@ -124,7 +120,7 @@ def test_a_send_during_an_outage_of_the_store_is_recorded_after_it(
     for message in messages:
         assert through.again(message).status is (Status.FAILED if fails else Status.SENT)
         outcome = Outcome.PERMANENT if fails else Outcome.SENT
-        assert [each.outcome for each in through.dispatcher.attempts(message.id)] == [outcome]
+        assert through.outcomes(message) == [outcome]
     assert through.deliver(*messages) == 0
     assert len(seen) == len(messages)
 

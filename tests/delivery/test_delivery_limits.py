@@ -89,10 +89,6 @@ def let_time_pass(house: House, *names: str, by: timedelta) -> None:
             house.redis.zincrby(name, -(by // timedelta(milliseconds=1)), member)
 
 
-def make_due(house: House, *messages: Message) -> None:
-    house.change(messages, next_attempt_at=house.database_time() - timedelta(seconds=1))
-
-
 def fail_once(house: House, error: Exception) -> list[UUID]:
     """Let the transport fail at the next message; return which it is given."""
     given: list[UUID] = []
@@ -104,10 +100,6 @@ def fail_once(house: House, error: Exception) -> list[UUID]:
 
     house.memory.before = before
     return given
-
-
-def raise_error(error: Exception, _: Message) -> None:
-    raise error
 
 
 def limited(build: Build, **channel: object) -> House:
@@ -136,7 +128,7 @@ def test_a_turn_that_has_come_is_judged_by_the_limit_alone(build: Build) -> None
     log = house.permit_keys("memory").channel("memory")
     assert house.redis.zcard(line_of(log)) == 4
     let_time_pass(house, log, line_of(log), by=MINUTE)
-    make_due(house, *messages[2:])
+    house.make_due(*messages[2:])
     assert house.deliver(*messages[4:], *messages[2:4]) == 2
     assert house.sent == [each.id for each in messages[:4]], "the others come too early"
     assert house.redis.zcard(line_of(log)) == 2
@@ -158,7 +150,7 @@ def test_no_more_are_in_hand_than_a_channel_takes(build: Build) -> None:
         """Deliver those that wait: as those before are sent, there is room."""
         house.deliver(*waiting)
         waiting[:] = [each for each in waiting if house.again(each).status is Status.SCHEDULED]
-        make_due(house, *waiting)
+        house.make_due(*waiting)
         return not waiting
 
     wait_until(are_sent)
@@ -180,7 +172,7 @@ def test_a_provider_that_asks_everybody_to_wait_closes_its_channel(build: Build)
     counts = [house.again(each).attempt_count for each in messages]
     assert counts == [1, 0, 0, 0], "to wait is no try"
     house.redis.delete(house.permit_keys("memory").closing("memory"))
-    make_due(house, *messages)
+    house.make_due(*messages)
     assert house.deliver(*messages) == 4
 
 
@@ -190,9 +182,9 @@ def test_a_closed_channel_uses_up_no_attempt(build: Build) -> None:
     message = house.submit()
     for number in range(6):
         busy = TemporaryFailure("quota exceeded", timedelta(minutes=5), closes_channel=number < 4)
-        house.memory.before = partial(raise_error, busy)
+        house.fail_sends(busy)
         house.redis.delete(house.permit_keys("memory").closing("memory"))
-        make_due(house, message)
+        house.make_due(message)
         house.deliver(message)
         expected = Status.SCHEDULED if number < 5 else Status.FAILED
         assert house.again(message).status is expected
@@ -224,11 +216,11 @@ def test_a_message_that_is_there_takes_the_turn_of_a_late_one(build: Build) -> N
     assert turns(*messages[2:]) == [1, 1, 2, 2, 3, 3]
     let_time_pass(house, log, line_of(log), by=MINUTE + timedelta(seconds=2))
     early, fresh = messages[7], house.submit("fresh")
-    make_due(house, early)
+    house.make_due(early)
     assert house.deliver(early, fresh) == 2, "there is room, and two are late"
     assert sorted(turns(*messages[2:4])) == [2, 3], "they stand where the others would"
     assert turns(*messages[4:7]) == [1, 1, 2]
-    make_due(house, *messages[2:4])
+    house.make_due(*messages[2:4])
     assert house.deliver(*messages[2:4]) == 0, "and come in vain once"
     assert house.redis.zcard(line_of(log)) == 5
 

@@ -188,7 +188,7 @@ def test_where_no_thread_can_be_started_the_task_waits(
     held.released.set()
     thread.join(60)
     assert is_sent(house, message)
-    assert [each.outcome for each in house.dispatcher.attempts(message.id)] == [Outcome.SENT]
+    assert house.outcomes(message) == [Outcome.SENT]
 
 
 def test_an_interrupted_leading_thread_leaves_no_claim_open(holding: Held) -> None:

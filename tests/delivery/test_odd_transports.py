@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from dispatcher import Message, Status
-from tests.support.doubles import Between, raising
+from tests.support.doubles import Between, WorkerDied, raising
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 
 GROUP = ("ada", "ben", "odd", "cleo", "dora")
 ROOMY = {"quotas": "100/minute", "channels": {"memory": {"transport": "memory"}}}
-
-
-class WorkerDied(BaseException):
-    """Ends a send like the death of its process."""
 
 
 class OddTransport:
@@ -45,10 +40,6 @@ def at_odds(build: Build, answer: Callable[[], Any]) -> tuple[House, OddTranspor
     return house, transport, [house.submit(name) for name in GROUP]
 
 
-def make_due(house: House, *messages: Message) -> None:
-    house.change(messages, next_attempt_at=house.database_time() - timedelta(milliseconds=1))
-
-
 def was_put_back(house: House, message: Message) -> None:
     now = house.again(message)
     assert (now.status, now.attempt_count, now.last_error) == (Status.SCHEDULED, 0, None)
@@ -66,7 +57,7 @@ def test_a_bug_before_the_sends_puts_the_whole_group_back(build: Build, when: st
     assert transport.seen == []
     for message in messages:
         was_put_back(house, message)
-    make_due(house, *messages)
+    house.make_due(*messages)
     assert house.deliver(*messages) == 5
 
 
@@ -85,6 +76,6 @@ def test_an_exit_during_a_send_leaves_the_messages_after_it_unchanged(
     assert len(house.permits("odd")) == 1
     for message in messages[3:]:
         was_put_back(house, message)
-    make_due(house, *messages[3:])
+    house.make_due(*messages[3:])
     assert house.deliver(*messages) == 2
     assert transport.seen == list(GROUP)

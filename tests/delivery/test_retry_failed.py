@@ -34,16 +34,11 @@ def slow(build: Build) -> House:
     return build(clock=hour_ago(), channels=CHANNELS)
 
 
-def refuse(_: Message) -> None:
-    raise PermanentFailure("no such number")
-
-
 def failed(house: House, **asked: Any) -> Message:
     """Submit a message, and let its first try fail for good."""
     message = house.submit(**asked)
-    house.memory.before = refuse
+    house.fail_sends(PermanentFailure("no such number"))
     house.deliver(message)
-    house.memory.before = None
     found = house.again(message)
     assert found.status is Status.FAILED
     return found
@@ -65,21 +60,17 @@ def test_it_is_due_at_once_with_all_its_tries_and_its_reservation(slow: House) -
     slow.redis.delete(*slow.redis.keys("*:permits:*:log*"))  # the first send counts, too
     assert slow.deliver(message) == 1
     assert slow.again(message).status is Status.SENT
-    assert [each.outcome for each in slow.dispatcher.attempts(message.id)] == ["permanent", "sent"]
+    assert slow.outcomes(message) == ["permanent", "sent"]
 
 
 @on_sqlite
 def test_it_fails_again_after_its_round(slow: House) -> None:
     message = failed(slow)
-
-    def try_later(_: Message) -> None:
-        raise TemporaryFailure("busy", retry_after=timedelta(0))
-
     slow.dispatcher.retry(message.id)
-    slow.memory.before = try_later
     for _ in range(2):
         slow.redis.delete(*slow.redis.keys("*:permits:*:log*"))
-        slow.change([message], next_attempt_at=slow.database_time())
+        slow.make_due(message)
+        slow.fail_sends(TemporaryFailure("busy", retry_after=timedelta(0)))
         slow.deliver(message)
     assert slow.again(message).status is Status.FAILED
     assert len(slow.dispatcher.attempts(message.id)) == 3

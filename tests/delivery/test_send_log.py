@@ -29,27 +29,19 @@ def left_in(folder: Path) -> list[LeftLog]:
     return found
 
 
-def _killed(folder: Path, begun: tuple[UUID, ...], mark: str, before: tuple[UUID, ...]) -> None:
-    logs = SendLogs(folder)
-    if before:
-        earlier = logs.open(before)
-        assert earlier.begin(before[0])
-        earlier.close()
-    log = logs.open(IDS)
+def _killed(folder: Path, begun: tuple[UUID, ...], mark: str) -> None:
+    log = SendLogs(folder).open(IDS)
     (folder / mark).write_text(str(log.mark))
     for each in begun:
         assert log.begin(each)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed(folder: Path, *begun: UUID, before: tuple[UUID, ...] = ()) -> UUID:
-    """Let a process die that has claimed all and begun some; return the mark of its claim.
-
-    A claim of the messages ``before`` it is over.
-    """
+def killed(folder: Path, *begun: UUID) -> UUID:
+    """Let a process die that has claimed all and begun some; return the mark of its claim."""
     name = f"{uuid4()}.mark"
     folder.mkdir(exist_ok=True)
-    process = forking().Process(target=_killed, args=(folder, begun, name, before))
+    process = forking().Process(target=_killed, args=(folder, begun, name))
     process.start()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
@@ -68,21 +60,14 @@ def test_of_a_process_that_was_killed_it_is_known_which_sends_had_not_begun(
     assert list(tmp_path.iterdir()) == [], "it is read once"
 
 
-def test_an_earlier_claim_says_nothing_of_the_last_one(tmp_path: Path) -> None:
-    """Begun by the earlier claim, a message is not begun by this one."""
-    earlier = (IDS[0], *(UUID(int=number) for number in range(10, 60)))
-    mark = killed(tmp_path, IDS[1], before=earlier)
-    [file] = tmp_path.iterdir()
-    assert file.name == mark.hex
-    assert left_in(tmp_path) == [LeftLog(mark, (IDS[0], IDS[2]))]
-
-
 def test_a_claim_that_is_over_leaves_no_file(tmp_path: Path) -> None:
     logs = SendLogs(tmp_path)
     for _ in range(3):
         log = logs.open(IDS)
         assert log.begin(IDS[0])
+        assert left_in(tmp_path) == [], "a send is under way: nobody may take this process for dead"
         log.close()
+        assert not log.begin(IDS[0]), "it is closed"
     assert list(tmp_path.iterdir()) == []
     first, second = logs.open(IDS), logs.open(IDS)
     assert len([*tmp_path.iterdir()]) == 2
@@ -156,17 +141,6 @@ def test_a_log_that_its_worker_leaves_is_read_although_a_child_process_has_it_op
     log.close()
     assert left_in(tmp_path) == [LeftLog(log.mark, IDS, died=False)]
     os.close(of_child)
-
-
-def test_a_file_is_there_until_it_is_closed(tmp_path: Path) -> None:
-    log = SendLogs(tmp_path).open(IDS)
-    assert log.begin(IDS[0])
-    [file] = tmp_path.iterdir()
-    assert left_in(tmp_path) == [], "a send is under way: nobody may take this process for dead"
-    assert file.exists()
-    log.close()
-    assert not file.exists()
-    assert not log.begin(IDS[0]), "it is closed"
 
 
 @pytest.mark.parametrize(

@@ -111,20 +111,13 @@ def test_a_receiver_is_told_once_that_it_was_sent(house: House, receiver: Receiv
 
 
 def refused(house: House, message: Message) -> None:
-    house.memory.before = raising(PermanentFailure("no such number"))
+    house.fail_sends(PermanentFailure("no such number"))
     house.deliver(message)
 
 
 def perhaps_sent(house: House, message: Message) -> None:
-    house.memory.before = raising(PerhapsSent("no answer"))
+    house.fail_sends(PerhapsSent("no answer"))
     house.deliver(message)
-
-
-def raising(error: Exception) -> Callable[[Message], None]:
-    def before(_: Message) -> None:
-        raise error
-
-    return before
 
 
 @pytest.mark.parametrize(
@@ -167,7 +160,7 @@ def test_errors_of_providers_are_reported_only_with_status_errors(
     )  # fmt: skip
     message = house.submit("ada", status_url=receiver.url)
     words = "mail.internal:25: it answered 550 no 'ada' here: 'See you at nine'"
-    house.memory.before = raising(PermanentFailure(words))
+    house.fail_sends(PermanentFailure(words))
     house.deliver(message)
     tell(house)
     [request] = receiver.received

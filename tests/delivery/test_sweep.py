@@ -20,22 +20,9 @@ from tests.support.servers import RedisServer
 MINUTE = timedelta(minutes=1)
 
 
-class WorkerDied(BaseException):
-    """Ends a send like the death of its process."""
-
-
-def die(_: Message) -> None:
-    raise WorkerDied
-
-
 def left_sending(house: House, count: int) -> list[Message]:
     messages = [house.submit(f"name {n}") for n in range(count)]
-    house.memory.before = die
-    for message in messages:
-        with pytest.raises(WorkerDied):
-            house.deliver(message)
-    house.memory.before = None
-    house.end_claims(*messages)
+    house.lose(*messages)
     return messages
 
 

@@ -20,7 +20,7 @@ from dispatcher import (
 from dispatcher.message import new_id
 from dispatcher.store.claims import Success
 from dispatcher.times.send_time import to_ms
-from tests.support.doubles import Between, at_once, once, raising
+from tests.support.doubles import Between, at_once, once
 from tests.support.far import FarDatabase
 from tests.support.house import House, hour_ago, house_on
 from tests.support.house_fixtures import Build
@@ -34,27 +34,10 @@ CHANNELS: dict[str, Any] = {
 DECISIONS = ["release", "drop"]
 
 
-class WorkerDied(BaseException):
-    """Ends a send like the death of its process."""
-
-
-def die(_: Message) -> None:
-    raise WorkerDied
-
-
-def refuse(_: Message) -> None:
-    raise PermanentFailure("no such number")
-
-
 def left_open(house: House, *recipients: str, **asked: Any) -> list[Message]:
     """Leave messages that a worker took and never recorded, and let the sweep find them."""
     messages = [house.submit(each, **{"on_unknown": "hold"} | asked) for each in recipients]
-    house.memory.before = die
-    for message in messages:
-        with pytest.raises(WorkerDied):
-            house.deliver(message)
-    house.memory.before = None
-    house.end_claims(*messages)
+    house.lose(*messages)
     assert house.parts.sweep.rescue() == len(messages)
     return [house.again(each) for each in messages]
 
@@ -75,7 +58,7 @@ def test_a_held_message_is_sent_by_nobody_and_keeps_its_reservation(slow: House)
     message = held(slow)
     assert (message.attempt_count, message.finished_at) == (1, None)
     assert "unknown" in (message.last_error or "")
-    assert [each.outcome for each in slow.dispatcher.attempts(message.id)] == [Outcome.UNKNOWN]
+    assert slow.outcomes(message) == [Outcome.UNKNOWN]
     assert slow.deliver(message) == slow.parts.sweep.enqueue_due() == slow.parts.sweep.rescue() == 0
     assert slow.parts.sweep.prune() == slow.parts.reconciler.reconcile().released == 0
     assert slow.members() == {message.id: to_ms(message.send_at)}
@@ -120,7 +103,7 @@ def test_released_it_is_due_at_once_and_sent_once_more(slow: House) -> None:
     assert deliver_again(slow, message) == 1
     assert slow.again(message).status is Status.SENT
     assert slow.sent == [message.id]
-    assert [each.outcome for each in slow.dispatcher.attempts(message.id)] == [
+    assert slow.outcomes(message) == [
         Outcome.UNKNOWN, Outcome.SENT,
     ]  # fmt: skip
 
@@ -141,7 +124,7 @@ def test_released_past_its_expiry_it_ends_and_its_reservation_is_released(slow: 
 def test_only_what_is_held_can_be_decided(slow: House, decide: str) -> None:
     message, gone, failed = slow.submit(), slow.submit("ben"), slow.submit("cyd")
     slow.dispatcher.cancel(gone.id)
-    slow.memory.before = refuse
+    slow.fail_sends(PermanentFailure("no such number"))
     slow.deliver(failed)
     before = slow.snapshot()
     for each in (message, gone, failed):
@@ -211,7 +194,7 @@ def test_a_late_success_is_taken_from_who_decided_meanwhile(slow: House, decide:
         getattr(slow.dispatcher, decide)(message.id)
     slow.parts.delivery.shared.claims.record([Success(claim, "late")], [], enqueue_in=HOUR)
     assert slow.again(message).status is Status.SENT
-    assert [each.outcome for each in slow.dispatcher.attempts(message.id)] == [Outcome.SENT]
+    assert slow.outcomes(message) == [Outcome.SENT]
     assert slow.deliver(message) == 0
 
 
@@ -230,7 +213,7 @@ def test_a_late_failure_of_a_held_message_is_taken(
     message = resumed_after_it_was_held(slow, error)
     assert message.status is status
     assert str(error) in (message.last_error or "")
-    assert [each.outcome for each in slow.dispatcher.attempts(message.id)] == [outcome]
+    assert slow.outcomes(message) == [outcome]
 
 
 @pytest.mark.every_database
@@ -262,9 +245,8 @@ def test_an_unnamed_failure_is_held(slow: House, error: Exception) -> None:
     """A failure that has no name may be a line that broke after the provider took the message."""
     messages = [slow.submit(name, on_unknown="hold") for name in ("ada", "ben")]
     other = slow.submit("cyd")
-    slow.memory.before = lambda _: raising(error)()
+    slow.fail_sends(error, error, error)
     assert slow.deliver(*messages, other) == 0
-    slow.memory.before = None
     for message in messages:
         now = slow.again(message)
         assert (now.status, now.attempt_count) == (Status.HELD, 1)
@@ -273,21 +255,7 @@ def test_an_unnamed_failure_is_held(slow: House, error: Exception) -> None:
         assert (attempt.outcome, attempt.error) == (Outcome.UNKNOWN, now.last_error)
         assert len(slow.permits(message.scope)) == 1, "it counts as a send"
     assert slow.again(other).status is Status.SCHEDULED
-    assert [each.outcome for each in slow.dispatcher.attempts(other.id)] == [Outcome.UNKNOWN]
+    assert slow.outcomes(other) == [Outcome.UNKNOWN]
     slow.dispatcher.release(messages[0].id)
     assert deliver_again(slow, messages[0]) == 1
     assert slow.deliver(messages[1]) == 0
-
-
-def test_a_lost_outcome_is_held(slow: House) -> None:
-    message = slow.submit(on_unknown="hold")
-    shared: Any = slow.parts.delivery.shared
-    down = {"record": raising(OSError("no"), OSError("no"))}
-    shared.claims = Between(shared.claims, before=down)
-    with pytest.raises(OSError, match="no"):
-        slow.deliver(message)
-    slow.end_claims(message)
-    assert slow.parts.sweep.rescue() == 1
-    assert slow.again(message).status is Status.HELD
-    assert slow.sent == [message.id]
-    assert slow.deliver(message) == slow.parts.sweep.enqueue_due() == 0

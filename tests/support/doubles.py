@@ -49,6 +49,10 @@ class Between:
         return call
 
 
+class WorkerDied(BaseException):
+    """Ends a send like the death of its process."""
+
+
 def once(action: Callable[[], object]) -> Callable[[], None]:
     """Return something that acts when it is called the first time only."""
     done = threading.Event()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -13,7 +13,7 @@ from uuid import UUID
 import redis
 from sqlalchemy import insert, select, text, update
 
-from dispatcher import Dispatcher, Message, Settings
+from dispatcher import Dispatcher, Message, Outcome, Settings
 from dispatcher.app import App
 from dispatcher.redis.keys import PermitKeys, ShardKeys, permit_parts, shard_of
 from dispatcher.store.database import Database
@@ -23,6 +23,7 @@ from dispatcher.times.send_time import to_ms
 from dispatcher.transports import MemoryTransport
 from tests.support import canaries
 from tests.support.clock import MovableClock
+from tests.support.doubles import WorkerDied, raising
 from tests.support.reserving import scores, value_of, window
 from tests.support.servers import RedisServer
 
@@ -183,6 +184,25 @@ class House(AbstractContextManager["House"]):
     def end_claims(self, *these: Message) -> None:
         """Let the claims of these messages run out a second ago."""
         self.change(these, claim_expires_at=self.database_time() - timedelta(seconds=1))
+
+    def make_due(self, *these: Message) -> None:
+        self.change(these, next_attempt_at=self.database_time() - timedelta(milliseconds=1))
+
+    def fail_sends(self, *errors: BaseException) -> None:
+        """Let the next sends raise these errors, one each."""
+        fail = raising(*errors)
+        self.memory.before = lambda _: fail()
+
+    def lose(self, *these: Message) -> None:
+        """Let the worker of each message die in its send; their claims have run out."""
+        for message in these:
+            self.fail_sends(WorkerDied())
+            with suppress(WorkerDied):
+                self.deliver(message)
+        self.end_claims(*these)
+
+    def outcomes(self, message: Message) -> list[Outcome | None]:
+        return [attempt.outcome for attempt in self.dispatcher.attempts(message.id)]
 
     def database_time(self) -> datetime:
         """The time that decides what is due."""
