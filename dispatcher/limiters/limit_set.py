@@ -94,9 +94,9 @@ class LimitSet:
             raise InvalidValue("on_error", quoted(on_error), "'raise', 'unknown' or 'allow'")
         self._kept_words: tuple[int | None, Words] = (None, ())
         self.parts = tuple(parts)
-        self.aligned = any(each.aligned for each in parts)
-        self._mosts = [each.most for each in parts]
-        self._labels = [each.label for each in parts]
+        self.aligned = any(part.aligned for part in parts)
+        self._mosts = [part.most for part in parts]
+        self._labels = [part.label for part in parts]
         prefix = checked_name(prefix, "prefix")
         tag = None if tag is None else checked_name(tag, "tag")
         self._names = LimiterKeys(prefix, tag)
@@ -107,40 +107,40 @@ class LimitSet:
         self.span = 0
         if remember is not None:
             span = length_ms(remember, "remember", least=1_000, most=_LONGEST_REMEMBERED_MS)
-            self.span = 0 if all(each.knows_permits for each in parts) else span
+            self.span = 0 if all(part.knows_permits for part in parts) else span
         self.clock = clock
         self._shift_ms = 0  # by how much the server's clock is ahead, as far as that is known
-        self._kinds = tuple(sorted({each.kind for each in parts}))
+        self._kinds = tuple(sorted({part.kind for part in parts}))
         self._all = range(len(parts))
-        lengths = [each.length_ms for each in parts if each.aligned]
+        lengths = [part.length_ms for part in parts if part.aligned]
         self._words_kept_ms = min([_LONGEST_WORDS_ARE_KEPT_MS, *lengths])
         self._texts = texts_of(self.parts)
-        holds = [each.hold_ms for each in parts if each.hold_ms]
+        holds = [part.hold_ms for part in parts if part.hold_ms]
         self.renew_every = min(holds, default=0) / 3_000
         """How often holds should be renewed, in seconds; 0 where permits are no holds."""
 
     def keys_of(self, keys: Keys, limits: Sequence[int] | None = None) -> Sequence[str]:
         """Return the caller's key for each of those limits. Raises InvalidValue."""
-        many = len(self._labels) if limits is None else len(limits)
+        number = len(self._labels) if limits is None else len(limits)
         if isinstance(keys, str):
-            each: Sequence[str] = (_checked_key(keys),) * many
-        elif isinstance(keys, Sequence) and not isinstance(keys, bytes) and len(keys) == many:
-            each = [*map(_checked_key, keys)]
+            separate: Sequence[str] = (_checked_key(keys),) * number
+        elif isinstance(keys, Sequence) and not isinstance(keys, bytes) and len(keys) == number:
+            separate = [*map(_checked_key, keys)]
         else:
-            raise InvalidValue("keys", quoted(keys), f"one text, or {many} of them in a sequence")
-        if not self._distinct and len({*self.state_names(each, limits)}) < many:
+            raise InvalidValue("keys", quoted(keys), f"one text, or {number} of them in a sequence")
+        if not self._distinct and len({*self.state_names(separate, limits)}) < number:
             raise InvalidValue(
                 "limits", "two of one kind, count and length for one key", "a name= of their own"
             )
         if self._cluster and self._names.tag is None:
-            tags = {self._names.hash_tag(key).encode() for key in each}
+            tags = {self._names.hash_tag(key).encode() for key in separate}
             if len({key_slot(tag) for tag in tags}) > 1:
                 raise InvalidValue(
                     "keys",
                     "they lie in several slots of the cluster",
                     "one key, or limiters with a tag",
                 )
-        return each
+        return separate
 
     def state_names(self, keys: Sequence[str], limits: Sequence[int] | None = None) -> list[str]:
         labels = self._labels if limits is None else [self._labels[index] for index in limits]
@@ -231,7 +231,7 @@ class LimitSet:
     def _refusals(self, refused: Sequence[int], chosen: Sequence[int]) -> tuple[Refusal, ...]:
         """Return the refusals for pairs of an index and a wait, the longest wait first."""
         pairs = [*zip(refused[::2], refused[1::2], strict=True)]
-        pairs.sort(key=lambda each: math.inf if each[1] < 0 else each[1], reverse=True)
+        pairs.sort(key=lambda pair: math.inf if pair[1] < 0 else pair[1], reverse=True)
         limits = [(chosen[index - 1], wait) for index, wait in pairs]
         return tuple(
             Refusal(self._texts[limit], limit, NEVER if wait < 0 else wait * MILLISECOND)
@@ -258,7 +258,7 @@ class LimitSet:
 
 def texts_of(parts: Sequence[Algorithm]) -> list[str]:
     """Return the texts of limits that are asked together: no two alike."""
-    plain = [str(each) if each.name is None else f"{each.name} ({each})" for each in parts]
+    plain = [str(part) if part.name is None else f"{part.name} ({part})" for part in parts]
     return [
         text if plain.count(text) == 1 else f"{text} (limit {number} of {len(parts)})"
         for number, text in enumerate(plain, start=1)
@@ -284,9 +284,9 @@ def check_permits(n: int, parts: Sequence[Algorithm], *, whole: bool = True) -> 
     """
     if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= _MOST:
         raise InvalidValue("n", f"{quoted(n)} permits", f"a whole number from 0 to {_MOST}")
-    if n <= _MOST_KEPT_AT_ONCE or not any(each.keeps_each for each in parts):
+    if n <= _MOST_KEPT_AT_ONCE or not any(part.keeps_each for part in parts):
         return
-    most = min((each.most for each in parts if each.most), default=n)
+    most = min((part.most for part in parts if part.most), default=n)
     if most > _MOST_KEPT_AT_ONCE and (n <= most or not whole):
         accepted = f"at most {_MOST_KEPT_AT_ONCE} at once of a limit that keeps each of its permits"
         raise InvalidValue("n", f"{n} permits", accepted)

@@ -92,7 +92,7 @@ def enter(
     if not decision:
         raise LimitReached(
             limit=decision.refused_by or "",
-            others=tuple(each.limit for each in decision.refusals[1:]),
+            others=tuple(refusal.limit for refusal in decision.refusals[1:]),
             retry_after=decision.retry_after,
             reset_at=decision.reset_at,
             is_upper_bound=limit_set.parts[decision.position].hold_ms > 0,
@@ -182,11 +182,11 @@ def _waits(limit_set: LimitSet, refused: Decision) -> tuple[float, float]:
     Holds may end before the time that their limit names.
     """
     seconds, held = 0.0, 0.0
-    for each in refused.refusals:
-        if limit_set.parts[each.index].hold_ms:
-            held = max(held, each.retry_after.total_seconds())
+    for refusal in refused.refusals:
+        if limit_set.parts[refusal.index].hold_ms:
+            held = max(held, refusal.retry_after.total_seconds())
         else:
-            seconds = max(seconds, each.retry_after.total_seconds())
+            seconds = max(seconds, refusal.retry_after.total_seconds())
     return seconds, held
 
 
@@ -195,7 +195,7 @@ def _waits(limit_set: LimitSet, refused: Decision) -> tuple[float, float]:
 
 def renew(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[bool]:
     names = _state_names(limit_set, keys, "concurrency", "a Concurrency")
-    lengths = [each.hold_ms for each in limit_set.parts if each.hold_ms]
+    lengths = [part.hold_ms for part in limit_set.parts if part.hold_ms]
     [done] = yield ScriptCall("limits_renew", names, (checked(permit), *lengths))
     return done == 1
 
@@ -225,11 +225,11 @@ def close(
 
 
 def _state_names(limit_set: LimitSet, keys: Keys, kind: str, accepted: str) -> list[str]:
-    found = [index for index, each in enumerate(limit_set.parts) if each.kind == kind]
-    if not found:
+    indexes = [index for index, part in enumerate(limit_set.parts) if part.kind == kind]
+    if not indexes:
         raise InvalidValue("limits", f"none of them is {accepted}", f"{accepted} among them")
     states = limit_set.state_names(limit_set.keys_of(keys))
-    return [states[index] for index in found]
+    return [states[index] for index in indexes]
 
 
 # What blocks do about their permits. Redis may be away: then the log says so, and they go on.

@@ -61,8 +61,8 @@ class World:
 
     def times(self, log: str) -> dict[bytes, int]:
         """Return the permits of a log, each with the time in ms at which it counts."""
-        found = cast("list[tuple[bytes, float]]", self.client.zrange(log, 0, -1, withscores=True))
-        return {member: int(score) for member, score in found}
+        permits = self.client.zrange(log, 0, -1, withscores=True)
+        return {name: int(score) for name, score in cast("list[tuple[bytes, float]]", permits)}
 
     def scope(self, name: str) -> dict[bytes, int]:
         return self.times(self.keys(name).scope(name))
@@ -72,7 +72,7 @@ class World:
 
     def acquire(self, *group: Permit, within: timedelta = HOLD) -> list[bool]:
         """Ask for a group; return who was granted."""
-        return [each.allowed for each in self.permits.acquire(group, within=within)]
+        return [answer.allowed for answer in self.permits.acquire(group, within=within)]
 
     def logs(self) -> list[bytes]:
         """Return the names of all logs that hold a permit."""

@@ -73,8 +73,8 @@ class Logs(World):
 
     def names(self, log: str | None = None) -> dict[bytes, int]:
         """Return the names of permits in a log, each with its time in ms."""
-        found = self.times(log or self.log)
-        return {member[:16].rstrip(b"~"): time for member, time in found.items()}
+        times = self.times(log or self.log)
+        return {member[:16].rstrip(b"~"): time for member, time in times.items()}
 
     @property
     def now_ms(self) -> int:
@@ -154,7 +154,7 @@ def settled_after_it_was_extended(logs: Logs) -> None:
 def extended_after_it_was_restored(logs: Logs) -> None:
     """Else no claim of a long send is renewed after Redis has lost its data."""
     taken = [permit(name) for name in (b"1", b"2")]
-    logs.restore(*[(each, -SECOND) for each in taken])
+    logs.restore(*[(claimed, -SECOND) for claimed in taken])
     logs.permits.extend(taken, within=timedelta(minutes=5))
 
 
@@ -193,7 +193,7 @@ def test_a_claim_that_had_no_permit_gets_none_by_a_rebuild(make: Make) -> None:
     logs = make("2/minute")
     logs.restore(*[(permit(name), -HOLD) for name in (b"a", b"b", b"c")])
     [other] = logs.ask(b"d")
-    answers = [each.allowed for each in logs.ask(b"a", b"b", b"c")]
+    answers = [answer.allowed for answer in logs.ask(b"a", b"b", b"c")]
 
     assert not other.allowed  # they count until they are asked for
     assert answers == [False, True, True]  # three were restored where two fit
@@ -249,7 +249,7 @@ def test_permits_are_granted_once_however_often_their_reply_is_lost(
     proxy.drop_reply(b"two", times=lost)
     answers = through.acquire([two, three], within=HOLD)
     assert proxy.dropped == lost
-    assert [each.allowed for each in answers] == [True, False]
+    assert [answer.allowed for answer in answers] == [True, False]
     assert logs.names(logs.wide).keys() == logs.names().keys() == {b"one", b"two"}
 
 
@@ -326,14 +326,14 @@ def test_processes_never_hand_over_more_than_the_limit_in_any_period(
 @given(
     ages=st.lists(st.integers(0, 60_000), max_size=12),
     limits=st.lists(st.tuples(st.integers(1, 6), st.integers(10, 50_000)), min_size=1, max_size=3),
-    wanted=st.integers(1, 8),
+    asked=st.integers(1, 8),
 )
 def test_decisions_are_those_of_a_plain_count(
-    shared: Clocked, ages: Sequence[int], limits: list[tuple[int, int]], wanted: int
+    shared: Clocked, ages: Sequence[int], limits: list[tuple[int, int]], asked: int
 ) -> None:
-    logs = Logs(shared, *(Limit(*each) for each in limits))
+    logs = Logs(shared, *(Limit(*words) for words in limits))
     logs.put({bytes([n]): age for n, age in enumerate(ages)})
-    answers = logs.ask(*(bytes([100 + n]) for n in range(wanted)), within=timedelta(0))
+    answers = logs.ask(*(bytes([100 + n]) for n in range(asked)), within=timedelta(0))
     taken, refused = list(ages), 0
     for answer in answers:
         left = [count - sum(age < length for age in taken) for count, length in limits]
