@@ -8,7 +8,7 @@ import ssl
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -50,40 +50,6 @@ class Taken:
     recipients: list[str]
     content: bytes
     options: list[str]
-    line: int
-    """Which connection it came over, from 1."""
-
-
-@dataclass
-class _Handler:
-    taken: list[Taken] = field(default_factory=list)
-    lines: dict[int, int] = field(default_factory=dict)
-
-    async def handle_MAIL(  # noqa: N802 - aiosmtpd's name
-        self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
-    ) -> str:
-        del session
-        self.lines.setdefault(id(server), len(self.lines) + 1)
-        envelope.mail_from = address
-        envelope.mail_options.extend(options)
-        return "250 OK"
-
-    async def handle_DATA(  # noqa: N802 - aiosmtpd's name
-        self, server: SMTP, session: Session, envelope: Envelope
-    ) -> str:
-        del session
-        content = envelope.original_content
-        assert isinstance(content, bytes)
-        assert envelope.mail_from is not None
-        taken = Taken(
-            envelope.mail_from,
-            [str(each) for each in envelope.rcpt_tos],
-            content,
-            list(envelope.mail_options),
-            self.lines[id(server)],
-        )
-        self.taken.append(taken)
-        return f"250 2.0.0 queued as {len(self.taken)}"
 
 
 class _Served(ExitStack):
@@ -116,7 +82,7 @@ class MailServer(_Served):
         **more: Any,
     ) -> None:
         super().__init__()
-        self._handler = _Handler()
+        self.taken: list[Taken] = []
         self._tls = context if security == "tls" else None
         options: dict[str, Any] = {"enable_SMTPUTF8": True, "hostname": "mail.test", **more}
         if security == "starttls":
@@ -128,10 +94,6 @@ class MailServer(_Served):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self.connections = 0
-
-    @property
-    def taken(self) -> list[Taken]:
-        return self._handler.taken
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -149,7 +111,7 @@ class MailServer(_Served):
     async def _start(self) -> asyncio.Server:
         def protocol() -> SMTP:
             self.connections += 1
-            return SMTP(self._handler, loop=self._loop, **self._options)
+            return SMTP(self, loop=self._loop, **self._options)
 
         return await self._loop.create_server(protocol, "127.0.0.1", 0, ssl=self._tls)
 
@@ -159,6 +121,17 @@ class MailServer(_Served):
         for each in tasks:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def handle_DATA(  # noqa: N802 - aiosmtpd's name
+        self, server: SMTP, session: Session, envelope: Envelope
+    ) -> str:
+        del server, session
+        content, sender = envelope.original_content, envelope.mail_from
+        assert isinstance(content, bytes)
+        assert sender is not None
+        recipients = [str(each) for each in envelope.rcpt_tos]
+        self.taken.append(Taken(sender, recipients, content, [*envelope.mail_options]))
+        return f"250 2.0.0 queued as {len(self.taken)}"
 
     def _log_in(
         self, server: SMTP, session: Session, envelope: Envelope, mechanism: str, data: Any
