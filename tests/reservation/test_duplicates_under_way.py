@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -11,8 +10,7 @@ import pytest
 from dispatcher.errors import IdempotencyConflict, QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.reservation import Submit, Terms
-from tests.support.reserving import Booking, Reserving, reserve, reserving
-from tests.support.servers import RedisServer
+from tests.support.reserving import Booking, Reserving, reserve
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
 Opened = Callable[..., Reserving]
@@ -90,31 +88,6 @@ def test_a_duplicate_does_not_shorten_the_life_that_another_gave(opened: Opened)
     )  # fmt: skip
     book(real, Submit("key", "print"))
     assert real.client.pttl(real.keys("ann").duplicates("key")) > 600_000
-
-
-def test_many_at_once_share_one_booking(redis_server: RedisServer, opened: Opened) -> None:
-    opened()
-    bookings: list[Booking] = []
-    start = threading.Barrier(16)
-
-    def submit() -> None:
-        with reserving(redis_server.url) as mine:
-            start.wait(60)
-            bookings.append(book(mine, Submit("key", "print")))
-
-    threads = [threading.Thread(target=submit) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(bookings) == 16
-    assert len({booking.message_id for booking in bookings}) == 1
-    with reserving(redis_server.url) as real:
-        assert len(real.members("ann")) == 1
-        for booking in bookings:
-            assert len(real.members("ann")) == 1
-            real.windows.withdraw([booking.request])
-        assert real.members("ann") == {}
 
 
 def test_a_key_is_free_for_other_content_once_its_message_is_released(opened: Opened) -> None:

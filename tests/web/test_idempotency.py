@@ -193,7 +193,7 @@ Call = Callable[[httpx2.Client], httpx2.Response]
 CASES: list[tuple[str, str]] = [
     *(("submit", point) for point in OF_SUBMIT),
     ("cancel", "cancel.after_rows"),
-    # Not after_hold: until reconcile ends the hold, the new time is refused.
+    # Not after_booking: until reconcile releases the new time, it is refused.
     ("reschedule", "reschedule.after_row"),
     ("reschedule", "reschedule.after_release"),
 ]
