@@ -99,9 +99,8 @@ class _Producers(ProducerPool):
 class Queue:
     """Publishes ``deliver`` tasks with an ETA, each channel's to its own queue.
 
-    A task carries ids, the name of their channel, and ``is_first``. Raises QueueUnavailable within
-    about a second. After a failure every call fails at once for a second, so that many submits do
-    not each wait for the broker.
+    Raises QueueUnavailable within about a second. After a failure every call fails at once for a
+    second, so that many submits do not each wait for the broker.
     """
 
     def __init__(self, app: Celery, settings: Settings, *, clock: Clock, journal: Journal) -> None:

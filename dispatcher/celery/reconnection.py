@@ -56,10 +56,7 @@ class Consumer(consumer.Consumer):
         return super().ensure_connected(_with_short_intervals(connection))
 
     def create_task_handler(self, promise: Any = None) -> Any:
-        """Return the handler of items from the broker: Celery's own, for our tasks only.
-
-        It deletes any other item: Celery would quote it in its log, or end.
-        """
+        """Return Celery's handler of items, for our tasks only: it would quote others, or end."""
         del promise
         answer: Any = answer_while_open  # Celery's own is a class
         begin = super().create_task_handler(promise=answer)
@@ -141,8 +138,7 @@ def _with_short_intervals(connection: Any) -> Any:
 def answer_while_open(call: Any, answers: tuple[Any, ...], **more: Any) -> promise:
     """Return the promise to acknowledge or reject a task, unless its connection is closed by then.
 
-    Over Redis kombu would try it all the same, and the error would end the worker. ``answers`` are
-    methods of kombu's message.
+    Over Redis kombu would try it all the same, and the error would end the worker.
     """
     return promise(call, tuple(partial(_if_open, each) for each in answers), **more)
 

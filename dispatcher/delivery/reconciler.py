@@ -77,13 +77,6 @@ class Reconciler:
     def reconcile(self, *, settle: timedelta | None = None) -> ReconcileResult:
         """Make Redis agree with the store.
 
-        - rebuild what Redis lost;
-        - look up reservations that were not confirmed within the grace;
-        - release the reservations of cancelled and expired messages;
-        - delete reservations that no quota counts any more;
-        - bring snoozed messages forward when permits were given back, and all of them when the
-          permit logs were rebuilt.
-
         Where a master of a cluster cannot be reached or takes no writes, what it lost stays closed,
         and what the others lost is rebuilt. All else waits until every master answers.
 
@@ -211,10 +204,7 @@ class Reconciler:
             self.upkeep.restore(permits, ())  # keeps the marker alive
 
     def _bring_all_forward(self) -> None:
-        """Let all snoozed messages be due: the new logs judge them once more.
-
-        Their turns came from logs and lines that are gone, and the new logs may have room.
-        """
+        """Let all snoozed messages be due: their turns came from logs that are gone."""
         count = 0
         for snoozed in self.store.snoozed(batch=BATCH):
             count += len(self.store.bring_forward(snoozed))
@@ -244,7 +234,6 @@ class Reconciler:
         return did
 
     def _settle_batch(self, limit: int, did: Counter[str], left: _Left) -> int:
-        """Settle a batch; return how many entries it had."""
         entries = self.upkeep.unconfirmed(
             older_than=self.settings.reconcile_grace, limit=limit, skip=left.entries
         )
@@ -309,10 +298,7 @@ class Reconciler:
         return [Reserved(row.message_id, row.counted(kinds), row.send_at, row.tail) for row in rows]
 
     def _bring_forward(self) -> None:
-        """Let messages that wait for a limit be due now where room was made for them.
-
-        As many as permits were given back, so that the others stay where they are.
-        """
+        """Let as many messages that wait for a limit be due now as permits were given back."""
         try:
             waiting = self.permits.waiting(logs=_ROOMS_AT_ONCE, each=BATCH)
             if not waiting:

@@ -43,6 +43,8 @@ _HEX_DIGITS = 32
 # of the process wait for it. Windows, where programs may submit, has no such library and no send
 # logs.
 if os.name == "posix":
+    import fcntl
+
     _write_at_once = ctypes.PyDLL(None, use_errno=True).write
     _write_at_once.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
     _write_at_once.restype = ctypes.c_ssize_t
@@ -53,10 +55,7 @@ LogFile = tuple[Path, int]
 
 
 class ClaimLog:
-    """The file of one claim. ``mark`` is that of the claim in the store, and the file's name.
-
-    It is open until all sends of the claim have ended.
-    """
+    """The file of one claim. ``mark`` is that of the claim in the store, and the file's name."""
 
     def __init__(self, mark: UUID, file: LogFile | None) -> None:
         self.mark = mark
@@ -71,11 +70,7 @@ class ClaimLog:
         return file is None or _append(file, message_id.hex) or _delete(file[0])
 
     def keep(self) -> None:
-        """Let :meth:`close` leave the file to the next rescue instead of deleting it.
-
-        For a claim that the store may still have: the rescue puts back its messages that were not
-        begun.
-        """
+        """Let :meth:`close` leave the file to rescue: the store may still have the claim."""
         self._is_kept = True
 
     def close(self) -> None:
@@ -88,10 +83,7 @@ class ClaimLog:
 
 @dataclass(frozen=True, slots=True)
 class LeftLog:
-    """The send log of a claim, left by a process that ``died``, or that lives and gave it up.
-
-    ``unbegun`` are the messages of the claim that were not given to a transport.
-    """
+    """The send log of a claim, left by a process that ``died``, or that lives and gave it up."""
 
     mark: UUID
     unbegun: tuple[UUID, ...]
@@ -108,8 +100,7 @@ class SendLogs:
     def open(self, message_ids: Sequence[UUID]) -> ClaimLog:
         """Return the log of a claim that is about to be made of these messages.
 
-        Where no file can be made the log notes nothing. That is tried again for the next claim; a
-        warning is logged once.
+        Where no file can be made the log notes nothing.
         """
         mark = uuid4()
         try:
@@ -159,8 +150,6 @@ class SendLogs:
 def _locked_file(path: Path) -> LogFile:
     """Make a file that is locked until it is closed. Raises OSError."""
     _boot_id()  # without it a file would prove nothing
-    import fcntl  # noqa: PLC0415 - Windows, where programs may submit, has none
-
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
     try:
         file = path, os.open(path, flags, 0o600)
@@ -178,8 +167,6 @@ def _locked_file(path: Path) -> LogFile:
 
 def _leave(file: LogFile) -> None:
     """Let the next rescue read a file of this process, which writes no more to it."""
-    import fcntl  # noqa: PLC0415 - see _locked_file
-
     path, descriptor = file
     try:
         path.rename(path.with_suffix(_LEFT_BY_LIVING))  # before: else it is that of a dead process
@@ -259,8 +246,6 @@ def _read(path: Path, descriptor: int) -> LeftLog | None:
 
 def _lock_of_the_dead(path: Path) -> int | None:
     """Lock a file that no living process has; None where one has it, or another user owns it."""
-    import fcntl  # noqa: PLC0415 - see _locked_file
-
     try:
         descriptor = os.open(path, os.O_RDWR)
     except OSError:

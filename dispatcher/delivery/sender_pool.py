@@ -194,10 +194,7 @@ class SenderPool:
                 heappush(self._left, unsent)
 
     def _may_take_next(self) -> bool:
-        """Whether the thread that asks takes the next message, or leaves it to one in time.
-
-        With the lock.
-        """
+        """Whether the thread that asks takes the next message. With the lock."""
         if not self._left:
             return False
         if not self._comes_in_time():
@@ -210,10 +207,10 @@ class Destinations:
     """Admits a message to a sender, or parks it while its destination has all that it may have.
 
     A destination may have ``share`` senders, a silent one a single sender until it answers. Other
-    messages overtake a parked one. ``name_of`` is the transport's ``destination``. Messages for
-    which it returns None share one destination that is never silent. ``timeout`` is that of a send,
-    in seconds, ``longest`` the longest wait of a message for a silent destination. All but ``name``
-    is called with the lock of the sender pool.
+    messages overtake a parked one. Messages for which ``name_of`` returns None share one
+    destination that is never silent. ``timeout`` is that of a send, in seconds, ``longest`` the
+    longest wait of a message for a silent destination. All but ``name`` is called with the lock of
+    the sender pool.
     """
 
     name_of: Callable[[Message], str | None]
@@ -265,8 +262,7 @@ class Destinations:
     def withdraw(self, group: Group, *, only_silent: bool) -> list[tuple[Claim, timedelta]]:
         """Return the parked messages of a group, each with a wait, and forget them.
 
-        A message for a silent destination waits for a turn of its own, so that it is not claimed
-        over and over. The others do not wait.
+        A message for a silent destination has a turn, so that it is not claimed over and over.
         """
         unsent: list[tuple[Claim, timedelta]] = []
         for name in list(self._parked):

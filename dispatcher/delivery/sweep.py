@@ -74,11 +74,7 @@ class Sweep:
         self._enqueues, self._rescues = Looks(self.clock), Looks(self.clock)
 
     def enqueue_due(self) -> int:
-        """Enqueue messages inside the horizon, and again those that are due and not claimed.
-
-        When the broker does not answer, the next run enqueues them. After a pause has ended, it
-        looks at all that is due.
-        """
+        """Enqueue messages inside the horizon, and again those that are due and not claimed."""
         has_resumed = self.store.has_resumed(within=_RESUMED)
         return self._enqueues.run(self._enqueue_due, is_whole=has_resumed)
 
@@ -102,10 +98,7 @@ class Sweep:
         return enqueued, len(rows) < _MOST_AT_ONCE
 
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
-        """Let the next ``enqueue_due`` enqueue these messages, whose tasks are lost.
-
-        When the store does not answer, they are enqueued after their grace.
-        """
+        """Let the next ``enqueue_due`` enqueue these messages, whose tasks are lost."""
         try:
             for start in range(0, len(message_ids), BATCH):
                 self.messages.enqueue_again(message_ids[start : start + BATCH])
@@ -118,10 +111,9 @@ class Sweep:
     def _tickets(self, due: Sequence[Due]) -> list[Ticket]:
         """Return the tickets of messages that are due.
 
-        A message may kill every worker that sends it; the messages that the worker had claimed
-        with it were rescued too. So each message of unknown outcome has a task of its own. These
-        tasks come in a random order and a little apart: the one before is done by then, the one
-        after is not claimed yet.
+        One of unknown outcome may kill every worker that sends it. So each has a task of its own.
+        These tasks come in a random order and a little apart: the one before is done by then, the
+        one after is not claimed yet.
         """
         suspects = [each for each in due if each.is_suspect]
         random.shuffle(suspects)
@@ -192,7 +184,7 @@ class Sweep:
             tell(_ENDS[status], attempt=attempt, outcome=outcome)
 
     def catch_up(self) -> int:
-        """Expire the overdue messages of channels that do not send them. Raises StoreUnavailable.
+        """Expire the overdue messages of channels that do not send them.
 
         Claims and ``enqueue_due`` skip such messages.
         """
@@ -214,8 +206,7 @@ class Sweep:
         """Make status messages, due at once, for the callers who asked for them.
 
         The status is read from the rows: one that lasted shorter than the time between two runs
-        may be skipped, the final one is reported. ``enqueue_due`` enqueues status messages like
-        any others. Raises StoreUnavailable.
+        may be skipped, the final one is reported.
         """
         notifications = self.notifications
         if notifications is None:
@@ -260,7 +251,7 @@ class Looks:
     ) -> int:
         """Call ``work`` with the length of time to look back, None for all; return how much it did.
 
-        ``work`` returns that, and whether it saw all. ``is_whole``: it looks at all in any case.
+        ``work`` returns that, and whether it saw all.
         """
         now = self._clock.monotonic()
         is_whole = is_whole or now - self._whole_at >= _WHOLE_EVERY_SECONDS
@@ -306,10 +297,7 @@ class Ticks:
 
 
 def in_batches(work: Callable[[int], int], *, most: int = _MOST_BATCHES) -> int:
-    """Call ``work`` while it does as much as it may, ``most`` times; return how much it did.
-
-    It is given how much it may do at a time, and returns how much it did.
-    """
+    """Call ``work`` while it does as much as it may, at most ``most`` times; return the sum."""
     total = 0
     for _ in range(most):
         done = work(BATCH)

@@ -101,8 +101,7 @@ class Delivery:
     def finish(self, timeout: float | None = None) -> bool:
         """Wait for the sends that no task waits for; return whether all have ended.
 
-        ``timeout`` in seconds, None for as long as any claim is renewed. Messages whose sends last
-        longer are left to ``rescue``.
+        ``timeout`` in seconds, None for as long as any claim is renewed.
         """
         return self._lasting.finish(timeout)
 
@@ -111,10 +110,7 @@ class Delivery:
             pool.close()
 
     def _wait_for_early(self, message_ids: Sequence[UUID], claims: Sequence[Claim]) -> list[UUID]:
-        """Wait for messages that are due in a moment, and return them.
-
-        Those that are due later are left to the sweep; those that have ended go into the journal.
-        """
+        """Wait for messages that are due in a moment, and return them."""
         claimed = {claim.message.id for claim in claims}
         unclaimed = self.shared.claims.unclaimed([id_ for id_ in message_ids if id_ not in claimed])
         for message_id, channel in unclaimed.expired.items():
@@ -179,10 +175,6 @@ class LastingSends:
         return True
 
     def finish(self, timeout: float | None = None) -> bool:
-        """Wait until none is left; return whether that is so.
-
-        ``timeout`` in seconds, None for as long as any claim is renewed.
-        """
         return self._none.wait(LONGEST_CLAIM_SECONDS if timeout is None else timeout)
 
     def _run(self) -> None:
