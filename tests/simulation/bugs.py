@@ -26,33 +26,7 @@ LATE = {
     "suppressed recipients are claimed": 10,
     "tried messages count as overdue": 26,
 }
-"""Where the stories begin that tell of a bug that few tell of.
-
-At the time of writing a bug was found so soon:
-
-===========================================================  =====  ======
-bug                                                          seed   faults
-===========================================================  =====  ======
-lost claims may record                                          40     660
-late success forgotten                                          69     249
-a snooze counts an attempt                                       0     732
-rescue forgets hold                                              1    1134
-permits settled before the send                                  8     599
-cancel judged by the rows it changed                             0     646
-a failed submit keeps its reservation                            1     948
-a refused batch keeps its reservations                           0     751
-the rest of the claim not checked before the send                2    1748
-sent without waiting for the instant                             0     677
-no rescue                                                        0     541
-nothing enqueued a second time                                   0     653
-reservations of cancelled and expired messages not released      1     774
-an insert without an answer counts as not done                   1    1006
-unconfirmed reservations not settled                             0     867
-only the first shard withdrawn                                   1    1098
-suppressed recipients are claimed                               10     423
-tried messages count as overdue                                 26     676
-===========================================================  =====  ======
-"""
+"""Where the stories begin that tell of a bug that few tell of."""
 
 
 def hunt(name: str) -> Found:
