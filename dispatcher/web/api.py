@@ -212,8 +212,8 @@ def _not_served(request: Request, error: HTTPException) -> Refused:
     headers = error.headers or {}
     if error.status_code == HTTP_405_METHOD_NOT_ALLOWED:
         path = getattr(request.scope.get("route"), "path", _DOCUMENT)
-        routes = [each for each in request.app.routes if isinstance(each, Route)]
-        methods = [each.methods or () for each in routes if each.path == path]
+        routes = [route for route in request.app.routes if isinstance(route, Route)]
+        methods = [route.methods or () for route in routes if route.path == path]
         headers = {"Allow": ", ".join(sorted({*chain(*methods)}))}
     kind = kinds.get(error.status_code, "refused")
     return Refused(error.status_code, kind, str(error.detail), headers)

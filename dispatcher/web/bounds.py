@@ -220,8 +220,8 @@ class SharedThreads(Threads):
 
     def _next(self) -> tuple[str, Future[Any], Callable[[], Any]] | None:
         with self._lock:
-            free = (each for each in self._waiting if self._running[each] < self._most_of_one)
-            if (name := next(free, None)) is None:
+            ready = (owner for owner in self._waiting if self._running[owner] < self._most_of_one)
+            if (name := next(ready, None)) is None:
                 return None
             calls = self._waiting.pop(name)
             call, work = calls.popleft()

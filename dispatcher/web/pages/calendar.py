@@ -350,13 +350,13 @@ def _table(
 
     groups: list[tuple[Sequence[Any], Callable[[Any], TableRow]]] = [
         (timeline.windows[0].booked,
-         lambda each: TableRow(each.at, None, "booked", "a message", "", each.message_id)),
+         lambda entry: TableRow(entry.at, None, "booked", "a message", "", entry.message_id)),
         *((lane.timeline.blocked, of_lane(lane)) for lane in drawn.lanes),
         (timeline.quiet, of_span("quiet hours", "", "quiet")),
         (drawn.changes,
-         lambda each: TableRow(each.begins_at, None, "clock change", picture.change_text(each))),
+         lambda span: TableRow(span.begins_at, None, "clock change", picture.change_text(span))),
         (timeline.slots, lambda slot: TableRow(slot, None, "free slot", "", "slot")),
     ]  # fmt: skip
-    rows = [row(each) for shown, row in groups for each in shown[:_MOST_ROWS]]
-    rows.sort(key=lambda each: each.begins_at)
-    return rows[:_MOST_ROWS], sum(len(shown) for shown, _ in groups) - _MOST_ROWS
+    rows = [row(entry) for entries, row in groups for entry in entries[:_MOST_ROWS]]
+    rows.sort(key=lambda row: row.begins_at)
+    return rows[:_MOST_ROWS], sum(len(entries) for entries, _ in groups) - _MOST_ROWS

@@ -125,7 +125,7 @@ def _chart(channel: ChannelLoad, load: LoadToCome) -> ChannelChart:
     due = _summed({minute.at: minute.due for minute in minutes}, load.start, step, BARS)
     over = [minute.at for minute in minutes if minute.overbooked]
     marked = {(at - load.start) // step for at in over}
-    bars = [Bar(load.start + n * step, many, n in marked) for n, many in enumerate(due)]
+    bars = [Bar(load.start + n * step, due[n], n in marked) for n in range(BARS)]
     fullest = nsmallest(_MOST_MINUTES, minutes, key=lambda each: (not each.overbooked, -each.due))
     fullest.sort(key=lambda minute: minute.at)
     return ChannelChart(channel, sum(due), len(over), bars, fullest)

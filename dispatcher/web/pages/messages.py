@@ -286,14 +286,14 @@ ACTIONS = {
 }
 
 
-def versions_text(found: Sequence[StoredVersion]) -> str:
+def versions_text(versions: Sequence[StoredVersion]) -> str:
     """Return what a form has of messages: of each its id and its version."""
-    return " ".join(f"{each.id.hex}-{version_of(each)}" for each in found)
+    return " ".join(f"{version.id.hex}-{version_of(version)}" for version in versions)
 
 
 def _read_versions(text: str) -> dict[UUID, str]:
     try:
-        pairs = [each.partition("-") for each in text.split()]
+        pairs = [pair.partition("-") for pair in text.split()]
         versions = {UUID(id_): version for id_, _, version in pairs}
     except ValueError:
         versions = {}

@@ -200,9 +200,9 @@ class Upload:
                     self._refuse(row.line, draft)
 
     def _own(self, row: DraftRow) -> Draft | InvalidDraft:
-        given = row.idempotency_key
+        key = row.idempotency_key
         try:
-            key = self.caller.own_key(f"{self.digest}/{row.line}" if given is None else given)
+            key = self.caller.own_key(f"{self.digest}/{row.line}" if key is None else key)
             on_conflict = self.on_conflict or row.on_conflict
             return self.caller.own(replace(row, idempotency_key=key, on_conflict=on_conflict))
         except InvalidDraft as error:
