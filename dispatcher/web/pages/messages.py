@@ -309,7 +309,7 @@ def unchanged(versions: Mapping[UUID, str], now: Mapping[UUID, Movable]) -> list
     ]  # fmt: skip
 
 
-def confirm(visit: Visit) -> Response:
+def confirm_many(visit: Visit) -> Response:
     action, wanted = _asked(visit, visit.query)
     found, further = visit.parts.listing.versions(
         wanted, after=visit.after, limit=MOST, patience=visit.patience
@@ -325,7 +325,7 @@ def confirm(visit: Visit) -> Response:
     )  # fmt: skip
 
 
-def act(visit: Visit) -> Response:
+def change_many(visit: Visit) -> Response:
     """Change the messages that were confirmed, as far as they are what they were then."""
     action, _ = _asked(visit, visit.form)
     versions = _read_versions(visit.form["messages"])
@@ -377,15 +377,15 @@ PAGES = (
     PageRoute("/held", held, title="Held",
               names=(*(name for name in FILTERS if name != "status"), SCOPE)),
     # before those of one message, whose path would match, too
-    PageRoute("/messages/bulk", confirm, names=("do", *FILTERS, SCOPE, "after")),
-    PageRoute("/messages/bulk", act, "POST", most_bytes=_FORM_BYTES,
+    PageRoute("/messages/bulk", confirm_many, names=("do", *FILTERS, SCOPE, "after")),
+    PageRoute("/messages/bulk", change_many, "POST", most_bytes=_FORM_BYTES,
               names=("do", "messages", *FILTERS, SCOPE, "later", "send_at", "shift",
                      "perhaps_sent")),
     PageRoute(ONE, story),
     *(
-        PageRoute(f"{ONE}/{act.__name__}", act, "POST", names=("version", *names),
+        PageRoute(f"{ONE}/{action.__name__}", action, "POST", names=("version", *names),
                   rights=(Right.MESSAGES_READ, right))
-        for act, right, names in (
+        for action, right, names in (
             (cancel, Right.MESSAGES_CANCEL, ()),
             (reschedule, Right.MESSAGES_WRITE, ("send_at", "shift")),
             (retry, Right.OPERATE, ("perhaps_sent",)),
