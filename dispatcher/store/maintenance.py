@@ -382,10 +382,10 @@ class StoreMaintenance:
         Not those that are not stored, and those that another transaction is changing.
         """
         messages = self._tables.messages
-        these = sa.select(messages.c.id).where(self._database.one_of(messages.c.id, message_ids))
-        wanted = these.with_for_update(skip_locked=True)
+        query = sa.select(messages.c.id).where(self._database.one_of(messages.c.id, message_ids))
+        free = query.with_for_update(skip_locked=True)
         bar = sa.update(messages).values(move_token=messages.c.move_token + 1)
-        rows = self._database.update_returning(wanted, bar, messages.c.id)
+        rows = self._database.update_returning(free, bar, messages.c.id)
         return {row.id for row in rows}
 
     def unreleased(self, *, limit: int) -> list[ReservationRow]:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, event, select, text
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.store.claims import Claims, Failure, Success
+from dispatcher.store.claims import Claims, Failure
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.maintenance import UNKNOWN, ReservationRow, StoreMaintenance
@@ -32,20 +32,12 @@ BATCH = 5
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
 
-def ended(database: Database, ago: timedelta) -> UUID:
-    """Store a message that was sent so long ago."""
-    claim = rows.claimed(database)
-    Claims(database, ttl=rows.TTL).record([Success(claim, None)], [], enqueue_in=GRACE)
-    rows.age(database, claim.message.id, ago)
-    return claim.message.id
-
-
 def test_due_messages_come_soonest_first_up_to_the_limit(database: Database) -> None:
     times = [rows.now() - timedelta(seconds=seconds) for seconds in (10, 30, 20, 40)]
     ids = [rows.add(database, send_at=time).id for time in times]
     rows.add(database)
     rows.claimed(database)
-    ended(database, timedelta(0))
+    rows.ended(database, timedelta(0))
     Messages(database).cancel([rows.add_due(database).id])
     taken = rows.take_due(StoreMaintenance(database), limit=3, grace=GRACE)
     assert [due.message_id for due in taken] == [ids[3], ids[1], ids[2]]
@@ -129,8 +121,8 @@ def test_a_rescued_message_is_due_again_and_suspect(database: Database) -> None:
 
 
 def test_prune_deletes_what_ended_long_ago_in_bounded_batches(database: Database) -> None:
-    old = [ended(database, 33 * DAY) for _ in range(5)]
-    recent, waiting = ended(database, 29 * DAY), rows.add(database)
+    old = [rows.ended(database, 33 * DAY).id for _ in range(5)]
+    recent, waiting = rows.ended(database, 29 * DAY).id, rows.add(database)
     rows.age(database, waiting.id, 400 * DAY)
     maintenance = StoreMaintenance(database)
     assert [maintenance.prune(older_than=30 * DAY, limit=2) for _ in range(4)] == [2, 2, 1, 0]
@@ -141,7 +133,7 @@ def test_prune_deletes_what_ended_long_ago_in_bounded_batches(database: Database
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 def test_prune_waits_for_no_message_that_another_transaction_holds(database: Database) -> None:
-    old = [ended(database, 33 * DAY + n * MINUTE) for n in range(12)]
+    old = [rows.ended(database, 33 * DAY + n * MINUTE).id for n in range(12)]
     held = old[1::2]
 
     def work(connection: Connection) -> int:
@@ -157,7 +149,7 @@ def test_prune_waits_for_no_message_that_another_transaction_holds(database: Dat
 def test_it_is_known_which_messages_hold_their_place(database: Database) -> None:
     scheduled, cancelled = rows.add(database), rows.add(database).id
     Messages(database).cancel([cancelled])
-    sent = ended(database, timedelta(0))
+    sent = rows.ended(database, timedelta(0)).id
     expired = rows.add_due(database, expires_at=rows.now() - timedelta(seconds=1)).id
     Claims(database, ttl=rows.TTL).unclaimed([expired])
     found = StoreMaintenance(database).reserved_times(

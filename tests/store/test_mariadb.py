@@ -18,7 +18,6 @@ from dispatcher.store.claims import Claims
 from dispatcher.store.database import Database
 from dispatcher.store.maintenance import StoreMaintenance, overdue
 from dispatcher.store.messages import Messages
-from dispatcher.store.schema import Addition
 from tests.store.plans import add_many
 from tests.support import rows
 from tests.support.tables import messages
@@ -239,9 +238,7 @@ def test_a_transaction_that_a_deadlock_undid_is_done_again(database: Database) -
 
 
 def test_a_batch_is_one_statement_for_many_rows(database: Database) -> None:
-    additions = [
-        Addition(message, message.send_at, None, "") for message in map(_numbered, range(300))
-    ]
+    additions = [rows.addition(rows.a_message()) for _ in range(300)]
     before = _status(database, "Com_insert")
     assert Messages(database).add_together(additions)
     assert _status(database, "Com_insert") - before == 1
@@ -259,10 +256,6 @@ def test_claims_wait_for_nobody_and_leave_what_others_hold(database: Database) -
     assert due == []
     assert seen == []
     assert Messages(database).get(held.id).status is Status.SCHEDULED
-
-
-def _numbered(number: int) -> Any:
-    return rows.a_message(recipient=f"to {number}")
 
 
 def _status(database: Database, prefix: str) -> int:

@@ -139,32 +139,18 @@ CHANNELS: dict[str, Any] = {
 IN_AN_HOUR = timedelta(hours=1)
 
 
-@pytest.fixture(
-    params=[
-        ("sqlite", {"table_prefix": "crm_"}),
-        ("mariadb", {"table_prefix": "crm_"}),
-        ("postgresql", {"table_prefix": "order_", "table_schema": "select"}),
-    ],
-    ids=["sqlite", "mariadb", "schema"],
-)
-def house(request: pytest.FixtureRequest, redis_server: RedisServer, tmp_path: Any) -> Any:
+@pytest.fixture
+def house(
+    redis_server: RedisServer, empty_database_url: str, names: dict[str, Any]
+) -> Iterator[House]:
     """Give a house whose clock is an hour slow: what is submitted now is due at once."""
-    kind, names = request.param
-    if kind == "sqlite":
-        url, server = f"sqlite:///{tmp_path}/crm.db", None
-    else:
-        server = request.getfixturevalue("postgres" if kind == "postgresql" else kind)
-        name = server.create_database()
-        url = server.url(name)
     with house_on(
-        redis_server, url, clock=hour_ago(), opened=False, channels=CHANNELS,
+        redis_server, empty_database_url, clock=hour_ago(), opened=False, channels=CHANNELS,
         status_channel="status", **names,
     ) as house:  # fmt: skip
         migrate(house.parts.database)
         house.open()
         yield house
-    if server is not None:
-        server.drop_database(name)
 
 
 def submitted(house: House) -> Iterator[Message]:
@@ -182,6 +168,7 @@ def refuse(message: Message) -> None:
     raise PerhapsSent("?") if message.recipient == "unknown" else PermanentFailure("no")
 
 
+@under_names
 def test_a_whole_life_under_other_names(house: House) -> None:
     first, again, *many = submitted(house)
     assert again == first

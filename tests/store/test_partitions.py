@@ -90,17 +90,6 @@ def make_day(database: Database, day: date, schema: str = DAYS) -> None:
         )
 
 
-def ended(database: Database, ago: timedelta, **changes: Any) -> Message:
-    """Store a message that was sent so long ago, and its attempt."""
-    claim = rows.claimed(database, **changes)
-    Claims(database, ttl=rows.TTL).record([Success(claim, None)], [], enqueue_in=rows.SOON)
-    at = rows.now() - ago
-    rows.change(database, claim.message.id, finished_at=at)
-    mine = attempts.c.message_id == claim.message.id
-    run(database, update(attempts).where(mine).values(finished_at=at))
-    return claim.message
-
-
 def lies_in(database: Database, message: Message) -> tuple[str, str]:
     """Return the partitions of a message and of its attempt."""
     name = cast(cast(literal_column("tableoid"), REGCLASS), Text)
@@ -171,8 +160,8 @@ def test_a_prune_makes_the_coming_days_and_drops_the_old_ones(
     tomorrow = today(database) + DAY
     for table in SPLIT:
         run(database, f"DROP TABLE {DAYS}.{table}_history_{tomorrow:%Y%m%d}")
-    gone = ended(database, OLD, idempotency_key="old")
-    kept = ended(database, RETENTION - 2 * DAY, idempotency_key="new")
+    gone = rows.ended(database, OLD, idempotency_key="old")
+    kept = rows.ended(database, RETENTION - 2 * DAY, idempotency_key="new")
     maintenance = StoreMaintenance(database)
     assert maintenance.keep_days(older_than=RETENTION) == [day]
     for table in SPLIT:
@@ -198,7 +187,7 @@ def test_a_prune_makes_the_coming_days_and_drops_the_old_ones(
 def test_a_day_stays_while_something_remains_to_be_done(
     database: Database, day: date, needed: dict[str, Any]
 ) -> None:
-    message, other = ended(database, OLD), ended(database, OLD)
+    message, other = rows.ended(database, OLD), rows.ended(database, OLD)
     rows.change(database, message.id, **needed)
     maintenance = StoreMaintenance(database)
     assert maintenance.keep_days(older_than=RETENTION) == []
@@ -213,7 +202,7 @@ def test_a_day_stays_while_something_remains_to_be_done(
 def test_the_attempt_that_made_a_message_held_stays_as_long_as_the_message(
     database: Database, day: date
 ) -> None:
-    message = ended(database, OLD)
+    message = rows.ended(database, OLD)
     rows.change(database, message.id, status="held", finished_at=None)
     run(database, "UPDATE dispatcher_attempts SET outcome = 'unknown'")
     maintenance = StoreMaintenance(database)
@@ -228,7 +217,7 @@ def test_the_attempt_that_made_a_message_held_stays_as_long_as_the_message(
 def test_a_day_that_is_read_is_dropped_later_and_nothing_waits_for_it(
     database: Database, day: date
 ) -> None:
-    ended(database, OLD)
+    rows.ended(database, OLD)
     maintenance = StoreMaintenance(database)
     with in_use(database, "SELECT count(*) FROM dispatcher_messages"):
         assert maintenance.keep_days(older_than=RETENTION) == []
@@ -242,7 +231,7 @@ def test_messages_are_deleted_one_by_one_where_their_day_stays_for_another(
     barely, long_ago = today(database) - RETENTION - DAY, today(database) - OLD
     for each in (barely, long_ago):
         make_day(database, each)
-    kept, gone = ended(database, RETENTION + DAY), ended(database, OLD)
+    kept, gone = rows.ended(database, RETENTION + DAY), rows.ended(database, OLD)
     survey = StoreSurvey(database)
     assert 7 * DAY < survey.not_pruned(retention=RETENTION) <= 9 * DAY
     assert StoreMaintenance(database).prune(older_than=RETENTION, limit=9) == 1
@@ -254,7 +243,7 @@ def test_messages_are_deleted_one_by_one_where_their_day_stays_for_another(
 def test_a_message_that_is_retried_while_its_day_goes_keeps_its_key_or_is_gone(
     database: Database, day: date, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    message = ended(database, OLD, idempotency_key="old")
+    message = rows.ended(database, OLD, idempotency_key="old")
     rows.change(database, message.id, status="failed")
     free, failed = partitions._free_keys, StoppedMessages(database)
 
@@ -272,7 +261,7 @@ def test_a_message_that_is_retried_while_its_day_goes_keeps_its_key_or_is_gone(
 def test_a_day_whose_sweep_died_before_it_was_dropped_is_dropped_by_the_next(
     database: Database, day: date, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended(database, OLD, idempotency_key="old")
+    rows.ended(database, OLD, idempotency_key="old")
     with monkeypatch.context() as patch:
         patch.setattr(partitions, "_free_keys", lambda *_: raising(InjectedFault())())
         with pytest.raises(InjectedFault):
@@ -289,7 +278,7 @@ def test_with_a_short_retention_the_days_go_too_once_their_messages_are_gone(
 ) -> None:
     day = today(database) - 2 * DAY
     make_day(database, day)
-    ended(database, 2 * DAY)
+    rows.ended(database, 2 * DAY)
     maintenance = StoreMaintenance(database)
     assert DAY < StoreSurvey(database).not_pruned(retention=DAY / 2) < 2 * DAY
     assert maintenance.prune(older_than=DAY / 2, limit=9) == 1
@@ -301,7 +290,7 @@ def test_with_a_short_retention_the_days_go_too_once_their_messages_are_gone(
 def test_old_attempts_of_a_day_without_a_partition_go_when_their_message_is_gone(
     database: Database,
 ) -> None:
-    message = ended(database, OLD)
+    message = rows.ended(database, OLD)
     run(database, "DELETE FROM dispatcher_messages")
     maintenance = StoreMaintenance(database)
     maintenance.keep_days(older_than=60 * DAY)
@@ -322,7 +311,7 @@ def test_an_end_on_a_day_without_a_partition_is_recorded(database: Database) -> 
     for table in SPLIT:
         run(database, f"DROP TABLE {DAYS}.{table}_history_{today(database):%Y%m%d}")
     try:
-        message = ended(database, timedelta(0))
+        message = rows.ended(database, timedelta(0))
         assert lies_in(database, message) == tuple(f"{table}_history_other" for table in SPLIT)
         assert StoreMaintenance(database).keep_days(older_than=RETENTION) == []
         rows.change(database, message.id, finished_at=rows.now() - OLD)
@@ -378,7 +367,7 @@ def test_an_insert_that_the_server_runs_too_late_stores_nothing(
     database: Database, how: str
 ) -> None:
     """Its client gave it up and stored the message again, which was sent meanwhile."""
-    message = replace(ended(database, timedelta(0)), status=Status.SCHEDULED)
+    message = replace(rows.ended(database, timedelta(0)), status=Status.SCHEDULED)
     late = Addition(message, message.send_at, None, "{}")
     if how == "alone":
         insert_it = Messages(database)._insert_directly
@@ -393,7 +382,7 @@ def test_an_insert_that_the_server_runs_too_late_stores_nothing(
 def test_a_role_that_does_not_own_the_tables_prunes_one_by_one(
     database: Database, day: date
 ) -> None:
-    ended(database, OLD)
+    rows.ended(database, OLD)
     run(database, "CREATE ROLE dispatcher_guest")
     try:
         run(database, "GRANT USAGE ON SCHEMA public TO dispatcher_guest")
@@ -434,12 +423,12 @@ def test_without_the_right_to_a_schema_days_lie_beside_the_tables(
 ) -> None:
     """Until an administrator makes it: the days after that lie there."""
     day, name, maintenance = today(modest), modest.url.database or "", StoreMaintenance(modest)
-    message = ended(modest, timedelta(0))
+    message = rows.ended(modest, timedelta(0))
     assert lies_in(modest, message) == tuple(f"{table}_history_{day:%Y%m%d}" for table in SPLIT)
     assert standing(modest) == (3, False)
     old = day - OLD
     make_day(modest, old, "public")
-    ended(modest, OLD)
+    rows.ended(modest, OLD)
     assert maintenance.keep_days(older_than=RETENTION) == [old]
     postgres.execute(f"CREATE SCHEMA {DAYS}", name)
     monkeypatch.setattr(partitions, "_DAYS_AHEAD", 4)

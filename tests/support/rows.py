@@ -10,7 +10,7 @@ from sqlalchemy import func, insert, select, update
 
 from dispatcher.message import Message, Status, dump_json, new_id
 from dispatcher.selection import Selection
-from dispatcher.store.claims import Claim, Claims
+from dispatcher.store.claims import Claim, Claims, Success
 from dispatcher.store.database import Database
 from dispatcher.store.listing import Listing
 from dispatcher.store.maintenance import Due, StoreMaintenance
@@ -72,6 +72,17 @@ def claimed(database: Database, **changes: Any) -> Claim:
     message = add_due(database, **changes)
     (claim,) = Claims(database, ttl=TTL).claim([message.id])
     return claim
+
+
+def ended(database: Database, ago: timedelta, **changes: Any) -> Message:
+    """Store a message that was sent so long ago, and its attempt."""
+    claim = claimed(database, **changes)
+    Claims(database, ttl=TTL).record([Success(claim, None)], [], enqueue_in=SOON)
+    at = now() - ago
+    change(database, claim.message.id, finished_at=at)
+    mine = update(attempts).where(attempts.c.message_id == claim.message.id)
+    database.run(lambda connection: connection.execute(mine.values(finished_at=at)))
+    return claim.message
 
 
 def row(database: Database, message_id: UUID) -> Any:
