@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from dispatcher.redis.keys import ShardKeys, scope_kind_of, scope_of
-from dispatcher.reservation import Contents, Held, MemberState, member_of
+from dispatcher.reservation import Contents, MemberState, member_of
 from dispatcher.scope import Scope
 from dispatcher.settings import Settings
 from dispatcher.store.maintenance import ReservationRow, ReservationState, StoreMaintenance
@@ -143,36 +143,32 @@ class Verification:
                 for at, keys in self._entries_of(row)
                 if keys in opened and at.window not in found.foreign
             }
-            for some in _batches(expected):
-                seen = self.contents.look(some)
-                pairs = zip(some, seen, strict=True)
-                self._keep(found, [at for at, each in pairs if each.at_ms != expected[at]])
+            for entries in _batches(expected):
+                states = zip(entries, self.contents.look(entries), strict=True)
+                self._keep(found, [at for at, state in states if state.at_ms != expected[at]])
 
     def _look_for_more(self, opened: Collection[ShardKeys], found: _Found) -> None:
         for page in self.contents.everything():
-            ours = []
-            for each in page:
-                if len(each.member) < _ID_BYTES:
-                    self._note_foreign(found, each.window)
-                else:
-                    ours.append(each)
-            for some in _batches(ours):
-                found.reservations += len(some)
-                self._keep(found, self._unknown(some, opened))
+            booked: dict[_At, int] = {}
+            for held in page:
+                if len(held.member) < _ID_BYTES:
+                    self._note_foreign(found, held.window)
+                    continue
+                found.reservations += 1
+                keys = self.contents.fence.shard_of(held.window)
+                if keys is None or keys in opened:
+                    booked[_At(held.window, held.member)] = held.at_ms
+            for entries in _batches(booked):
+                standing = self._standing(entries)
+                self._keep(
+                    found,
+                    [at for at in entries if self._expected_ms(at, standing) != booked[at]],
+                )
 
     @staticmethod
     def _note_foreign(found: _Found, window: bytes) -> None:
         if len(found.foreign) < _MOST_NAMED:
             found.foreign[window] = _difference(Fault.FOREIGN, window, None, None, None)
-
-    def _unknown(self, held: Sequence[Held], opened: Collection[ShardKeys]) -> list[_At]:
-        judged = {}
-        for each in held:
-            keys = self.contents.fence.shard_of(each.window)
-            if keys is None or keys in opened:
-                judged[_At(each.window, each.member)] = each.at_ms
-        standing = self._standing(judged)
-        return [at for at, ms in judged.items() if self._expected_ms(at, standing) != ms]
 
     def _keep(self, found: _Found, suspects: Sequence[_At]) -> None:
         for at, difference in self._differing(suspects).items():
@@ -184,20 +180,20 @@ class Verification:
     def _differing(self, suspects: Sequence[_At]) -> dict[_At, Difference]:
         """Read both sides again; return the differences about which the store has not changed."""
         differing = {}
-        for some in _batches(suspects):
-            before = self._standing(some)
-            seen = self.contents.look(some)
+        for entries in _batches(suspects):
+            before = self._standing(entries)
+            states = self.contents.look(entries)
             now_ms = self.contents.now_ms()
-            after = self._standing(some)
-            for at, each in zip(some, seen, strict=True):
+            after = self._standing(entries)
+            for at, state in zip(entries, states, strict=True):
                 standing = after.get(at.message_id)
                 if standing != before.get(at.message_id):
                     continue
                 expected_ms = self._expected_ms(at, after)
-                fault = self._fault(at, expected_ms, each, standing, now_ms)
+                fault = self._fault(at, expected_ms, state, standing, now_ms)
                 if fault is not None:
                     differing[at] = _difference(
-                        fault, at.window, at.message_id, expected_ms, each.at_ms
+                        fault, at.window, at.message_id, expected_ms, state.at_ms
                     )
         return differing
 
