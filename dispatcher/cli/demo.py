@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -42,11 +42,6 @@ class _StepFailed(Exception):
     pass
 
 
-class _Outcome(NamedTuple):
-    promised: list[Message]
-    cancelled: Message
-
-
 @command("dispatcher demo", "dispatcher demo --stay")
 def demo(
     stay: Annotated[
@@ -76,9 +71,9 @@ def demo(
                 _require(has_page or not stay, f"the page needs an extra: {install_line('web')}")
                 output.out.print(f"quotas for each recipient: [bold]{QUOTAS}[/]\n")
                 _require(not stopped.is_set(), "stopped before its end")
-                outcome = _submit_all(dispatcher)
-                _deliver(dispatcher, stopped, outcome.promised)
-                _check(outcome, to.data_dir / "sent" / "file.jsonl")
+                promised, cancelled = _submit_all(dispatcher)
+                _deliver(dispatcher, stopped, promised)
+                _check(promised, cancelled, to.data_dir / "sent" / "file.jsonl")
                 if sentence is None:
                     output.out.print(_NEXT)
                 else:
@@ -90,7 +85,7 @@ def demo(
         raise typer.Exit(1) from None
 
 
-def _submit_all(dispatcher: Dispatcher) -> _Outcome:
+def _submit_all(dispatcher: Dispatcher) -> tuple[list[Message], Message]:
     submit = partial(_submit, dispatcher)
     start = SystemClock().now().replace(microsecond=0) + _LEAD + _SECOND
     output.out.print("[bold]1. Messages for three people, some seconds ahead[/]")
@@ -114,7 +109,7 @@ def _submit_all(dispatcher: Dispatcher) -> _Outcome:
     dispatcher.cancel(cancelled.id)
     _say("the first one is [dim]cancelled[/]", "→")
     instead = submit("cleo", "Bring the red folder", at)
-    return _Outcome([first, ben, cleo, second, instead], cancelled)
+    return [first, ben, cleo, second, instead], cancelled
 
 
 def _deliver(dispatcher: Dispatcher, stopped: Event, promised: list[Message]) -> None:
@@ -135,12 +130,12 @@ def _deliver(dispatcher: Dispatcher, stopped: Event, promised: list[Message]) ->
     _require(not waiting, f"{len(waiting)} messages were not delivered in time")
 
 
-def _check(outcome: _Outcome, path: Path) -> None:
+def _check(promised: list[Message], cancelled: Message, path: Path) -> None:
     sent: dict[str, list[str]] = {}
     for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
         sent.setdefault(line["id"], []).append(line["sent_at"])
     rows: list[tuple[output.Cell, ...]] = []
-    for message in outcome.promised:
+    for message in promised:
         times = sent.pop(str(message.id), [])
         _require(len(times) == 1, f"{message.id} was sent {len(times)} times")
         actual = datetime.fromisoformat(times[0])
@@ -155,7 +150,6 @@ def _check(outcome: _Outcome, path: Path) -> None:
                 f"{late // MILLISECOND} ms",
             )
         )
-    cancelled = outcome.cancelled
     _require(str(cancelled.id) not in sent, "the cancelled message was sent")
     text, at = str(cancelled.body["text"]), _time(cancelled.send_at)
     rows.append((cancelled.recipient, text, at, Text.assemble(("never", "dim")), ""))
