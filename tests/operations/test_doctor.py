@@ -408,6 +408,32 @@ def test_reservations_that_nobody_settles(house: House) -> None:
     assert "reconcile_grace: 1 reservation, which" in found.found
 
 
+@pytest.mark.every_database
+def test_a_status_url_that_nobody_tells(house: House) -> None:
+    ended = [house.submit(name) for name in ("ada", "ben")]
+    held, young = house.submit("cyd"), house.submit("dora", send_in=MINUTE)
+    url = {"status_url": "https://shop.example/status", "notified_status": "scheduled"}
+    now = house.database_time()
+    gone = {"status": "sent", "finished_at": now - 10 * MINUTE}
+    house.change(ended, **gone, **url)
+    house.change([held], status="held", next_attempt_at=now - MINUTE, **url)
+    house.change([young], **url)
+    found = examined(house)["work.notifications"]
+    assert found.level is WARNING
+    assert found.found.startswith("3 messages wait for a status webhook, the first one")
+    assert "0:10:0" in found.found
+    assert "there is no status_channel" in found.found
+    assert "set status_channel" in (found.remedy or "")
+    found = examined(house, status_channel="status")["work.notifications"]
+    assert "the duty `notify` does not run" in found.found
+    house.change(ended, notified_status="sent")
+    house.change([held], notified_status="held")
+    assert levels(examined(house), "work.notifications") == {}
+    house.change([young], status="sent", finished_at=house.database_time(), **url)
+    assert examined(house, status_channel="status")["work.notifications"].level is OK
+    assert examined(house)["work.notifications"].level is WARNING, "nobody will tell it"
+
+
 def test_messages_of_channels_that_nobody_knows(house: House) -> None:
     messages = [house.submit(name, send_in=MINUTE) for name in ("ada", "ben", "cleo")]
     house.change(messages[:2], channel="fax")

@@ -6,7 +6,6 @@ import re
 import socket
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,20 +16,10 @@ from pydantic import BaseModel
 from dispatcher import Message, PermanentFailure, Settings
 from dispatcher.operations.doctor import CHECKS
 from dispatcher.operations.findings import Finding
-from dispatcher.times.clock import SystemClock
-from tests.support.examining import ERROR, OK, WARNING, doctor_for, examined, levels
-from tests.support.house import House
-from tests.support.house_fixtures import Build
+from tests.support.examining import ERROR, OK, WARNING, doctor_for
 from tests.support.mail import CLOSE, HANG, PASSWORD, USER, MailServer, ScriptedServer, certified
 
-MINUTE = timedelta(minutes=1)
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 LOGIN = f"{USER}:{quote(PASSWORD, safe='')}"
-
-
-@pytest.fixture
-def house(build: Build) -> House:
-    return build(clock=SystemClock())
 
 
 def looked_at(*, hooks: Any = "", **channels: Any) -> dict[str, Finding]:
@@ -207,32 +196,6 @@ def test_templates_that_do_not_compile(tmp_path: Path) -> None:
     for place in ("channels.memory.templates.hi.text", f"{folder}/bye.text", "channels.third"):
         assert f"{place}" in found_wrong.found
     assert "hello" not in found_wrong.found
-
-
-@pytest.mark.every_database
-def test_a_status_url_that_nobody_tells(house: House) -> None:
-    ended = [house.submit(name) for name in ("ada", "ben")]
-    held, young = house.submit("cyd"), house.submit("dora", send_in=MINUTE)
-    url = {"status_url": "https://shop.example/status", "notified_status": "scheduled"}
-    now = house.database_time()
-    gone = {"status": "sent", "finished_at": now - 10 * MINUTE}
-    house.change(ended, **gone, **url)
-    house.change([held], status="held", next_attempt_at=now - MINUTE, **url)
-    house.change([young], **url)
-    found = examined(house)["work.notifications"]
-    assert found.level is WARNING
-    assert found.found.startswith("3 messages wait for a status webhook, the first one")
-    assert "0:10:0" in found.found
-    assert "there is no status_channel" in found.found
-    assert "set status_channel" in (found.remedy or "")
-    found = examined(house, status_channel="status")["work.notifications"]
-    assert "the duty `notify` does not run" in found.found
-    house.change(ended, notified_status="sent")
-    house.change([held], notified_status="held")
-    assert levels(examined(house), "work.notifications") == {}
-    house.change([young], status="sent", finished_at=house.database_time(), **url)
-    assert examined(house, status_channel="status")["work.notifications"].level is OK
-    assert examined(house)["work.notifications"].level is WARNING, "nobody will tell it"
 
 
 class Body(BaseModel):
