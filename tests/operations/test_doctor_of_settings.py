@@ -22,6 +22,12 @@ from tests.support.mail import CLOSE, HANG, PASSWORD, USER, MailServer, Scripted
 LOGIN = f"{USER}:{quote(PASSWORD, safe='')}"
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Go to a folder of this test's: the doctor makes and removes that of the channel ``file``."""
+    monkeypatch.chdir(tmp_path)
+
+
 def looked_at(*, hooks: Any = "", **channels: Any) -> dict[str, Finding]:
     """Return what is found of settings, without a look at Redis and the database."""
     with doctor_for(Settings(hooks=hooks, channels=channels)) as doctor:
