@@ -108,14 +108,6 @@ class Entry:
             submit = Submit(valid.idempotency_key, fingerprint, supersedes=self.supersedes)
         return valid.request(message_id, submit)
 
-    def share(self, first: Entry) -> None:
-        """Take over the message of an earlier draft with the same key, if it was accepted."""
-        if isinstance(first.result, Message) and self.result is None:
-            self.result = first.result
-            if self.valid.fingerprint != first.valid.fingerprint:
-                key = self.valid.idempotency_key or ""
-                self.result = IdempotencyConflict(key, first.result.id)
-
 
 @dataclass(slots=True, eq=False)
 class Batch:
@@ -153,7 +145,11 @@ class Batch:
         on its own, as it would be in another batch.
         """
         for entry, first in self.repeats:
-            entry.share(first)
+            if isinstance(first.result, Message) and entry.result is None:
+                entry.result = first.result
+                if entry.valid.fingerprint != first.valid.fingerprint:
+                    key = entry.valid.idempotency_key or ""
+                    entry.result = IdempotencyConflict(key, first.result.id)
         for entry in self.booked:
             if isinstance(entry.result, GivenUp):
                 error = StoreUnavailable(entry.result.reason, remedy="submit it again")
@@ -389,7 +385,7 @@ class Submitter:
 
     def _store(self, batch: Batch, sink: Sink) -> None:
         """Make messages of the drafts that are booked, and store them."""
-        if not batch.booked or batch.refuses_rest():
+        if batch.refuses_rest() or not batch.booked:
             return
         created_at = from_ms(to_ms(self.clock.now()))
         trace = None if self.spans is None else self.spans.current()

@@ -159,6 +159,9 @@ def test_all_or_none_refuses_all_because_of_one(house: House) -> None:
     fits = [*drafts(120), draft("taken")]
     results = house.dispatcher.submit_many(fits, atomic=True)
     assert errors(results) == [BatchRefused] * 120 + [QuotaExceeded]
+    twice = [draft("taken", idempotency_key="key")] * 2
+    results = house.dispatcher.submit_many(twice, atomic=True)
+    assert errors(results) == [QuotaExceeded, BatchRefused], "a repeat is not judged on its own"
     assert house.snapshot() == before
     results = house.dispatcher.submit_many(fits[:-1], atomic=True)
     assert errors(results) == [None] * 120
