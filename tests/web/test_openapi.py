@@ -1,18 +1,21 @@
-"""The OpenAPI document, and generated calls against it."""
+"""The OpenAPI document, generated calls against it, and types of bodies, which it has."""
 
 from __future__ import annotations
 
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import resources
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from hypothesis.strategies import sampled_from
+from jsonschema_rs import Draft202012Validator
+from pydantic import BaseModel, ConfigDict, Field
 from schemathesis.checks import CHECKS
 from schemathesis.config import SchemathesisConfig
 from schemathesis.core.result import Ok
@@ -21,8 +24,9 @@ from dispatcher import QuotaExceeded
 from dispatcher.web import api, endpoints
 from dispatcher.web.access import add_key
 from dispatcher.web.endpoints import ENDPOINTS
-from tests.support.house import House
+from tests.support.house import FAR, House
 from tests.support.house_fixtures import Build
+from tests.web.conftest import ON_SQLITE, caller
 from tests.web.test_messages import AT
 
 OF_ALL_ANSWERS = {"content-type", "content-length", "cache-control"}
@@ -154,3 +158,63 @@ def test_generated_calls_are_answered_as_the_document_says(
     """A part of them is accepted by each operation: so bodies of success are compared, too."""
     made = _driven(build(quotas=["1/minute"]), calls, part)
     assert set(made.values()) == {calls}
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: Annotated[str, Field(max_length=3)]
+    parts: list[Part] = []
+
+
+class Message(BaseModel):
+    """It shares its name with a schema of the API's own."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    kind: Literal["news", "bill"]
+    part: Annotated[Part | None, Field(alias="thePart")] = None
+    priority: int = 3
+
+
+NESTED = st.recursive(
+    st.fixed_dictionaries({"name": st.sampled_from(["a", "abcd", 1])}),
+    lambda parts: st.fixed_dictionaries(
+        {"name": st.just("a")}, optional={"parts": st.lists(parts, max_size=2)}
+    ),
+    max_leaves=4,
+)
+BODIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "kind": st.sampled_from(["news", "bill", "gift", 1]),
+        "thePart": st.none() | NESTED,
+        "part": NESTED,
+        "priority": st.sampled_from([1, "1", None]),
+    },
+) | st.sampled_from([{}, {"kind": "news"}])
+
+
+def asked(body: object, channel: str = "typed") -> dict[str, object]:
+    return {"channel": channel, "recipient": "ada", "body": body, "send_at": FAR.isoformat()}
+
+
+@ON_SQLITE
+def test_the_server_judges_bodies_as_its_document_says(build: Build) -> None:
+    plain = {"transport": "memory"}
+    channels = {"typed": plain | {"body": f"{__name__}:Message"}, "plain": plain}
+    shop = caller(build(channels=channels, quotas=("100000/day",)))
+    document = shop.get("/v1/openapi.json").json()
+    of_new = Draft202012Validator(
+        {"$ref": "#/components/schemas/NewMessage", "components": document["components"]}
+    )
+
+    @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(body=BODIES, channel=st.sampled_from(["typed", "typed", "plain"]))
+    def judge(body: Mapping[str, Any], channel: str) -> None:
+        answer = shop.post("/v1/plans", json={"messages": [asked(body, channel)]})
+        assert answer.status_code == 200, answer.text
+        is_accepted = answer.json()["accepted"] == 1
+        assert is_accepted == of_new.is_valid(asked(body, channel)), answer.text
+
+    judge()

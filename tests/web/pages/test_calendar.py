@@ -224,7 +224,7 @@ def memory(**channel: Any) -> dict[str, Any]:
 
 
 EMAIL, PHONE = memory(recipients="email"), memory(recipients="phone")
-TYPED = memory(body="tests.web.test_typed_bodies:Message")
+TYPED = memory(body="tests.web.test_openapi:Message")
 QUIET, FULL = memory(quiet_hours="21:00-08:00"), memory(quotas="2/hour")
 TENANTS = {"scopes": {"tenant": {"quotas": "1/hour"}}}
 OPT_OUT, OF_FILE = ("suppress", "ada", None), ("suppress", "ada", "file")
