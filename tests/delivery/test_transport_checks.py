@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dispatcher import Draft, InvalidDraft, InvalidValue, Message
+from dispatcher import InvalidDraft, InvalidValue, Message
 from tests.support.house import House
 from tests.support.house_fixtures import Build
 
@@ -48,10 +48,6 @@ class Instance:
 def asked(recipient: str = "4711", body: Mapping[str, Any] | None = None) -> dict[str, Any]:
     body = {"text": "hello"} if body is None else body
     return {"channel": "sms", "recipient": recipient, "body": body, "send_in": HOUR}
-
-
-def draft(recipient: str = "4711") -> Draft:
-    return Draft(**asked(recipient))
 
 
 CHANNELS = {

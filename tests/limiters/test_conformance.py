@@ -34,7 +34,6 @@ from tests.support.doubles import at_once
 from tests.support.limiters import ALL, COUNTED, MINUTE, MS, Ways, taken
 
 THREADS = 100
-PROCESSES = 8
 DAY = timedelta(days=1)
 """Under load many callers together may take more than a second: a permit of 50 a minute is back."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

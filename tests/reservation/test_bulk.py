@@ -33,14 +33,6 @@ def times(answers: Sequence[Answer]) -> list[int]:
     return [answer.at_ms for answer in answers if isinstance(answer, Slot)]
 
 
-def booked(real: Reserving, wanted: list[BookingRequest]) -> bool:
-    """Whether these are booked, each where it belongs and nothing else there."""
-    return all(
-        real.members(name) == {each.message_id: each.asked_ms}
-        for name, each in zip(PEOPLE, wanted, strict=True)
-    )
-
-
 def test_a_lost_reply_is_asked_for_again(through: Reserving, proxy: Proxy) -> None:
     windows, wanted = through.windows, requests()
     windows.book(requests(NOON + 86_400_000))  # the line stands and knows the script

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from tests.support.waiting import wait_until
 START = datetime(2026, 11, 23, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 SETTINGS: dict[str, Any] = {"quotas": "2/hour", "channels": {"sms": {"transport": "memory"}}}
-Make = Callable[..., MemoryDispatcher]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

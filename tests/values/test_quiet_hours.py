@@ -16,7 +16,6 @@ from dispatcher.times.send_time import to_ms
 BERLIN = "Europe/Berlin"
 NIGHTS = "21:00-08:00"
 DAY = 24 * 60
-DAY_MS = 86_400_000
 
 
 def ms(text: str) -> int:

@@ -22,7 +22,6 @@ from dispatcher.times.send_time import to_ms
 from dispatcher.times.zones import DAY_MS
 from tests.support.processes import ran
 
-HOUR_MS = 3_600_000
 BERLIN = "Europe/Berlin"
 
 

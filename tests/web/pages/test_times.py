@@ -89,9 +89,6 @@ def test_a_time_that_happens_twice_needs_an_offset() -> None:
         read("Sun 28 Mar 2027 02:30")
 
 
-MINUTE = timedelta(minutes=1)
-
-
 def drawn(view: str, lines: list[tuple[datetime, str, str]]) -> picture.Picture:
     shown = picture.VIEWS[view]
     start, end = picture.stretch_of(shown, NOW, "UTC")
