@@ -88,48 +88,6 @@ def test_anything_else_is_refused_under_the_name_of_its_field(name: Any) -> None
     assert refused.value.field == "quiet_zone"
 
 
-@pytest.mark.parametrize(
-    ("zone", "wall", "instant"),
-    [
-        ("UTC", "2026-03-29T02:30", "2026-03-29T02:30Z"),
-        (BERLIN, "2026-03-29T01:59:59.999999", "2026-03-29T00:59:59.999999Z"),
-        (BERLIN, "2026-03-29T02:30", "2026-03-29T01:00Z"),
-        (BERLIN, "2026-03-29T03:00:00.001", "2026-03-29T01:00:00.001Z"),
-        (BERLIN, "2026-10-25T02:00", "2026-10-25T00:00Z"),
-        (BERLIN, "2026-10-25T03:00", "2026-10-25T02:00Z"),
-        (BERLIN, "2060-07-01T12:00", "2060-07-01T10:00Z"),
-        ("Australia/Lord_Howe", "2026-10-04T02:15", "2026-10-03T15:30Z"),
-        ("Australia/Lord_Howe", "2026-04-05T01:45", "2026-04-04T14:45Z"),
-        ("America/St_Johns", "2010-11-07T00:00", "2010-11-07T02:30Z"),
-        ("America/St_Johns", "2010-11-07T00:01", "2010-11-07T03:31Z"),
-        ("Pacific/Apia", "2011-12-29T23:59", "2011-12-30T09:59Z"),
-        ("Pacific/Apia", "2011-12-30T12:00", "2011-12-30T10:00Z"),
-        ("Africa/Monrovia", "1972-01-06T00:00", "1972-01-06T00:44:30Z"),
-        ("Africa/Monrovia", "1972-01-07T00:10", "1972-01-07T00:44:30Z"),
-        (BERLIN, "1890-01-01T00:00", "1889-12-31T23:06:32Z"),
-    ],
-)
-def test_the_first_instant_of_a_wall_time(zone: str, wall: str, instant: str) -> None:
-    found = zones.first_instant(datetime.fromisoformat(wall), ZoneInfo(zone))
-    assert found == datetime.fromisoformat(instant)
-    assert found.tzinfo is UTC
-
-
-@pytest.mark.parametrize(
-    ("zone", "instant", "shown"),
-    [
-        ("UTC", "1969-12-31T23:59:59.999Z", "1969-12-31T23:59:59.999"),
-        (BERLIN, "2026-10-25T00:59:59.999Z", "2026-10-25T02:59:59.999"),
-        (BERLIN, "2026-10-25T01:00Z", "2026-10-25T02:00"),
-        (BERLIN, "2026-03-29T01:00Z", "2026-03-29T03:00"),
-        ("Pacific/Apia", "2011-12-30T10:00Z", "2011-12-31T00:00"),
-        ("Africa/Monrovia", "1972-01-07T00:00Z", "1972-01-06T23:15:30"),
-    ],
-)
-def test_local_time_of_an_instant(zone: str, instant: str, shown: str) -> None:
-    assert zones.wall_at(ms(instant), ZoneInfo(zone)) == datetime.fromisoformat(shown)
-
-
 def test_no_zone_changes_its_offset_twice_within_a_day() -> None:
     changes = changes_of_all_zones()
     assert len(changes) > 300
