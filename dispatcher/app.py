@@ -93,13 +93,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 AppT = TypeVar("AppT", bound="App")
 
 _PAGE_CONNECTIONS = 12
 _PAGE_SECONDS = 1
 
 
-class built_once(Generic[T]):  # noqa: N801 - used as a decorator
+class built_once(Generic[T_co]):  # noqa: N801 - used as a decorator
     """A cached property that threads build only once.
 
     Unlike ``functools.cached_property`` it locks. The lock belongs to the object, not to the
@@ -107,8 +108,8 @@ class built_once(Generic[T]):  # noqa: N801 - used as a decorator
     for ever. The child makes an object of its own.
     """
 
-    def __init__(self, build: Callable[[AppT], T]) -> None:
-        self._build: Callable[[Any], T] = build
+    def __init__(self, build: Callable[[AppT], T_co]) -> None:
+        self._build: Callable[[Any], T_co] = build
         self.__doc__ = build.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -117,15 +118,15 @@ class built_once(Generic[T]):  # noqa: N801 - used as a decorator
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Self: ...
     @overload
-    def __get__(self, instance: object, owner: type | None = None) -> T: ...
-    def __get__(self, instance: object, owner: type | None = None) -> Self | T:
+    def __get__(self, instance: object, owner: type | None = None) -> T_co: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Self | T_co:
         if instance is None:
             return self
         name, built = self._name, vars(instance)
         with built.setdefault("_building", RLock()):
             if name not in built:  # else another thread has built it
                 built[name] = self._build(instance)
-            part: T = built[name]
+            part: T_co = built[name]
             return part
 
 

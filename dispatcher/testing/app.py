@@ -9,13 +9,12 @@ import random
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from redis import Redis
 from sqlalchemy import TextualSelect, event, func, select, text
 
-from dispatcher.app import App, built_once
-from dispatcher.celery.queue import Queue
+from dispatcher.app import App, built_once, wired
 from dispatcher.delivery import Delivery
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Status
@@ -91,17 +90,7 @@ class TestApp(App):
         """The client for reading."""
         return self._redis_time.told_by(super().plain_redis)
 
-    @built_once
-    def in_process_queue(self) -> InProcessQueue:
-        """The broker."""
-        return InProcessQueue(
-            group_size=self.settings.group_size, clock=self.clock, journal=self.journal
-        )
-
-    @built_once
-    def queue(self) -> Queue:
-        """The broker, as use cases know it."""
-        return cast("Queue", self.in_process_queue)
+    queue = wired(InProcessQueue)
 
     @built_once
     def journal(self) -> Journal:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from dispatcher.celery.queue import TaskGroup, Ticket
+from dispatcher.celery.queue import Queue, TaskGroup, Ticket
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
 
@@ -22,8 +22,8 @@ class _Task(NamedTuple):
     number: int
 
 
-class InProcessQueue:
-    """Stands in for ``dispatcher.celery.queue.Queue``. Messages of a channel share an instant."""
+class InProcessQueue(Queue):
+    """Stands in for the queue of a broker. Messages of a channel share an instant."""
 
     def __init__(self, *, group_size: int, clock: Clock, journal: Journal) -> None:
         self._size = group_size
@@ -31,7 +31,7 @@ class InProcessQueue:
         self._journal = journal
         self._waiting: list[_Task] = []
         self._ids: dict[_Task, list[UUID]] = {}
-        self._open: dict[tuple[datetime, str, bool], _Task] = {}
+        self._open_tasks: dict[tuple[datetime, str, bool], _Task] = {}
         self._numbers = 0
 
     def close(self) -> None:
@@ -43,14 +43,14 @@ class InProcessQueue:
         for each in tickets:
             at = max(each.due_at, now)
             place = at, each.channel, each.is_first
-            task = None if each.alone else self._open.get(place)
+            task = None if each.alone else self._open_tasks.get(place)
             if task is None or len(self._ids[task]) >= self._size:
                 self._numbers += 1
                 task = _Task(at, each.is_first, each.channel, self._numbers)
                 heapq.heappush(self._waiting, task)
                 self._ids[task] = []
                 if not each.alone:
-                    self._open[place] = task
+                    self._open_tasks[place] = task
             self._ids[task].append(each.message_id)
             self._journal.tell_of(
                 Transition.ENQUEUED, each.message_id, each.channel, due_at=each.due_at
@@ -64,6 +64,6 @@ class InProcessQueue:
         """Return the next task, and forget it."""
         task = heapq.heappop(self._waiting)
         place = task.begins_at, task.channel, task.is_first
-        if self._open.get(place) is task:
-            del self._open[place]
+        if self._open_tasks.get(place) is task:
+            del self._open_tasks[place]
         return TaskGroup(task.channel, tuple(self._ids.pop(task)), task.begins_at, task.is_first)

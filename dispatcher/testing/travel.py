@@ -197,7 +197,7 @@ class Travel:
     @without_collector()
     def _play(self, until: datetime) -> None:
         """Play all that happens up to an instant."""
-        app, queue, clock = self._app, self._app.in_process_queue, self._clock
+        app, queue, clock = self._app, self._app.queue, self._clock
         if self._swept_at < clock.now():
             self._sweep()  # what callers have changed since
         while True:
@@ -225,7 +225,7 @@ class Travel:
 
         ``waiting`` is when the first message is to be enqueued.
         """
-        queued = self._app.in_process_queue.next_at()
+        queued = self._app.queue.next_at()
         if waiting is not None and waiting <= self._swept_at:
             waiting = self._swept_at + self._app.settings.sweep_interval  # the sweep left it
         found = [each for each in (queued, waiting) if each is not None]
