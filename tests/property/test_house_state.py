@@ -33,7 +33,6 @@ from tests.support.all_windows import (
     let_graces_pass,
     pending_entries,
     promised,
-    shards,
     windows_of,
 )
 from tests.support.clock import MovableClock
@@ -330,7 +329,7 @@ class HouseMachine(RuleBasedStateMachine):
             self.model.orphans.clear()
         else:
             number = choice % self.house.settings.shards
-            self.house.redis.delete(shards(self.house)[number].epoch)
+            self.house.redis.delete(self.house.parts.fence.keys[number].epoch)
             self.model.closed = {number}
             self.end_duplicates()
 

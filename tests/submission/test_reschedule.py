@@ -357,7 +357,7 @@ def test_an_update_that_met_a_try_in_between_is_made_again(slow: House) -> None:
 def past_the_grace(house: House) -> None:
     """Reconcile as if the grace were over."""
     for shard in range(house.settings.shards):
-        pending = house.pending_key(shard)
+        pending = house.parts.fence.keys[shard].pending
         for member in cast("list[bytes]", house.redis.zrange(pending, 0, -1)):
             house.redis.zincrby(pending, -120_000, member)
     house.open()

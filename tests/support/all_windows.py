@@ -8,7 +8,7 @@ from typing import Any, cast
 from sqlalchemy import select
 
 from dispatcher.message import Status
-from dispatcher.redis.keys import ShardKeys, shard_of
+from dispatcher.redis.keys import shard_of
 from dispatcher.reservation import member_of
 from dispatcher.scope import Scope, counted
 from dispatcher.store.schema import VOID
@@ -50,10 +50,6 @@ def promised(house: House) -> Windows:
     return found
 
 
-def shards(house: House) -> list[ShardKeys]:
-    return [ShardKeys(house.settings.namespace, shard) for shard in range(house.settings.shards)]
-
-
 def shard(house: House, scope: Scope) -> int:
     return shard_of(scope.home, house.settings.shards)
 
@@ -61,7 +57,7 @@ def shard(house: House, scope: Scope) -> int:
 def pending_entries(house: House) -> list[bytes]:
     return [
         entry
-        for keys in shards(house)
+        for keys in house.parts.fence.keys
         for entry in cast("list[bytes]", house.redis.zrange(keys.pending, 0, -1))
     ]
 
@@ -69,7 +65,7 @@ def pending_entries(house: House) -> list[bytes]:
 def let_graces_pass(house: House) -> None:
     older = -(_GRACE // timedelta(milliseconds=1))
     client: Any = house.redis
-    for keys in shards(house):
+    for keys in house.parts.fence.keys:
         for entry in client.zrange(keys.pending, 0, -1):
             client.zincrby(keys.pending, older, entry)
         if client.exists(keys.epoch):

@@ -15,9 +15,11 @@ from sqlalchemy import insert, select, text, update
 
 from dispatcher import Dispatcher, Message, Outcome, Settings
 from dispatcher.app import App
+from dispatcher.message import new_id
 from dispatcher.redis.keys import PermitKeys, ShardKeys, permit_parts, shard_of
 from dispatcher.store.database import Database
 from dispatcher.store.schema import VOID, Tables
+from dispatcher.store.survey import StoreSurvey
 from dispatcher.times.clock import SystemClock
 from dispatcher.times.send_time import to_ms
 from dispatcher.transports import MemoryTransport
@@ -171,9 +173,6 @@ class House(AbstractContextManager["House"]):
         query = select(*(messages.c[name] for name in names)).where(messages.c.id == message.id)
         return self._all(query)[0]
 
-    def column_names(self) -> list[str]:
-        return [column.name for column in self.tables.messages.columns]
-
     def change(self, these: Iterable[Message], **values: Any) -> None:
         """Write into the rows of messages, past the dispatcher."""
         ids = [message.id for message in these]
@@ -206,12 +205,7 @@ class House(AbstractContextManager["House"]):
 
     def database_time(self) -> datetime:
         """The time that decides what is due."""
-        if self.url.startswith("sqlite"):
-            now = self.sql("SELECT strftime('%Y-%m-%d %H:%M:%f', 'now')")[0][0]
-            return datetime.fromisoformat(now).replace(tzinfo=UTC)
-        if self.url.startswith("mysql"):
-            return cast("datetime", self.sql("SELECT UTC_TIMESTAMP(6)")[0][0]).replace(tzinfo=UTC)
-        return cast("datetime", self.sql("SELECT clock_timestamp()")[0][0]).astimezone(UTC)
+        return StoreSurvey(self.database).now()
 
     def redis_ms(self) -> int:
         """The time that decides about permits, in ms."""
@@ -227,8 +221,6 @@ class House(AbstractContextManager["House"]):
 
     def store_copy(self, message: Message, *, rows: int) -> None:
         """Store ``rows`` messages like this one under new ids, past the dispatcher."""
-        from dispatcher.message import new_id  # noqa: PLC0415 - only here
-
         messages = self.tables.messages
         whole = self._all(select(messages).where(messages.c.id == message.id))[0]
         values = dict(zip(messages.c.keys(), whole, strict=True))
@@ -249,14 +241,10 @@ class House(AbstractContextManager["House"]):
             found[key.split(":window:", 1)[1]] = window(self.redis, key)
         return found
 
-    def pending_key(self, shard: int) -> str:
-        return ShardKeys(self.settings.namespace, shard).pending
-
     def pending(self) -> set[UUID]:
         found: set[UUID] = set()
-        for shard in range(self.settings.shards):
-            key = ShardKeys(self.settings.namespace, shard).pending
-            members = cast("list[bytes]", self.redis.zrange(key, 0, -1))
+        for keys in self.parts.fence.keys:
+            members = cast("list[bytes]", self.redis.zrange(keys.pending, 0, -1))
             found |= {UUID(bytes=member[:16]) for member in members}
         return found
 

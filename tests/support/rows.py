@@ -8,6 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import func, insert, select, update
 
+from dispatcher import testing
 from dispatcher.message import Message, Status, dump_json, new_id
 from dispatcher.selection import Selection
 from dispatcher.store.claims import Claim, Claims, Success
@@ -40,16 +41,12 @@ def a_message(**changes: Any) -> Message:
         "body": {"text": "Grüße 👋", "n": [1, 2.5, None, True]},
         "send_at": send_at,
         "next_attempt_at": send_at,
-        "expires_at": None,
         "status": Status.SCHEDULED,
         "attempt_count": 0,
         "max_attempts": 3,
-        "idempotency_key": None,
         "created_at": now(),
-        "finished_at": None,
-        "last_error": None,
     }
-    return Message(**(values | changes))
+    return testing.a_message(**values | changes)
 
 
 def add(database: Database, **changes: Any) -> Message:
