@@ -341,11 +341,6 @@ def scope_name(recipient: str) -> str:
     return f"{recipient[: MAX_RECIPIENT - len(digest) - 1]}~{digest}"
 
 
-NOT_JSON = "is not JSON"
-TOO_DEEP = "is nested too deeply"
-TOO_LONG_NUMBER = "has a number that is too long"
-
-
 @contextmanager
 def without_collector() -> Iterator[None]:
     """Turn the collector of cycles off, and on again at the end if it was on.
@@ -375,10 +370,10 @@ def read_json(name: str, text: str) -> Any:
 def json_problem(error: BaseException | None) -> str:
     """Return in words why a text cannot be read as JSON, by the error of ``json``."""
     if isinstance(error, RecursionError):
-        return TOO_DEEP
+        return "is nested too deeply"
     if type(error) is ValueError:  # of int(); the other errors have classes of their own
-        return TOO_LONG_NUMBER
-    return NOT_JSON
+        return "has a number that is too long"
+    return "is not JSON"
 
 
 def check_body(
